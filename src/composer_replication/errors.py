@@ -1,0 +1,119 @@
+"""Every error a user can meet, and nothing else.
+
+    ComposerError                  code, message, where, fix, exit_code
+    ├── UsageError          2      a recipe, a flag or an argument is wrong
+    ├── MissingError        3      this machine lacks something (doctor tells)
+    │   └── SandboxFailure  3      the sandbox broke: never a test result
+    ├── InputError          4      repository, task, trace or checkpoint is unusable
+    │   └── SplitOverlapError      train and held-out share something (a ValueError too)
+    ├── CollapseStopError   5      the guard halted the run; carries its status
+    └── NothingToDoError    6      too little evidence, or nothing to do
+
+The number is the exit code of ``composer-rl``. Exit code 1 is a bug of ours and
+130 an interruption; neither has a class here. Standard library only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class ComposerError(Exception):
+    """One sentence that says what is wrong, where, and what to type next.
+
+    Args:
+        code: stable short code, ``CR`` and four digits; ``composer-rl explain CODE``.
+        message: one sentence.
+        where: file and line, or the key, that the sentence speaks of.
+        fix: the next command or edit.
+    """
+
+    exit_code = 1
+
+    def __init__(self, code: str, message: str, *, where: str = "", fix: str = "") -> None:
+        super().__init__(code, message, where, fix)
+        self.code = code
+        self.message = message
+        self.where = where
+        self.fix = fix
+
+    def __str__(self) -> str:
+        place = f" [{self.where}]" if self.where else ""
+        next_step = f" Next: {self.fix}" if self.fix else ""
+        return f"{self.code}: {self.message}{place}{next_step}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.args, self.__dict__.copy())
+
+
+def _rebuild(kind: type[ComposerError], args: tuple[Any, ...], state: dict[str, Any]) -> ComposerError:
+    """Restore an error from its pickle without calling a keyword-only constructor."""
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+class UsageError(ComposerError):
+    """The recipe, a flag or an argument is wrong."""
+
+    exit_code = 2
+
+
+class MissingError(ComposerError):
+    """Something is missing on this machine."""
+
+    exit_code = 3
+
+
+class SandboxFailure(MissingError):
+    """The sandbox itself failed; the rollout is dropped and counted, never scored."""
+
+
+class InputError(ComposerError):
+    """The repository, task, trace or checkpoint is not usable."""
+
+    exit_code = 4
+
+
+class SplitOverlapError(InputError, ValueError):
+    """Train and held-out tasks overlap.
+
+    Attributes:
+        pairs: ``(kind, train task id, held-out task id)`` for each overlap.
+    """
+
+    def __init__(self, pairs: list[tuple[str, str, str]]) -> None:
+        shown = "; ".join(f"{kind}: {train} and {heldout}" for kind, train, heldout in pairs[:5])
+        more = f"; and {len(pairs) - 5} more" if len(pairs) > 5 else ""
+        super().__init__(
+            "CR0501",
+            f"train and held-out tasks overlap in {len(pairs)} pair(s): {shown}{more}.",
+            fix="take those tasks out of one side, or use composer-rl tasks split.",
+        )
+        self.pairs = pairs
+
+
+class CollapseStopError(ComposerError, RuntimeError):
+    """The guard halted the run.
+
+    Attributes:
+        status: the status that fired, the very object.
+    """
+
+    exit_code = 5
+
+    def __init__(self, status: Any) -> None:
+        reason = getattr(status, "reason", "") or "the guard fired"
+        super().__init__(
+            "CR0601",
+            f"the guard halted training: {reason}",
+            fix="open report.html in the run folder and read what the reward paid for.",
+        )
+        self.status = status
+
+
+class NothingToDoError(ComposerError):
+    """Too little evidence for an answer, or nothing to do."""
+
+    exit_code = 6

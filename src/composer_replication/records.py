@@ -1,0 +1,234 @@
+"""Frozen records that cross the border of a folder. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+
+class StopReason(StrEnum):
+    """Why a generation or a run ended."""
+
+    FINISHED = "finished"
+    STOP_RULE = "stop_rule"
+    LENGTH = "length"
+    GUARD = "guard"
+    INTERRUPTED = "interrupted"
+    INFRASTRUCTURE = "infrastructure"
+
+
+class Outcome(StrEnum):
+    """What one test did."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    ERROR = "error"
+    SKIPPED = "skipped"
+    MISSING = "missing"
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """The span of a file that the policy has to write.
+
+    ``broken[:start] + answer + broken[end:]`` is the answered file; offsets count
+    characters of the broken file at ``path`` (POSIX, relative to the tree).
+    """
+
+    path: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class TestSplit:
+    """Node ids by their use: reward, held-out twin, and must-not-break."""
+
+    __test__ = False  # the name starts with Test; pytest must not collect it
+
+    visible: tuple[str, ...]
+    hidden: tuple[str, ...]
+    pass_to_pass: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One deleted feature of one real repository.
+
+    ``repository`` is ``NAME==VERSION`` (a folder's version may be empty), ``symbol``
+    the qualified name without the module (``Version.minor``), ``environment`` the
+    fingerprint of the locked environment in which its tests run.
+    """
+
+    task_id: str
+    repository: str
+    symbol: str
+    granularity: str
+    removal: str
+    hole: Hole
+    tests: TestSplit
+    environment: str
+    num_body_lines: int
+
+    @property
+    def has_hidden_tests(self) -> bool:
+        return bool(self.tests.hidden)
+
+    @property
+    def fail_to_pass(self) -> tuple[str, ...]:
+        return tuple(sorted((*self.tests.visible, *self.tests.hidden)))
+
+
+@dataclass(frozen=True, slots=True)
+class TaskContent:
+    """What a task is made of, for overlap checks: text by path, tests, golden code."""
+
+    task_id: str
+    repository: str
+    symbol: str
+    broken_tree: Mapping[str, str]
+    tests: Mapping[str, str]
+    golden: str
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one sandbox may use; enforced for its whole process tree."""
+
+    memory_bytes: int = 2 * 1024**3
+    num_processes: int = 64
+    disk_bytes: int = 256 * 1024**2
+    output_bytes: int = 4 * 1024**2
+    num_open_files: int = 256
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxSpec:
+    """What a sandbox sees.
+
+    Every path is visible inside under its own host path. ``tree`` is the caller's
+    private copy: writable inside and the working directory. ``read_only`` are files
+    or folders to read and execute from. ``masked`` are paths below a read-only
+    folder (or below the system folders) whose content must not be readable.
+    """
+
+    tree: Path
+    read_only: tuple[Path, ...] = ()
+    masked: tuple[Path, ...] = ()
+    limits: Limits = field(default_factory=Limits)
+
+
+@dataclass(frozen=True, slots=True)
+class ExecResult:
+    """What one command inside a sandbox did; text is UTF-8 with replacement."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+    truncated: bool
+    timed_out: bool
+    out_of_memory: bool
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One named check with its outcome, as ``doctor`` and ``sandbox selftest`` print it."""
+
+    name: str
+    ok: bool
+    detail: str
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One sampled answer: ids are the truth, text is for reading."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    stop_reason: StopReason
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What the tests said about one answer.
+
+    ``outcomes`` maps node id to outcome for the tests that ran. ``error`` is empty,
+    or says why the run itself is a failure of the candidate (no closing record,
+    time-out, other node ids than the stored ones).
+    """
+
+    outcomes: Mapping[str, Outcome]
+    error: str = ""
+    seconds: float = 0.0
+
+    @property
+    def num_passed(self) -> int:
+        return sum(outcome is Outcome.PASSED for outcome in self.outcomes.values())
+
+    @property
+    def all_passed(self) -> bool:
+        return not self.error and bool(self.outcomes) and self.num_passed == len(self.outcomes)
+
+    @property
+    def pass_share(self) -> float:
+        return 0.0 if self.error or not self.outcomes else self.num_passed / len(self.outcomes)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One message of the policy and the prompt it answered, as ids and text."""
+
+    prompt_ids: tuple[int, ...]
+    completion: Completion
+    prompt_text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One attempt at one task. ``reward`` is None when infrastructure failed."""
+
+    task_id: str
+    step: int
+    turns: tuple[Turn, ...]
+    reward: float | None
+    score: Score | None
+    stop_reason: StopReason
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class HeldoutReading:
+    """One held-out evaluation, as the trainer's guard hook receives it.
+
+    ``score`` is the mean truth in [0, 1]; ``pairs`` are (visible, hidden) scores per
+    task; ``evaluation_idx`` counts 1, 2, …; infrastructure failures are left out of
+    the score and counted here.
+    """
+
+    evaluation_idx: int
+    score: float
+    pairs: tuple[tuple[float, float], ...]
+    canary_passes: tuple[float, ...]
+    split_fingerprint: str
+    seconds: float
+    infrastructure_failures: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the guard said at one checkpoint, as ``verdicts.jsonl`` keeps it."""
+
+    round_idx: int
+    fire: bool
+    reason: str
+    in_loop_ema: float | None
+    heldout_ema: float | None
+    kl_ema: float | None
+    proxy_real_gap: float
+    decline_streak: int
+    num_updates: int
+    split_fingerprint: str = ""

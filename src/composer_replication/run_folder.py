@@ -1,0 +1,136 @@
+"""Where a run keeps what, and how it is written so that a crash loses nothing.
+
+    run.toml            the recipe as resolved
+    environment.json    versions, seeds, git revision, fingerprints of tasks and split
+    metrics.jsonl       one line a step
+    verdicts.jsonl      one line a guard update
+    rollouts/           step-000001.jsonl …
+    checkpoints/        checkpoint-N, whole once its MANIFEST.json is there
+    summary.json        what the verb printed
+    report.html         what a person reads
+
+Standard library only; every JSON file carries ``schema_version``.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from composer_replication.errors import InputError, UsageError
+
+SCHEMA_VERSION = 1
+
+
+class RunFolder:
+    """Paths and locked access to one run's folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.resolve()
+        self.recipe = self.root / "run.toml"
+        self.environment = self.root / "environment.json"
+        self.metrics = self.root / "metrics.jsonl"
+        self.verdicts = self.root / "verdicts.jsonl"
+        self.rollouts = self.root / "rollouts"
+        self.checkpoints = self.root / "checkpoints"
+        self.summary = self.root / "summary.json"
+        self.report = self.root / "report.html"
+
+    @property
+    def is_occupied(self) -> bool:
+        return self.root.is_dir() and any(path.name != "LOCK" for path in self.root.iterdir())
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder for one process; the lock dies with the process.
+
+        Raises:
+            UsageError: another live process holds it (CR0203).
+        """
+        self.root.mkdir(parents=True, exist_ok=True)
+        with (self.root / "LOCK").open("w") as handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise UsageError(
+                    "CR0203",
+                    "another run is writing this folder.",
+                    where=str(self.root),
+                    fix="wait for it to end, or choose another folder with --out RUN.",
+                ) from error
+            yield
+
+
+def write_atomic(path: Path, data: str | bytes) -> None:
+    """Write under a temporary name, fsync, rename: the file is old or new, never half."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with temporary.open("wb") as handle:
+        handle.write(data.encode() if isinstance(data, str) else data)
+        handle.flush()
+        os.fsync(handle.fileno())
+    temporary.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    write_atomic(path, json.dumps({"schema_version": SCHEMA_VERSION, **value}, indent=2, sort_keys=True) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object that ``write_json`` wrote.
+
+    Raises:
+        InputError: missing, not JSON, or of another schema version (CR0401).
+    """
+    try:
+        value = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise InputError("CR0401", f"the file cannot be read: {error}.", where=str(path)) from error
+    if not isinstance(value, dict) or value.get("schema_version") != SCHEMA_VERSION:
+        found = value.get("schema_version") if isinstance(value, dict) else None
+        raise InputError("CR0401", f"schema version {found} is not {SCHEMA_VERSION}.", where=str(path))
+    return value
+
+
+def append_jsonl(path: Path, row: Mapping[str, Any]) -> None:
+    """Append one line and fsync it; a torn last line is dropped by ``read_jsonl``."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as handle:
+        handle.write(json.dumps(row, sort_keys=True, allow_nan=False) + "\n")
+        handle.flush()
+        os.fsync(handle.fileno())
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """All whole lines of a JSONL file; a torn last line (a crash) is left out.
+
+    Raises:
+        InputError: a line before the last is not JSON (CR0401).
+    """
+    if not path.is_file():
+        return []
+    lines = path.read_text().splitlines(keepends=True)
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError as error:
+            if number == len(lines):
+                break
+            raise InputError("CR0401", "a line is not JSON.", where=f"{path}:{number}") from error
+    return rows
+
+
+def rewrite_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Replace a JSONL file as a whole, atomically (used when a resume cuts it back)."""
+    write_atomic(path, "".join(json.dumps(row, sort_keys=True, allow_nan=False) + "\n" for row in rows))

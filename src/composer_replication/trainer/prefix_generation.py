@@ -1,0 +1,316 @@
+"""Sampling groups of completions, every distinct prompt forwarded once.
+
+One left-padded forward fills the key-value cache for all distinct prompts; the cache rows
+are then copied to the samples and decoding goes on token by token. A finished row leaves
+the batch and the cache at once, so the cost of a step follows the rows still running.
+
+Letters: B samples (all prompts), A samples still running, K distinct prompts, P prompt
+columns, V vocabulary.
+
+Calling it from an override of TRL's ``GRPOTrainer._generate_single_turn``, whose prompts
+already stand once per generation (equal prompts are found and forwarded once)::
+
+    rows = sample_shared(model, prompt_ids, 1, ..., generator=generator)
+    return [row.ids for (row,) in rows], [row.logps for (row,) in rows]
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+import torch
+from torch import nn
+from transformers import DynamicCache
+from transformers.generation.logits_process import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from composer_replication.errors import InputError, UsageError
+from composer_replication.records import StopReason
+from composer_replication.trainer.prefix_sharing import (
+    Prompt,
+    copy_cache_to_rows,
+    forward_with_cache,
+    prefill,
+)
+from composer_replication.trainer.prefix_support import inner_model, unsupported_reason
+
+__all__ = ["SampledRow", "sample_shared"]
+
+StopRule = Callable[[list[int]], int | None]
+
+
+@dataclass(slots=True)
+class SampledRow:
+    """One completion.
+
+    Attributes:
+        ids: the sampled ids, up to the stop; never re-tokenised. An end-of-sequence id is kept.
+        logps: for each id its log-probability under the distribution it was drawn from.
+        stop_reason: FINISHED (end of sequence), STOP_RULE or LENGTH.
+    """
+
+    ids: list[int] = field(default_factory=list)
+    logps: list[float] = field(default_factory=list)
+    stop_reason: StopReason = StopReason.LENGTH
+
+
+def sample_shared(
+    model: nn.Module,
+    prompt_token_lists: Sequence[Sequence[int]],
+    num_samples: int,
+    *,
+    max_new_tokens: int,
+    temperature: float,
+    eos_token_ids: Collection[int],
+    pad_token_id: int,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    min_p: float | None = None,
+    repetition_penalty: float = 1.0,
+    stop: StopRule | None = None,
+    generator: torch.Generator | None = None,
+) -> list[list[SampledRow]]:
+    """Draw ``num_samples`` completions for each prompt; ``result[i][j]`` is sample j of prompt i.
+
+    Tokens are drawn from softmax(w(z)), w being transformers' own processors in the order of
+    ``generate``: repetition penalty, temperature, top-k, top-p, min-p; ``logps`` are of that very
+    distribution, in nats. With temperature 1 and the filters off they are the model's own
+    log-probabilities. All rows run in one batch: memory for the cache is B x (P + tokens), so pass
+    many prompts in several calls.
+
+    Every row has its own random number at every step, drawn whether or not the row is still running:
+    what a row says does not depend on when its neighbours stop.
+
+    Args:
+        model: causal language model; run in evaluation mode without gradient, then left as it was.
+        prompt_token_lists: prompt ids; prompts may repeat and are forwarded once each.
+        num_samples: samples for each entry of ``prompt_token_lists``.
+        max_new_tokens: most tokens a row may have.
+        temperature: 0 takes the most likely token (top-k, top-p and min-p are then off, and ``logps``
+            are those of temperature 1).
+        eos_token_ids: ids that end a row.
+        pad_token_id: fills the left of shorter prompts; masked, so any valid id serves.
+        top_p: keep the smallest set of tokens with this probability; 1 is off.
+        top_k: keep this many tokens; 0 is off.
+        min_p: drop tokens below this share of the most likely one; None is off.
+        repetition_penalty: divides the logits of tokens already in prompt or completion; 1 is off.
+        stop: asked after each token with the row's ids so far (a copy); the number of ids to keep
+            ends the row, None goes on. Not asked after an end of sequence.
+        generator: source of randomness, on any device; None is torch's global one.
+
+    Raises:
+        UsageError: CR0742, an argument out of range.
+        InputError: CR0740, no prompt or an empty one; CR0741, the model cannot share prompts
+            (``unsupported_reason``); CR0743, ``stop`` kept more ids than there are.
+    """
+    _check_arguments(num_samples, max_new_tokens, temperature, prompt_token_lists)
+    if reason := unsupported_reason(model, training=False):
+        raise InputError(
+            "CR0741",
+            f"this model cannot share prompts: {reason}",
+            where="sample_shared",
+            fix="switch prefix sharing off for this model.",
+        )
+    index: dict[tuple[int, ...], int] = {}
+    prompt_of_row = [
+        index.setdefault(tuple(ids), len(index)) for ids in prompt_token_lists for _ in range(num_samples)
+    ]
+    rows = [SampledRow() for _ in prompt_of_row]
+    rule = _Rule(
+        processors=_processors(temperature, top_p, top_k, min_p, repetition_penalty),
+        is_greedy=temperature == 0,
+        needs_context=repetition_penalty != 1.0,
+        eos_token_ids=frozenset(eos_token_ids),
+        stop=stop,
+        generator=generator,
+    )
+    with torch.no_grad(), _evaluation_mode(model):
+        prompts = [Prompt(ids=ids, mask=(1,) * len(ids)) for ids in index]
+        batch, logits_AV = _start(model, prompts, prompt_of_row, pad_token_id)
+        for step in range(max_new_tokens):
+            running = _extend(rows, batch, logits_AV, rule)
+            if not running or step == max_new_tokens - 1:
+                break
+            batch.keep(running)
+            logits_AV = _next_logits(model, rows, batch)
+    return [rows[start : start + num_samples] for start in range(0, len(rows), num_samples)]
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """How a token is drawn and when a row ends."""
+
+    processors: LogitsProcessorList
+    is_greedy: bool
+    needs_context: bool
+    eos_token_ids: frozenset[int]
+    stop: StopRule | None
+    generator: torch.Generator | None
+
+    def draw(self, scores_AV: torch.Tensor, row_numbers: list[int], num_rows: int) -> torch.Tensor:
+        """One token id for each running row."""
+        if self.is_greedy:
+            return scores_AV.argmax(-1)
+        device = None if self.generator is None else self.generator.device
+        uniforms_B = torch.rand(num_rows, generator=self.generator, dtype=torch.float64, device=device)
+        uniforms_A = uniforms_B.to(scores_AV.device)[torch.tensor(row_numbers, device=scores_AV.device)]
+        # Inverse of the cumulative distribution; right=True passes over tokens of probability zero.
+        cumulative_AV = scores_AV.double().softmax(-1).cumsum(-1)
+        targets_A1 = (uniforms_A * cumulative_AV[:, -1])[:, None]
+        drawn_A = torch.searchsorted(cumulative_AV, targets_A1, right=True)[:, 0]
+        return drawn_A.clamp(max=scores_AV.size(-1) - 1)
+
+    def ends(self, row: SampledRow) -> bool:
+        """Ask the stopping rules about the row's newest token and note the answer in the row."""
+        if row.ids[-1] in self.eos_token_ids:
+            row.stop_reason = StopReason.FINISHED
+            return True
+        kept = None if self.stop is None else self.stop(list(row.ids))
+        if kept is None:
+            return False
+        if not 0 <= kept <= len(row.ids):
+            raise InputError(
+                "CR0743",
+                f"the stop rule kept {kept} of {len(row.ids)} ids.",
+                where="sample_shared(stop=)",
+                fix="return None, or a number from 0 to len(ids).",
+            )
+        del row.ids[kept:], row.logps[kept:]
+        row.stop_reason = StopReason.STOP_RULE
+        return True
+
+
+@dataclass
+class _Batch:
+    """The rows still running; row a of every tensor and of the cache is sample ``row_numbers[a]``."""
+
+    row_numbers: list[int]
+    cache: DynamicCache
+    mask_AC: torch.Tensor
+    positions_A: torch.Tensor
+    context_AC: torch.Tensor
+
+    def keep(self, places: list[int]) -> None:
+        """Drop every row but these places."""
+        if len(places) == len(self.row_numbers):
+            return
+        places_A = torch.tensor(places, device=self.mask_AC.device)
+        self.row_numbers = [self.row_numbers[place] for place in places]
+        copy_cache_to_rows(self.cache, places_A)
+        self.mask_AC = self.mask_AC[places_A]
+        self.positions_A = self.positions_A[places_A]
+        self.context_AC = self.context_AC[places_A]
+
+
+def _start(
+    model: nn.Module, prompts: list[Prompt], prompt_of_row: list[int], pad_token_id: int
+) -> tuple[_Batch, torch.Tensor]:
+    """Forward the prompts and lay the batch of samples out."""
+    device = next(inner_model(model).parameters()).device
+    logits_KV, cache, mask_KP, lengths_K = prefill(model, prompts, device=device, pad_id=pad_token_id)
+    index_B = torch.tensor(prompt_of_row, device=device)
+    copy_cache_to_rows(cache, index_B)
+    width = mask_KP.size(1)
+    # Context for the repetition penalty: padding repeats the prompt's first id, which is seen anyway,
+    # so that the padding id itself (often the end of sequence) is not penalised.
+    context_KP = torch.tensor([(p.ids[0],) * (width - len(p.ids)) + p.ids for p in prompts], device=device)
+    batch = _Batch(
+        row_numbers=list(range(len(prompt_of_row))),
+        cache=cache,
+        mask_AC=mask_KP[index_B],
+        positions_A=lengths_K[index_B],
+        context_AC=context_KP[index_B],
+    )
+    return batch, logits_KV[index_B]
+
+
+def _extend(rows: list[SampledRow], batch: _Batch, logits_AV: torch.Tensor, rule: _Rule) -> list[int]:
+    """Draw one token for each running row; the places of the rows that go on."""
+    scores_AV = logits_AV.float()
+    if rule.needs_context:
+        newest_ids = [rows[number].ids[-1:] for number in batch.row_numbers]
+        newest_A1 = torch.tensor(newest_ids, dtype=torch.long, device=logits_AV.device)
+        batch.context_AC = torch.cat([batch.context_AC, newest_A1], dim=1)
+    scores_AV = rule.processors(cast("torch.LongTensor", batch.context_AC), scores_AV)
+    drawn_A = rule.draw(scores_AV, batch.row_numbers, len(rows))
+    logps_A = scores_AV.log_softmax(-1).gather(-1, drawn_A[:, None])[:, 0]
+    running: list[int] = []
+    newest = zip(batch.row_numbers, drawn_A.tolist(), logps_A.tolist(), strict=True)
+    for place, (number, token, logp) in enumerate(newest):
+        rows[number].ids.append(token)
+        rows[number].logps.append(logp)
+        if not rule.ends(rows[number]):
+            running.append(place)
+    return running
+
+
+def _next_logits(model: nn.Module, rows: list[SampledRow], batch: _Batch) -> torch.Tensor:
+    """Forward the newest token of each running row (A, V)."""
+    device = batch.mask_AC.device
+    newest_A1 = torch.tensor([rows[number].ids[-1:] for number in batch.row_numbers], device=device)
+    batch.mask_AC = nn.functional.pad(batch.mask_AC, (0, 1), value=1)
+    mask = None if bool(batch.mask_AC.all()) else batch.mask_AC
+    logits_A1V = forward_with_cache(model, newest_A1, batch.cache, batch.positions_A[:, None], mask)
+    batch.positions_A = batch.positions_A + 1
+    return logits_A1V[:, -1]
+
+
+def _processors(
+    temperature: float, top_p: float, top_k: int, min_p: float | None, repetition_penalty: float
+) -> LogitsProcessorList:
+    """Build transformers' own processors, in the order of ``generate``."""
+    processors = LogitsProcessorList()
+    try:
+        if repetition_penalty != 1.0:
+            processors.append(RepetitionPenaltyLogitsProcessor(float(repetition_penalty)))
+        if temperature not in (0.0, 1.0):
+            processors.append(TemperatureLogitsWarper(float(temperature)))
+        if temperature != 0 and top_k:
+            processors.append(TopKLogitsWarper(top_k))
+        if temperature != 0 and top_p < 1.0:
+            processors.append(TopPLogitsWarper(top_p))
+        if temperature != 0 and min_p is not None:
+            processors.append(MinPLogitsWarper(min_p))
+    except ValueError as error:
+        raise UsageError(
+            "CR0742", f"{error}.", where="sample_shared", fix="correct the sampling argument."
+        ) from error
+    return processors
+
+
+@contextlib.contextmanager
+def _evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Set evaluation mode; put each module back on its own mode afterwards."""
+    trained = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in trained:
+            module.training = True
+
+
+def _check_arguments(
+    num_samples: int, max_new_tokens: int, temperature: float, prompt_token_lists: Sequence[Sequence[int]]
+) -> None:
+    if num_samples < 1 or max_new_tokens < 1 or temperature < 0:
+        raise UsageError(
+            "CR0742",
+            f"num_samples ({num_samples}) and max_new_tokens ({max_new_tokens}) must be at least 1, "
+            f"temperature ({temperature}) at least 0.",
+            where="sample_shared",
+            fix="correct the argument.",
+        )
+    if not prompt_token_lists or not all(len(ids) for ids in prompt_token_lists):
+        raise InputError(
+            "CR0740", "there is no prompt, or an empty one.", where="sample_shared", fix="drop it."
+        )

@@ -1,0 +1,160 @@
+"""Can this model share a prompt between rows exactly, in the mode it is in?
+
+Each rule below is one way in which the forward of a completion behind a cache differs
+from the forward of prompt and completion together. The answer is a sentence for the
+person who reads the log, never an exception: the caller falls back to the plain forward.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import nn
+from transformers import DynamicCache
+from transformers.cache_utils import (
+    DummyLayer,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    get_layer_types_and_kwargs,
+)
+
+_RANDOM_NAMES = ("dropout", "pdrop", "drop_rate", "layerdrop", "jitter")
+_UNUSED_DROPOUTS = ("classifier", "summary")  # heads that a causal language model does not run
+_EXACT_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)
+
+
+def unsupported_reason(model: nn.Module, *, training: bool | None = None) -> str | None:
+    """Why prompts cannot be shared exactly by this model as it stands, in one sentence; None if they can.
+
+    Args:
+        model: causal language model, PEFT-wrapped or not.
+        training: None judges each module in its current mode; False judges the model as
+            ``model.eval()`` would leave it, which is the mode of sampling.
+    """
+    checks: tuple[Callable[[nn.Module], str | None], ...] = (
+        _structure,
+        _peft,
+        _cache_layers,
+        _experts,
+        _rope,
+    )
+    for check in checks:
+        if reason := check(model):
+            return reason
+    if training is False:
+        return None
+    return _checkpointing(model) or _randomness(model)
+
+
+def inner_model(model: nn.Module) -> Any:
+    """Find the transformers model inside data-parallel, compiled and PEFT wrappers."""
+    inner: Any = model
+    while True:
+        if hasattr(inner, "get_base_model"):
+            inner = inner.get_base_model()
+        elif isinstance(getattr(inner, "_orig_mod", None), nn.Module):
+            inner = inner._orig_mod  # noqa: SLF001 - torch.compile offers no public name
+        elif not hasattr(inner, "config") and isinstance(getattr(inner, "module", None), nn.Module):
+            inner = inner.module
+        else:
+            return inner
+
+
+def accepts(model: nn.Module, argument: str) -> bool:
+    """Whether the inner model's forward names this argument."""
+    return argument in inspect.signature(inner_model(model).forward).parameters
+
+
+def _structure(model: nn.Module) -> str | None:
+    inner = inner_model(model)
+    config = getattr(inner, "config", None)
+    name = type(inner).__name__
+    if config is None or not hasattr(config, "get_text_config"):
+        return f"{name} is not a transformers model, so its cache is unknown."
+    if getattr(config, "is_encoder_decoder", False):
+        return f"{name} is an encoder-decoder: the prompt is not a prefix of what it decodes."
+    for argument in ("past_key_values", "logits_to_keep"):
+        if not accepts(model, argument):
+            return f"the forward of {name} takes no {argument}."
+    if getattr(config.get_text_config(), "use_bidirectional_attention", None) in (True, "all"):
+        return f"{name} attends in both directions, so a prompt's states depend on the completion."
+    for settings in (config, getattr(inner, "generation_config", None)):
+        kind = str(getattr(settings, "cache_implementation", None) or "")
+        if "static" in kind:
+            return f"{name} is set to the {kind} cache, which is written in place and carries no gradient."
+    return None
+
+
+def _peft(model: nn.Module) -> str | None:
+    peft_config = getattr(model, "peft_config", None)
+    for config in peft_config.values() if isinstance(peft_config, dict) else ():
+        if getattr(config, "is_prompt_learning", False):
+            return "a PEFT prompt-learning adapter puts virtual tokens before the prompt."
+        if getattr(config, "alora_invocation_tokens", None):
+            return "an activated LoRA changes weights at an invocation token inside the sequence."
+    return None
+
+
+def _cache_layers(model: nn.Module) -> str | None:
+    inner = inner_model(model)
+    name = type(inner).__name__
+    layer_types, _ = get_layer_types_and_kwargs(inner.config.get_text_config(decoder=True))
+    if "chunked_attention" in layer_types:
+        return f"{name} has chunked attention, whose chunks are not checked behind a cache."
+    for layer in DynamicCache(config=inner.config).layers:
+        if type(layer) not in _EXACT_LAYERS:
+            return f"{name} keeps state in {type(layer).__name__}, which is not a plain key-value cache."
+    if getattr(inner, "_is_stateful", False):
+        return f"{name} has recurrent or convolution layers, whose state cannot be copied exactly."
+    return None
+
+
+def _experts(model: nn.Module) -> str | None:
+    config = inner_model(model).config.get_text_config()
+    for key in ("expert_capacity", "capacity_factor", "moe_capacity_factor"):
+        if getattr(config, key, None):
+            return f"its experts drop tokens over a capacity ({key}), which counts the whole batch."
+    if getattr(config, "output_router_logits", False):
+        return "the auxiliary router loss is on and would count each prompt once instead of once per row."
+    return None
+
+
+def _rope(model: nn.Module) -> str | None:
+    for module in model.modules():
+        rope_type = getattr(module, "rope_type", None)
+        for kind in rope_type.values() if isinstance(rope_type, dict) else [rope_type]:
+            if isinstance(kind, str) and ("dynamic" in kind or kind == "longrope"):
+                return f"its rotary embedding is of type {kind}, which depends on the length of the forward."
+    return None
+
+
+def _checkpointing(model: nn.Module) -> str | None:
+    for module in model.modules():
+        if module.training and getattr(module, "gradient_checkpointing", False) is True:
+            return "gradient checkpointing is on, and transformers then keeps no cache."
+    return None
+
+
+def _randomness(model: nn.Module) -> str | None:
+    for name, module in model.named_modules():
+        if not module.training:
+            continue
+        for key, rate in _random_settings(module):
+            if isinstance(rate, int | float) and not isinstance(rate, bool) and rate > 0:
+                return f"{key} {rate} acts in {name or type(module).__name__}; rows do not share a prompt."
+    return None
+
+
+def _random_settings(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Names and rates by which a module draws at random in training."""
+    if isinstance(module, nn.modules.dropout._DropoutNd):  # noqa: SLF001 - the one base of all dropouts
+        yield "dropout", module.p
+    settings = dict(vars(module))
+    config = settings.get("config")
+    if config is not None and hasattr(config, "get_text_config"):
+        settings |= vars(config.get_text_config())
+    for key, rate in settings.items():
+        if any(part in key for part in _RANDOM_NAMES) and not key.startswith(_UNUSED_DROPOUTS):
+            yield key, rate

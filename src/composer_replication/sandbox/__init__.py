@@ -1,0 +1,20 @@
+"""Where does untrusted code run? In a jail around one task tree.
+
+One contract (``interfaces.Sandbox``), two backends (bubblewrap, sandlock) and one
+conformance suite for all. ``require_selftest`` proves that a jail holds before any
+reward depends on it.
+
+    with open_sandbox(SandboxSpec(tree=tree)) as sandbox:
+        result = sandbox.exec(["python3", "-c", "print(1)"], timeout_seconds=10)
+"""
+
+from composer_replication.sandbox.choice import choose_backend, open_sandbox
+from composer_replication.sandbox.host_paths import HostPaths, base_interpreter, system_folders
+
+__all__ = [
+    "HostPaths",
+    "base_interpreter",
+    "choose_backend",
+    "open_sandbox",
+    "system_folders",
+]

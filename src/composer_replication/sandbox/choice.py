@@ -1,0 +1,78 @@
+"""Which kind of jail, by name, by dotted path, or the first that works here."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from typing import Any, cast
+
+from composer_replication.errors import MissingError, UsageError
+from composer_replication.interfaces import Sandbox, SandboxBackend
+from composer_replication.records import SandboxSpec
+
+BACKENDS = {
+    "bubblewrap": "composer_replication.sandbox.bubblewrap:Bubblewrap",
+    "sandlock": "composer_replication.sandbox.sandlock_backend:Sandlock",
+}
+"""Known names, best first; each is imported only when it is chosen."""
+
+
+def choose_backend(name: str | None = None) -> SandboxBackend:
+    """The backend called ``name``, or the first of ``BACKENDS`` that can start a jail here.
+
+    Args:
+        name: ``bubblewrap``, ``sandlock``, or ``package.module:Class`` whose class takes
+            no arguments and fulfils ``interfaces.SandboxBackend``.
+
+    Raises:
+        UsageError: an unknown name, or a dotted path that leads nowhere (CR0305).
+        MissingError: no backend works here (CR0301).
+    """
+    if name is None:
+        return _first_available()
+    path = BACKENDS.get(name, name)
+    if ":" not in path:
+        near = difflib.get_close_matches(name, BACKENDS, n=1, cutoff=0.4)
+        guess = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(BACKENDS)}."
+        raise UsageError("CR0305", f"there is no sandbox backend called {name!r}.", where="backend", fix=guess)
+    return _load(path)
+
+
+def _first_available() -> SandboxBackend:
+    problems: list[str] = []
+    for path in BACKENDS.values():
+        backend = _load(path)
+        check = backend.is_available()
+        if check.ok:
+            return backend
+        problems.append(f"{backend.name}: {check.detail}")
+    raise MissingError(
+        "CR0301",
+        f"no sandbox works on this machine ({' '.join(problems)})",
+        fix="apt install bubblewrap, or pip install sandlock (Linux 6.7 or newer)",
+    )
+
+
+def _load(path: str) -> SandboxBackend:
+    module_name, _, class_name = path.partition(":")
+    try:
+        found: Any = getattr(importlib.import_module(module_name), class_name)()
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise UsageError(
+            "CR0305", f"the sandbox backend {path!r} cannot be loaded: {error}.", where="backend"
+        ) from error
+    missing = [name for name in ("name", "is_available", "open") if not hasattr(found, name)]
+    if missing:
+        raise UsageError("CR0305", f"the sandbox backend {path!r} has no {', '.join(missing)}.", where="backend")
+    return cast(SandboxBackend, found)
+
+
+def open_sandbox(spec: SandboxSpec, backend: str | SandboxBackend | None = None) -> Sandbox:
+    """Open a sandbox; ``backend`` is an object, a name as in ``choose_backend``, or None.
+
+    Raises:
+        UsageError, MissingError: as ``choose_backend``.
+        SandboxFailure: the jail cannot be prepared.
+    """
+    chosen = choose_backend(backend) if backend is None or isinstance(backend, str) else backend
+    return chosen.open(spec)

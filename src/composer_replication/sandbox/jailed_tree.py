@@ -1,0 +1,166 @@
+"""What every backend does around a jail: files, environment, and the result record."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from composer_replication.errors import SandboxFailure
+from composer_replication.records import ExecResult, Limits, SandboxSpec
+from composer_replication.sandbox.host_paths import base_interpreter
+from composer_replication.sandbox.private_folders import Scratch, folder_bytes, give_back, hand_over
+from composer_replication.sandbox.supervised_run import Ended, Verdict
+
+_KNOWN_EXIT_CODES = (126, 127)
+
+
+def failure(code: str, message: str, where: str = "") -> SandboxFailure:
+    return SandboxFailure(code, message, where=where, fix="composer-rl sandbox selftest")
+
+
+class JailedTree:
+    """The tree, the scratch folder and the count of running commands of one sandbox.
+
+    Args:
+        spec: its ``tree`` is handed over to ``uid`` and given back on ``close``.
+        uid: the user id inside, or None when it is our own.
+
+    Raises:
+        SandboxFailure: a path of the spec is missing or cannot be shown (CR0304).
+    """
+
+    def __init__(self, spec: SandboxSpec, uid: int | None) -> None:
+        self.limits: Limits = spec.limits
+        self.real_tree = spec.tree.resolve()
+        self._check_paths(spec, uid)
+        self._lock = threading.Condition()
+        self._num_running = 0
+        self._is_closed = False
+        info = self.real_tree.stat()
+        self._owner = None if uid is None else (info.st_uid, info.st_gid)
+        self.scratch = Scratch()
+        try:
+            for folder in (self.real_tree, *self.scratch.writable):
+                hand_over(folder, uid)
+            self.writable = (self.real_tree, *self.scratch.writable)
+            self.baseline_bytes = folder_bytes(self.writable)
+        except OSError as error:
+            self.close()
+            raise failure("CR0304", f"the tree cannot be handed over: {error}.", str(spec.tree)) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def _check_paths(self, spec: SandboxSpec, uid: int | None) -> None:
+        if not self.real_tree.is_dir():
+            raise failure("CR0304", "the tree of a sandbox is not a folder.", str(spec.tree))
+        for path in spec.read_only:
+            if not path.exists():
+                raise failure("CR0304", "a read-only path of a sandbox is missing.", str(path))
+            mode = path.stat().st_mode
+            if uid is not None and not mode & 0o004:
+                raise failure(
+                    "CR0304",
+                    "a read-only path is closed to other users, and the jail of root runs as one; "
+                    "chmod -R go+rX opens it.",
+                    str(path),
+                )
+
+    def write_accounts(self, uid: int, gid: int) -> None:
+        """Write the few account files that a jail sees instead of the host's."""
+        nobody = "" if uid == 65534 else "nobody:x:65534:65534::/nonexistent:/bin/false\n"
+        self.scratch.write("passwd", f"sandbox:x:{uid}:{gid}::{self.scratch.home}:/bin/sh\n{nobody}")
+        self.scratch.write("group", f"sandbox:x:{gid}:\n" + ("" if gid == 65534 else "nogroup:x:65534:\n"))
+        self.scratch.write("hosts", "127.0.0.1 localhost sandbox\n::1 localhost\n")
+        self.scratch.write("nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n")
+
+    def check_call(
+        self, argv: Sequence[str], timeout_seconds: float, env: Mapping[str, str] | None
+    ) -> dict[str, str]:
+        """The whole environment of a command.
+
+        Raises:
+            ValueError: no command, a NUL byte, or a time-out that is not above 0.
+        """
+        if not argv or isinstance(argv, str):
+            raise ValueError("argv must be a non-empty sequence of strings")
+        if not timeout_seconds > 0:
+            raise ValueError(f"timeout_seconds must be above 0, not {timeout_seconds}")
+        environment = {
+            "PATH": os.pathsep.join((*_interpreter_bin(), "/usr/local/bin", "/usr/bin", "/bin")),
+            "HOME": str(self.scratch.home),
+            "TMPDIR": str(self.scratch.tmp),
+            "LANG": "C.UTF-8",
+            "USER": "sandbox",
+            "LOGNAME": "sandbox",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONNOUSERSITE": "1",
+            **(env or {}),
+        }
+        for text in (*argv, *environment, *environment.values()):
+            if "\0" in text:
+                raise ValueError("a NUL byte in the command or the environment")
+        return environment
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Count a running command, so that ``close`` waits for it.
+
+        Raises:
+            SandboxFailure: the sandbox is closed (CR0303).
+        """
+        with self._lock:
+            if self._is_closed:
+                raise failure("CR0303", "the sandbox is closed.", str(self.real_tree))
+            self._num_running += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_running -= 1
+                self._lock.notify_all()
+
+    def close(self) -> None:
+        """Wait for running commands, give the tree back, remove the scratch folder; idempotent."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._lock.wait_for(lambda: self._num_running == 0)
+        if self.real_tree.is_dir():
+            with suppress(OSError):  # a tree that its owner removed meanwhile
+                give_back(self.real_tree, self._owner)
+        self.scratch.remove()
+
+
+def _interpreter_bin() -> list[str]:
+    return [str(path) for path in base_interpreter().read_only if path.name == "bin"]
+
+
+def to_result(ended: Ended, marker: bytes, limits: Limits, *, backend: str) -> ExecResult:
+    """Turn the end of a run into the record, without our marker in front of its errors.
+
+    Raises:
+        SandboxFailure: no marker, so the command was never started (CR0302).
+    """
+    before, found, stderr = ended.stderr.partition(marker)
+    if not found and ended.verdict is Verdict.ENDED:
+        said = before.decode(errors="replace").strip() or f"exit code {ended.exit_code}"
+        raise failure("CR0302", f"{backend} did not start the command: {said[:500]}.")
+    stdout = ended.stdout[: limits.output_bytes]
+    truncated = ended.truncated or len(stdout) < len(ended.stdout) or len(stderr) > limits.output_bytes
+    text = stderr[: limits.output_bytes].decode(errors="replace")
+    if ended.verdict not in (Verdict.ENDED, Verdict.TIMED_OUT):
+        text = f"{text}{'' if text.endswith(chr(10)) or not text else chr(10)}[sandbox] stopped: {ended.verdict.value}\n"
+    return ExecResult(
+        exit_code=ended.exit_code,
+        stdout=stdout.decode(errors="replace"),
+        stderr=text,
+        truncated=truncated,
+        timed_out=ended.verdict is Verdict.TIMED_OUT,
+        out_of_memory=ended.verdict is Verdict.OVER_MEMORY,
+        seconds=ended.seconds,
+    )

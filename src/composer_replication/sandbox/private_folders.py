@@ -1,0 +1,147 @@
+"""The folders a jail may write: hand them over, measure them, take them back.
+
+The tree is the caller's; the scratch folder (HOME and temporary files) is ours.
+Everything that changes a folder runs only while no process of the jail is alive,
+so that no link can be swapped under our hands.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+_BLOCK_BYTES = 4096
+_SUBFOLDERS = ("home", "tmp", "shm")
+
+
+class UnmeasurableError(Exception):
+    """A folder cannot be measured (a path too long, say): treated as over the limit."""
+
+
+class Scratch:
+    """A private folder of one sandbox: ``home``, ``tmp``, ``shm``, and read-only files of ours."""
+
+    def __init__(self) -> None:
+        self.root = Path(tempfile.mkdtemp(prefix="composer-rl-sandbox-")).resolve()
+        self.home, self.tmp, self.shm = (self.root / name for name in _SUBFOLDERS)
+        for folder in self.writable:
+            folder.mkdir(mode=0o700)
+        self.empty_folder = self.root / "empty"
+        self.empty_folder.mkdir(mode=0o555)
+        self.empty_file = self.write("empty_file", "")
+
+    @property
+    def writable(self) -> tuple[Path, Path, Path]:
+        return self.home, self.tmp, self.shm
+
+    def write(self, name: str, text: str) -> Path:
+        path = self.root / name
+        path.write_text(text)
+        path.chmod(0o444)
+        return path
+
+    def remove(self) -> None:
+        """Remove the folder whatever the jail left in it."""
+        with suppress(OSError):
+            give_back(self.root, None)
+        shutil.rmtree(self.root, ignore_errors=True)
+        if self.root.exists():  # deeper than Python's recursion limit
+            subprocess.run(["rm", "-rf", "--", str(self.root)], check=False, capture_output=True)
+
+
+def _entries(root: Path) -> Iterator[tuple[str, os.stat_result]]:
+    """Every entry below ``root`` and itself, folders before what they hold."""
+    queue = [str(root)]
+    yield str(root), os.lstat(root)
+    while queue:
+        with os.scandir(queue.pop()) as entries:
+            for entry in entries:
+                info = entry.stat(follow_symlinks=False)
+                yield entry.path, info
+                if stat.S_ISDIR(info.st_mode):
+                    queue.append(entry.path)
+
+
+def hand_over(root: Path, uid: int | None) -> None:
+    """Make ``root`` writable for ``uid`` (None: as it is) and free of hard links.
+
+    A hard link would let the jail change a file that also lives elsewhere: it is
+    replaced by a copy.
+    """
+    for path, info in _entries(root):
+        if stat.S_ISREG(info.st_mode) and info.st_nlink > 1:
+            _replace_by_copy(path)
+        if uid is not None:
+            os.chown(path, uid, uid, follow_symlinks=False)
+
+
+def _replace_by_copy(path: str) -> None:
+    descriptor, temporary = tempfile.mkstemp(dir=os.path.dirname(path))
+    os.close(descriptor)
+    shutil.copy2(path, temporary)
+    os.replace(temporary, path)
+
+
+def give_back(root: Path, owner: tuple[int, int] | None) -> None:
+    """Return ``root`` to ``owner`` and make its folders readable again, whatever their modes."""
+    queue = [str(root)]
+    while queue:
+        folder = queue.pop()
+        if owner is not None:
+            os.chown(folder, *owner, follow_symlinks=False)
+        mode = os.lstat(folder).st_mode
+        if stat.S_IMODE(mode) & 0o700 != 0o700:
+            os.chmod(folder, stat.S_IMODE(mode) | 0o700)
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    queue.append(entry.path)
+                elif owner is not None:
+                    os.chown(entry.path, *owner, follow_symlinks=False)
+
+
+def _reopen(folder: str) -> None:
+    """Make a folder of our own user readable that the jail closed; never follows a link."""
+    descriptor = os.open(folder, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY)
+    try:
+        os.chmod(f"/proc/self/fd/{descriptor}", 0o700)
+    finally:
+        os.close(descriptor)
+
+
+def folder_bytes(roots: tuple[Path, ...]) -> int:
+    """Disk in use below ``roots``; an entry counts for at least one block of 4 KiB.
+
+    Raises:
+        UnmeasurableError: a folder cannot be read.
+    """
+    total = 0
+    queue = [str(root) for root in roots]
+    retried: set[str] = set()
+    while queue:
+        folder = queue.pop()
+        try:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    with suppress(FileNotFoundError):
+                        info = entry.stat(follow_symlinks=False)
+                        total += max(info.st_blocks * 512, _BLOCK_BYTES)
+                        if stat.S_ISDIR(info.st_mode):
+                            queue.append(entry.path)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR):
+                continue  # went away while we looked
+            if error.errno != errno.EACCES or folder in retried:
+                raise UnmeasurableError(f"{folder[:200]}: {error.strerror}") from error
+            retried.add(folder)
+            with suppress(OSError):
+                _reopen(folder)
+            queue.append(folder)
+    return total

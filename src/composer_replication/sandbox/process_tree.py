@@ -1,0 +1,113 @@
+"""What the processes below one process are doing, read from ``/proc``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+_PROC = Path("/proc")
+
+
+def _children_from_kernel(pid: int) -> list[int]:
+    """Direct children of all threads of ``pid``; needs ``CONFIG_PROC_CHILDREN``."""
+    found: list[int] = []
+    with suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with suppress(OSError):
+                found.extend(int(word) for word in Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
+    return found
+
+
+def _parent_and_state(pid: int) -> tuple[int, str]:
+    with suppress(OSError, ValueError, IndexError):
+        # The command name is in brackets and may hold anything: cut after the last one.
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        return int(fields[1]), fields[0]
+    return -1, "X"
+
+
+def _children_of_all() -> dict[int, list[int]]:
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            children.setdefault(_parent_and_state(int(name))[0], []).append(int(name))
+    return children
+
+
+def descendants(root: int) -> list[int]:
+    """Process ids below ``root`` (without it), parents before children."""
+    kernel_knows = (_PROC / "self/task" / str(os.getpid()) / "children").exists()
+    table = {} if kernel_knows else _children_of_all()
+    found: list[int] = []
+    seen = {root}
+    queue = [root]
+    while queue:
+        pid = queue.pop(0)
+        for child in _children_from_kernel(pid) if kernel_knows else table.get(pid, []):
+            if child not in seen:
+                seen.add(child)
+                found.append(child)
+                queue.append(child)
+    return found
+
+
+def kill_descendants(root: int, *, patience_seconds: float = 5.0) -> bool:
+    """Kill everything below ``root`` until nothing alive is left; True when it is so.
+
+    Only complete where orphans come back to ``root`` (it is a subreaper): then no
+    descendant can leave the tree. Each pass kills all that it sees, so a fork bomb
+    that is bounded in number loses.
+    """
+    deadline = time.monotonic() + patience_seconds
+    while True:
+        alive = [pid for pid in descendants(root) if _parent_and_state(pid)[1] not in "ZX"]
+        if not alive:
+            return True
+        if time.monotonic() > deadline:
+            return False
+        for pid in alive:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.002)
+
+
+def _sum_fields(path: str, names: tuple[str, ...]) -> int:
+    total = 0
+    with suppress(OSError):
+        for line in Path(path).read_text(errors="replace").splitlines():
+            name, _, rest = line.partition(":")
+            if name in names:
+                total += int(rest.split()[0]) * 1024
+    return total
+
+
+def memory_bytes(pids: Iterable[int]) -> int:
+    """Anonymous and shared memory in use, counting a page of several processes each time."""
+    return sum(_sum_fields(f"/proc/{pid}/status", ("RssAnon", "RssShmem")) for pid in pids)
+
+
+def proportional_memory_bytes(pids: Iterable[int]) -> int:
+    """The same, but a page that N processes share counts once in total (slow to read)."""
+    return sum(
+        _sum_fields(f"/proc/{pid}/smaps_rollup", ("Pss_Anon", "Pss_Shmem"))
+        or _sum_fields(f"/proc/{pid}/status", ("RssAnon", "RssShmem"))
+        for pid in pids
+    )
+
+
+def unlinked_file_bytes(pids: Iterable[int]) -> int:
+    """Bytes of open files that no folder lists any more (deleted files, memfd)."""
+    sizes: dict[tuple[int, int], int] = {}
+    for pid in pids:
+        with suppress(OSError):
+            for descriptor in os.listdir(f"/proc/{pid}/fd"):
+                with suppress(OSError):
+                    info = os.stat(f"/proc/{pid}/fd/{descriptor}")
+                    if stat.S_ISREG(info.st_mode) and info.st_nlink == 0:
+                        sizes[info.st_dev, info.st_ino] = info.st_blocks * 512
+    return sum(sizes.values())

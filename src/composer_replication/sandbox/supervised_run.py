@@ -1,0 +1,228 @@
+"""Run one jailed process to its end: feed it, drain it, watch it, kill its whole tree.
+
+Both backends start a process and say how its tree is killed; everything else that
+``Sandbox.exec`` promises happens here, in the caller's thread. Output is drained for
+as long as the process lives and only the first ``output_bytes`` of each stream are
+kept, so that neither a full pipe nor a gigabyte of output can hurt.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import IO
+
+from composer_replication.records import Limits
+from composer_replication.sandbox.private_folders import UnmeasurableError, folder_bytes
+from composer_replication.sandbox.process_tree import (
+    descendants,
+    memory_bytes,
+    proportional_memory_bytes,
+    unlinked_file_bytes,
+)
+
+_CHUNK_BYTES = 1 << 18
+_WATCH_SECONDS = 0.05
+_LONGEST_WATCH_SECONDS = 1.0
+_WATCH_SHARE = 10  # a look may cost at most a tenth of the time
+
+
+class Verdict(Enum):
+    """Why we ended the run; ``ENDED`` when it ended by itself."""
+
+    ENDED = "ended"
+    TIMED_OUT = "timed out"
+    OVER_MEMORY = "its processes together used more memory than the limit"
+    OVER_DISK = "it wrote more to disk than the limit"
+    OVER_PROCESSES = "it ran more processes than the limit"
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What a run may use and where it may write; ``baseline_bytes`` were there before."""
+
+    limits: Limits
+    folders: tuple[Path, ...]
+    baseline_bytes: int
+    num_own_processes: int = 0
+
+    def disk_is_exceeded(self, pids: list[int]) -> bool:
+        try:
+            used = folder_bytes(self.folders) + unlinked_file_bytes(pids)
+        except UnmeasurableError:
+            return True
+        return used - self.baseline_bytes > self.limits.disk_bytes
+
+    def look(self, root: int) -> Verdict:
+        """Which limit the tree below ``root`` exceeds now."""
+        pids = descendants(root)
+        if len(pids) > self.limits.num_processes + self.num_own_processes:
+            return Verdict.OVER_PROCESSES
+        if (
+            memory_bytes(pids) > self.limits.memory_bytes
+            and proportional_memory_bytes(pids) > self.limits.memory_bytes
+        ):
+            return Verdict.OVER_MEMORY
+        return Verdict.OVER_DISK if self.disk_is_exceeded(pids) else Verdict.ENDED
+
+
+@dataclass(slots=True)
+class Stream:
+    """One output stream, of which only the first ``keep_bytes`` are kept."""
+
+    source: IO[bytes]
+    keep_bytes: int
+    kept: bytearray = field(default_factory=bytearray)
+    truncated: bool = False
+    at_end: bool = False
+
+    def drain(self) -> bool:
+        """Take what is there; True when something was read."""
+        try:
+            chunk = os.read(self.source.fileno(), _CHUNK_BYTES)
+        except BlockingIOError:
+            return False
+        if not chunk:
+            self.at_end = True
+            return False
+        room = self.keep_bytes - len(self.kept)
+        self.kept += chunk[:room]
+        self.truncated = self.truncated or len(chunk) > room
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a run ended; ``exit_code`` is 128 + N for a process that signal N killed."""
+
+    verdict: Verdict
+    exit_code: int
+    stdout: bytes
+    stderr: bytes
+    truncated: bool
+    seconds: float
+
+
+class _Run:
+    """The state of one supervised process."""
+
+    def __init__(self, process: subprocess.Popen[bytes], stdin: bytes, watched: Watched, keep_bytes: int) -> None:
+        assert process.stdout is not None and process.stderr is not None and process.stdin is not None
+        self.process = process
+        self.watched = watched
+        self.stdin = process.stdin
+        self.to_send = memoryview(stdin)
+        self.streams = [Stream(process.stdout, keep_bytes), Stream(process.stderr, keep_bytes)]
+        self.selector = selectors.DefaultSelector()
+        self.pidfd = os.pidfd_open(process.pid)
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            os.set_blocking(pipe.fileno(), False)
+        self.selector.register(self.pidfd, selectors.EVENT_READ, None)
+        for stream in self.streams:
+            self.selector.register(stream.source, selectors.EVENT_READ, stream)
+        if stdin:
+            self.selector.register(process.stdin, selectors.EVENT_WRITE, self)
+        else:
+            process.stdin.close()
+
+    def wait(self, deadline: float) -> Verdict:
+        next_look = time.monotonic() + _WATCH_SECONDS
+        while True:
+            pause = max(0.0, min(deadline, next_look) - time.monotonic())
+            for key, _ in self.selector.select(pause):
+                if key.data is None:
+                    return Verdict.ENDED
+                if key.data is self:
+                    self._send()
+                elif key.data.drain() or not key.data.at_end:
+                    continue
+                else:
+                    self.selector.unregister(key.fileobj)
+            now = time.monotonic()
+            if now >= deadline:
+                return Verdict.TIMED_OUT
+            if now >= next_look:
+                verdict = self.watched.look(self.process.pid)
+                if verdict is not Verdict.ENDED:
+                    return verdict
+                cost = time.monotonic() - now
+                pause = min(max(_WATCH_SECONDS, _WATCH_SHARE * cost), _LONGEST_WATCH_SECONDS)
+                next_look = time.monotonic() + pause
+
+    def _send(self) -> None:
+        try:
+            self.to_send = self.to_send[os.write(self.stdin.fileno(), self.to_send[:_CHUNK_BYTES]) :]
+        except BlockingIOError:
+            return
+        except BrokenPipeError:  # it does not want to read: its own affair
+            self.to_send = self.to_send[:0]
+        if not self.to_send:
+            self.selector.unregister(self.stdin)
+            self.stdin.close()
+
+    def drain_rest(self) -> None:
+        """Empty the pipes. All writers are dead, so what is there now is all there is."""
+        for stream in self.streams:
+            while stream.drain():
+                pass
+
+    def close(self) -> None:
+        self.selector.close()
+        os.close(self.pidfd)
+        for stream in self.streams:
+            stream.source.close()
+        with suppress(OSError):
+            self.stdin.close()
+
+
+def supervise(
+    process: subprocess.Popen[bytes],
+    kill_tree: Callable[[], None],
+    *,
+    stdin: bytes,
+    timeout_seconds: float,
+    watched: Watched,
+    extra_bytes: int = 0,
+) -> Ended:
+    """Wait for ``process`` and leave nothing of its tree alive, whatever happens.
+
+    Args:
+        process: started with pipes on all three streams.
+        kill_tree: kills and reaps all, ``process`` included; may be called once it is dead.
+        stdin: given whole.
+        timeout_seconds: above 0.
+        watched: limits and folders.
+        extra_bytes: room in each stream for our own marker.
+    """
+    started = time.monotonic()
+    try:
+        run = _Run(process, stdin, watched, watched.limits.output_bytes + extra_bytes)
+    except BaseException:
+        kill_tree()
+        raise
+    try:
+        try:
+            verdict = run.wait(started + timeout_seconds)
+        finally:
+            kill_tree()
+        run.drain_rest()
+    finally:
+        run.close()
+    if verdict is Verdict.ENDED and watched.disk_is_exceeded([]):
+        verdict = Verdict.OVER_DISK
+    code = process.wait()
+    return Ended(
+        verdict=verdict,
+        exit_code=(128 - code if code < 0 else code) if verdict is Verdict.ENDED else 137,
+        stdout=bytes(run.streams[0].kept),
+        stderr=bytes(run.streams[1].kept),
+        truncated=any(stream.truncated for stream in run.streams),
+        seconds=time.monotonic() - started,
+    )

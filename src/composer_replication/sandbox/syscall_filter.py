@@ -1,0 +1,92 @@
+"""A seccomp filter as bytes, for a jail that is made of namespaces.
+
+It refuses what could undo the jail or hide use of memory from it: new user
+namespaces, mounts, tracing a neighbour, kernel keys, io_uring, System V memory,
+and address families that network namespaces do not cover (vsock, kernel crypto).
+
+Reference: Linux ``Documentation/userspace-api/seccomp_filter.rst``.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+
+_LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_ALLOW = 0x7FFF0000
+_FAIL = 0x00050000
+_OFFSET_NUMBER, _OFFSET_ARCH, _OFFSET_FIRST_ARGUMENT = 0, 4, 16
+_CLONE_NEW_USER = 0x10000000
+_X32_BIT = 0x40000000
+_ALLOWED_FAMILIES = (1, 2, 10, 16)  # unix, inet, inet6, netlink
+
+# io_uring_*, open_tree … fspick, pidfd_getfd, mount_setattr, memfd_secret: one number everywhere
+_REFUSED_EVERYWHERE = (425, 426, 427, 428, 429, 430, 431, 432, 433, 438, 442, 447)
+_CLONE3 = 435  # its flags are behind a pointer; the C library falls back to clone
+
+# machine -> (audit architecture, clone, socket, refused numbers)
+_MACHINES: dict[str, tuple[int, int, int, tuple[int, ...]]] = {
+    "x86_64": (
+        0xC000003E,
+        56,
+        41,
+        (
+            101, 310, 311, 312,  # ptrace, process_vm_readv, process_vm_writev, kcmp
+            155, 165, 166, 167, 168, 272, 308,  # pivot_root, mount, umount2, swap*, unshare, setns
+            163, 169, 172, 173, 175, 176, 179, 246, 313, 320,  # acct, reboot, io*, modules, quotactl, kexec
+            248, 249, 250, 298, 303, 304, 321, 323,  # keys, perf, file handles, bpf, userfaultfd
+            29, 30, 31, 64, 65, 66, 68, 69, 70, 71, 220,  # System V memory, semaphores, messages
+        ),
+    ),
+    "aarch64": (
+        0xC00000B7,
+        220,
+        198,
+        (
+            117, 270, 271, 272,
+            41, 40, 39, 224, 225, 97, 268,
+            89, 142, 105, 106, 60, 104, 273, 294,
+            217, 218, 219, 241, 264, 265, 280, 282,
+            186, 187, 188, 189, 190, 191, 192, 193, 194, 195, 196,
+        ),
+    ),
+}  # fmt: skip
+
+
+def _step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    return struct.pack("<HBBI", code, if_true, if_false, value)
+
+
+def _refuse(number: int, why: int = errno.EPERM) -> bytes:
+    return _step(_JUMP_EQUAL, number, 0, 1) + _step(_RETURN, _FAIL | why)
+
+
+def filter_program(machine: str | None = None) -> bytes:
+    """The filter for ``machine`` (default: this one); empty for a machine we do not know."""
+    known = _MACHINES.get(machine or os.uname().machine)
+    if known is None:
+        return b""
+    architecture, clone, socket, refused = known
+    program = [
+        _step(_LOAD, _OFFSET_ARCH),
+        _step(_JUMP_EQUAL, architecture, 1, 0),
+        _step(_RETURN, _FAIL | errno.ENOSYS),  # 32-bit programs have other numbers
+        _step(_LOAD, _OFFSET_NUMBER),
+        _step(_JUMP_AT_LEAST, _X32_BIT, 0, 1),
+        _step(_RETURN, _FAIL | errno.ENOSYS),
+        *(_refuse(number) for number in (*refused, *_REFUSED_EVERYWHERE)),
+        _refuse(_CLONE3, errno.ENOSYS),
+        _step(_JUMP_EQUAL, clone, 0, 4),
+        _step(_LOAD, _OFFSET_FIRST_ARGUMENT),
+        _step(_JUMP_ANY_BIT, _CLONE_NEW_USER, 0, 1),
+        _step(_RETURN, _FAIL | errno.EPERM),
+        _step(_RETURN, _ALLOW),
+        _step(_JUMP_EQUAL, socket, 0, 3 + len(_ALLOWED_FAMILIES)),
+        _step(_LOAD, _OFFSET_FIRST_ARGUMENT),
+        *(_step(_JUMP_EQUAL, family, len(_ALLOWED_FAMILIES) - place) for place, family in enumerate(_ALLOWED_FAMILIES)),
+        _step(_RETURN, _FAIL | errno.EAFNOSUPPORT),
+        _step(_RETURN, _ALLOW),
+        _step(_RETURN, _ALLOW),
+    ]
+    return b"".join(program)

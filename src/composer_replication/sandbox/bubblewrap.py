@@ -26,10 +26,10 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
-from composer_replication.errors import MissingError, SandboxFailure
+from composer_replication.errors import MissingError
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import Check, ExecResult, SandboxSpec
-from composer_replication.sandbox.jailed_tree import JailedTree, failure, to_result
+from composer_replication.sandbox.jailed_tree import STARTER, JailedTree, failure, to_result
 from composer_replication.sandbox.mounts import mount_arguments
 from composer_replication.sandbox.supervised_run import Watched, supervise
 from composer_replication.sandbox.syscall_filter import filter_program
@@ -38,8 +38,6 @@ _START_SECONDS = 30.0
 _NUM_INIT_PROCESSES = 1
 _FIRST_UID, _LAST_UID = 0x60000000, 0x6FFFFFFF
 _FIRST_SMALL_UID, _LAST_SMALL_UID = 30000, 59999
-# The marker tells the command's own exit from a failure of what leads to it.
-_STARTER = 'printf %s "$1" >&2; shift; exec "$@"'
 _INSTALL = "install bubblewrap (Debian, Ubuntu: apt install bubblewrap)"
 
 
@@ -142,7 +140,7 @@ class BubblewrapSandbox:
         command += [*self._mounts, "--chdir", str(self._files.real_tree), "--clearenv"]
         for name, value in env.items():
             command += ["--setenv", name, value]
-        starter = ["/bin/sh", "-c", _STARTER, "sandbox", marker, *argv]
+        starter = ["/bin/sh", "-c", STARTER, "sandbox", marker, *argv]
         if self._uid is not None:
             user = str(self._uid)
             starter = ["setpriv", "--reuid", user, "--regid", user, "--clear-groups", "--no-new-privs", *starter]

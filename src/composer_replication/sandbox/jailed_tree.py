@@ -14,7 +14,8 @@ from composer_replication.sandbox.host_paths import base_interpreter
 from composer_replication.sandbox.private_folders import Scratch, folder_bytes, give_back, hand_over
 from composer_replication.sandbox.supervised_run import Ended, Verdict
 
-_KNOWN_EXIT_CODES = (126, 127)
+# The marker tells the command's own exit from a failure of what leads to it.
+STARTER = 'printf %s "$1" >&2; shift; exec "$@"'
 
 
 def failure(code: str, message: str, where: str = "") -> SandboxFailure:
@@ -60,8 +61,8 @@ class JailedTree:
         for path in spec.read_only:
             if not path.exists():
                 raise failure("CR0304", "a read-only path of a sandbox is missing.", str(path))
-            mode = path.stat().st_mode
-            if uid is not None and not mode & 0o004:
+            info = path.stat()
+            if uid not in (None, info.st_uid) and not info.st_mode & 0o004:
                 raise failure(
                     "CR0304",
                     "a read-only path is closed to other users, and the jail of root runs as one; "

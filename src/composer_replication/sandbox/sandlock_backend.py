@@ -1,0 +1,198 @@
+"""Jails made by the package ``sandlock``: Landlock and seccomp, no namespaces.
+
+For machines where no user namespace can be made (most pods). Files outside the allow
+list stay visible by name but cannot be opened; there is no network at all, not even a
+loopback, no ``/proc``, no ``/tmp`` (``TMPDIR`` is private) and no ``/dev/shm``.
+
+Each command gets a process of ours around it (``sandlock_child``). What sandlock itself
+does not hold we hold: daemons that leave the process group, the death of this process,
+disk use, and masks inside an allowed folder.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import composer_replication
+from composer_replication.errors import MissingError
+from composer_replication.interfaces import Sandbox
+from composer_replication.records import Check, ExecResult, SandboxSpec
+from composer_replication.sandbox.host_paths import base_interpreter, is_below, system_folders
+from composer_replication.sandbox.jailed_tree import STARTER, JailedTree, failure, to_result
+from composer_replication.sandbox.process_tree import kill_descendants
+from composer_replication.sandbox.supervised_run import Watched, supervise
+
+_DEVICES = ("/dev/zero", "/dev/random", "/dev/urandom", "/dev/full")
+_INSTALL = "pip install sandlock (Linux 6.12 or newer; the kernel needs Landlock)"
+_LAUNCH = "import sys; sys.path.insert(0, {root!r}); from {module} import main; main()"
+_CHILD = "composer_replication.sandbox.sandlock_child"
+
+
+class Sandlock:
+    """The backend ``sandlock``."""
+
+    name = "sandlock"
+
+    def is_available(self) -> Check:
+        """Is the package there, and does the kernel have the Landlock that it needs?"""
+        if importlib.util.find_spec("sandlock") is None:
+            return Check(self.name, False, "the package sandlock is not installed.", _INSTALL)
+        problem = _kernel_problem()
+        if problem:
+            return Check(self.name, False, problem, "use a newer kernel, or --backend bubblewrap")
+        return Check(self.name, True, "Landlock and sandlock are there.")
+
+    def open(self, spec: SandboxSpec) -> Sandbox:
+        """Take over ``spec.tree`` and prepare a jail around it.
+
+        Raises:
+            MissingError: the package or Landlock is missing (CR0301).
+            SandboxFailure: a path of the spec is missing or cannot be shown (CR0304).
+        """
+        check = self.is_available()
+        if not check.ok:
+            raise MissingError("CR0301", check.detail, fix=check.fix)
+        return SandlockSandbox(spec)
+
+
+class SandlockSandbox:
+    """One jail; ``exec`` may be called from several threads at once."""
+
+    def __init__(self, spec: SandboxSpec) -> None:
+        self.tree = spec.tree
+        self._files = JailedTree(spec, 0 if os.geteuid() == 0 else None)
+        known = (system_folders(), base_interpreter())
+        shown = {path.resolve() for group in known for path in group.read_only}
+        shown |= {path.resolve() for path in spec.read_only}
+        masked = {path.resolve() for group in known for path in group.masked}
+        masked |= {path.resolve() for path in spec.masked}
+        self._masked = sorted(path for path in masked if is_below(path, shown | {self._files.real_tree}))
+        self._readable = [*sorted(shown), *(Path(name) for name in _DEVICES if os.path.exists(name))]
+
+    def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_seconds: float,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+    ) -> ExecResult:
+        """Run one command; see ``interfaces.Sandbox``.
+
+        Raises:
+            SandboxFailure: closed (CR0303), or sandlock itself failed (CR0302).
+            ValueError: no command, or a time-out that is not above 0.
+        """
+        environment = self._files.check_call(argv, timeout_seconds, env)
+        marker = f"<{random.randbytes(16).hex()}>"  # noqa: S311  tells lines apart, guards nothing
+        started = time.monotonic()
+        with self._files.running():
+            process = self._start(self._orders(["/bin/sh", "-c", STARTER, "sandbox", marker, *argv], environment))
+            ended = supervise(
+                process,
+                lambda: _kill(process),
+                stdin=stdin,
+                timeout_seconds=max(0.001, timeout_seconds - (time.monotonic() - started)),
+                watched=Watched(self._files.limits, self._files.writable, self._files.baseline_bytes),
+                extra_bytes=len(marker),
+            )
+        return to_result(ended, marker.encode(), self._files.limits, backend=Sandlock.name)
+
+    def close(self) -> None:
+        """Kill nothing (each ``exec`` does), give the tree back, remove the scratch folder."""
+        self._files.close()
+
+    def __enter__(self) -> SandlockSandbox:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _orders(self, argv: list[str], env: Mapping[str, str]) -> dict[str, Any]:
+        limits = self._files.limits
+        return {
+            "parent": os.getpid(),
+            "sandlock_path": _sandlock_path(),
+            "argv": argv,
+            "masked": [str(path) for path in self._masked],
+            "limits": [
+                (resource.RLIMIT_CORE, 0),
+                (resource.RLIMIT_DATA, limits.memory_bytes),
+                (resource.RLIMIT_FSIZE, limits.disk_bytes),
+            ],
+            "policy": {
+                "fs_readable": [str(path) for path in self._readable],
+                "fs_denied": [str(path) for path in self._masked],
+                "fs_writable": [*(str(path) for path in self._files.writable), "/dev/null"],
+                "max_processes": limits.num_processes,
+                "max_open_files": limits.num_open_files,
+                "clean_env": True,
+                "env": dict(env),
+                "cwd": str(self._files.real_tree),
+            },
+        }
+
+    def _start(self, orders: dict[str, Any]) -> subprocess.Popen[bytes]:
+        descriptor = os.memfd_create("orders")
+        try:
+            with os.fdopen(os.dup(descriptor), "w") as handle:
+                json.dump(orders, handle)
+            os.lseek(descriptor, 0, os.SEEK_SET)
+            root = str(Path(composer_replication.__file__).parents[1])
+            launch = _LAUNCH.format(root=root, module=_CHILD)
+            return subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", launch, str(descriptor)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={},
+                pass_fds=[descriptor],
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise failure("CR0302", f"sandlock does not start: {error}.") from error
+        finally:
+            os.close(descriptor)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill what the command left, then the process around it, which collects orphans."""
+    if process.poll() is None:
+        is_clean = kill_descendants(process.pid)
+        process.kill()
+        process.wait()
+        if not is_clean:
+            raise failure("CR0302", "sandlock left processes that cannot be killed.")
+
+
+def _sandlock_path() -> str:
+    spec = importlib.util.find_spec("sandlock")
+    if spec is None or spec.origin is None:
+        raise MissingError("CR0301", "the package sandlock is not installed.", fix=_INSTALL)
+    return str(Path(spec.origin).parents[1])
+
+
+@lru_cache(maxsize=1)
+def _kernel_problem() -> str:
+    """Empty, or why Landlock does not do; asked in a process of its own, for it loads a library."""
+    code = (
+        f"import sys; sys.path.insert(0, {_sandlock_path()!r}); import sandlock;"
+        "print(sandlock.landlock_abi_version(), sandlock.min_landlock_abi())"
+    )
+    with suppress(OSError, ValueError, subprocess.TimeoutExpired):
+        done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, timeout=30, check=False)
+        has, needs = (int(word) for word in done.stdout.split())
+        return "" if has >= needs else f"the kernel has Landlock version {has} and sandlock needs {needs}."
+    return "the package sandlock cannot be loaded."

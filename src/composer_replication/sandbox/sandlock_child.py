@@ -1,0 +1,93 @@
+"""The process between us and one command under sandlock: confines it, waits, leaves nothing.
+
+It runs alone, from the command line, with its orders as JSON in the file descriptor
+that its argument names. It is a subreaper, so that a daemon of the command becomes its
+child and can be found and killed; it kills all of them before it ends, and at once
+when the process that started it dies.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import select
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from composer_replication.sandbox.landlock_mask import hide
+from composer_replication.sandbox.process_tree import kill_descendants
+
+_PR_SET_CHILD_SUBREAPER = 36
+_PR_CAPBSET_DROP = 24
+_CAPABILITY_VERSION = 0x20080522
+_EXIT_KILLED = 137
+_EXIT_LEFTOVERS = 70
+
+
+def main() -> None:
+    """Run the command that the orders name and exit as it did (128 + N for signal N)."""
+    with os.fdopen(int(sys.argv[1])) as handle:
+        orders = json.load(handle)
+    library = ctypes.CDLL(None, use_errno=True)
+    library.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    code = _EXIT_LEFTOVERS
+    try:
+        _die_with(int(orders["parent"]))
+        for kind, value in orders["limits"]:
+            resource.setrlimit(kind, (value, value))
+        code = _run(orders, library)
+    finally:
+        is_clean = kill_descendants(os.getpid())
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Threads of sandlock may still run: nothing of theirs is worth waiting for.
+        if sys.exc_info()[0] is None:
+            os._exit(code if is_clean else _EXIT_LEFTOVERS)
+
+
+def _run(orders: dict[str, Any], library: ctypes.CDLL) -> int:
+    sys.path.append(orders["sandlock_path"])
+    import sandlock  # noqa: PLC0415  its place is known only now
+
+    hide(Path(path) for path in orders["masked"])
+    if os.geteuid() == 0:
+        _drop_capabilities(library)
+    process = sandlock.Sandbox(**orders["policy"]).popen(orders["argv"])
+    result = process.wait()
+    if result.reason == sandlock.ExitReason.SIGNALED and result.signal > 0:
+        return 128 + int(result.signal)
+    return int(result.exit_code) if result.reason == sandlock.ExitReason.EXITED else _EXIT_KILLED
+
+
+def _die_with(parent: int) -> None:
+    """Kill everything as soon as ``parent`` has died, even by SIGKILL."""
+    descriptor = os.pidfd_open(parent)
+    if os.getppid() != parent:
+        os._exit(_EXIT_KILLED)
+
+    def watch() -> None:
+        select.select([descriptor], [], [])
+        kill_descendants(os.getpid())
+        os._exit(_EXIT_KILLED)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _drop_capabilities(library: ctypes.CDLL) -> None:
+    """Root without a single capability is an ordinary user that owns root's files."""
+    os.setgroups([])
+    for number in range(64):
+        if library.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) != 0:
+            break
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
+    nothing = (ctypes.c_uint32 * 6)()
+    if library.capset(header, nothing) != 0:
+        raise OSError(ctypes.get_errno(), "capabilities cannot be dropped")
+
+
+if __name__ == "__main__":
+    main()

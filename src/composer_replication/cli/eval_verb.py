@@ -1,0 +1,105 @@
+"""``composer-rl eval MODEL_OR_RUN --tasks DIR``: pass rates, visible and hidden."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+
+def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
+    parser = subparsers.add_parser(
+        "eval",
+        parents=[common],
+        help="pass rates of a model on tasks",
+        description="Sample answers on every task and grade them by visible and by hidden tests, each in its own "
+        "sandbox. Intervals (95%, Wilson) speak of fresh samples on these tasks, not of other tasks.",
+    )
+    parser.add_argument("model", metavar="MODEL_OR_RUN", help="a run folder, a model folder or name, package:NAME==VERSION")
+    parser.add_argument("--tasks", type=Path, required=True, metavar="DIR", help="a task store")
+    parser.add_argument("--samples", type=int, default=4, metavar="K", help="samples a task (default 4)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--prompt-style", choices=["completion", "chat"], default="completion")
+    parser.add_argument("--max-new-tokens", type=int, metavar="N", help="default 64; a run brings its own")
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.set_defaults(run="composer_replication.cli.eval_verb:run")
+
+
+def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
+    """Evaluate.
+
+    Raises:
+        UsageError: fewer than one sample (CR0206).
+        NothingToDoError: the store is empty (CR0604).
+    """
+    from composer_replication.cli import run_parts
+    from composer_replication.errors import NothingToDoError, UsageError
+    from composer_replication.rollouts.pass_rates import summarise
+    from composer_replication.tasks.store import TaskStore
+
+    if args.samples < 1:
+        raise UsageError("CR0206", f"--samples {args.samples} is below 1.", fix="composer-rl eval MODEL --tasks DIR --samples 4")
+    store = TaskStore.open(args.tasks)
+    tasks = store.tasks()
+    if not tasks:
+        raise NothingToDoError("CR0604", "the task store holds no task.", where=str(args.tasks))
+    config, model, tokenizer = _open_model(args)
+    grader = run_parts.open_grader(config, store)
+    try:
+        sampler = run_parts.open_sampler(config, grader, model, tokenizer)
+        results, dropped = sampler.sample(tasks, num_samples=args.samples, seed=args.seed)
+    finally:
+        grader.close()
+    rates = summarise(results, infrastructure_failures=dropped)
+    result: dict[str, object] = {
+        "tasks": rates.num_tasks,
+        "samples": rates.num_samples,
+        "visible_pass": rates.visible_pass,
+        "hidden_pass": rates.hidden_pass,
+        "gap": rates.gap,
+        "ci95": {"visible": rates.visible_ci95, "hidden": rates.hidden_ci95},
+        "pass_at_k": rates.pass_at_k,
+        "infrastructure_failures": dropped,
+        "by_task": [
+            {"task_id": r.task_id, "samples": len(r.visible), "visible": sum(r.visible), "hidden": sum(r.hidden) if r.hidden else None}
+            for r in results
+        ],
+    }
+    return result, 0
+
+
+def render(result: dict[str, Any]) -> str:
+    rows = [
+        f"{row['task_id']:<72} {row['visible']}/{row['samples']}"
+        + ("   no hidden tests" if row["hidden"] is None else f"   hidden {row['hidden']}/{row['samples']}")
+        for row in result["by_task"]
+    ]
+    return "\n".join([*rows, "", *(_line(side, result) for side in ("visible", "hidden"))])
+
+
+def _line(side: str, result: dict[str, Any]) -> str:
+    value, interval = result[f"{side}_pass"], result["ci95"][side]
+    if value is None:
+        return f"{side:<8} not measured: no task has {side} tests"
+    return f"{side:<8} {value:.3f}  [{interval[0]:.3f}, {interval[1]:.3f}]"
+
+
+def _open_model(args: argparse.Namespace) -> tuple[Any, Any, Any]:
+    """Recipe and model of a run's newest whole checkpoint, or a model with the flags' settings."""
+    from composer_replication.config import load_config, parse_config
+    from composer_replication.run_folder import RunFolder
+    from composer_replication.trainer.model_loading import load_checkpoint, load_model
+
+    folder = RunFolder(Path(args.model))
+    if folder.recipe.is_file():
+        config = load_config(folder.recipe)
+        return config, *load_checkpoint(config, folder)
+    table = {
+        "model": {"name": args.model},
+        "tasks": {"store": str(args.tasks)},
+        "rollouts": {"prompt_style": args.prompt_style},
+        "trl": {"max_completion_length": args.max_new_tokens or 64, "temperature": args.temperature},
+    }
+    config = parse_config(table, where="composer-rl eval")
+    model, tokenizer = load_model(config.model, seed=args.seed, needs_chat_template=args.prompt_style == "chat")
+    return config, model.eval(), tokenizer

@@ -1,0 +1,75 @@
+"""``composer-rl quickstart``: the main job on the recipe that ships with the package."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+KEYS = (
+    "run",
+    "reward_first",
+    "reward_last",
+    "heldout_first",
+    "heldout_last",
+    "seconds",
+    "verdict",
+    "report",
+    "before",
+    "after",
+    "peak_memory_bytes",
+)
+
+
+def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
+    parser = subparsers.add_parser(
+        "quickstart",
+        parents=[common],
+        help="real repositories, a real model, a guarded run, a report",
+        description="Build pinned tasks from real repositories, train SmolLM2-135M on them under the guard, report.",
+    )
+    parser.add_argument("--steps", type=int, metavar="N", help="training steps (default: the recipe's)")
+    parser.add_argument("--seed", type=int, metavar="N", help="seed of the run (default: the recipe's)")
+    parser.add_argument("--out", type=Path, metavar="RUN", default=Path("runs/quickstart"))
+    parser.set_defaults(run="composer_replication.cli.quickstart_verb:run")
+
+
+def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
+    from composer_replication.cli.training_run import run_recipe
+    from composer_replication.cli.shipped_recipes import shipped_recipe
+
+    overrides: dict[str, Any] = {}
+    if args.steps is not None:
+        overrides["trl.max_steps"] = args.steps
+    if args.seed is not None:
+        overrides["seed"] = args.seed
+    summary, exit_code = run_recipe(
+        shipped_recipe("quickstart"), overrides, args.out, resume=True, quiet=args.quiet
+    )
+    result: dict[str, object] = {key: summary[key] for key in KEYS}
+    result["steps"] = summary["global_step"]
+    return result, exit_code
+
+
+def render(result: dict[str, Any]) -> str:
+    lines = [
+        f"steps      {result['steps']} in {result['seconds']:.0f} s, peak memory {result['peak_memory_bytes'] / 1e9:.1f} GB",
+        f"reward     {_figure(result['reward_first'])} (first five steps) -> {_figure(result['reward_last'])} (last five)",
+    ]
+    if result["before"] and result["after"]:
+        lines += [_before_after(side, result["before"][side], result["after"][side]) for side in ("train", "heldout")]
+    lines += [f"guard      {result['verdict']}", f"report     {result['report']}"]
+    return "\n".join(lines)
+
+
+def _before_after(side: str, before: dict[str, Any], after: dict[str, Any]) -> str:
+    def rate(rates: dict[str, Any], name: str) -> str:
+        low, high = rates[f"{name}_ci95"]
+        return f"{rates[f'{name}_pass']:.2f} [{low:.2f}, {high:.2f}]"
+
+    name = "hidden" if side == "heldout" else "visible"
+    return f"{side:<10} {name} pass rate {rate(before, name)} -> {rate(after, name)}"
+
+
+def _figure(value: float | None) -> str:
+    return "not measured" if value is None else f"{value:.3f}"

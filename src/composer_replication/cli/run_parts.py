@@ -1,0 +1,295 @@
+"""Joins the parts of a run: tasks, split, policy sampler, guard, TRL arguments."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib.metadata
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from composer_replication.config import RunConfig
+from composer_replication.errors import InputError, NothingToDoError, UsageError
+from composer_replication.records import Limits, Task
+from composer_replication.rollouts.grading import Grader
+from composer_replication.rollouts.heldout_evaluation import HeldoutEvaluator, PolicySampler
+from composer_replication.rollouts.single_turn import build_prompt, refuse_leaking_prompt
+from composer_replication.run_folder import RunFolder, write_json
+from composer_replication.safety import HeldOutGuard, HeldoutSplit
+from composer_replication.tasks.build import build_tasks
+from composer_replication.tasks.cache import cache_folder
+from composer_replication.tasks.store import TaskStore
+
+Progress = Callable[[str], None]
+OWN_TRL_KEYS = {"output_dir", "save_strategy", "save_steps", "seed", "report_to", "remove_unused_columns"}
+
+
+@dataclass(frozen=True, slots=True)
+class RunTasks:
+    """The tasks of a run by use; ``num_blind`` were of held-out repositories but have no hidden tests."""
+
+    train: tuple[Task, ...]
+    heldout: tuple[Task, ...]
+    num_blind: int
+    split: HeldoutSplit | None
+
+
+def open_tasks(config: RunConfig, recipe_folder: Path, progress: Progress) -> TaskStore:
+    """The store that the recipe names, or one built from its sources in the cache.
+
+    Raises:
+        InputError: no such store or source, or no valid task in it.
+    """
+    section = config.tasks
+    if section.store:
+        return TaskStore.open((recipe_folder / section.store).resolve())
+    sources = [_resolve_source(source, recipe_folder) for source in section.source]
+    symbols = {_resolve_source(source, recipe_folder): pins for source, pins in section.symbols.items()}
+    folder = cache_folder() / "task-stores" / _tasks_key(config, sources)
+    build_tasks(
+        sources,
+        folder,
+        symbols=symbols or None,
+        max_tasks=section.max_tasks,
+        seed=section.seed,
+        hidden_share=section.hidden_share,
+        backend=config.sandbox.backend or None,
+        progress=progress,
+    )
+    return TaskStore.open(folder)
+
+
+def divide_tasks(config: RunConfig, store: TaskStore) -> RunTasks:
+    """Train and held-out tasks, proven disjoint by id, content and origin.
+
+    Raises:
+        SplitOverlapError: the two sides overlap.
+        NothingToDoError: one side would be empty (CR0604).
+        UsageError: a pinned symbol did not become a task (CR0209), a held-out
+            repository has no task (CR0452).
+    """
+    tasks = store.tasks()
+    section = config.heldout
+    if section is None:
+        if not tasks:
+            raise NothingToDoError("CR0604", "the task store holds no task.", where=str(store.root))
+        return RunTasks(tuple(tasks), (), 0, None)
+    if section.repositories:
+        named = set(section.repositories)
+        unknown = named - {_name(task) for task in tasks}
+        if unknown:
+            raise UsageError(
+                "CR0452", f"no task comes from {', '.join(sorted(unknown))}.", where="heldout.repositories"
+            )
+        held = [task for task in tasks if _name(task) in named]
+        train = [task for task in tasks if _name(task) not in named]
+    else:
+        drawn = HeldoutSplit.split(
+            [_WithHidden(store.content(task), task.has_hidden_tests) for task in tasks],
+            section.fraction,
+            section.seed,
+        )
+        held_ids = set(drawn.heldout_ids)
+        held = [task for task in tasks if task.task_id in held_ids]
+        train = [task for task in tasks if task.task_id not in held_ids]
+    heldout = [task for task in held if task.has_hidden_tests]
+    if not train or not heldout:
+        side = "train on" if not train else "hold out"
+        raise NothingToDoError(
+            "CR0604",
+            f"of {len(tasks)} tasks none is left to {side}.",
+            where=str(store.root),
+            fix="build more tasks; held-out tasks need hidden tests.",
+        )
+    split = HeldoutSplit([store.content(task) for task in train], [store.content(task) for task in heldout])
+    return RunTasks(tuple(train), tuple(heldout), len(held) - len(heldout), split)
+
+
+def training_rows(config: RunConfig, store: TaskStore, tasks: Sequence[Task]) -> list[dict[str, Any]]:
+    """Rows for the trainer's data set: prompt and task id; no golden code, no hidden test."""
+    rows: list[dict[str, Any]] = []
+    for task in tasks:
+        prompt = build_prompt(
+            store.broken_text(task),
+            task.hole,
+            style=config.rollouts.prompt_style,
+            context_lines=config.rollouts.context_lines,
+        )
+        refuse_leaking_prompt(prompt, store.golden_body(task), task_id=task.task_id)
+        as_chat = config.rollouts.prompt_style == "chat"
+        rows.append({"prompt": [{"role": "user", "content": prompt}] if as_chat else prompt, "task_id": task.task_id})
+    return rows
+
+
+def open_grader(config: RunConfig, store: TaskStore) -> Grader:
+    return Grader(
+        store,
+        backend=config.sandbox.backend,
+        limits=Limits(
+            memory_bytes=config.sandbox.memory_bytes,
+            num_processes=config.sandbox.num_processes,
+            disk_bytes=config.sandbox.disk_bytes,
+        ),
+        timeout_seconds=config.rollouts.test_timeout_seconds,
+        num_jobs=config.rollouts.grading_jobs,
+    )
+
+
+def open_sampler(config: RunConfig, grader: Grader, model: Any, tokenizer: Any) -> PolicySampler:
+    from composer_replication.trainer.policy import InProcessPolicy
+
+    return PolicySampler(
+        InProcessPolicy(model, tokenizer, as_chat=config.rollouts.prompt_style == "chat"),
+        grader,
+        prompt_style=config.rollouts.prompt_style,
+        context_lines=config.rollouts.context_lines,
+        max_new_tokens=int(config.trl.get("max_completion_length", 256)),
+        temperature=float(config.trl.get("temperature", 1.0)),
+    )
+
+
+def open_evaluator(config: RunConfig, sampler: PolicySampler, tasks: RunTasks) -> HeldoutEvaluator | None:
+    if config.heldout is None or tasks.split is None:
+        return None
+    return HeldoutEvaluator(
+        sampler,
+        tasks.heldout,
+        split_fingerprint=tasks.split.fingerprint,
+        seed=config.heldout.seed + config.seed,
+        every=config.heldout.every,
+        samples_per_task=config.heldout.samples_per_task,
+    )
+
+
+def make_guard(config: RunConfig) -> HeldOutGuard | None:
+    """The guard of ``[guard]``; a value out of range is a recipe error (CR0204)."""
+    if config.guard is None:
+        return None
+    try:
+        return HeldOutGuard(**config.guard.model_dump())
+    except ValueError as error:
+        raise UsageError("CR0204", f"guard: {error}.", where="[guard]", fix="see docs/recipe-keys.md.") from error
+
+
+def trl_arguments(config: RunConfig, folder: RunFolder) -> Any:
+    """TRL's ``GRPOConfig`` from ``[trl]``, with what a run folder needs set by us.
+
+    Raises:
+        UsageError: an unknown key, a value that TRL refuses, or a key that we set (CR0211).
+    """
+    import torch
+    from trl import GRPOConfig
+
+    known = {field.name for field in fields(GRPOConfig) if field.init}
+    for key in config.trl:
+        if key in OWN_TRL_KEYS:
+            raise UsageError("CR0211", f"trl.{key} is set by the run itself; take it out.", where=f"trl.{key}")
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
+            raise UsageError("CR0211", f"unknown key trl.{key}; the nearest known key is trl.{near}.", where=f"trl.{key}")
+    defaults: dict[str, Any] = {
+        "logging_steps": 1,
+        "disable_tqdm": True,
+        "use_cpu": not torch.cuda.is_available(),
+        "bf16": False,
+        "log_completions": False,
+        "save_total_limit": 2,
+    }
+    try:
+        return GRPOConfig(
+            **{**defaults, **config.trl},
+            output_dir=str(folder.checkpoints),
+            save_strategy="steps",
+            save_steps=config.trainer.checkpoint_every,
+            seed=config.seed,
+            report_to="none",
+            remove_unused_columns=False,
+        )
+    except (TypeError, ValueError) as error:
+        raise UsageError("CR0211", f"TRL refuses the [trl] table: {error}", where="[trl]") from error
+
+
+def write_environment(folder: RunFolder, config: RunConfig, store: TaskStore, tasks: RunTasks) -> None:
+    """Versions, seeds, git revision and fingerprints; never an environment variable."""
+    packages = ("composer-replication", "torch", "transformers", "trl", "accelerate", "peft")
+    write_json(
+        folder.environment,
+        {
+            "python": platform.python_version(),
+            "platform": f"{platform.system()} {platform.machine()}",
+            "versions": {name: _version(name) for name in packages},
+            "seed": config.seed,
+            "git_revision": _git_revision(),
+            "tasks_fingerprint": store.fingerprint,
+            "split_fingerprint": tasks.split.fingerprint if tasks.split else "",
+            "split_checked": list(tasks.split.checked) if tasks.split else [],
+            "train_tasks": [task.task_id for task in tasks.train],
+            "heldout_tasks": [task.task_id for task in tasks.heldout],
+            "heldout_without_hidden_tests": tasks.num_blind,
+        },
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _WithHidden:
+    """A task's content with the word whether it can be held out."""
+
+    content: Any
+    has_hidden_tests: bool
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.content, name)
+
+
+def _resolve_source(source: str, recipe_folder: Path) -> str:
+    """Sources that are paths are relative to the recipe."""
+    if source.startswith("sdist:"):
+        return source
+    path = (recipe_folder / source).resolve()
+    if not path.exists():
+        raise InputError("CR0402", f"there is no {source!r} beside the recipe.", where=f"tasks.source = {path}")
+    return str(path)
+
+
+def _tasks_key(config: RunConfig, sources: Sequence[str]) -> str:
+    """Names the cached store by the tasks table and the bytes of every local source."""
+    digest = hashlib.sha256(config.tasks.model_dump_json().encode())
+    for source in sources:
+        root = Path(source)
+        if source.startswith("sdist:"):
+            continue
+        files = [root] if root.is_file() else sorted(p for p in root.rglob("*.*") if p.is_file())
+        for file in files:
+            if "__pycache__" not in file.parts:
+                digest.update(str(file.relative_to(root.parent)).encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _name(task: Task) -> str:
+    return task.repository.partition("==")[0]
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _git_revision() -> str:
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def note(text: str) -> None:
+    """A line of progress on standard error."""
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,250 @@
+"""One training run from recipe to report: what ``train`` and ``quickstart`` share."""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from composer_replication.cli import run_parts
+from composer_replication.cli.run_parts import RunTasks
+from composer_replication.config import RunConfig, dump_config, load_config
+from composer_replication.errors import CollapseStopError, UsageError
+from composer_replication.records import StopReason, Task
+from composer_replication.report import write_report
+from composer_replication.rollouts.heldout_evaluation import HeldoutEvaluator, PolicySampler, derive_seed
+from composer_replication.rollouts.pass_rates import summarise
+from composer_replication.rollouts.reward_function import FeatureDeletionReward
+from composer_replication.rollouts.rewards import load_reward_rule
+from composer_replication.rollouts.single_turn import is_finished
+from composer_replication.run_folder import RunFolder, read_json, read_jsonl, write_atomic, write_json
+from composer_replication.tasks.store import TaskStore
+
+NUM_ENDS = 5  # steps averaged at either end of the run
+HALTED_EXIT_CODE = 5
+
+
+@dataclass(slots=True)
+class _Parts:
+    """Everything that a run holds open."""
+
+    config: RunConfig
+    folder: RunFolder
+    store: TaskStore
+    tasks: RunTasks
+    sampler: PolicySampler
+    evaluator: HeldoutEvaluator | None
+    trainer: Any
+
+
+def run_recipe(
+    recipe: Path, overrides: dict[str, Any], out: Path, *, resume: bool, quiet: bool
+) -> tuple[dict[str, object], int]:
+    """Train by a recipe into a run folder; returns the summary and the exit code.
+
+    Raises:
+        UsageError: recipe wrong, folder occupied without ``resume`` (CR0207), resumed
+            with another recipe (CR0208), or locked by another run (CR0203).
+        ComposerError: whatever the parts raise; the folder stays resumable.
+    """
+    config = load_config(recipe, overrides)
+    folder = RunFolder(out)
+    progress: Callable[[str], None] = (lambda text: None) if quiet else run_parts.note
+    if folder.is_occupied and not resume:
+        raise UsageError(
+            "CR0207",
+            "the run folder is not empty.",
+            where=str(folder.root),
+            fix=f"composer-rl train {recipe} --out {out} --resume, or choose another --out.",
+        )
+    with folder.locked():
+        if folder.summary.is_file():
+            progress("this run is finished; here is its summary.")
+            return _stored_summary(folder)
+        _keep_recipe(config, folder)
+        return _run(config, recipe.resolve().parent, folder, quiet=quiet, progress=progress)
+
+
+def _run(
+    config: RunConfig, recipe_folder: Path, folder: RunFolder, *, quiet: bool, progress: Callable[[str], None]
+) -> tuple[dict[str, object], int]:
+    started = time.monotonic()
+    progress("tasks: building and proving them in the sandbox")
+    store = run_parts.open_tasks(config, recipe_folder, progress)
+    tasks = run_parts.divide_tasks(config, store)
+    if tasks.split is not None:
+        write_json(folder.root / "split.json", tasks.split.state_dict())
+    run_parts.write_environment(folder, config, store, tasks)
+    progress(f"tasks: {len(tasks.train)} to train on, {len(tasks.heldout)} held out")
+    parts = _open_parts(config, folder, store, tasks, quiet=quiet, progress=progress)
+    try:
+        before = _measure_once(parts, "before", progress)
+        halted = _train(parts, progress)
+        after = _measure_once(parts, "after", progress)
+    finally:
+        parts.sampler.grader.close()
+    summary = _summary(parts, before, after, halted=halted, seconds=time.monotonic() - started)
+    write_json(folder.summary, summary)
+    write_report(folder.root)
+    return summary, HALTED_EXIT_CODE if halted else 0
+
+
+def _open_parts(
+    config: RunConfig,
+    folder: RunFolder,
+    store: TaskStore,
+    tasks: RunTasks,
+    *,
+    quiet: bool,
+    progress: Callable[[str], None],
+) -> _Parts:
+    rows = run_parts.training_rows(config, store, tasks.train)
+    grader = run_parts.open_grader(config, store)
+    guard = run_parts.make_guard(config)
+    arguments = run_parts.trl_arguments(config, folder)
+    progress(f"model: loading {config.model.name}")
+    from datasets import Dataset
+
+    from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
+    from composer_replication.trainer.model_loading import load_model, lora_config, refuse_long_prompts
+
+    as_chat = config.rollouts.prompt_style == "chat"
+    model, tokenizer = load_model(config.model, seed=config.seed, needs_chat_template=as_chat)
+    refuse_long_prompts(rows, model, tokenizer, max_new_tokens=arguments.max_completion_length)
+    sampler = run_parts.open_sampler(config, grader, model, tokenizer)
+    evaluator = run_parts.open_evaluator(config, sampler, tasks)
+    reward = FeatureDeletionReward(
+        {task.task_id: task for task in tasks.train},
+        grader,
+        load_reward_rule(config.reward.function),
+        prompt_style=config.rollouts.prompt_style,
+        folder=folder.rollouts,
+    )
+    trainer = ComposerReplicationTrainer(
+        model=model,
+        processing_class=tokenizer,
+        reward_funcs=[reward],
+        args=arguments,
+        train_dataset=Dataset.from_list(rows),
+        peft_config=lora_config(config.model.lora),
+        heldout_guard=guard,
+        heldout_eval_fn=evaluator,
+        strict_killswitch=config.trainer.strict_killswitch,
+        alpha_sdpo=config.trainer.alpha_sdpo,
+        beta_replay=config.trainer.beta_replay,
+        prefix_sharing=config.trainer.prefix_sharing,
+        is_finished=None if as_chat else is_finished,
+        run_folder=folder,
+        stateful={"heldout_evaluator": evaluator} if evaluator else {},
+        split_fingerprint=tasks.split.fingerprint if tasks.split else "",
+        quiet=quiet,
+    )
+    sampler.policy.model = trainer.model  # type: ignore[attr-defined]  # the trainer may have wrapped it in adapters
+    return _Parts(config, folder, store, tasks, sampler, evaluator, trainer)
+
+
+def _train(parts: _Parts, progress: Callable[[str], None]) -> bool:
+    """Train or resume; True when the guard halted the run."""
+    from composer_replication.trainer.checkpoints import newest_whole_checkpoint
+
+    checkpoint = newest_whole_checkpoint(parts.folder.checkpoints)
+    progress(f"training: resuming at {checkpoint.name}" if checkpoint else "training")
+    try:
+        parts.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    except CollapseStopError as error:
+        progress(str(error))
+        return True
+    guard = parts.trainer.heldout_guard
+    return bool(guard is not None and guard.should_halt())
+
+
+def _measure_once(parts: _Parts, when: str, progress: Callable[[str], None]) -> dict[str, Any] | None:
+    """Fresh-sample pass rates; kept on disk, so that a resumed run measures once."""
+    section = parts.config.heldout
+    if section is None or section.before_and_after_samples == 0:
+        return None
+    path = parts.folder.root / f"{when}.json"
+    if path.is_file():
+        return read_json(path)
+    progress(f"measuring pass rates {when} training")
+    rates = {
+        side: _rates(parts.sampler, tasks, section.before_and_after_samples, derive_seed(parts.config.seed, when, n))
+        for n, (side, tasks) in enumerate([("train", parts.tasks.train), ("heldout", parts.tasks.heldout)])
+    }
+    write_json(path, rates)
+    return rates
+
+
+def _rates(sampler: PolicySampler, tasks: tuple[Task, ...], num_samples: int, seed: int) -> dict[str, Any]:
+    results, dropped = sampler.sample(tasks, num_samples=num_samples, seed=seed)
+    rates = asdict(summarise(results, infrastructure_failures=dropped))
+    rates["by_task"] = {r.task_id: {"visible": sum(r.visible), "hidden": sum(r.hidden), "samples": len(r.visible)} for r in results}
+    return rates
+
+
+def _summary(
+    parts: _Parts, before: dict[str, Any] | None, after: dict[str, Any] | None, *, halted: bool, seconds: float
+) -> dict[str, Any]:
+    from composer_replication.trainer.parameter_hash import parameter_sha256
+
+    metrics = read_jsonl(parts.folder.metrics)
+    rewards = [row["reward"] for row in metrics if row.get("reward") is not None]
+    verdicts = read_jsonl(parts.folder.verdicts)
+    scores = [row["heldout_score"] for row in verdicts if row.get("heldout_score") is not None]
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {
+        "run": str(parts.folder.root),
+        "global_step": int(parts.trainer.state.global_step),
+        "reward_first": _mean(rewards[:NUM_ENDS]),
+        "reward_last": _mean(rewards[-NUM_ENDS:]),
+        "heldout_first": scores[0] if scores else None,
+        "heldout_last": scores[-1] if scores else None,
+        "verdict": _verdict(parts, verdicts, halted=halted),
+        "reason": verdicts[-1]["reason"] if halted and verdicts else "",
+        "stop_reason": str(StopReason.GUARD if halted else StopReason.FINISHED),
+        "parameter_sha256": parameter_sha256(parts.trainer.model),
+        "before": before,
+        "after": after,
+        "seconds": round(seconds, 1),
+        "peak_memory_bytes": peak,
+        "report": str(parts.folder.report),
+    }
+
+
+def _verdict(parts: _Parts, verdicts: list[dict[str, Any]], *, halted: bool) -> str:
+    """``clean``, ``halted``, ``none`` (no guard) or ``INSUFFICIENT_DATA`` (it never left its warm-up)."""
+    if parts.config.guard is None:
+        return "none"
+    if halted:
+        return "halted"
+    return "clean" if len(verdicts) >= parts.config.guard.min_steps else "INSUFFICIENT_DATA"
+
+
+def _keep_recipe(config: RunConfig, folder: RunFolder) -> None:
+    resolved = dump_config(config)
+    if not folder.recipe.is_file():
+        write_atomic(folder.recipe, resolved)
+        return
+    if folder.recipe.read_text() != resolved:
+        stored, given = folder.recipe.read_text().splitlines(), resolved.splitlines()
+        changed = next((new for old, new in zip(stored, given, strict=False) if old != new), "its length")
+        raise UsageError(
+            "CR0208",
+            f"this folder was begun with another recipe; the first difference is: {changed}.",
+            where=str(folder.recipe),
+            fix="resume with the same recipe and --set values, or choose another --out.",
+        )
+
+
+def _stored_summary(folder: RunFolder) -> tuple[dict[str, object], int]:
+    summary: dict[str, object] = read_json(folder.summary)
+    summary.pop("schema_version")
+    return summary, HALTED_EXIT_CODE if summary.get("verdict") == "halted" else 0
+
+
+def _mean(values: list[float]) -> float | None:
+    return statistics.fmean(values) if values else None

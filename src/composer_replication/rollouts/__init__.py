@@ -1,0 +1,12 @@
+"""What did the policy do?
+
+A rollout is one attempt at one task: the prompt is cut from the broken file, the
+answer is spliced back into the tree, and the tests of the store say what it is worth.
+
+    single_turn.py          prompt, stop rule, answer
+    grading.py              answer -> Score, in a fresh sandbox each
+    rewards.py              (answer, score) -> in-loop reward
+    reward_function.py      the face that TRL calls; keeps every rollout
+    heldout_evaluation.py   fresh samples on held-out tasks: the truth for the guard
+    pass_rates.py           pass rates with intervals
+"""

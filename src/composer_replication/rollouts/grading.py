@@ -1,0 +1,118 @@
+"""Grade answers: each in its own fresh sandbox, with the tests restored from the store."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Literal
+
+from composer_replication.errors import SandboxFailure
+from composer_replication.records import Limits, Score, Task
+from composer_replication.sandbox import choose_backend, require_selftest
+from composer_replication.tasks.deletion import fill
+from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.test_run import run_tests
+
+TestsUsed = Literal["visible", "hidden"]
+NUM_INFRASTRUCTURE_TRIES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class GradeRequest:
+    """One answer to one task, to be judged by its visible or its hidden tests."""
+
+    task: Task
+    answer: str
+    tests: TestsUsed = "visible"
+
+
+class Grader:
+    """Turns answers into scores; safe to use from several threads.
+
+    The same answer to the same task is run once per process: the tests were green
+    twice before the task was accepted, so a repeat would tell nothing new. A sandbox
+    that fails is tried again, then the grade is None: dropped and counted by the
+    caller, never a zero.
+
+    Args:
+        store: where trees, tests and environments come from.
+        backend: sandbox backend; empty for the best of this machine.
+        limits: of one sandbox.
+        timeout_seconds: of one test run; past it the answer fails.
+        num_jobs: test runs at the same time.
+
+    Raises:
+        SandboxFailure: the backend's self-test does not pass, so no reward is given.
+    """
+
+    def __init__(
+        self,
+        store: TaskStore,
+        *,
+        backend: str = "",
+        limits: Limits | None = None,
+        timeout_seconds: float = 20.0,
+        num_jobs: int = 2,
+    ) -> None:
+        self.store = store
+        self.backend = backend or None
+        self.limits = limits or Limits()
+        self.timeout_seconds = timeout_seconds
+        self.num_infrastructure_failures = 0
+        self._pool = ThreadPoolExecutor(num_jobs, thread_name_prefix="grader")
+        self._seen: dict[str, Score] = {}
+        self._lock = Lock()
+        require_selftest(choose_backend(self.backend))
+
+    def grade_many(self, requests: Sequence[GradeRequest]) -> list[Score | None]:
+        """Scores in the order of the requests; None where the sandbox failed."""
+        keys = [_key(request) for request in requests]
+        missing = {key: request for key, request in zip(keys, requests, strict=True) if key not in self._seen}
+        fresh = dict(zip(missing, self._pool.map(self._grade, missing.values()), strict=True))
+        with self._lock:
+            self._seen.update({key: score for key, score in fresh.items() if score is not None})
+        return [self._seen.get(key) for key in keys]
+
+    def grade(self, task: Task, answer: str, tests: TestsUsed = "visible") -> Score | None:
+        """One answer; None where the sandbox failed."""
+        return self.grade_many([GradeRequest(task, answer, tests)])[0]
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _grade(self, request: GradeRequest) -> Score | None:
+        for _ in range(NUM_INFRASTRUCTURE_TRIES):
+            try:
+                return self._run(request)
+            except SandboxFailure:
+                with self._lock:
+                    self.num_infrastructure_failures += 1
+        return None
+
+    def _run(self, request: GradeRequest) -> Score:
+        task = request.task
+        node_ids = task.tests.visible if request.tests == "visible" else task.tests.hidden
+        with tempfile.TemporaryDirectory(prefix="composer-rl-grade-") as folder:
+            tree = Path(folder) / "tree"
+            self.store.write_tree(task, tree, view=request.tests)
+            answered = fill(self.store.broken_text(task), task.hole, request.answer)
+            (tree / task.hole.path).write_bytes(answered.encode("utf-8", "replace"))
+            report = run_tests(
+                tree,
+                self.store.environment(task),
+                node_ids,
+                backend=self.backend,
+                timeout_seconds=self.timeout_seconds,
+                limits=self.limits,
+            )
+        return Score(outcomes=dict(report.outcomes), error=report.error, seconds=report.seconds)
+
+
+def _key(request: GradeRequest) -> str:
+    answer = hashlib.sha256(request.answer.encode("utf-8", "replace")).hexdigest()
+    return f"{request.task.task_id}/{request.tests}/{answer}"

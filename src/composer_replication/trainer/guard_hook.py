@@ -1,0 +1,224 @@
+"""The guard inside the training loop: when it is asked, with what, and what follows.
+
+A mixin of the trainer. It reads the keyword attributes, ``state.global_step``,
+``args.logging_steps``, ``control``, ``_metrics`` and ``log``, and nothing else of TRL's;
+its own state has defaults on the class.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from composer_replication.errors import CollapseStopError, InputError
+from composer_replication.interfaces import Guard, GuardStatus
+from composer_replication.records import HeldoutReading, Verdict
+from composer_replication.trainer.in_loop_signals import InLoopSignals
+from composer_replication.trainer.initial_kl import KlPath
+from composer_replication.trainer.metrics_log import RunLog
+from composer_replication.trainer.processes import from_first, gathered, once
+
+logger = logging.getLogger(__name__)
+
+HeldoutEval = Callable[[], float | HeldoutReading | None]
+
+
+class GuardHook:
+    """Folds the guard once per cadence hit, logs its verdict, then acts on it.
+
+    Attributes:
+        num_cadence_hits_without_new_reward: folds that had to use the remembered reward.
+        kl_path_off_reason: why the guard gets no KL, or None.
+        halted_at: ``global_step`` of the fold that fired, or None.
+        last_verdict: the newest row of ``verdicts.jsonl``, or None.
+    """
+
+    heldout_guard: Guard | None = None
+    heldout_eval_fn: HeldoutEval | None = None
+    strict_killswitch: bool = True
+    split_fingerprint: str = ""
+    num_cadence_hits_without_new_reward: int = 0
+    kl_path_off_reason: str | None = None
+    halted_at: int | None = None
+    last_verdict: dict[str, Any] | None = None
+    state: Any
+    args: Any
+    control: Any
+    _metrics: Any
+    log: Any
+    _in_evaluation: bool = False
+    _gate_step: int | None = None
+    _last_round_idx: int | None = None
+    _in_loop_signals: InLoopSignals | None = None
+    _kl_path: KlPath = KlPath.LOGGED
+    _kl_sample: tuple[float, float] | None = None
+    _weights_are_sharded: bool = False
+    _run_log: RunLog | None = None
+
+    def _signals(self) -> InLoopSignals:
+        if self._in_loop_signals is None:
+            self._in_loop_signals = InLoopSignals()
+        return self._in_loop_signals
+
+    def _gate_is_open(self) -> bool:
+        """The first micro-step of a global step on the cadence, outside evaluation."""
+        if self._in_evaluation or self._gate_step == self.state.global_step:
+            return False
+        every = self.args.logging_steps
+        if 0 < every < 1:  # a share of all steps, which transformers resolves into its state
+            every = self.state.logging_steps
+        return bool(every > 0 and self.state.global_step % every == 0)
+
+    def _maybe_update_killswitch(self) -> None:
+        """Fold one checkpoint into the guard: evaluate, update, log, act.
+
+        Without a guard nothing is read, called or logged. Without any finite in-loop reward
+        so far the fold is skipped. ``heldout_eval_fn()`` runs without gradient; None means that
+        no evaluation is due. On several processes it runs once in total, and each process
+        folds the same numbers.
+
+        Raises:
+            CollapseStopError: the guard fired and ``strict_killswitch`` is set.
+            InputError: the score was measured on another split (CR0502).
+            ValueError: the guard refused a number.
+        """
+        guard = self.heldout_guard
+        if guard is None:
+            return
+        signals = self._signals()
+        signals.read(self._metrics.get("train", {}))
+        reward, is_new = from_first((signals.reward, signals.is_reward_new))
+        kl = self._kl_to_init(signals)
+        if reward is None:
+            return
+        if not is_new:
+            self._count_stale_reward(reward)
+        start = time.monotonic()
+        reading = once(self._evaluate_heldout, every_process_joins=self._weights_are_sharded)
+        if reading is None:
+            return
+        self._refuse_foreign_split(reading)
+        score = float(reading.score) if isinstance(reading, HeldoutReading) else float(reading)
+        round_idx = self.state.global_step
+        status = guard.update(round_idx, in_loop_reward=reward, heldout_score=score, kl_to_init=kl)
+        signals.is_reward_new = False
+        self._last_round_idx = round_idx
+        row = _log_row(status)
+        self._write_verdict(status, row, reading, score, kl, time.monotonic() - start)
+        self.log(row)
+        if status.fire:
+            self._act_on(guard, status)
+
+    def _evaluate_heldout(self) -> float | HeldoutReading | None:
+        if self.heldout_eval_fn is None:  # only reachable on an instance that skipped the constructor
+            raise ValueError("heldout_guard is set but heldout_eval_fn is not")
+        with torch.no_grad():
+            return self.heldout_eval_fn()
+
+    def _kl_to_init(self, signals: InLoopSignals) -> float | None:
+        """Mean KL to the initial policy, nats per token, over all processes; None where there is none."""
+        if self._kl_path is KlPath.LOGGED:
+            return from_first(signals.kl)
+        sample, self._kl_sample = self._kl_sample, None
+        if self._kl_path is KlPath.OFF:
+            return None
+        samples = [part for part in gathered(sample) if part is not None]
+        num_tokens = sum(count for _, count in samples)
+        return sum(total for total, _ in samples) / num_tokens if num_tokens else None
+
+    def _count_stale_reward(self, reward: float) -> None:
+        self.num_cadence_hits_without_new_reward += 1
+        logger.warning(
+            "killswitch: global step %d is on the guard's cadence without a new in-loop reward since the fold at "
+            "step %s; the remembered reward %.4g stands in (%d time(s) so far). One generation serves "
+            "steps_per_generation x num_iterations micro-steps: choose logging_steps no shorter than that.",
+            self.state.global_step,
+            self._last_round_idx,
+            reward,
+            self.num_cadence_hits_without_new_reward,
+        )
+
+    def _refuse_foreign_split(self, reading: float | HeldoutReading) -> None:
+        measured_on = reading.split_fingerprint if isinstance(reading, HeldoutReading) else ""
+        if measured_on and self.split_fingerprint and measured_on != self.split_fingerprint:
+            raise foreign_split(measured_on, self.split_fingerprint, where="the held-out reading")
+
+    def _write_verdict(
+        self,
+        status: GuardStatus,
+        row: Mapping[str, float],
+        reading: float | HeldoutReading,
+        score: float,
+        kl: float | None,
+        seconds: float,
+    ) -> None:
+        """Keep the verdict: on the trainer, and in the run folder where this process writes one."""
+        round_idx = self.state.global_step
+        verdict = Verdict(
+            round_idx=round_idx,
+            fire=bool(status.fire),
+            reason=str(getattr(status, "reason", "")),
+            in_loop_ema=getattr(status, "in_loop_ema", None),
+            heldout_ema=getattr(status, "heldout_ema", None),
+            kl_ema=getattr(status, "kl_ema", None),
+            proxy_real_gap=getattr(status, "proxy_real_gap", 0.0),
+            decline_streak=getattr(status, "decline_streak", 0),
+            num_updates=getattr(status, "num_updates", 0),
+            split_fingerprint=self.split_fingerprint or getattr(reading, "split_fingerprint", ""),
+        )
+        off = f" ({self.kl_path_off_reason})" if self.kl_path_off_reason else ""
+        self.last_verdict = {**asdict(verdict), "kl_path": f"{self._kl_path.value}{off}"}
+        if self._run_log is None:
+            return
+        self._run_log.verdict(self.last_verdict)
+        fields = {**row, "killswitch/round_idx": round_idx, "killswitch/eval_seconds": seconds, "heldout/score": score}
+        if kl is not None:
+            fields["killswitch/kl_to_init"] = kl
+        if isinstance(reading, HeldoutReading):
+            fields |= _reading_fields(reading)
+        if status.fire:
+            fields["halted"] = True
+        self._run_log.note(fields)
+
+    def _act_on(self, guard: Guard, status: GuardStatus) -> None:
+        self.halted_at = self.state.global_step
+        if not self.strict_killswitch:
+            self.control.should_training_stop = True
+            return
+        guard.raise_if_fired(status)
+        raise CollapseStopError(status)
+
+
+def foreign_split(found: str, expected: str, *, where: str) -> InputError:
+    """The refusal of a score or a checkpoint that belongs to another split."""
+    return InputError(
+        "CR0502",
+        f"it was measured on split {found}, but this run's split is {expected}.",
+        where=where,
+        fix="go on with the split that the run began with, or start a new run.",
+    )
+
+
+def _log_row(status: GuardStatus) -> dict[str, float]:
+    row: dict[str, float] = {"killswitch/fire": 1.0 if status.fire else 0.0}
+    for name in ("in_loop_ema", "heldout_ema", "proxy_real_gap", "kl_ema"):
+        value = getattr(status, name, None)
+        if value is not None:
+            row[f"killswitch/{name}"] = float(value)
+    return row
+
+
+def _reading_fields(reading: HeldoutReading) -> dict[str, float]:
+    fields: dict[str, float] = {
+        "heldout/evaluation_idx": reading.evaluation_idx,
+        "heldout/infrastructure_failures": reading.infrastructure_failures,
+    }
+    if reading.pairs:
+        fields["heldout/visible"] = sum(visible for visible, _ in reading.pairs) / len(reading.pairs)
+        fields["heldout/hidden"] = sum(hidden for _, hidden in reading.pairs) / len(reading.pairs)
+    return fields

@@ -1,0 +1,116 @@
+"""``metrics.jsonl``: exactly one line a global step; ``verdicts.jsonl``: one a guard update.
+
+Line ``step`` = 1..N is about the N-th optimizer step. A fold at ``state.global_step`` k happens
+while step k + 1 is computed, so its verdict stands in line k + 1, whose reward it judged, with
+``killswitch/round_idx`` k. A number that is not finite is written as null.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from composer_replication.run_folder import RunFolder, append_jsonl, read_jsonl, rewrite_jsonl
+
+_FROM_TRL_ROW = ("grad_norm", "learning_rate", "epoch")
+_ROLLOUT_FILE = re.compile(r"step-(\d+)\.jsonl")
+
+
+class StepWindow:
+    """Which entries of TRL's metric lists belong to the step under way.
+
+    TRL averages and empties the lists only every ``logging_steps``; a line a step needs the
+    entries since the last step's end.
+    """
+
+    def __init__(self) -> None:
+        self._num_used: dict[str, int] = {}
+
+    def take(self, metrics: Mapping[str, Sequence[float]]) -> dict[str, float | None]:
+        """Mean of the new finite entries of each list (None: new entries, none finite); marks them used."""
+        means: dict[str, float | None] = {}
+        for name, values in metrics.items():
+            new = values[self._num_used.get(name, 0) :]
+            if new:
+                finite = [value for value in new if math.isfinite(value)]
+                means[name] = math.fsum(finite) / len(finite) if finite else None
+            self._num_used[name] = len(values)
+        return means
+
+    def after_clearing(self, metrics: Mapping[str, Sequence[float]]) -> None:
+        """Note that TRL may have emptied its lists."""
+        self._num_used = {name: min(num, len(metrics.get(name, ()))) for name, num in self._num_used.items()}
+
+
+class RunLog:
+    """Writes the lines of one run.
+
+    A finished step's line waits until the next step begins (or a checkpoint is saved), because
+    TRL's own row and an evaluation of the same step arrive after the step's end.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self._noted: dict[str, Any] = {}
+        self._finished: dict[str, Any] | None = None
+
+    def cut_back(self, step: int, last_round_idx: int | None) -> None:
+        """Drop what a resumed run will write again: lines, verdicts and rollouts after ``step``."""
+        self._noted, self._finished = {}, None
+        if self.folder.metrics.is_file():
+            rewrite_jsonl(self.folder.metrics, [row for row in read_jsonl(self.folder.metrics) if row["step"] <= step])
+        if self.folder.verdicts.is_file():
+            last = -1 if last_round_idx is None else last_round_idx
+            rows = [row for row in read_jsonl(self.folder.verdicts) if row["round_idx"] <= last]
+            rewrite_jsonl(self.folder.verdicts, rows)
+        for path in self.folder.rollouts.glob("step-*.jsonl"):
+            match = _ROLLOUT_FILE.fullmatch(path.name)
+            if match is not None and int(match[1]) > step:
+                path.unlink()
+
+    def note(self, fields: Mapping[str, Any]) -> None:
+        """Fields for the line of the step under way."""
+        self._noted.update(fields)
+
+    def finish_step(self, step: int, fields: Mapping[str, Any]) -> None:
+        """The step is over: its line is ready but for TRL's row."""
+        self.flush()
+        self._finished = {**fields, **self._noted, "step": step}
+        self._noted = {}
+
+    def add_trl_row(self, step: int, logs: Mapping[str, Any]) -> None:
+        """Take the learning rate, the gradient norm and evaluations over; averages over steps are not taken."""
+        if self._finished is None or self._finished["step"] != step:
+            return
+        for name, value in logs.items():
+            if name in _FROM_TRL_ROW or name.startswith("eval_"):
+                self._finished.setdefault(name, value)
+
+    @property
+    def has_open_step(self) -> bool:
+        """Something was noted for a step that has not finished."""
+        return bool(self._noted)
+
+    def flush(self) -> None:
+        """Write the finished step's line."""
+        if self._finished is not None:
+            append_jsonl(self.folder.metrics, json_row(self._finished))
+            self._finished = None
+
+    def verdict(self, row: Mapping[str, Any]) -> None:
+        append_jsonl(self.folder.verdicts, json_row(row))
+
+
+def json_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row with plain JSON scalars: not finite becomes null, arrays of one element a number."""
+    return {name: _json_scalar(value) for name, value in row.items()}
+
+
+def _json_scalar(value: Any) -> Any:
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)

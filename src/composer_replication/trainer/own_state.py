@@ -1,0 +1,156 @@
+"""What a checkpoint needs beyond transformers' own for an exact resume, and the guard's state.
+
+A mixin of the trainer. transformers saves weights, optimizer, scheduler, RNG and its trainer
+state. Lost with those alone: TRL's micro-step counter and the rollouts it has buffered, its
+metrics not yet logged, how often the sampler has been drawn from, the guard, and every extra
+``Stateful``.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from composer_replication.errors import InputError
+from composer_replication.interfaces import Guard, Stateful
+from composer_replication.run_folder import write_json
+from composer_replication.trainer.checkpoints import STATE_NAME, read_state
+from composer_replication.trainer.guard_hook import foreign_split
+from composer_replication.trainer.in_loop_signals import InLoopSignals
+from composer_replication.trainer.processes import process_rank
+from composer_replication.trainer.setting_errors import TrainerSettingError
+
+logger = logging.getLogger(__name__)
+
+
+class OwnState:
+    """Writes and reads ``composer_state.json`` and the buffered rollouts."""
+
+    heldout_guard: Guard | None = None
+    stateful: Mapping[str, Stateful] | None = None
+    split_fingerprint: str = ""
+    num_cadence_hits_without_new_reward: int = 0
+    last_verdict: dict[str, Any] | None = None
+    state: Any
+    args: Any
+    callback_handler: Any
+    num_iterations: Any
+    _metrics: Any
+    _step: Any
+    _buffered_inputs: Any
+    _gate_step: int | None = None
+    _last_round_idx: int | None = None
+    _in_loop_signals: InLoopSignals | None = None
+    _num_permutations_to_skip: int = 0
+
+    def _write_own_state(self, checkpoint: Path) -> None:
+        """Add our files to a folder that transformers has written. Every process calls it."""
+        if self._is_inside_generation():
+            torch.save({"inputs": self._buffered_inputs}, checkpoint / _buffer_name())
+        if process_rank() != 0:
+            return
+        guard = self.heldout_guard
+        write_json(
+            checkpoint / STATE_NAME,
+            {
+                "global_step": self.state.global_step,
+                "micro_step": self._step,
+                "has_buffered_inputs": self._is_inside_generation(),
+                "num_permutations_done": self._num_epochs_done(),
+                "gate_step": self._gate_step,
+                "last_round_idx": self._last_round_idx,
+                "num_cadence_hits_without_new_reward": self.num_cadence_hits_without_new_reward,
+                "in_loop_signals": None if self._in_loop_signals is None else self._in_loop_signals.state_dict(),
+                "metrics": {
+                    name: [value if math.isfinite(value) else None for value in values]
+                    for name, values in self._metrics["train"].items()
+                },
+                "guard": None if guard is None else guard.state_dict(),
+                "stateful": {name: part.state_dict() for name, part in (self.stateful or {}).items()},
+                "last_verdict": self.last_verdict,
+                "split_fingerprint": self.split_fingerprint,
+            },
+        )
+
+    def _read_own_state(self, checkpoint: Path) -> None:
+        """Restore what ``_write_own_state`` wrote.
+
+        Raises:
+            InputError: another split (CR0502), other extra states (CR0714), or rollouts of this
+                process are missing (CR0715).
+            TrainerSettingError: the checkpoint was guarded and this trainer is not (CR0713).
+        """
+        saved = read_state(checkpoint)
+        self._check_belongs(saved, checkpoint)
+        self._step = saved["micro_step"]
+        self._buffered_inputs = _read_buffer(checkpoint, self.args.device) if saved["has_buffered_inputs"] else None
+        self._num_permutations_to_skip = 0 if self.args.ignore_data_skip else saved["num_permutations_done"]
+        self._gate_step = saved["gate_step"]
+        self._last_round_idx = saved["last_round_idx"]
+        self.num_cadence_hits_without_new_reward = saved["num_cadence_hits_without_new_reward"]
+        self.last_verdict = saved["last_verdict"]
+        self._in_loop_signals = InLoopSignals()
+        if saved["in_loop_signals"] is not None:
+            self._in_loop_signals.load_state_dict(saved["in_loop_signals"])
+        for name, values in saved["metrics"].items():
+            self._metrics["train"][name] = [math.nan if value is None else value for value in values]
+        if self.heldout_guard is not None and saved["guard"] is not None:
+            self.heldout_guard.load_state_dict(saved["guard"])
+        for name, part in (self.stateful or {}).items():
+            part.load_state_dict(saved["stateful"][name])
+
+    def _check_belongs(self, saved: Mapping[str, Any], checkpoint: Path) -> None:
+        found = saved["split_fingerprint"]
+        if found and self.split_fingerprint and found != self.split_fingerprint:
+            raise foreign_split(found, self.split_fingerprint, where=str(checkpoint))
+        if saved["guard"] is not None and self.heldout_guard is None:
+            raise TrainerSettingError(
+                "CR0713",
+                "the checkpoint was written under a guard, and this trainer has none.",
+                where=str(checkpoint),
+                fix="pass heldout_guard and heldout_eval_fn again.",
+            )
+        if saved["guard"] is None and self.heldout_guard is not None:
+            logger.warning("%s has no guard state: the guard starts afresh from here.", checkpoint)
+        names = set(self.stateful or {})
+        if names != set(saved["stateful"]):
+            raise InputError(
+                "CR0714",
+                f"the checkpoint holds the extra states {sorted(saved['stateful'])}, this trainer {sorted(names)}.",
+                where=str(checkpoint),
+                fix="pass the same stateful parts as in the run that saved it.",
+            )
+
+    def _is_inside_generation(self) -> bool:
+        """The buffered rollouts are still needed by the next micro-step."""
+        every = self.args.steps_per_generation * self.num_iterations
+        return self._buffered_inputs is not None and self._step % every != 0
+
+    def _num_epochs_done(self) -> int:
+        """How many permutations the sampler has used up, by transformers' own count of epochs."""
+        try:
+            num_batches = len(self.callback_handler.train_dataloader)
+        except TypeError:  # an iterable dataset has no length and no permutation
+            return 0
+        return int(self.state.global_step // max(math.ceil(num_batches / self.args.gradient_accumulation_steps), 1))
+
+
+def _buffer_name() -> str:
+    return f"buffered_inputs_{process_rank()}.pt"
+
+
+def _read_buffer(checkpoint: Path, device: Any) -> Any:
+    path = checkpoint / _buffer_name()
+    if not path.is_file():
+        raise InputError(
+            "CR0715",
+            "the checkpoint has no buffered rollouts for this process.",
+            where=str(path),
+            fix="resume with as many processes as the run had.",
+        )
+    return torch.load(path, map_location=device, weights_only=True)["inputs"]

@@ -1,0 +1,163 @@
+"""Prefix sharing where TRL computes log-probabilities and where it samples.
+
+A mixin of the trainer. Sharing is exact or it is not done: whatever stands against it is said
+once, by its reason, and TRL's own path runs.
+
+Sharing pays as long as a group stays together. TRL shuffles the rows of a generation and then
+splits them into ``steps_per_generation`` micro-batches; rows are grouped by content inside a
+micro-batch, so with ``steps_per_generation = 1`` each prompt is forwarded once, and otherwise
+about once a micro-batch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from trl.models.utils import unwrap_model_for_generation
+
+from composer_replication.trainer.prefix_generation import sample_shared
+from composer_replication.trainer.prefix_sharing import shared_prefix_logps
+from composer_replication.trainer.prefix_support import unsupported_reason
+from composer_replication.trainer.setting_errors import TrainerSettingError
+
+logger = logging.getLogger(__name__)
+
+
+class PrefixWiring:
+    """Decides per call whether prompts are shared.
+
+    Attributes:
+        prefix_sharing_off_reasons: every reason met so far for falling back to TRL's path.
+    """
+
+    prefix_sharing: bool = False
+    is_finished: Callable[[str], bool] | None = None
+    prefix_sharing_off_reasons: tuple[str, ...] = ()
+    args: Any
+    accelerator: Any
+    model_wrapped: Any
+    temperature: Any
+    use_vllm: Any
+    use_transformers_continuous_batching: Any
+    tools: Any
+    eos_token_ids: Any
+    _tokenizer: Any
+    _dist: Any
+
+    def _check_prefix_settings(self) -> None:
+        """Refuse what cannot work with a stop rule, and say where groups are split.
+
+        Raises:
+            TrainerSettingError: ``is_finished`` with ``mask_truncated_completions`` (CR0712), which takes
+                rows without an end-of-sequence token for truncated ones; or without prefix sharing (CR0712).
+        """
+        if self.is_finished is not None and (self.args.mask_truncated_completions or not self.prefix_sharing):
+            other = "mask_truncated_completions" if self.prefix_sharing else "prefix_sharing = False"
+            raise TrainerSettingError(
+                "CR0712",
+                f"is_finished does not go together with {other}.",
+                where="ComposerReplicationTrainer(is_finished=)",
+                fix="set trl.mask_truncated_completions = false and trainer.prefix_sharing = true.",
+            )
+        if self.prefix_sharing and self.args.steps_per_generation > 1:
+            logger.warning(
+                "prefix sharing: TRL shuffles a generation into %d micro-batches of %d rows, which splits groups and "
+                "loses part of the sharing. Where memory allows, raise per_device_train_batch_size until "
+                "steps_per_generation is 1.",
+                self.args.steps_per_generation,
+                self.args.per_device_train_batch_size,
+            )
+
+    def _logps_sharing_reason(
+        self, model: Any, needs_aux_loss: bool, multimodal: Mapping[str, Any]
+    ) -> str | None:
+        if needs_aux_loss:
+            return "the auxiliary router loss is on."
+        if any(value is not None for value in multimodal.values()):
+            return "the rows carry images."
+        if self.args.cast_lm_head_to_fp32:
+            return "cast_lm_head_to_fp32 replaces the model's head."
+        return unsupported_reason(model)
+
+    def _generation_sharing_reason(self, images: Any, multimodal_fields: Mapping[str, Any]) -> str | None:
+        if self.use_vllm or self.use_transformers_continuous_batching:
+            return "another engine generates."
+        if images is not None or multimodal_fields:
+            return "the prompts carry images."
+        if self.tools:
+            return "tools are in use."
+        if self.args.generation_kwargs:
+            return "generation_kwargs are set, which only transformers' generate reads."
+        return unsupported_reason(self.model_wrapped, training=False)
+
+    def _may_share(self, what: str, reason: str | None) -> bool:
+        """Whether to share; a reason against it is logged once."""
+        if reason is None:
+            return True
+        sentence = f"{what}: {reason}"
+        if sentence not in self.prefix_sharing_off_reasons:
+            self.prefix_sharing_off_reasons = (*self.prefix_sharing_off_reasons, sentence)
+            logger.warning("prefix sharing is off for %s", sentence)
+        return False
+
+    def _shared_logps(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        logits_to_keep: int,
+        compute_entropy: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, None]:
+        """TRL's return value of ``_get_per_token_logps_and_entropies``, prompts forwarded once."""
+        split = input_ids.size(1) - logits_to_keep
+        with self.accelerator.autocast():
+            logps, entropies = shared_prefix_logps(
+                model,
+                input_ids[:, :split],
+                attention_mask[:, :split],
+                input_ids[:, split:],
+                attention_mask[:, split:],
+                temperature=self.temperature,
+                compute_entropy=compute_entropy,
+            )
+        return logps, entropies, None
+
+    def _shared_completions(self, prompt_ids: list[list[int]]) -> list[list[int]]:
+        """Completion ids, one row a prompt entry; draws from torch's global generator.
+
+        That generator's state is in every checkpoint, so a resumed run samples the same rows.
+        """
+        with (
+            unwrap_model_for_generation(
+                self.model_wrapped,
+                self.accelerator,
+                gather_deepspeed3_params=self.args.ds3_gather_for_generation,
+                gradient_checkpointing_kwargs=self.args.gradient_checkpointing_kwargs,
+            ) as model,
+            torch.no_grad(),
+            self._dist.summon_full_params(self.model_wrapped, recurse=False),
+        ):
+            samples = sample_shared(
+                model,
+                prompt_ids,
+                1,
+                max_new_tokens=self.args.max_completion_length,
+                temperature=self.args.temperature,
+                top_p=self.args.top_p,
+                top_k=self.args.top_k or 0,
+                min_p=self.args.min_p,
+                repetition_penalty=self.args.repetition_penalty,
+                eos_token_ids=self.eos_token_ids,
+                pad_token_id=self._tokenizer.pad_token_id,
+                stop=None if self.is_finished is None else self._stop_rule,
+                generator=None,
+            )
+        return [row.ids for (row,) in samples]
+
+    def _stop_rule(self, ids: list[int]) -> int | None:
+        """Ask ``is_finished`` about the row's text so far; the row keeps all its ids."""
+        text = self._tokenizer.decode(ids, skip_special_tokens=True)
+        return len(ids) if self.is_finished is not None and self.is_finished(text) else None

@@ -1,0 +1,87 @@
+"""Several trainer processes that must decide the same: small exchanges over torch.distributed.
+
+The rank comes from torch.distributed alone, so that these work before an accelerator exists.
+In a lone process each of them is a plain call.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch.distributed as dist
+
+T = TypeVar("T")
+
+
+def num_processes() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def process_rank() -> int:
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def gathered(value: T) -> list[T]:
+    """One value from each process, in rank order, on every process. A collective call."""
+    if num_processes() == 1:
+        return [value]
+    values: list[T] = [value] * num_processes()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def from_first(value: T) -> T:
+    """The first process's value on every process. A collective call."""
+    if num_processes() == 1:
+        return value
+    holder = [value]
+    dist.broadcast_object_list(holder, src=0)
+    return holder[0]
+
+
+def wait_for_all() -> None:
+    if num_processes() > 1:
+        dist.barrier()
+
+
+def once(work: Callable[[], T], *, every_process_joins: bool = False) -> T:
+    """The first process's result of ``work``, on every process; an exception on one stops all.
+
+    Args:
+        work: runs on the first process.
+        every_process_joins: run it on all (weights are sharded, so each has to take part in a
+            forward); the first process's result still counts.
+
+    Raises:
+        BaseException: whatever ``work`` raised on any process, on every process; elsewhere with a
+            note that says on which process it happened.
+    """
+    if num_processes() == 1:
+        return work()
+    result: T | None = None
+    own_error: BaseException | None = None
+    if every_process_joins or process_rank() == 0:
+        try:
+            result = work()
+        except BaseException as error:  # noqa: BLE001 - raised below, once the others know
+            own_error = error
+    answers = gathered((result if process_rank() == 0 else None, _portable(own_error)))
+    if own_error is not None:
+        raise own_error
+    for rank, (_, error) in enumerate(answers):
+        if error is not None:
+            error.add_note(f"raised on process {rank}")
+            raise error
+    first_result: T = answers[0][0]  # type: ignore[assignment]  # None only where T allows it
+    return first_result
+
+
+def _portable(error: BaseException | None) -> BaseException | None:
+    """The error itself where it survives pickling, else one that says the same."""
+    try:
+        restored: BaseException | None = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
+    except Exception:  # noqa: BLE001 - any failure to pickle has the same answer
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return restored

@@ -1,0 +1,22 @@
+"""A trainer small enough for unit tests: a random two-layer Qwen2 over bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tiny_trainer import build_trainer
+
+
+@pytest.fixture
+def make_trainer(tmp_path: Path) -> Callable[..., Any]:
+    """``make_trainer(max_steps=3, heldout_guard=…, lora=True, …)``; checkpoints go to ``tmp_path``."""
+
+    def make(**settings: Any) -> Any:
+        settings.setdefault("output_dir", tmp_path / "checkpoints")
+        return build_trainer(**settings)
+
+    return make

@@ -1,0 +1,112 @@
+"""Build a ``ComposerReplicationTrainer`` on a tiny random model; usable from a plain subprocess too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from trl import GRPOConfig, GRPOTrainer
+
+from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
+
+PROMPTS = ("def add(a, b):", "def twice(x):", "def first(s):", "def size(c):")
+_OURS = (
+    "heldout_guard",
+    "heldout_eval_fn",
+    "strict_killswitch",
+    "alpha_sdpo",
+    "beta_replay",
+    "prefix_sharing",
+    "is_finished",
+    "run_folder",
+    "stateful",
+    "split_fingerprint",
+    "callbacks",
+    "eval_dataset",
+)
+
+
+def tiny_tokenizer() -> Any:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {symbol: index for index, symbol in enumerate(["<pad>", "<eos>", *alphabet])}
+    raw = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="<pad>", eos_token="<eos>", padding_side="left")
+
+
+def tiny_model(seed: int = 0, vocab_size: int = 258) -> Any:
+    torch.manual_seed(seed)
+    return Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=vocab_size,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            max_position_embeddings=256,
+            pad_token_id=0,
+            bos_token_id=None,
+            eos_token_id=1,
+            tie_word_embeddings=True,
+        )
+    )
+
+
+def lora() -> Any:
+    from peft import LoraConfig
+
+    return LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", lora_dropout=0.0, task_type="CAUSAL_LM")
+
+
+def share_of_low_bytes(completions: list[str], **kwargs: Any) -> list[float]:
+    """A reward that varies between samples and needs nothing."""
+    return [sum(ord(letter) < 100 for letter in text) / max(len(text), 1) for text in completions]
+
+
+def build_trainer(
+    *,
+    output_dir: Path,
+    lora_adapter: bool = False,
+    seed: int = 0,
+    trainer_class: type[GRPOTrainer] = ComposerReplicationTrainer,
+    reward: Callable[..., list[float]] = share_of_low_bytes,
+    num_prompts: int = 4,
+    **settings: Any,
+) -> Any:
+    """Keyword arguments of the trainer go to the trainer, all others to ``GRPOConfig``."""
+    ours = {name: settings.pop(name) for name in _OURS if name in settings}
+    config: dict[str, Any] = {
+        "output_dir": str(output_dir),
+        "per_device_train_batch_size": 4,
+        "num_generations": 4,
+        "max_completion_length": 6,
+        "max_steps": 3,
+        "learning_rate": 1e-3,
+        "lr_scheduler_type": "constant",
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": [],
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "gradient_checkpointing": False,
+        "bf16": False,
+        "seed": seed,
+        **settings,
+    }
+    prompts = [PROMPTS[index % len(PROMPTS)] + " " * (index // len(PROMPTS)) for index in range(num_prompts)]
+    return trainer_class(
+        model=tiny_model(seed),
+        reward_funcs=reward,
+        args=GRPOConfig(**config),
+        train_dataset=Dataset.from_dict({"prompt": prompts}),
+        processing_class=tiny_tokenizer(),
+        peft_config=lora() if lora_adapter else None,
+        **ours,
+    )

@@ -9,12 +9,16 @@ reward depends on it.
 """
 
 from composer_replication.sandbox.choice import choose_backend, open_sandbox
-from composer_replication.sandbox.host_paths import HostPaths, base_interpreter, system_folders
+from composer_replication.sandbox.host_paths import HostPaths, base_interpreter, base_python, system_folders
+from composer_replication.sandbox.selftest import require_selftest, run_selftest
 
 __all__ = [
     "HostPaths",
     "base_interpreter",
+    "base_python",
     "choose_backend",
     "open_sandbox",
+    "require_selftest",
+    "run_selftest",
     "system_folders",
 ]

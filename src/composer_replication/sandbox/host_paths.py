@@ -150,3 +150,11 @@ def resolve_links(path: Path) -> tuple[Path, tuple[tuple[Path, str], ...]]:
 def is_below(path: Path, folders: Iterable[Path]) -> bool:
     """Is ``path`` one of the folders, or below one? Pure text: give resolved paths."""
     return any(path == folder or folder in path.parents for folder in folders)
+
+
+def base_python() -> Path:
+    """The program of the base interpreter, which every jail can start."""
+    folder = Path(sys.base_prefix) / "bin"
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    found = [folder / name for name in (f"python{version}", "python3") if (folder / name).exists()]
+    return found[0] if found else Path("python3")

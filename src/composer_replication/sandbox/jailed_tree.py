@@ -150,7 +150,7 @@ def to_result(ended: Ended, marker: bytes, limits: Limits, *, backend: str) -> E
     before, found, stderr = ended.stderr.partition(marker)
     if not found and ended.verdict is Verdict.ENDED:
         said = before.decode(errors="replace").strip() or f"exit code {ended.exit_code}"
-        raise failure("CR0302", f"{backend} did not start the command: {said[:500]}.")
+        raise failure("CR0302", f"{backend} did not start the command: {said[-500:]}.")
     stdout = ended.stdout[: limits.output_bytes]
     truncated = ended.truncated or len(stdout) < len(ended.stdout) or len(stderr) > limits.output_bytes
     text = stderr[: limits.output_bytes].decode(errors="replace")

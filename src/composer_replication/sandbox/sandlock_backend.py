@@ -157,7 +157,7 @@ class SandlockSandbox:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env={},
+                env={"HOME": str(self._files.scratch.home), "PATH": os.defpath},
                 pass_fds=[descriptor],
                 start_new_session=True,
             )
@@ -192,7 +192,7 @@ def _kernel_problem() -> str:
         "print(sandlock.landlock_abi_version(), sandlock.min_landlock_abi())"
     )
     with suppress(OSError, ValueError, subprocess.TimeoutExpired):
-        done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, timeout=30, check=False)
+        done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, timeout=30, check=False, env={"HOME": "/"})
         has, needs = (int(word) for word in done.stdout.split())
         return "" if has >= needs else f"the kernel has Landlock version {has} and sandlock needs {needs}."
     return "the package sandlock cannot be loaded."

@@ -1,0 +1,151 @@
+"""Real things outside a jail that a probe must not reach: sockets, files, a process."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+_SOME = 3
+_HEAD_BYTES = 1 << 16
+
+
+class Bait:
+    """Plants everything on entry and removes it on exit. ``word`` is the secret to look for."""
+
+    def __init__(self) -> None:
+        self.word = f"secret-{secrets.token_hex(12)}"
+        self.root = Path(tempfile.mkdtemp(prefix="composer-rl-bait-")).resolve()
+        self.secret = self._file("outside/secret.txt")
+        self.shown = self.root / "shown"
+        self.neighbour = self._file("shown/inner/neighbour.txt")
+        self.masked = self.root / "shown" / "inner" / "masked"
+        self._file("shown/inner/masked/deep/hidden.txt")
+        for folder in (self.root, *self.shown.rglob("*"), self.shown):
+            folder.chmod(0o755 if folder.is_dir() else 0o644)
+        self._sockets: list[socket.socket] = []
+        self._network: dict[str, Any] = {}
+
+    def __enter__(self) -> Bait:
+        unix_path = str(self.root / "outside" / "host.sock")
+        abstract = f"composer-rl-{secrets.token_hex(8)}"
+        tcp = self._listen(socket.AF_INET, socket.SOCK_STREAM, ("127.0.0.1", 0))
+        self._datagrams = self._listen(socket.AF_INET, socket.SOCK_DGRAM, ("127.0.0.1", 0))
+        self._listen(socket.AF_UNIX, socket.SOCK_STREAM, unix_path)
+        self._listen(socket.AF_UNIX, socket.SOCK_STREAM, "\0" + abstract)
+        os.chmod(unix_path, 0o777)  # noqa: S103  the jail may run as another user: only isolation may stop it
+        (self.root / "outside").chmod(0o755)
+        self._network = {
+            "tcp_port": tcp.getsockname()[1],
+            "udp_port": self._datagrams.getsockname()[1],
+            "unix_path": unix_path,
+            "abstract_name": abstract,
+            "nameservers": _nameservers(),
+        }
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for listener in self._sockets:
+            listener.close()
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    def _file(self, name: str) -> Path:
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(self.word)
+        path.chmod(0o644)
+        return path
+
+    def _listen(self, family: int, kind: int, address: Any) -> socket.socket:
+        listener = socket.socket(family, kind)
+        self._sockets.append(listener)
+        listener.bind(address)
+        listener.setblocking(False)
+        if kind == socket.SOCK_STREAM:
+            listener.listen(8)
+        return listener
+
+    def network_order(self) -> dict[str, Any]:
+        return self._network
+
+    def got_datagram(self) -> bool:
+        try:
+            return bool(self._datagrams.recv(64))
+        except BlockingIOError:
+            return False
+
+    def masked_files(self, folders: Iterable[Path]) -> dict[str, str]:
+        """Digests of files below our masked folder and of some below each of ``folders``."""
+        found = _some_files(self.masked)
+        for folder in folders:
+            found += _some_files(folder)
+        return _digests(found)
+
+    def host_files(self) -> dict[str, str]:
+        """Digests of files that we can read and the jail must not: accounts, our home, this package."""
+        found = [Path(name) for name in ("/etc/shadow", "/etc/passwd", "/etc/hostname", "/etc/machine-id", __file__)]
+        with suppress(OSError, RuntimeError):
+            found += [path for path in sorted(Path.home().iterdir()) if path.is_file()][:_SOME]
+        return _digests(found)
+
+    def writes_order(self) -> dict[str, Any]:
+        folders = [self.root / "outside", self.root, self.shown, Path("/"), Path("/etc"), Path("/usr/bin"), Path.home()]
+        return {
+            "name": f"probe-{secrets.token_hex(8)}",
+            "folders": [str(folder) for folder in folders],
+            "files": [str(self.secret), str(self.neighbour)],
+        }
+
+    @contextmanager
+    def variable(self) -> Iterator[None]:
+        name = f"COMPOSER_RL_BAIT_{secrets.token_hex(4)}"
+        os.environ[name] = self.word
+        try:
+            yield
+        finally:
+            del os.environ[name]
+
+    @contextmanager
+    def victim(self) -> Iterator[subprocess.Popen[bytes]]:
+        """A process that a probe must not find: the secret is in its command line."""
+        command = ["/bin/sh", "-c", "read line", self.word]
+        with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+
+def _nameservers() -> list[str]:
+    with suppress(OSError):
+        lines = Path("/etc/resolv.conf").read_text().splitlines()
+        return [line.split()[1] for line in lines if line.startswith("nameserver ")][:1]
+    return []
+
+
+def _some_files(folder: Path) -> list[Path]:
+    found: list[Path] = []
+    for place, _, names in os.walk(folder):
+        found += [Path(place) / name for name in names if name.endswith((".py", ".txt", ".whl"))]
+        if len(found) >= _SOME:
+            break
+    return found[:_SOME]
+
+
+def _digests(paths: Iterable[Path]) -> dict[str, str]:
+    """As the probe computes them: of the first 64 KiB, decoded with replacement."""
+    found: dict[str, str] = {}
+    for path in paths:
+        with suppress(OSError), path.open("rb") as handle:
+            text = handle.read(_HEAD_BYTES).decode("utf-8", "replace")
+            if text:
+                found[str(path)] = hashlib.sha256(text.encode()).hexdigest()
+    return found

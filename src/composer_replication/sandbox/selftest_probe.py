@@ -1,0 +1,254 @@
+"""The part of the self-test that runs inside: tries to get out and prints what it reached.
+
+Started with the base interpreter alone, so it uses the standard library only and
+imports nothing of ours. ``PROBE`` on standard input is ``{"do": name, …}``; the answer
+is one JSON object. Whatever it manages to change outside, it takes back.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from contextlib import suppress
+from typing import Any
+
+_CHUNK = b"x" * (1 << 20)
+_PR_GET_NO_NEW_PRIVS = 39
+_PTRACE_SEIZE = 0x4206
+_CLONE_NEWUSER = 0x10000000
+
+
+def _read(path: str, limit: int = 1 << 16) -> str:
+    try:
+        with open(path, "rb") as handle:
+            return handle.read(limit).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _connect(family: int, kind: int, address: Any, send: bytes = b"probe") -> bool:
+    try:
+        with socket.socket(family, kind) as probe:
+            probe.settimeout(0.3)
+            probe.connect(address)
+            probe.send(send)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _network(given: dict[str, Any]) -> dict[str, Any]:
+    reached: list[str] = []
+    inet, stream, datagram = socket.AF_INET, socket.SOCK_STREAM, socket.SOCK_DGRAM
+    if _connect(inet, stream, ("127.0.0.1", given["tcp_port"])):
+        reached.append("a listener on the host's loopback")
+    _connect(inet, datagram, ("127.0.0.1", given["udp_port"]))  # the host looks whether it came
+    if _connect(inet, datagram, ("192.0.2.1", 9), b""):
+        reached.append("a route to the outside")
+    if any(_connect(inet, stream, (address, 53)) for address in ("1.1.1.1", *given["nameservers"])):
+        reached.append("a server outside")
+    if _connect(socket.AF_UNIX, stream, given["unix_path"]):
+        reached.append("a unix socket of the host")
+    if _connect(socket.AF_UNIX, stream, "\0" + given["abstract_name"]):
+        reached.append("an abstract unix socket of the host")
+    with suppress(OSError):
+        socket.getaddrinfo("example.com", 80)
+        reached.append("name resolution")
+    return {"reached": reached}
+
+
+def _files(given: dict[str, Any]) -> dict[str, Any]:
+    digests = {path: hashlib.sha256(_read(path).encode()).hexdigest() for path in given["paths"]}
+    return {"digests": digests, "text": "".join(_read(path) for path in given["secrets"])}
+
+
+def _environment(_: dict[str, Any]) -> dict[str, Any]:
+    seen = [f"{name}={value}" for name, value in os.environ.items()]
+    seen += [_read(f"/proc/{who}/environ") for who in ("1", "self", str(os.getppid()))]
+    return {"text": "\n".join(seen)}
+
+
+def _writes(given: dict[str, Any]) -> dict[str, Any]:
+    written: list[str] = []
+    for folder in given["folders"]:
+        path = os.path.join(folder, given["name"])
+        with suppress(OSError):
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+            os.unlink(path)
+            written.append(folder)
+    for path in given["files"]:
+        with suppress(OSError):
+            os.close(os.open(path, os.O_WRONLY | os.O_APPEND))
+            written.append(path)
+    with open("own", "w") as handle:
+        handle.write("x")
+    return {"written": written}
+
+
+def _signals(given: dict[str, Any]) -> dict[str, Any]:
+    library = ctypes.CDLL(None, use_errno=True)
+    victim = int(given["pid"])
+    reached: list[str] = []
+    if victim not in (1, os.getpid(), os.getppid()):
+        if library.ptrace(_PTRACE_SEIZE, victim, 0, 0) == 0:
+            reached.append("traced a process of the host")
+        with suppress(OSError):
+            os.kill(victim, signal.SIGTERM)  # the host looks whether it came
+    names: list[str] = []
+    with suppress(OSError):
+        names = [name for name in os.listdir("/proc") if name.isdigit()]
+    text = "".join(_read(f"/proc/{name}/cmdline") for name in {*names, str(victim)})
+    return {"reached": reached, "text": text}
+
+
+def _privilege(_: dict[str, Any]) -> dict[str, Any]:
+    library = ctypes.CDLL(None, use_errno=True)
+    gained: list[str] = []
+    if library.prctl(_PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) != 1:
+        gained.append("no_new_privs is not set")
+    with suppress(OSError):
+        os.setgid(0)
+        os.setuid(0)
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+    sets = (ctypes.c_uint32 * 6)()
+    if library.capget(header, sets) == 0 and (sets[0] or sets[1] or sets[3] or sets[4]):
+        gained.append("it has capabilities")
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if library.unshare(_CLONE_NEWUSER) == 0 else 1)
+    if os.waitpid(child, 0)[1] == 0:
+        gained.append("it can make a user namespace")
+    return {"gained": gained}
+
+
+def _open_files(given: dict[str, Any]) -> dict[str, Any]:
+    held: list[int] = []
+    with suppress(OSError):
+        while len(held) < given["try"]:
+            held.append(os.open("/dev/null", os.O_RDONLY))
+    return {"count": len(held) + 3}
+
+
+def _processes(given: dict[str, Any]) -> dict[str, Any]:
+    count = 1
+    with suppress(OSError):
+        while count < given["try"]:
+            if os.fork() == 0:
+                time.sleep(1)
+                os._exit(0)
+            count += 1
+    return {"count": count}
+
+
+def _touch(size: int) -> bytearray:
+    block = bytearray(size)
+    block[::4096] = b"x" * len(block[::4096])
+    return block
+
+
+def _memory(given: dict[str, Any]) -> dict[str, Any]:
+    try:
+        held = _touch(given["bytes"])
+    except MemoryError:
+        return {"held": 0}
+    return {"held": len(held)}
+
+
+def _memory_of_many(given: dict[str, Any]) -> dict[str, Any]:
+    children = []
+    for _ in range(given["num"]):
+        child = os.fork()
+        if child == 0:
+            with suppress(MemoryError):
+                held = _touch(given["bytes"])
+                time.sleep(given["seconds"])
+                os._exit(0 if held else 1)
+            os._exit(1)
+        children.append(child)
+    return {"held": sum(os.waitpid(child, 0)[1] == 0 for child in children)}
+
+
+def _can_write(folder: str, name: str) -> bool:
+    try:
+        os.close(os.open(f"{folder}/{name}", os.O_CREAT | os.O_WRONLY))
+        os.unlink(f"{folder}/{name}")
+    except OSError:
+        return False
+    return True
+
+
+def _disk(given: dict[str, Any]) -> dict[str, Any]:
+    """Write past the limit: one file, many files wherever it can, files that are deleted but open."""
+    kind = given["kind"]
+    written = 0
+    held: list[int] = []
+    names: list[str] = []
+    folders = [".", os.environ.get("TMPDIR", "."), "/tmp", "/dev/shm"] if kind == "many files" else ["."]
+    folders = [folder for folder in folders if _can_write(folder, given["name"])]
+    with suppress(OSError):
+        while written < given["bytes"]:
+            if not held or kind != "one file":
+                names.append(f"{folders[len(held) % len(folders)]}/{given['name']}-{len(held)}")
+                held.append(os.open(names[-1], os.O_CREAT | os.O_WRONLY))
+                if kind == "deleted files":
+                    os.unlink(names[-1])
+            written += os.write(held[-1], _CHUNK)
+    if kind != "one file":
+        time.sleep(given["seconds"])
+    for name in names:
+        with suppress(OSError):
+            os.unlink(name)
+    return {"written": written}
+
+
+def _output(given: dict[str, Any]) -> dict[str, Any]:
+    for _ in range(given["bytes"] >> 20):
+        os.write(1, _CHUNK)
+    return {}
+
+
+def _daemon(given: dict[str, Any]) -> dict[str, Any]:
+    """A heartbeat from a process that left session, group and parent behind."""
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            end = time.monotonic() + given["lives_seconds"]
+            with open(given["file"], "ab", buffering=0) as beat:
+                while time.monotonic() < end:
+                    beat.write(b".")
+                    time.sleep(0.01)
+        os._exit(0)
+    os.wait()
+    while not os.path.exists(given["file"]):
+        time.sleep(0.005)
+    time.sleep(given["seconds"])
+    return {}
+
+
+_PROBES = {
+    "network": _network,
+    "files": _files,
+    "environment": _environment,
+    "writes": _writes,
+    "signals": _signals,
+    "privilege": _privilege,
+    "open_files": _open_files,
+    "processes": _processes,
+    "memory": _memory,
+    "memory_of_many": _memory_of_many,
+    "disk": _disk,
+    "output": _output,
+    "daemon": _daemon,
+}
+
+
+if __name__ == "__main__":
+    orders = json.load(sys.stdin)
+    print(json.dumps([_PROBES[order["do"]](order) for order in orders]))

@@ -113,13 +113,7 @@ def sample_shared(
             (``unsupported_reason``); CR0743, ``stop`` kept more ids than there are.
     """
     _check_arguments(num_samples, max_new_tokens, temperature, prompt_token_lists)
-    if reason := unsupported_reason(model, training=False):
-        raise InputError(
-            "CR0741",
-            f"this model cannot share prompts: {reason}",
-            where="sample_shared",
-            fix="switch prefix sharing off for this model.",
-        )
+    _check_model(model)
     index: dict[tuple[int, ...], int] = {}
     prompt_of_row = [
         index.setdefault(tuple(ids), len(index)) for ids in prompt_token_lists for _ in range(num_samples)
@@ -297,6 +291,16 @@ def _evaluation_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for module in trained:
             module.training = True
+
+
+def _check_model(model: nn.Module) -> None:
+    if reason := unsupported_reason(model, training=False):
+        raise InputError(
+            "CR0741",
+            f"this model cannot share prompts: {reason}",
+            where="sample_shared",
+            fix="switch prefix sharing off for this model.",
+        )
 
 
 def _check_arguments(

@@ -92,7 +92,8 @@ def shared_prefix_logps(
     if temperature <= 0 or (prompts_per_forward is not None and prompts_per_forward < 1):
         raise UsageError(
             "CR0742",
-            f"temperature ({temperature}) must be above 0, prompts_per_forward ({prompts_per_forward}) at least 1.",
+            f"temperature ({temperature}) must be above 0 and "
+            f"prompts_per_forward ({prompts_per_forward}) at least 1.",
             where="shared_prefix_logps",
             fix="correct the argument.",
         )
@@ -296,7 +297,8 @@ def _check_shapes(
 
 
 def _is_distributed() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
+    distributed = torch.distributed
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
 class _TokenStatistics(torch.autograd.Function):

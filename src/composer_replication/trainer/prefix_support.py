@@ -35,6 +35,7 @@ def unsupported_reason(model: nn.Module, *, training: bool | None = None) -> str
     """
     checks: tuple[Callable[[nn.Module], str | None], ...] = (
         _structure,
+        _static_cache,
         _peft,
         _cache_layers,
         _experts,
@@ -75,25 +76,35 @@ def _structure(model: nn.Module) -> str | None:
         return f"{name} is not a transformers model, so its cache is unknown."
     if getattr(config, "is_encoder_decoder", False):
         return f"{name} is an encoder-decoder: the prompt is not a prefix of what it decodes."
+    if getattr(inner, "_is_stateful", False):
+        return f"{name} has recurrent or convolution layers, whose state cannot be copied exactly."
     for argument in ("past_key_values", "logits_to_keep"):
         if not accepts(model, argument):
             return f"the forward of {name} takes no {argument}."
     if getattr(config.get_text_config(), "use_bidirectional_attention", None) in (True, "all"):
         return f"{name} attends in both directions, so a prompt's states depend on the completion."
-    for settings in (config, getattr(inner, "generation_config", None)):
+    return None
+
+
+def _static_cache(model: nn.Module) -> str | None:
+    inner = inner_model(model)
+    for settings in (inner.config, getattr(inner, "generation_config", None)):
         kind = str(getattr(settings, "cache_implementation", None) or "")
         if "static" in kind:
-            return f"{name} is set to the {kind} cache, which is written in place and carries no gradient."
+            return (
+                f"{type(inner).__name__} is set to the {kind} cache, written in place and without gradient."
+            )
     return None
 
 
 def _peft(model: nn.Module) -> str | None:
-    peft_config = getattr(model, "peft_config", None)
-    for config in peft_config.values() if isinstance(peft_config, dict) else ():
-        if getattr(config, "is_prompt_learning", False):
-            return "a PEFT prompt-learning adapter puts virtual tokens before the prompt."
-        if getattr(config, "alora_invocation_tokens", None):
-            return "an activated LoRA changes weights at an invocation token inside the sequence."
+    for module in model.modules():  # the adapter may stand inside a data-parallel wrapper
+        peft_config = getattr(module, "peft_config", None)
+        for config in peft_config.values() if isinstance(peft_config, dict) else ():
+            if getattr(config, "is_prompt_learning", False):
+                return "a PEFT prompt-learning adapter puts virtual tokens before the prompt."
+            if getattr(config, "alora_invocation_tokens", None):
+                return "an activated LoRA changes weights at an invocation token inside the sequence."
     return None
 
 
@@ -106,8 +117,6 @@ def _cache_layers(model: nn.Module) -> str | None:
     for layer in DynamicCache(config=inner.config).layers:
         if type(layer) not in _EXACT_LAYERS:
             return f"{name} keeps state in {type(layer).__name__}, which is not a plain key-value cache."
-    if getattr(inner, "_is_stateful", False):
-        return f"{name} has recurrent or convolution layers, whose state cannot be copied exactly."
     return None
 
 

@@ -1,0 +1,285 @@
+"""Sharing a prompt changes the cost and nothing else: log-probabilities, entropies and gradients stay."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+import transformers as tf
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
+
+from composer_replication.trainer import prefix_sharing
+from composer_replication.trainer.prefix_sharing import shared_prefix_logps, unsupported_reason
+
+VOCABULARY = 61
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.2,
+}
+HYBRID = ["sliding_attention", "full_attention", "sliding_attention"]
+MODELS: dict[str, Callable[[], torch.nn.Module]] = {
+    "llama": lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**SIZES)),
+    "llama-eager": lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**SIZES, attn_implementation="eager")),
+    "qwen2": lambda: tf.Qwen2ForCausalLM(tf.Qwen2Config(**SIZES)),
+    "qwen3": lambda: tf.Qwen3ForCausalLM(tf.Qwen3Config(**SIZES, head_dim=8)),
+    "gemma3-hybrid": lambda: tf.Gemma3ForCausalLM(
+        tf.Gemma3TextConfig(**SIZES, head_dim=8, sliding_window=6, layer_types=HYBRID)
+    ),
+    "gemma2-softcap": lambda: tf.Gemma2ForCausalLM(
+        tf.Gemma2Config(
+            **SIZES, head_dim=8, sliding_window=6, layer_types=HYBRID, final_logit_softcapping=3.0
+        )
+    ),
+    "mixtral": lambda: tf.MixtralForCausalLM(tf.MixtralConfig(**SIZES, num_local_experts=4)),
+    "gpt-oss-sinks": lambda: tf.GptOssForCausalLM(
+        tf.GptOssConfig(
+            **SIZES,
+            head_dim=8,
+            sliding_window=6,
+            layer_types=HYBRID,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+        )
+    ),
+    "deepseek-v3-latent": lambda: tf.DeepseekV3ForCausalLM(
+        tf.DeepseekV3Config(
+            **SIZES | {"num_key_value_heads": 4},
+            moe_intermediate_size=16,
+            kv_lora_rank=8,
+            q_lora_rank=8,
+            qk_rope_head_dim=4,
+            qk_nope_head_dim=4,
+            v_head_dim=8,
+            n_routed_experts=4,
+            n_group=1,
+            topk_group=1,
+            num_experts_per_tok=2,
+            first_k_dense_replace=1,
+        )
+    ),
+}
+
+
+@dataclass
+class Batch:
+    """A GRPO batch as TRL lays it out: prompts padded left, completions right."""
+
+    prompt_ids: torch.Tensor
+    prompt_mask: torch.Tensor
+    completion_ids: torch.Tensor
+    completion_mask: torch.Tensor
+
+
+def make_batch(groups: list[tuple[int, list[int]]], num_columns: int, seed: int) -> Batch:
+    """Build shuffled rows of groups given as (prompt length, completion lengths)."""
+    chooser = random.Random(seed)
+    width = max(length for length, _ in groups) + 2  # two columns of padding in every row
+    rows = []
+    for length, completion_lengths in groups:
+        prompt = [chooser.randrange(1, VOCABULARY) for _ in range(length)]
+        for tokens in completion_lengths:
+            # Padding columns hold arbitrary ids: only the mask may decide what counts.
+            padding = [chooser.randrange(VOCABULARY) for _ in range(width - length)]
+            completion = [chooser.randrange(1, VOCABULARY) for _ in range(num_columns)]
+            mask = [0] * (width - length) + [1] * length
+            rows.append((padding + prompt, mask, completion, [int(i < tokens) for i in range(num_columns)]))
+    chooser.shuffle(rows)
+    return Batch(*(torch.tensor(column) for column in zip(*rows, strict=True)))
+
+
+def plain_logps(
+    model: torch.nn.Module, batch: Batch, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Forward prompt and completion for every row, as TRL does it: the oracle."""
+    ids = torch.cat([batch.prompt_ids, batch.completion_ids], dim=1)
+    mask = torch.cat([batch.prompt_mask, batch.completion_mask], dim=1)
+    logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+    logps_v = (logits[:, batch.prompt_ids.size(1) - 1 : -1].float() / temperature).log_softmax(-1)
+    logps = logps_v.gather(-1, batch.completion_ids[..., None])[..., 0]
+    entropies = -(logps_v.exp() * logps_v).sum(-1)
+    hidden = batch.completion_mask == 0
+    return logps.masked_fill(hidden, 0), entropies.masked_fill(hidden, 0)
+
+
+def gradient(model: torch.nn.Module, loss: torch.Tensor) -> torch.Tensor:
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    parts = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+    return torch.cat([part.flatten() for part in parts])
+
+
+def assert_sharing_changes_nothing(
+    model: torch.nn.Module, batch: Batch, *, temperature: float, prompts_per_forward: int | None = None
+) -> None:
+    """Compare values to 1e-5 and gradients to 1e-4 of the largest."""
+    assert unsupported_reason(model) is None
+    plain, plain_entropies = plain_logps(model, batch, temperature)
+    shared, entropies = shared_prefix_logps(
+        model,
+        batch.prompt_ids,
+        batch.prompt_mask,
+        batch.completion_ids,
+        batch.completion_mask,
+        temperature=temperature,
+        compute_entropy=True,
+        prompts_per_forward=prompts_per_forward,
+    )
+    assert entropies is not None
+    assert shared.shape == plain.shape == entropies.shape
+    torch.testing.assert_close(shared, plain, rtol=0, atol=1e-5)
+    torch.testing.assert_close(entropies, plain_entropies, rtol=0, atol=1e-5)
+    weights = torch.randn(2, *plain.shape, generator=torch.Generator().manual_seed(0))
+    expected = gradient(model, (plain * weights[0] + plain_entropies * weights[1]).sum())
+    actual = gradient(model, (shared * weights[0] + entropies * weights[1]).sum())
+    assert float((actual - expected).abs().max()) <= 1e-4 * float(expected.abs().max())
+
+
+UNEQUAL_GROUPS = [(13, [5, 0, 7]), (4, [7]), (9, [1, 3, 6, 2])]
+
+
+def build(name: str) -> torch.nn.Module:
+    torch.manual_seed(3)
+    return MODELS[name]().train()
+
+
+@pytest.fixture(scope="module")
+def llama() -> torch.nn.Module:
+    return build("llama")
+
+
+@pytest.mark.parametrize("prompts_per_forward", [None, 3])
+@pytest.mark.parametrize("name", MODELS)
+def test_every_architecture_gives_the_plain_forward(name: str, prompts_per_forward: int | None) -> None:
+    model = build(name)
+    batch = make_batch(UNEQUAL_GROUPS, 7, seed=1)
+    assert_sharing_changes_nothing(model, batch, temperature=0.7, prompts_per_forward=prompts_per_forward)
+
+
+def test_the_comparison_is_not_empty(llama: torch.nn.Module) -> None:
+    batch = make_batch(UNEQUAL_GROUPS, 7, seed=1)
+    logps, entropies = plain_logps(llama, batch, 1.0)
+    assert float(gradient(llama, logps.sum()).abs().max()) > 1
+    assert float(logps.detach().std()) > 0.5
+    assert float(entropies.detach().std()) > 0.1
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    groups=st.lists(
+        st.tuples(st.integers(1, 9), st.lists(st.integers(0, 5), min_size=1, max_size=4)),
+        min_size=1,
+        max_size=3,
+    ),
+    temperature=st.sampled_from([0.5, 1.0, 1.7]),
+    prompts_per_forward=st.sampled_from([None, 1, 2]),
+    seed=st.integers(0, 2**16),
+)
+def test_any_groups_in_any_order(
+    llama: torch.nn.Module,
+    groups: list[tuple[int, list[int]]],
+    temperature: float,
+    prompts_per_forward: int | None,
+    seed: int,
+) -> None:
+    batch = make_batch(groups, 5, seed)
+    if not batch.completion_mask.any():
+        batch.completion_mask[0, 0] = 1  # a batch without a token has its own test
+    assert_sharing_changes_nothing(
+        llama, batch, temperature=temperature, prompts_per_forward=prompts_per_forward
+    )
+
+
+def test_one_completion_column(llama: torch.nn.Module) -> None:
+    assert_sharing_changes_nothing(llama, make_batch([(5, [1, 1]), (2, [1])], 1, seed=4), temperature=1.0)
+
+
+@pytest.mark.parametrize("prompts_per_forward", [1, 2])
+@pytest.mark.parametrize("where", ["prompt", "completion", "both"])
+def test_holes_in_the_masks(llama: torch.nn.Module, where: str, prompts_per_forward: int) -> None:
+    batch = make_batch([(8, [6, 6]), (5, [6])], 6, seed=5)
+    if where != "completion":
+        batch.prompt_mask[:, -2] = 0
+    if where != "prompt":
+        batch.completion_mask[1, 2] = 0
+    # A column after the hole keeps its position; the plain forward counts columns as well.
+    assert_sharing_changes_nothing(llama, batch, temperature=1.0, prompts_per_forward=prompts_per_forward)
+
+
+def test_lora_gradients_reach_the_adapter_through_the_prompt() -> None:
+    model = get_peft_model(
+        build("qwen2"), LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", init_lora_weights=False)
+    ).train()
+    assert_sharing_changes_nothing(model, make_batch(UNEQUAL_GROUPS, 7, seed=6), temperature=1.3)
+
+
+def test_bfloat16_agrees_as_far_as_bfloat16_does() -> None:
+    model = build("llama").bfloat16()
+    batch = make_batch(UNEQUAL_GROUPS, 7, seed=7)
+    exact, _ = plain_logps(build("llama").float(), batch, 1.0)
+    plain, _ = plain_logps(model, batch, 1.0)
+    shared, _ = shared_prefix_logps(
+        model,
+        batch.prompt_ids,
+        batch.prompt_mask,
+        batch.completion_ids,
+        batch.completion_mask,
+        temperature=1.0,
+    )
+    assert shared.dtype == torch.float32
+    rounding = float((plain - exact).detach().abs().mean())
+    assert float((shared - exact).detach().abs().mean()) < 2 * rounding
+    assert gradient(model, shared.sum()).isfinite().all()
+
+
+def _shift_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = prefix_sharing.forward_with_cache
+
+    def shifted(
+        model: torch.nn.Module,
+        ids: torch.Tensor,
+        cache: tf.DynamicCache,
+        positions: torch.Tensor,
+        *rest: torch.Tensor | None,
+        logits_to_keep: int = 0,
+    ) -> torch.Tensor:
+        moved = positions if logits_to_keep else positions + 1
+        return original(model, ids, cache, moved, *rest, logits_to_keep=logits_to_keep)
+
+    monkeypatch.setattr(prefix_sharing, "forward_with_cache", shifted)
+
+
+def _swap_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = prefix_sharing.copy_cache_to_rows
+    monkeypatch.setattr(
+        prefix_sharing, "copy_cache_to_rows", lambda cache, rows: original(cache, rows.roll(1))
+    )
+
+
+def _cut_the_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = prefix_sharing.copy_cache_to_rows
+
+    def detached(cache: tf.DynamicCache, rows: torch.Tensor) -> None:
+        for layer in cache.layers:
+            layer.keys, layer.values = layer.keys.detach(), layer.values.detach()
+        original(cache, rows)
+
+    monkeypatch.setattr(prefix_sharing, "copy_cache_to_rows", detached)
+
+
+@pytest.mark.parametrize("corrupt", [_shift_positions, _swap_prompts, _cut_the_gradient])
+def test_a_corrupted_cache_does_not_pass(
+    llama: torch.nn.Module, monkeypatch: pytest.MonkeyPatch, corrupt: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    batch = make_batch(UNEQUAL_GROUPS, 7, seed=1)
+    corrupt(monkeypatch)
+    with pytest.raises(AssertionError):
+        assert_sharing_changes_nothing(llama, batch, temperature=0.7, prompts_per_forward=3)

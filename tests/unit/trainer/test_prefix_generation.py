@@ -1,0 +1,324 @@
+"""Sampling with one prefill says what the model's own generation and forward say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers as tf
+from peft import LoraConfig, get_peft_model
+
+from composer_replication.errors import InputError, UsageError
+from composer_replication.records import StopReason
+from composer_replication.trainer.prefix_generation import SampledRow, sample_shared
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 41,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.35,
+}
+HYBRID = ["sliding_attention", "full_attention", "sliding_attention"]
+MODELS: dict[str, Callable[[], Any]] = {
+    "llama": lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**SIZES)),
+    "qwen2": lambda: tf.Qwen2ForCausalLM(tf.Qwen2Config(**SIZES)),
+    "qwen3": lambda: tf.Qwen3ForCausalLM(tf.Qwen3Config(**SIZES, head_dim=8)),
+    "gemma3-hybrid": lambda: tf.Gemma3ForCausalLM(
+        tf.Gemma3TextConfig(
+            **SIZES | {"initializer_range": 0.1}, head_dim=8, sliding_window=5, layer_types=HYBRID
+        )
+    ),
+}
+PROMPTS = [[3, 4, 5, 6, 7, 8, 9, 10], [11, 12, 13], [3, 4, 5, 6, 7, 8, 9, 10], [14, 15, 16, 17, 18]]
+EOS, PAD = 2, 0
+
+
+def build(name: str) -> Any:
+    torch.manual_seed(1)
+    return MODELS[name]().train()
+
+
+@pytest.fixture(scope="module")
+def llama() -> Any:
+    return build("llama")
+
+
+def sample(model: Any, prompts: list[list[int]], num_samples: int, **changes: Any) -> list[list[SampledRow]]:
+    seed = changes.pop("seed", 0)
+    arguments: dict[str, Any] = {
+        "max_new_tokens": 9,
+        "temperature": 1.0,
+        "eos_token_ids": [EOS],
+        "pad_token_id": PAD,
+        "generator": torch.Generator().manual_seed(seed),
+    }
+    return sample_shared(model, prompts, num_samples, **arguments | changes)
+
+
+def greedy_by_transformers(model: Any, prompt: list[int], **settings: Any) -> list[int]:
+    was_training = model.training
+    output = model.eval().generate(
+        input_ids=torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        do_sample=False,
+        max_new_tokens=9,
+        eos_token_id=EOS,
+        pad_token_id=PAD,
+        **settings,
+    )
+    model.train(was_training)
+    ids: list[int] = output[0, len(prompt) :].tolist()
+    return ids
+
+
+def plain_scores(model: Any, prompt: list[int], ids: list[int]) -> torch.Tensor:
+    """Logits before each of these ids, from one forward without a cache."""
+    with torch.no_grad():
+        logits: torch.Tensor = model(input_ids=torch.tensor([prompt + ids]), use_cache=False).logits
+    return logits[0, len(prompt) - 1 : -1]
+
+
+def chosen(logps: torch.Tensor, ids: list[int]) -> torch.Tensor:
+    return logps.gather(-1, torch.tensor(ids)[:, None])[:, 0]
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.4])
+@pytest.mark.parametrize("name", MODELS)
+def test_greedy_is_token_for_token_that_of_generate(name: str, penalty: float) -> None:
+    model = build(name)
+    rows = sample(model, PROMPTS, 2, temperature=0, repetition_penalty=penalty)
+    for prompt, group in zip(PROMPTS, rows, strict=True):
+        expected = greedy_by_transformers(model, prompt, repetition_penalty=penalty)
+        assert [row.ids for row in group] == [expected, expected]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logps_are_those_of_the_plain_forward(name: str) -> None:
+    model = build(name)
+    rows = sample(model, PROMPTS, 3, temperature=0.8)
+    assert len({tuple(row.ids) for group in rows for row in group}) > len(PROMPTS)
+    for prompt, group in zip(PROMPTS, rows, strict=True):
+        for row in group:
+            expected = (plain_scores(model, prompt, row.ids) / 0.8).log_softmax(-1)
+            actual = torch.tensor(row.logps)
+            torch.testing.assert_close(actual, chosen(expected, row.ids), rtol=0, atol=1e-5)
+
+
+def test_greedy_logps_are_those_of_temperature_one(llama: Any) -> None:
+    ((row,),) = sample(llama, PROMPTS[:1], 1, temperature=0)
+    expected = chosen(plain_scores(llama, PROMPTS[0], row.ids).log_softmax(-1), row.ids)
+    torch.testing.assert_close(torch.tensor(row.logps), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("filters", [{"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.3}])
+def test_filtered_tokens_are_never_drawn_and_logps_are_of_what_is_left(
+    llama: Any, filters: dict[str, Any]
+) -> None:
+    rows = sample(llama, PROMPTS[:2], 8, temperature=2.0, **filters)
+    for prompt, group in zip(PROMPTS[:2], rows, strict=True):
+        for row in group:
+            probs = (plain_scores(llama, prompt, row.ids) / 2.0).softmax(-1)
+            for position, token in enumerate(row.ids):
+                kept = keep_by_hand(probs[position], **filters)
+                assert kept[token]
+                share = probs[position, token] / probs[position, kept].sum()
+                assert row.logps[position] == pytest.approx(float(share.log()), abs=1e-5)
+
+
+def keep_by_hand(
+    probs: torch.Tensor, top_k: int = 0, top_p: float = 1.0, min_p: float | None = None
+) -> torch.Tensor:
+    order = probs.argsort(descending=True)
+    kept = torch.zeros_like(probs, dtype=torch.bool)
+    if top_k:
+        kept[order[:top_k]] = True
+    elif min_p is not None:
+        kept = probs >= min_p * probs.max()
+    else:
+        before = probs[order].cumsum(0) - probs[order]
+        kept[order[before < top_p]] = True
+    return kept
+
+
+def test_the_frequencies_are_the_probabilities(llama: Any) -> None:
+    (rows,) = sample(llama, PROMPTS[:1], 4000, max_new_tokens=1, temperature=3.0)
+    counts = torch.bincount(torch.tensor([row.ids[0] for row in rows]), minlength=41)
+    probs = (plain_scores(llama, PROMPTS[0], [0])[0] / 3.0).softmax(-1)
+    deviations = (counts - 4000 * probs) / (4000 * probs * (1 - probs)).sqrt()
+    assert float(deviations.abs().max()) < 4
+    assert int((counts > 0).sum()) > 20
+
+
+def test_the_smallest_random_number_does_not_draw_a_filtered_token(
+    llama: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "rand", lambda *size, **_settings: torch.zeros(*size, dtype=torch.float64))
+    rows = sample(llama, PROMPTS, 1, top_k=1)
+    greedy = sample(llama, PROMPTS, 1, temperature=0)
+    assert [row.ids for (row,) in rows] == [row.ids for (row,) in greedy]
+    assert all(row.ids[0] != 0 for (row,) in rows)
+
+
+def test_the_generator_decides(llama: Any) -> None:
+    assert sample(llama, PROMPTS, 2, seed=5) == sample(llama, PROMPTS, 2, seed=5)
+    assert sample(llama, PROMPTS, 2, seed=5) != sample(llama, PROMPTS, 2, seed=6)
+
+
+def test_without_a_generator_the_global_one_is_used(llama: Any) -> None:
+    torch.manual_seed(8)
+    first = sample(llama, PROMPTS, 1, generator=None)
+    torch.manual_seed(8)
+    assert sample(llama, PROMPTS, 1, generator=None) == first
+    assert sample(llama, PROMPTS, 1, generator=None) != first
+
+
+def test_a_row_does_not_depend_on_when_its_neighbours_stop(llama: Any) -> None:
+    free = sample(llama, PROMPTS, 3, eos_token_ids=[])
+    first_row = free[0][0].ids
+
+    def stop(ids: list[int]) -> int | None:
+        return 2 if len(ids) == 3 and ids == first_row[:3] else None
+
+    stopped = sample(llama, PROMPTS, 3, eos_token_ids=[], stop=stop)
+    assert stopped[0][0].ids == first_row[:2]
+    assert stopped[0][0].stop_reason is StopReason.STOP_RULE
+    others = [(a, b) for one, two in zip(free, stopped, strict=True) for a, b in zip(one, two, strict=True)]
+    for before, after in others[1:]:
+        if before.ids[:3] != first_row[:3]:
+            assert after.ids == before.ids
+            assert after.logps == pytest.approx(before.logps, abs=1e-5)
+
+
+def test_one_prefill_for_each_distinct_prompt_and_finished_rows_leave_the_batch(llama: Any) -> None:
+    shapes: list[tuple[int, ...]] = []
+    handle = llama.register_forward_hook(
+        lambda _module, _args, kwargs, _output: shapes.append(tuple(kwargs["input_ids"].shape)),
+        with_kwargs=True,
+    )
+    try:
+        calls: list[int] = []
+
+        def stop(ids: list[int]) -> int | None:
+            calls.append(len(ids))
+            return len(ids) if calls.count(len(ids)) > 6 - 2 * len(ids) else None
+
+        rows = sample(llama, PROMPTS[:3], 2, eos_token_ids=[], stop=stop)
+    finally:
+        handle.remove()
+    # Three prompts, two of them equal; of the six rows two end after the first token, two after the second.
+    assert shapes == [(2, 8), (4, 1), (2, 1)]
+    assert sorted(len(row.ids) for group in rows for row in group) == [1, 1, 2, 2, 3, 3]
+
+
+def test_end_of_sequence_is_kept_and_ends_the_row(llama: Any) -> None:
+    free = sample(llama, PROMPTS, 2, eos_token_ids=[])
+    end = free[1][0].ids[2]
+    asked: list[list[int]] = []
+
+    def watch(ids: list[int]) -> None:
+        asked.append(ids)
+
+    for before, row in zip(
+        [row for group in free for row in group],
+        [row for group in sample(llama, PROMPTS, 2, eos_token_ids={end}, stop=watch) for row in group],
+        strict=True,
+    ):
+        place = before.ids.index(end) + 1 if end in before.ids else len(before.ids)
+        assert row.ids == before.ids[:place]
+        assert len(row.logps) == len(row.ids)
+        assert row.stop_reason is (StopReason.FINISHED if end in before.ids else StopReason.LENGTH)
+    assert asked
+    assert not any(end in ids for ids in asked)
+
+
+def test_the_stop_rule_sees_each_prefix_and_cannot_change_the_row(llama: Any) -> None:
+    seen: list[list[int]] = []
+
+    def meddle(ids: list[int]) -> int | None:
+        seen.append(list(ids))
+        ids.clear()
+        return 0 if len(seen) == 4 else None
+
+    ((row,),) = sample(llama, PROMPTS[:1], 1, eos_token_ids=[], stop=meddle)
+    ((free,),) = sample(llama, PROMPTS[:1], 1, eos_token_ids=[])
+    assert seen == [free.ids[:count] for count in range(1, 5)]
+    assert (row.ids, row.logps, row.stop_reason) == ([], [], StopReason.STOP_RULE)
+
+
+@pytest.mark.parametrize("kept", [-1, 2])
+def test_a_stop_rule_that_keeps_what_is_not_there_is_refused(llama: Any, kept: int) -> None:
+    with pytest.raises(InputError, match="CR0743"):
+        sample(llama, PROMPTS[:1], 1, stop=lambda _ids: kept)
+
+
+def test_every_module_gets_its_mode_back_even_after_an_error() -> None:
+    model = build("llama")
+    model.model.layers[1].eval()
+    before = {name: module.training for name, module in model.named_modules()}
+    sample(model, PROMPTS[:1], 1)
+    assert {name: module.training for name, module in model.named_modules()} == before
+
+    def explode(_ids: list[int]) -> int | None:
+        raise KeyError("stop")
+
+    with pytest.raises(KeyError):
+        sample(model, PROMPTS[:1], 1, stop=explode)
+    assert {name: module.training for name, module in model.named_modules()} == before
+    assert not model.eval().training
+    sample(model, PROMPTS[:1], 1)
+    assert not model.training
+
+
+def test_dropout_checkpointing_and_inference_mode_do_not_matter_to_sampling() -> None:
+    quiet = build("llama").eval()
+    loud = build("llama")
+    loud.config.attention_dropout = 0.5
+    for layer in loud.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    loud.gradient_checkpointing_enable()
+    expected = sample(quiet, PROMPTS, 2)
+    assert sample(loud, PROMPTS, 2) == expected
+    with torch.inference_mode():
+        assert sample(quiet, PROMPTS, 2) == expected
+
+
+def test_lora_counts_until_the_caller_switches_it_off() -> None:
+    base = [[row.ids for row in group] for group in sample(build("llama"), PROMPTS, 2)]
+    model = get_peft_model(
+        build("llama"),
+        LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False, lora_dropout=0.3),
+    )
+    assert [[row.ids for row in group] for group in sample(model, PROMPTS, 2)] != base
+    with model.disable_adapter():
+        assert [[row.ids for row in group] for group in sample(model, PROMPTS, 2)] == base
+    ((row,),) = sample(model, PROMPTS[:1], 1, temperature=0)
+    assert row.ids == greedy_by_transformers(model, PROMPTS[0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"num_samples": 0}, "CR0742"),
+        ({"max_new_tokens": 0}, "CR0742"),
+        ({"temperature": -1.0}, "CR0742"),
+        ({"top_p": -0.5}, "CR0742"),
+        ({"repetition_penalty": -1.0}, "CR0742"),
+        ({"prompts": []}, "CR0740"),
+        ({"prompts": [[1], []]}, "CR0740"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(llama: Any, changes: dict[str, Any], code: str) -> None:
+    arguments = {"prompts": PROMPTS, "num_samples": 1} | changes
+    with pytest.raises((UsageError, InputError), match=code):
+        sample(llama, **arguments)
+
+
+def test_a_model_that_cannot_share_is_refused_with_the_reason() -> None:
+    model = tf.MambaForCausalLM(tf.MambaConfig(vocab_size=41, hidden_size=16, num_hidden_layers=1))
+    with pytest.raises(InputError, match=r"CR0741.*recurrent"):
+        sample(model, PROMPTS, 1)

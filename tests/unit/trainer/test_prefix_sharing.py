@@ -1,0 +1,210 @@
+"""What shared_prefix_logps computes, refuses and spends."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from composer_replication.errors import InputError, UsageError
+from composer_replication.trainer.prefix_sharing import _TokenStatistics, shared_prefix_logps
+
+PROMPT = [5, 6, 7, 8]
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=37,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        initializer_range=0.3,
+    )
+    return LlamaForCausalLM(config).train()
+
+
+def tensors(prompts: list[list[int]], completions: list[list[int]]) -> tuple[torch.Tensor, ...]:
+    """Pad as TRL does: prompts on the left, completions on the right."""
+    width, columns = max(map(len, prompts)), max(1, *map(len, completions))
+    return (
+        torch.tensor([[0] * (width - len(ids)) + ids for ids in prompts]),
+        torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts]),
+        torch.tensor([ids + [0] * (columns - len(ids)) for ids in completions]),
+        torch.tensor([[1] * len(ids) + [0] * (columns - len(ids)) for ids in completions]),
+    )
+
+
+class Spy:
+    """Records the token ids and the logits' shape of every forward."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.inputs: list[list[list[int]]] = []
+        self.logit_shapes: list[tuple[int, ...]] = []
+        self._handle = model.register_forward_hook(self._note, with_kwargs=True)
+
+    def _note(self, _module: torch.nn.Module, _args: Any, kwargs: dict[str, Any], output: Any) -> None:
+        self.inputs.append(kwargs["input_ids"].tolist())
+        self.logit_shapes.append(tuple(output.logits.shape))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._handle.remove()
+
+
+def test_each_prompt_is_forwarded_once_and_the_head_runs_only_where_needed(model: LlamaForCausalLM) -> None:
+    batch = tensors([PROMPT, [9, 10], PROMPT, PROMPT], [[1, 2, 3], [4, 5], [6], [7, 8, 9]])
+    with Spy(model) as spy:
+        shared_prefix_logps(model, *batch, temperature=1.0)
+    assert spy.inputs == [[PROMPT], [[1, 2], [6, 0], [7, 8]], [[9, 10]], [[4]]]
+    assert spy.logit_shapes == [(1, 1, 37), (3, 2, 37), (1, 1, 37), (1, 1, 37)]
+
+
+def test_two_forwards_whatever_the_groups_when_prompts_go_together(model: LlamaForCausalLM) -> None:
+    for prompts in ([PROMPT, PROMPT], [PROMPT, [9, 10]]):
+        with Spy(model) as spy:
+            batch = tensors(prompts, [[1], [2]])
+            shared_prefix_logps(model, *batch, temperature=1.0, prompts_per_forward=8)
+        assert len(spy.inputs) == 2
+
+
+def test_prompts_that_differ_only_under_the_mask_are_one(model: LlamaForCausalLM) -> None:
+    ids, mask, completions, kept = tensors([[0, 9, 1, *PROMPT], [3, 9, 2, *PROMPT]], [[1, 2], [1, 2]])
+    mask[:, 0] = mask[:, 2] = 0
+    with Spy(model) as spy:
+        logps, entropies = shared_prefix_logps(model, ids, mask, completions, kept, temperature=1.0)
+    assert len(spy.inputs) == 2
+    assert torch.equal(logps[0], logps[1])
+    assert entropies is None
+
+
+def test_masked_positions_are_zero_and_carry_no_gradient(model: LlamaForCausalLM) -> None:
+    batch = tensors([PROMPT, PROMPT, PROMPT], [[1, 2, 3], [4], []])
+    logps, entropies = shared_prefix_logps(model, *batch, temperature=1.0, compute_entropy=True)
+    assert entropies is not None
+    hidden = batch[3] == 0
+    for values in (logps, entropies):
+        assert values[hidden].eq(0).all()
+        assert values[~hidden].ne(0).all()
+    parts = torch.autograd.grad(logps[hidden].sum() + entropies[hidden].sum(), list(model.parameters()))
+    assert all(part.eq(0).all() for part in parts)
+
+
+def test_a_batch_without_any_token_gives_a_differentiable_zero(model: LlamaForCausalLM) -> None:
+    ids, mask, completions, kept = tensors([PROMPT, [9]], [[1, 2], [3, 4]])
+    logps, _ = shared_prefix_logps(model, ids, mask, completions, torch.zeros_like(kept), temperature=1.0)
+    assert logps.shape == (2, 2)
+    assert logps.eq(0).all()
+    assert logps.requires_grad
+
+
+def test_no_gradient_is_kept_where_none_is_wanted(model: LlamaForCausalLM) -> None:
+    batch = tensors([PROMPT, PROMPT], [[1, 2], [3]])
+    with torch.inference_mode():
+        quiet, _ = shared_prefix_logps(model, *batch, temperature=1.0)
+    loud, _ = shared_prefix_logps(model, *batch, temperature=1.0)
+    assert not quiet.requires_grad
+    torch.testing.assert_close(quiet.clone(), loud.detach())
+
+
+def test_learned_positions_count_from_the_first_token_not_from_the_padding() -> None:
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=37, n_embd=16, n_layer=2, n_head=2, n_positions=32)
+    model = GPT2LMHeadModel(config).eval()
+    batch = tensors([PROMPT, [9, 10]], [[1, 2, 3], [4, 5, 6]])
+    for prompts_per_forward in (1, 2):
+        logps, _ = shared_prefix_logps(
+            model, *batch, temperature=1.0, prompts_per_forward=prompts_per_forward
+        )
+        for row, sequence in enumerate(([*PROMPT, 1, 2, 3], [9, 10, 4, 5, 6])):
+            alone = model(torch.tensor([sequence])).logits[0, -4:-1].log_softmax(-1)
+            expected = alone.gather(-1, batch[2][row, :, None])[:, 0]
+            torch.testing.assert_close(logps[row], expected, rtol=0, atol=1e-5)
+
+
+def test_equal_to_trl_with_its_fused_head_installed() -> None:
+    from trl.trainer.utils import add_fused_lm_head  # noqa: PLC0415 - slow to import, one test needs it
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=37, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2
+    )
+    patched = LlamaForCausalLM(config).train()
+    add_fused_lm_head(patched, temperature=0.6, outputs=("log_probs", "entropy"))
+    ids, mask, completions, kept = tensors([PROMPT, [9, 10], PROMPT], [[1, 2, 3], [4, 5], [6]])
+    labels = torch.cat([ids, completions], 1).masked_fill(torch.cat([mask, kept], 1) == 0, -100)
+    labels[:, : ids.size(1)] = -100
+    output = patched(
+        input_ids=torch.cat([ids, completions], 1),
+        attention_mask=torch.cat([mask, kept], 1),
+        labels=labels,
+        fused_lm_head=True,
+    )
+    logps, entropies = shared_prefix_logps(
+        patched, ids, mask, completions, kept, temperature=0.6, compute_entropy=True
+    )
+    torch.testing.assert_close(logps, output.log_probs[:, -3:], rtol=0, atol=1e-5)
+    torch.testing.assert_close(entropies, output.entropy[:, -3:], rtol=0, atol=1e-5)
+    assert logps.dtype == output.log_probs.dtype
+
+
+def test_token_statistics_by_hand_and_by_finite_differences() -> None:
+    logits = torch.tensor([[0.0, 0.0], [1.0, 1.0 + 2 * torch.log(torch.tensor(3.0))]])
+    logps, entropies = _TokenStatistics.apply(logits, torch.tensor([0, 1]), 2.0, True)
+    quarter = torch.tensor(0.25)
+    expected = torch.stack([torch.tensor(2.0).log(), -(0.25 * quarter.log() + 0.75 * (3 * quarter).log())])
+    torch.testing.assert_close(logps, torch.tensor([0.5, 0.75]).log())
+    torch.testing.assert_close(entropies, expected)
+    wide = torch.randn(140, 5, dtype=torch.float64, requires_grad=True)  # more than one slice
+    targets = torch.randint(5, (140,))
+    assert torch.autograd.gradcheck(lambda z: _TokenStatistics.apply(z, targets, 0.7, True), (wide,))
+
+
+def test_a_forbidden_token_leaves_entropy_and_gradient_finite() -> None:
+    logits = torch.tensor([[0.0, 1.0, float("-inf")]], requires_grad=True)
+    logps, entropies = _TokenStatistics.apply(logits, torch.tensor([0]), 1.0, True)
+    (part,) = torch.autograd.grad(logps.sum() + entropies.sum(), logits)
+    assert entropies.isfinite().all()
+    assert part.isfinite().all()
+
+
+@pytest.mark.parametrize("change", ["rows", "mask", "columns", "dimension"])
+def test_shapes_that_do_not_fit_are_refused(model: LlamaForCausalLM, change: str) -> None:
+    ids, mask, completions, kept = tensors([PROMPT, PROMPT], [[1], [2]])
+    changed = {
+        "rows": (ids[:1], mask[:1], completions, kept),
+        "mask": (ids, mask[:, 1:], completions, kept),
+        "columns": (ids, mask, completions[:, :0], kept[:, :0]),
+        "dimension": (ids, mask, completions[0], kept[0]),
+    }[change]
+    with pytest.raises(InputError, match="CR0740"):
+        shared_prefix_logps(model, *changed, temperature=1.0)
+
+
+def test_an_empty_prompt_is_refused_by_row(model: LlamaForCausalLM) -> None:
+    ids, mask, completions, kept = tensors([PROMPT, PROMPT], [[1], [2]])
+    mask[1] = 0
+    with pytest.raises(InputError, match=r"CR0740.*row 1"):
+        shared_prefix_logps(model, ids, mask, completions, kept, temperature=1.0)
+
+
+@pytest.mark.parametrize("arguments", [{"temperature": 0.0}, {"temperature": 1.0, "prompts_per_forward": 0}])
+def test_arguments_out_of_range_are_refused(model: LlamaForCausalLM, arguments: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="CR0742"):
+        shared_prefix_logps(model, *tensors([PROMPT], [[1]]), **arguments)
+
+
+def test_a_model_that_drops_its_cache_is_an_error_not_a_wrong_number(model: LlamaForCausalLM) -> None:
+    model.gradient_checkpointing_enable()
+    try:
+        with pytest.raises(InputError, match=r"CR0741.*gradient checkpointing"):
+            shared_prefix_logps(model, *tensors([PROMPT], [[1, 2]]), temperature=1.0)
+    finally:
+        model.gradient_checkpointing_disable()

@@ -1,0 +1,159 @@
+"""Every reason against sharing is said, and none is said without cause."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers as tf
+from peft import LoraConfig, PromptTuningConfig, get_peft_model
+
+from composer_replication.trainer.prefix_support import inner_model, unsupported_reason
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 23,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
+YARN = {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4, "original_max_position_embeddings": 32}
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0] * 4,
+    "long_factor": [2.0] * 4,
+    "original_max_position_embeddings": 32,
+}
+
+
+def llama(**settings: Any) -> torch.nn.Module:
+    return tf.LlamaForCausalLM(tf.LlamaConfig(**SIZES, **settings)).train()
+
+
+def lora(dropout: float) -> torch.nn.Module:
+    return get_peft_model(llama(), LoraConfig(r=2, target_modules="all-linear", lora_dropout=dropout)).train()
+
+
+def checkpointed() -> torch.nn.Module:
+    model = tf.LlamaForCausalLM(tf.LlamaConfig(**SIZES)).train()
+    model.gradient_checkpointing_enable()
+    return model
+
+
+def with_config(**settings: Any) -> torch.nn.Module:
+    model = llama()
+    for key, setting in settings.items():
+        setattr(model.config, key, setting)
+    return model
+
+
+def static_cache() -> torch.nn.Module:
+    model: Any = llama()
+    model.generation_config.cache_implementation = "static"
+    return model
+
+
+STRUCTURE: dict[str, tuple[Callable[[], torch.nn.Module], str]] = {
+    "not transformers": (lambda: torch.nn.Linear(2, 2), "not a transformers model"),
+    "encoder-decoder": (
+        lambda: tf.T5ForConditionalGeneration(
+            tf.T5Config(vocab_size=23, d_model=16, d_ff=16, d_kv=8, num_layers=1, num_heads=2)
+        ),
+        "encoder-decoder",
+    ),
+    "recurrent": (
+        lambda: tf.MambaForCausalLM(tf.MambaConfig(vocab_size=23, hidden_size=16, num_hidden_layers=1)),
+        "recurrent or convolution layers",
+    ),
+    "convolution": (
+        lambda: tf.Lfm2ForCausalLM(tf.Lfm2Config(**SIZES, layer_types=["conv", "full_attention"])),
+        "not a plain key-value cache",
+    ),
+    "chunked": (
+        lambda: with_config(layer_types=["chunked_attention"] * 2, attention_chunk_size=8),
+        "chunked",
+    ),
+    "bidirectional": (lambda: with_config(use_bidirectional_attention=True), "both directions"),
+    "static cache": (static_cache, "static cache"),
+    "dynamic rope": (lambda: llama(rope_parameters=DYNAMIC), "type dynamic"),
+    "long rope": (lambda: llama(rope_parameters=LONG), "type longrope"),
+    "capacity": (lambda: with_config(expert_capacity=4), "expert_capacity"),
+    "router loss": (
+        lambda: tf.MixtralForCausalLM(
+            tf.MixtralConfig(**SIZES, num_local_experts=2, output_router_logits=True)
+        ),
+        "auxiliary router loss",
+    ),
+    "prompt tuning": (
+        lambda: get_peft_model(llama(), PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)),
+        "virtual tokens",
+    ),
+}
+MODE: dict[str, tuple[Callable[[], torch.nn.Module], str]] = {
+    "checkpointing": (checkpointed, "gradient checkpointing is on"),
+    "attention dropout": (lambda: llama(attention_dropout=0.1), "attention_dropout 0.1"),
+    "dropout module": (
+        lambda: tf.GPT2LMHeadModel(tf.GPT2Config(vocab_size=23, n_embd=16, n_layer=1, n_head=2)).train(),
+        "0.1 acts in",
+    ),
+    "LoRA dropout": (lambda: lora(0.05), "dropout 0.05"),
+    "router noise": (
+        lambda: tf.MixtralForCausalLM(
+            tf.MixtralConfig(**SIZES, num_local_experts=2, router_jitter_noise=0.01)
+        ).train(),
+        "router_jitter_noise 0.01",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [*STRUCTURE, *MODE])
+def test_the_reason_is_one_sentence_that_names_the_cause(name: str) -> None:
+    build, cause = (STRUCTURE | MODE)[name]
+    reason = unsupported_reason(build())
+    assert reason is not None
+    assert cause in reason
+    assert reason.endswith(".")
+    assert "\n" not in reason
+
+
+@pytest.mark.parametrize("name", STRUCTURE)
+def test_what_the_model_is_does_not_depend_on_the_mode(name: str) -> None:
+    model = STRUCTURE[name][0]().eval()
+    assert unsupported_reason(model) is not None
+    assert unsupported_reason(model, training=False) is not None
+
+
+@pytest.mark.parametrize("name", MODE)
+def test_what_only_training_does_is_no_reason_in_evaluation(name: str) -> None:
+    model = MODE[name][0]()
+    assert unsupported_reason(model, training=False) is None
+    assert unsupported_reason(model.eval()) is None
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        llama,
+        lambda: lora(0.0),
+        lambda: llama(rope_parameters=YARN),
+        lambda: with_config(classifier_dropout=0.3),
+    ],
+)
+def test_a_plain_model_is_supported(build: Callable[[], torch.nn.Module]) -> None:
+    assert unsupported_reason(build()) is None
+
+
+def test_wrappers_are_looked_through() -> None:
+    model = lora(0.0)
+    base = inner_model(model)
+    assert type(base).__name__ == "LlamaForCausalLM"
+    assert inner_model(torch.nn.DataParallel(model)) is base
+    assert inner_model(torch.compile(model)) is base
+    assert unsupported_reason(torch.nn.DataParallel(lora(0.05))) is not None
+    assert unsupported_reason(torch.nn.DataParallel(STRUCTURE["prompt tuning"][0]())) is not None
+    assert unsupported_reason(torch.nn.DataParallel(model)) is None

@@ -47,12 +47,16 @@ class ContentDigest:
         """sha256 hex over an item's broken tree, tests and golden; None if it has no text.
 
         Task id, repository, symbol, file names and file order do not count; files that
-        are empty once normalised, and second copies of a file, do not count either.
+        are empty once normalised, and second copies of a file, do not count either. An
+        item with neither tree nor golden (a ``records.Task``) has no content to look at.
 
         Raises:
-            TypeError: a part is neither text nor a mapping from path to text.
+            TypeError: a part is neither text, nor texts, nor a mapping from path to text.
         """
-        parts = [self._of_part(getattr(item, name, None)) for name in ("broken_tree", "tests", "golden")]
+        named = {name: getattr(item, name, None) for name in ("broken_tree", "tests", "golden")}
+        if named["broken_tree"] is None and named["golden"] is None:
+            return None
+        parts = [self._of_part(part) for part in named.values()]
         if not any(parts):
             return None
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
@@ -60,10 +64,12 @@ class ContentDigest:
     def _of_part(self, part: object) -> list[str]:
         if part is None:
             return []
-        files = {"golden.py": part} if isinstance(part, str) else part
-        if not isinstance(files, Mapping):
+        texts = [part] if isinstance(part, str) else part
+        if isinstance(texts, list | tuple):
+            texts = {f"{position}.py": text for position, text in enumerate(texts)}
+        if not isinstance(texts, Mapping):
             raise TypeError(f"expected text, or a mapping from path to text, got {type(part).__name__}")
-        hashes = {self._of_file(str(path), text) for path, text in files.items()}
+        hashes = {self._of_file(str(path), text) for path, text in texts.items()}
         return sorted(hashes - {""})
 
     def _of_file(self, path: str, text: object) -> str:

@@ -93,6 +93,7 @@ def divide_tasks(config: RunConfig, store: TaskStore) -> RunTasks:
             [_WithHidden(store.content(task), task.has_hidden_tests) for task in tasks],
             section.fraction,
             section.seed,
+            by="repository" if len({_name(task) for task in tasks}) > 1 else "origin",
         )
         held_ids = set(drawn.heldout_ids)
         held = [task for task in tasks if task.task_id in held_ids]

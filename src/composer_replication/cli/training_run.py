@@ -111,6 +111,7 @@ def _open_parts(
 
     from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
     from composer_replication.trainer.model_loading import load_model, lora_config, refuse_long_prompts
+    from composer_replication.trainer.run_callback import TrainingProgress
 
     as_chat = config.rollouts.prompt_style == "chat"
     model, tokenizer = load_model(config.model, seed=config.seed, needs_chat_template=as_chat)
@@ -141,7 +142,7 @@ def _open_parts(
         run_folder=folder,
         stateful={"heldout_evaluator": evaluator} if evaluator else {},
         split_fingerprint=tasks.split.fingerprint if tasks.split else "",
-        quiet=quiet,
+        callbacks=[TrainingProgress(quiet=quiet)],
     )
     sampler.policy.model = trainer.model  # type: ignore[attr-defined]  # the trainer may have wrapped it in adapters
     return _Parts(config, folder, store, tasks, sampler, evaluator, trainer)
@@ -194,7 +195,7 @@ def _summary(
     metrics = read_jsonl(parts.folder.metrics)
     rewards = [row["reward"] for row in metrics if row.get("reward") is not None]
     verdicts = read_jsonl(parts.folder.verdicts)
-    scores = [row["heldout_score"] for row in verdicts if row.get("heldout_score") is not None]
+    scores = [row["heldout/score"] for row in metrics if row.get("heldout/score") is not None]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {
         "run": str(parts.folder.root),

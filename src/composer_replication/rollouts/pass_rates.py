@@ -45,7 +45,10 @@ def wilson(num_passed: int, num_samples: int) -> tuple[float, float]:
     scale = 1 + z * z / n
     centre = (p + z * z / (2 * n)) / scale
     half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / scale
-    return max(0.0, centre - half), min(1.0, centre + half)
+    # The ends are exactly 0 and 1 there; floating point misses them by one bit.
+    low = 0.0 if num_passed == 0 else centre - half
+    high = 1.0 if num_passed == num_samples else centre + half
+    return low, high
 
 
 def pass_at_k(num_samples: int, num_passed: int, k: int) -> float:

@@ -28,7 +28,8 @@ def load_model(section: ModelSection, *, seed: int, needs_chat_template: bool = 
 
     Args:
         section: ``[model]``; see its docstring for the forms of ``name``.
-        seed: of the random weights of ``tiny-random``; other models ignore it.
+        seed: of the random weights of ``tiny-random``, and of whatever is drawn after this
+            call (fresh adapters): Python's, NumPy's and torch's generators are set to it.
         needs_chat_template: the recipe's prompts are chat messages.
 
     Raises:
@@ -37,6 +38,9 @@ def load_model(section: ModelSection, *, seed: int, needs_chat_template: bool = 
         MissingError: gguf is not installed (CR0101).
         UsageError: ``package:`` without a version (CR0204).
     """
+    from transformers import set_seed
+
+    set_seed(seed)
     if section.name == TINY:
         return make_tiny_model(seed)
     source = _from_package(section) if section.name.startswith(PACKAGE_PREFIX) else section.name

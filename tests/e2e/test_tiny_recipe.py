@@ -1,0 +1,115 @@
+"""The whole path through the real command line, with the tiny recipe, killed and resumed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "tiny-cpu" / "run.toml"
+STEPS = 4
+
+
+def command(out: Path, *extra: str) -> list[str]:
+    settings = {"trl.max_steps": STEPS, "trainer.checkpoint_every": 1, "trl.save_total_limit": 20, "heldout.every": 1}
+    flags = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+    return [
+        *(sys.executable, "-m", "composer_replication.cli.main", "train", str(RECIPE), "--out", str(out)),
+        *flags,
+        *extra,
+        "--json",
+    ]
+
+
+def finish(out: Path, *extra: str) -> dict[str, Any]:
+    done = subprocess.run(command(out, *extra), capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr
+    summary: dict[str, Any] = json.loads(done.stdout)
+    return summary
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    out = tmp_path_factory.mktemp("whole") / "run"
+    return out, finish(out)
+
+
+def test_a_run_leaves_everything_that_it_promises(whole: tuple[Path, dict[str, Any]]) -> None:
+    out, summary = whole
+    assert summary["global_step"] == STEPS
+    assert summary["verdict"] == "clean"
+    assert [row["step"] for row in rows(out / "metrics.jsonl")] == list(range(1, STEPS + 1))
+    verdicts = rows(out / "verdicts.jsonl")
+    assert [row["round_idx"] for row in verdicts] == list(range(STEPS))
+    split = json.loads((out / "split.json").read_text())
+    assert {row["split_fingerprint"] for row in verdicts} == {split["fingerprint"]}
+    assert "content" in split["checked"]
+    rollouts = rows(out / "rollouts" / "step-000001.jsonl")
+    assert len(rollouts) == 16
+    assert all(row["completion_ids"] and row["outcomes"] for row in rollouts)
+    assert "held-out" in (out / "report.html").read_text().lower()
+    assert json.loads((out / "summary.json").read_text())["parameter_sha256"] == summary["parameter_sha256"]
+
+
+def test_parameters_change_at_every_step(whole: tuple[Path, dict[str, Any]]) -> None:
+    out, _ = whole
+    files = [out / "checkpoints" / f"checkpoint-{step}" / "model.safetensors" for step in range(1, STEPS + 1)]
+    assert len({hashlib.sha256(file.read_bytes()).hexdigest() for file in files}) == STEPS
+
+
+def test_another_seed_gives_other_parameters(whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    assert finish(tmp_path / "run", "--set", "seed=1")["parameter_sha256"] != whole[1]["parameter_sha256"]
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_run_that_was_cut_goes_on_as_if_it_had_not_been(
+    whole: tuple[Path, dict[str, Any]], tmp_path: Path, how: signal.Signals
+) -> None:
+    out = tmp_path / "run"
+    process = subprocess.Popen(command(out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    manifest = out / "checkpoints" / "checkpoint-2" / "MANIFEST.json"
+    deadline = time.monotonic() + 90
+    while not manifest.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(how)
+    code = process.wait(timeout=60)
+    assert code == (-signal.SIGKILL if how is signal.SIGKILL else 130)
+    assert not (out / "summary.json").exists()
+    summary = finish(out, "--resume")
+    assert summary["parameter_sha256"] == whole[1]["parameter_sha256"]
+    assert [row["step"] for row in rows(out / "metrics.jsonl")] == list(range(1, STEPS + 1))
+    assert [row["round_idx"] for row in rows(out / "verdicts.jsonl")] == list(range(STEPS))
+    assert rows(out / "verdicts.jsonl")[-1]["proxy_real_gap"] == rows(whole[0] / "verdicts.jsonl")[-1]["proxy_real_gap"]
+
+
+def test_a_finished_run_answers_with_its_summary(whole: tuple[Path, dict[str, Any]]) -> None:
+    out, summary = whole
+    assert finish(out, "--resume") == summary
+
+
+def test_an_occupied_folder_is_refused_and_left_alone(whole: tuple[Path, dict[str, Any]]) -> None:
+    before = {path: path.stat().st_mtime_ns for path in whole[0].rglob("*") if path.is_file() and path.name != "LOCK"}
+    done = subprocess.run(command(whole[0]), capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "CR0207" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+
+
+def test_environment_says_what_ran_and_no_secret(whole: tuple[Path, dict[str, Any]]) -> None:
+    environment = json.loads((whole[0] / "environment.json").read_text())
+    assert environment["versions"]["trl"]
+    assert environment["tasks_fingerprint"]
+    assert not set(os.environ) & set(environment)

@@ -1,0 +1,53 @@
+"""``composer-rl doctor``: what this machine has, what it lacks, and what to type about it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+MISSING_EXIT_CODE = 3
+
+
+def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
+    """Register the verb; ``common`` carries ``--json`` and ``--quiet``."""
+    parser = subparsers.add_parser(
+        "doctor",
+        parents=[common],
+        help="what this machine has and what it lacks",
+        description="Check this machine: Python, memory, disk, packages, and every sandbox backend by trying to "
+        "break out of it. Exit code 3 when something that the quick start needs is missing.",
+    )
+    parser.set_defaults(run="composer_replication.cli.doctor_verb:run")
+
+
+def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
+    """All checks; exit code 0 when all that are required hold, else 3. A failing check is a result, not an error."""
+    from composer_replication.cli.machine_checks import all_checks
+
+    findings = all_checks(_silent if args.quiet else _note)
+    is_ok = all(finding.check.ok for finding in findings if finding.is_required)
+    checks = [
+        {"name": f.check.name, "ok": f.check.ok, "detail": f.check.detail, "fix": f.check.fix} for f in findings
+    ]
+    return {"ok": is_ok, "checks": checks}, 0 if is_ok else MISSING_EXIT_CODE
+
+
+def render(result: Mapping[str, Any]) -> str:
+    """What a person reads: one line a check, the next step below those that fail."""
+    lines: list[str] = []
+    for check in result["checks"]:
+        lines.append(f"{'ok  ' if check['ok'] else 'NO  '} {check['name']:<20} {check['detail']}")
+        if not check["ok"] and check["fix"]:
+            lines.append(f"{'':<25} -> {check['fix']}")
+    lines += ["", "ready for composer-rl quickstart" if result["ok"] else "something that the quick start needs is missing"]
+    return "\n".join(lines)
+
+
+def _note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _silent(text: str) -> None:
+    del text

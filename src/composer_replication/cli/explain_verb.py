@@ -1,0 +1,72 @@
+"""``composer-rl explain CODE``: what an error code means, why it happens, what to do."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from composer_replication.errors import UsageError
+
+
+def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
+    """Register the verb; ``common`` carries ``--json`` and ``--quiet``."""
+    parser = subparsers.add_parser(
+        "explain",
+        parents=[common],
+        help="what an error code means",
+        description="What an error code means, why it happens and what to do.",
+    )
+    parser.add_argument("code", metavar="CODE", help="for example CR0204")
+    parser.set_defaults(run="composer_replication.cli.explain_verb:run")
+
+
+def load_explanations() -> dict[str, dict[str, Any]]:
+    """Every entry of ``explanations/*.toml`` by code, in order.
+
+    Raises:
+        ValueError: two files explain one code (a bug of ours).
+    """
+    import tomllib
+    from importlib.resources import files
+
+    entries: dict[str, dict[str, Any]] = {}
+    folder = files("composer_replication.cli") / "explanations"
+    for file in sorted(folder.iterdir(), key=lambda entry: entry.name):
+        if not file.name.endswith(".toml"):
+            continue
+        for code, entry in tomllib.loads(file.read_text(encoding="utf-8")).items():
+            if code in entries:
+                raise ValueError(f"{code} is explained twice, the second time in {file.name}")
+            entries[code] = entry
+    return dict(sorted(entries.items()))
+
+
+def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
+    """Look the code up; upper or lower case.
+
+    Raises:
+        UsageError: no such code (CR0212); names the nearest one.
+    """
+    entries = load_explanations()
+    code = args.code.strip().upper()
+    if code not in entries:
+        raise _unknown(args.code, list(entries))
+    entry = entries[code]
+    return {"code": code, "meaning": entry["meaning"], "causes": entry["causes"], "fixes": entry["fixes"]}, 0
+
+
+def render(result: Mapping[str, Any]) -> str:
+    """What a person reads."""
+    lines = [f"{result['code']}: {result['meaning']}", "", "Why it happens"]
+    lines += [f"  - {cause}" for cause in result["causes"]]
+    lines += ["", "What to do"]
+    lines += [f"  - {fix}" for fix in result["fixes"]]
+    return "\n".join(lines)
+
+
+def _unknown(given: str, known: list[str]) -> UsageError:
+    digits = re.sub(r"\D", "", given)
+    nearest = min(known, key=lambda code: (abs(int(code[2:]) - int(digits or 0)), code))
+    return UsageError("CR0212", f"there is no error code {given!r}.", where="CODE", fix=f"composer-rl explain {nearest}")

@@ -1,0 +1,184 @@
+"""The frame of ``composer-rl``: parse, run one verb, print one result, map every error to its exit code.
+
+A verb is a module of this folder with ``add_parser(subparsers, common)``, which sets the
+default ``run="module:function"``. The function takes the parsed arguments and returns
+``(result, exit code)``; ``render(result) -> str`` of the same module is what a person
+reads. A verb's module imports nothing heavy, so that ``--help`` is instant.
+
+Standard output carries the result and nothing else: whatever a verb prints on the way
+goes to standard error, so that ``--json`` is exactly one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import json
+import os
+import re
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, NoReturn
+
+from composer_replication import __version__
+from composer_replication.errors import ComposerError, UsageError
+
+PROGRAM = "composer-rl"
+VERBS = (
+    "doctor_verb",
+    "quickstart_verb",
+    "train_verb",
+    "eval_verb",
+    "report_verb",
+    "explain_verb",
+)
+"""Modules of this folder, in the order in which ``--help`` lists them."""
+
+BUG_EXIT_CODE = 1
+INTERRUPTED_EXIT_CODE = 130
+
+
+class CommandParser(argparse.ArgumentParser):
+    """An argument parser whose errors are ``UsageError`` (CR0206) and name the nearest known word."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Refuse unknown arguments here, where this parser's own options are known."""
+        parsed, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            known = re.findall(r"--[a-z][a-z-]*", self.format_help())
+            near = difflib.get_close_matches(unknown[0], known, n=1)
+            self._refuse(f"unknown argument {unknown[0]!r}", near)
+        return parsed, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """Turn argparse's own complaint into ours instead of printing usage and leaving."""
+        choice = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
+        if choice is None:
+            self._refuse(message, [])
+        words = [word.strip("' ") for word in choice[2].split(",")]
+        near = difflib.get_close_matches(choice[1], words, n=1)
+        what, *_ = message.partition(":")
+        self._refuse(f"{what.removeprefix('argument ')} {choice[1]!r} is none of {', '.join(words)}", near)
+
+    def _refuse(self, sentence: str, near: Sequence[str]) -> NoReturn:
+        guess = f"did you mean {near[0]}? " if near else ""
+        raise UsageError("CR0206", f"{sentence}.", where=self.prog, fix=f"{guess}{self.prog} --help")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command; imports every verb's module, which are all light."""
+    parser = CommandParser(
+        prog=PROGRAM,
+        description="RL post-training of coding agents on deleted features of real repositories, "
+        "with a kill switch for dishonest rewards.",
+        epilog="Exit codes: 0 done, 1 a bug of ours, 2 usage, 3 something is missing here (doctor tells), "
+        "4 unusable input, 5 halted by the guard, 6 nothing to do, 130 interrupted.",
+    )
+    parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
+    _add_output_flags(parser, default=False)
+    # Suppressed defaults: a flag before the verb must not be reset by the verb's own parser.
+    common = argparse.ArgumentParser(add_help=False)
+    _add_output_flags(common, default=argparse.SUPPRESS)
+    subparsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True, title="verbs")
+    for name in VERBS:
+        import_module(f"{__package__}.{name}").add_parser(subparsers, common)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb.
+
+    Args:
+        argv: the arguments without the program's name; ``sys.argv`` by default.
+
+    Returns:
+        The exit code. Errors become one sentence on standard error (and, with ``--json``,
+        one JSON object on standard output), never a traceback.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    as_json = "--json" in words[: words.index("--") if "--" in words else None]
+    try:
+        args = build_parser().parse_args(words)
+        result, exit_code = _run(args)
+        text = json.dumps(result, allow_nan=False) if args.json else _load(_render_path(args))(result)
+    except SystemExit as leaving:  # argparse, once it has printed --help or --version
+        return _print_result("", leaving.code if isinstance(leaving.code, int) else BUG_EXIT_CODE)
+    except KeyboardInterrupt:
+        fix = "the same command with --resume goes on where a run folder stopped."
+        return _print_error(ComposerError("CR0103", "interrupted.", fix=fix), INTERRUPTED_EXIT_CODE, as_json=as_json)
+    except ComposerError as error:
+        return _print_error(error, error.exit_code, as_json=as_json)
+    except Exception as error:  # recorded in the crash bundle, which the sentence names
+        return _print_error(_crash(error, words), BUG_EXIT_CODE, as_json=as_json)
+    return _print_result(text, exit_code)
+
+
+def _add_output_flags(parser: argparse.ArgumentParser, *, default: Any) -> None:
+    parser.add_argument(
+        "--json", action="store_true", default=default, help="print exactly one JSON object on standard output"
+    )
+    parser.add_argument("--quiet", action="store_true", default=default, help="no progress on standard error")
+
+
+def _run(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
+    with contextlib.redirect_stdout(sys.stderr):
+        result: tuple[dict[str, Any], int] = _load(args.run)(args)
+    return result
+
+
+def _render_path(args: argparse.Namespace) -> str:
+    """``render`` beside the verb's ``run``; a verb of several sub-verbs may name another by ``render=``."""
+    path: str = getattr(args, "render", "") or f"{args.run.partition(':')[0]}:render"
+    return path
+
+
+def _load(dotted: str) -> Any:
+    module, _, function = dotted.partition(":")
+    return getattr(import_module(module), function)
+
+
+def _print_result(text: str, exit_code: int) -> int:
+    """Print and flush; a reader that has gone takes nothing from the work that is done."""
+    try:
+        if text:
+            print(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _silence_stdout()
+    return exit_code
+
+
+def _print_error(error: ComposerError, exit_code: int, *, as_json: bool) -> int:
+    with contextlib.suppress(BrokenPipeError):
+        print(error, file=sys.stderr, flush=True)
+    if not as_json:
+        return _print_result("", exit_code)
+    known = {"code": error.code, "message": error.message, "where": error.where, "fix": error.fix}
+    return _print_result(json.dumps({"error": known}), exit_code)
+
+
+def _silence_stdout() -> None:
+    """Let the interpreter's last flush go nowhere instead of into a closed pipe."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _crash(error: Exception, argv: Sequence[str]) -> ComposerError:
+    from composer_replication.cli.crash_bundle import write_crash_bundle
+
+    path = write_crash_bundle(error, argv)
+    place = str(path) if path else ""
+    return ComposerError(
+        "CR0100",
+        f"a bug of ours: {type(error).__name__}.",
+        where=place,
+        fix="read that file and report it; it holds versions, arguments and the traceback."
+        if path
+        else "report it; no folder could be written for the crash bundle.",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -56,7 +56,7 @@ def positive_count(name: str, value: object) -> int:
 
 
 def clamped(value: float) -> float:
-    """Keep a rounding beyond the largest float from becoming infinite, then NaN."""
+    """Keep a difference beyond the largest float from becoming infinite, then NaN."""
     return max(-_LARGEST, min(_LARGEST, value))
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from composer_replication.errors import CollapseStopError
 from composer_replication.safety.checked_numbers import (
-    clamped,
     direction,
     finite,
     integer,
@@ -244,8 +243,8 @@ class HeldOutGuard:
         """The memory after one more checkpoint, before any verdict."""
         old = self._memory
         is_first = old.num_updates == 0
-        in_loop_ema = clamped(self._fold(None if is_first else old.in_loop_ema, in_loop))
-        heldout_ema = clamped(self._fold(None if is_first else old.heldout_ema, heldout))
+        in_loop_ema = self._fold(None if is_first else old.in_loop_ema, in_loop)
+        heldout_ema = self._fold(None if is_first else old.heldout_ema, heldout)
         declined = (
             not is_first
             and direction(old.heldout_ema, heldout_ema) < 0
@@ -257,7 +256,7 @@ class HeldOutGuard:
             round_idx=round_idx,
             in_loop_ema=in_loop_ema,
             heldout_ema=heldout_ema,
-            kl_ema=old.kl_ema if kl is None else clamped(self._fold(old.kl_ema, kl)),
+            kl_ema=old.kl_ema if kl is None else self._fold(old.kl_ema, kl),
             in_loop_baseline=in_loop if is_first else old.in_loop_baseline,
             heldout_baseline=heldout if is_first else old.heldout_baseline,
             decline_streak=old.decline_streak + 1 if declined else 0,

@@ -129,6 +129,14 @@ def test_another_task_has_another_hash(other: TaskContent) -> None:
     assert digest(other) != digest(CONTENT)
 
 
+def test_the_kind_of_a_file_decides_even_when_its_text_was_seen_before() -> None:
+    reader = ContentDigest()
+    hashes = [
+        reader.of_task(SimpleNamespace(broken_tree={path: "x # y"})) for path in ("a.py", "a.txt", "b.pyi")
+    ]
+    assert hashes[0] == hashes[2] != hashes[1]
+
+
 def test_what_has_no_text_has_no_hash() -> None:
     task = Task("id", "a==1", "f", "function", "body", Hole("a.py", 0, 1), TestSplit((), (), ()), "env", 1)
     assert digest(task) is None

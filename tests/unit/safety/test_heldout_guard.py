@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import pickle
+import sys
+from collections.abc import Sequence
 from dataclasses import FrozenInstanceError
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
-import pandas as pd
+import pandas as pd  # type: ignore[import-untyped]
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,6 +24,7 @@ from composer_replication.safety import (
 )
 
 SCORES = st.floats(min_value=0.0, max_value=1.0)
+LARGEST = sys.float_info.max
 SERIES = st.lists(st.tuples(SCORES, SCORES, st.none() | SCORES), min_size=1, max_size=25)
 
 
@@ -37,7 +40,7 @@ def make(**changes: Any) -> HeldOutGuard:
     return HeldOutGuard(**{**settings, **changes})
 
 
-def feed(guard: HeldOutGuard, rows: list[tuple[float, float, float | None]]) -> list[TripwireStatus]:
+def feed(guard: HeldOutGuard, rows: Sequence[tuple[float, float, float | None]]) -> list[TripwireStatus]:
     return [
         guard.update(round_idx, in_loop_reward=proxy, heldout_score=truth, kl_to_init=kl)
         for round_idx, (proxy, truth, kl) in enumerate(rows)
@@ -57,7 +60,7 @@ def test_settings_are_readable_and_defaults_exist() -> None:
     assert (guard.kl_hard_stop, guard.max_proxy_real_gap) == (0.5, 2.0)
     assert HeldOutGuard().kl_hard_stop == 0.08
     with pytest.raises(TypeError):
-        HeldOutGuard(3)  # type: ignore[misc]
+        HeldOutGuard(3)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(
@@ -132,7 +135,7 @@ def test_status_is_frozen_and_complete() -> None:
     assert guard.last_status is status
     assert status.halt is False
     with pytest.raises(FrozenInstanceError):
-        status.fire = True  # type: ignore[misc]
+        setattr(status, "fire", True)  # noqa: B010  (a plain assignment would not pass the type check)
 
 
 @given(rows=SERIES, min_steps=st.integers(min_value=1, max_value=30))
@@ -319,6 +322,21 @@ def test_numbers_stay_finite_for_any_finite_input(rows: list[tuple[float, float,
     for status in feed(make(), rows):
         numbers = (status.in_loop_ema, status.heldout_ema, status.kl_ema, status.proxy_real_gap)
         assert all(number is not None and math.isfinite(number) for number in numbers)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "gap"),
+    [
+        ((-LARGEST, LARGEST), (LARGEST, -LARGEST), LARGEST),
+        ((LARGEST, -LARGEST), (-LARGEST, LARGEST), -LARGEST),
+        ((-LARGEST, -LARGEST), (LARGEST, LARGEST), 0.0),
+        ((0.0, 0.0), (LARGEST, -LARGEST), LARGEST),
+    ],
+)
+def test_the_gap_of_the_largest_floats_is_a_number(
+    first: tuple[float, float], second: tuple[float, float], gap: float
+) -> None:
+    assert feed(make(ema_alpha=0), [(*first, None), (*second, None)])[-1].proxy_real_gap == gap
 
 
 def test_calibration_only_tightens() -> None:

@@ -119,6 +119,7 @@ def changed(path: str, value: Any) -> Callable[[dict[str, Any]], Any]:
         changed("memory.fired_at", 1),
         changed("memory.fired_at", 99),
         changed("memory.first_reason", "because"),
+        lambda state: changed("memory.first_reason", "because")(changed("memory.fired_at", 99)(state)),
         changed("memory.first_reason", None),
     ],
 )

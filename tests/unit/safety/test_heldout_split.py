@@ -141,9 +141,10 @@ def test_the_fingerprint_names_sides_and_contents_but_no_order() -> None:
         HeldoutSplit([task("c"), task("d")], [task("a"), task("b")]),
         HeldoutSplit([task("a"), task("b")], [task("c")]),
         HeldoutSplit([task("a", golden="other"), task("b")], [task("c"), task("d")]),
+        HeldoutSplit([task("a"), task("b")], [task("c"), task("d", golden="other")]),
         HeldoutSplit([task("a"), task("b")], [task("c"), task("d")], check_content=False),
     ]
-    assert len({one.fingerprint, *(other.fingerprint for other in others)}) == 5
+    assert len({one.fingerprint, *(other.fingerprint for other in others)}) == 6
 
 
 def test_an_item_listed_twice_counts_once_and_two_tasks_need_two_ids() -> None:

@@ -1,0 +1,176 @@
+"""Read the members of a foreign archive or folder into memory; nothing is unpacked or run.
+
+Nothing is written to disk here, so a member's path can do no harm; it is still
+refused when it is absolute or climbs, because such an archive is hostile.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import os
+import stat
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import IO, cast
+
+from composer_replication.errors import InputError
+
+MAX_MEMBERS = 50_000
+MAX_TOTAL_BYTES = 512 * 1024**2
+MAX_MEMBER_BYTES = 64 * 1024**2
+ARCHIVE_SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar", ".zip")
+
+Wanted = Callable[[PurePosixPath], bool]
+_BAD_ARCHIVE = (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, ValueError, zlib.error, lzma.LZMAError)
+
+
+def is_archive(path: Path) -> bool:
+    """Whether the file name is one of the archive formats that can be read."""
+    return path.name.lower().endswith(ARCHIVE_SUFFIXES)
+
+
+def hostile(source: str, detail: str) -> InputError:
+    """The error for an archive that is refused."""
+    return InputError(
+        "CR0405", f"the archive is refused: {detail}.", where=source, fix="take the archive from its publisher, or unpack it yourself and give the folder."
+    )
+
+
+class _Capped:
+    """A decompressed stream that ends the reading once it has given too much."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self._left = MAX_TOTAL_BYTES + MAX_MEMBERS * 1024
+
+    def read(self, size: int = -1) -> bytes:
+        if size < 0 or size > self._left:
+            raise tarfile.ReadError("it unpacks to too much data")
+        data = self._stream.read(size)
+        self._left -= len(data)
+        return data
+
+
+def read_archive(path: Path, wanted: Callable[[frozenset[str]], Wanted]) -> dict[str, bytes]:
+    """The wanted files of an archive by POSIX path, a single top folder stripped.
+
+    Args:
+        path: ``.tar``, ``.tar.gz``, ``.tgz``, ``.tar.bz2``, ``.tar.xz`` or ``.zip``.
+        wanted: given the paths of all files, gives the rule that chooses among them.
+
+    Raises:
+        InputError: unreadable, a path that leaves the archive, a link to the outside, a
+            device, too many members or too many bytes (CR0405).
+    """
+    read = _read_zip if path.name.lower().endswith(".zip") else _read_tar
+    try:
+        names = frozenset(name for name, _ in read(path, lambda _: False))
+        top = _single_top(names)
+        rule = wanted(frozenset(name.removeprefix(top) for name in names))
+        found = read(path, lambda member: rule(PurePosixPath(str(member).removeprefix(top))))
+        return {name.removeprefix(top): data for name, data in found if data is not None}
+    except _BAD_ARCHIVE as error:
+        raise hostile(str(path), str(error).rstrip(".") or type(error).__name__) from error
+
+
+def _single_top(names: frozenset[str]) -> str:
+    tops = {name.partition("/")[0] for name in names}
+    return f"{tops.pop()}/" if len(tops) == 1 and all("/" in name for name in names) else ""
+
+
+def _safe_name(raw: str, source: Path) -> str:
+    path = PurePosixPath(raw)
+    if path.is_absolute() or ".." in path.parts or "\\" in raw or "\0" in raw:
+        raise hostile(str(source), f"member {raw[:80]!r} leaves the archive")
+    return str(path)
+
+
+def _check_link(name: str, target: str, source: Path, *, from_root: bool) -> None:
+    base = "" if from_root else os.path.dirname(name)
+    landing = os.path.normpath(os.path.join(base, target))
+    if os.path.isabs(target) or landing.startswith(".."):
+        raise hostile(str(source), f"the link {name[:80]!r} points outside")
+
+
+def _open_tar(path: Path) -> IO[bytes]:
+    name = path.name.lower()
+    if name.endswith((".gz", ".tgz")):
+        return cast("IO[bytes]", gzip.open(path, "rb"))
+    if name.endswith(".bz2"):
+        return cast("IO[bytes]", bz2.open(path, "rb"))
+    if name.endswith(".xz"):
+        return cast("IO[bytes]", lzma.open(path, "rb"))
+    return path.open("rb")
+
+
+def _read_tar(path: Path, wanted: Wanted) -> Iterator[tuple[str, bytes | None]]:
+    """Each regular file's name, with its bytes when it is wanted."""
+    total = count = 0
+    with _open_tar(path) as stream, tarfile.open(fileobj=cast("IO[bytes]", _Capped(stream)), mode="r|") as archive:
+        for member in archive:
+            count += 1
+            total += member.size
+            name = _safe_name(member.name, path)
+            _check_sizes(path, name, count, member.size, total)
+            if member.issym() or member.islnk():
+                _check_link(name, member.linkname, path, from_root=member.islnk())
+            elif member.isfile():
+                handle = archive.extractfile(member) if wanted(PurePosixPath(name)) else None
+                yield name, handle.read() if handle else None
+            elif not member.isdir():
+                raise hostile(str(path), f"member {name[:80]!r} is a device or a pipe")
+
+
+def _read_zip(path: Path, wanted: Wanted) -> Iterator[tuple[str, bytes | None]]:
+    total = 0
+    with zipfile.ZipFile(path) as archive:
+        for count, info in enumerate(archive.infolist(), start=1):
+            total += info.file_size
+            name = _safe_name(info.filename, path)
+            _check_sizes(path, name, count, info.file_size, total)
+            kind = stat.S_IFMT(info.external_attr >> 16)
+            if kind == stat.S_IFLNK:
+                _check_link(name, archive.read(info).decode("utf-8", "replace"), path, from_root=False)
+            elif kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+                raise hostile(str(path), f"member {name[:80]!r} is a device or a pipe")
+            elif not info.is_dir():
+                # zipfile stops at file_size, so a header that lies about it gives a checksum error
+                yield name, archive.read(info) if wanted(PurePosixPath(name)) else None
+
+
+def _check_sizes(path: Path, name: str, count: int, size: int, total: int) -> None:
+    if count > MAX_MEMBERS:
+        raise hostile(str(path), f"it has more than {MAX_MEMBERS} members")
+    if size > MAX_MEMBER_BYTES:
+        raise hostile(str(path), f"member {name[:80]!r} is larger than {MAX_MEMBER_BYTES // 1024**2} MiB")
+    if total > MAX_TOTAL_BYTES:
+        raise hostile(str(path), f"it unpacks to more than {MAX_TOTAL_BYTES // 1024**2} MiB")
+
+
+def read_folder(root: Path, wanted: Callable[[frozenset[str]], Wanted], *, skip: Callable[[str], bool]) -> dict[str, bytes]:
+    """The wanted files of a folder by POSIX path; links are neither followed nor read.
+
+    Raises:
+        InputError: too many files or bytes (CR0405).
+    """
+    names: list[str] = []
+    for folder, subfolders, files in os.walk(root):
+        subfolders[:] = sorted(name for name in subfolders if not skip(name) and not os.path.islink(os.path.join(folder, name)))
+        for name in sorted(files):
+            path = Path(folder, name)
+            if stat.S_ISREG(path.lstat().st_mode):
+                names.append(path.relative_to(root).as_posix())
+    rule = wanted(frozenset(names))
+    found: dict[str, bytes] = {}
+    total = 0
+    for count, name in enumerate((name for name in names if rule(PurePosixPath(name))), start=1):
+        size = (root / name).stat().st_size
+        total += size
+        _check_sizes(root, name, count, size, total)
+        found[name] = (root / name).read_bytes()
+    return found

@@ -1,0 +1,67 @@
+"""What became of each candidate, so that an interrupted build goes on where it stopped."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from composer_replication.run_folder import append_jsonl, read_jsonl, rewrite_jsonl
+from composer_replication.tasks.cache import sha256_of
+from composer_replication.tasks.store_records import RepositoryRecord
+
+GATES_VERSION = 1
+"""Raised when the gates judge otherwise, so that older answers are not taken over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One candidate: its task, or the gate that it did not pass. ``key`` covers all that it depends on."""
+
+    key: str
+    repository: str
+    pin: str
+    task_id: str = ""
+    reason: str = ""
+    detail: str = ""
+
+    @property
+    def is_valid(self) -> bool:
+        return bool(self.task_id)
+
+
+def decision_key(record: RepositoryRecord, pin: str, *, hidden_share: float, seed: int) -> str:
+    """A hash of everything that a decision depends on."""
+    parts = [GATES_VERSION, record.source_sha256, record.environment, sorted(record.places), pin, hidden_share, seed]
+    return sha256_of(json.dumps(parts).encode())[:32]
+
+
+class Journal:
+    """Decisions by key in one JSONL file; appended as they fall, sorted at the end."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        rows = read_jsonl(path)
+        self._decisions = {row["key"]: Decision(**row) for row in rows}
+        # A crash can leave half a line, to which nothing may be appended.
+        rewrite_jsonl(path, rows)
+
+    def find(self, key: str) -> Decision | None:
+        return self._decisions.get(key)
+
+    def add(self, decision: Decision) -> None:
+        with self._lock:
+            self._decisions[decision.key] = decision
+            append_jsonl(self._path, _row(decision))
+
+    def keep(self, decisions: Iterable[Decision]) -> None:
+        """Replace the whole file by these decisions, in an order that does not depend on time."""
+        rows = sorted((_row(decision) for decision in decisions), key=lambda row: (row["repository"], row["pin"]))
+        rewrite_jsonl(self._path, rows)
+
+
+def _row(decision: Decision) -> Mapping[str, str]:
+    return asdict(decision)

@@ -1,0 +1,139 @@
+"""Runs inside the sandbox, given as ``python -c``: pytest with a protected channel for its records.
+
+Not imported by the package and never placed in a tree. Standard output is kept under a
+private descriptor for records; whatever tests print goes to standard error. Each record is
+one JSON line that carries the nonce which came on standard input.
+"""
+
+import json
+import os
+import sys
+
+
+class Channel:
+    """Writes one JSON line per record to the descriptor that was standard output."""
+
+    def __init__(self, descriptor, nonce):
+        def send(event, **fields):
+            line = json.dumps({"nonce": nonce, "event": event, **fields}) + "\n"
+            data = line.encode("utf-8", "backslashreplace")
+            while data:
+                data = data[os.write(descriptor, data) :]
+
+        self.send = send
+
+
+class CallMap:
+    """Which functions of the tree each test calls, by a profile hook."""
+
+    def __init__(self, root):
+        self.prefix = root + os.sep
+        self.numbers = {}
+        self.current = set()
+
+    def hook(self, frame, event, _argument):
+        if event == "call":
+            self.current.add(frame.f_code)
+
+    def start(self):
+        import threading
+
+        self.current = set()
+        threading.setprofile(self.hook)
+        sys.setprofile(self.hook)
+
+    def stop(self):
+        import threading
+
+        sys.setprofile(None)
+        threading.setprofile(None)
+        found = []
+        for code in self.current:
+            if code.co_filename.startswith(self.prefix):
+                key = (code.co_filename[len(self.prefix) :], code.co_firstlineno)
+                found.append(self.numbers.setdefault(key, len(self.numbers)))
+        return sorted(set(found))
+
+
+def place_of(item, root):
+    """File, first line and name of the function that a test runs; empty when it is not in the tree."""
+    import inspect
+
+    function = inspect.unwrap(getattr(item, "function", None) or (lambda: None))
+    code = getattr(function, "__code__", None)
+    if code is None or not os.path.abspath(code.co_filename).startswith(root + os.sep):
+        return ["", 0, ""]
+    return [os.path.relpath(code.co_filename, root), code.co_firstlineno, code.co_name]
+
+
+def make_plugin(channel, request, root):
+    """The plugin that selects the wanted tests and reports what became of each."""
+    import pytest
+
+    wanted = None if request["node_ids"] is None else set(request["node_ids"])
+    calls = CallMap(root) if request["map_calls"] else None
+
+    class Recorder:
+        def __init__(self):
+            self.states = {}
+
+        @pytest.hookimpl(wrapper=True, tryfirst=True)
+        def pytest_collection_modifyitems(self, items):
+            result = yield
+            if wanted is not None:
+                items[:] = [item for item in items if item.nodeid in wanted]
+            places = [place_of(item, root) for item in items] if request["places"] else []
+            channel.send("collected", ids=[item.nodeid for item in items], places=places)
+            return result
+
+        def pytest_collectreport(self, report):
+            if report.failed:
+                text = str(report.longrepr).strip().splitlines()
+                channel.send("collect_error", id=report.nodeid, text=text[-1][:300] if text else "")
+
+        @pytest.hookimpl(wrapper=True, tryfirst=True)
+        def pytest_runtest_protocol(self, item):
+            if calls is not None:
+                calls.start()
+            try:
+                return (yield)
+            finally:
+                numbers = calls.stop() if calls is not None else []
+                state = self.states.pop(item.nodeid, "missing")
+                channel.send("test", id=item.nodeid, outcome=state, calls=numbers)
+
+        def pytest_runtest_logreport(self, report):
+            before = self.states.get(report.nodeid, "")
+            if report.failed:
+                state = "failed" if report.when == "call" and before != "error" else "error"
+            elif report.skipped or hasattr(report, "wasxfail"):
+                state = "skipped"
+            else:
+                state = "passed" if report.when == "call" else ""
+            worst = ("", "passed", "skipped", "failed", "error")
+            self.states[report.nodeid] = max(before, state, key=worst.index)
+
+    return Recorder(), calls
+
+
+def main():
+    descriptor = os.dup(1)
+    os.set_inheritable(descriptor, False)
+    os.dup2(2, 1)
+    request = json.loads(sys.stdin.buffer.read())
+    channel = Channel(descriptor, request.pop("nonce"))
+    root = os.getcwd()
+    import pytest
+
+    roots = [os.path.normpath(os.path.join(root, path)) for path in request["import_roots"]]
+    sys.path[:0] = roots
+    os.environ["PYTHONPATH"] = os.pathsep.join(roots)
+    arguments = [*request["arguments"], f"--rootdir={root}", *(os.path.join(root, name) for name in request["files"])]
+    plugin, calls = make_plugin(channel, request, root)
+    code = int(pytest.main(arguments, plugins=[plugin]))
+    table = [[path, line] for path, line in calls.numbers] if calls is not None else []
+    channel.send("end", exit_code=code, functions=table)
+    os._exit(0)  # threads that a test left behind must not hold the result back
+
+
+main()

@@ -1,0 +1,146 @@
+"""Bring one repository to the start line: files, locked environment, a suite that is green twice."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.utils import canonicalize_name
+
+from composer_replication.tasks.cache import sha256_of
+from composer_replication.tasks.deletion import Deletion, find_deletions
+from composer_replication.tasks.environment import Environment, open_environment
+from composer_replication.tasks.gates import Bench
+from composer_replication.tasks.lock import TOOLCHAIN, EnvironmentLock, UnusableRepository, resolve, wheel_path
+from composer_replication.tasks.requirements import read_requirements
+from composer_replication.tasks.sources import RepositorySource
+from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.store_records import RepositoryRecord
+from composer_replication.tasks.test_run import TestReport, run_tests
+from composer_replication.tasks.tree_rules import is_subject_path
+from composer_replication.tasks.views import write_files
+
+BASELINE_SECONDS = 180.0
+MIN_GREEN_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRepository:
+    """A repository whose candidates can be judged."""
+
+    slug: str
+    record: RepositoryRecord
+    bench: Bench
+    deletions: tuple[Deletion, ...]
+
+    def by_pin(self, pin: str) -> Deletion | None:
+        """The deletion that a pin names; a path may leave out the ``src/`` before it."""
+        return next((d for d in self.deletions if pin in (d.pin, d.pin.removeprefix("src/"))), None)
+
+
+def slug_of(repository: str) -> str:
+    """``NAME==VERSION`` as a part of a file name."""
+    return re.sub(r"[^A-Za-z0-9.+_-]+", "-", repository.replace("==", "-")).strip("-")
+
+
+def lock_repository(source: RepositorySource) -> EnvironmentLock:
+    """The environment of a repository's tests.
+
+    Raises:
+        UnusableRepository: ``runner-dependency``, ``dependency-by-url``, ``dependency-without-wheel``.
+        InputError: the index cannot be reached (CR0407).
+    """
+    own = canonicalize_name(source.name)
+    if own in TOOLCHAIN:
+        raise UnusableRepository("runner-dependency", f"the test runner itself imports {own}")
+    wanted = read_requirements(source)
+    if wanted.refused:
+        raise UnusableRepository("dependency-by-url", f"{wanted.refused[0]} is asked for by address")
+    lock = resolve(list(wanted.required.values()), source.repository)
+    if own in lock.names:
+        raise UnusableRepository("runner-dependency", f"its tests need a package that itself needs {own}")
+    return lock
+
+
+def prepare(source: RepositorySource, store: TaskStore, backend: str | None) -> PreparedRepository:
+    """Lock, install, run the suite twice, and keep all of it in the store.
+
+    What an earlier build of the same bytes kept is used again.
+
+    Raises:
+        UnusableRepository: as ``lock_repository``, or ``red-baseline``.
+        InputError, SandboxFailure: as their causes.
+    """
+    slug = slug_of(source.repository)
+    if store.has_record(f"repositories/{slug}.json") and store.repository(slug).source_sha256 == source.sha256:
+        record = store.repository(slug)
+        environment = store.environment_of(record.environment)
+    else:
+        lock = lock_repository(source)
+        environment = open_environment(lock, backend=backend)
+        record = _measure(source, environment, backend)
+        store.put_lock(lock, lambda wheel: wheel_path(wheel).read_bytes())
+        for data in source.files.values():
+            store.put_blob(data)
+        store.put_repository(slug, record)
+    return PreparedRepository(slug, record, make_bench(source.files, environment, backend), _deletions(source))
+
+
+def make_bench(files: Mapping[str, bytes], environment: Environment, backend: str | None) -> Bench:
+    """A bench with the usual time limits: nothing here waits longer than a baseline may."""
+    return Bench(files, environment, backend, suite_seconds=BASELINE_SECONDS, test_seconds=60.0)
+
+
+def _deletions(source: RepositorySource) -> tuple[Deletion, ...]:
+    found: list[Deletion] = []
+    for path, data in source.files.items():
+        if is_subject_path(path):
+            try:
+                found.extend(find_deletions(path, data.decode()))
+            except UnicodeDecodeError:
+                continue
+    return tuple(found)
+
+
+def _run_suite(source: RepositorySource, environment: Environment, backend: str | None, *, second: bool) -> TestReport:
+    with tempfile.TemporaryDirectory(prefix="composer-rl-baseline-") as folder:
+        tree = Path(folder) / "tree"
+        write_files(tree, source.files)
+        report = run_tests(
+            tree, environment, None, backend=backend, timeout_seconds=BASELINE_SECONDS,
+            with_places=not second, with_calls=second,
+        )  # fmt: skip
+    if report.error:
+        raise UnusableRepository("red-baseline", report.error)
+    return report
+
+
+def _measure(source: RepositorySource, environment: Environment, backend: str | None) -> RepositoryRecord:
+    """Two whole runs: a test that is not green in both is left out of everything."""
+    first = _run_suite(source, environment, backend, second=False)
+    second = _run_suite(source, environment, backend, second=True)
+    green = sorted(first.passed & second.passed)
+    num_run = sum(outcome != "skipped" for outcome in first.outcomes.values())
+    if not green or len(green) < MIN_GREEN_SHARE * num_run:
+        reasons = _first_reasons(first)
+        raise UnusableRepository("red-baseline", f"{len(green)} of {num_run} tests are green twice{reasons}")
+    called = {function for test in green for function in second.calls.get(test, ())}
+    return RepositoryRecord(
+        repository=source.repository,
+        source_sha256=source.sha256,
+        environment=environment.fingerprint,
+        files={path: sha256_of(data) for path, data in source.files.items()},
+        places={test: first.places[test] for test in green},
+        num_collected=len(first.collected),
+        broken_files=tuple(sorted(first.collect_errors)),
+        called=tuple(sorted(called)),
+    )
+
+
+def _first_reasons(report: TestReport) -> str:
+    texts = [f"{path}: {text}" for path, text in report.collect_errors.items()]
+    return f" ({texts[0][:200]})" if texts else ""
+

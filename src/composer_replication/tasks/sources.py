@@ -1,0 +1,152 @@
+"""Open a SOURCE: a folder, an archive, or ``sdist:NAME==VERSION``; only reading and fetching.
+
+A repository enters as a mapping of paths to bytes. None of its code is run here, and
+none of its links is followed.
+"""
+
+from __future__ import annotations
+
+import configparser
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from email.parser import Parser
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from composer_replication.errors import InputError
+from composer_replication.tasks.archives import ARCHIVE_SUFFIXES, is_archive, read_archive, read_folder
+from composer_replication.tasks.cache import sha256_of
+from composer_replication.tasks.index import fetch_sdist, fetch_wheel
+from composer_replication.tasks.tree_rules import is_metadata_path, is_test_path, skips_folder, tree_rule
+
+__all__ = ["RepositorySource", "fetch_wheel", "open_source", "read_toml"]
+
+_PIN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([A-Za-z0-9][A-Za-z0-9._+!-]*)")
+_PROJECT_FILES = ("pyproject.toml", "setup.cfg", "setup.py", "PKG-INFO")
+
+
+@dataclass(frozen=True, slots=True)
+class RepositorySource:
+    """One repository as bytes.
+
+    ``files`` are those of the task tree, ``metadata`` those that declare name, version
+    and requirements; ``sha256`` covers both (for an archive also what was left out).
+    """
+
+    source: str
+    name: str
+    version: str
+    sha256: str
+    files: Mapping[str, bytes]
+    metadata: Mapping[str, bytes]
+
+    @property
+    def repository(self) -> str:
+        return f"{self.name}=={self.version}"
+
+
+def open_source(source: str) -> RepositorySource:
+    """Read a repository.
+
+    Args:
+        source: a folder, an archive (``.tar.gz``, ``.tgz``, ``.zip`` …) or ``sdist:NAME==VERSION``.
+
+    Raises:
+        InputError: no such path or not a SOURCE (CR0402), not a Python project (CR0403), no
+            tests (CR0404), a hostile archive (CR0405), not in the index (CR0406, CR0407, CR0408).
+    """
+    path = _sdist_path(source) if source.startswith("sdist:") else Path(source).expanduser()
+    if path.is_dir():
+        found = read_folder(path, _wanted, skip=skips_folder)
+        digest = _digest(found)
+    elif path.is_file() and is_archive(path):
+        found = read_archive(path, _wanted)
+        digest = sha256_of(path.read_bytes())
+    else:
+        problem = "is not a folder or an archive that can be read" if path.exists() else "does not exist"
+        raise InputError(
+            "CR0402",
+            f"the source {problem}.",
+            where=source,
+            fix=f"give a folder, an archive ({', '.join(ARCHIVE_SUFFIXES)}) or sdist:NAME==VERSION.",
+        )
+    return _repository(source, path, digest, found)
+
+
+def _sdist_path(source: str) -> Path:
+    match = _PIN.fullmatch(source.removeprefix("sdist:").strip())
+    if match is None:
+        raise InputError(
+            "CR0402", "the source is not sdist:NAME==VERSION.", where=source, fix="for example sdist:toolz==1.2.0"
+        )
+    return fetch_sdist(match[1], match[2])
+
+
+def _wanted(names: frozenset[str]) -> Any:
+    in_tree = tree_rule(names)
+    return lambda path: in_tree(path) or is_metadata_path(path)
+
+
+def _digest(files: Mapping[str, bytes]) -> str:
+    return sha256_of("\n".join(f"{sha256_of(files[name])} {name}" for name in sorted(files)).encode())
+
+
+def _repository(source: str, path: Path, digest: str, found: Mapping[str, bytes]) -> RepositorySource:
+    in_tree = tree_rule(frozenset(found))
+    files = {name: data for name, data in sorted(found.items()) if in_tree(PurePosixPath(name))}
+    metadata = {name: data for name, data in sorted(found.items()) if is_metadata_path(PurePosixPath(name))}
+    if not any(name in found for name in _PROJECT_FILES) or not any(name.endswith(".py") for name in files):
+        raise InputError(
+            "CR0403",
+            "this is not a Python project: no pyproject.toml, setup.cfg or setup.py with Python sources.",
+            where=source,
+            fix="give the folder that holds pyproject.toml.",
+        )
+    if not any(is_test_path(name) and _holds_tests(data) for name, data in files.items()):
+        raise InputError(
+            "CR0404", "the project has no tests.", where=source, fix="choose a repository whose archive carries its tests."
+        )
+    name, version = _name_and_version(metadata)
+    if name and version:
+        # Some packages ask importlib.metadata for their own version; the long description stays out.
+        files[f"{_safe(name)}-{version}.dist-info/METADATA"] = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode()
+    fallback = path.resolve().name
+    for suffix in ARCHIVE_SUFFIXES:
+        fallback = fallback.removesuffix(suffix)
+    return RepositorySource(source, _safe(name or fallback), version, digest, files, metadata)
+
+
+def _safe(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", re.sub(r"[^A-Za-z0-9._-]", "-", name)).strip("-").lower() or "repository"
+
+
+def _holds_tests(data: bytes) -> bool:
+    return b"def test" in data or b"TestCase" in data
+
+
+def read_toml(metadata: Mapping[str, bytes], name: str) -> dict[str, Any]:
+    """A TOML file of the repository as a table; empty when absent or broken."""
+    try:
+        return tomllib.loads(metadata.get(name, b"").decode("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError):
+        return {}
+
+
+def _name_and_version(metadata: Mapping[str, bytes]) -> tuple[str, str]:
+    """Name and version where they are written down; a version that code computes stays empty."""
+    if "PKG-INFO" in metadata:
+        header = Parser().parsestr(metadata["PKG-INFO"].decode("utf-8", "replace"), headersonly=True)
+        return str(header.get("Name", "")), str(header.get("Version", ""))
+    table = read_toml(metadata, "pyproject.toml")
+    for project in (table.get("project", {}), table.get("tool", {}).get("poetry", {})):
+        if project.get("name"):
+            return str(project["name"]), str(project.get("version", ""))
+    config = configparser.ConfigParser(interpolation=None, strict=False)
+    try:
+        config.read_string(metadata.get("setup.cfg", b"").decode("utf-8", "replace"))
+    except configparser.Error:
+        return "", ""
+    version = config.get("metadata", "version", fallback="")
+    return config.get("metadata", "name", fallback=""), "" if ":" in version else version

@@ -1,0 +1,318 @@
+"""Tasks on disk: content-addressed files, public records, and secrets apart from them.
+
+    manifest.json              schema version, sha256 of every record, one fingerprint over all
+    objects/ab/<sha256>        files of repositories, broken and shortened files, wheels
+    repositories/<slug>.json   paths and hashes of one repository, its green tests
+    locks/<fingerprint>.json   the wheels of an environment, so that it can be made offline
+    tasks/<task_id>.json       what may be known of a task
+    secrets/<task_id>.json     golden body and hidden tests
+    journal.jsonl              what became of each candidate, so that a build can go on
+
+There is no time stamp in it: the same input and seed give the same bytes. No folder of
+the store is ever mounted into a sandbox; trees are written out file by file.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from composer_replication.errors import InputError, UsageError
+from composer_replication.records import Task, TaskContent
+from composer_replication.run_folder import SCHEMA_VERSION, write_atomic
+from composer_replication.tasks.cache import put_file, sha256_of
+from composer_replication.tasks.environment import Environment, open_environment
+from composer_replication.tasks.lock import EnvironmentLock, LockedWheel
+from composer_replication.tasks.store_records import RepositoryRecord, SecretRecord, TaskRecord
+from composer_replication.tasks.tree_rules import is_test_path
+from composer_replication.tasks.views import View, view_files, write_files
+
+_FOLDERS = ("locks", "repositories", "tasks", "secrets")
+
+
+class TaskStore:
+    """One folder of tasks. Use ``create`` or ``open``.
+
+    Every record that is read is checked against the manifest, every file against the
+    hash that is its name. Safe to use from several threads.
+    """
+
+    def __init__(self, root: Path, records: dict[str, str], backend: str | None) -> None:
+        self.root = root.resolve()
+        self.backend = backend
+        self._records = records
+        self._lock = threading.RLock()
+        self._parsed: dict[str, Mapping[str, Any]] = {}
+        self._environments: dict[str, Environment] = {}
+
+    @classmethod
+    def create(cls, path: Path, *, backend: str | None = None) -> TaskStore:
+        """A store to write to: a new one, or the one that an earlier build left.
+
+        Raises:
+            UsageError: the folder holds something else (CR0415).
+            InputError: the store in it is damaged (CR0411).
+        """
+        if (path / "manifest.json").exists():
+            return cls.open(path, backend=backend)
+        if path.is_dir() and any(item.name not in ("LOCK", "objects", *_FOLDERS) for item in path.iterdir()):
+            raise UsageError(
+                "CR0415", "the folder is not empty and not a task store.", where=str(path), fix="choose another --out DIR."
+            )
+        path.mkdir(parents=True, exist_ok=True)
+        store = cls(path, {}, backend)
+        store._write_manifest()
+        return store
+
+    @classmethod
+    def open(cls, path: Path, *, backend: str | None = None) -> TaskStore:
+        """A store to read.
+
+        Args:
+            path: its folder.
+            backend: sandbox backend in which environments are installed when absent.
+
+        Raises:
+            InputError: not a task store (CR0410), or damaged or of another version (CR0411).
+        """
+        manifest = Path(path) / "manifest.json"
+        if not manifest.is_file():
+            raise InputError(
+                "CR0410",
+                "this is not a task store: it has no manifest.json.",
+                where=str(path),
+                fix="composer-rl tasks build SOURCE --out DIR",
+            )
+        try:
+            value = json.loads(manifest.read_text())
+            records = {str(name): str(digest) for name, digest in value["records"].items()}
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise _damaged(manifest, "it cannot be read") from error
+        if value.get("schema_version") != SCHEMA_VERSION:
+            raise _damaged(manifest, f"schema version {value.get('schema_version')} is not {SCHEMA_VERSION}")
+        if value.get("fingerprint") != _fingerprint(records):
+            raise _damaged(manifest, "its fingerprint does not cover its records")
+        return cls(Path(path), records, backend)
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 over the names and hashes of all records."""
+        with self._lock:
+            return _fingerprint(self._records)
+
+    # --- reading ---------------------------------------------------------------------
+
+    def task_ids(self) -> list[str]:
+        """All task ids, sorted."""
+        with self._lock:
+            return sorted(name[6:-5] for name in self._records if name.startswith("tasks/"))
+
+    def tasks(self) -> list[Task]:
+        """All tasks, in the order of their ids.
+
+        Raises:
+            InputError: a record is damaged (CR0411).
+        """
+        return [self.get(task_id) for task_id in self.task_ids()]
+
+    def get(self, task_id: str) -> Task:
+        """One task.
+
+        Raises:
+            InputError: no such task, the nearest id is named (CR0412); damaged (CR0411).
+        """
+        ids = self.task_ids()
+        if task_id not in ids:
+            near = difflib.get_close_matches(task_id, ids, n=1, cutoff=0.0)
+            hint = f"the nearest is {near[0]}." if near else "the store has no tasks."
+            raise InputError("CR0412", f"there is no task {task_id!r}.", where=str(self.root), fix=hint)
+        record = self.record(task_id)
+        return record.to_task(self.secret(task_id), self.repository(record.repository_record))
+
+    def record(self, task_id: str) -> TaskRecord:
+        return TaskRecord.from_json(self._read(f"tasks/{task_id}.json"))
+
+    def secret(self, task_id: str) -> SecretRecord:
+        return SecretRecord.from_json(self._read(f"secrets/{task_id}.json"))
+
+    def repository(self, slug: str) -> RepositoryRecord:
+        return RepositoryRecord.from_json(self._read(f"repositories/{slug}.json"))
+
+    def has_record(self, name: str) -> bool:
+        with self._lock:
+            return name in self._records
+
+    def broken_text(self, task: Task) -> str:
+        """The file with the hole; ``task.hole`` counts its characters."""
+        return self.blob(self.record(task.task_id).broken_sha256).decode()
+
+    def golden_body(self, task: Task) -> str:
+        """The deleted body. Never to be shown to a policy."""
+        return self.secret(task.task_id).golden_body
+
+    def content(self, task: Task) -> TaskContent:
+        """Everything a task is made of, for overlap checks only."""
+        files = {name: data.decode("utf-8", "replace") for name, data in self.files(task, "hidden").items()}
+        return TaskContent(
+            task_id=task.task_id,
+            repository=task.repository,
+            symbol=task.symbol,
+            broken_tree={name: text for name, text in files.items() if not is_test_path(name)},
+            tests={name: text for name, text in files.items() if is_test_path(name)},
+            golden=self.golden_body(task),
+        )
+
+    def files(self, task: Task, view: View) -> dict[str, bytes]:
+        """The files of a view of a task by path; see ``views``."""
+        record = self.record(task.task_id)
+        shortened = {path: self.blob(digest) for path, digest in record.visible_files.items()}
+        broken = {record.hole.path: self.blob(record.broken_sha256)}
+        return view_files(self.repository_files(record.repository_record), broken, shortened, view)
+
+    def repository_files(self, slug: str) -> dict[str, bytes]:
+        """All original files of a repository by path."""
+        return {path: self.blob(digest) for path, digest in self.repository(slug).files.items()}
+
+    def write_tree(self, task: Task, folder: Path, view: View = "rollout") -> None:
+        """Write a private copy of a view of a task into ``folder``, which is made if absent."""
+        folder.mkdir(parents=True, exist_ok=True)
+        write_files(folder, self.files(task, view))
+
+    def environment(self, task: Task) -> Environment:
+        """The environment in which the task's tests run; installed from the store's own wheels if absent.
+
+        Raises:
+            InputError: it does not fit this machine, or is damaged (CR0408, CR0411, CR0413, CR0414).
+            SandboxFailure: the sandbox broke.
+        """
+        return self.environment_of(task.environment)
+
+    def environment_of(self, fingerprint: str) -> Environment:
+        with self._lock:
+            if fingerprint not in self._environments:
+                lock = EnvironmentLock.from_json(self._read(f"locks/{fingerprint}.json"))
+                self._environments[fingerprint] = open_environment(lock, backend=self.backend, read_wheel=self._read_wheel)
+            return self._environments[fingerprint]
+
+    def _read_wheel(self, wheel: LockedWheel) -> bytes:
+        return self.blob(wheel.sha256)
+
+    def blob(self, digest: str) -> bytes:
+        """The bytes with that sha256.
+
+        Raises:
+            InputError: absent or changed (CR0411).
+        """
+        path = self._blob_path(digest)
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise _damaged(path, "it is missing") from error
+        if sha256_of(data) != digest:
+            raise _damaged(path, f"its sha256 is {sha256_of(data)}")
+        return data
+
+    def _blob_path(self, digest: str) -> Path:
+        return self.root / "objects" / digest[:2] / digest
+
+    def _read(self, name: str) -> Mapping[str, Any]:
+        with self._lock:
+            if name not in self._parsed:
+                path = self.root / name
+                try:
+                    data = path.read_bytes()
+                except OSError as error:
+                    raise _damaged(path, "it is missing") from error
+                if sha256_of(data) != self._records.get(name):
+                    raise _damaged(path, f"its sha256 is {sha256_of(data)}, the manifest says {self._records.get(name)}")
+                self._parsed[name] = json.loads(data)
+            return self._parsed[name]
+
+    def verify(self) -> None:
+        """Read every record and every file that a record names.
+
+        Raises:
+            InputError: the first one that is damaged, by name (CR0411).
+        """
+        for name in sorted(self._records):
+            self._read(name)
+        for digest in sorted(set(self._digests())):
+            self.blob(digest)
+
+    def _digests(self) -> Iterator[str]:
+        for name in sorted(self._records):
+            kind, _, stem = name.removesuffix(".json").partition("/")
+            if kind == "repositories":
+                yield from self.repository(stem).files.values()
+            elif kind == "tasks":
+                record = self.record(stem)
+                yield from (record.broken_sha256, *record.visible_files.values())
+            elif kind == "locks":
+                lock = EnvironmentLock.from_json(self._read(name))
+                yield from (wheel.sha256 for wheel in (*lock.wheels, lock.installer))
+
+    # --- writing ---------------------------------------------------------------------
+
+    def put_blob(self, data: bytes) -> str:
+        """Keep some bytes; their sha256."""
+        digest = sha256_of(data)
+        if not self._blob_path(digest).exists():
+            put_file(self._blob_path(digest), data)
+        return digest
+
+    def put_lock(self, lock: EnvironmentLock, read_wheel: Any) -> None:
+        for wheel in (*lock.wheels, lock.installer):
+            if not self._blob_path(wheel.sha256).exists():
+                self.put_blob(read_wheel(wheel))
+        self._write(f"locks/{lock.fingerprint}.json", lock.to_json())
+
+    def put_repository(self, slug: str, record: RepositoryRecord) -> None:
+        self._write(f"repositories/{slug}.json", record.to_json())
+
+    def put_task(self, record: TaskRecord, secret: SecretRecord) -> None:
+        self._write(f"secrets/{record.task_id}.json", secret.to_json())
+        self._write(f"tasks/{record.task_id}.json", record.to_json())
+
+    def drop_task(self, task_id: str) -> None:
+        self._drop(f"tasks/{task_id}.json")
+        self._drop(f"secrets/{task_id}.json")
+
+    def drop_records(self, keep: set[str]) -> None:
+        """Forget all records but ``keep`` (what an earlier build with other input left)."""
+        for name in [name for name in self._records if name not in keep]:
+            self._drop(name)
+
+    def _drop(self, name: str) -> None:
+        with self._lock:
+            self._records.pop(name, None)
+            self._parsed.pop(name, None)
+            self._write_manifest()
+            (self.root / name).unlink(missing_ok=True)
+
+    def _write(self, name: str, value: Mapping[str, Any]) -> None:
+        """Record first, manifest after: a crash between them leaves a file that nothing names."""
+        data = (json.dumps({"schema_version": SCHEMA_VERSION, **value}, indent=1, sort_keys=True) + "\n").encode()
+        with self._lock:
+            if self._records.get(name) != sha256_of(data):
+                write_atomic(self.root / name, data)
+                self._records[name] = sha256_of(data)
+                self._parsed.pop(name, None)
+                self._write_manifest()
+
+    def _write_manifest(self) -> None:
+        value = {"schema_version": SCHEMA_VERSION, "fingerprint": _fingerprint(self._records), "records": self._records}
+        write_atomic(self.root / "manifest.json", json.dumps(value, indent=1, sort_keys=True) + "\n")
+
+
+def _fingerprint(records: Mapping[str, str]) -> str:
+    return sha256_of(json.dumps(sorted(records.items())).encode())
+
+
+def _damaged(path: Path, detail: str) -> InputError:
+    return InputError(
+        "CR0411", f"the task store is damaged: {detail}.", where=str(path), fix="build it again with composer-rl tasks build."
+    )

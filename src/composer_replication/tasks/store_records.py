@@ -1,0 +1,119 @@
+"""The records of a task store and their JSON form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+from composer_replication.records import Hole, Task, TestSplit
+from composer_replication.tasks.test_functions import Place
+
+
+@dataclass(frozen=True)
+class RepositoryRecord:
+    """One repository: its files by hash, and what its whole suite did, twice.
+
+    ``places`` maps each test that was green both times to its function; ``collected`` are
+    all node ids; ``broken_files`` could not be collected from the start; ``called`` are the
+    functions (file, first line) that green tests call.
+    """
+
+    repository: str
+    source_sha256: str
+    environment: str
+    files: Mapping[str, str]
+    places: Mapping[str, Place]
+    num_collected: int
+    broken_files: tuple[str, ...]
+    called: tuple[tuple[str, int], ...]
+
+    @cached_property
+    def green(self) -> frozenset[str]:
+        return frozenset(self.places)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "repository": self.repository,
+            "source_sha256": self.source_sha256,
+            "environment": self.environment,
+            "files": dict(self.files),
+            "places": {test: list(place) for test, place in self.places.items()},
+            "num_collected": self.num_collected,
+            "broken_files": list(self.broken_files),
+            "called": [list(function) for function in self.called],
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> RepositoryRecord:
+        return cls(
+            repository=value["repository"],
+            source_sha256=value["source_sha256"],
+            environment=value["environment"],
+            files=value["files"],
+            places={test: (path, line, name) for test, (path, line, name) in value["places"].items()},
+            num_collected=value["num_collected"],
+            broken_files=tuple(value["broken_files"]),
+            called=tuple((path, line) for path, line in value["called"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRecord:
+    """What may be known of a task; its hidden tests and golden body are in ``SecretRecord``.
+
+    ``visible_files`` are the test files without their hidden functions, by hash.
+    """
+
+    task_id: str
+    repository: str
+    repository_record: str
+    symbol: str
+    granularity: str
+    removal: str
+    hole: Hole
+    broken_sha256: str
+    visible: tuple[str, ...]
+    visible_files: Mapping[str, str]
+    environment: str
+    num_body_lines: int
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> TaskRecord:
+        fields = {name: value[name] for name in cls.__slots__}
+        return cls(**{**fields, "hole": Hole(**value["hole"]), "visible": tuple(value["visible"])})
+
+    def to_task(self, secret: SecretRecord, repository: RepositoryRecord) -> Task:
+        out = {*self.visible, *secret.hidden, *secret.withheld}
+        return Task(
+            task_id=self.task_id,
+            repository=self.repository,
+            symbol=self.symbol,
+            granularity=self.granularity,
+            removal=self.removal,
+            hole=self.hole,
+            tests=TestSplit(self.visible, secret.hidden, tuple(sorted(repository.green - out))),
+            environment=self.environment,
+            num_body_lines=self.num_body_lines,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SecretRecord:
+    """Golden body, hidden tests, and the tests that left the visible files with them (``withheld``)."""
+
+    task_id: str
+    golden_body: str
+    hidden: tuple[str, ...]
+    withheld: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> SecretRecord:
+        return cls(value["task_id"], value["golden_body"], tuple(value["hidden"]), tuple(value["withheld"]))

@@ -1,0 +1,278 @@
+"""Run tests of a task tree in a fresh sandbox and learn, outside, what became of each.
+
+Nothing that the jailed process prints counts: only records with the nonce of this run do,
+once each, for exactly the tests that were asked for, and closed by a last record. A run
+that breaks any of this is a failure of the candidate, never a success by absence.
+"""
+
+from __future__ import annotations
+
+import configparser
+import json
+import re
+import secrets
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from composer_replication.records import ExecResult, Limits, Outcome, SandboxSpec
+from composer_replication.sandbox import open_sandbox
+from composer_replication.tasks.environment import Environment
+from composer_replication.tasks.test_functions import Place
+
+_RECORD_BYTES = 64 * 1024**2
+_ENV = {
+    "PATH": "/usr/bin:/bin",
+    "LC_ALL": "C.UTF-8",
+    "TZ": "UTC",
+    "CI": "true",  # hypothesis then draws the same examples every time and keeps no files
+    "PYTHONHASHSEED": "0",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "OMP_NUM_THREADS": "1",
+}
+_ARGUMENTS = (
+    "-q", "--tb=no", "--no-header", "--no-summary", "-p", "no:cacheprovider", "-p", "no:randomly",
+    "-p", "no:faulthandler", "-o", "addopts=", "-o", "filterwarnings=ignore", "-o", "required_plugins=",
+    "--continue-on-collection-errors",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TestReport:
+    """What one run said.
+
+    ``outcomes`` holds the tests that ran (after an ``error``: all requested ones, failed).
+    ``collected`` are the node ids in run order. ``error`` is empty, or says why the run as
+    a whole is a failure. ``places`` gives the file, first line and name of each test's
+    function; ``calls`` the functions (file, first line) that each test called; both only
+    when asked for. ``collect_errors`` maps files that could not be collected to the reason.
+    """
+
+    __test__ = False  # the name starts with Test; pytest must not collect it
+
+    outcomes: Mapping[str, Outcome]
+    collected: tuple[str, ...]
+    error: str
+    seconds: float
+    places: Mapping[str, Place] = field(default_factory=dict)
+    calls: Mapping[str, frozenset[tuple[str, int]]] = field(default_factory=dict)
+    collect_errors: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def passed(self) -> frozenset[str]:
+        return frozenset(test for test, outcome in self.outcomes.items() if outcome is Outcome.PASSED)
+
+
+def run_tests(
+    tree: Path,
+    environment: Environment,
+    node_ids: Sequence[str] | None,
+    *,
+    backend: str | None = None,
+    timeout_seconds: float,
+    limits: Limits | None = None,
+    stop_at_first_failure: bool = False,
+    with_places: bool = False,
+    with_calls: bool = False,
+) -> TestReport:
+    """Run tests over a private copy of a tree.
+
+    Args:
+        tree: the caller's private copy; its tests may write into it.
+        environment: where the test runner lives.
+        node_ids: the tests to run; their files are collected and nothing else. None: all.
+        backend: sandbox backend by name or dotted path; None for the best of this machine.
+        timeout_seconds: above 0; past it the whole run is a failure.
+        limits: of the sandbox; records may use more output than other programs.
+        stop_at_first_failure: enough for a gate that wants one failure; ``outcomes`` is then partial.
+        with_places, with_calls: also report where test functions stand, and what they call.
+
+    Raises:
+        SandboxFailure: the sandbox itself broke; never because of what the tests did.
+    """
+    nonce = secrets.token_hex(16)
+    request = {
+        "nonce": nonce,
+        "node_ids": None if node_ids is None else list(node_ids),
+        "files": sorted({node_id.partition("::")[0] for node_id in node_ids or ()}),
+        "arguments": [*_ARGUMENTS, *_import_mode(tree), *(["--maxfail=1"] if stop_at_first_failure else [])],
+        "import_roots": import_roots(tree),
+        "places": with_places,
+        "map_calls": with_calls,
+    }
+    chosen = limits or Limits()
+    spec = SandboxSpec(
+        tree=tree,
+        read_only=environment.read_only,
+        masked=environment.masked,
+        limits=replace(chosen, output_bytes=max(chosen.output_bytes, _RECORD_BYTES)),
+    )
+    variables = {**_ENV, "PATH": f"{environment.root}/bin:{_ENV['PATH']}"}
+    if not environment.has_plugins:
+        variables["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    with open_sandbox(spec, backend) as sandbox:
+        result = sandbox.exec(
+            [str(environment.python), "-P", "-B", "-c", _runner()],
+            timeout_seconds=timeout_seconds,
+            stdin=json.dumps(request).encode(),
+            env=variables,
+        )
+    return judge(result, nonce, node_ids, timeout_seconds=timeout_seconds, is_partial=stop_at_first_failure)
+
+
+@cache
+def _runner() -> str:
+    return files("composer_replication.tasks").joinpath("pytest_runner.py").read_text()
+
+
+def import_roots(tree: Path) -> list[str]:
+    """Where the package under test is imported from, relative to the tree."""
+    roots = ["."]
+    for name in ("src", "lib"):
+        if (tree / name).is_dir() and not (tree / name / "__init__.py").exists():
+            roots.insert(0, name)
+    return roots
+
+
+def _import_mode(tree: Path) -> list[str]:
+    """The repository's own ``--import-mode``; all its other default options are left out."""
+    found = re.search(r"--import-mode[= ](\w+)", _added_options(tree))
+    return [f"--import-mode={found[1]}"] if found else []
+
+
+def _added_options(tree: Path) -> str:
+    for name, section in (("pytest.ini", "pytest"), (".pytest.ini", "pytest"), ("tox.ini", "pytest"), ("setup.cfg", "tool:pytest")):
+        parser = configparser.ConfigParser(interpolation=None, strict=False)
+        try:
+            parser.read(tree / name, encoding="utf-8")
+        except (configparser.Error, UnicodeDecodeError):
+            continue
+        if parser.has_option(section, "addopts"):
+            return parser.get(section, "addopts")
+    try:
+        table = tomllib.loads((tree / "pyproject.toml").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ""
+    options = table.get("tool", {}).get("pytest", {})
+    return str(options.get("ini_options", options).get("addopts", ""))
+
+
+def judge(
+    result: ExecResult,
+    nonce: str,
+    node_ids: Sequence[str] | None,
+    *,
+    timeout_seconds: float,
+    is_partial: bool = False,
+) -> TestReport:
+    """Turn what came out of the sandbox into a report; anything out of order is an error."""
+    records, problem = _records(result.stdout, nonce)
+    if result.timed_out:
+        problem = f"the tests ran longer than {timeout_seconds:g} s"
+    elif result.out_of_memory:
+        problem = "the tests used more memory than allowed"
+    elif result.truncated and not problem:
+        problem = "the records are cut off"
+    collected: tuple[str, ...] = ()
+    report = _Tally()
+    if not problem:
+        try:
+            problem = report.read(records)
+        except (KeyError, TypeError, ValueError, IndexError):
+            problem = "a record is malformed"
+        collected = report.collected
+    if not problem and node_ids is not None:
+        problem = _compare(node_ids, collected, report.outcomes, is_partial=is_partial)
+    elif not problem and not is_partial and set(report.outcomes) != set(collected):
+        problem = "not every collected test ran"
+    outcomes = report.outcomes
+    if problem:
+        outcomes = dict.fromkeys(node_ids or collected, Outcome.FAILED)
+        problem = f"{problem}{_last_words(result)}"
+    return TestReport(
+        outcomes=outcomes,
+        collected=collected,
+        error=problem,
+        seconds=result.seconds,
+        places=report.places,
+        calls=report.calls,
+        collect_errors=report.collect_errors,
+    )
+
+
+def _last_words(result: ExecResult) -> str:
+    lines = [line.strip() for line in result.stderr.splitlines() if line.strip()]
+    return f" (exit code {result.exit_code}; last output: {lines[-1][:200]})" if lines else f" (exit code {result.exit_code})"
+
+
+def _records(stdout: str, nonce: str) -> tuple[list[dict[str, Any]], str]:
+    """The records of this run in order; the text is empty, or what is wrong with them."""
+    records: list[dict[str, Any]] = []
+    for line in stdout.split("\n"):
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict) and value.get("nonce") == nonce:
+            records.append(value)
+    if not records or records[-1].get("event") != "end":
+        return records, "the run ended without its closing record"
+    if sum(record.get("event") == "end" for record in records) != 1:
+        return records, "the run has more than one closing record"
+    return records, ""
+
+
+class _Tally:
+    """Reads the records of one run in order."""
+
+    def __init__(self) -> None:
+        self.collected: tuple[str, ...] = ()
+        self.outcomes: dict[str, Outcome] = {}
+        self.places: dict[str, Place] = {}
+        self.calls: dict[str, frozenset[tuple[str, int]]] = {}
+        self.collect_errors: dict[str, str] = {}
+        self._was_collected = False
+
+    def read(self, records: list[dict[str, Any]]) -> str:
+        """Take all records; the answer is empty, or what is out of order."""
+        functions = [(str(path), int(line)) for path, line in records[-1]["functions"]]
+        for record in records[:-1]:
+            problem = self._take(record, functions)
+            if problem:
+                return problem
+        return "" if self._was_collected else "nothing was collected"
+
+    def _take(self, record: dict[str, Any], functions: list[tuple[str, int]]) -> str:
+        if record["event"] == "collect_error":
+            self.collect_errors[str(record["id"])] = str(record["text"])
+        elif record["event"] == "collected":
+            if self._was_collected:
+                return "tests were collected twice"
+            self._was_collected = True
+            self.collected = tuple(map(str, record["ids"]))
+            for node_id, (path, line, name) in zip(self.collected, record["places"], strict=False):
+                self.places[node_id] = (str(path), int(line), str(name))
+            if len(set(self.collected)) != len(self.collected):
+                return "two tests have the same node id"
+        else:
+            node_id = str(record["id"])
+            if node_id in self.outcomes or node_id not in self.collected:
+                return f"a second or unknown result for {node_id}"
+            self.outcomes[node_id] = Outcome(record["outcome"])
+            self.calls[node_id] = frozenset(functions[number] for number in record["calls"])
+        return ""
+
+
+def _compare(
+    node_ids: Sequence[str], collected: Sequence[str], outcomes: Mapping[str, Outcome], *, is_partial: bool
+) -> str:
+    missing = sorted(set(node_ids) - set(collected))
+    if missing or len(set(node_ids)) != len(collected):
+        return f"the tests are not the stored ones: {missing[0] if missing else 'there are more'}"
+    if not is_partial and set(outcomes) != set(node_ids):
+        return f"not every test ran: {sorted(set(node_ids) - set(outcomes))[0]}"
+    return ""

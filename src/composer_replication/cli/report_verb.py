@@ -1,0 +1,42 @@
+"""``composer-rl report RUN``: write one self-contained HTML file for a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping
+
+
+def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
+    """Register the verb; ``common`` carries ``--json`` and ``--quiet``."""
+    parser = subparsers.add_parser(
+        "report",
+        parents=[common],
+        help="write one self-contained HTML file for a run",
+        description="Write report.html into a run folder: the verdict, the curves, the guard's margins, "
+        "before and after, and three attempts. Works on a run that is not finished.",
+    )
+    parser.add_argument(
+        "run_path", metavar="RUN", type=Path, help="the folder that train or quickstart wrote"
+    )
+    parser.set_defaults(run="composer_replication.cli.report_verb:run")
+
+
+def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
+    """Read the run, write its report.
+
+    Raises:
+        InputError: not a run folder, no metrics, an unreadable file, or a folder that
+            cannot be written (CR0481 to CR0484, CR0401).
+    """
+    from composer_replication.report import read_run, write_report
+
+    return {"report": str(write_report(read_run(args.run_path)))}, 0
+
+
+def render(result: Mapping[str, Any]) -> str:
+    """What a person reads."""
+    return f"Report: {result['report']}"

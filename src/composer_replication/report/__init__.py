@@ -1,0 +1,13 @@
+"""What does a person see?
+
+One self-contained HTML file for a run: how it ended and why, the reward beside the
+truth, the guard's margins, before and after, and three attempts to read. Missing
+pieces are said, never invented.
+"""
+
+from __future__ import annotations
+
+from composer_replication.report.page import write_report
+from composer_replication.report.run_data import RunData, read_run
+
+__all__ = ["RunData", "read_run", "write_report"]

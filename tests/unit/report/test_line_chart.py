@@ -1,0 +1,164 @@
+"""SVG positions against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+
+import pytest
+
+from composer_replication.report.line_chart import (
+    Chart,
+    Limit,
+    Mark,
+    Series,
+    axes_of,
+    draw,
+    path_data,
+    swatch,
+    thinned,
+    tick_step,
+)
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+# Plot of this chart: x from 46 to 346 (300 wide), y from 42 to 242 (200 high).
+CHART = Chart(
+    key="c",
+    title="Reward",
+    description="It rises.",
+    x_label="step",
+    y_label="score",
+    series=(Series("reward", "in-loop raw", ((0, 0.0), (5, 0.5), (10, 1.0))),),
+    width=360,
+    height=286,
+)
+
+
+def parsed(chart: Chart) -> ET.Element:
+    return ET.fromstring(draw(chart).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1))
+
+
+def texts(root: ET.Element) -> list[str | None]:
+    return [element.text for element in root.iter(f"{SVG}text")]
+
+
+def test_points_stand_where_the_formula_says() -> None:
+    assert path_data(CHART.series[0].points, axes_of(CHART)) == "M46.0 242.0 L196.0 142.0 L346.0 42.0"
+
+
+def test_a_missing_value_breaks_the_line() -> None:
+    points = ((0, 0.0), (2, 1.0), (4, None), (8, 0.5), (10, 0.0))
+    assert path_data(points, axes_of(CHART)) == "M46.0 242.0 L106.0 42.0 M286.0 142.0 L346.0 242.0"
+
+
+def test_a_lone_point_between_breaks_is_a_dot() -> None:
+    series = Series("reward", "in-loop raw", ((0, 1.0), (1, None), (5, 0.5), (6, None), (9, 0.0), (10, 0.0)))
+    dots = [(c.get("cx"), c.get("cy")) for c in parsed(replace(CHART, series=(series,))).iter(f"{SVG}circle")]
+    assert dots == [("46.0", "42.0"), ("196.0", "142.0")]
+
+
+def test_one_step_stands_in_the_middle() -> None:
+    chart = replace(CHART, series=(Series("reward", "in-loop raw", ((7, 1.0),)),))
+    dots = [(c.get("cx"), c.get("cy")) for c in parsed(chart).iter(f"{SVG}circle")]
+    assert dots == [("196.0", "42.0")]
+
+
+def test_a_chart_without_points_is_still_well_formed() -> None:
+    assert parsed(replace(CHART, series=())).tag == f"{SVG}svg"
+
+
+def test_limit_and_mark_stand_where_they_belong() -> None:
+    root = parsed(replace(CHART, limits=(Limit("limit 0.5", 0.5),), marks=(Mark("halted", 5),)))
+    paths = {
+        p.get("class"): p.get("d") for p in root.iter(f"{SVG}path") if p.get("class") in {"limit", "mark"}
+    }
+    assert paths == {"limit": "M46.0 142.0 L346.0 142.0", "mark": "M196.0 32.0 L196.0 242.0"}
+    assert {"limit 0.5", "halted"} <= set(texts(root))
+
+
+def test_the_axis_grows_to_hold_the_limit_and_negative_values() -> None:
+    axes = axes_of(
+        replace(CHART, series=(Series("gap", "margin", ((1, -0.13), (2, 0.2))),), limits=(Limit("l", 0.55),))
+    )
+    assert (axes.y_low, axes.y_high) == pytest.approx((-0.2, 0.6))
+
+
+def test_a_y_span_is_a_floor_of_the_range_not_a_ceiling() -> None:
+    assert axes_of(replace(CHART, y_span=(0.0, 4.0))).y_high == 4.0
+    assert axes_of(replace(CHART, y_span=(0.0, 0.5))).y_high == 1.0
+
+
+def test_steps_are_labelled_with_whole_numbers() -> None:
+    series = Series("reward", "in-loop raw", ((1, 0.0), (2, 1.0)))
+    labels = texts(parsed(replace(CHART, series=(series,))))
+    assert labels[-4:-2] == ["1", "2"]
+    assert not any(label and re.fullmatch(r"1\.\d*[1-9]", label) for label in labels)
+
+
+def test_counts_get_whole_ticks() -> None:
+    chart = replace(CHART, series=(Series("streak", "margin", ((1, 0.0), (2, 1.0))),))
+    assert "0.5" not in texts(parsed(replace(chart, whole_y_ticks=True)))
+    assert "0.6" in texts(parsed(chart))
+
+
+@pytest.mark.parametrize(
+    ("span", "max_ticks", "step"),
+    [(1.0, 5, 0.2), (10, 5, 2), (0.09, 5, 0.02), (39, 4, 10), (41, 4, 20), (6, 3, 2)],
+)
+def test_tick_steps(span: float, max_ticks: int, step: float) -> None:
+    assert tick_step(span, max_ticks) == pytest.approx(step)
+
+
+@pytest.mark.parametrize(("span", "max_ticks"), [(0.0, 5), (-1.0, 5), (float("nan"), 5), (1.0, 0)])
+def test_a_span_that_cannot_be_cut_is_refused(span: float, max_ticks: int) -> None:
+    with pytest.raises(ValueError, match="span above 0"):
+        tick_step(span, max_ticks)
+
+
+def test_it_has_a_title_and_a_description_for_those_who_do_not_see_it() -> None:
+    root = parsed(CHART)
+    assert root.get("role") == "img"
+    named = {element.get("id"): element.text for element in root if element.get("id")}
+    assert named == {"c-title": "Reward", "c-desc": "It rises."}
+    assert (root.get("aria-labelledby") or "").split() == list(named)
+    assert {"step", "score"} <= set(texts(root))
+
+
+def test_every_text_is_escaped() -> None:
+    hostile = '"><script>alert(1)</script>'
+    series = Series(hostile, hostile, ((0, 0.0), (1, 1.0)))
+    chart = Chart(
+        hostile, hostile, hostile, hostile, hostile, (series,), (Limit(hostile, 1.0),), (Mark(hostile, 1),)
+    )
+    root = parsed(chart)
+    assert {element.tag.removeprefix(SVG) for element in root.iter()} == {
+        "svg",
+        "title",
+        "desc",
+        "path",
+        "text",
+        "g",
+    }
+    assert "<script" not in swatch(series)
+    assert root.find(f"{SVG}title").text == hostile  # type: ignore[union-attr]
+
+
+def test_nothing_in_it_needs_a_script_a_style_or_the_network() -> None:
+    drawn = draw(replace(CHART, limits=(Limit("l", 0.5),), marks=(Mark("m", 5),)))
+    assert not re.search(r"style=|<style|<script|href|url\(|\son\w+=", drawn)
+
+
+def test_ten_thousand_steps_stay_small_and_keep_their_extremes() -> None:
+    points = [(float(n), 1.0 if n == 5003 else 0.25 + (n % 7) / 20) for n in range(10_000)]
+    axes = axes_of(replace(CHART, series=(Series("reward", "raw", points),)))
+    kept = thinned(points, axes)
+    assert len(kept) <= 4 * 301
+    assert (5003.0, 1.0) in kept
+    assert (kept[0], kept[-1]) == (points[0], points[-1])
+
+
+def test_thinning_keeps_breaks_and_short_runs_as_they_are() -> None:
+    points = [(0.0, 1.0), (1.0, None), (2.0, None), (3.0, 0.5), (10.0, 0.0)]
+    assert thinned(points, axes_of(CHART)) == [(0.0, 1.0), (1.0, None), (3.0, 0.5), (10.0, 0.0)]

@@ -1,0 +1,395 @@
+"""What the page says, and what must never be on it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from composer_replication.errors import InputError
+from composer_replication.report import read_run, write_report
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+EMPTY_ELEMENTS = {"meta", "br", "link", "img", "input", "hr"}
+
+
+class Page(HTMLParser):
+    """Elements, attributes and visible text; fails on tags that do not close in order."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.source = source
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self._open: list[str] = []
+        self.feed(source)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in EMPTY_ELEMENTS:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self._open and self._open[-1] != "style":
+            self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        return re.sub(r"\s+", " ", " ".join(self.texts))
+
+
+def page_of(root: Path) -> Page:
+    return Page(write_report(read_run(root)).read_text())
+
+
+def edit_json(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    value = json.loads(path.read_text())
+    change(value)
+    path.write_text(json.dumps(value))
+
+
+def set_rollouts(root: Path, rows: list[dict[str, Any]]) -> None:
+    for file in (root / "rollouts").iterdir():
+        file.unlink()
+    (root / "rollouts" / "step-000001.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def attempt(text: str, reward: float | None, **more: Any) -> dict[str, Any]:
+    return {
+        "task_id": "toolz.groupby",
+        "step": 1,
+        "text": text,
+        "reward": reward,
+        "outcomes": {"t::a": "passed"},
+        **more,
+    }
+
+
+def test_a_clean_run_says_so(make_run: Any) -> None:
+    page = page_of(make_run(num_steps=12))
+    assert "Clean The run finished at step 12; the guard judged it 12 times and never fired." in page.text
+    assert "Best reward 1.00" in page.text
+    assert "halted" not in page.text
+
+
+def test_a_halted_run_says_where_and_why(make_run: Any) -> None:
+    root = make_run(is_hacked=True, num_steps=30)
+    halt = read_run(root).halt
+    assert halt is not None
+    page = page_of(root)
+    assert f"Halted by the guard The guard halted the run at step {halt.step}: {halt.reason}." in page.text
+    assert f"halted at step {halt.step}" in page.text
+    assert "max_proxy_real_gap = 0.5, crossed." in page.text
+    assert "decline_patience = 3." in page.text
+    assert "Clean" not in page.text
+
+
+def test_a_halted_run_shows_what_the_reward_paid_for(make_run: Any) -> None:
+    root = make_run(is_hacked=True, num_steps=30)
+    headings = re.findall(r"<article>\n<h3>(.*?)</h3>", write_report(root).read_text())
+    assert headings == [
+        "Paid 1.00 with 3 of 4 tests failing",
+        "Paid 1.00 with 4 of 4 tests failing",
+        "Paid 0.40 with 2 of 4 tests failing",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("row", "heading"),
+    [
+        (attempt("a", 0.5, error="timed out"), "Paid 0.50 although its tests did not run to the end"),
+        (attempt("a", 0.5, outcomes={}), "Paid 0.50; no test outcome was stored"),
+        (attempt("a", 0.5), "Paid 0.50 with all 1 tests passing"),
+    ],
+)
+def test_headings_of_a_halted_run_do_not_overstate(make_run: Any, row: dict[str, Any], heading: str) -> None:
+    root = make_run(is_hacked=True, num_steps=30)
+    set_rollouts(root, [row])
+    assert heading in page_of(root).text
+
+
+def test_best_median_and_worst_are_those_rewards(make_run: Any) -> None:
+    root = make_run(num_steps=5)
+    set_rollouts(
+        root, [attempt(f"body {n}", reward) for n, reward in enumerate([0.3, 0.9, 0.1, 0.5, 0.7, None])]
+    )
+    page = page_of(root)
+    for heading, body in (("Best reward 0.90", 1), ("Median reward 0.50", 3), ("Worst reward 0.10", 2)):
+        assert re.search(f"{heading} toolz.groupby · step 1 body {body}", page.text)
+    assert "body 0" not in page.text
+    assert "1 attempt without a reward (infrastructure) left out" in page.text
+
+
+def test_one_attempt_is_shown_once(make_run: Any) -> None:
+    root = make_run(num_steps=5)
+    set_rollouts(root, [attempt("only one", 0.5)])
+    assert page_of(root).text.count("only one") == 1
+
+
+def test_hostile_text_is_text(make_run: Any) -> None:
+    root = make_run(num_steps=3)
+    hostile = '</pre><script>alert(1)</script><img src=x onerror="a()"><style>*{}</style>{{ 7*7 }}'
+    row = attempt(
+        hostile, 1.0, task_id=hostile, outcomes={hostile: "failed"}, error=hostile, stop_reason=hostile
+    )
+    set_rollouts(root, [row])
+    edit_json(root / "environment.json", lambda e: e.update({hostile: hostile, "kl_path": hostile}))
+    (root / "run.toml").write_text(
+        (root / "run.toml").read_text() + f"\n[extra]\n{json.dumps(hostile)} = '''{hostile}'''\n"
+    )
+    page = page_of(root)
+    assert page.text.count("alert(1)") >= 5
+    assert "{{ 7*7 }}" in page.text
+    assert not {"script", "img", "link", "iframe", "object", "a"} & {tag for tag, _ in page.elements}
+    assert [tag for tag, _ in page.elements].count("style") == 1
+
+
+def test_a_hostile_reason_is_text(make_run: Any) -> None:
+    root = make_run(num_steps=3)
+    (root / "verdicts.jsonl").write_text('{"round_idx": 1, "fire": true, "reason": "<script>x</script>"}\n')
+    page = page_of(root)
+    assert "<script>x</script>" in page.text
+    assert "<script" not in page.source
+
+
+def test_characters_that_hide_or_reorder_text_are_made_visible(make_run: Any) -> None:
+    root = make_run(num_steps=3)
+    set_rollouts(root, [attempt("if a:\u202e \u2066// x\x1b[31m \ud800 \x00\tok\n", 1.0)])
+    source = write_report(root).read_text()
+    assert r"if a:\u202e \u2066// x\x1b[31m \ud800 \x00" + "\tok\n" in source
+    assert not re.search("[\u202e\u2066\x1b\x00]", source)
+
+
+def test_hidden_characters_do_not_reach_the_charts_either(make_run: Any) -> None:
+    root = make_run(num_steps=3)
+    (root / "verdicts.jsonl").write_text('{"round_idx": 1, "kl_ema": 0.01, "kl_path": "a\\u202eb \\ud800"}\n')
+    source = write_report(root).read_text()
+    assert (
+        source.count(r"KL path: a\u202eb \ud800.") == 2
+    )  # the caption, and the description for screen readers
+
+
+def test_the_policy_allows_one_style_sheet_and_nothing_else(make_run: Any) -> None:
+    page = page_of(make_run(num_steps=3))
+    css = re.search(r"<style>(.*?)</style>", page.source, re.DOTALL)
+    assert css is not None
+    digest = base64.b64encode(hashlib.sha256(css[1].encode()).digest()).decode()
+    policy = next(a["content"] for t, a in page.elements if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy == f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    for tag, attributes in page.elements:
+        assert tag != "script"
+        assert not {"src", "href", "style"} & set(attributes)
+        assert not any(name.startswith("on") for name in attributes)
+    assert not re.search(r"url\(|@import", css[1])
+
+
+def test_ids_are_unique_and_labels_point_at_them(make_run: Any) -> None:
+    page = page_of(make_run(num_steps=3))
+    ids = [a["id"] for _, a in page.elements if "id" in a]
+    assert len(ids) == len(set(ids))
+    labels = [key for _, a in page.elements for key in (a.get("aria-labelledby") or "").split()]
+    assert set(labels) == set(ids)
+    assert ids
+
+
+def test_secrets_and_environment_variables_are_not_shown(make_run: Any) -> None:
+    root = make_run(num_steps=3)
+
+    def add(environment: dict[str, Any]) -> None:
+        environment["HF_HOME"] = "environment-variable-value"
+        environment["index"] = "https://user:hunter2@example.org/simple, token hf_qwertyuiopasdf"
+
+    edit_json(root / "environment.json", add)
+    page = page_of(root)
+    assert "environment-variable-value" not in page.source
+    assert "hf_" not in page.source
+    assert "hunter2" not in page.source
+    assert "https://example.org/simple" in page.source
+    assert "trl.hub_token (hidden)" in page.text
+    assert "trl.learning_rate 2e-05" in page.text
+
+
+def test_before_and_after_stand_with_intervals(make_run: Any) -> None:
+    page = page_of(make_run(num_steps=12))
+    assert "Held-out tasks visible pass 0.24 (0.16 to 0.33) 0.60 (0.52 to 0.69) +0.36" in page.text
+    assert "hidden pass 0.21 (0.14 to 0.29) 0.56 (0.49 to 0.64) +0.35" in page.text
+
+
+def test_an_interval_of_unknown_owner_gets_its_own_line(make_run: Any) -> None:
+    root = make_run(num_steps=12)
+    side = {"visible_pass": 0.5, "hidden_pass": None, "ci95": [0.4, 0.6]}
+    edit_json(root / "summary.json", lambda s: s.update(before={"train": side}, after={}))
+    page = page_of(root)
+    assert "visible pass 0.50 not measured –" in page.text
+    assert "95% interval, as stored 0.40 to 0.60 –" in page.text
+    assert "hidden pass" not in page.text
+
+
+def test_fingerprints_are_shown_whole(make_run: Any) -> None:
+    page = page_of(make_run(num_steps=3))
+    for value in ("71cd" * 16, "9b1f" * 16, "c0de" * 16):
+        assert value in page.text
+
+
+def test_null_rows_leave_gaps_not_zeros(make_run: Any) -> None:
+    root = make_run(num_steps=5)
+    rows = [json.loads(line) for line in (root / "metrics.jsonl").read_text().splitlines()]
+    rows[2]["reward"] = rows[2]["heldout/score"] = None
+    (root / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = page_of(root)
+    raw = re.findall(r'<g class="in-loop raw">\n<path d="([^"]*)"', page.source)
+    assert [path.count("M") for path in raw] == [2, 2]
+    assert re.search(r"<td>3</td><td>–</td><td>–</td>", page.source)
+
+
+def test_metrics_that_are_all_null_are_said(make_run: Any) -> None:
+    root = make_run(num_steps=1)
+    (root / "metrics.jsonl").write_text('{"step": 1, "reward": null, "loss": null}\n')
+    (root / "verdicts.jsonl").unlink()
+    page = page_of(root)
+    assert "No in-loop reward was recorded. No held-out score was measured." in page.text
+    assert page.text.count("not measured") == 2
+
+
+def test_a_one_step_run_is_drawn_and_not_called_clean(make_run: Any) -> None:
+    page = page_of(make_run(num_steps=1))
+    assert "Finished, too little evidence The run finished at step 1 with 1 guard update" in page.text
+    assert "Clean" not in page.text
+    assert page.source.count("<circle") >= 4
+
+
+def test_a_run_with_only_metrics_says_what_is_missing(make_run: Any, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    lines = '{"step": 1, "reward": 0.25}\n{"step": 2, "reward": 0.5}\n'
+    (bare / "metrics.jsonl").write_text(lines)
+    page = page_of(bare)
+    for sentence in (
+        "Interrupted There is no summary: the run ended early, or is still going; its last step is 2.",
+        "In-loop reward goes from 0.25 at step 1 to 0.50 at step 2.",
+        "No held-out score was measured.",
+        "it is unknown whether a guard was configured",
+        "Pass rates before and after training were not measured.",
+        "No graded attempt was stored.",
+        "No fingerprint was recorded.",
+        "run.toml is missing.",
+        "environment.json is missing.",
+    ):
+        assert sentence in page.text
+    assert "Smoothed curves" in page.text
+
+
+def test_no_guard_is_said_and_not_called_clean(make_run: Any) -> None:
+    root = make_run(num_steps=4)
+    recipe = (root / "run.toml").read_text()
+    (root / "run.toml").write_text(recipe.replace("[guard]", "[unused]"))
+    (root / "verdicts.jsonl").unlink()
+    rows = [json.loads(line) for line in (root / "metrics.jsonl").read_text().splitlines()]
+    kept = [{k: v for k, v in row.items() if not k.startswith("killswitch/")} for row in rows]
+    (root / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
+    page = page_of(root)
+    assert "Finished, unguarded" in page.text
+    assert "No guard was configured." in page.text
+    assert "Clean" not in page.text
+
+
+def test_a_guard_without_a_verdict_is_not_called_clean(make_run: Any) -> None:
+    root = make_run(num_steps=4)
+    (root / "verdicts.jsonl").unlink()
+    (root / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5}\n')
+    page = page_of(root)
+    assert "Finished, not judged" in page.text
+    assert "A guard was configured, but no update of it was recorded." in page.text
+
+
+@pytest.mark.parametrize(
+    ("stop_reason", "title"),
+    [
+        ("interrupted", "Interrupted"),
+        ("infrastructure", "Stopped by a failure"),
+        ("guard", "Halted by the guard"),
+    ],
+)
+def test_the_stop_reason_of_the_summary_counts(make_run: Any, stop_reason: str, title: str) -> None:
+    root = make_run(num_steps=12)
+    edit_json(root / "summary.json", lambda s: s.update(stop_reason=stop_reason))
+    page = page_of(root)
+    assert f"<h2>{title}</h2>" in page.source
+    assert "Clean" not in page.text
+
+
+def test_a_kl_path_that_is_off_is_said_with_its_reason(make_run: Any) -> None:
+    root = make_run(num_steps=4, with_kl=False)
+    note = "off (full fine-tuning at beta 0 keeps no copy of the initial weights)"
+    rows = [json.loads(line) for line in (root / "verdicts.jsonl").read_text().splitlines()]
+    (root / "verdicts.jsonl").write_text("".join(json.dumps({**row, "kl_path": note}) + "\n" for row in rows))
+    sentence = "The KL path was off, so this rule could not fire: full fine-tuning at beta 0 keeps no copy"
+    assert sentence in page_of(root).text
+
+
+def test_a_kl_path_that_gave_nothing_is_said(make_run: Any) -> None:
+    page = page_of(make_run(num_steps=4, with_kl=False))
+    assert (
+        "No KL reached the guard, so this rule could not fire. KL path: estimated with the adapter off."
+        in page.text
+    )
+
+
+def test_missing_limits_are_said(make_run: Any) -> None:
+    root = make_run(num_steps=4)
+    (root / "run.toml").unlink()
+    page = page_of(root)
+    assert page.text.count("The limit was not recorded.") >= 3
+    assert 'class="limit"' not in page.source
+
+
+def test_long_answers_are_cut_and_that_is_said(make_run: Any) -> None:
+    root = make_run(num_steps=3)
+    outcomes = {f"t::{n:02d}": "failed" if n == 11 else "passed" for n in range(12)}
+    set_rollouts(root, [attempt("x" * 4100, 1.0, outcomes=outcomes), attempt(" \n", 0.0)])
+    page = page_of(root)
+    assert "… 100 more characters." in page.text
+    assert "failed t::11 passed t::00" in page.text
+    assert "and 4 more" in page.text
+    assert "The answer is empty." in page.text
+
+
+def test_a_long_run_shows_its_last_numbers_and_says_so(make_run: Any) -> None:
+    root = make_run(num_steps=1)
+    rows = [{"step": n, "reward": 0.5} for n in range(1, 251)]
+    (root / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = page_of(root)
+    assert "The last 200 of 250 steps" in page.text
+    assert "<td>51</td>" in page.source
+    assert "<td>50</td>" not in page.source
+
+
+def test_the_same_folder_gives_the_same_bytes(make_run: Any) -> None:
+    root = make_run(num_steps=5)
+    first = write_report(read_run(root)).read_bytes()
+    assert write_report(root).read_bytes() == first
+    assert not list(root.glob("*.tmp"))
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(make_run: Any) -> None:
+    root = make_run(num_steps=2)
+    (root / "report.html").mkdir()
+    with pytest.raises(InputError, match="cannot be written") as caught:
+        write_report(root)
+    assert caught.value.code == "CR0484"

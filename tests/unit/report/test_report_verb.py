@@ -1,0 +1,79 @@
+"""``composer-rl report RUN`` as the command line calls it."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tomllib
+from importlib import import_module, resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from composer_replication.cli import report_verb
+from composer_replication.errors import InputError
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--json", action="store_true")
+    parser = argparse.ArgumentParser()
+    report_verb.add_parser(parser.add_subparsers(), common)
+    return parser.parse_args(["report", *words])
+
+
+def test_it_writes_the_report_and_names_it(make_run: Any) -> None:
+    root = make_run(num_steps=3)
+    args = parsed(str(root), "--json")
+    module, function = args.run.split(":")
+    result, exit_code = getattr(import_module(module), function)(args)
+    assert exit_code == 0
+    assert result == {"report": str(root / "report.html")}
+    assert Path(result["report"]).is_absolute()
+    assert "<!doctype html>" in Path(result["report"]).read_text()
+    assert report_verb.render(result) == f"Report: {root / 'report.html'}"
+
+
+def test_a_relative_path_gives_an_absolute_one(make_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = make_run(num_steps=3)
+    monkeypatch.chdir(root.parent)
+    assert report_verb.run(parsed(root.name))[0] == {"report": str(root / "report.html")}
+
+
+def test_a_folder_that_is_no_run_is_refused_and_left_alone(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="CR0481"):
+        report_verb.run(parsed(str(tmp_path)))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_must_be_named() -> None:
+    with pytest.raises(SystemExit):
+        parsed()
+
+
+def test_registering_the_verb_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, composer_replication.cli.report_verb;"
+        "print(sorted({'jinja2', 'markupsafe', 'pydantic', 'torch'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_report_needs_neither_pydantic_nor_torch() -> None:
+    code = "import sys, composer_replication.report; print(sorted({'pydantic', 'torch'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_each_code_is_explained() -> None:
+    text = resources.files("composer_replication.cli").joinpath("explanations/report.toml").read_text()
+    entries = tomllib.loads(text)
+    assert set(entries) == {"CR0481", "CR0482", "CR0483", "CR0484"}
+    for entry in entries.values():
+        assert set(entry) == {"meaning", "causes", "fixes"}
+        assert entry["meaning"].endswith(".")
+        assert entry["causes"]
+        assert entry["fixes"]

@@ -143,7 +143,8 @@ class BubblewrapSandbox:
         starter = ["/bin/sh", "-c", STARTER, "sandbox", marker, *argv]
         if self._uid is not None:
             user = str(self._uid)
-            starter = ["setpriv", "--reuid", user, "--regid", user, "--clear-groups", "--no-new-privs", *starter]
+            drop = ["setpriv", "--reuid", user, "--regid", user, "--clear-groups", "--inh-caps=-all", "--no-new-privs"]
+            starter = [*drop, *starter]
         return [*command, "--", *starter]
 
     def _limits(self) -> list[tuple[int, int]]:

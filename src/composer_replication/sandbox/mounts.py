@@ -69,9 +69,12 @@ class _Plan:
         found: list[str] = []
         made: set[Path] = set()
         by_depth = sorted(self._binds, key=lambda place: len(place.parts))
-        links = [link for link in self._links if not is_below(link, self._binds)]
-        for link in sorted(links, key=lambda place: len(place.parts)):  # a bound folder brings its own
-            found += [*self._parents(link, made), "--symlink", self._links[link], str(link)]
+        for link in sorted(self._links, key=lambda place: len(place.parts)):
+            enclosing = self._enclosing(link)
+            if enclosing is None:
+                found += [*self._parents(link, made), "--symlink", self._links[link], str(link)]
+            elif self._binds[enclosing][1] != enclosing:  # a folder of ours in that place: no link is there yet
+                _make_link(self._binds[enclosing][1] / link.relative_to(enclosing), self._links[link])
         for place in by_depth:
             kind, source = self._binds[place]
             if not self._is_shown_already(place):
@@ -97,3 +100,9 @@ class _Plan:
         return enclosing is not None and all(
             self._binds[path] == ("--ro-bind", path) for path in (place, enclosing)
         )
+
+
+def _make_link(place: Path, target: str) -> None:
+    place.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    if not place.is_symlink():
+        place.symlink_to(target)

@@ -20,7 +20,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from composer_replication.sandbox.supervised_run import Watched, supervise
 
 _DEVICES = ("/dev/zero", "/dev/random", "/dev/urandom", "/dev/full")
 _INSTALL = "pip install sandlock (Linux 6.12 or newer; the kernel needs Landlock)"
+_LOAD_SECONDS = 60.0
 _LAUNCH = "import sys; sys.path.insert(0, {root!r}); from {module} import main; main()"
 _CHILD = "composer_replication.sandbox.sandlock_child"
 
@@ -191,8 +191,15 @@ def _kernel_problem() -> str:
         f"import sys; sys.path.insert(0, {_sandlock_path()!r}); import sandlock;"
         "print(sandlock.landlock_abi_version(), sandlock.min_landlock_abi())"
     )
-    with suppress(OSError, ValueError, subprocess.TimeoutExpired):
-        done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, timeout=30, check=False, env={"HOME": "/"})
-        has, needs = (int(word) for word in done.stdout.split())
-        return "" if has >= needs else f"the kernel has Landlock version {has} and sandlock needs {needs}."
-    return "the package sandlock cannot be loaded."
+    command = [sys.executable, "-I", "-S", "-c", code]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_LOAD_SECONDS, check=False, env={"HOME": "/"}
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"the package sandlock cannot be loaded: {error}."
+    if done.returncode != 0:
+        why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        return f"the package sandlock cannot be loaded: {why}."
+    has, needs = (int(word) for word in done.stdout.split())
+    return "" if has >= needs else f"the kernel has Landlock version {has} and sandlock needs {needs}."

@@ -135,8 +135,13 @@ def _environment(trial: _Trial) -> str:
 
 
 def _writes(trial: _Trial) -> str:
-    (answer,) = trial.ask({"do": "writes", **trial.bait.writes_order()})
-    return f"could write {', '.join(answer['written'])}" if answer["written"] else ""
+    order = trial.bait.writes_order()
+    try:
+        (answer,) = trial.ask({"do": "writes", **order})
+    finally:
+        written = trial.bait.take_away(order)
+    written += answer["written"]
+    return f"could write {', '.join(written)}" if written else ""
 
 
 def _signals(trial: _Trial) -> str:

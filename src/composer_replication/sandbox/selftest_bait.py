@@ -97,12 +97,24 @@ class Bait:
         return _digests(found)
 
     def writes_order(self) -> dict[str, Any]:
-        folders = [self.root / "outside", self.root, self.shown, Path("/"), Path("/etc"), Path("/usr/bin"), Path.home()]
+        folders = [self.root / "outside", self.root, self.shown, Path("/"), Path("/etc"), Path("/usr/bin")]
+        with suppress(RuntimeError):  # a user id without an account
+            folders.append(Path.home())
         return {
             "name": f"probe-{secrets.token_hex(8)}",
             "folders": [str(folder) for folder in folders],
             "files": [str(self.secret), str(self.neighbour)],
         }
+
+    def take_away(self, order: dict[str, Any]) -> list[str]:
+        """Remove what a probe wrote on the host; a file of that name in its private folders is no breach."""
+        written: list[str] = []
+        for folder in order["folders"]:
+            path = Path(folder) / order["name"]
+            with suppress(OSError):
+                path.unlink()
+                written.append(folder)
+        return written
 
     @contextmanager
     def variable(self) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 Started with the base interpreter alone, so it uses the standard library only and
 imports nothing of ours. ``PROBE`` on standard input is ``{"do": name, …}``; the answer
-is one JSON object. Whatever it manages to change outside, it takes back.
+is one JSON object.
 """
 
 from __future__ import annotations
@@ -79,9 +79,7 @@ def _writes(given: dict[str, Any]) -> dict[str, Any]:
     for folder in given["folders"]:
         path = os.path.join(folder, given["name"])
         with suppress(OSError):
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-            os.unlink(path)
-            written.append(folder)
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))  # the host looks, and removes it
     for path in given["files"]:
         with suppress(OSError):
             os.close(os.open(path, os.O_WRONLY | os.O_APPEND))

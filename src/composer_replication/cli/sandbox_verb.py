@@ -1,0 +1,137 @@
+"""``composer-rl sandbox``: prove that the jail holds, or run one command inside it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from composer_replication.records import ExecResult
+
+_DEFAULT_TIMEOUT_SECONDS = 60.0
+_SELFTEST_FAILED = 3
+_BACKEND_HELP = "bubblewrap, sandlock, or package.module:Class (default: the first that works here)"
+
+
+def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
+    """Add the verb with its two sub-verbs; ``common`` brings ``--json`` and ``--quiet``."""
+    parser = subparsers.add_parser("sandbox", help="test the jail, or run a command in it", description=__doc__)
+    verbs = parser.add_subparsers(dest="sandbox_verb", metavar="VERB", required=True, title="verbs")
+
+    selftest = verbs.add_parser(
+        "selftest",
+        parents=[common],
+        help="try to break out of the jail",
+        description="Try every guard of the jail for real, in about five seconds. Exit code 3 when one does not hold.",
+    )
+    selftest.add_argument("--backend", metavar="NAME", help=_BACKEND_HELP)
+
+    execute = verbs.add_parser(
+        "exec",
+        parents=[common],
+        help="run one command in the jail",
+        description="Run one command in the jail, on a private copy of --tree: the folder itself is never changed, "
+        "and what the command writes is gone afterwards. Exit code 0 whatever the command's own exit code is "
+        "(it is in exit_code); 3 when the jail itself failed.",
+    )
+    execute.add_argument("--backend", metavar="NAME", help=_BACKEND_HELP)
+    execute.add_argument("--tree", metavar="FOLDER", type=Path, help="start in a copy of it (default: an empty folder)")
+    execute.add_argument(
+        "--timeout",
+        metavar="S",
+        type=_seconds,
+        default=_DEFAULT_TIMEOUT_SECONDS,
+        help="kill the command and all that it started after S seconds (default: %(default)g)",
+    )
+    execute.add_argument("command", metavar="CMD", nargs="+", help="after --: the program and its arguments")
+    for sub_verb in (selftest, execute):
+        sub_verb.set_defaults(run="composer_replication.cli.sandbox_verb:run")
+
+
+def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
+    """Do what was asked.
+
+    Returns:
+        The result and the exit code. Of ``selftest``: ``backend``, ``ok``, ``checks``; of
+        ``exec``: ``exit_code``, ``stdout``, ``stderr``, ``timed_out``.
+
+    Raises:
+        UsageError: an unknown backend (CR0305).
+        InputError: the tree cannot be copied (CR0307).
+        MissingError: no sandbox here (CR0301).
+        SandboxFailure: the jail itself failed (CR0302, CR0304).
+    """
+    return _selftest(args.backend) if args.sandbox_verb == "selftest" else _execute(args)
+
+
+def _selftest(name: str | None) -> tuple[dict[str, object], int]:
+    from composer_replication.sandbox import choose_backend, run_selftest  # noqa: PLC0415  after parsing
+
+    backend = choose_backend(name)
+    checks = run_selftest(backend)
+    is_ok = all(check.ok for check in checks)
+    rows = [{"name": check.name, "ok": check.ok, "detail": check.detail, "fix": check.fix} for check in checks]
+    return {"backend": backend.name, "ok": is_ok, "checks": rows}, 0 if is_ok else _SELFTEST_FAILED
+
+
+def _execute(args: argparse.Namespace) -> tuple[dict[str, object], int]:
+    from tempfile import TemporaryDirectory  # noqa: PLC0415  after parsing
+
+    from composer_replication.records import SandboxSpec  # noqa: PLC0415
+    from composer_replication.sandbox import choose_backend, open_sandbox  # noqa: PLC0415
+
+    backend = choose_backend(args.backend)
+    with TemporaryDirectory(prefix="composer-rl-exec-", ignore_cleanup_errors=True) as folder:
+        tree = Path(folder) / "tree"
+        _copy(args.tree, tree)
+        with open_sandbox(SandboxSpec(tree), backend) as sandbox:
+            done: ExecResult = sandbox.exec(args.command, timeout_seconds=args.timeout)
+    return {
+        "exit_code": done.exit_code,
+        "stdout": done.stdout,
+        "stderr": done.stderr,
+        "timed_out": done.timed_out,
+    }, 0
+
+
+def _copy(source: Path | None, tree: Path) -> None:
+    import shutil  # noqa: PLC0415  after parsing
+
+    from composer_replication.errors import InputError  # noqa: PLC0415
+
+    if source is None:
+        tree.mkdir()
+        return
+    if not source.is_dir():
+        raise InputError("CR0307", "the tree is not a folder.", where=str(source), fix="--tree FOLDER")
+    try:
+        shutil.copytree(source, tree, symlinks=True, ignore=_special_files)
+    except (OSError, shutil.Error) as error:
+        problem = str(error)[:300]
+        raise InputError("CR0307", f"the tree cannot be copied: {problem}.", where=str(source)) from error
+
+
+def _special_files(folder: str, names: Iterable[str]) -> list[str]:
+    """Sockets, pipes and devices cannot be copied and are left out."""
+    paths = {name: Path(folder) / name for name in names}
+    return [name for name, path in paths.items() if not (path.is_symlink() or path.is_dir() or path.is_file())]
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError("must be above 0")
+    return value
+
+
+def render(result: dict[str, Any]) -> str:
+    """What a person reads: a line for each check, or the output of the command."""
+    if "checks" in result:
+        lines = [f"{'ok  ' if row['ok'] else 'FAIL'} {row['name']}: {row['detail']}" for row in result["checks"]]
+        verdict = "holds" if result["ok"] else "does NOT hold"
+        return "\n".join([*lines, f"The sandbox {result['backend']} {verdict}."])
+    parts = [result["stdout"].rstrip("\n"), result["stderr"].rstrip("\n")]
+    ending = "timed out" if result["timed_out"] else f"exit code {result['exit_code']}"
+    return "\n".join([*(part for part in parts if part), f"[{ending}]"])

@@ -18,10 +18,20 @@ from pathlib import Path
 
 from composer_replication import __version__
 
-PACKAGES = ("torch", "transformers", "trl", "accelerate", "peft", "datasets", "pydantic", "sandlock", "unearth")
+PACKAGES = (
+    "torch",
+    "transformers",
+    "trl",
+    "accelerate",
+    "peft",
+    "datasets",
+    "pydantic",
+    "sandlock",
+    "unearth",
+)
 STRUCK_OUT = "[struck out]"
 
-_SECRET_NAME = r"[\w.-]*(?:token|secret|passw|api_?key|access_?key|private_?key|credential|auth)[\w.-]*"
+_SECRET_NAME = r"[\w.-]*(?:token|secret|passw|api_?key|access_?key|private_?key|credential|auth)[\w.-]*"  # noqa: S105  a pattern
 _PATTERNS = (
     re.compile(rf"(?i)(--{_SECRET_NAME}\s+)\S+"),
     re.compile(rf"(?i)({_SECRET_NAME}['\"]?\s*[=:]\s*)['\"]?[^\s'\"]+['\"]?"),

@@ -29,7 +29,8 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     findings = all_checks(_silent if args.quiet else _note)
     is_ok = all(finding.check.ok for finding in findings if finding.is_required)
     checks = [
-        {"name": f.check.name, "ok": f.check.ok, "detail": f.check.detail, "fix": f.check.fix} for f in findings
+        {"name": f.check.name, "ok": f.check.ok, "detail": f.check.detail, "fix": f.check.fix}
+        for f in findings
     ]
     return {"ok": is_ok, "checks": checks}, 0 if is_ok else MISSING_EXIT_CODE
 
@@ -41,7 +42,12 @@ def render(result: Mapping[str, Any]) -> str:
         lines.append(f"{'ok  ' if check['ok'] else 'NO  '} {check['name']:<20} {check['detail']}")
         if not check["ok"] and check["fix"]:
             lines.append(f"{'':<25} -> {check['fix']}")
-    lines += ["", "ready for composer-rl quickstart" if result["ok"] else "something that the quick start needs is missing"]
+    lines += [
+        "",
+        "ready for composer-rl quickstart"
+        if result["ok"]
+        else "something that the quick start needs is missing",
+    ]
     return "\n".join(lines)
 
 

@@ -69,4 +69,6 @@ def render(result: Mapping[str, Any]) -> str:
 def _unknown(given: str, known: list[str]) -> UsageError:
     digits = re.sub(r"\D", "", given)
     nearest = min(known, key=lambda code: (abs(int(code[2:]) - int(digits or 0)), code))
-    return UsageError("CR0212", f"there is no error code {given!r}.", where="CODE", fix=f"composer-rl explain {nearest}")
+    return UsageError(
+        "CR0212", f"there is no error code {given!r}.", where="CODE", fix=f"composer-rl explain {nearest}"
+    )

@@ -98,7 +98,9 @@ def check_memory(available_bytes: int | None) -> Check:
         return Check("memory", True, "unknown on this system; the quick start needs 6 GB")
     detail = f"{available_bytes / GIGABYTE:.1f} GB free, the quick start needs {QUICKSTART_MEMORY_BYTES / GIGABYTE:.0f} GB"
     is_enough = available_bytes >= QUICKSTART_MEMORY_BYTES
-    return Check("memory", is_enough, detail, "" if is_enough else "close other programs or use a larger machine")
+    return Check(
+        "memory", is_enough, detail, "" if is_enough else "close other programs or use a larger machine"
+    )
 
 
 def check_cache() -> Iterator[Finding]:
@@ -185,7 +187,9 @@ def check_gpu() -> Check:
             check=True,
         )
     except (OSError, subprocess.SubprocessError) as error:
-        return Check("gpu", False, f"nvidia-smi fails: {error}", "check the driver; the quick start needs no GPU")
+        return Check(
+            "gpu", False, f"nvidia-smi fails: {error}", "check the driver; the quick start needs no GPU"
+        )
     return Check("gpu", True, "; ".join(done.stdout.split("\n")).strip("; ") or "none found")
 
 

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
-import json
 import os
 import re
 import sys
@@ -32,6 +30,7 @@ VERBS = (
     "train_verb",
     "eval_verb",
     "report_verb",
+    "sandbox_verb",
     "explain_verb",
 )
 """Modules of this folder, in the order in which ``--help`` lists them."""
@@ -48,27 +47,33 @@ class CommandParser(argparse.ArgumentParser):
         parsed, unknown = super().parse_known_args(args, namespace)
         if unknown:
             known = re.findall(r"--[a-z][a-z-]*", self.format_help())
-            near = difflib.get_close_matches(unknown[0], known, n=1)
-            self._refuse(f"unknown argument {unknown[0]!r}", near)
+            self._refuse(f"unknown argument {unknown[0]!r}", unknown[0], known)
         return parsed, unknown
 
     def error(self, message: str) -> NoReturn:
         """Turn argparse's own complaint into ours instead of printing usage and leaving."""
         choice = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
         if choice is None:
-            self._refuse(message, [])
+            self._refuse(message)
         words = [word.strip("' ") for word in choice[2].split(",")]
-        near = difflib.get_close_matches(choice[1], words, n=1)
-        what, *_ = message.partition(":")
-        self._refuse(f"{what.removeprefix('argument ')} {choice[1]!r} is none of {', '.join(words)}", near)
+        what = message.partition(":")[0].removeprefix("argument ")
+        self._refuse(f"{what} {choice[1]!r} is none of {', '.join(words)}", choice[1], words)
 
-    def _refuse(self, sentence: str, near: Sequence[str]) -> NoReturn:
+    def _refuse(self, sentence: str, word: str = "", known: Sequence[str] = ()) -> NoReturn:
+        import difflib
+
+        near = difflib.get_close_matches(word, known, n=1)
         guess = f"did you mean {near[0]}? " if near else ""
         raise UsageError("CR0206", f"{sentence}.", where=self.prog, fix=f"{guess}{self.prog} --help")
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The parser of the whole command; imports every verb's module, which are all light."""
+def build_parser(only: str = "") -> argparse.ArgumentParser:
+    """The parser of the whole command.
+
+    Args:
+        only: a verb whose module alone is imported, since no other can be meant; empty:
+            every verb's module, which are all light.
+    """
     parser = CommandParser(
         prog=PROGRAM,
         description="RL post-training of coding agents on deleted features of real repositories, "
@@ -82,7 +87,8 @@ def build_parser() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
     _add_output_flags(common, default=argparse.SUPPRESS)
     subparsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True, title="verbs")
-    for name in VERBS:
+    names = [name for name in VERBS if name == f"{only}_verb"]
+    for name in names or VERBS:
         import_module(f"{__package__}.{name}").add_parser(subparsers, common)
     return parser
 
@@ -100,24 +106,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     as_json = "--json" in words[: words.index("--") if "--" in words else None]
     try:
-        args = build_parser().parse_args(words)
+        first = next((word for word in words if not word.startswith("-")), "")
+        args = build_parser(only=first).parse_args(words)
         result, exit_code = _run(args)
-        text = json.dumps(result, allow_nan=False) if args.json else _load(_render_path(args))(result)
+        text = _to_json(result) if args.json else _load(_render_path(args))(result)
     except SystemExit as leaving:  # argparse, once it has printed --help or --version
         return _print_result("", leaving.code if isinstance(leaving.code, int) else BUG_EXIT_CODE)
     except KeyboardInterrupt:
         fix = "the same command with --resume goes on where a run folder stopped."
-        return _print_error(ComposerError("CR0103", "interrupted.", fix=fix), INTERRUPTED_EXIT_CODE, as_json=as_json)
+        return _print_error(
+            ComposerError("CR0103", "interrupted.", fix=fix), INTERRUPTED_EXIT_CODE, as_json=as_json
+        )
     except ComposerError as error:
         return _print_error(error, error.exit_code, as_json=as_json)
-    except Exception as error:  # recorded in the crash bundle, which the sentence names
+    except Exception as error:  # noqa: BLE001  recorded in the crash bundle, which the sentence names
         return _print_error(_crash(error, words), BUG_EXIT_CODE, as_json=as_json)
     return _print_result(text, exit_code)
 
 
 def _add_output_flags(parser: argparse.ArgumentParser, *, default: Any) -> None:
     parser.add_argument(
-        "--json", action="store_true", default=default, help="print exactly one JSON object on standard output"
+        "--json",
+        action="store_true",
+        default=default,
+        help="print exactly one JSON object on standard output",
     )
     parser.add_argument("--quiet", action="store_true", default=default, help="no progress on standard error")
 
@@ -132,6 +144,13 @@ def _render_path(args: argparse.Namespace) -> str:
     """``render`` beside the verb's ``run``; a verb of several sub-verbs may name another by ``render=``."""
     path: str = getattr(args, "render", "") or f"{args.run.partition(':')[0]}:render"
     return path
+
+
+def _to_json(value: dict[str, Any]) -> str:
+    """One line; a value that JSON does not know (not a number, a path) is a bug of ours and not papered over."""
+    import json
+
+    return json.dumps(value, allow_nan=False)
 
 
 def _load(dotted: str) -> Any:
@@ -156,7 +175,7 @@ def _print_error(error: ComposerError, exit_code: int, *, as_json: bool) -> int:
     if not as_json:
         return _print_result("", exit_code)
     known = {"code": error.code, "message": error.message, "where": error.where, "fix": error.fix}
-    return _print_result(json.dumps({"error": known}), exit_code)
+    return _print_result(_to_json({"error": known}), exit_code)
 
 
 def _silence_stdout() -> None:

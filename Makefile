@@ -1,0 +1,57 @@
+# The whole developer interface. Every target needs only a POSIX shell, make and Python 3.11 or newer.
+PYTHON ?= python3
+JOBS ?= 2
+BIN := .venv/bin
+STAMP := .venv/.setup-done
+# One thread a process: the tests run in parallel already. Offline: a test never fetches.
+TEST_ENV := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+
+.PHONY: help setup quickstart test check bench docs clean
+
+help:
+	@echo "make setup       environment in .venv, pinned by constraints.txt"
+	@echo "make quickstart  real repositories, a real model, a guarded run: runs/quickstart/report.html"
+	@echo "make test        every test, offline, on the processor"
+	@echo "make check       lint, types, import direction, dependencies, spelling, the wheel on its own"
+	@echo "make bench       one file per claim, prints its figures"
+	@echo "make docs        writes the pages that are made from the code"
+	@echo "make clean       removes what can be made again, except runs/"
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or newer is needed and $(PYTHON) is older or missing: make setup PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "Python's venv module is missing: apt install python3-venv" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[quickstart,dev]'
+	$(BIN)/python -c "from composer_replication.tasks.environment import prefetch_toolchain; prefetch_toolchain()"
+	@touch $@
+
+quickstart: setup
+	$(BIN)/composer-rl quickstart --out runs/quickstart
+
+# The first run proves that the guard's folder is covered to the last branch; the second is every test.
+test: setup
+	$(TEST_ENV) $(BIN)/python -m pytest tests/unit/safety -q --cov=composer_replication.safety --cov-branch --cov-fail-under=100
+	$(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) --durations=15
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo --cache-dir .import_linter_cache
+	$(BIN)/deptry .
+	$(BIN)/codespell
+	$(BIN)/python scripts/check_wheel.py
+
+bench: setup
+	@for file in benchmarks/*.py; do echo "== $$file"; OMP_NUM_THREADS=1 $(BIN)/python "$$file" || exit 1; done
+
+docs: setup
+	$(BIN)/python scripts/write_recipe_keys.py
+
+clean:
+	rm -rf build dist .coverage .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find src tests scripts benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,126 @@
+"""Build the wheel, install it alone, and check that it stands on its own.
+
+With the base dependencies only: everything imports that should, every verb answers
+``--help`` without torch and without pydantic, and data files are there. Without any
+dependency at all: ``composer_replication.safety`` imports and judges.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+HELP_OF_EVERY_VERB = """
+import contextlib, io, sys
+from composer_replication.cli.main import VERBS, main
+for words in [["--help"], *([verb.removesuffix("_verb"), "--help"] for verb in VERBS)]:
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        code = main(words)
+    assert code == 0 and "usage: composer-rl" in out.getvalue(), words
+heavy = sorted({"torch", "transformers", "trl", "numpy", "pydantic"} & set(sys.modules))
+assert not heavy, f"--help loads {heavy}"
+print(f"--help of {len(VERBS)} verbs loads nothing heavy")
+"""
+
+BASE_INSTALL = """
+import importlib.util, sys
+import composer_replication, composer_replication.safety
+from composer_replication import ComposerError, HeldOutGuard, HeldoutSplit
+from composer_replication.cli.explain_verb import load_explanations
+from composer_replication.cli.main import main
+from composer_replication.cli.shipped_recipes import shipped_recipe
+from composer_replication.config import load_config
+import composer_replication.report, composer_replication.rollouts, composer_replication.tasks
+import composer_replication.sandbox
+for name in ("torch", "transformers", "trl", "datasets", "peft", "pytest"):
+    assert importlib.util.find_spec(name) is None, f"the base install brings {name}"
+assert load_explanations(), "the explanations are not in the wheel"
+assert load_config(shipped_recipe("quickstart")).model.name, "the quick start's recipe is not in the wheel"
+assert main(["explain", "CR0204"]) == 0
+print("the base install imports, has its data files, and brings no torch")
+"""
+
+SAFETY_ALONE = """
+import importlib, pkgutil, sys
+sys.path.insert(0, sys.argv[1])
+import composer_replication.safety as safety
+for module in pkgutil.iter_modules(safety.__path__, "composer_replication.safety."):
+    importlib.import_module(module.name)
+status = safety.HeldOutGuard().update(1, in_loop_reward=0.5, heldout_score=0.5)
+assert status.fire is False
+own = {"composer_replication", "__main__"}
+foreign = {name.partition(".")[0] for name in sys.modules} - set(sys.stdlib_module_names) - own
+assert not foreign, f"safety loads {sorted(foreign)}"
+print("safety judges with the standard library alone")
+"""
+
+
+def build_wheel(out: Path) -> Path:
+    """The wheel of this checkout, built with the tools of this environment."""
+    _run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(ROOT))
+    (wheel,) = out.glob("*.whl")
+    return wheel
+
+
+def check_contents(wheel: Path) -> None:
+    """No tests and no caches inside; licence, type marker and data files are."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    strangers = [
+        n
+        for n in names
+        if not n.startswith(("composer_replication/", "composer_replication-")) or "__pycache__" in n
+    ]
+    assert not strangers, f"the wheel holds {strangers}"
+    needed = ["composer_replication/py.typed", "composer_replication/recipes/quickstart/run.toml"]
+    missing = [n for n in needed if n not in names]
+    assert not missing, f"the wheel lacks {missing}"
+    assert any(n.endswith("licenses/LICENSE") for n in names), "the wheel lacks its licence"
+
+
+def main() -> int:
+    """All checks; the first that fails ends the script with its sentence."""
+    with tempfile.TemporaryDirectory(prefix="check-wheel-") as folder:
+        wheel = build_wheel(Path(folder, "dist"))
+        check_contents(wheel)
+        bare = Path(folder, "bare")
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(bare)
+        _run(sys.executable, "-I", "-S", "-c", SAFETY_ALONE, str(bare))
+        venv = Path(folder, "venv")
+        _run(sys.executable, "-m", "venv", str(venv))
+        python = str(venv / "bin" / "python")
+        constraints = ROOT / "constraints.txt"
+        _run(
+            python,
+            "-m",
+            "pip",
+            "install",
+            "-q",
+            "--disable-pip-version-check",
+            "-c",
+            str(constraints),
+            str(wheel),
+        )
+        _run(python, "-I", "-c", BASE_INSTALL)
+        _run(python, "-I", "-c", HELP_OF_EVERY_VERB)
+        _run(str(venv / "bin" / "composer-rl"), "--version")
+    print("the wheel stands on its own")
+    return 0
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, check=False, cwd=tempfile.gettempdir(), capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"check_wheel: {' '.join(command[:4])} failed\n{done.stdout}{done.stderr}")
+    if done.stdout.startswith(("the ", "safety", "--help", "composer-rl")):
+        print(done.stdout.splitlines()[-1])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -12,6 +12,7 @@ A folder without a manifest is half-written and is never chosen.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import re
 import shutil
@@ -23,6 +24,8 @@ from composer_replication.run_folder import read_json, write_json
 
 MANIFEST_NAME = "MANIFEST.json"
 STATE_NAME = "composer_state.json"
+logger = logging.getLogger(__name__)
+
 _FOLDER = re.compile(r"checkpoint-(\d+)")
 _CHUNK_BYTES = 1 << 22
 
@@ -47,6 +50,27 @@ def newest_whole_checkpoint(folder: Path) -> Path | None:
     return newest
 
 
+def choose_checkpoint(wanted: str | Path | bool | None, folder: Path) -> Path | None:
+    """The checkpoint to go on from, None to begin anew; half-written ones of a crash are deleted.
+
+    Args:
+        wanted: True for the newest whole one of ``folder``, or one checkpoint's folder.
+        folder: where the run keeps its checkpoints.
+
+    Raises:
+        InputError: it is damaged (CR0716) or has no manifest (CR0717).
+    """
+    if wanted is None or wanted is False:
+        return None
+    if wanted is True:
+        remove_partial_checkpoints(folder)
+        return newest_whole_checkpoint(folder)
+    chosen = Path(wanted)
+    check_manifest(chosen)
+    remove_partial_checkpoints(folder)
+    return chosen
+
+
 def checkpoint_step(checkpoint: Path) -> int:
     """The global step in the folder's name.
 
@@ -56,7 +80,10 @@ def checkpoint_step(checkpoint: Path) -> int:
     match = _FOLDER.fullmatch(checkpoint.name)
     if match is None:
         raise InputError(
-            "CR0717", "the folder is not named checkpoint-N.", where=str(checkpoint), fix="name a checkpoint folder."
+            "CR0717",
+            "the folder is not named checkpoint-N.",
+            where=str(checkpoint),
+            fix="name a checkpoint folder.",
         )
     return int(match[1])
 
@@ -65,6 +92,7 @@ def remove_partial_checkpoints(folder: Path) -> list[Path]:
     """Delete the ``checkpoint-N`` folders without a manifest, which a crash left; return them."""
     partial = [path for path in _checkpoints(folder) if not (path / MANIFEST_NAME).is_file()]
     for path in partial:
+        logger.warning("removing the half-written checkpoint %s.", path)
         shutil.rmtree(path)
     return partial
 
@@ -75,7 +103,10 @@ def write_manifest(checkpoint: Path) -> None:
     for path in _files(checkpoint):
         with path.open("rb") as handle:
             os.fsync(handle.fileno())
-        files[path.relative_to(checkpoint).as_posix()] = {"size_bytes": path.stat().st_size, "sha256": _sha256(path)}
+        files[path.relative_to(checkpoint).as_posix()] = {
+            "size_bytes": path.stat().st_size,
+            "sha256": _sha256(path),
+        }
     write_json(checkpoint / MANIFEST_NAME, {"step": checkpoint_step(checkpoint), "files": files})
 
 
@@ -120,7 +151,9 @@ def _checkpoints(folder: Path) -> list[Path]:
 
 
 def _files(checkpoint: Path) -> list[Path]:
-    return sorted(path for path in checkpoint.rglob("*") if path.is_file() and path != checkpoint / MANIFEST_NAME)
+    return sorted(
+        path for path in checkpoint.rglob("*") if path.is_file() and path != checkpoint / MANIFEST_NAME
+    )
 
 
 def _sha256(path: Path) -> str:

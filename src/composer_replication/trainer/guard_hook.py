@@ -20,15 +20,15 @@ from composer_replication.interfaces import Guard, GuardStatus
 from composer_replication.records import HeldoutReading, Verdict
 from composer_replication.trainer.in_loop_signals import InLoopSignals
 from composer_replication.trainer.initial_kl import KlPath
-from composer_replication.trainer.metrics_log import RunLog
 from composer_replication.trainer.processes import from_first, gathered, once
+from composer_replication.trainer.run_lines import RunLines
 
 logger = logging.getLogger(__name__)
 
 HeldoutEval = Callable[[], float | HeldoutReading | None]
 
 
-class GuardHook:
+class GuardHook(RunLines):
     """Folds the guard once per cadence hit, logs its verdict, then acts on it.
 
     Attributes:
@@ -46,24 +46,14 @@ class GuardHook:
     kl_path_off_reason: str | None = None
     halted_at: int | None = None
     last_verdict: dict[str, Any] | None = None
-    state: Any
-    args: Any
     control: Any
-    _metrics: Any
     log: Any
     _in_evaluation: bool = False
     _gate_step: int | None = None
     _last_round_idx: int | None = None
-    _in_loop_signals: InLoopSignals | None = None
     _kl_path: KlPath = KlPath.LOGGED
     _kl_sample: tuple[float, float] | None = None
     _weights_are_sharded: bool = False
-    _run_log: RunLog | None = None
-
-    def _signals(self) -> InLoopSignals:
-        if self._in_loop_signals is None:
-            self._in_loop_signals = InLoopSignals()
-        return self._in_loop_signals
 
     def _gate_is_open(self) -> bool:
         """The first micro-step of a global step on the cadence, outside evaluation."""
@@ -134,8 +124,8 @@ class GuardHook:
     def _count_stale_reward(self, reward: float) -> None:
         self.num_cadence_hits_without_new_reward += 1
         logger.warning(
-            "killswitch: global step %d is on the guard's cadence without a new in-loop reward since the fold at "
-            "step %s; the remembered reward %.4g stands in (%d time(s) so far). One generation serves "
+            "killswitch: global step %d is on the guard's cadence, but no in-loop reward came since the fold "
+            "at step %s; the remembered reward %.4g stands in (%d time(s) so far). One generation serves "
             "steps_per_generation x num_iterations micro-steps: choose logging_steps no shorter than that.",
             self.state.global_step,
             self._last_round_idx,
@@ -176,7 +166,12 @@ class GuardHook:
         if self._run_log is None:
             return
         self._run_log.verdict(self.last_verdict)
-        fields = {**row, "killswitch/round_idx": round_idx, "killswitch/eval_seconds": seconds, "heldout/score": score}
+        fields = {
+            **row,
+            "killswitch/round_idx": round_idx,
+            "killswitch/eval_seconds": seconds,
+            "heldout/score": score,
+        }
         if kl is not None:
             fields["killswitch/kl_to_init"] = kl
         if isinstance(reading, HeldoutReading):

@@ -34,7 +34,9 @@ class InLoopSignals:
         unread = rewards[self.num_rewards_read :] if len(rewards) >= self.num_rewards_read else rewards
         newest = _newest_finite(rewards)
         if newest is not None:
-            self.is_reward_new = self.is_reward_new or newest != self.reward or _newest_finite(unread) is not None
+            self.is_reward_new = (
+                self.is_reward_new or newest != self.reward or _newest_finite(unread) is not None
+            )
             self.reward = newest
         self.num_rewards_read = len(rewards)
         newest_kl = _newest_finite(metrics.get("kl", ()))
@@ -53,7 +55,7 @@ class InLoopSignals:
             setattr(self, name, state[name])
 
 
-def _newest_finite(values: Sequence[float]) -> float | None:
+def _newest_finite(values: Sequence[Any]) -> float | None:
     for value in reversed(values):
         if isinstance(value, int | float) and math.isfinite(value):
             return float(value)

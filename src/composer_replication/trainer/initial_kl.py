@@ -6,10 +6,16 @@ away, so the distance is estimated on the tokens at hand, without generating any
 
 from __future__ import annotations
 
+import logging
 from enum import StrEnum
 from typing import Any
 
 import torch
+
+from composer_replication.interfaces import Guard
+from composer_replication.trainer.processes import process_rank
+
+logger = logging.getLogger(__name__)
 
 
 class KlPath(StrEnum):
@@ -20,7 +26,7 @@ class KlPath(StrEnum):
     OFF = "off"
 
 
-def choose_kl_path(model: Any, *, beta: float, sync_ref_model: bool) -> tuple[KlPath, str]:
+def kl_path_of(model: Any, *, beta: float, sync_ref_model: bool) -> tuple[KlPath, str]:
     """The KL path for this model, and the reason when it is off.
 
     Args:
@@ -53,7 +59,9 @@ def _adapter_reason(model: Any, configs: dict[str, Any]) -> str:
     return ""
 
 
-def k3_sum(policy_logp_BT: torch.Tensor, initial_logp_BT: torch.Tensor, mask_BT: torch.Tensor) -> tuple[float, float]:
+def k3_sum(
+    policy_logp_BT: torch.Tensor, initial_logp_BT: torch.Tensor, mask_BT: torch.Tensor
+) -> tuple[float, float]:
     """Sum of the k3 estimate over unmasked tokens, nats, and the number of tokens.
 
     k3 = exp(r) - 1 - r with r = initial_logp - policy_logp: non-negative, and for tokens
@@ -66,3 +74,49 @@ def k3_sum(policy_logp_BT: torch.Tensor, initial_logp_BT: torch.Tensor, mask_BT:
     mask = mask_BT.bool()
     difference = (initial_logp_BT.double() - policy_logp_BT.double())[mask]
     return float((torch.expm1(difference) - difference).sum()), float(mask.sum())
+
+
+class InitialKl:
+    """A mixin of the trainer: which KL path the run has, and one sample of it.
+
+    Attributes:
+        kl_path_off_reason: why the guard gets no KL, or None.
+    """
+
+    heldout_guard: Guard | None = None
+    kl_path_off_reason: str | None = None
+    model: Any
+    args: Any
+    beta: Any
+    accelerator: Any
+    _get_per_token_logps_and_entropies: Any
+    _kl_path: KlPath = KlPath.LOGGED
+    _kl_path_is_chosen: bool = False
+    _keeps_logps: bool = False
+    _newest_logps: torch.Tensor | None = None
+
+    def choose_kl_path(self) -> str | None:
+        """Decide where the guard's KL comes from; ``kl_path_off_reason`` afterwards, for a start screen."""
+        if self.heldout_guard is not None and not self._kl_path_is_chosen:
+            self._kl_path, reason = kl_path_of(
+                self.model, beta=self.beta, sync_ref_model=bool(self.args.sync_ref_model)
+            )
+            self.kl_path_off_reason = reason or None
+            self._kl_path_is_chosen = True
+            if reason and process_rank() == 0:
+                logger.warning("KL path off: %s.", reason)
+        return self.kl_path_off_reason
+
+    def _sample_initial_kl(self, inputs: Any) -> tuple[float, float] | None:
+        """Sum of k3 over this micro-batch's tokens and their number: one forward with the adapter off."""
+        policy_logps, self._newest_logps = self._newest_logps, None
+        if policy_logps is None:
+            return None
+        input_ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+        attention_mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+        mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
+        with torch.no_grad(), self.accelerator.unwrap_model(self.model).disable_adapter():
+            initial_logps, _, _ = self._get_per_token_logps_and_entropies(
+                self.model, input_ids, attention_mask, inputs["completion_ids"].size(1)
+            )
+        return k3_sum(policy_logps, initial_logps, mask)

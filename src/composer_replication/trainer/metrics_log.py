@@ -27,17 +27,26 @@ class StepWindow:
 
     def __init__(self) -> None:
         self._num_used: dict[str, int] = {}
+        self._newest: dict[str, float] = {}
+        self._kept: dict[str, float | None] = {}
 
     def take(self, metrics: Mapping[str, Sequence[float]]) -> dict[str, float | None]:
         """Mean of the new finite entries of each list (None: new entries, none finite); marks them used."""
-        means: dict[str, float | None] = {}
+        means, self._kept = self._kept, {}
         for name, values in metrics.items():
             new = values[self._num_used.get(name, 0) :]
+            if not new and values and values[-1] != self._newest[name]:
+                new = values[-1:]  # TRL overwrites its running count of tokens in place
             if new:
+                self._newest[name] = new[-1]
                 finite = [value for value in new if math.isfinite(value)]
                 means[name] = math.fsum(finite) / len(finite) if finite else None
             self._num_used[name] = len(values)
         return means
+
+    def before_clearing(self, metrics: Mapping[str, Sequence[float]]) -> None:
+        """Keep what the next ``take`` would miss: TRL empties its lists inside a step that is broken off."""
+        self._kept = self.take(metrics)
 
     def after_clearing(self, metrics: Mapping[str, Sequence[float]]) -> None:
         """Note that TRL may have emptied its lists."""
@@ -60,7 +69,9 @@ class RunLog:
         """Drop what a resumed run will write again: lines, verdicts and rollouts after ``step``."""
         self._noted, self._finished = {}, None
         if self.folder.metrics.is_file():
-            rewrite_jsonl(self.folder.metrics, [row for row in read_jsonl(self.folder.metrics) if row["step"] <= step])
+            rewrite_jsonl(
+                self.folder.metrics, [row for row in read_jsonl(self.folder.metrics) if row["step"] <= step]
+            )
         if self.folder.verdicts.is_file():
             last = -1 if last_round_idx is None else last_round_idx
             rows = [row for row in read_jsonl(self.folder.verdicts) if row["round_idx"] <= last]
@@ -81,7 +92,7 @@ class RunLog:
         self._noted = {}
 
     def add_trl_row(self, step: int, logs: Mapping[str, Any]) -> None:
-        """Take the learning rate, the gradient norm and evaluations over; averages over steps are not taken."""
+        """Take learning rate, gradient norm and evaluations over; averages over steps are left out."""
         if self._finished is None or self._finished["step"] != step:
             return
         for name, value in logs.items():

@@ -65,7 +65,9 @@ class OwnState:
                 "gate_step": self._gate_step,
                 "last_round_idx": self._last_round_idx,
                 "num_cadence_hits_without_new_reward": self.num_cadence_hits_without_new_reward,
-                "in_loop_signals": None if self._in_loop_signals is None else self._in_loop_signals.state_dict(),
+                "in_loop_signals": None
+                if self._in_loop_signals is None
+                else self._in_loop_signals.state_dict(),
                 "metrics": {
                     name: [value if math.isfinite(value) else None for value in values]
                     for name, values in self._metrics["train"].items()
@@ -88,7 +90,9 @@ class OwnState:
         saved = read_state(checkpoint)
         self._check_belongs(saved, checkpoint)
         self._step = saved["micro_step"]
-        self._buffered_inputs = _read_buffer(checkpoint, self.args.device) if saved["has_buffered_inputs"] else None
+        self._buffered_inputs = (
+            _read_buffer(checkpoint, self.args.device) if saved["has_buffered_inputs"] else None
+        )
         self._num_permutations_to_skip = 0 if self.args.ignore_data_skip else saved["num_permutations_done"]
         self._gate_step = saved["gate_step"]
         self._last_round_idx = saved["last_round_idx"]
@@ -121,7 +125,7 @@ class OwnState:
         if names != set(saved["stateful"]):
             raise InputError(
                 "CR0714",
-                f"the checkpoint holds the extra states {sorted(saved['stateful'])}, this trainer {sorted(names)}.",
+                f"the checkpoint has extra states {sorted(saved['stateful'])}, this trainer {sorted(names)}.",
                 where=str(checkpoint),
                 fix="pass the same stateful parts as in the run that saved it.",
             )
@@ -137,7 +141,9 @@ class OwnState:
             num_batches = len(self.callback_handler.train_dataloader)
         except TypeError:  # an iterable dataset has no length and no permutation
             return 0
-        return int(self.state.global_step // max(math.ceil(num_batches / self.args.gradient_accumulation_steps), 1))
+        return int(
+            self.state.global_step // max(math.ceil(num_batches / self.args.gradient_accumulation_steps), 1)
+        )
 
 
 def _buffer_name() -> str:

@@ -48,25 +48,25 @@ class PrefixWiring:
     _dist: Any
 
     def _check_prefix_settings(self) -> None:
-        """Refuse what cannot work with a stop rule, and say where groups are split.
+        """Refuse what cannot work with a stop rule, and say when groups are split.
 
         Raises:
-            TrainerSettingError: ``is_finished`` with ``mask_truncated_completions`` (CR0712), which takes
-                rows without an end-of-sequence token for truncated ones; or without prefix sharing (CR0712).
+            TrainerSettingError: ``is_finished`` with ``mask_truncated_completions`` (CR0712), which would
+                mask every row without an end-of-sequence token.
         """
-        if self.is_finished is not None and (self.args.mask_truncated_completions or not self.prefix_sharing):
-            other = "mask_truncated_completions" if self.prefix_sharing else "prefix_sharing = False"
+        stops_rows = self.prefix_sharing and self.is_finished is not None
+        if stops_rows and self.args.mask_truncated_completions:
             raise TrainerSettingError(
                 "CR0712",
-                f"is_finished does not go together with {other}.",
-                where="ComposerReplicationTrainer(is_finished=)",
-                fix="set trl.mask_truncated_completions = false and trainer.prefix_sharing = true.",
+                "mask_truncated_completions takes the rows that is_finished stopped for truncated ones.",
+                where="trl.mask_truncated_completions",
+                fix="set trl.mask_truncated_completions = false.",
             )
         if self.prefix_sharing and self.args.steps_per_generation > 1:
             logger.warning(
-                "prefix sharing: TRL shuffles a generation into %d micro-batches of %d rows, which splits groups and "
-                "loses part of the sharing. Where memory allows, raise per_device_train_batch_size until "
-                "steps_per_generation is 1.",
+                "prefix sharing: TRL shuffles a generation into %d micro-batches of %d rows, which "
+                "splits groups and loses part of the sharing. Where memory allows, raise "
+                "per_device_train_batch_size until steps_per_generation is 1.",
                 self.args.steps_per_generation,
                 self.args.per_device_train_batch_size,
             )

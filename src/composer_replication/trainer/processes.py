@@ -70,10 +70,10 @@ def once(work: Callable[[], T], *, every_process_joins: bool = False) -> T:
     answers = gathered((result if process_rank() == 0 else None, _portable(own_error)))
     if own_error is not None:
         raise own_error
-    for rank, (_, error) in enumerate(answers):
-        if error is not None:
-            error.add_note(f"raised on process {rank}")
-            raise error
+    for rank, (_, foreign_error) in enumerate(answers):
+        if foreign_error is not None:
+            foreign_error.add_note(f"raised on process {rank}")
+            raise foreign_error
     first_result: T = answers[0][0]  # type: ignore[assignment]  # None only where T allows it
     return first_result
 
@@ -81,7 +81,7 @@ def once(work: Callable[[], T], *, every_process_joins: bool = False) -> T:
 def _portable(error: BaseException | None) -> BaseException | None:
     """The error itself where it survives pickling, else one that says the same."""
     try:
-        restored: BaseException | None = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
+        restored: BaseException | None = pickle.loads(pickle.dumps(error))
     except Exception:  # noqa: BLE001 - any failure to pickle has the same answer
         return RuntimeError(f"{type(error).__name__}: {error}")
     return restored

@@ -93,7 +93,12 @@ class TrainingProgress(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not self._quiet and process_rank() == 0:
             self._bar = tqdm(
-                total=state.max_steps, initial=state.global_step, desc="train", unit="step", file=sys.stderr, leave=True
+                total=state.max_steps,
+                initial=state.global_step,
+                desc="train",
+                unit="step",
+                file=sys.stderr,
+                leave=True,
             )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

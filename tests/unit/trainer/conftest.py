@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tiny_trainer import build_trainer
+sys.path.insert(0, str(Path(__file__).parent))
+
+from tiny_trainer import build_trainer  # noqa: E402 - lives beside this file
 
 
 @pytest.fixture
 def make_trainer(tmp_path: Path) -> Callable[..., Any]:
-    """``make_trainer(max_steps=3, heldout_guard=…, lora=True, …)``; checkpoints go to ``tmp_path``."""
+    """``make_trainer(max_steps=3, heldout_guard=…, lora_adapter=True, …)``; checkpoints go to ``tmp_path``."""
 
     def make(**settings: Any) -> Any:
         settings.setdefault("output_dir", tmp_path / "checkpoints")

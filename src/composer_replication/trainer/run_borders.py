@@ -1,0 +1,124 @@
+"""What happens before the first step of a run and after its last.
+
+A mixin of the trainer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sized
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerState
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import TrainOutput
+
+from composer_replication.errors import CollapseStopError
+from composer_replication.interfaces import Guard
+from composer_replication.run_folder import RunFolder
+from composer_replication.trainer.checkpoints import checkpoint_step
+from composer_replication.trainer.guard_hook import GuardHook
+from composer_replication.trainer.initial_kl import InitialKl
+from composer_replication.trainer.metrics_log import RunLog, StepWindow
+from composer_replication.trainer.processes import gathered, process_rank
+from composer_replication.trainer.run_callback import RunCallback
+from composer_replication.trainer.setting_errors import TrainerSettingError
+
+logger = logging.getLogger(__name__)
+
+
+class RunBorders(GuardHook, InitialKl):
+    """Checks, fresh or restored state, and the orderly end of a halted run."""
+
+    run_folder: RunFolder | None = None
+    model: Any
+    callback_handler: Any
+    add_callback: Any
+    is_in_train: Any
+    is_fsdp_enabled: Any
+    is_deepspeed_enabled: Any
+    train_dataset: Any
+    num_generations: Any
+    _check_prefix_settings: Any
+    _load_from_checkpoint: Any
+    _read_own_state: Any
+    _save_checkpoint: Any
+    _num_permutations_to_skip: int = 0
+    _run_callback: RunCallback | None = None
+    _halt_is_saved: bool = False
+
+    def _check_before_training(self) -> None:
+        self._check_prefix_settings()
+        if self.heldout_guard is not None and not self.args.logging_steps > 0:
+            raise TrainerSettingError(
+                "CR0718",
+                "logging_steps is the guard's cadence and must be above 0.",
+                where="trl.logging_steps",
+                fix="set trl.logging_steps = 1.",
+            )
+        num_prompts = self.args.generation_batch_size // self.num_generations
+        if isinstance(self.train_dataset, Sized) and len(self.train_dataset) < num_prompts:
+            raise TrainerSettingError(
+                "CR0720",
+                f"one generation takes {num_prompts} prompts, but there are only {len(self.train_dataset)}: "
+                "not one step could be trained.",
+                where="trl.per_device_train_batch_size, trl.steps_per_generation, trl.num_generations",
+                fix="lower the batch size or steps_per_generation, raise num_generations, or add tasks.",
+            )
+        if len(set(gathered(self.heldout_guard is None))) > 1:
+            raise TrainerSettingError(
+                "CR0719",
+                "some processes have a guard and some have none.",
+                where="ComposerReplicationTrainer(heldout_guard=)",
+                fix="construct the trainer alike on every process.",
+            )
+
+    def _begin_run(self, checkpoint: Path | None) -> None:
+        """Set our own state to the run's start, or to the checkpoint."""
+        self._gate_step = self._last_round_idx = self.halted_at = None
+        self._loss_seen, self._halt_is_saved = 0.0, False
+        self._step_window = StepWindow()
+        self._num_permutations_to_skip = 0
+        if checkpoint is not None:
+            self._read_own_state(checkpoint)
+            self._window().take(self._metrics["train"])
+        self.choose_kl_path()
+        self._weights_are_sharded = bool(
+            self.is_fsdp_enabled
+            or self.is_deepspeed_enabled
+            or any(hasattr(parameter, "full_tensor") for parameter in self.model.parameters())
+        )
+        if self._run_callback is None:
+            self._run_callback = RunCallback(self)
+            self.add_callback(self._run_callback)
+
+    def _open_run_log(self, checkpoint: Path | None) -> None:
+        if self.run_folder is not None and process_rank() == 0:
+            self._run_log = RunLog(self.run_folder)
+            self._run_log.cut_back(
+                0 if checkpoint is None else checkpoint_step(checkpoint), self._last_round_idx
+            )
+
+    def _refuse_halted_run(self, guard: Guard, checkpoint: Path | None) -> TrainOutput:
+        """A guard that has fired stays fired: weights and step are loaded, nothing is trained or written."""
+        self.halted_at = self._last_round_idx
+        if checkpoint is not None:
+            self.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+            if not self._weights_are_sharded:
+                self._load_from_checkpoint(str(checkpoint))
+        if self.strict_killswitch:
+            guard.raise_if_fired()
+            raise CollapseStopError(getattr(guard, "last_status", None))
+        logger.warning("the guard had halted this run before; nothing was trained.")
+        return TrainOutput(self.state.global_step, 0.0, {})
+
+    def _finish_halted_run(self, trial: Any) -> None:
+        """Line, checkpoint and the callbacks' end of a run that the guard stopped inside a step."""
+        self._finish_broken_line()
+        self.model.zero_grad()  # what the broken-off step had accumulated
+        self._save_checkpoint(self.model, trial)
+        self.control = self.callback_handler.on_save(self.args, self.state, self.control)
+        if self.is_in_train:
+            self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
+            self.is_in_train = False

@@ -1,0 +1,126 @@
+"""Which checkpoint is whole, which is half-written, which is damaged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from composer_replication.errors import InputError
+from composer_replication.trainer.checkpoints import (
+    MANIFEST_NAME,
+    check_manifest,
+    checkpoint_step,
+    choose_checkpoint,
+    newest_whole_checkpoint,
+    remove_partial_checkpoints,
+    write_manifest,
+)
+
+
+def make_checkpoint(folder: Path, step: int, *, is_whole: bool = True) -> Path:
+    checkpoint = folder / f"checkpoint-{step}"
+    (checkpoint / "inner").mkdir(parents=True)
+    (checkpoint / "weights.bin").write_bytes(bytes(range(256)))
+    (checkpoint / "inner" / "note.txt").write_text(f"step {step}")
+    if is_whole:
+        write_manifest(checkpoint)
+    return checkpoint
+
+
+def test_the_newest_is_that_of_the_highest_step_not_of_the_greatest_name(tmp_path: Path) -> None:
+    for step in (9, 100, 20):
+        make_checkpoint(tmp_path, step)
+    assert newest_whole_checkpoint(tmp_path) == tmp_path / "checkpoint-100"
+
+
+def test_a_folder_without_a_manifest_is_never_chosen(tmp_path: Path) -> None:
+    whole = make_checkpoint(tmp_path, 2)
+    make_checkpoint(tmp_path, 4, is_whole=False)
+    assert newest_whole_checkpoint(tmp_path) == whole
+
+
+def test_there_may_be_none(tmp_path: Path) -> None:
+    assert newest_whole_checkpoint(tmp_path / "missing") is None
+    make_checkpoint(tmp_path, 4, is_whole=False)
+    (tmp_path / "checkpoint-x").mkdir()
+    (tmp_path / "checkpoint-7").write_text("a file, not a folder")
+    assert newest_whole_checkpoint(tmp_path) is None
+
+
+def test_the_manifest_names_every_other_file_with_size_and_hash(tmp_path: Path) -> None:
+    manifest = json.loads((make_checkpoint(tmp_path, 3) / MANIFEST_NAME).read_text())
+    assert manifest["step"] == 3
+    assert sorted(manifest["files"]) == ["inner/note.txt", "weights.bin"]
+    assert manifest["files"]["weights.bin"] == {
+        "size_bytes": 256,
+        "sha256": "40aff2e9d2d8922e47afd4648e6967497158785fbd1da870e7110266bf944880",
+    }
+
+
+@pytest.mark.parametrize("damage", ["flip", "shorten", "delete", "manifest"])
+def test_a_damaged_checkpoint_is_an_error_that_names_the_file(tmp_path: Path, damage: str) -> None:
+    checkpoint = make_checkpoint(tmp_path, 6)
+    make_checkpoint(tmp_path, 3)
+    broken = checkpoint / (MANIFEST_NAME if damage == "manifest" else "weights.bin")
+    if damage == "flip":
+        broken.write_bytes(bytes([1, *range(1, 256)]))
+    elif damage == "shorten":
+        broken.write_bytes(b"")
+    elif damage == "delete":
+        broken.unlink()
+    else:
+        broken.write_text('{"schema_version": 1, "files": {"weights.bin": 3}}')
+    with pytest.raises(InputError, match="delete the folder") as caught:
+        newest_whole_checkpoint(tmp_path)
+    assert caught.value.code == "CR0716"
+    assert caught.value.where == str(broken)
+
+
+def test_after_deleting_the_damaged_folder_the_one_before_is_chosen(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, 3)
+    newest = make_checkpoint(tmp_path, 6)
+    (newest / "weights.bin").write_bytes(b"")
+    for path in sorted(newest.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    newest.rmdir()
+    assert newest_whole_checkpoint(tmp_path) == tmp_path / "checkpoint-3"
+
+
+def test_a_file_that_someone_added_does_not_matter(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path, 6)
+    (checkpoint / "README.md").write_text("mine")
+    check_manifest(checkpoint)
+    assert newest_whole_checkpoint(tmp_path) == checkpoint
+
+
+def test_only_half_written_folders_are_removed(tmp_path: Path) -> None:
+    whole = make_checkpoint(tmp_path, 2)
+    partial = make_checkpoint(tmp_path, 4, is_whole=False)
+    other = tmp_path / "completions"
+    other.mkdir()
+    assert remove_partial_checkpoints(tmp_path) == [partial]
+    assert (whole.is_dir(), partial.exists(), other.is_dir()) == (True, False, True)
+
+
+def test_choosing(tmp_path: Path) -> None:
+    assert choose_checkpoint(None, tmp_path) is None
+    assert choose_checkpoint(False, tmp_path) is None
+    assert choose_checkpoint(True, tmp_path) is None
+    early, late = make_checkpoint(tmp_path, 2), make_checkpoint(tmp_path, 4)
+    assert choose_checkpoint(True, tmp_path) == late
+    assert choose_checkpoint(str(early), tmp_path) == early
+
+
+def test_a_half_written_checkpoint_cannot_be_named(tmp_path: Path) -> None:
+    partial = make_checkpoint(tmp_path, 4, is_whole=False)
+    with pytest.raises(InputError, match="half-written") as caught:
+        choose_checkpoint(str(partial), tmp_path)
+    assert caught.value.code == "CR0717"
+
+
+def test_the_step_is_in_the_name(tmp_path: Path) -> None:
+    assert checkpoint_step(tmp_path / "checkpoint-12") == 12
+    with pytest.raises(InputError, match="checkpoint-N"):
+        checkpoint_step(tmp_path / "final")

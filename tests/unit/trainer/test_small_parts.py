@@ -1,0 +1,251 @@
+"""Signals, initial KL, parameter hash, the TRL surface, and the callbacks."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import math
+import os
+import signal
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
+from tiny_trainer import lora, tiny_model
+from trl import GRPOTrainer
+
+from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
+from composer_replication.trainer.in_loop_signals import InLoopSignals
+from composer_replication.trainer.initial_kl import KlPath, k3_sum, kl_path_of
+from composer_replication.trainer.parameter_hash import parameter_sha256
+from composer_replication.trainer.processes import from_first, gathered, once, process_rank
+from composer_replication.trainer.run_callback import InterruptOnce, TrainingProgress
+from composer_replication.trainer.trl_surface import TRL_SURFACE
+
+# ---- signals
+
+
+def test_signals_survive_the_clearing() -> None:
+    signals, metrics = InLoopSignals(), {"reward": [0.1, 0.4], "kl": [0.02]}
+    signals.read(metrics)
+    metrics.clear()
+    signals.after_clearing(metrics)
+    signals.read(metrics)
+    assert (signals.reward, signals.kl, signals.is_reward_new) == (0.4, 0.02, True)
+
+
+@given(st.lists(st.lists(st.floats(allow_nan=True, allow_infinity=True, width=16), max_size=3), max_size=5))
+def test_signals_remember_the_newest_finite_reward_over_any_clearings(batches: list[list[float]]) -> None:
+    signals, metrics = InLoopSignals(), {"reward": []}
+    for batch in batches:
+        metrics["reward"].extend(batch)
+        signals.read(metrics)
+        metrics["reward"].clear()
+        signals.after_clearing(metrics)
+    finite = [value for batch in batches for value in batch if math.isfinite(value)]
+    assert signals.reward == (finite[-1] if finite else None)
+    assert signals.is_reward_new == bool(finite)
+
+
+def test_a_reward_is_new_until_it_is_folded() -> None:
+    signals, metrics = InLoopSignals(), {"reward": [0.5]}
+    signals.read(metrics)
+    signals.is_reward_new = False  # a fold
+    signals.read(metrics)
+    assert signals.is_reward_new is False
+    metrics["reward"].append(0.5)  # the same value, but a new one
+    signals.read(metrics)
+    assert signals.is_reward_new is True
+
+
+def test_signals_state_survives_a_restart() -> None:
+    signals = InLoopSignals(reward=0.5, kl=None, is_reward_new=True, num_rewards_read=3)
+    restored = InLoopSignals()
+    restored.load_state_dict(signals.state_dict())
+    assert restored == signals
+
+
+# ---- initial KL
+
+
+def test_k3_on_numbers_worked_by_hand() -> None:
+    policy = torch.tensor([[0.0, -1.0, 5.0]])
+    initial = torch.tensor([[math.log(2.0), -1.0, 0.0]])
+    total, num_tokens = k3_sum(policy, initial, torch.tensor([[1, 1, 0]]))
+    assert total == pytest.approx(2.0 - 1.0 - math.log(2.0), rel=1e-6)
+    assert num_tokens == 2
+
+
+def test_k3_keeps_its_digits_for_a_tiny_distance() -> None:
+    policy = torch.zeros(1, 1, dtype=torch.float64)
+    total, _ = k3_sum(policy, policy + 1e-7, torch.ones(1, 1))
+    assert total == pytest.approx(0.5e-14, rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("beta", "sync", "path"), [(0.1, False, KlPath.LOGGED), (0.1, True, KlPath.OFF), (0.0, False, KlPath.OFF)]
+)
+def test_the_kl_path_of_full_fine_tuning(beta: float, sync: bool, path: KlPath) -> None:
+    found, reason = kl_path_of(tiny_model(), beta=beta, sync_ref_model=sync)
+    assert found is path
+    assert bool(reason) == (path is KlPath.OFF)
+
+
+def test_a_fresh_adapter_can_be_switched_off() -> None:
+    assert kl_path_of(get_peft_model(tiny_model(), lora()), beta=0.0, sync_ref_model=False) == (
+        KlPath.ADAPTER_OFF,
+        "",
+    )
+
+
+def test_an_adapter_that_is_not_the_identity_cannot() -> None:
+    model = get_peft_model(tiny_model(), lora())
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            parameter.data.fill_(0.1)
+    path, reason = kl_path_of(model, beta=0.0, sync_ref_model=False)
+    assert path is KlPath.OFF
+    assert "not zero before training" in reason
+
+
+def test_an_adapter_that_trains_biases_cannot() -> None:
+    config = LoraConfig(r=2, target_modules=["q_proj"], bias="all", task_type="CAUSAL_LM")
+    path, reason = kl_path_of(get_peft_model(tiny_model(), config), beta=0.0, sync_ref_model=False)
+    assert path is KlPath.OFF
+    assert "biases" in reason
+
+
+# ---- parameter hash
+
+
+def test_equal_weights_have_equal_hashes_and_one_bit_changes_it() -> None:
+    model = tiny_model(1)
+    before = parameter_sha256(model)
+    assert parameter_sha256(tiny_model(1)) == before
+    with torch.no_grad():
+        model.model.norm.weight[0] += 1e-6
+    assert parameter_sha256(model) != before
+
+
+def test_the_hash_covers_names_dtypes_and_shapes() -> None:
+    zeros = torch.zeros(2, 2)
+    states = [
+        {"a": zeros},
+        {"b": zeros},
+        {"a": zeros.flatten()},
+        {"a": zeros.int()},
+        {"a": zeros, "b": torch.zeros(0)},
+    ]
+    models = [SimpleNamespace(state_dict=lambda state=state: state) for state in states]
+    assert len({parameter_sha256(model) for model in models}) == len(states)
+
+
+def test_the_hash_does_not_depend_on_the_order_of_the_state() -> None:
+    first, second = torch.ones(1), torch.zeros(1)
+    one = SimpleNamespace(state_dict=lambda: {"a": first, "b": second})
+    other = SimpleNamespace(state_dict=lambda: {"b": second, "a": first})
+    assert parameter_sha256(one) == parameter_sha256(other)
+
+
+# ---- the TRL surface
+
+
+def parameters(function: Any) -> tuple[str, ...]:
+    return tuple(name for name in inspect.signature(inspect.unwrap(function)).parameters if name != "self")
+
+
+@pytest.mark.parametrize("name", sorted(TRL_SURFACE))
+def test_the_installed_trl_has_the_methods_that_are_overridden(name: str) -> None:
+    assert parameters(getattr(GRPOTrainer, name)) == TRL_SURFACE[name]
+
+
+def test_the_surface_is_exactly_what_the_trainer_overrides() -> None:
+    overridden = {
+        name
+        for name, value in vars(ComposerReplicationTrainer).items()
+        if inspect.isfunction(value) and hasattr(GRPOTrainer, name) and name != "__init__"
+    }
+    assert overridden == set(TRL_SURFACE)
+
+
+@pytest.mark.parametrize("name", sorted(TRL_SURFACE))
+def test_the_overrides_keep_the_parameter_names(name: str) -> None:
+    own = parameters(vars(ComposerReplicationTrainer)[name])
+    if "multimodal" in own:
+        own = own[: own.index("multimodal")]
+    assert own == TRL_SURFACE[name][: len(own)]
+    assert len(own) >= 1
+
+
+def test_no_mixin_hides_behind_a_name_of_trl() -> None:
+    """A mixin comes after GRPOTrainer, so its method of a TRL name would never run."""
+    mixins = [
+        kind
+        for kind in ComposerReplicationTrainer.__mro__[1:]
+        if kind.__module__.startswith("composer_replication")
+    ]
+    assert mixins
+    names = {name for kind in mixins for name, value in vars(kind).items() if inspect.isfunction(value)}
+    assert {name for name in names if hasattr(GRPOTrainer, name)} == set()
+
+
+# ---- callbacks and processes
+
+
+def test_the_first_interrupt_asks_and_the_second_raises(
+    capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
+    with InterruptOnce() as interrupt:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert interrupt.is_requested
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert "finishing this step" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_another_programs_handler_is_left_alone() -> None:
+    def own(number: int, frame: Any) -> None:
+        return None
+
+    before = signal.signal(signal.SIGINT, own)
+    try:
+        with InterruptOnce():
+            assert signal.getsignal(signal.SIGINT) is own
+        assert signal.getsignal(signal.SIGINT) is own
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize(("quiet", "shows"), [(False, True), (True, False)])
+def test_the_progress_bar_shows_steps_and_reward(
+    monkeypatch: pytest.MonkeyPatch, quiet: bool, shows: bool
+) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr("sys.stderr", stream)
+    progress, state = TrainingProgress(quiet=quiet), SimpleNamespace(max_steps=2, global_step=0)
+    progress.on_train_begin(None, state, None)
+    for step in (1, 2):
+        state.global_step = step
+        progress.on_step_end(None, state, None)
+        progress.on_log(None, state, None, logs={"reward": 0.25 * step})
+        progress.on_log(None, state, None, logs={"killswitch/heldout_ema": 0.125})
+    progress.on_train_end(None, state, None)
+    assert ("2/2" in stream.getvalue() and "reward=0.500" in stream.getvalue()) is shows
+    assert ("held out=0.125" in stream.getvalue()) is shows
+
+
+def test_a_lone_process_talks_to_itself() -> None:
+    assert (process_rank(), gathered(3), from_first("x"), once(lambda: 7)) == (0, [3], "x", 7)
+
+    def fail() -> None:
+        raise KeyError("own")
+
+    with pytest.raises(KeyError, match="own"):
+        once(fail)

@@ -1,0 +1,415 @@
+"""Whole small runs: the guard's cadence, halts, lines, KL, interruption, channels of a checkpoint."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_trainer import build_trainer
+from transformers import TrainerCallback
+
+from composer_replication.errors import CollapseStopError, InputError
+from composer_replication.records import HeldoutReading
+from composer_replication.run_folder import RunFolder, read_json, read_jsonl
+from composer_replication.safety import HeldOutGuard
+from composer_replication.trainer.checkpoints import STATE_NAME, newest_whole_checkpoint
+from composer_replication.trainer.parameter_hash import parameter_sha256
+from composer_replication.trainer.setting_errors import TrainerSettingError
+
+MakeTrainer = Callable[..., Any]
+
+
+def patient_guard() -> HeldOutGuard:
+    return HeldOutGuard(min_steps=1000)
+
+
+def falling_truth() -> Callable[[], float]:
+    """1.0, 0.9, 0.8, …: with a flat reward the gap grows by 0.1 a fold."""
+    scores = iter(1.0 - 0.1 * fold for fold in range(10))
+    return lambda: next(scores)
+
+
+def flat_reward(completions: list[str], **kwargs: Any) -> list[float]:
+    return [0.5] * len(completions)
+
+
+def gap_guard() -> HeldOutGuard:
+    """Fires at the fourth fold of ``falling_truth`` (gap 0.3)."""
+    return HeldOutGuard(min_steps=1, decline_patience=100, ema_alpha=0.0, max_proxy_real_gap=0.25)
+
+
+def test_the_cadence_with_reused_generations(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    folds: list[int] = []
+    trainer = make_trainer(
+        max_steps=35,
+        num_prompts=8,
+        num_iterations=2,
+        steps_per_generation=8,
+        logging_steps=10,
+        heldout_guard=patient_guard(),
+        heldout_eval_fn=lambda: folds.append(trainer.state.global_step) or 0.5,
+        run_folder=RunFolder(tmp_path / "run"),
+    )
+    trainer.train()
+    assert folds == [0, 10, 20, 30]
+    lines = read_jsonl(trainer.run_folder.metrics)
+    assert [line["step"] for line in lines] == list(range(1, 36))
+    judged = {line["step"]: line["killswitch/round_idx"] for line in lines if "killswitch/round_idx" in line}
+    assert judged == {1: 0, 11: 10, 21: 20, 31: 30}
+    assert [row["round_idx"] for row in read_jsonl(trainer.run_folder.verdicts)] == [0, 10, 20, 30]
+    # A generation serves 16 steps, so new rewards come at steps 0, 16 and 32.
+    assert trainer.num_cadence_hits_without_new_reward == 2
+    assert [line["step"] for line in lines if line["reward_is_new"]] == [1, 17, 33]
+    assert all(line["reward"] is not None and line["loss"] is not None for line in lines)
+    # TRL's own rows still carry everything it measured: the verdict rows did not empty its lists.
+    rewards = [row["reward"] for row in trainer.state.log_history if "reward" in row]
+    assert len(rewards) == 3  # the fourth row of ten steps has no generation
+
+
+def test_lines_agree_with_trls_rows(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    trainer = make_trainer(max_steps=4, run_folder=RunFolder(tmp_path / "run"))
+    trainer.train()
+    rows = [row for row in trainer.state.log_history if "reward" in row]
+    for line, row in zip(read_jsonl(trainer.run_folder.metrics), rows, strict=True):
+        assert line["step"] == row["step"]
+        for name in ("reward", "entropy", "grad_norm", "learning_rate"):
+            assert line[name] == row[name]
+        assert line["loss"] == pytest.approx(row["loss"], abs=1e-9)
+        assert line["step_seconds"] > 0
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_halt_leaves_checkpoint_verdict_and_line(
+    make_trainer: MakeTrainer, tmp_path: Path, strict: bool, accumulation: int
+) -> None:
+    trainer = make_trainer(
+        max_steps=8,
+        gradient_accumulation_steps=accumulation,
+        save_strategy="steps",
+        save_steps=3,
+        save_total_limit=1,
+        reward=flat_reward,
+        heldout_guard=gap_guard(),
+        heldout_eval_fn=falling_truth(),
+        strict_killswitch=strict,
+        run_folder=RunFolder(tmp_path / "run"),
+    )
+    if strict:
+        with pytest.raises(CollapseStopError) as caught:
+            trainer.train()
+        assert caught.value.status is trainer.heldout_guard.last_status
+    else:
+        trainer.train()
+    assert trainer.halted_at == 3
+    # Step 4 is broken off by an exception, or before its optimizer step where it has several micro-steps.
+    last_step = 3 if strict or accumulation > 1 else 4
+    assert trainer.state.global_step == last_step
+    checkpoint = newest_whole_checkpoint(Path(trainer.args.output_dir))
+    assert checkpoint is not None
+    assert checkpoint.name == f"checkpoint-{last_step}"
+    state = read_json(checkpoint / STATE_NAME)
+    assert state["last_verdict"]["fire"] is True
+    assert "Hacking Gap" in state["last_verdict"]["reason"]
+    assert HeldOutGuard().should_halt() is False
+    restored = HeldOutGuard()
+    restored.load_state_dict(state["guard"])
+    assert restored.should_halt()
+    verdicts = read_jsonl(trainer.run_folder.verdicts)
+    assert [(row["round_idx"], row["fire"]) for row in verdicts] == [
+        (0, False),
+        (1, False),
+        (2, False),
+        (3, True),
+    ]
+    lines = read_jsonl(trainer.run_folder.metrics)
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    assert [line.get("halted", False) for line in lines] == [False, False, False, True]
+    assert lines[3]["killswitch/round_idx"] == 3
+    assert lines[3]["reward"] == 0.5
+    assert all(parameter.grad is None for parameter in trainer.model.parameters())
+
+
+def test_a_halted_run_is_not_trained_on(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    def make(strict: bool) -> Any:
+        return make_trainer(
+            max_steps=8,
+            reward=flat_reward,
+            heldout_guard=gap_guard(),
+            heldout_eval_fn=falling_truth(),
+            strict_killswitch=strict,
+            run_folder=RunFolder(tmp_path / "run"),
+        )
+
+    first = make(True)
+    with pytest.raises(CollapseStopError):
+        first.train()
+    lines = read_jsonl(first.run_folder.metrics)
+    again = make(True)
+    with pytest.raises(CollapseStopError):
+        again.train(resume_from_checkpoint=True)
+    lenient = make(False)
+    assert lenient.train(resume_from_checkpoint=True).global_step == 3
+    for trainer in (again, lenient):
+        assert trainer.state.global_step == 3
+        assert parameter_sha256(trainer.model) == parameter_sha256(first.model)
+    assert read_jsonl(first.run_folder.metrics) == lines
+
+
+def test_a_clean_guarded_run_is_trls_run(make_trainer: MakeTrainer) -> None:
+    """The guard looks on: weights are those of the unguarded run, with and without the KL probe."""
+    for lora_adapter in (False, True):
+        hashes = []
+        for guard in (None, patient_guard()):
+            trainer = make_trainer(
+                lora_adapter=lora_adapter,
+                heldout_guard=guard,
+                heldout_eval_fn=None if guard is None else lambda: 0.5,
+            )
+            trainer.train()
+            hashes.append(parameter_sha256(trainer.model))
+        assert hashes[0] == hashes[1]
+
+
+def test_the_kl_to_the_initial_policy_is_estimated_with_the_adapter_off(
+    make_trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    trainer = make_trainer(
+        max_steps=4,
+        learning_rate=3e-2,
+        lora_adapter=True,
+        heldout_guard=HeldOutGuard(min_steps=1000, ema_alpha=0.0),
+        heldout_eval_fn=lambda: 0.5,
+        run_folder=RunFolder(tmp_path / "run"),
+    )
+    trainer.train()
+    kls = [row["kl_ema"] for row in read_jsonl(trainer.run_folder.verdicts)]
+    assert kls[0] == pytest.approx(0.0, abs=1e-9)  # before the first update the policy is the initial one
+    assert all(kl > 1e-5 for kl in kls[1:])
+    assert trainer.kl_path_off_reason is None
+    assert {row["kl_path"] for row in read_jsonl(trainer.run_folder.verdicts)} == {
+        "estimated with the adapter off"
+    }
+    lines = read_jsonl(trainer.run_folder.metrics)
+    assert [line["killswitch/kl_ema"] for line in lines] == kls
+
+
+def test_the_kl_probe_agrees_with_trls_own_kl(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    """At a tiny beta TRL logs k3 against the same reference, on the same tokens."""
+    kls = []
+    for beta in (0.0, 1e-12):
+        trainer = make_trainer(
+            max_steps=3,
+            beta=beta,
+            learning_rate=3e-2,
+            lora_adapter=True,
+            heldout_guard=HeldOutGuard(min_steps=1000, ema_alpha=0.0, kl_hard_stop=1e9),
+            heldout_eval_fn=lambda: 0.5,
+            run_folder=RunFolder(tmp_path / f"run-{beta}"),
+        )
+        trainer.train()
+        kls.append([row["kl_ema"] for row in read_jsonl(trainer.run_folder.verdicts)])
+    assert kls[0] == pytest.approx(kls[1], rel=1e-2, abs=1e-6)
+    assert max(kls[0]) > 1e-4
+
+
+def test_a_kl_path_that_is_off_says_why(
+    make_trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = make_trainer(
+        heldout_guard=patient_guard(), heldout_eval_fn=lambda: 0.5, run_folder=RunFolder(tmp_path / "run")
+    )
+    trainer.train()
+    assert trainer.kl_path_off_reason
+    assert caplog.text.count("KL path off") == 1
+    rows = read_jsonl(trainer.run_folder.verdicts)
+    assert all(row["kl_ema"] is None and trainer.kl_path_off_reason in row["kl_path"] for row in rows)
+
+
+def test_a_readings_parts_are_in_the_line(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    reading = HeldoutReading(1, 0.25, ((1.0, 0.5), (0.0, 0.0)), (), "split-a", 0.1, infrastructure_failures=2)
+    trainer = make_trainer(
+        max_steps=1,
+        heldout_guard=patient_guard(),
+        heldout_eval_fn=lambda: reading,
+        split_fingerprint="split-a",
+        run_folder=RunFolder(tmp_path / "run"),
+    )
+    trainer.train()
+    (line,) = read_jsonl(trainer.run_folder.metrics)
+    assert (line["heldout/score"], line["heldout/visible"], line["heldout/hidden"]) == (0.25, 0.5, 0.25)
+    assert line["heldout/infrastructure_failures"] == 2
+    assert read_jsonl(trainer.run_folder.verdicts)[0]["split_fingerprint"] == "split-a"
+
+
+def test_the_lines_hold_no_nan(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    trainer = make_trainer(
+        max_steps=2,
+        reward=lambda completions, **kwargs: [None] * len(completions),
+        heldout_guard=patient_guard(),
+        heldout_eval_fn=lambda: 0.5,
+        run_folder=RunFolder(tmp_path / "run"),
+    )
+    trainer.train()
+    text = trainer.run_folder.metrics.read_text()
+    assert "NaN" not in text
+    assert [json.loads(line)["reward"] for line in text.splitlines()] == [None, None]
+    assert trainer.heldout_guard.last_status is None  # without any reward nothing was folded
+
+
+def test_an_evaluation_of_trls_own_never_folds(make_trainer: MakeTrainer) -> None:
+    from datasets import Dataset
+
+    folds: list[int] = []
+    trainer = make_trainer(
+        max_steps=2,
+        eval_dataset=Dataset.from_dict({"prompt": ["def f(x):"]}),
+        eval_strategy="steps",
+        eval_steps=1,
+        per_device_eval_batch_size=4,
+        heldout_guard=patient_guard(),
+        heldout_eval_fn=lambda: folds.append(trainer.state.global_step) or 0.5,
+    )
+    trainer.train()
+    assert folds == [0, 1]
+    trainer.evaluate()
+    assert folds == [0, 1]
+
+
+class InterruptAt(TrainerCallback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.step - 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_an_interrupted_run_goes_on_to_the_same_weights(
+    make_trainer: MakeTrainer, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
+    whole = make_trainer(max_steps=4, output_dir=tmp_path / "whole")
+    whole.train()
+    broken = make_trainer(max_steps=4, callbacks=[InterruptAt(2)], run_folder=RunFolder(tmp_path / "run"))
+    with pytest.raises(KeyboardInterrupt):
+        broken.train()
+    assert broken.state.global_step == 2
+    resumed = make_trainer(max_steps=4, run_folder=RunFolder(tmp_path / "run"))
+    resumed.train(resume_from_checkpoint=True)
+    assert parameter_sha256(resumed.model) == parameter_sha256(whole.model)
+    assert [line["step"] for line in read_jsonl(resumed.run_folder.metrics)] == [1, 2, 3, 4]
+
+
+class Counter:
+    """An extra state."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.count = state["count"]
+
+
+def saved_run(make_trainer: MakeTrainer, **settings: Any) -> Any:
+    trainer = make_trainer(max_steps=2, save_strategy="steps", save_steps=2, **settings)
+    trainer.train()
+    return trainer
+
+
+def test_extra_states_and_the_guard_are_restored(make_trainer: MakeTrainer) -> None:
+    counter, guard = Counter(), patient_guard()
+    counter.count = 7
+    settings: dict[str, Any] = {"heldout_eval_fn": lambda: 0.5, "split_fingerprint": "split-a"}
+    saved_run(make_trainer, stateful={"counter": counter}, heldout_guard=guard, **settings)
+    fresh, fresh_guard = Counter(), patient_guard()
+    resumed = make_trainer(max_steps=3, stateful={"counter": fresh}, heldout_guard=fresh_guard, **settings)
+    resumed.train(resume_from_checkpoint=True)
+    assert fresh.count == 7
+    assert fresh_guard.last_status is not None
+    assert fresh_guard.last_status.num_updates == 3
+
+
+@pytest.mark.parametrize(
+    ("changed", "code"),
+    [
+        ({"split_fingerprint": "split-b"}, "CR0502"),
+        ({"stateful": {}}, "CR0714"),
+        ({"stateful": {"counter": Counter(), "other": Counter()}}, "CR0714"),
+        ({"heldout_guard": None, "heldout_eval_fn": None}, "CR0713"),
+    ],
+)
+def test_another_runs_checkpoint_is_refused(
+    make_trainer: MakeTrainer, changed: dict[str, Any], code: str
+) -> None:
+    settings: dict[str, Any] = {
+        "stateful": {"counter": Counter()},
+        "heldout_guard": patient_guard(),
+        "heldout_eval_fn": lambda: 0.5,
+        "split_fingerprint": "split-a",
+    }
+    saved_run(make_trainer, **settings)
+    other = make_trainer(**{**settings, **changed})
+    with pytest.raises((InputError, TrainerSettingError)) as caught:
+        other.train(resume_from_checkpoint=True)
+    assert caught.value.code == code
+    if code == "CR0502":
+        assert "split-a" in str(caught.value)
+        assert "split-b" in str(caught.value)
+
+
+def test_resuming_where_there_is_nothing_starts_the_run(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer(max_steps=1)
+    assert trainer.train(resume_from_checkpoint=True).global_step == 1
+
+
+def test_old_checkpoints_go_only_when_the_new_one_is_whole(
+    make_trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from composer_replication.trainer import composer_trainer
+
+    real, seen = composer_trainer.write_manifest, []
+
+    def note(checkpoint: Path) -> None:
+        seen.append(newest_whole_checkpoint(checkpoint.parent))
+        real(checkpoint)
+
+    monkeypatch.setattr(composer_trainer, "write_manifest", note)
+    trainer = make_trainer(max_steps=3, save_strategy="steps", save_steps=1, save_total_limit=1)
+    trainer.train()
+    folder = Path(trainer.args.output_dir)
+    assert seen == [None, folder / "checkpoint-1", folder / "checkpoint-2"]
+    assert sorted(path.name for path in folder.glob("checkpoint-*")) == ["checkpoint-3"]
+
+
+def test_too_few_prompts_for_one_step_are_refused(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer(num_prompts=7, steps_per_generation=8)
+    with pytest.raises(TrainerSettingError, match="takes 8 prompts, but there are only 7") as caught:
+        trainer.train()
+    assert caught.value.code == "CR0720"
+    assert make_trainer(num_prompts=8, steps_per_generation=8, max_steps=1).train().global_step == 1
+
+
+def test_a_guard_needs_a_cadence(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer(heldout_guard=patient_guard(), heldout_eval_fn=lambda: 0.5)
+    trainer.args.logging_steps = 0
+    with pytest.raises(TrainerSettingError, match="cadence"):
+        trainer.train()
+
+
+def test_the_loss_of_a_line_is_finite(tmp_path: Path) -> None:
+    trainer = build_trainer(
+        output_dir=tmp_path / "c", logging_steps=2, run_folder=RunFolder(tmp_path / "run")
+    )
+    trainer.train()
+    assert all(math.isfinite(line["loss"]) for line in read_jsonl(trainer.run_folder.metrics))

@@ -86,7 +86,9 @@ def test_a_command_that_does_not_exist_is_an_ordinary_result(jail: Sandbox) -> N
 
 def test_arguments_arrive_as_given(jail: Sandbox) -> None:
     words = ["a b", "$HOME", "", "-n", "'\"", "é\n"]
-    result = jail.exec([*python("import sys, json; print(json.dumps(sys.argv[1:]))"), *words], timeout_seconds=LONG)
+    result = jail.exec(
+        [*python("import sys, json; print(json.dumps(sys.argv[1:]))"), *words], timeout_seconds=LONG
+    )
     assert json.loads(result.stdout) == words
 
 
@@ -163,7 +165,9 @@ def test_a_gigabyte_of_output_is_drained_and_not_kept(jail: Sandbox) -> None:
 
 def test_time_out_kills_daemons(jail: Sandbox) -> None:
     token = uuid.uuid4().hex
-    daemon = f"import os, time\nif os.fork() == 0:\n os.setsid()\n if os.fork() == 0:\n  time.sleep(99)  # {token}"
+    daemon = (
+        f"import os, time\nif os.fork() == 0:\n os.setsid()\n if os.fork() == 0:\n  time.sleep(99)  # {token}"
+    )
     daemon += "\n os._exit(0)\ntime.sleep(99)"
     result = jail.exec(python(daemon), timeout_seconds=1.0)
     assert result.timed_out
@@ -221,7 +225,9 @@ def test_memory_that_forked_processes_share_counts_once(backend: SandboxBackend,
 
 
 def test_disk_in_total(backend: SandboxBackend, tree: Path) -> None:
-    code = "import time\nfor n in range(40): open(f'f{n}', 'wb').write(b'x' << 20 if 0 else b'x' * (1 << 20))\n"
+    code = (
+        "import time\nfor n in range(40): open(f'f{n}', 'wb').write(b'x' << 20 if 0 else b'x' * (1 << 20))\n"
+    )
     code += "time.sleep(30); print('lived')"
     with backend.open(SandboxSpec(tree, limits=Limits(disk_bytes=8 * MIB))) as sandbox:
         result = sandbox.exec(python(code), timeout_seconds=LONG)
@@ -264,9 +270,7 @@ def test_processes_are_limited(backend: SandboxBackend, tree: Path) -> None:
     assert result.exit_code == 137 or 10 <= int(result.stdout) <= 20
 
 
-def test_writes_reach_the_tree_and_only_the_tree(
-    backend: SandboxBackend, tree: Path, tmp_path: Path
-) -> None:
+def test_writes_reach_the_tree_and_only_the_tree(backend: SandboxBackend, tree: Path, tmp_path: Path) -> None:
     shown = tmp_path / "shown"
     (shown / "deep").mkdir(parents=True)
     (shown / "deep" / "file").write_text("shown")
@@ -276,7 +280,14 @@ def test_writes_reach_the_tree_and_only_the_tree(
         result = sandbox.exec(["sh", "-c", script], timeout_seconds=LONG)
         refused = [
             sandbox.exec(["sh", "-c", f"echo x > {place}"], timeout_seconds=LONG).exit_code
-            for place in (shown / "new", shown / "deep" / "file", tmp_path / "new", "/etc/new", "/usr/bin/new", "/new")
+            for place in (
+                shown / "new",
+                shown / "deep" / "file",
+                tmp_path / "new",
+                "/etc/new",
+                "/usr/bin/new",
+                "/new",
+            )
         ]
     assert (result.exit_code, result.stdout) == (0, "shown")
     assert 0 not in refused
@@ -321,7 +332,12 @@ def test_masked_paths(backend: SandboxBackend, tree: Path, tmp_path: Path) -> No
             for name in ("a/keep", "a/hide", "b/c/keep", "b/c/d/hide")
         }
         link = sandbox.exec(["sh", "-c", f"ln {shown}/a/hide l && cat l"], timeout_seconds=LONG)
-    assert seen == {"a/keep": "text of a/keep", "a/hide": "", "b/c/keep": "text of b/c/keep", "b/c/d/hide": ""}
+    assert seen == {
+        "a/keep": "text of a/keep",
+        "a/hide": "",
+        "b/c/keep": "text of b/c/keep",
+        "b/c/d/hide": "",
+    }
     assert "text" not in link.stdout
 
 
@@ -358,6 +374,25 @@ def test_installed_packages_of_the_base_interpreter_are_not_importable(jail: San
     assert "ModuleNotFoundError" in result.stderr
 
 
+def test_a_virtual_environment_works_and_brings_its_own_packages_only(
+    backend: SandboxBackend, tree: Path, tmp_path: Path
+) -> None:
+    environment = tmp_path / "environment"
+    subprocess.run([str(base_python()), "-m", "venv", "--without-pip", str(environment)], check=True)
+    (packages,) = environment.glob("lib/python3*/site-packages")
+    (packages / "of_the_task.py").write_text("word = 'shown'")
+    _open_to_all(packages)
+    for folder in (tmp_path, environment):
+        folder.chmod(0o755)
+    with backend.open(SandboxSpec(tree, (environment,))) as sandbox:
+        python_of_it = str(environment / "bin" / "python")
+        code = "import of_the_task, sys; print(of_the_task.word, sys.prefix)"
+        result = sandbox.exec([python_of_it, "-c", code], timeout_seconds=LONG)
+        absent = sandbox.exec([python_of_it, "-c", "import pip"], timeout_seconds=LONG)
+    assert result.stdout == f"shown {environment}\n", result.stderr
+    assert "ModuleNotFoundError" in absent.stderr
+
+
 def test_the_standard_library_works(jail: Sandbox) -> None:
     code = "import asyncio, ctypes, json, sqlite3, ssl, subprocess, tempfile, threading, unittest, zoneinfo; print('ok')"
     result = jail.exec(python(code), timeout_seconds=LONG)
@@ -371,7 +406,10 @@ def test_a_hard_link_in_the_tree_does_not_reach_the_file_outside(
     outside.write_text("original")
     os.link(outside, tree / "linked")
     with backend.open(SandboxSpec(tree)) as sandbox:
-        assert sandbox.exec(["sh", "-c", "cat linked; echo changed > linked"], timeout_seconds=LONG).stdout == "original"
+        assert (
+            sandbox.exec(["sh", "-c", "cat linked; echo changed > linked"], timeout_seconds=LONG).stdout
+            == "original"
+        )
     assert outside.read_text() == "original"
     assert (tree / "linked").read_text() == "changed\n"
     assert outside.stat().st_uid == os.geteuid()
@@ -390,7 +428,9 @@ def test_eight_sandboxes_at_once(backend: SandboxBackend, tmp_path: Path) -> Non
         tree.mkdir()
         with backend.open(SandboxSpec(tree)) as sandbox:
             script = f"echo {number} > mine; sleep 0.2; cat mine; ls"
-            return sandbox.exec(["sh", "-c", script], timeout_seconds=LONG).stdout, (tree / "mine").read_text()
+            return sandbox.exec(["sh", "-c", script], timeout_seconds=LONG).stdout, (
+                tree / "mine"
+            ).read_text()
 
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(one, range(8)))
@@ -399,13 +439,19 @@ def test_eight_sandboxes_at_once(backend: SandboxBackend, tmp_path: Path) -> Non
 
 def test_several_commands_in_one_sandbox_at_once(jail: Sandbox) -> None:
     with ThreadPoolExecutor(4) as pool:
-        results = list(pool.map(lambda n: jail.exec(["sh", "-c", f"exit {n}"], timeout_seconds=LONG), range(6)))
+        results = list(
+            pool.map(lambda n: jail.exec(["sh", "-c", f"exit {n}"], timeout_seconds=LONG), range(6))
+        )
     assert [result.exit_code for result in results] == list(range(6))
 
 
 def test_close_is_idempotent_and_leaves_no_folder(backend: SandboxBackend, tree: Path) -> None:
     sandbox = backend.open(SandboxSpec(tree))
-    home = Path(sandbox.exec(["sh", "-c", "echo $HOME; mkdir -p $HOME/a; chmod 0 $HOME/a"], timeout_seconds=LONG).stdout.strip())
+    home = Path(
+        sandbox.exec(
+            ["sh", "-c", "echo $HOME; mkdir -p $HOME/a; chmod 0 $HOME/a"], timeout_seconds=LONG
+        ).stdout.strip()
+    )
     assert home.is_dir()
     sandbox.close()
     sandbox.close()
@@ -456,7 +502,9 @@ def test_the_jail_dies_with_us(backend: SandboxBackend, tree: Path) -> None:
         f"sandbox.exec(['sh', '-c', 'setsid sh -c \"echo > up; sleep 99; : {token}\" & sleep 99'], timeout_seconds=90)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
-    with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         scratch = process.stdout.readline().strip()
         _wait(lambda: (tree / "up").exists())
@@ -487,7 +535,11 @@ def test_every_guard_holds_for_an_ordinary_user(name: str) -> None:
     as_user = ["setpriv", "--reuid", "64123", "--regid", "64123", "--clear-groups"]
     ask = "import os, sys; sys.exit(sys.version_info < (3, 11) or not os.access(sys.executable, os.R_OK))"
     candidates = [str(base_python()), "/usr/local/bin/python3", "/usr/bin/python3"]
-    usable = [p for p in candidates if subprocess.run([*as_user, p, "-c", ask], check=False, capture_output=True).returncode == 0]
+    usable = [
+        p
+        for p in candidates
+        if subprocess.run([*as_user, p, "-c", ask], check=False, capture_output=True).returncode == 0
+    ]
     if not usable:
         pytest.skip("no Python 3.11 here that an ordinary user may start")
     with tempfile.TemporaryDirectory() as folder:
@@ -504,9 +556,19 @@ def test_every_guard_holds_for_an_ordinary_user(name: str) -> None:
             f"backend = choose_backend({name!r}); check = backend.is_available()\n"
             "print(json.dumps([check.ok, check.detail, [(c.name, c.ok, c.detail) for c in run_selftest(backend)]]))"
         )
-        environment = {"PYTHONPATH": str(source), "PATH": os.defpath, "TMPDIR": f"{folder}/tmp", "HOME": f"{folder}/tmp"}
+        environment = {
+            "PYTHONPATH": str(source),
+            "PATH": os.defpath,
+            "TMPDIR": f"{folder}/tmp",
+            "HOME": f"{folder}/tmp",
+        }
         done = subprocess.run(
-            [*as_user, usable[0], "-B", "-c", code], env=environment, capture_output=True, text=True, check=False, cwd="/"
+            [*as_user, usable[0], "-B", "-c", code],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd="/",
         )
         assert done.returncode == 0, done.stderr
         is_available, detail, checks = json.loads(done.stdout)

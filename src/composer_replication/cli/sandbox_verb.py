@@ -17,7 +17,9 @@ _BACKEND_HELP = "bubblewrap, sandlock, or package.module:Class (default: the fir
 
 def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     """Add the verb with its two sub-verbs; ``common`` brings ``--json`` and ``--quiet``."""
-    parser = subparsers.add_parser("sandbox", help="test the jail, or run a command in it", description=__doc__)
+    parser = subparsers.add_parser(
+        "sandbox", help="test the jail, or run a command in it", description=__doc__
+    )
     verbs = parser.add_subparsers(dest="sandbox_verb", metavar="VERB", required=True, title="verbs")
 
     selftest = verbs.add_parser(
@@ -37,7 +39,9 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
         "(it is in exit_code); 3 when the jail itself failed.",
     )
     execute.add_argument("--backend", metavar="NAME", help=_BACKEND_HELP)
-    execute.add_argument("--tree", metavar="FOLDER", type=Path, help="start in a copy of it (default: an empty folder)")
+    execute.add_argument(
+        "--tree", metavar="FOLDER", type=Path, help="start in a copy of it (default: an empty folder)"
+    )
     execute.add_argument(
         "--timeout",
         metavar="S",
@@ -67,20 +71,22 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 
 
 def _selftest(name: str | None) -> tuple[dict[str, object], int]:
-    from composer_replication.sandbox import choose_backend, run_selftest  # noqa: PLC0415  after parsing
+    from composer_replication.sandbox import choose_backend, run_selftest
 
     backend = choose_backend(name)
     checks = run_selftest(backend)
     is_ok = all(check.ok for check in checks)
-    rows = [{"name": check.name, "ok": check.ok, "detail": check.detail, "fix": check.fix} for check in checks]
+    rows = [
+        {"name": check.name, "ok": check.ok, "detail": check.detail, "fix": check.fix} for check in checks
+    ]
     return {"backend": backend.name, "ok": is_ok, "checks": rows}, 0 if is_ok else _SELFTEST_FAILED
 
 
 def _execute(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    from tempfile import TemporaryDirectory  # noqa: PLC0415  after parsing
+    from tempfile import TemporaryDirectory
 
-    from composer_replication.records import SandboxSpec  # noqa: PLC0415
-    from composer_replication.sandbox import choose_backend, open_sandbox  # noqa: PLC0415
+    from composer_replication.records import SandboxSpec
+    from composer_replication.sandbox import choose_backend, open_sandbox
 
     backend = choose_backend(args.backend)
     with TemporaryDirectory(prefix="composer-rl-exec-", ignore_cleanup_errors=True) as folder:
@@ -97,9 +103,9 @@ def _execute(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 
 
 def _copy(source: Path | None, tree: Path) -> None:
-    import shutil  # noqa: PLC0415  after parsing
+    import shutil
 
-    from composer_replication.errors import InputError  # noqa: PLC0415
+    from composer_replication.errors import InputError
 
     if source is None:
         tree.mkdir()
@@ -116,7 +122,9 @@ def _copy(source: Path | None, tree: Path) -> None:
 def _special_files(folder: str, names: Iterable[str]) -> list[str]:
     """Sockets, pipes and devices cannot be copied and are left out."""
     paths = {name: Path(folder) / name for name in names}
-    return [name for name, path in paths.items() if not (path.is_symlink() or path.is_dir() or path.is_file())]
+    return [
+        name for name, path in paths.items() if not (path.is_symlink() or path.is_dir() or path.is_file())
+    ]
 
 
 def _seconds(text: str) -> float:
@@ -129,7 +137,9 @@ def _seconds(text: str) -> float:
 def render(result: dict[str, Any]) -> str:
     """What a person reads: a line for each check, or the output of the command."""
     if "checks" in result:
-        lines = [f"{'ok  ' if row['ok'] else 'FAIL'} {row['name']}: {row['detail']}" for row in result["checks"]]
+        lines = [
+            f"{'ok  ' if row['ok'] else 'FAIL'} {row['name']}: {row['detail']}" for row in result["checks"]
+        ]
         verdict = "holds" if result["ok"] else "does NOT hold"
         return "\n".join([*lines, f"The sandbox {result['backend']} {verdict}."])
     parts = [result["stdout"].rstrip("\n"), result["stderr"].rstrip("\n")]

@@ -134,7 +134,11 @@ class BubblewrapSandbox:
         command = ["bwrap", "--die-with-parent", "--unshare-ipc", "--unshare-pid", "--unshare-net"]
         command += ["--unshare-uts", "--unshare-cgroup-try", "--hostname", "sandbox"]
         if self._uid is None:
-            command += ["--unshare-user", "--disable-userns"] if _can_disable_userns() else ["--unshare-user"]
+            command += (
+                ["--unshare-user", "--disable-userns"]
+                if _can_disable_userns(shutil.which("bwrap"))
+                else ["--unshare-user"]
+            )
         else:
             command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
         command += [*self._mounts, "--chdir", str(self._files.real_tree), "--clearenv"]
@@ -143,7 +147,16 @@ class BubblewrapSandbox:
         starter = ["/bin/sh", "-c", STARTER, "sandbox", marker, *argv]
         if self._uid is not None:
             user = str(self._uid)
-            drop = ["setpriv", "--reuid", user, "--regid", user, "--clear-groups", "--inh-caps=-all", "--no-new-privs"]
+            drop = [
+                "setpriv",
+                "--reuid",
+                user,
+                "--regid",
+                user,
+                "--clear-groups",
+                "--inh-caps=-all",
+                "--no-new-privs",
+            ]
             starter = [*drop, *starter]
         return [*command, "--", *starter]
 
@@ -277,14 +290,16 @@ def _private_uid() -> int:
     to choose from make that as good as impossible.
     """
     mapped = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
-    is_large = any(int(start) <= _FIRST_UID and int(start) + int(size) > _LAST_UID for start, _, size in mapped)
+    is_large = any(
+        int(start) <= _FIRST_UID and int(start) + int(size) > _LAST_UID for start, _, size in mapped
+    )
     first, last = (_FIRST_UID, _LAST_UID) if is_large else (_FIRST_SMALL_UID, _LAST_SMALL_UID)
     return random.SystemRandom().randint(first, last)
 
 
 @lru_cache(maxsize=1)
-def _can_disable_userns() -> bool:
-    answer = subprocess.run(["bwrap", "--help"], capture_output=True, text=True, check=False)
+def _can_disable_userns(program: str | None) -> bool:
+    answer = subprocess.run([program or "bwrap", "--help"], capture_output=True, text=True, check=False)
     return "--disable-userns" in answer.stdout
 
 
@@ -299,11 +314,21 @@ def _counts_per_namespace() -> bool:
 def _first_start() -> str:
     """Empty, or what bwrap said when it could not start the smallest jail."""
     privileges: Callable[[], list[str]] = lambda: [] if _drops_uid() else ["--unshare-user"]  # noqa: E731
-    command = ["bwrap", *privileges(), "--unshare-pid", "--unshare-net", "--ro-bind", "/", "/", "--proc", "/proc"]
+    command = [
+        "bwrap",
+        *privileges(),
+        "--unshare-pid",
+        "--unshare-net",
+        "--ro-bind",
+        "/",
+        "/",
+        "--proc",
+        "/proc",
+    ]
     try:
-        done = subprocess.run([*command, "true"], capture_output=True, text=True, timeout=_START_SECONDS, check=False)
+        done = subprocess.run(
+            [*command, "true"], capture_output=True, text=True, timeout=_START_SECONDS, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return "" if done.returncode == 0 else (done.stderr.strip() or f"exit code {done.returncode}")
-
-

@@ -34,7 +34,9 @@ def choose_backend(name: str | None = None) -> SandboxBackend:
     if ":" not in path:
         near = difflib.get_close_matches(name, BACKENDS, n=1, cutoff=0.4)
         guess = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(BACKENDS)}."
-        raise UsageError("CR0305", f"there is no sandbox backend called {name!r}.", where="backend", fix=guess)
+        raise UsageError(
+            "CR0305", f"there is no sandbox backend called {name!r}.", where="backend", fix=guess
+        )
     return _load(path)
 
 
@@ -63,8 +65,10 @@ def _load(path: str) -> SandboxBackend:
         ) from error
     missing = [name for name in ("name", "is_available", "open") if not hasattr(found, name)]
     if missing:
-        raise UsageError("CR0305", f"the sandbox backend {path!r} has no {', '.join(missing)}.", where="backend")
-    return cast(SandboxBackend, found)
+        raise UsageError(
+            "CR0305", f"the sandbox backend {path!r} has no {', '.join(missing)}.", where="backend"
+        )
+    return cast("SandboxBackend", found)
 
 
 def open_sandbox(spec: SandboxSpec, backend: str | SandboxBackend | None = None) -> Sandbox:

@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 ETC_FILES = (
@@ -60,7 +60,7 @@ class HostPaths:
     masked: tuple[Path, ...]
 
 
-@lru_cache(maxsize=None)
+@cache
 def system_folders() -> HostPaths:
     """Programs, shared libraries and public data of the system, without any Python packages.
 
@@ -93,7 +93,7 @@ def base_interpreter(prefix: str | None = None) -> HostPaths:
     return _interpreter_at(sys.base_prefix if prefix is None else prefix)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _interpreter_at(prefix: str) -> HostPaths:
     root = Path(prefix)
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"

@@ -6,7 +6,6 @@ import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.records import ExecResult, Limits, SandboxSpec
@@ -19,6 +18,7 @@ STARTER = 'printf %s "$1" >&2; shift; exec "$@"'
 
 
 def failure(code: str, message: str, where: str = "") -> SandboxFailure:
+    """A failure of the jail, whose next step is always the self-test."""
     return SandboxFailure(code, message, where=where, fix="composer-rl sandbox selftest")
 
 

@@ -35,15 +35,25 @@ def mount_arguments(spec: SandboxSpec, scratch: Scratch) -> list[str]:
     plan.show(spec.tree, "--bind", ())
     for path in scratch.writable:
         plan.bind(path, path, "--bind")
-    for place in ("/tmp", "/var/tmp"):  # noqa: S108  the jail's own, which is our scratch folder
+    for place in ("/tmp", "/var/tmp"):
         plan.bind(scratch.tmp, Path(place), "--bind")
     for name in _ACCOUNT_FILES:
         plan.bind(scratch.root / name, Path("/etc") / name, "--ro-bind")
     for path in sorted(masked):
         if path.exists() and plan.shows(path) and not is_below(tree, [path]):
             plan.bind(scratch.empty_folder if path.is_dir() else scratch.empty_file, path, "--ro-bind")
-    plan.bind(scratch.shm, Path("/dev/shm"), "--bind")  # noqa: S108
-    return ["--proc", "/proc", "--dev", "/dev", *plan.arguments(), "--remount-ro", "/dev", "--remount-ro", "/"]
+    plan.bind(scratch.shm, Path("/dev/shm"), "--bind")
+    return [
+        "--proc",
+        "/proc",
+        "--dev",
+        "/dev",
+        *plan.arguments(),
+        "--remount-ro",
+        "/dev",
+        "--remount-ro",
+        "/",
+    ]
 
 
 class _Plan:
@@ -73,7 +83,9 @@ class _Plan:
             enclosing = self._enclosing(link)
             if enclosing is None:
                 found += [*self._parents(link, made), "--symlink", self._links[link], str(link)]
-            elif self._binds[enclosing][1] != enclosing:  # a folder of ours in that place: no link is there yet
+            elif (
+                self._binds[enclosing][1] != enclosing
+            ):  # a folder of ours in that place: no link is there yet
                 _make_link(self._binds[enclosing][1] / link.relative_to(enclosing), self._links[link])
         for place in by_depth:
             kind, source = self._binds[place]

@@ -19,7 +19,9 @@ def _children_from_kernel(pid: int) -> list[int]:
     with suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
             with suppress(OSError):
-                found.extend(int(word) for word in Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
+                found.extend(
+                    int(word) for word in Path(f"/proc/{pid}/task/{thread}/children").read_text().split()
+                )
     return found
 
 

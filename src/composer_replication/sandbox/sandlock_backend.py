@@ -99,7 +99,9 @@ class SandlockSandbox:
         marker = f"<{random.randbytes(16).hex()}>"  # noqa: S311  tells lines apart, guards nothing
         started = time.monotonic()
         with self._files.running():
-            process = self._start(self._orders(["/bin/sh", "-c", STARTER, "sandbox", marker, *argv], environment))
+            process = self._start(
+                self._orders(["/bin/sh", "-c", STARTER, "sandbox", marker, *argv], environment)
+            )
             ended = supervise(
                 process,
                 lambda: _kill(process),

@@ -51,7 +51,7 @@ def main() -> None:
 
 def _run(orders: dict[str, Any], library: ctypes.CDLL) -> int:
     sys.path.append(orders["sandlock_path"])
-    import sandlock  # noqa: PLC0415  its place is known only now
+    import sandlock
 
     hide(Path(path) for path in orders["masked"])
     if os.geteuid() == 0:

@@ -49,7 +49,9 @@ class _Trial:
     bait: Bait
 
     @contextmanager
-    def _running(self, orders: list[dict[str, Any]], timeout_seconds: float) -> Iterator[tuple[ExecResult, Path]]:
+    def _running(
+        self, orders: list[dict[str, Any]], timeout_seconds: float
+    ) -> Iterator[tuple[ExecResult, Path]]:
         with TemporaryDirectory(dir=self.bait.root, ignore_cleanup_errors=True) as folder:
             tree = Path(folder) / "tree"
             tree.mkdir()
@@ -69,7 +71,9 @@ class _Trial:
                 raise _NoAnswerError(_last_line(result))
             return list(json.loads(result.stdout))
 
-    def push(self, order: dict[str, Any], timeout_seconds: float = _PATIENCE_SECONDS) -> tuple[ExecResult, Any]:
+    def push(
+        self, order: dict[str, Any], timeout_seconds: float = _PATIENCE_SECONDS
+    ) -> tuple[ExecResult, Any]:
         """Run a probe that may be killed for what it does: the answer is None then."""
         with self._running([order], timeout_seconds) as (result, _):
             if result.exit_code not in (0, _EXIT_KILLED):
@@ -107,7 +111,9 @@ def _last_line(result: ExecResult) -> str:
 
 def _network(trial: _Trial) -> str:
     (answer,) = trial.ask({"do": "network", **trial.bait.network_order()})
-    reached = list(answer["reached"]) + (["a datagram socket of the host"] if trial.bait.got_datagram() else [])
+    reached = list(answer["reached"]) + (
+        ["a datagram socket of the host"] if trial.bait.got_datagram() else []
+    )
     return f"reached {', '.join(reached)}" if reached else ""
 
 
@@ -164,7 +170,11 @@ def _privilege(trial: _Trial) -> str:
 def _open_files(trial: _Trial) -> str:
     (answer,) = trial.ask({"do": "open_files", "try": 4 * _LIMITS.num_open_files})
     count = answer["count"]
-    return "" if count <= _LIMITS.num_open_files else f"opened {count} files; the limit is {_LIMITS.num_open_files}"
+    return (
+        ""
+        if count <= _LIMITS.num_open_files
+        else f"opened {count} files; the limit is {_LIMITS.num_open_files}"
+    )
 
 
 def _processes(trial: _Trial) -> str:

@@ -41,7 +41,7 @@ class Bait:
         self._datagrams = self._listen(socket.AF_INET, socket.SOCK_DGRAM, ("127.0.0.1", 0))
         self._listen(socket.AF_UNIX, socket.SOCK_STREAM, unix_path)
         self._listen(socket.AF_UNIX, socket.SOCK_STREAM, "\0" + abstract)
-        os.chmod(unix_path, 0o777)  # noqa: S103  the jail may run as another user: only isolation may stop it
+        os.chmod(unix_path, 0o777)
         (self.root / "outside").chmod(0o755)
         self._network = {
             "tcp_port": tcp.getsockname()[1],
@@ -91,7 +91,10 @@ class Bait:
 
     def host_files(self) -> dict[str, str]:
         """Digests of files that we can read and the jail must not: accounts, our home, this package."""
-        found = [Path(name) for name in ("/etc/shadow", "/etc/passwd", "/etc/hostname", "/etc/machine-id", __file__)]
+        found = [
+            Path(name)
+            for name in ("/etc/shadow", "/etc/passwd", "/etc/hostname", "/etc/machine-id", __file__)
+        ]
         with suppress(OSError, RuntimeError):
             found += [path for path in sorted(Path.home().iterdir()) if path.is_file()][:_SOME]
         return _digests(found)

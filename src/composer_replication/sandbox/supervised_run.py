@@ -113,7 +113,9 @@ class Ended:
 class _Run:
     """The state of one supervised process."""
 
-    def __init__(self, process: subprocess.Popen[bytes], stdin: bytes, watched: Watched, keep_bytes: int) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], stdin: bytes, watched: Watched, keep_bytes: int
+    ) -> None:
         assert process.stdout is not None and process.stderr is not None and process.stdin is not None
         self.process = process
         self.watched = watched

@@ -84,7 +84,10 @@ def filter_program(machine: str | None = None) -> bytes:
         _step(_RETURN, _ALLOW),
         _step(_JUMP_EQUAL, socket, 0, 3 + len(_ALLOWED_FAMILIES)),
         _step(_LOAD, _OFFSET_FIRST_ARGUMENT),
-        *(_step(_JUMP_EQUAL, family, len(_ALLOWED_FAMILIES) - place) for place, family in enumerate(_ALLOWED_FAMILIES)),
+        *(
+            _step(_JUMP_EQUAL, family, len(_ALLOWED_FAMILIES) - place)
+            for place, family in enumerate(_ALLOWED_FAMILIES)
+        ),
         _step(_RETURN, _FAIL | errno.EAFNOSUPPORT),
         _step(_RETURN, _ALLOW),
         _step(_RETURN, _ALLOW),

@@ -1,0 +1,170 @@
+"""The self-test can fail: a backend without isolation, or with one guard missing, is named and refused."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from composer_replication.errors import MissingError, SandboxFailure
+from composer_replication.interfaces import Sandbox, SandboxBackend
+from composer_replication.records import Check, ExecResult, SandboxSpec
+from composer_replication.sandbox import choose_backend, require_selftest, run_selftest, selftest
+
+
+class PlainSandbox:
+    """A subprocess in the tree and nothing else: what must never run a model's code."""
+
+    def __init__(self, spec: SandboxSpec) -> None:
+        self.tree = spec.tree
+
+    def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_seconds: float,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+    ) -> ExecResult:
+        started = time.monotonic()
+        code, is_late = 137, False
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            try:
+                code = subprocess.run(
+                    argv,
+                    cwd=self.tree,
+                    input=stdin,
+                    stdout=out,
+                    stderr=err,
+                    timeout=timeout_seconds,
+                    env={**os.environ, **(env or {})},
+                    check=False,
+                ).returncode
+            except subprocess.TimeoutExpired:
+                is_late = True
+            out.seek(0)
+            err.seek(0)
+            stdout, stderr = out.read().decode(errors="replace"), err.read().decode(errors="replace")
+        return ExecResult(code, stdout, stderr, False, is_late, False, time.monotonic() - started)
+
+    def close(self) -> None:
+        return
+
+    def __enter__(self) -> PlainSandbox:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class Plain:
+    name = "plain"
+
+    def is_available(self) -> Check:
+        return Check(self.name, True, "a subprocess")
+
+    def open(self, spec: SandboxSpec) -> Sandbox:
+        return PlainSandbox(spec)
+
+
+class Leaky:
+    """A real backend that hands the parent's environment in."""
+
+    name = "leaky"
+
+    def __init__(self) -> None:
+        self._real = choose_backend()
+
+    def is_available(self) -> Check:
+        return self._real.is_available()
+
+    def open(self, spec: SandboxSpec) -> Sandbox:
+        return LeakySandbox(self._real.open(spec))
+
+
+class LeakySandbox(PlainSandbox):
+    def __init__(self, real: Sandbox) -> None:
+        self.tree = real.tree
+        self._real = real
+
+    def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_seconds: float,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+    ) -> ExecResult:
+        leak = {name: value for name, value in os.environ.items() if name.startswith("COMPOSER_RL_BAIT")}
+        return self._real.exec(
+            argv, timeout_seconds=timeout_seconds, stdin=stdin, env={**leak, **(env or {})}
+        )
+
+    def close(self) -> None:
+        self._real.close()
+
+
+class Broken(Plain):
+    """A backend whose jail never starts."""
+
+    name = "broken"
+
+    def open(self, spec: SandboxSpec) -> Sandbox:
+        raise SandboxFailure("CR0302", "it does not start.")
+
+
+@pytest.fixture
+def works_here() -> None:
+    try:
+        choose_backend()
+    except MissingError as error:
+        pytest.skip(f"no sandbox here: {error}")
+
+
+def test_a_plain_subprocess_fails_every_guard() -> None:
+    failed = {check.name for check in run_selftest(Plain()) if not check.ok}
+    # Privileges depend on who runs the tests; every other guard is absent for certain.
+    assert failed | {"privilege"} == set(selftest.GUARDS)
+
+
+def test_a_plain_subprocess_is_refused_and_its_missing_guards_are_named() -> None:
+    with pytest.raises(SandboxFailure) as caught:
+        require_selftest(Plain())
+    assert caught.value.code == "CR0306"
+    for name in ("network", "host_files", "environment", "writes", "signals", "timeout", "disk", "memory"):
+        assert name in str(caught.value)
+
+
+@pytest.mark.usefixtures("works_here")
+def test_one_missing_guard_is_named_alone() -> None:
+    failed = [check for check in run_selftest(Leaky()) if not check.ok]
+    assert [check.name for check in failed] == ["environment"]
+    assert failed[0].fix
+
+
+def test_a_jail_that_does_not_start_passes_nothing() -> None:
+    checks = run_selftest(Broken())
+    assert [check.name for check in checks if check.ok] == []
+    assert "CR0302" in checks[0].detail
+
+
+@pytest.mark.usefixtures("works_here")
+def test_only_success_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    def count(backend: SandboxBackend) -> list[Check]:
+        tried.append(backend.name)
+        return [Check("network", backend.name == "leaky", "counted")]
+
+    monkeypatch.setattr(selftest, "run_selftest", count)
+    monkeypatch.setattr(selftest, "_passed", set())
+    require_selftest(Leaky())
+    require_selftest(Leaky())
+    for _ in range(2):
+        with pytest.raises(SandboxFailure):
+            require_selftest(Broken())
+    assert tried == ["leaky", "broken", "broken"]

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from composer_replication.cli import sandbox_verb
+from composer_replication.errors import InputError, MissingError, UsageError
+from composer_replication.records import Check
+from composer_replication.sandbox import choose_backend, selftest
+
+
+def parse(*words: str) -> argparse.Namespace:
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--json", action="store_true")
+    parser = argparse.ArgumentParser()
+    sandbox_verb.add_parser(parser.add_subparsers(), common)
+    return parser.parse_args(["sandbox", *words])
+
+
+@pytest.fixture
+def works_here() -> None:
+    try:
+        choose_backend()
+    except MissingError as error:
+        pytest.skip(f"no sandbox here: {error}")
+
+
+def test_arguments() -> None:
+    args = parse("exec", "--timeout", "2.5", "--backend", "sandlock", "--json", "--", "ls", "-la", "--json")
+    assert (args.command, args.timeout, args.backend, args.json) == (
+        ["ls", "-la", "--json"],
+        2.5,
+        "sandlock",
+        True,
+    )
+    assert args.run == "composer_replication.cli.sandbox_verb:run"
+    assert parse("selftest").run == args.run
+
+
+@pytest.mark.parametrize(
+    "words", [["exec"], ["exec", "--timeout", "0", "--", "ls"], ["exec", "--timeout", "inf", "--", "ls"], []]
+)
+def test_bad_arguments(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(*words)
+    assert "error" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("works_here")
+def test_exec_gives_the_command_s_own_code_and_leaves_the_folder_alone(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("text")
+    (tmp_path / "link").symlink_to("file")
+    result, code = sandbox_verb.run(
+        parse(
+            "exec",
+            "--tree",
+            str(tmp_path),
+            "--",
+            "sh",
+            "-c",
+            "cat link; echo new > file; touch more; echo err >&2; exit 5",
+        )
+    )
+    assert code == 0
+    assert result == {"exit_code": 5, "stdout": "text", "stderr": "err\n", "timed_out": False}
+    assert (tmp_path / "file").read_text() == "text"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link"]
+
+
+@pytest.mark.usefixtures("works_here")
+def test_exec_without_a_tree_starts_in_an_empty_folder() -> None:
+    result, _ = sandbox_verb.run(parse("exec", "--", "ls", "-A"))
+    assert (result["exit_code"], result["stdout"]) == (0, "")
+
+
+@pytest.mark.usefixtures("works_here")
+def test_exec_times_out() -> None:
+    result, code = sandbox_verb.run(parse("exec", "--timeout", "0.5", "--", "sleep", "60"))
+    assert (result["timed_out"], code) == (True, 0)
+    assert "timed out" in sandbox_verb.render(result)
+
+
+@pytest.mark.usefixtures("works_here")
+def test_a_tree_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        sandbox_verb.run(parse("exec", "--tree", str(tmp_path / "absent"), "--", "ls"))
+    assert caught.value.code == "CR0307"
+
+
+def test_an_unknown_backend() -> None:
+    with pytest.raises(UsageError):
+        sandbox_verb.run(parse("selftest", "--backend", "bubblewrp"))
+
+
+@pytest.mark.parametrize(("is_ok", "exit_code", "word"), [(True, 0, "holds"), (False, 3, "NOT")])
+def test_selftest_result(monkeypatch: pytest.MonkeyPatch, is_ok: bool, exit_code: int, word: str) -> None:
+    checks = [Check("network", is_ok, "why", "" if is_ok else "do this")]
+    monkeypatch.setattr("composer_replication.sandbox.run_selftest", lambda backend: checks)
+    result, code = sandbox_verb.run(parse("selftest", "--backend", "bubblewrap"))
+    assert code == exit_code
+    assert result == {
+        "backend": "bubblewrap",
+        "ok": is_ok,
+        "checks": [{"name": "network", "ok": is_ok, "detail": "why", "fix": "" if is_ok else "do this"}],
+    }
+    assert word in sandbox_verb.render(result)
+    assert "network: why" in sandbox_verb.render(result)
+
+
+def test_guards_have_names_that_a_reader_can_rely_on() -> None:
+    assert list(selftest.GUARDS) == [
+        "network", "host_files", "masked", "environment", "writes", "signals", "privilege",
+        "open_files", "processes", "memory", "disk", "output", "timeout", "leftovers",
+    ]  # fmt: skip

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import composer_replication
+from composer_replication.errors import MissingError, SandboxFailure, UsageError
+from composer_replication.interfaces import Sandbox
+from composer_replication.records import Check, SandboxSpec
+from composer_replication.sandbox import choice, choose_backend, open_sandbox
+from composer_replication.sandbox.bubblewrap import Bubblewrap
+
+FOLDER = Path(composer_replication.__file__).parent
+
+
+class Absent:
+    """A backend that does not work here."""
+
+    name = "absent"
+
+    def is_available(self) -> Check:
+        return Check(self.name, False, "it is not here.")
+
+    def open(self, spec: SandboxSpec) -> Sandbox:
+        raise SandboxFailure("CR0302", f"opened for {spec.tree}.")
+
+
+class Present(Absent):
+    name = "present"
+
+    def is_available(self) -> Check:
+        return Check(self.name, True, "here.")
+
+
+def test_known_names() -> None:
+    assert [choose_backend(name).name for name in choice.BACKENDS] == ["bubblewrap", "sandlock"]
+
+
+def test_a_dotted_path() -> None:
+    assert choose_backend(f"{__name__}:Absent").name == "absent"
+
+
+def test_a_misspelt_name_meets_its_neighbour() -> None:
+    with pytest.raises(UsageError) as caught:
+        choose_backend("bublewrap")
+    assert caught.value.code == "CR0305"
+    assert "bubblewrap" in caught.value.fix
+
+
+def test_a_name_like_no_other_lists_all() -> None:
+    with pytest.raises(UsageError) as caught:
+        choose_backend("zzz")
+    assert all(name in caught.value.fix for name in choice.BACKENDS)
+
+
+@pytest.mark.parametrize("path", ["no_such_package:Class", "json:NoSuchClass", "json:JSONDecoder", "json:"])
+def test_a_path_that_leads_to_no_backend(path: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        choose_backend(path)
+    assert caught.value.code == "CR0305"
+
+
+def test_the_first_that_works_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "BACKENDS", {"a": f"{__name__}:Absent", "b": f"{__name__}:Present"})
+    assert choose_backend().name == "present"
+
+
+def test_none_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "BACKENDS", {"a": f"{__name__}:Absent"})
+    with pytest.raises(MissingError) as caught:
+        choose_backend()
+    assert caught.value.code == "CR0301"
+    assert "it is not here" in caught.value.message
+    assert "install" in caught.value.fix
+
+
+def test_open_takes_a_name_or_an_object(tmp_path: Path) -> None:
+    for chosen in (f"{__name__}:Present", Present()):
+        with pytest.raises(SandboxFailure, match="opened for"):
+            open_sandbox(SandboxSpec(tmp_path), chosen)
+
+
+def test_without_bwrap_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    check = Bubblewrap().is_available()
+    assert not check.ok
+    assert "install" in check.fix
+    with pytest.raises(MissingError) as caught:
+        Bubblewrap().open(SandboxSpec(tmp_path))
+    assert caught.value.code == "CR0301"
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("echo 'bwrap: no user namespaces' >&2; exit 1", "no user namespaces"),
+        ("exit 0", "does not start a jail"),
+        ("exec /nonexistent", "does not start a jail"),
+    ],
+)
+def test_a_bwrap_that_fails_is_never_a_result(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str, said: str
+) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "bwrap").write_text(f"#!/bin/sh\n{script}\n")
+    (programs / "bwrap").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    (tmp_path / "tree").mkdir()
+    with (
+        Bubblewrap().open(SandboxSpec(tmp_path / "tree")) as sandbox,
+        pytest.raises(SandboxFailure) as caught,
+    ):
+        sandbox.exec(["true"], timeout_seconds=30)
+    assert caught.value.code == "CR0302"
+    assert said in caught.value.message
+
+
+def test_a_sandlock_that_fails_is_never_a_result(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    backend = choose_backend("sandlock")
+    if not backend.is_available().ok:
+        pytest.skip("sandlock is not available here")
+    from composer_replication.sandbox import sandlock_backend
+
+    (tmp_path / "tree").mkdir()
+    with backend.open(SandboxSpec(tmp_path / "tree")) as sandbox:
+        monkeypatch.setattr(sandlock_backend, "_sandlock_path", lambda: str(tmp_path))
+        with pytest.raises(SandboxFailure) as caught:
+            sandbox.exec(["true"], timeout_seconds=30)
+    assert caught.value.code == "CR0302"
+    assert "sandlock" in caught.value.message
+
+
+def test_importing_the_sandbox_loads_nothing_heavy() -> None:
+    code = (
+        "import json, sys; import composer_replication.sandbox, composer_replication.cli.sandbox_verb;"
+        "print(json.dumps(sorted(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"torch", "sandlock", "pydantic", "numpy"} & set(json.loads(done.stdout))
+
+
+def test_every_code_that_is_raised_is_explained() -> None:
+    sources = [*(FOLDER / "sandbox").glob("*.py"), FOLDER / "cli" / "sandbox_verb.py"]
+    raised = {
+        word
+        for path in sources
+        for word in path.read_text().split('"')
+        if word[:2] == "CR" and len(word) == 6
+    }
+    explained = tomllib.loads((FOLDER / "cli" / "explanations" / "sandbox.toml").read_text())
+    assert raised == set(explained)
+    for entry in explained.values():
+        assert entry["meaning"].endswith(".")
+        assert entry["causes"]
+        assert entry["fixes"]

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from composer_replication.sandbox import process_tree
+
+CHILDREN = (
+    "import os, sys, time\n"
+    "if os.fork() == 0:\n"
+    " held = bytearray(50 << 20); held[::4096] = b'x' * len(held[::4096])\n"
+    " f = os.memfd_create('x'); os.write(f, b'x' * (8 << 20))\n"
+    " print(os.getpid(), flush=True); time.sleep(60)\n"
+    "time.sleep(60)"
+)
+
+
+@pytest.fixture
+def parent() -> Iterator[tuple[subprocess.Popen[str], int]]:
+    with subprocess.Popen([sys.executable, "-c", CHILDREN], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        try:
+            yield process, child
+        finally:
+            process_tree.kill_descendants(process.pid)
+            process.kill()
+
+
+def test_descendants(parent: tuple[subprocess.Popen[str], int]) -> None:
+    process, child = parent
+    assert process_tree.descendants(process.pid) == [child]
+    assert process.pid in process_tree.descendants(os.getpid())
+    assert process_tree.descendants(child) == []
+
+
+def test_descendants_without_help_of_the_kernel(
+    parent: tuple[subprocess.Popen[str], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process, child = parent
+    monkeypatch.setattr(process_tree, "_PROC", Path("/nowhere"))
+    assert process_tree.descendants(process.pid) == [child]
+
+
+def test_memory_counts_what_is_touched(parent: tuple[subprocess.Popen[str], int]) -> None:
+    _, child = parent
+    assert 50 << 20 <= process_tree.memory_bytes([child]) < 150 << 20
+    assert 50 << 20 <= process_tree.proportional_memory_bytes([child]) <= process_tree.memory_bytes([child])
+
+
+def test_unlinked_files_are_found_once(parent: tuple[subprocess.Popen[str], int]) -> None:
+    _, child = parent
+    assert process_tree.unlinked_file_bytes([child, child]) == 8 << 20
+    assert process_tree.unlinked_file_bytes([]) == 0
+
+
+def test_killing_reaches_all_below_and_not_the_root(parent: tuple[subprocess.Popen[str], int]) -> None:
+    process, child = parent
+    assert process_tree.kill_descendants(process.pid)
+    assert process.poll() is None
+    stat = Path(f"/proc/{child}/stat")
+    assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_a_process_that_is_gone_has_nothing() -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    assert process_tree.descendants(gone.pid) == []
+    assert process_tree.memory_bytes([gone.pid]) == 0
+    assert process_tree.unlinked_file_bytes([gone.pid]) == 0

@@ -1,0 +1,96 @@
+"""The filter is run here by a small interpreter of the same instruction set, for both machines."""
+
+from __future__ import annotations
+
+import errno
+import struct
+
+import pytest
+
+from composer_replication.sandbox.syscall_filter import filter_program
+
+ALLOW = 0x7FFF0000
+ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+NUMBERS = {
+    "x86_64": {"read": 0, "fork": 57, "clone": 56, "socket": 41, "ptrace": 101, "mount": 165, "unshare": 272,
+               "keyctl": 250, "shmget": 29, "process_vm_readv": 310, "bpf": 321, "execve": 59, "openat": 257},
+    "aarch64": {"read": 63, "clone": 220, "socket": 198, "ptrace": 117, "mount": 40, "unshare": 97,
+                "keyctl": 219, "shmget": 194, "process_vm_readv": 270, "bpf": 280, "execve": 221, "openat": 56},
+}  # fmt: skip
+EVERYWHERE = {
+    "io_uring_setup": 425,
+    "open_tree": 428,
+    "fspick": 433,
+    "pidfd_getfd": 438,
+    "mount_setattr": 442,
+}
+
+
+def decide(program: bytes, number: int, architecture: int, first: int = 0) -> int:
+    """Run the filter on one system call; the returned action."""
+    data = struct.pack("<IIQ6Q", number & 0xFFFFFFFF, architecture, 0, first, 0, 0, 0, 0, 0)
+    place, accumulator = 0, 0
+    while True:
+        code, if_true, if_false, value = struct.unpack_from("<HBBI", program, 8 * place)
+        place += 1
+        if code == 0x20:
+            (accumulator,) = struct.unpack_from("<I", data, value)
+        elif code == 0x06:
+            return int(value)
+        else:
+            is_true = {
+                0x15: accumulator == value,
+                0x35: accumulator >= value,
+                0x45: bool(accumulator & value),
+            }[code]
+            place += if_true if is_true else if_false
+
+
+def refusal(number: int) -> int:
+    return 0x00050000 | number
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+class TestFilter:
+    def ask(self, machine: str, number: int, first: int = 0) -> int:
+        return decide(filter_program(machine), number, ARCHITECTURE[machine], first)
+
+    @pytest.mark.parametrize("name", ["read", "execve", "openat"])
+    def test_ordinary_calls_are_allowed(self, machine: str, name: str) -> None:
+        assert self.ask(machine, NUMBERS[machine][name]) == ALLOW
+
+    @pytest.mark.parametrize(
+        "name", ["ptrace", "mount", "unshare", "keyctl", "shmget", "process_vm_readv", "bpf"]
+    )
+    def test_dangerous_calls_are_refused(self, machine: str, name: str) -> None:
+        assert self.ask(machine, NUMBERS[machine][name]) == refusal(errno.EPERM)
+
+    @pytest.mark.parametrize("number", sorted(EVERYWHERE.values()))
+    def test_calls_with_one_number_everywhere(self, machine: str, number: int) -> None:
+        assert self.ask(machine, number) == refusal(errno.EPERM)
+
+    def test_a_process_may_be_made_but_no_user_namespace(self, machine: str) -> None:
+        clone = NUMBERS[machine]["clone"]
+        assert self.ask(machine, clone, 0x11) == ALLOW
+        assert self.ask(machine, clone, 0x10000011) == refusal(errno.EPERM)
+
+    def test_clone3_does_not_exist(self, machine: str) -> None:
+        assert self.ask(machine, 435) == refusal(errno.ENOSYS)
+
+    @pytest.mark.parametrize("family", [1, 2, 10, 16])
+    def test_ordinary_sockets(self, machine: str, family: int) -> None:
+        assert self.ask(machine, NUMBERS[machine]["socket"], family) == ALLOW
+
+    @pytest.mark.parametrize("family", [0, 17, 38, 40, 44])
+    def test_families_that_leave_the_network_namespace(self, machine: str, family: int) -> None:
+        assert self.ask(machine, NUMBERS[machine]["socket"], family) == refusal(errno.EAFNOSUPPORT)
+
+    def test_other_architectures(self, machine: str) -> None:
+        assert decide(filter_program(machine), 0, 0x40000003) == refusal(errno.ENOSYS)
+
+    def test_the_x32_numbers(self, machine: str) -> None:
+        assert self.ask(machine, 0x40000000 | NUMBERS[machine]["read"]) == refusal(errno.ENOSYS)
+
+
+def test_an_unknown_machine_has_no_filter() -> None:
+    assert filter_program("riscv64") == b""

@@ -25,7 +25,7 @@ _CONFIG_NAMES = frozenset({"pyproject.toml", "setup.cfg", "tox.ini", "pytest.ini
 _TOP_TEXTS = ("README*", "LICEN[CS]E*", "VERSION*", "version*")
 _TEST_FOLDERS = frozenset({"tests", "test", "testing"})
 _NOT_A_SUBJECT = frozenset(
-    "setup.py conftest.py noxfile.py tasks.py fabfile.py versioneer.py _version.py version.py __about__.py __main__.py dodo.py".split()
+    "setup.py conftest.py noxfile.py tasks.py fabfile.py versioneer.py _version.py __about__.py __main__.py dodo.py".split()
 )
 
 

@@ -126,7 +126,7 @@ def build_tasks(
         pool = ThreadPoolExecutor(jobs, thread_name_prefix="tasks-build")
         try:
             run = _Build(store, pool, _Settings(seed, hidden_share), jobs, progress or (lambda done, total, what: None))
-            prepared = run.prepare_all(sources)
+            prepared = run.prepare_all(sources, symbols or {})
             run.decide(run.candidates(prepared, symbols or {}), max_tasks)
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
@@ -169,12 +169,15 @@ class _Build:
         self.decisions: list[Decision] = []
         self.slugs: set[str] = set()
 
-    def prepare_all(self, sources: Sequence[str]) -> dict[str, PreparedRepository]:
+    def prepare_all(self, sources: Sequence[str], symbols: Mapping[str, Sequence[str]]) -> dict[str, PreparedRepository]:
         """Open and prepare every source; a bad one ends the build before any test has run."""
         opened = list(self.pool.map(open_source, sources))
         self._check_repositories(opened)
         futures: dict[Future[PreparedRepository], str] = {
-            self.pool.submit(prepare, source, self.store, self.store.backend): source.source for source in opened
+            self.pool.submit(
+                prepare, source, self.store, self.store.backend, map_calls=not symbols.get(source.source)
+            ): source.source
+            for source in opened
         }
         ready: dict[str, PreparedRepository] = {}
         self.progress(0, len(futures), "repositories")
@@ -252,7 +255,8 @@ class _Build:
         if earlier is not None and (not earlier.is_valid or self.store.has_record(f"tasks/{earlier.task_id}.json")):
             return earlier
         place = (candidate.deletion.path, candidate.deletion.first_line)
-        if candidate.is_pinned or place in candidate.repository.record.called:
+        called = candidate.repository.record.called
+        if candidate.is_pinned or called is None or place in called:
             return None
         return Decision(candidate.key, candidate.repository.record.repository, candidate.deletion.pin, reason="untested")
 

@@ -104,9 +104,11 @@ def find_deletions(path: str, text: str) -> list[Deletion]:
     seen: dict[str, int] = {}
     found: list[Deletion] = []
     for symbol, node in _functions(module.body, ""):
+        if _is_stub(node):
+            continue
         seen[symbol] = seen.get(symbol, 0) + 1
         name = symbol if seen[symbol] == 1 else f"{symbol}#{seen[symbol]}"
-        deletion = None if _is_stub(node) else _cut(path, name, node, lines)
+        deletion = _cut(path, name, node, lines)
         if deletion is not None:
             found.append(deletion)
     return found

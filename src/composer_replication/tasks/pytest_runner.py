@@ -24,35 +24,38 @@ class Channel:
 
 
 class CallMap:
-    """Which functions of the tree each test calls, by a profile hook."""
+    """Which functions of the tree are called while tests run."""
+
+    TOOL = 4  # no debugger, coverage or profiler uses this number of sys.monitoring
 
     def __init__(self, root):
         self.prefix = root + os.sep
-        self.numbers = {}
-        self.current = set()
-
-    def hook(self, frame, event, _argument):
-        if event == "call":
-            self.current.add(frame.f_code)
+        self.codes = set()
 
     def start(self):
-        import threading
+        monitoring = getattr(sys, "monitoring", None)
+        if monitoring is None:
+            import threading
 
-        self.current = set()
-        threading.setprofile(self.hook)
-        sys.setprofile(self.hook)
+            threading.setprofile(self._on_profile)
+            sys.setprofile(self._on_profile)
+        else:  # Python 3.12: one event per function, then it costs nothing
+            monitoring.use_tool_id(self.TOOL, "composer-rl")
+            monitoring.register_callback(self.TOOL, monitoring.events.PY_START, self._on_start)
+            monitoring.set_events(self.TOOL, monitoring.events.PY_START)
 
-    def stop(self):
-        import threading
+    def _on_profile(self, frame, event, _argument):
+        if event == "call":
+            self.codes.add(frame.f_code)
 
+    def _on_start(self, code, _offset):
+        self.codes.add(code)
+        return sys.monitoring.DISABLE
+
+    def functions(self):
         sys.setprofile(None)
-        threading.setprofile(None)
-        found = []
-        for code in self.current:
-            if code.co_filename.startswith(self.prefix):
-                key = (code.co_filename[len(self.prefix) :], code.co_firstlineno)
-                found.append(self.numbers.setdefault(key, len(self.numbers)))
-        return sorted(set(found))
+        inside = [code for code in list(self.codes) if code.co_filename.startswith(self.prefix)]
+        return sorted({(code.co_filename[len(self.prefix) :], code.co_firstlineno) for code in inside})
 
 
 def place_of(item, root):
@@ -84,6 +87,8 @@ def make_plugin(channel, request, root):
                 items[:] = [item for item in items if item.nodeid in wanted]
             places = [place_of(item, root) for item in items] if request["places"] else []
             channel.send("collected", ids=[item.nodeid for item in items], places=places)
+            if calls is not None:
+                calls.start()
             return result
 
         def pytest_collectreport(self, report):
@@ -93,14 +98,10 @@ def make_plugin(channel, request, root):
 
         @pytest.hookimpl(wrapper=True, tryfirst=True)
         def pytest_runtest_protocol(self, item):
-            if calls is not None:
-                calls.start()
             try:
                 return (yield)
             finally:
-                numbers = calls.stop() if calls is not None else []
-                state = self.states.pop(item.nodeid, "missing")
-                channel.send("test", id=item.nodeid, outcome=state, calls=numbers)
+                channel.send("test", id=item.nodeid, outcome=self.states.pop(item.nodeid, "missing"))
 
         def pytest_runtest_logreport(self, report):
             before = self.states.get(report.nodeid, "")
@@ -131,8 +132,7 @@ def main():
     arguments = [*request["arguments"], f"--rootdir={root}", *(os.path.join(root, name) for name in request["files"])]
     plugin, calls = make_plugin(channel, request, root)
     code = int(pytest.main(arguments, plugins=[plugin]))
-    table = [[path, line] for path, line in calls.numbers] if calls is not None else []
-    channel.send("end", exit_code=code, functions=table)
+    channel.send("end", exit_code=code, functions=calls.functions() if calls is not None else [])
     os._exit(0)  # threads that a test left behind must not hold the result back
 
 

@@ -65,23 +65,25 @@ def lock_repository(source: RepositorySource) -> EnvironmentLock:
     return lock
 
 
-def prepare(source: RepositorySource, store: TaskStore, backend: str | None) -> PreparedRepository:
+def prepare(source: RepositorySource, store: TaskStore, backend: str | None, *, map_calls: bool) -> PreparedRepository:
     """Lock, install, run the suite twice, and keep all of it in the store.
 
-    What an earlier build of the same bytes kept is used again.
+    What an earlier build of the same bytes kept is used again. ``map_calls`` also notes
+    which functions are called at all, so that others need not be tried.
 
     Raises:
         UnusableRepository: as ``lock_repository``, or ``red-baseline``.
         InputError, SandboxFailure: as their causes.
     """
     slug = slug_of(source.repository)
-    if store.has_record(f"repositories/{slug}.json") and store.repository(slug).source_sha256 == source.sha256:
-        record = store.repository(slug)
+    kept = store.repository(slug) if store.has_record(f"repositories/{slug}.json") else None
+    if kept is not None and kept.source_sha256 == source.sha256 and (kept.called is not None or not map_calls):
+        record = kept
         environment = store.environment_of(record.environment)
     else:
         lock = lock_repository(source)
         environment = open_environment(lock, backend=backend)
-        record = _measure(source, environment, backend)
+        record = _measure(source, environment, backend, map_calls=map_calls)
         store.put_lock(lock, lambda wheel: wheel_path(wheel).read_bytes())
         for data in source.files.values():
             store.put_blob(data)
@@ -105,29 +107,30 @@ def _deletions(source: RepositorySource) -> tuple[Deletion, ...]:
     return tuple(found)
 
 
-def _run_suite(source: RepositorySource, environment: Environment, backend: str | None, *, second: bool) -> TestReport:
+def _run_suite(source: RepositorySource, environment: Environment, backend: str | None, *, map_calls: bool) -> TestReport:
     with tempfile.TemporaryDirectory(prefix="composer-rl-baseline-") as folder:
         tree = Path(folder) / "tree"
         write_files(tree, source.files)
         report = run_tests(
             tree, environment, None, backend=backend, timeout_seconds=BASELINE_SECONDS,
-            with_places=not second, with_calls=second,
+            with_places=True, with_calls=map_calls,
         )  # fmt: skip
     if report.error:
         raise UnusableRepository("red-baseline", report.error)
     return report
 
 
-def _measure(source: RepositorySource, environment: Environment, backend: str | None) -> RepositoryRecord:
+def _measure(
+    source: RepositorySource, environment: Environment, backend: str | None, *, map_calls: bool
+) -> RepositoryRecord:
     """Two whole runs: a test that is not green in both is left out of everything."""
-    first = _run_suite(source, environment, backend, second=False)
-    second = _run_suite(source, environment, backend, second=True)
+    first = _run_suite(source, environment, backend, map_calls=False)
+    second = _run_suite(source, environment, backend, map_calls=map_calls)
     green = sorted(first.passed & second.passed)
     num_run = sum(outcome != "skipped" for outcome in first.outcomes.values())
     if not green or len(green) < MIN_GREEN_SHARE * num_run:
         reasons = _first_reasons(first)
         raise UnusableRepository("red-baseline", f"{len(green)} of {num_run} tests are green twice{reasons}")
-    called = {function for test in green for function in second.calls.get(test, ())}
     return RepositoryRecord(
         repository=source.repository,
         source_sha256=source.sha256,
@@ -136,7 +139,7 @@ def _measure(source: RepositorySource, environment: Environment, backend: str | 
         places={test: first.places[test] for test in green},
         num_collected=len(first.collected),
         broken_files=tuple(sorted(first.collect_errors)),
-        called=tuple(sorted(called)),
+        called=tuple(sorted(second.called)) if map_calls else None,
     )
 
 

@@ -40,7 +40,7 @@ _TOOLING = re.compile(
 )
 _WELL_KNOWN = {
     "attr": "attrs", "attrs": "attrs", "dateutil": "python-dateutil", "freezegun": "freezegun", "hypothesis": "hypothesis",
-    "mock": "mock", "pytz": "pytz", "six": "six", "yaml": "pyyaml",
+    "mock": "mock", "pytz": "pytz", "six": "six", "whatever": "whatever", "yaml": "pyyaml",
 }  # fmt: skip
 _OPTION = re.compile(r"\s(--\S.*|#.*)$")
 

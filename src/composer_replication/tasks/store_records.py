@@ -17,7 +17,7 @@ class RepositoryRecord:
 
     ``places`` maps each test that was green both times to its function; ``collected`` are
     all node ids; ``broken_files`` could not be collected from the start; ``called`` are the
-    functions (file, first line) that green tests call.
+    functions (file, first line) called while tests ran, or None where nobody asked.
     """
 
     repository: str
@@ -27,7 +27,7 @@ class RepositoryRecord:
     places: Mapping[str, Place]
     num_collected: int
     broken_files: tuple[str, ...]
-    called: tuple[tuple[str, int], ...]
+    called: tuple[tuple[str, int], ...] | None
 
     @cached_property
     def green(self) -> frozenset[str]:
@@ -42,7 +42,7 @@ class RepositoryRecord:
             "places": {test: list(place) for test, place in self.places.items()},
             "num_collected": self.num_collected,
             "broken_files": list(self.broken_files),
-            "called": [list(function) for function in self.called],
+            "called": None if self.called is None else [list(function) for function in self.called],
         }
 
     @classmethod
@@ -55,7 +55,7 @@ class RepositoryRecord:
             places={test: (path, line, name) for test, (path, line, name) in value["places"].items()},
             num_collected=value["num_collected"],
             broken_files=tuple(value["broken_files"]),
-            called=tuple((path, line) for path, line in value["called"]),
+            called=None if value["called"] is None else tuple((path, line) for path, line in value["called"]),
         )
 
 

@@ -48,7 +48,7 @@ class TestReport:
     ``outcomes`` holds the tests that ran (after an ``error``: all requested ones, failed).
     ``collected`` are the node ids in run order. ``error`` is empty, or says why the run as
     a whole is a failure. ``places`` gives the file, first line and name of each test's
-    function; ``calls`` the functions (file, first line) that each test called; both only
+    function; ``called`` the functions (file, first line) called while tests ran; both only
     when asked for. ``collect_errors`` maps files that could not be collected to the reason.
     """
 
@@ -59,7 +59,7 @@ class TestReport:
     error: str
     seconds: float
     places: Mapping[str, Place] = field(default_factory=dict)
-    calls: Mapping[str, frozenset[tuple[str, int]]] = field(default_factory=dict)
+    called: frozenset[tuple[str, int]] = frozenset()
     collect_errors: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -89,7 +89,7 @@ def run_tests(
         timeout_seconds: above 0; past it the whole run is a failure.
         limits: of the sandbox; records may use more output than other programs.
         stop_at_first_failure: enough for a gate that wants one failure; ``outcomes`` is then partial.
-        with_places, with_calls: also report where test functions stand, and what they call.
+        with_places, with_calls: also report where test functions stand, and what is called.
 
     Raises:
         SandboxFailure: the sandbox itself broke; never because of what the tests did.
@@ -199,7 +199,7 @@ def judge(
         error=problem,
         seconds=result.seconds,
         places=report.places,
-        calls=report.calls,
+        called=report.called,
         collect_errors=report.collect_errors,
     )
 
@@ -233,20 +233,20 @@ class _Tally:
         self.collected: tuple[str, ...] = ()
         self.outcomes: dict[str, Outcome] = {}
         self.places: dict[str, Place] = {}
-        self.calls: dict[str, frozenset[tuple[str, int]]] = {}
+        self.called: frozenset[tuple[str, int]] = frozenset()
         self.collect_errors: dict[str, str] = {}
         self._was_collected = False
 
     def read(self, records: list[dict[str, Any]]) -> str:
         """Take all records; the answer is empty, or what is out of order."""
-        functions = [(str(path), int(line)) for path, line in records[-1]["functions"]]
+        self.called = frozenset((str(path), int(line)) for path, line in records[-1]["functions"])
         for record in records[:-1]:
-            problem = self._take(record, functions)
+            problem = self._take(record)
             if problem:
                 return problem
         return "" if self._was_collected else "nothing was collected"
 
-    def _take(self, record: dict[str, Any], functions: list[tuple[str, int]]) -> str:
+    def _take(self, record: dict[str, Any]) -> str:
         if record["event"] == "collect_error":
             self.collect_errors[str(record["id"])] = str(record["text"])
         elif record["event"] == "collected":
@@ -263,7 +263,6 @@ class _Tally:
             if node_id in self.outcomes or node_id not in self.collected:
                 return f"a second or unknown result for {node_id}"
             self.outcomes[node_id] = Outcome(record["outcome"])
-            self.calls[node_id] = frozenset(functions[number] for number in record["calls"])
         return ""
 
 

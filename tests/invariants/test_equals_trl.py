@@ -1,0 +1,76 @@
+"""With everything of ours off, training is TRL's bit for bit; with prefix sharing it is its equal."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from trl import GRPOTrainer
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "trainer"))
+
+from tiny_trainer import build_trainer
+
+from composer_replication.run_folder import RunFolder
+from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
+from composer_replication.trainer.parameter_hash import parameter_sha256
+
+
+def hash_after(folder: Path, **settings: Any) -> str:
+    trainer = build_trainer(output_dir=folder, max_steps=10, **settings)
+    trainer.train()
+    return parameter_sha256(trainer.model)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"num_iterations": 2, "steps_per_generation": 2, "gradient_accumulation_steps": 2, "beta": 0.1}],
+    ids=["plain", "reused-generations"],
+)
+def test_ten_steps_equal_trls_bit_for_bit(tmp_path: Path, settings: dict[str, Any]) -> None:
+    if settings.get("beta"):
+        settings = {**settings, "lora_adapter": True}
+    theirs = hash_after(tmp_path / "a", trainer_class=GRPOTrainer, **settings)
+    assert hash_after(tmp_path / "b", trainer_class=ComposerReplicationTrainer, **settings) == theirs
+    logged = hash_after(tmp_path / "c", run_folder=RunFolder(tmp_path / "run"), **settings)
+    assert logged == theirs
+    assert hash_after(tmp_path / "d", seed=1, **settings) != theirs  # the hash can tell runs apart
+
+
+def one_step(
+    folder: Path, *, prefix_sharing: bool, micro_batch: int
+) -> tuple[float, dict[str, torch.Tensor]]:
+    """Loss and gradients of one micro-batch on the same rows, sampled by TRL's path in both cases."""
+    trainer = build_trainer(
+        output_dir=folder,
+        per_device_train_batch_size=micro_batch,
+        num_generations=4,
+        prefix_sharing=False,
+        num_prompts=8,
+        scale_rewards="none",
+        beta=0.0,
+    )
+    trainer.model.train()
+    batch = next(iter(trainer.get_train_dataloader()))
+    torch.manual_seed(3)
+    inputs = trainer._prepare_inputs(batch)
+    trainer.prefix_sharing = prefix_sharing
+    trainer.current_gradient_accumulation_steps = 1
+    loss = trainer.compute_loss(trainer.model, inputs)
+    loss.backward()
+    assert trainer.prefix_sharing_off_reasons == ()
+    return loss.item(), {name: p.grad for name, p in trainer.model.named_parameters() if p.grad is not None}
+
+
+def test_a_step_with_prefix_sharing_equals_the_plain_one(tmp_path: Path) -> None:
+    plain_loss, plain = one_step(tmp_path / "a", prefix_sharing=False, micro_batch=8)
+    shared_loss, shared = one_step(tmp_path / "b", prefix_sharing=True, micro_batch=8)
+    assert shared_loss == pytest.approx(plain_loss, abs=1e-6)
+    assert shared.keys() == plain.keys()
+    norm = torch.sqrt(sum((gradient**2).sum() for gradient in plain.values()))
+    assert norm > 1e-3
+    for name, gradient in plain.items():
+        assert torch.linalg.vector_norm(shared[name] - gradient) < 1e-4 * norm, name

@@ -1,0 +1,124 @@
+"""A run that was killed with SIGKILL and resumed ends with the weights of one that was not."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from resume_worker import run_or_resume
+
+from composer_replication.run_folder import RunFolder, read_jsonl
+from composer_replication.trainer.checkpoints import newest_whole_checkpoint, write_manifest
+
+WORKER = Path(__file__).with_name("resume_worker.py")
+# Six steps over a second epoch of the shuffled data (two batches of two prompts an epoch).
+PLAIN = {"max_steps": 6, "save_steps": 2, "per_device_train_batch_size": 8, "learning_rate": 1e-2}
+# Saved in the middle of a generation that serves eight micro-steps, logged every second step, with adapters.
+REUSED = {
+    "max_steps": 6,
+    "save_steps": 3,
+    "num_iterations": 2,
+    "steps_per_generation": 4,
+    "gradient_accumulation_steps": 2,
+    "logging_steps": 2,
+    "lora_adapter": True,
+    "learning_rate": 1e-2,
+}
+SHARED = {**PLAIN, "prefix_sharing": True}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Sums over threads depend on their number; the worker has one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def run_and_kill(folder: Path, settings: dict[str, Any], *, kill_at: int) -> None:
+    spec = folder.with_suffix(".json")
+    spec.write_text(json.dumps({"run": str(folder), "settings": settings, "kill_at": kill_at}))
+    done = subprocess.run(
+        [sys.executable, str(WORKER), str(spec)],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr[-3000:]
+
+
+def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Lines without what depends on the clock, or on where logging began again."""
+    skipped = ("step_time", "step_seconds", "killswitch/eval_seconds")
+    return [
+        {
+            # a running sum in float32 rounds by where it began
+            name: round(value, 6) if name == "loss" else value
+            for name, value in row.items()
+            if name not in skipped
+        }
+        for row in rows
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "kill_at"),
+    [(PLAIN, 4), (REUSED, 5), (SHARED, 6)],
+    ids=["second-epoch", "inside-a-generation", "prefix-sharing"],
+)
+def test_killed_and_resumed_equals_uninterrupted(
+    tmp_path: Path, settings: dict[str, Any], kill_at: int
+) -> None:
+    whole = run_or_resume(tmp_path / "whole", settings)
+    run_and_kill(tmp_path / "killed", settings, kill_at=kill_at)
+    killed = RunFolder(tmp_path / "killed")
+    checkpoint = newest_whole_checkpoint(killed.checkpoints)
+    assert checkpoint is not None
+    assert 0 < int(checkpoint.name.removeprefix("checkpoint-")) < settings["max_steps"]
+    # The kill came in the middle of a step, whose verdict had been written; and a save was begun.
+    half_written = killed.checkpoints / "checkpoint-99"
+    half_written.mkdir()
+    (half_written / "model.safetensors").write_bytes(b"half")
+    resumed = run_or_resume(tmp_path / "killed", settings)
+    assert resumed == whole
+    assert not half_written.exists()
+    unbroken = RunFolder(tmp_path / "whole")
+    assert without_times(read_jsonl(killed.metrics)) == without_times(read_jsonl(unbroken.metrics))
+    assert read_jsonl(killed.verdicts) == read_jsonl(unbroken.verdicts)
+    steps = [row["step"] for row in read_jsonl(killed.metrics)]
+    assert steps == list(range(1, settings["max_steps"] + 1))
+
+
+@pytest.mark.parametrize("lost", ["", "optimizer.pt", "rng_state.pth", "micro_step", "num_permutations_done"])
+def test_what_a_checkpoint_holds_is_needed(tmp_path: Path, lost: str) -> None:
+    """Each part, taken out, changes the final weights: the equality above is not for free."""
+    settings = REUSED if lost == "micro_step" else PLAIN
+    whole = run_or_resume(tmp_path / "whole", settings)
+    folders = RunFolder(tmp_path / "whole").checkpoints.glob("checkpoint-*")
+    middle = sorted(folders, key=lambda folder: int(folder.name.removeprefix("checkpoint-")))[-2]
+    checkpoint = tmp_path / "resumed" / "checkpoints" / middle.name
+    shutil.copytree(middle, checkpoint)
+    if "." in lost:
+        (checkpoint / lost).unlink()
+    elif lost:
+        state = json.loads((checkpoint / "composer_state.json").read_text())
+        state[lost], state["has_buffered_inputs"] = 0, False
+        (checkpoint / "composer_state.json").write_text(json.dumps(state))
+    write_manifest(checkpoint)
+    resumed = run_or_resume(tmp_path / "resumed", settings)
+    assert (resumed["sha256"] == whole["sha256"]) is (lost == "")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch.distributed as dist
 
@@ -46,6 +46,31 @@ def wait_for_all() -> None:
         dist.barrier()
 
 
+def together(work: Callable[[], T]) -> T:
+    """Each process runs ``work`` and gets its own result; an exception on one stops all. A collective call.
+
+    Raises:
+        BaseException: whatever ``work`` raised here; what it raised elsewhere, with a note that says on
+            which process.
+    """
+    if num_processes() == 1:
+        return work()
+    result: T | None = None
+    own_error: BaseException | None = None
+    try:
+        result = work()
+    except BaseException as error:  # noqa: BLE001 - raised below, once the others know
+        own_error = error
+    errors = gathered(_portable(own_error))
+    if own_error is not None:
+        raise own_error
+    for rank, foreign_error in enumerate(errors):
+        if foreign_error is not None:
+            foreign_error.add_note(f"raised on process {rank}")
+            raise foreign_error
+    return cast("T", result)
+
+
 def once(work: Callable[[], T], *, every_process_joins: bool = False) -> T:
     """The first process's result of ``work``, on every process; an exception on one stops all.
 
@@ -55,27 +80,10 @@ def once(work: Callable[[], T], *, every_process_joins: bool = False) -> T:
             forward); the first process's result still counts.
 
     Raises:
-        BaseException: whatever ``work`` raised on any process, on every process; elsewhere with a
-            note that says on which process it happened.
+        BaseException: as ``together``.
     """
-    if num_processes() == 1:
-        return work()
-    result: T | None = None
-    own_error: BaseException | None = None
-    if every_process_joins or process_rank() == 0:
-        try:
-            result = work()
-        except BaseException as error:  # noqa: BLE001 - raised below, once the others know
-            own_error = error
-    answers = gathered((result if process_rank() == 0 else None, _portable(own_error)))
-    if own_error is not None:
-        raise own_error
-    for rank, (_, foreign_error) in enumerate(answers):
-        if foreign_error is not None:
-            foreign_error.add_note(f"raised on process {rank}")
-            raise foreign_error
-    first_result: T = answers[0][0]  # type: ignore[assignment]  # None only where T allows it
-    return first_result
+    runs_here = every_process_joins or process_rank() == 0
+    return cast("T", from_first(together(work if runs_here else lambda: None)))
 
 
 def _portable(error: BaseException | None) -> BaseException | None:

@@ -21,7 +21,7 @@ from composer_replication.trainer.checkpoints import checkpoint_step
 from composer_replication.trainer.guard_hook import GuardHook
 from composer_replication.trainer.initial_kl import InitialKl
 from composer_replication.trainer.metrics_log import RunLog, StepWindow
-from composer_replication.trainer.processes import gathered, process_rank
+from composer_replication.trainer.processes import gathered, process_rank, together
 from composer_replication.trainer.run_callback import RunCallback
 from composer_replication.trainer.setting_errors import TrainerSettingError
 
@@ -81,7 +81,7 @@ class RunBorders(GuardHook, InitialKl):
         self._step_window = StepWindow()
         self._num_permutations_to_skip = 0
         if checkpoint is not None:
-            self._read_own_state(checkpoint)
+            together(lambda: self._read_own_state(checkpoint))
             self._window().take(self._metrics["train"])
         self.choose_kl_path()
         self._weights_are_sharded = bool(

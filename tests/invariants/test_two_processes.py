@@ -1,0 +1,101 @@
+"""Two trainer processes over gloo: one evaluation in total, the same verdict, and nobody hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from composer_replication.run_folder import RunFolder, read_jsonl
+from composer_replication.trainer.checkpoints import newest_whole_checkpoint
+
+WORKER = Path(__file__).with_name("two_process_worker.py")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """The folder of the runs and each rank's results; the workers are gone afterwards."""
+    folder = tmp_path_factory.mktemp("two-processes")
+    shared = {
+        **os.environ,
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    workers = []
+    try:
+        for rank in range(2):
+            log = (folder / f"log-{rank}.txt").open("w")
+            environment = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            command = [sys.executable, str(WORKER), str(folder)]
+            workers.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
+            log.close()
+        codes = [worker.wait(timeout=110) for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+    logs = "\n".join((folder / f"log-{rank}.txt").read_text()[-3000:] for rank in range(2))
+    assert codes == [0, 0], logs
+    return folder, [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_both_stop_at_the_same_step_on_the_same_reading(ranks: tuple[Path, list[dict[str, Any]]]) -> None:
+    first, second = (result["halting"] for result in ranks[1])
+    assert "Hacking Gap" in first["outcome"]
+    assert {**first, "calls": 0} == {**second, "calls": 0}  # verdict, step, guard state and weights
+    assert (first["calls"], second["calls"]) == (4, 0)
+    assert first["step"] == 3
+    assert first["guard"]["memory"]["kl_ema"] > 0
+    assert first["sharing_off"] == []  # prompts were shared under DistributedDataParallel
+
+
+def test_one_process_writes_the_run_folder(ranks: tuple[Path, list[dict[str, Any]]]) -> None:
+    run = RunFolder(ranks[0] / "halting")
+    assert [row["step"] for row in read_jsonl(run.metrics)] == [1, 2, 3, 4]
+    assert [row["fire"] for row in read_jsonl(run.verdicts)] == [False, False, False, True]
+    checkpoint = newest_whole_checkpoint(run.checkpoints)
+    assert checkpoint is not None
+    assert checkpoint.name == "checkpoint-3"
+    assert {path.name for path in checkpoint.glob("rng_state_*")} == {"rng_state_0.pth", "rng_state_1.pth"}
+
+
+def test_a_failed_evaluation_stops_both(ranks: tuple[Path, list[dict[str, Any]]]) -> None:
+    first, second = (result["failing"] for result in ranks[1])
+    assert (first["error"], second["error"]) == ("CR0999", "CR0999")
+    assert (first["notes"], second["notes"]) == ([], ["raised on process 0"])
+
+
+def test_a_failure_of_any_process_stops_both(ranks: tuple[Path, list[dict[str, Any]]]) -> None:
+    errors = [result["joint"]["error"] for result in ranks[1]]
+    assert errors == ["RuntimeError: Unpicklable: out of memory", "Unpicklable: out of memory"]
+
+
+def test_the_first_processs_numbers_count(ranks: tuple[Path, list[dict[str, Any]]]) -> None:
+    first, second = (result["bare"] for result in ranks[1])
+    assert first["rows"] == second["rows"]
+    assert first["rows"][0]["killswitch/in_loop_ema"] == 0.5
+    assert (first["calls"], second["calls"]) == (1, 0)
+
+
+def test_a_guard_on_one_process_only_is_refused_on_both(ranks: tuple[Path, list[dict[str, Any]]]) -> None:
+    assert all("CR0719" in result["disagreeing"]["error"] for result in ranks[1])
+
+
+def test_a_resumed_pair_equals_an_uninterrupted_one(ranks: tuple[Path, list[dict[str, Any]]]) -> None:
+    first, second = (result["resumed"] for result in ranks[1])
+    assert first["whole"] == first["resumed"] == second["whole"] == second["resumed"]

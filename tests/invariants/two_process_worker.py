@@ -1,0 +1,159 @@
+"""One of two trainer processes: ``two_process_worker.py FOLDER``; the rank comes from the environment.
+
+Writes ``rank-R.json``: what each scenario gave on this rank.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "trainer"))
+
+import torch
+import torch.distributed as dist
+from tiny_trainer import build_trainer
+
+from composer_replication.errors import CollapseStopError, InputError
+from composer_replication.run_folder import RunFolder
+from composer_replication.safety import HeldOutGuard
+from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
+from composer_replication.trainer.parameter_hash import parameter_sha256
+from composer_replication.trainer.processes import once
+
+
+def guarded(folder: Path, guard: HeldOutGuard, evaluate: Callable[[], float | None], **settings: Any) -> Any:
+    run = RunFolder(folder)
+    return build_trainer(
+        output_dir=run.checkpoints,
+        run_folder=run,
+        heldout_guard=guard,
+        heldout_eval_fn=evaluate,
+        num_prompts=8,
+        **settings,
+    )
+
+
+def halting_run(folder: Path) -> dict[str, Any]:
+    """The truth falls; the guard fires at the fourth fold. Adapters, so that KLs are exchanged too."""
+    calls: list[int] = []
+
+    def evaluate() -> float:
+        calls.append(1)
+        return 1.0 - 0.3 * len(calls)
+
+    guard = HeldOutGuard(
+        min_steps=4, decline_patience=99, ema_alpha=0.0, kl_hard_stop=99.0, max_proxy_real_gap=0.5
+    )
+    trainer = guarded(
+        folder, guard, evaluate, max_steps=8, lora_adapter=True, learning_rate=1e-2, prefix_sharing=True
+    )
+    try:
+        trainer.train()
+    except CollapseStopError as error:
+        outcome = str(error)
+    else:
+        outcome = "finished"
+    return {
+        "outcome": outcome,
+        "calls": len(calls),
+        "step": trainer.state.global_step,
+        "guard": guard.state_dict(),
+        "sha256": parameter_sha256(trainer.model),
+        "sharing_off": trainer.prefix_sharing_off_reasons,
+    }
+
+
+def failing_run(folder: Path) -> dict[str, Any]:
+    def evaluate() -> float:
+        raise InputError("CR0999", "the grader is gone.")
+
+    trainer = guarded(folder, HeldOutGuard(), evaluate, max_steps=2)
+    try:
+        trainer.train()
+    except InputError as error:
+        return {"error": error.code, "notes": getattr(error, "__notes__", [])}
+    return {"error": None}
+
+
+def joint_failure() -> dict[str, Any]:
+    """Sharded weights: each process runs the evaluation, and the second one fails."""
+
+    class Unpicklable(Exception):
+        """Of a local class: it cannot travel."""
+
+    def work() -> str:
+        if dist.get_rank() == 1:
+            raise Unpicklable("out of memory")
+        return "reading"
+
+    try:
+        once(work, every_process_joins=True)
+    except Exception as error:  # noqa: BLE001 - the kind is what the test looks at
+        return {"error": f"{type(error).__name__}: {error}"}
+    return {"error": None}
+
+
+def bare_fold() -> dict[str, Any]:
+    """Bare instances whose processes saw different rewards fold the first one's."""
+    trainer: Any = ComposerReplicationTrainer.__new__(ComposerReplicationTrainer)
+    calls: list[int] = []
+    rows: list[dict[str, float]] = []
+    trainer.heldout_guard = HeldOutGuard()
+    trainer.heldout_eval_fn = lambda: calls.append(1) or 0.25
+    trainer.state = SimpleNamespace(global_step=0)
+    trainer.args = SimpleNamespace(logging_steps=1)
+    trainer.control = SimpleNamespace(should_training_stop=False)
+    trainer._metrics = {"train": {"reward": [0.5 + dist.get_rank()]}}
+    trainer.log = rows.append
+    trainer._maybe_update_killswitch()
+    return {"calls": len(calls), "rows": rows}
+
+
+def disagreeing_processes(folder: Path) -> dict[str, Any]:
+    own = {"heldout_guard": HeldOutGuard(), "heldout_eval_fn": lambda: 0.5} if dist.get_rank() == 0 else {}
+    trainer = build_trainer(output_dir=folder, num_prompts=8, **own)
+    try:
+        trainer.train()
+    except ValueError as error:
+        return {"error": str(error)}
+    return {"error": None}
+
+
+def resumed_run(folder: Path) -> dict[str, Any]:
+    """Four steps at once, and two and two; saved inside a generation, so each process keeps its own rows."""
+    settings: dict[str, Any] = {
+        "save_strategy": "steps",
+        "save_steps": 2,
+        "steps_per_generation": 4,
+        "learning_rate": 1e-2,
+        "prefix_sharing": True,
+        "num_prompts": 16,
+    }
+    whole = build_trainer(output_dir=folder / "whole", max_steps=4, **settings)
+    whole.train()
+    build_trainer(output_dir=folder / "halves", max_steps=2, **settings).train()
+    resumed = build_trainer(output_dir=folder / "halves", max_steps=4, **settings)
+    resumed.train(resume_from_checkpoint=True)
+    return {"whole": parameter_sha256(whole.model), "resumed": parameter_sha256(resumed.model)}
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    results: dict[str, Any] = {"halting": halting_run(folder / "halting")}
+    results["failing"] = failing_run(folder / "failing")
+    results["joint"] = joint_failure()
+    results["bare"] = bare_fold()
+    results["disagreeing"] = disagreeing_processes(folder / "disagreeing")
+    results["resumed"] = resumed_run(folder / "resumed")
+    (folder / f"rank-{dist.get_rank()}.json").write_text(json.dumps(results))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 
 __all__ = ["BuildSummary", "TaskStore", "TestReport", "build_tasks", "run_tests"]
 
-_HOMES = {"BuildSummary": "build", "build_tasks": "build", "TaskStore": "store", "TestReport": "test_run", "run_tests": "test_run"}
+_HOMES = {
+    "BuildSummary": "build",
+    "build_tasks": "build",
+    "TaskStore": "store",
+    "TestReport": "test_run",
+    "run_tests": "test_run",
+}
 
 
 def __getattr__(name: str) -> Any:

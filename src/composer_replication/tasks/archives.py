@@ -26,7 +26,15 @@ MAX_MEMBER_BYTES = 64 * 1024**2
 ARCHIVE_SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar", ".zip")
 
 Wanted = Callable[[PurePosixPath], bool]
-_BAD_ARCHIVE = (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, ValueError, zlib.error, lzma.LZMAError)
+_BAD_ARCHIVE = (
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    EOFError,
+    OSError,
+    ValueError,
+    zlib.error,
+    lzma.LZMAError,
+)
 
 
 def is_archive(path: Path) -> bool:
@@ -37,7 +45,10 @@ def is_archive(path: Path) -> bool:
 def hostile(source: str, detail: str) -> InputError:
     """The error for an archive that is refused."""
     return InputError(
-        "CR0405", f"the archive is refused: {detail}.", where=source, fix="take the archive from its publisher, or unpack it yourself and give the folder."
+        "CR0405",
+        f"the archive is refused: {detail}.",
+        where=source,
+        fix="take the archive from its publisher, or unpack it yourself and give the folder.",
     )
 
 
@@ -111,7 +122,10 @@ def _open_tar(path: Path) -> IO[bytes]:
 def _read_tar(path: Path, wanted: Wanted) -> Iterator[tuple[str, bytes | None]]:
     """Each regular file's name, with its bytes when it is wanted."""
     total = count = 0
-    with _open_tar(path) as stream, tarfile.open(fileobj=cast("IO[bytes]", _Capped(stream)), mode="r|") as archive:
+    with (
+        _open_tar(path) as stream,
+        tarfile.open(fileobj=cast("IO[bytes]", _Capped(stream)), mode="r|") as archive,
+    ):
         for member in archive:
             count += 1
             total += member.size
@@ -152,7 +166,9 @@ def _check_sizes(path: Path, name: str, count: int, size: int, total: int) -> No
         raise hostile(str(path), f"it unpacks to more than {MAX_TOTAL_BYTES // 1024**2} MiB")
 
 
-def read_folder(root: Path, wanted: Callable[[frozenset[str]], Wanted], *, skip: Callable[[str], bool]) -> dict[str, bytes]:
+def read_folder(
+    root: Path, wanted: Callable[[frozenset[str]], Wanted], *, skip: Callable[[str], bool]
+) -> dict[str, bytes]:
     """The wanted files of a folder by POSIX path; links are neither followed nor read.
 
     Raises:
@@ -160,7 +176,9 @@ def read_folder(root: Path, wanted: Callable[[frozenset[str]], Wanted], *, skip:
     """
     names: list[str] = []
     for folder, subfolders, files in os.walk(root):
-        subfolders[:] = sorted(name for name in subfolders if not skip(name) and not os.path.islink(os.path.join(folder, name)))
+        subfolders[:] = sorted(
+            name for name in subfolders if not skip(name) and not os.path.islink(os.path.join(folder, name))
+        )
         for name in sorted(files):
             path = Path(folder, name)
             if stat.S_ISREG(path.lstat().st_mode):

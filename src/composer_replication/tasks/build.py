@@ -57,9 +57,15 @@ class BuildSummary:
         """
         if self.tasks:
             return
-        counts = "; ".join(f"{reason} {count} ({self.examples.get(reason, '')})" for reason, count in self.rejected.items())
+        counts = "; ".join(
+            f"{reason} {count} ({self.examples.get(reason, '')})" for reason, count in self.rejected.items()
+        )
         if self.candidates == 0:
-            raise InputError("CR0419", f"no repository can be used: {counts or 'no functions with a body'}.", where=str(self.folder))
+            raise InputError(
+                "CR0419",
+                f"no repository can be used: {counts or 'no functions with a body'}.",
+                where=str(self.folder),
+            )
         raise NothingToDoError(
             "CR0418",
             f"none of {self.candidates} candidates is a task: {counts}.",
@@ -125,7 +131,7 @@ def build_tasks(
         store = TaskStore.create(out, backend=backend)
         pool = ThreadPoolExecutor(jobs, thread_name_prefix="tasks-build")
         try:
-            run = _Build(store, pool, _Settings(seed, hidden_share), jobs, progress or (lambda done, total, what: None))
+            run = _Build(store, pool, _Settings(seed, hidden_share), jobs, progress or _no_progress)
             prepared = run.prepare_all(sources, symbols or {})
             run.decide(run.candidates(prepared, symbols or {}), max_tasks)
         finally:
@@ -135,7 +141,11 @@ def build_tasks(
 
 
 def _check_arguments(
-    sources: Sequence[str], symbols: Mapping[str, Sequence[str]], hidden_share: float, jobs: int, max_tasks: int | None
+    sources: Sequence[str],
+    symbols: Mapping[str, Sequence[str]],
+    hidden_share: float,
+    jobs: int,
+    max_tasks: int | None,
 ) -> None:
     problem = ""
     unknown = sorted(set(symbols) - set(sources))
@@ -169,7 +179,9 @@ class _Build:
         self.decisions: list[Decision] = []
         self.slugs: set[str] = set()
 
-    def prepare_all(self, sources: Sequence[str], symbols: Mapping[str, Sequence[str]]) -> dict[str, PreparedRepository]:
+    def prepare_all(
+        self, sources: Sequence[str], symbols: Mapping[str, Sequence[str]]
+    ) -> dict[str, PreparedRepository]:
         """Open and prepare every source; a bad one ends the build before any test has run."""
         opened = list(self.pool.map(open_source, sources))
         self._check_repositories(opened)
@@ -193,7 +205,11 @@ class _Build:
         self.slugs = {slug_of(source.repository) for source in opened}
         if len(self.slugs) != len(opened):
             names = Counter(source.repository for source in opened).most_common(1)
-            raise UsageError("CR0421", f"two sources are the same repository {names[0][0]}.", fix="name each repository once.")
+            raise UsageError(
+                "CR0421",
+                f"two sources are the same repository {names[0][0]}.",
+                fix="name each repository once.",
+            )
         present = {self.store.record(task_id).repository_record for task_id in self.store.task_ids()}
         if present - self.slugs:
             raise UsageError(
@@ -203,16 +219,22 @@ class _Build:
                 fix="name that repository too, or choose another --out DIR.",
             )
 
-    def candidates(self, ready: Mapping[str, PreparedRepository], symbols: Mapping[str, Sequence[str]]) -> list[_Candidate]:
+    def candidates(
+        self, ready: Mapping[str, PreparedRepository], symbols: Mapping[str, Sequence[str]]
+    ) -> list[_Candidate]:
         """Pinned ones in the given order; drawn ones in turn from each repository."""
         columns = []
         for source, repository in ready.items():
             pins = symbols.get(source)
             chosen = _pinned(repository, pins) if pins else self._drawn(repository)
-            columns.append([self._candidate(repository, deletion, is_pinned=bool(pins)) for deletion in chosen])
+            columns.append(
+                [self._candidate(repository, deletion, is_pinned=bool(pins)) for deletion in chosen]
+            )
         return [candidate for row in zip_longest(*columns) for candidate in row if candidate is not None]
 
-    def _candidate(self, repository: PreparedRepository, deletion: Deletion, *, is_pinned: bool) -> _Candidate:
+    def _candidate(
+        self, repository: PreparedRepository, deletion: Deletion, *, is_pinned: bool
+    ) -> _Candidate:
         key = decision_key(
             repository.record, deletion.pin, hidden_share=self.settings.hidden_share, seed=self.settings.seed
         )
@@ -220,7 +242,9 @@ class _Build:
 
     def _drawn(self, repository: PreparedRepository) -> list[Deletion]:
         def rank(deletion: Deletion) -> str:
-            return hashlib.sha256(f"{self.settings.seed}/{repository.slug}/{deletion.pin}".encode()).hexdigest()
+            return hashlib.sha256(
+                f"{self.settings.seed}/{repository.slug}/{deletion.pin}".encode()
+            ).hexdigest()
 
         return sorted(repository.deletions, key=rank)
 
@@ -234,7 +258,11 @@ class _Build:
             return sum(decision.is_valid for decision in decided.values())
 
         while running or (upcoming < len(candidates) and not _is_enough(num_valid(), max_tasks)):
-            while len(running) < self.jobs and upcoming < len(candidates) and not _is_enough(num_valid(), max_tasks):
+            while (
+                len(running) < self.jobs
+                and upcoming < len(candidates)
+                and not _is_enough(num_valid(), max_tasks)
+            ):
                 known = self._known(candidates[upcoming])
                 if known is not None:
                     decided[upcoming] = known
@@ -252,13 +280,17 @@ class _Build:
     def _known(self, candidate: _Candidate) -> Decision | None:
         """What the journal says, or what needs no run: no test calls that function."""
         earlier = self.journal.find(candidate.key)
-        if earlier is not None and (not earlier.is_valid or self.store.has_record(f"tasks/{earlier.task_id}.json")):
+        if earlier is not None and (
+            not earlier.is_valid or self.store.has_record(f"tasks/{earlier.task_id}.json")
+        ):
             return earlier
         place = (candidate.deletion.path, candidate.deletion.first_line)
         called = candidate.repository.record.called
         if candidate.is_pinned or called is None or place in called:
             return None
-        return Decision(candidate.key, candidate.repository.record.repository, candidate.deletion.pin, reason="untested")
+        return Decision(
+            candidate.key, candidate.repository.record.repository, candidate.deletion.pin, reason="untested"
+        )
 
     def _judge(self, candidate: _Candidate) -> Decision:
         repository = candidate.repository
@@ -272,7 +304,9 @@ class _Build:
                 seed=self.settings.seed,
             )
         except GateFailed as error:
-            decision = Decision(candidate.key, name, candidate.deletion.pin, reason=error.gate, detail=error.detail)
+            decision = Decision(
+                candidate.key, name, candidate.deletion.pin, reason=error.gate, detail=error.detail
+            )
         else:
             task_id = keep_task(self.store, repository, candidate.deletion, subject)
             decision = Decision(candidate.key, name, candidate.deletion.pin, task_id=task_id)
@@ -307,6 +341,10 @@ class _Build:
             fingerprint=self.store.fingerprint,
             examples=examples,
         )
+
+
+def _no_progress(_done: int, _total: int, _what: str) -> None:
+    """Tell nobody."""
 
 
 def _is_enough(num_valid: int, max_tasks: int | None) -> bool:

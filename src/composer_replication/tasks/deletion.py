@@ -136,7 +136,11 @@ def _last_name(node: ast.expr) -> str:
 
 def _docstring_node(node: _Function) -> ast.Expr | None:
     first = node.body[0]
-    holds_text = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
+    holds_text = (
+        isinstance(first, ast.Expr)
+        and isinstance(first.value, ast.Constant)
+        and isinstance(first.value.value, str)
+    )
     return first if holds_text and isinstance(first, ast.Expr) else None
 
 
@@ -152,7 +156,11 @@ def _is_empty_statement(statement: ast.stmt) -> bool:
         return True
     if isinstance(statement, ast.Expr):
         return isinstance(statement.value, ast.Constant)
-    return isinstance(statement, ast.Raise) and statement.exc is not None and _last_name(statement.exc) == "NotImplementedError"
+    return (
+        isinstance(statement, ast.Raise)
+        and statement.exc is not None
+        and _last_name(statement.exc) == "NotImplementedError"
+    )
 
 
 def _cut(path: str, symbol: str, node: _Function, lines: Lines) -> Deletion | None:
@@ -163,7 +171,10 @@ def _cut(path: str, symbol: str, node: _Function, lines: Lines) -> Deletion | No
     last = node.body[-1]
     end_line = last.end_lineno or last.lineno
     end = lines.end_of_line(end_line)
-    if not _is_rest(lines.text[lines.offset(end_line, last.end_col_offset or 0) : end]) or lines.text[end - 1] == "\\":
+    if (
+        not _is_rest(lines.text[lines.offset(end_line, last.end_col_offset or 0) : end])
+        or lines.text[end - 1] == "\\"
+    ):
         return None
     first = node.body[1] if docstring else node.body[0]
     margin = lines.line(first.lineno)[: first.col_offset]
@@ -200,7 +211,9 @@ def _colon_end(node: _Function, lines: Lines) -> int | None:
     begin = lines.offset(node.lineno, node.col_offset)
     first = node.body[0]
     first_line = min([first.lineno, *(d.lineno for d in getattr(first, "decorator_list", []))])
-    same_line = first_line == node.lineno or first.lineno == first_line and lines.line(first_line)[: first.col_offset].strip()
+    same_line = first_line == node.lineno or (
+        first.lineno == first_line and lines.line(first_line)[: first.col_offset].strip()
+    )
     until = lines.offset(first.lineno, first.col_offset) if same_line else lines.starts[first_line - 1]
     signature = lines.text[begin:until]
     depth, colon = 0, None

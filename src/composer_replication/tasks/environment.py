@@ -22,13 +22,21 @@ from composer_replication.records import Limits, SandboxSpec
 from composer_replication.sandbox import base_interpreter, open_sandbox
 from composer_replication.tasks.cache import cache_folder, cache_lock, sha256_of
 from composer_replication.tasks.index import fits_this_machine, hash_error
-from composer_replication.tasks.lock import EnvironmentLock, LockedWheel, prefetch_toolchain, python_version, wheel_path
+from composer_replication.tasks.lock import (
+    EnvironmentLock,
+    LockedWheel,
+    prefetch_toolchain,
+    python_version,
+    wheel_path,
+)
 
 __all__ = ["Environment", "open_environment", "prefetch_toolchain"]
 
 _READY = "READY.json"
 _INSTALL_SECONDS = 300.0
-_INSTALL_LIMITS = Limits(memory_bytes=2 * 1024**3, num_processes=64, disk_bytes=4 * 1024**3, num_open_files=1024)
+_INSTALL_LIMITS = Limits(
+    memory_bytes=2 * 1024**3, num_processes=64, disk_bytes=4 * 1024**3, num_open_files=1024
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +55,9 @@ class Environment:
 
     @property
     def has_plugins(self) -> bool:
-        return any(name.startswith("pytest-") or name in ("hypothesis", "anyio", "syrupy") for name in self.names)
+        return any(
+            name.startswith("pytest-") or name in ("hypothesis", "anyio", "syrupy") for name in self.names
+        )
 
 
 def open_environment(
@@ -90,7 +100,9 @@ def open_environment(
 def _check_fit(lock: EnvironmentLock) -> None:
     misfit = [wheel.filename for wheel in lock.wheels if not fits_this_machine(wheel.filename)]
     if lock.python != python_version() or misfit:
-        detail = f"its wheel {misfit[0]} does not fit here" if misfit else f"this is Python {python_version()}"
+        detail = (
+            f"its wheel {misfit[0]} does not fit here" if misfit else f"this is Python {python_version()}"
+        )
         raise InputError(
             "CR0413",
             f"the environment was locked for Python {lock.python} and {detail}.",
@@ -100,12 +112,18 @@ def _check_fit(lock: EnvironmentLock) -> None:
 
 
 def _make(
-    root: Path, base: Path, lock: EnvironmentLock, backend: str | None, read_wheel: Callable[[LockedWheel], bytes]
+    root: Path,
+    base: Path,
+    lock: EnvironmentLock,
+    backend: str | None,
+    read_wheel: Callable[[LockedWheel], bytes],
 ) -> None:
     """Make the environment at its final place; ``READY.json`` comes last, so a torn one is made again."""
     shutil.rmtree(root, ignore_errors=True)
     root.parent.mkdir(parents=True, exist_ok=True)
-    subprocess.run([str(base), "-I", "-m", "venv", "--without-pip", str(root)], check=True, capture_output=True)
+    subprocess.run(
+        [str(base), "-I", "-m", "venv", "--without-pip", str(root)], check=True, capture_output=True
+    )
     wheels = root / ".wheels"
     wheels.mkdir()
     for wheel in (*lock.wheels, lock.installer):
@@ -130,7 +148,9 @@ def _install(root: Path, wheels: Path, lock: EnvironmentLock, backend: str | Non
         *(str(wheels / wheel.filename) for wheel in lock.wheels),
     ]  # fmt: skip
     with open_sandbox(spec, backend) as sandbox:
-        done = sandbox.exec(command, timeout_seconds=_INSTALL_SECONDS, env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"})
+        done = sandbox.exec(
+            command, timeout_seconds=_INSTALL_SECONDS, env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
+        )
     if done.exit_code != 0 or done.timed_out:
         raise InputError(
             "CR0414",

@@ -12,10 +12,10 @@ import ssl
 import subprocess
 import sys
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
 
 from composer_replication.errors import InputError, MissingError
@@ -23,10 +23,11 @@ from composer_replication.tasks.cache import cache_folder, cache_lock, put_file,
 
 if TYPE_CHECKING:
     from unearth import Package, PackageFinder
+    from unearth.fetchers import Fetcher
 
 _DEFAULT_INDEX = "https://pypi.org/simple"
 _KEYS = ("index-url", "extra-index-url", "find-links", "cert", "trusted-host", "no-index")
-_MAX_DOWNLOAD_BYTES = 2 * 1024**3
+_CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,6 @@ class IndexSettings:
     find_links: tuple[str, ...]
     trusted_hosts: tuple[str, ...]
     certificates: str
-    extra: dict[str, str] = field(default_factory=dict)
 
 
 def pip_command() -> list[str]:
@@ -50,7 +50,10 @@ def pip_command() -> list[str]:
         import pip  # noqa: F401
     except ImportError as error:
         raise MissingError(
-            "CR0420", "this Python environment has no pip.", where=sys.executable, fix=f"{sys.executable} -m ensurepip"
+            "CR0420",
+            "this Python environment has no pip.",
+            where=sys.executable,
+            fix=f"{sys.executable} -m ensurepip",
         ) from error
     return [sys.executable, "-m", "pip"]
 
@@ -59,7 +62,9 @@ def pip_command() -> list[str]:
 def index_settings() -> IndexSettings:
     """Read pip's settings once: configuration files first, ``PIP_*`` variables over them."""
     found: dict[str, str] = {}
-    listed = subprocess.run([*pip_command(), "config", "list"], capture_output=True, text=True, check=False).stdout
+    listed = subprocess.run(
+        [*pip_command(), "config", "list"], capture_output=True, text=True, check=False
+    ).stdout
     for line in listed.splitlines():
         name, equals, value = line.partition("=")
         section, _, key = name.strip().rpartition(".")
@@ -73,7 +78,9 @@ def index_settings() -> IndexSettings:
     indexes = [found.get("index-url", _DEFAULT_INDEX), *found.get("extra-index-url", "").split()]
     return IndexSettings(
         index_urls=() if without_index else tuple(indexes),
-        find_links=tuple(link for link in found.get("find-links", "").split() if "://" in link or Path(link).exists()),
+        find_links=tuple(
+            link for link in found.get("find-links", "").split() if "://" in link or Path(link).exists()
+        ),
         trusted_hosts=tuple(found.get("trusted-host", "").split()),
         certificates=found.get("cert", ""),
     )
@@ -86,12 +93,14 @@ def _finder(*, wheels: bool) -> PackageFinder:
 
     settings = index_settings()
     context = ssl.create_default_context(cafile=settings.certificates or None)
-    session = PyPIClient(trusted_hosts=settings.trusted_hosts, verify=context, timeout=60.0, follow_redirects=True)
+    session = PyPIClient(
+        trusted_hosts=settings.trusted_hosts, verify=context, timeout=60.0, follow_redirects=True
+    )
     session.auth = MultiDomainBasicAuth(prompting=False, index_urls=settings.index_urls)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return PackageFinder(
-            session=session,
+            session=cast("Fetcher", session),  # its own default session is of this very class
             index_urls=settings.index_urls,
             find_links=settings.find_links,
             trusted_hosts=settings.trusted_hosts,
@@ -130,12 +139,15 @@ def _download(finder: PackageFinder, package: Package, label: str) -> bytes:
         if link.is_file:
             data = link.file_path.read_bytes()
         else:
-            with finder.session.get_stream(link.normalized.partition("#")[0]) as response:  # type: ignore[attr-defined]
+            with finder.session.get_stream(link.normalized.partition("#")[0]) as response:
                 response.raise_for_status()
-                data = response.read()
+                data = b"".join(response.iter_bytes(_CHUNK_BYTES))
     except Exception as error:  # as above
         raise InputError(
-            "CR0407", f"the download of {label} failed ({type(error).__name__}).", where=label, fix="try again."
+            "CR0407",
+            f"the download of {label} failed ({type(error).__name__}).",
+            where=label,
+            fix="try again.",
         ) from error
     expected = dict(link.hash_option or {}).get("sha256", [""])[0]
     if expected and sha256_of(data) != expected:

@@ -34,7 +34,15 @@ class Decision:
 
 def decision_key(record: RepositoryRecord, pin: str, *, hidden_share: float, seed: int) -> str:
     """A hash of everything that a decision depends on."""
-    parts = [GATES_VERSION, record.source_sha256, record.environment, sorted(record.places), pin, hidden_share, seed]
+    parts = [
+        GATES_VERSION,
+        record.source_sha256,
+        record.environment,
+        sorted(record.places),
+        pin,
+        hidden_share,
+        seed,
+    ]
     return sha256_of(json.dumps(parts).encode())[:32]
 
 
@@ -59,7 +67,9 @@ class Journal:
 
     def keep(self, decisions: Iterable[Decision]) -> None:
         """Replace the whole file by these decisions, in an order that does not depend on time."""
-        rows = sorted((_row(decision) for decision in decisions), key=lambda row: (row["repository"], row["pin"]))
+        rows = sorted(
+            (_row(decision) for decision in decisions), key=lambda row: (row["repository"], row["pin"])
+        )
         rewrite_jsonl(self._path, rows)
 
 

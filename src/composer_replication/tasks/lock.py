@@ -17,16 +17,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from composer_replication.errors import InputError
 from composer_replication.tasks.cache import cache_folder, cache_lock, put_file, sha256_of, sha256_of_file
 from composer_replication.tasks.index import fetch_wheel, pip_command
 
-TOOLCHAIN = {"iniconfig": "2.3.1", "packaging": "26.3", "pluggy": "1.7.0", "pygments": "2.21.0", "pytest": "9.2.0"}
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+TOOLCHAIN = {
+    "iniconfig": "2.3.1",
+    "packaging": "26.3",
+    "pluggy": "1.7.0",
+    "pygments": "2.21.0",
+    "pytest": "9.2.0",
+}
 """The test runner: what every environment holds."""
 INSTALLER = ("pip", "26.2")
 """Installs the wheels inside the sandbox; not part of the environment."""
@@ -68,7 +76,10 @@ class EnvironmentLock:
         return frozenset(wheel.name for wheel in self.wheels)
 
     def to_json(self) -> dict[str, Any]:
-        rows = [[wheel.name, wheel.version, wheel.filename, wheel.sha256] for wheel in (*self.wheels, self.installer)]
+        rows = [
+            [wheel.name, wheel.version, wheel.filename, wheel.sha256]
+            for wheel in (*self.wheels, self.installer)
+        ]
         return {"python": self.python, "wheels": rows[:-1], "installer": rows[-1]}
 
     @classmethod
@@ -78,6 +89,7 @@ class EnvironmentLock:
 
 
 def python_version() -> str:
+    """The minor version that wheels and environments are made for."""
     return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -87,7 +99,9 @@ def wheel_path(wheel: LockedWheel) -> Path:
 
 
 @cache
-def _prefetched(folder: Path) -> tuple[LockedWheel, ...]:
+def _toolchain_in(folder: Path) -> tuple[LockedWheel, ...]:
+    """The pinned wheels, the installer last; fetched where the cache ``folder`` has not got them."""
+    assert folder == cache_folder()
     return tuple(_locked(path) for path in prefetch_toolchain())
 
 
@@ -112,7 +126,7 @@ def resolve(requirements: Sequence[Requirement], repository: str) -> Environment
         UnusableRepository: something is not to be had as a wheel (``dependency-without-wheel``).
         InputError: the index cannot be reached (CR0406, CR0407).
     """
-    *toolchain, installer = _prefetched(cache_folder())
+    *toolchain, installer = _toolchain_in(cache_folder())
     wanted = sorted(str(item) for item in requirements if not _toolchain_satisfies(item))
     if not wanted:
         return EnvironmentLock(python_version(), tuple(toolchain), installer)
@@ -121,7 +135,9 @@ def resolve(requirements: Sequence[Requirement], repository: str) -> Environment
         answer = cache_folder() / "resolutions" / f"{sha256_of(request.encode())}.json"
         if answer.is_file():
             lock = EnvironmentLock.from_json(json.loads(answer.read_text()))
-            if all(wheel_path(w).is_file() and sha256_of_file(wheel_path(w)) == w.sha256 for w in lock.wheels):
+            if all(
+                wheel_path(w).is_file() and sha256_of_file(wheel_path(w)) == w.sha256 for w in lock.wheels
+            ):
                 return lock
         wheels = sorted(_download(wanted, repository), key=lambda wheel: wheel.name)
         lock = EnvironmentLock(python_version(), tuple(wheels), installer)
@@ -160,7 +176,9 @@ def _download(wanted: Sequence[str], repository: str) -> list[LockedWheel]:
 
 def _resolution_error(log: str, repository: str) -> Exception:
     lines = [line.removeprefix("ERROR: ") for line in log.splitlines() if line.startswith("ERROR: ")]
-    asked = next((line for line in lines if "No matching distribution" in line or "conflict" in line.lower()), None)
+    asked = next(
+        (line for line in lines if "No matching distribution" in line or "conflict" in line.lower()), None
+    )
     if asked is not None and "(from versions: none)" in log and "Retrying" in log:
         asked = None  # nothing at all was found because nothing could be asked
     if asked is None:

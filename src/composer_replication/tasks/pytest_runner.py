@@ -31,9 +31,10 @@ class CallMap:
     def __init__(self, root):
         self.prefix = root + os.sep
         self.codes = set()
+        self.monitoring = getattr(sys, "monitoring", None)
 
     def start(self):
-        monitoring = getattr(sys, "monitoring", None)
+        monitoring = self.monitoring
         if monitoring is None:
             import threading
 
@@ -50,7 +51,7 @@ class CallMap:
 
     def _on_start(self, code, _offset):
         self.codes.add(code)
-        return sys.monitoring.DISABLE
+        return None if self.monitoring is None else self.monitoring.DISABLE
 
     def functions(self):
         sys.setprofile(None)
@@ -118,6 +119,7 @@ def make_plugin(channel, request, root):
 
 
 def main():
+    """Run what the request on standard input asks for."""
     descriptor = os.dup(1)
     os.set_inheritable(descriptor, False)
     os.dup2(2, 1)
@@ -129,7 +131,11 @@ def main():
     roots = [os.path.normpath(os.path.join(root, path)) for path in request["import_roots"]]
     sys.path[:0] = roots
     os.environ["PYTHONPATH"] = os.pathsep.join(roots)
-    arguments = [*request["arguments"], f"--rootdir={root}", *(os.path.join(root, name) for name in request["files"])]
+    arguments = [
+        *request["arguments"],
+        f"--rootdir={root}",
+        *(os.path.join(root, name) for name in request["files"]),
+    ]
     plugin, calls = make_plugin(channel, request, root)
     code = int(pytest.main(arguments, plugins=[plugin]))
     channel.send("end", exit_code=code, functions=calls.functions() if calls is not None else [])

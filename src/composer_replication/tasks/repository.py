@@ -14,7 +14,13 @@ from composer_replication.tasks.cache import sha256_of
 from composer_replication.tasks.deletion import Deletion, find_deletions
 from composer_replication.tasks.environment import Environment, open_environment
 from composer_replication.tasks.gates import Bench
-from composer_replication.tasks.lock import TOOLCHAIN, EnvironmentLock, UnusableRepository, resolve, wheel_path
+from composer_replication.tasks.lock import (
+    TOOLCHAIN,
+    EnvironmentLock,
+    UnusableRepository,
+    resolve,
+    wheel_path,
+)
 from composer_replication.tasks.requirements import read_requirements
 from composer_replication.tasks.sources import RepositorySource
 from composer_replication.tasks.store import TaskStore
@@ -65,7 +71,9 @@ def lock_repository(source: RepositorySource) -> EnvironmentLock:
     return lock
 
 
-def prepare(source: RepositorySource, store: TaskStore, backend: str | None, *, map_calls: bool) -> PreparedRepository:
+def prepare(
+    source: RepositorySource, store: TaskStore, backend: str | None, *, map_calls: bool
+) -> PreparedRepository:
     """Lock, install, run the suite twice, and keep all of it in the store.
 
     What an earlier build of the same bytes kept is used again. ``map_calls`` also notes
@@ -77,7 +85,11 @@ def prepare(source: RepositorySource, store: TaskStore, backend: str | None, *, 
     """
     slug = slug_of(source.repository)
     kept = store.repository(slug) if store.has_record(f"repositories/{slug}.json") else None
-    if kept is not None and kept.source_sha256 == source.sha256 and (kept.called is not None or not map_calls):
+    if (
+        kept is not None
+        and kept.source_sha256 == source.sha256
+        and (kept.called is not None or not map_calls)
+    ):
         record = kept
         environment = store.environment_of(record.environment)
     else:
@@ -88,7 +100,9 @@ def prepare(source: RepositorySource, store: TaskStore, backend: str | None, *, 
         for data in source.files.values():
             store.put_blob(data)
         store.put_repository(slug, record)
-    return PreparedRepository(slug, record, make_bench(source.files, environment, backend), _deletions(source))
+    return PreparedRepository(
+        slug, record, make_bench(source.files, environment, backend), _deletions(source)
+    )
 
 
 def make_bench(files: Mapping[str, bytes], environment: Environment, backend: str | None) -> Bench:
@@ -107,7 +121,9 @@ def _deletions(source: RepositorySource) -> tuple[Deletion, ...]:
     return tuple(found)
 
 
-def _run_suite(source: RepositorySource, environment: Environment, backend: str | None, *, map_calls: bool) -> TestReport:
+def _run_suite(
+    source: RepositorySource, environment: Environment, backend: str | None, *, map_calls: bool
+) -> TestReport:
     with tempfile.TemporaryDirectory(prefix="composer-rl-baseline-") as folder:
         tree = Path(folder) / "tree"
         write_files(tree, source.files)
@@ -146,4 +162,3 @@ def _measure(
 def _first_reasons(report: TestReport) -> str:
     texts = [f"{path}: {text}" for path, text in report.collect_errors.items()]
     return f" ({texts[0][:200]})" if texts else ""
-

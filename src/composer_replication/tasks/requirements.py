@@ -26,7 +26,9 @@ from packaging.utils import canonicalize_name
 from composer_replication.tasks.sources import RepositorySource, read_toml
 from composer_replication.tasks.tree_rules import is_test_path
 
-_TEST_GROUPS = frozenset({"test", "tests", "testing", "unittest", "unittests", "pytest", "all-tests", "test-core"})
+_TEST_GROUPS = frozenset(
+    {"test", "tests", "testing", "unittest", "unittests", "pytest", "all-tests", "test-core"}
+)
 _DEV_GROUPS = frozenset({"dev", "develop", "development", "devel"})
 _TOOLING = re.compile(
     r"(sphinx.*|furo|coverage|coveralls|codecov.*|tox.*|nox|mypy.*|types-.*|pyright|basedpyright|pyre.*|ruff|black|flake8.*"
@@ -171,7 +173,9 @@ def _poetry_texts(table: Mapping[str, Any]) -> list[str]:
     for name, value in table.items():
         if canonicalize_name(name) == "python" or (isinstance(value, dict) and value.get("optional")):
             continue
-        version = value if isinstance(value, str) else value.get("version", "") if isinstance(value, dict) else ""
+        version = (
+            value if isinstance(value, str) else value.get("version", "") if isinstance(value, dict) else ""
+        )
         bound = re.match(r"[\^~]=?\s*(\d[\w.]*)", version)
         specifier = f">={bound[1]}" if bound else version if re.match(r"[<>=!]", version) else ""
         texts.append(f"{name}{specifier}")
@@ -214,7 +218,11 @@ def _read_setup_py(found: Requirements, metadata: Mapping[str, bytes]) -> None:
     except (SyntaxError, ValueError):
         return
     for node in ast.walk(module):
-        if not isinstance(node, ast.keyword) or node.arg not in ("install_requires", "tests_require", "extras_require"):
+        if not isinstance(node, ast.keyword) or node.arg not in (
+            "install_requires",
+            "tests_require",
+            "extras_require",
+        ):
             continue
         try:
             value = ast.literal_eval(node.value)
@@ -232,10 +240,15 @@ def _read_requirement_files(found: Requirements, metadata: Mapping[str, bytes]) 
         path = PurePosixPath(name)
         if path.suffix not in (".txt", ".in"):
             continue
-        lines = [_OPTION.sub("", line).strip().rstrip("\\").strip() for line in data.decode("utf-8", "replace").splitlines()]
+        lines = [
+            _OPTION.sub("", line).strip().rstrip("\\").strip()
+            for line in data.decode("utf-8", "replace").splitlines()
+        ]
         texts = [line for line in lines if line and not line.startswith(("#", "-"))]
         if re.search(r"(^|[^a-z])tests?([^a-z]|$)", name) and path.suffix == ".txt":
-            found.require([text.partition("==")[0] if "==" in text else text for text in texts], skip_tooling=True)
+            found.require(
+                [text.partition("==")[0] if "==" in text else text for text in texts], skip_tooling=True
+            )
         else:
             found.declare(texts)
 
@@ -282,7 +295,9 @@ def _take_what_is_imported(found: Requirements, source: RepositorySource) -> Non
     Imports of the package itself do not count: an optional accelerator would bring a
     second implementation of what gets deleted.
     """
-    own = {part for name in source.files for part in (*PurePosixPath(name).parts[:-1], PurePosixPath(name).stem)}
+    own = {
+        part for name in source.files for part in (*PurePosixPath(name).parts[:-1], PurePosixPath(name).stem)
+    }
     imported: set[str] = set()
     for name, data in source.files.items():
         if is_test_path(name):

@@ -79,7 +79,10 @@ def _sdist_path(source: str) -> Path:
     match = _PIN.fullmatch(source.removeprefix("sdist:").strip())
     if match is None:
         raise InputError(
-            "CR0402", "the source is not sdist:NAME==VERSION.", where=source, fix="for example sdist:toolz==1.2.0"
+            "CR0402",
+            "the source is not sdist:NAME==VERSION.",
+            where=source,
+            fix="for example sdist:toolz==1.2.0",
         )
     return fetch_sdist(match[1], match[2])
 
@@ -106,12 +109,17 @@ def _repository(source: str, path: Path, digest: str, found: Mapping[str, bytes]
         )
     if not any(is_test_path(name) and _holds_tests(data) for name, data in files.items()):
         raise InputError(
-            "CR0404", "the project has no tests.", where=source, fix="choose a repository whose archive carries its tests."
+            "CR0404",
+            "the project has no tests.",
+            where=source,
+            fix="choose a repository whose archive carries its tests.",
         )
     name, version = _name_and_version(metadata)
     if name and version:
         # Some packages ask importlib.metadata for their own version; the long description stays out.
-        files[f"{_safe(name)}-{version}.dist-info/METADATA"] = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode()
+        files[f"{_safe(name)}-{version}.dist-info/METADATA"] = (
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode()
+        )
     fallback = path.resolve().name
     for suffix in ARCHIVE_SUFFIXES:
         fallback = fallback.removesuffix(suffix)

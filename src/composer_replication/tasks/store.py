@@ -61,7 +61,10 @@ class TaskStore:
             return cls.open(path, backend=backend)
         if path.is_dir() and any(item.name not in ("LOCK", "objects", *_FOLDERS) for item in path.iterdir()):
             raise UsageError(
-                "CR0415", "the folder is not empty and not a task store.", where=str(path), fix="choose another --out DIR."
+                "CR0415",
+                "the folder is not empty and not a task store.",
+                where=str(path),
+                fix="choose another --out DIR.",
             )
         path.mkdir(parents=True, exist_ok=True)
         store = cls(path, {}, backend)
@@ -195,7 +198,9 @@ class TaskStore:
         with self._lock:
             if fingerprint not in self._environments:
                 lock = EnvironmentLock.from_json(self._read(f"locks/{fingerprint}.json"))
-                self._environments[fingerprint] = open_environment(lock, backend=self.backend, read_wheel=self._read_wheel)
+                self._environments[fingerprint] = open_environment(
+                    lock, backend=self.backend, read_wheel=self._read_wheel
+                )
             return self._environments[fingerprint]
 
     def _read_wheel(self, wheel: LockedWheel) -> bytes:
@@ -228,7 +233,9 @@ class TaskStore:
                 except OSError as error:
                     raise _damaged(path, "it is missing") from error
                 if sha256_of(data) != self._records.get(name):
-                    raise _damaged(path, f"its sha256 is {sha256_of(data)}, the manifest says {self._records.get(name)}")
+                    raise _damaged(
+                        path, f"its sha256 is {sha256_of(data)}, the manifest says {self._records.get(name)}"
+                    )
                 self._parsed[name] = json.loads(data)
             return self._parsed[name]
 
@@ -295,7 +302,9 @@ class TaskStore:
 
     def _write(self, name: str, value: Mapping[str, Any]) -> None:
         """Record first, manifest after: a crash between them leaves a file that nothing names."""
-        data = (json.dumps({"schema_version": SCHEMA_VERSION, **value}, indent=1, sort_keys=True) + "\n").encode()
+        data = (
+            json.dumps({"schema_version": SCHEMA_VERSION, **value}, indent=1, sort_keys=True) + "\n"
+        ).encode()
         with self._lock:
             if self._records.get(name) != sha256_of(data):
                 write_atomic(self.root / name, data)
@@ -304,7 +313,11 @@ class TaskStore:
                 self._write_manifest()
 
     def _write_manifest(self) -> None:
-        value = {"schema_version": SCHEMA_VERSION, "fingerprint": _fingerprint(self._records), "records": self._records}
+        value = {
+            "schema_version": SCHEMA_VERSION,
+            "fingerprint": _fingerprint(self._records),
+            "records": self._records,
+        }
         write_atomic(self.root / "manifest.json", json.dumps(value, indent=1, sort_keys=True) + "\n")
 
 
@@ -314,5 +327,8 @@ def _fingerprint(records: Mapping[str, str]) -> str:
 
 def _damaged(path: Path, detail: str) -> InputError:
     return InputError(
-        "CR0411", f"the task store is damaged: {detail}.", where=str(path), fix="build it again with composer-rl tasks build."
+        "CR0411",
+        f"the task store is damaged: {detail}.",
+        where=str(path),
+        fix="build it again with composer-rl tasks build.",
     )

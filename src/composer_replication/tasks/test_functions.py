@@ -90,9 +90,17 @@ def _is_named_elsewhere(module: ast.Module, function: _Function, doomed: set[int
 
 
 def _stands_alone(lines: Lines, node: _Function, first: int, last: int) -> bool:
-    before = lines.line(first)[: lines.offset(first, node.col_offset) - lines.starts[first - 1]].rstrip().rstrip("@")
+    before = (
+        lines.line(first)[: lines.offset(first, node.col_offset) - lines.starts[first - 1]]
+        .rstrip()
+        .rstrip("@")
+    )
     after = lines.text[lines.offset(last, node.end_col_offset or 0) : lines.end_of_line(last)].strip()
-    return not before.strip() and (not after or after.startswith("#")) and not lines.line(last).rstrip().endswith("\\")
+    return (
+        not before.strip()
+        and (not after or after.startswith("#"))
+        and not lines.line(last).rstrip().endswith("\\")
+    )
 
 
 def _blank_out(kept: list[str | None], first: int, last: int) -> None:

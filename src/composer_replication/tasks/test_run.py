@@ -89,7 +89,8 @@ def run_tests(
         timeout_seconds: above 0; past it the whole run is a failure.
         limits: of the sandbox; records may use more output than other programs.
         stop_at_first_failure: enough for a gate that wants one failure; ``outcomes`` is then partial.
-        with_places, with_calls: also report where test functions stand, and what is called.
+        with_places: also report where test functions stand.
+        with_calls: also report which functions are called.
 
     Raises:
         SandboxFailure: the sandbox itself broke; never because of what the tests did.
@@ -145,7 +146,12 @@ def _import_mode(tree: Path) -> list[str]:
 
 
 def _added_options(tree: Path) -> str:
-    for name, section in (("pytest.ini", "pytest"), (".pytest.ini", "pytest"), ("tox.ini", "pytest"), ("setup.cfg", "tool:pytest")):
+    for name, section in (
+        ("pytest.ini", "pytest"),
+        (".pytest.ini", "pytest"),
+        ("tox.ini", "pytest"),
+        ("setup.cfg", "tool:pytest"),
+    ):
         parser = configparser.ConfigParser(interpolation=None, strict=False)
         try:
             parser.read(tree / name, encoding="utf-8")
@@ -206,7 +212,11 @@ def judge(
 
 def _last_words(result: ExecResult) -> str:
     lines = [line.strip() for line in result.stderr.splitlines() if line.strip()]
-    return f" (exit code {result.exit_code}; last output: {lines[-1][:200]})" if lines else f" (exit code {result.exit_code})"
+    return (
+        f" (exit code {result.exit_code}; last output: {lines[-1][:200]})"
+        if lines
+        else f" (exit code {result.exit_code})"
+    )
 
 
 def _records(stdout: str, nonce: str) -> tuple[list[dict[str, Any]], str]:
@@ -273,5 +283,5 @@ def _compare(
     if missing or len(set(node_ids)) != len(collected):
         return f"the tests are not the stored ones: {missing[0] if missing else 'there are more'}"
     if not is_partial and set(outcomes) != set(node_ids):
-        return f"not every test ran: {sorted(set(node_ids) - set(outcomes))[0]}"
+        return f"not every test ran: {min(set(node_ids) - set(outcomes))}"
     return ""

@@ -14,14 +14,18 @@ from pathlib import PurePosixPath
 _OUT_FOLDERS = frozenset(
     "__pycache__ node_modules venv env virtualenv htmlcov eggs parts wheels wheelhouse site-packages CVS".split()
 )
-_OUT_TOP_FOLDERS = frozenset("doc docs build dist site notebooks examples benchmarks bench _build target out tools".split())
+_OUT_TOP_FOLDERS = frozenset(
+    "doc docs build dist site notebooks examples benchmarks bench _build target out tools".split()
+)
 _OUT_FOLDER_SUFFIXES = (".egg-info", ".dist-info", ".egg")
 _OUT_SUFFIXES = frozenset(
     ".pyc .pyo .so .pyd .dll .dylib .a .o .obj .whl .egg .tar .gz .tgz .bz2 .xz .zip .7z .ipynb .orig .rej .patch"
     " .diff .swp .bak .lock .pkl .pickle .log .cover".split()
 )
 _SOURCE_SUFFIXES = frozenset({".py", ".pyi"})
-_CONFIG_NAMES = frozenset({"pyproject.toml", "setup.cfg", "tox.ini", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml"})
+_CONFIG_NAMES = frozenset(
+    {"pyproject.toml", "setup.cfg", "tox.ini", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml"}
+)
 _TOP_TEXTS = ("README*", "LICEN[CS]E*", "VERSION*", "version*")
 _TEST_FOLDERS = frozenset({"tests", "test", "testing"})
 _NOT_A_SUBJECT = frozenset(
@@ -43,7 +47,9 @@ def is_test_path(path: str) -> bool:
     """Whether a Python file holds tests or their support by its place or name."""
     pure = PurePosixPath(path)
     named = fnmatch.fnmatch(pure.name, "test_*.py") or fnmatch.fnmatch(pure.name, "*_test.py")
-    return pure.suffix == ".py" and (named or pure.name in ("tests.py", "test.py", "conftest.py") or in_test_folder(pure))
+    return pure.suffix == ".py" and (
+        named or pure.name in ("tests.py", "test.py", "conftest.py") or in_test_folder(pure)
+    )
 
 
 def is_subject_path(path: str) -> bool:
@@ -75,7 +81,13 @@ def tree_rule(names: frozenset[str]) -> Callable[[PurePosixPath], bool]:
 
 def is_metadata_path(path: PurePosixPath) -> bool:
     """Whether a file may declare the project's name, version or requirements."""
-    if len(path.parts) == 1 and path.name in ("PKG-INFO", "setup.py", "setup.cfg", "pyproject.toml", "tox.ini"):
+    if len(path.parts) == 1 and path.name in (
+        "PKG-INFO",
+        "setup.py",
+        "setup.cfg",
+        "pyproject.toml",
+        "tox.ini",
+    ):
         return True
     in_requirements = len(path.parts) == 2 and path.parts[0] in ("requirements", "reqs")
     named = "requirement" in path.name and len(path.parts) <= 2

@@ -1,9 +1,9 @@
 """The trees that one task has, by who looks.
 
-    rollout   broken source, visible tests: what a policy's tools may see
-    visible   the same bytes, restored from the store, to grade by the visible tests
-    hidden    broken source, all original tests: only ever in a grading sandbox of its own
-    golden    everything as it was
+- rollout: broken source, visible tests; what a policy's tools may see
+- visible: the same bytes, restored from the store, to grade by the visible tests
+- hidden: broken source, all original tests; only ever in a grading sandbox of its own
+- golden: everything as it was
 """
 
 from __future__ import annotations

@@ -283,12 +283,13 @@ def test_writes_reach_the_tree_and_only_the_tree(backend: SandboxBackend, tree: 
             for place in (
                 shown / "new",
                 shown / "deep" / "file",
-                tmp_path / "new",
                 "/etc/new",
                 "/usr/bin/new",
                 "/new",
             )
         ]
+        sandbox.exec(["sh", "-c", f"echo x > {tmp_path}/new"], timeout_seconds=LONG)
+    assert not (tmp_path / "new").exists()  # perhaps it was written to the private /tmp
     assert (result.exit_code, result.stdout) == (0, "shown")
     assert 0 not in refused
     assert (tree / "inside").read_text() == "mine\n"
@@ -399,6 +400,24 @@ def test_the_standard_library_works(jail: Sandbox) -> None:
     assert (result.stdout, result.exit_code) == ("ok\n", 0), result.stderr
 
 
+def test_links_that_one_command_plants_do_not_lead_the_next_one_s_mounts_out(
+    backend: SandboxBackend, tree: Path, tmp_path: Path
+) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir(mode=0o777)
+    victim.chmod(0o777)
+    script = (
+        "for base in /tmp /var/tmp /dev/shm $TMPDIR $HOME; do cd $base || continue; for name in *; do"
+        f" mv $name moved-$name; ln -s /oldroot{victim} $name; done; ln -s /oldroot{victim} planted; done; true"
+    )
+    with backend.open(SandboxSpec(tree)) as sandbox:
+        sandbox.exec(["sh", "-c", script], timeout_seconds=LONG)
+        result = sandbox.exec(["sh", "-c", "pwd; echo x > written"], timeout_seconds=LONG)
+    assert list(victim.iterdir()) == []
+    assert (result.exit_code, result.stdout) == (0, f"{tree}\n")
+    assert (tree / "written").read_text() == "x\n"
+
+
 def test_a_hard_link_in_the_tree_does_not_reach_the_file_outside(
     backend: SandboxBackend, tree: Path, tmp_path: Path
 ) -> None:
@@ -474,6 +493,16 @@ def test_a_missing_read_only_path(backend: SandboxBackend, tree: Path, tmp_path:
     assert caught.value.code == "CR0304"
 
 
+@pytest.mark.parametrize("kind", ["read_only", "masked"])
+def test_the_tree_holds_nothing_read_only_or_masked(backend: SandboxBackend, tree: Path, kind: str) -> None:
+    (tree / "inner").mkdir()
+    paths = (tree / "inner",)
+    spec = SandboxSpec(tree, read_only=paths) if kind == "read_only" else SandboxSpec(tree, masked=paths)
+    with pytest.raises(SandboxFailure) as caught:
+        backend.open(spec)
+    assert caught.value.code == "CR0304"
+
+
 def test_an_interruption_kills_the_tree(jail: Sandbox) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -501,7 +530,7 @@ def test_the_jail_dies_with_us(backend: SandboxBackend, tree: Path) -> None:
         "print(sandbox._files.scratch.root, flush=True)\n"
         f"sandbox.exec(['sh', '-c', 'setsid sh -c \"echo > up; sleep 99; : {token}\" & sleep 99'], timeout_seconds=90)\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(
         [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True
     ) as process:

@@ -30,8 +30,8 @@ from composer_replication.errors import MissingError
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import Check, ExecResult, SandboxSpec
 from composer_replication.sandbox.jailed_tree import STARTER, JailedTree, failure, to_result
-from composer_replication.sandbox.mounts import mount_arguments
-from composer_replication.sandbox.supervised_run import Watched, supervise
+from composer_replication.sandbox.mounts import MountPlan
+from composer_replication.sandbox.supervised_run import supervise
 from composer_replication.sandbox.syscall_filter import filter_program
 
 _START_SECONDS = 30.0
@@ -81,7 +81,7 @@ class BubblewrapSandbox:
         try:
             uid, gid = (self._uid, self._uid) if self._uid is not None else (os.getuid(), os.getgid())
             self._files.write_accounts(uid, gid)
-            self._mounts = mount_arguments(spec, self._files.scratch)
+            self._mounts = MountPlan(spec, self._files.scratch)
         except BaseException:
             self._files.close()
             raise
@@ -103,19 +103,18 @@ class BubblewrapSandbox:
         environment = self._files.check_call(argv, timeout_seconds, env)
         marker = f"<{random.randbytes(16).hex()}>"  # noqa: S311  tells lines apart, guards nothing
         started = time.monotonic()
-        with self._files.running(), _Jail(self._command(argv, environment, marker)) as jail:
+        with (
+            self._files.running(),
+            self._files.scratch.for_one_command(self._uid) as fresh,
+            _Jail(self._command(argv, environment, marker, fresh)) as jail,
+        ):
             jail.release(self._limits())
             ended = supervise(
                 jail.process,
                 jail.kill,
                 stdin=stdin,
                 timeout_seconds=max(0.001, timeout_seconds - (time.monotonic() - started)),
-                watched=Watched(
-                    self._files.limits,
-                    self._files.writable,
-                    self._files.baseline_bytes,
-                    num_own_processes=_NUM_INIT_PROCESSES,
-                ),
+                watched=self._files.watched(fresh, num_own_processes=_NUM_INIT_PROCESSES),
                 extra_bytes=len(marker),
             )
         return to_result(ended, marker.encode(), self._files.limits, backend=Bubblewrap.name)
@@ -130,7 +129,7 @@ class BubblewrapSandbox:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _command(self, argv: Sequence[str], env: Mapping[str, str], marker: str) -> list[str]:
+    def _command(self, argv: Sequence[str], env: Mapping[str, str], marker: str, fresh: Path) -> list[str]:
         command = ["bwrap", "--die-with-parent", "--unshare-ipc", "--unshare-pid", "--unshare-net"]
         command += ["--unshare-uts", "--unshare-cgroup-try", "--hostname", "sandbox"]
         if self._uid is None:
@@ -141,7 +140,7 @@ class BubblewrapSandbox:
             )
         else:
             command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
-        command += [*self._mounts, "--chdir", str(self._files.real_tree), "--clearenv"]
+        command += [*self._mounts.arguments(fresh), "--chdir", str(self._files.real_tree), "--clearenv"]
         for name, value in env.items():
             command += ["--setenv", name, value]
         starter = ["/bin/sh", "-c", STARTER, "sandbox", marker, *argv]

@@ -6,12 +6,13 @@ import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.records import ExecResult, Limits, SandboxSpec
-from composer_replication.sandbox.host_paths import base_interpreter
+from composer_replication.sandbox.host_paths import base_interpreter, is_below
 from composer_replication.sandbox.private_folders import Scratch, folder_bytes, give_back, hand_over
-from composer_replication.sandbox.supervised_run import Ended, Verdict
+from composer_replication.sandbox.supervised_run import Ended, Verdict, Watched
 
 # The marker tells the command's own exit from a failure of what leads to it.
 STARTER = 'printf %s "$1" >&2; shift; exec "$@"'
@@ -58,6 +59,13 @@ class JailedTree:
     def _check_paths(self, spec: SandboxSpec, uid: int | None) -> None:
         if not self.real_tree.is_dir():
             raise failure("CR0304", "the tree of a sandbox is not a folder.", str(spec.tree))
+        for path in (*spec.read_only, *spec.masked):
+            if is_below(path.resolve(), [self.real_tree]):
+                raise failure(
+                    "CR0304",
+                    "a read-only or masked path lies in the tree, where everything can be changed.",
+                    str(path),
+                )
         for path in spec.read_only:
             if not path.exists():
                 raise failure("CR0304", "a read-only path of a sandbox is missing.", str(path))
@@ -69,6 +77,11 @@ class JailedTree:
                     "chmod -R go+rX opens it.",
                     str(path),
                 )
+
+    def watched(self, *more: Path, num_own_processes: int = 0) -> Watched:
+        """What one command may use; ``more`` are folders of this command alone, empty at its start."""
+        folders = (*self.writable, *more)
+        return Watched(self.limits, folders, self.baseline_bytes, num_own_processes=num_own_processes)
 
     def write_accounts(self, uid: int, gid: int) -> None:
         """Write the few account files that a jail sees instead of the host's."""

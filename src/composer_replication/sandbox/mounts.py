@@ -15,67 +15,55 @@ from composer_replication.sandbox.host_paths import (
 from composer_replication.sandbox.private_folders import Scratch
 
 _ACCOUNT_FILES = ("passwd", "group", "hosts", "nsswitch.conf")
+# Writable places of the jail that other paths may lie below: a folder of their own for each command.
+_FRESH_PLACES = {Path("/tmp"): "tmp", Path("/var/tmp"): "tmp", Path("/dev/shm"): "shm"}
+_FRESH_FOLDER = Path("<fresh>")
 
 
-def mount_arguments(spec: SandboxSpec, scratch: Scratch) -> list[str]:
-    """Arguments for ``bwrap``: an empty root, then only what the spec and the system show.
+class MountPlan:
+    """What a jail shows, and where.
 
     Real paths are bound and the symbolic links on the way are repeated, so each path
     keeps its name and each file is shown once. Deeper paths come later, masks last
     among equals. The root, ``/dev`` and every mask are read-only, so nothing can be
     written that is not in the tree or the scratch folder (and so counted).
     """
-    plan = _Plan()
-    tree = spec.tree.resolve()
-    known = (system_folders(), base_interpreter())
-    masked = {path.resolve() for group in known for path in group.masked}
-    masked |= {path.resolve() for path in spec.masked}
-    for path in (*known[0].read_only, *known[1].read_only, *spec.read_only):
-        plan.show(path, "--ro-bind", masked)
-    plan.show(spec.tree, "--bind", ())
-    for path in scratch.writable:
-        plan.bind(path, path, "--bind")
-    for place in ("/tmp", "/var/tmp"):
-        plan.bind(scratch.tmp, Path(place), "--bind")
-    for name in _ACCOUNT_FILES:
-        plan.bind(scratch.root / name, Path("/etc") / name, "--ro-bind")
-    for path in sorted(masked):
-        if path.exists() and plan.shows(path) and not is_below(tree, [path]):
-            plan.bind(scratch.empty_folder if path.is_dir() else scratch.empty_file, path, "--ro-bind")
-    plan.bind(scratch.shm, Path("/dev/shm"), "--bind")
-    return [
-        "--proc",
-        "/proc",
-        "--dev",
-        "/dev",
-        *plan.arguments(),
-        "--remount-ro",
-        "/dev",
-        "--remount-ro",
-        "/",
-    ]
 
-
-class _Plan:
-    """Binds by destination (a later one of the same place wins) and the links around them."""
-
-    def __init__(self) -> None:
+    def __init__(self, spec: SandboxSpec, scratch: Scratch) -> None:
         self._binds: dict[Path, tuple[str, Path]] = {}
         self._links: dict[Path, str] = {}
+        tree = spec.tree.resolve()
+        known = (system_folders(), base_interpreter())
+        masked = {path.resolve() for group in known for path in group.masked}
+        masked |= {path.resolve() for path in spec.masked}
+        for path in (*known[0].read_only, *known[1].read_only, *spec.read_only):
+            self._show(path, "--ro-bind", masked)
+        self._show(spec.tree, "--bind", ())
+        for path in scratch.writable:
+            self._bind(path, path, "--bind")
+        for place, name in _FRESH_PLACES.items():
+            self._bind(_FRESH_FOLDER / name, place, "--bind")
+        for name in _ACCOUNT_FILES:
+            self._bind(scratch.root / name, Path("/etc") / name, "--ro-bind")
+        for path in sorted(masked):
+            if path.exists() and is_below(path, self._binds) and not is_below(tree, [path]):
+                self._bind(scratch.empty_folder if path.is_dir() else scratch.empty_file, path, "--ro-bind")
 
-    def show(self, path: Path, kind: str, masked: Iterable[Path]) -> None:
+    def arguments(self, fresh: Path) -> list[str]:
+        """Arguments for ``bwrap``; ``fresh`` has ``tmp`` and ``shm`` that no command has touched."""
+        proper = ["--remount-ro", "/dev", "--remount-ro", "/"]
+        return ["--proc", "/proc", "--dev", "/dev", *self._in_order(fresh), *proper]
+
+    def _show(self, path: Path, kind: str, masked: Iterable[Path]) -> None:
         real, links = resolve_links(path)
         self._links.update(links)
         if not is_below(real, masked):
-            self.bind(real, real, kind)
+            self._bind(real, real, kind)
 
-    def bind(self, source: Path, place: Path, kind: str) -> None:
+    def _bind(self, source: Path, place: Path, kind: str) -> None:
         self._binds[place] = (kind, source)
 
-    def shows(self, path: Path) -> bool:
-        return is_below(path, self._binds)
-
-    def arguments(self) -> list[str]:
+    def _in_order(self, fresh: Path) -> list[str]:
         found: list[str] = []
         made: set[Path] = set()
         by_depth = sorted(self._binds, key=lambda place: len(place.parts))
@@ -83,13 +71,12 @@ class _Plan:
             enclosing = self._enclosing(link)
             if enclosing is None:
                 found += [*self._parents(link, made), "--symlink", self._links[link], str(link)]
-            elif (
-                self._binds[enclosing][1] != enclosing
-            ):  # a folder of ours in that place: no link is there yet
-                _make_link(self._binds[enclosing][1] / link.relative_to(enclosing), self._links[link])
+            elif enclosing in _FRESH_PLACES:  # an empty folder is mounted there: put the link into it
+                _make_link(fresh / _FRESH_PLACES[enclosing] / link.relative_to(enclosing), self._links[link])
         for place in by_depth:
             kind, source = self._binds[place]
             if not self._is_shown_already(place):
+                source = fresh / source.name if source.parent == _FRESH_FOLDER else source
                 found += [*self._parents(place, made), kind, str(source), str(place)]
         return found
 

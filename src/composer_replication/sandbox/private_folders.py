@@ -14,11 +14,12 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _BLOCK_BYTES = 4096
-_SUBFOLDERS = ("home", "tmp", "shm")
+_SUBFOLDERS = ("home", "tmp")
+_FRESH = ("tmp", "shm")
 
 
 class UnmeasurableError(Exception):
@@ -26,11 +27,11 @@ class UnmeasurableError(Exception):
 
 
 class Scratch:
-    """A private folder of one sandbox: ``home``, ``tmp``, ``shm``, and read-only files of ours."""
+    """A private folder of one sandbox: ``home``, ``tmp``, and read-only files of ours."""
 
     def __init__(self) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="composer-rl-sandbox-")).resolve()
-        self.home, self.tmp, self.shm = (self.root / name for name in _SUBFOLDERS)
+        self.home, self.tmp = (self.root / name for name in _SUBFOLDERS)
         for folder in self.writable:
             folder.mkdir(mode=0o700)
         self.empty_folder = self.root / "empty"
@@ -38,8 +39,24 @@ class Scratch:
         self.empty_file = self.write("empty_file", "")
 
     @property
-    def writable(self) -> tuple[Path, Path, Path]:
-        return self.home, self.tmp, self.shm
+    def writable(self) -> tuple[Path, Path]:
+        return self.home, self.tmp
+
+    @contextmanager
+    def for_one_command(self, uid: int | None) -> Iterator[Path]:
+        """A folder with ``tmp`` and ``shm`` that no earlier command has touched.
+
+        Mount points are made in it: a link that an earlier command left there would lead
+        the mount of the next one out of the jail.
+        """
+        folder = Path(tempfile.mkdtemp(prefix="run-", dir=self.root))
+        try:
+            for name in _FRESH:
+                (folder / name).mkdir(mode=0o700)
+            hand_over(folder, uid)
+            yield folder
+        finally:
+            _remove(folder)
 
     def write(self, name: str, text: str) -> Path:
         path = self.root / name
@@ -49,11 +66,15 @@ class Scratch:
 
     def remove(self) -> None:
         """Remove the folder whatever the jail left in it."""
-        with suppress(OSError):
-            give_back(self.root, None)
-        shutil.rmtree(self.root, ignore_errors=True)
-        if self.root.exists():  # deeper than Python's recursion limit
-            subprocess.run(["rm", "-rf", "--", str(self.root)], check=False, capture_output=True)
+        _remove(self.root)
+
+
+def _remove(folder: Path) -> None:
+    with suppress(OSError):
+        give_back(folder, None)
+    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():  # deeper than Python's recursion limit
+        subprocess.run(["rm", "-rf", "--", str(folder)], check=False, capture_output=True)
 
 
 def _entries(root: Path) -> Iterator[tuple[str, os.stat_result]]:

@@ -30,7 +30,7 @@ from composer_replication.records import Check, ExecResult, SandboxSpec
 from composer_replication.sandbox.host_paths import base_interpreter, is_below, system_folders
 from composer_replication.sandbox.jailed_tree import STARTER, JailedTree, failure, to_result
 from composer_replication.sandbox.process_tree import kill_descendants
-from composer_replication.sandbox.supervised_run import Watched, supervise
+from composer_replication.sandbox.supervised_run import supervise
 
 _DEVICES = ("/dev/zero", "/dev/random", "/dev/urandom", "/dev/full")
 _INSTALL = "pip install sandlock (Linux 6.12 or newer; the kernel needs Landlock)"
@@ -113,7 +113,7 @@ class SandlockSandbox:
                 lambda: _kill(process),
                 stdin=stdin,
                 timeout_seconds=max(0.001, timeout_seconds - (time.monotonic() - started)),
-                watched=Watched(self._files.limits, self._files.writable, self._files.baseline_bytes),
+                watched=self._files.watched(),
                 extra_bytes=len(marker),
             )
         return to_result(ended, marker.encode(), self._files.limits, backend=Sandlock.name)

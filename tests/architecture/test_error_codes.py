@@ -1,0 +1,66 @@
+"""Every code in the source is explained, and every explanation belongs to a code that is raised."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from composer_replication.cli import explain_verb
+
+SOURCE = Path(explain_verb.__file__).resolve().parents[1]
+CODE = re.compile(r"CR\d{4}")
+
+
+def mentioned_codes(root: Path) -> set[str]:
+    """Every code in any source file, docstrings and comments included."""
+    return {code for path in root.rglob("*.py") for code in CODE.findall(path.read_text())}
+
+
+def raised_codes(root: Path) -> set[str]:
+    """Codes that stand alone as a string in the code, which is how they are handed to an error."""
+    return {
+        node.value
+        for path in root.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and CODE.fullmatch(node.value)
+    }
+
+
+def test_every_code_is_explained() -> None:
+    assert sorted(mentioned_codes(SOURCE) - set(explain_verb.load_explanations())) == []
+
+
+def test_every_explanation_is_raised_somewhere() -> None:
+    assert sorted(set(explain_verb.load_explanations()) - raised_codes(SOURCE)) == []
+
+
+def test_every_entry_is_whole() -> None:
+    for code, entry in explain_verb.load_explanations().items():
+        assert CODE.fullmatch(code)
+        assert set(entry) == {"meaning", "causes", "fixes"}, code
+        assert entry["meaning"].endswith("."), code
+        for key in ("causes", "fixes"):
+            assert entry[key], code
+            assert all(isinstance(text, str) and text.strip() for text in entry[key]), code
+
+
+def test_the_search_finds_what_it_should(tmp_path: Path) -> None:
+    (tmp_path / "planted.py").write_text(
+        '"""See CR9901."""\nraise E("CR9902", f"not CR9903 {1}")  # CR9904\n'
+    )
+    assert mentioned_codes(tmp_path) == {"CR9901", "CR9902", "CR9903", "CR9904"}
+    assert raised_codes(tmp_path) == {"CR9902"}
+
+
+def test_two_files_may_not_explain_one_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "explanations").mkdir()
+    for name in ("first.toml", "second.toml"):
+        (tmp_path / "explanations" / name).write_text(
+            '[CR0100]\nmeaning = "x."\ncauses = ["a"]\nfixes = ["b"]\n'
+        )
+    monkeypatch.setattr("importlib.resources.files", lambda package: tmp_path)
+    with pytest.raises(ValueError, match="CR0100 is explained twice"):
+        explain_verb.load_explanations()

@@ -1,0 +1,101 @@
+"""What is written down elsewhere agrees with the code: pins, extras, verbs, pages."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import tomllib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from composer_replication.cli.main import VERBS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def project() -> dict[str, Any]:
+    table: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    return table
+
+
+@pytest.fixture(scope="module")
+def recipe_keys() -> ModuleType:
+    spec = importlib.util.spec_from_file_location(
+        "write_recipe_keys", ROOT / "scripts" / "write_recipe_keys.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def pins() -> dict[str, str]:
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines), (
+        "name==version, without local labels"
+    )
+    return {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines)}
+
+
+def test_every_dependency_is_pinned_within_its_range(project: dict[str, Any]) -> None:
+    pinned = pins()
+    groups = [project["project"]["dependencies"], *project["project"]["optional-dependencies"].values()]
+    wanted = [Requirement(text) for group in groups for text in group]
+    for requirement in wanted:
+        if requirement.name != "composer-replication":
+            version = pinned[canonicalize_name(requirement.name)]
+            assert requirement.specifier.contains(version), f"{requirement} is pinned to {version}"
+    assert len(wanted) > 20
+
+
+def test_every_verb_file_is_registered() -> None:
+    files = {path.stem for path in (ROOT / "src" / "composer_replication" / "cli").glob("*_verb.py")}
+    assert set(VERBS) == files
+    assert len(VERBS) == len(files)
+
+
+def test_every_ignored_rule_has_its_reason() -> None:
+    """Each code of an ignore list carries a comment, or follows one that does."""
+    text = (ROOT / "pyproject.toml").read_text()
+    lint = text[text.index("\nignore = [") : text.index("[tool.ruff.lint.mccabe]")]
+    for block in re.findall(r"= \[\n(.*?)\n\]", lint, flags=re.DOTALL):
+        first, *_ = block.splitlines()
+        assert "#" in first, f"{first.strip()} has no reason"
+
+
+def test_the_page_of_recipe_keys_is_up_to_date(recipe_keys: ModuleType) -> None:
+    assert recipe_keys.PAGE.read_text() == recipe_keys.page_text(), "make docs"
+
+
+def test_the_page_of_recipe_keys_names_every_key(recipe_keys: ModuleType) -> None:
+    text = recipe_keys.page_text()
+    for expected in (
+        "| `every` | integer | `1` | >= 1 |",
+        '| `dtype` | `"float32"` or `"bfloat16"` | `"float32"` |  |',
+        "| `name` | string | **required** |  |",
+        "## `[model.lora]`",
+        "| `strict_killswitch` | true or false | `true` |  |",
+    ):
+        assert expected in text
+
+
+def test_an_outdated_page_is_noticed(
+    recipe_keys: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(recipe_keys, "PAGE", tmp_path / "recipe-keys.md")
+    assert recipe_keys.main(["--check"]) == 1
+    assert recipe_keys.main([]) == 0
+    assert recipe_keys.main(["--check"]) == 0
+    (tmp_path / "recipe-keys.md").write_text("old")
+    assert recipe_keys.main(["--check"]) == 1
+    assert "out of date: make docs" in capsys.readouterr().out

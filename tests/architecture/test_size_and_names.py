@@ -1,0 +1,87 @@
+"""Small enough to read, and named by what it does."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "src" / "composer_replication"
+MOST_LINES_OF_A_FILE = 450
+MOST_LINES_OF_A_FUNCTION = 80
+BANNED = {
+    "utils",
+    "util",
+    "common",
+    "core",
+    "helpers",
+    "helper",
+    "manager",
+    "handler",
+    "base",
+    "misc",
+    "shared",
+}
+
+
+def long_files(root: Path) -> list[str]:
+    counts = {path: len(path.read_text().splitlines()) for path in root.rglob("*.py")}
+    return [f"{path.name}: {count}" for path, count in counts.items() if count > MOST_LINES_OF_A_FILE]
+
+
+def long_functions(root: Path) -> list[str]:
+    found: list[str] = []
+    for path in root.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                num_lines = (node.end_lineno or 0) - node.lineno + 1
+                if num_lines > MOST_LINES_OF_A_FUNCTION:
+                    found.append(f"{path.name}:{node.name}: {num_lines}")
+    return found
+
+
+def banned_names(root: Path) -> list[str]:
+    """Modules and folders whose name, or a word of it, says nothing."""
+    return [
+        path.name
+        for path in root.rglob("*")
+        if path.suffix in ("", ".py") and BANNED & set(path.stem.lower().split("_"))
+    ]
+
+
+def folders_without_answer(root: Path) -> list[str]:
+    """Folders of code whose ``__init__.py`` has no docstring."""
+    folders = {path.parent for path in root.rglob("*.py")}
+    return [
+        folder.name
+        for folder in folders
+        if not (folder / "__init__.py").is_file()
+        or not ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
+    ]
+
+
+@pytest.mark.parametrize("find", [long_files, long_functions, banned_names, folders_without_answer])
+def test_the_package_keeps_the_guide(find: object) -> None:
+    assert callable(find)
+    assert find(SOURCE) == []
+
+
+@pytest.mark.parametrize("folder", ["scripts", "benchmarks", "tests"])
+def test_no_banned_name_elsewhere(folder: str) -> None:
+    assert banned_names(ROOT / folder) == []
+
+
+def test_each_rule_bites(tmp_path: Path) -> None:
+    (tmp_path / "long_file.py").write_text("X = 1\n" * (MOST_LINES_OF_A_FILE + 1))
+    body = "    x = 1\n" * MOST_LINES_OF_A_FUNCTION
+    (tmp_path / "path_utils.py").write_text(
+        f"class A:\n  def long(self):\n{body}\n\ndef short():\n    return 1\n"
+    )
+    (tmp_path / "core").mkdir()
+    (tmp_path / "core" / "__init__.py").write_text("X = 1\n")
+    assert long_files(tmp_path) == [f"long_file.py: {MOST_LINES_OF_A_FILE + 1}"]
+    assert long_functions(tmp_path) == [f"path_utils.py:long: {MOST_LINES_OF_A_FUNCTION + 1}"]
+    assert sorted(banned_names(tmp_path)) == ["core", "path_utils.py"]
+    assert sorted(folders_without_answer(tmp_path)) == sorted(["core", tmp_path.name])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import shutil
 import signal
 import subprocess
@@ -15,14 +16,11 @@ from typing import Any
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from resume_worker import run_or_resume
-
 from composer_replication.run_folder import RunFolder, read_jsonl
 from composer_replication.trainer.checkpoints import newest_whole_checkpoint, write_manifest
 
 WORKER = Path(__file__).with_name("resume_worker.py")
+run_or_resume = runpy.run_path(str(WORKER))["run_or_resume"]
 # Six steps over a second epoch of the shuffled data (two batches of two prompts an epoch).
 PLAIN = {"max_steps": 6, "save_steps": 2, "per_device_train_batch_size": 8, "learning_rate": 1e-2}
 # Saved in the middle of a generation that serves eight micro-steps, logged every second step, with adapters.

@@ -160,7 +160,7 @@ def _read_buffer(checkpoint: Path, device: Any) -> Any:
             fix="resume with as many processes as the run had.",
         )
     # Storages go to the CPU whatever their tag: a process group tags CPU tensors "cpu:0", which loads nowhere.
-    inputs = torch.load(path, map_location=lambda storage, tag: storage, weights_only=True)["inputs"]
+    inputs = torch.load(path, map_location=lambda storage, _tag: storage, weights_only=True)["inputs"]
     return [
         {name: part.to(device) if isinstance(part, torch.Tensor) else part for name, part in batch.items()}
         for batch in inputs

@@ -16,10 +16,12 @@ T = TypeVar("T")
 
 
 def num_processes() -> int:
+    """How many trainer processes there are."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def process_rank() -> int:
+    """Which of them this is, from 0."""
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
@@ -42,6 +44,7 @@ def from_first(value: T) -> T:
 
 
 def wait_for_all() -> None:
+    """Go on when every process has come here. A collective call."""
     if num_processes() > 1:
         dist.barrier()
 
@@ -89,7 +92,7 @@ def once(work: Callable[[], T], *, every_process_joins: bool = False) -> T:
 def _portable(error: BaseException | None) -> BaseException | None:
     """The error itself where it survives pickling, else one that says the same."""
     try:
-        restored: BaseException | None = pickle.loads(pickle.dumps(error))
+        restored: BaseException | None = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
     except Exception:  # noqa: BLE001 - any failure to pickle has the same answer
         return RuntimeError(f"{type(error).__name__}: {error}")
     return restored

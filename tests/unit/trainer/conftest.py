@@ -11,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from tiny_trainer import build_trainer  # noqa: E402 - lives beside this file
+from tiny_trainer import build_trainer
 
 
 @pytest.fixture

@@ -1,0 +1,144 @@
+"""Prefix sharing as the trainer wires it: what reaches the sampler, when it steps back, and how rows stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from composer_replication.trainer import prefix_wiring
+from composer_replication.trainer.parameter_hash import parameter_sha256
+from composer_replication.trainer.setting_errors import TrainerSettingError
+
+MakeTrainer = Callable[..., Any]
+
+
+class Listener:
+    """A reward that keeps what it was shown."""
+
+    __name__ = "listener"
+
+    def __init__(self) -> None:
+        self.ids: list[list[int]] = []
+        self.texts: list[str] = []
+
+    def __call__(self, completions: list[str], completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
+        self.ids += completion_ids
+        self.texts += completions
+        return [float(len(text)) for text in completions]
+
+
+def test_the_recipes_sampling_settings_reach_the_sampler(
+    make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[dict[str, Any]] = []
+    real = prefix_wiring.sample_shared
+
+    def spy(model: Any, prompts: Any, num_samples: int, **settings: Any) -> Any:
+        seen.append({"num_prompts": len(prompts), "num_samples": num_samples, **settings})
+        return real(model, prompts, num_samples, **settings)
+
+    monkeypatch.setattr(prefix_wiring, "sample_shared", spy)
+    wanted = {"temperature": 0.7, "top_p": 0.9, "top_k": 20, "min_p": 0.01, "repetition_penalty": 1.1}
+    make_trainer(max_steps=1, prefix_sharing=True, max_completion_length=5, **wanted).train()
+    (call,) = seen
+    assert {name: call[name] for name in wanted} == wanted
+    assert (call["num_prompts"], call["num_samples"], call["max_new_tokens"]) == (4, 1, 5)
+    assert (call["eos_token_ids"], call["pad_token_id"], call["stop"]) == ([1], 0, None)
+    assert call["generator"] is None  # torch's own, whose state is in every checkpoint
+
+
+def test_rows_stop_as_soon_as_their_text_is_finished(make_trainer: MakeTrainer) -> None:
+    listener = Listener()
+    trainer = make_trainer(
+        max_steps=3,
+        prefix_sharing=True,
+        is_finished=lambda text: len(text) >= 3,
+        max_completion_length=12,
+        reward=listener,
+    )
+    trainer.train()
+    assert len(listener.ids) == 12
+    decode = trainer.processing_class.decode
+    for ids, text in zip(listener.ids, listener.texts, strict=True):
+        ended = ids[-1] == 1
+        assert ended or len(text) >= 3 or len(ids) == 12
+        assert len(decode(ids[:-1], skip_special_tokens=True)) < 3  # the token before had not finished it
+    assert {len(ids) for ids in listener.ids} != {12}
+
+
+def test_without_a_rule_rows_go_on_to_their_limit(make_trainer: MakeTrainer) -> None:
+    listener = Listener()
+    make_trainer(max_steps=3, prefix_sharing=True, max_completion_length=12, reward=listener).train()
+    assert all(len(ids) == 12 or ids[-1] == 1 for ids in listener.ids)
+    assert {len(ids) for ids in listener.ids} >= {12}
+
+
+def test_a_rule_that_would_mask_every_row_is_refused(make_trainer: MakeTrainer) -> None:
+    settings: dict[str, Any] = {"is_finished": bool, "mask_truncated_completions": True, "max_steps": 1}
+    with pytest.raises(TrainerSettingError, match="mask_truncated_completions") as caught:
+        make_trainer(prefix_sharing=True, **settings).train()
+    assert caught.value.code == "CR0712"
+    make_trainer(prefix_sharing=False, **settings).train()  # without sharing the rule is not used
+
+
+@pytest.mark.parametrize(
+    ("settings", "reasons"),
+    [
+        ({"gradient_checkpointing": True}, ("log-probabilities: gradient checkpointing",)),
+        ({"cast_lm_head_to_fp32": True}, ("log-probabilities: cast_lm_head_to_fp32",)),
+        ({"generation_kwargs": {"num_beams": 1}}, ("sampling: generation_kwargs",)),
+        ({}, ()),
+    ],
+    ids=["checkpointing", "cast-head", "generation-kwargs", "none"],
+)
+def test_what_stands_against_sharing_is_said_once_and_training_goes_on(
+    make_trainer: MakeTrainer,
+    caplog: pytest.LogCaptureFixture,
+    settings: dict[str, Any],
+    reasons: tuple[str, ...],
+) -> None:
+    trainer = make_trainer(max_steps=3, prefix_sharing=True, **settings)
+    trainer.train()
+    assert trainer.state.global_step == 3
+    found = trainer.prefix_sharing_off_reasons
+    assert len(found) == len(reasons)
+    for sentence, beginning in zip(found, reasons, strict=True):
+        assert sentence.startswith(beginning)
+        assert caplog.text.count(sentence) == 1
+
+
+def test_with_sharing_off_for_both_the_run_is_trls(make_trainer: MakeTrainer) -> None:
+    """The fallback is TRL's path itself."""
+    hashes = []
+    for prefix_sharing in (False, True):
+        trainer = make_trainer(
+            prefix_sharing=prefix_sharing, cast_lm_head_to_fp32=True, generation_kwargs={"num_beams": 1}
+        )
+        trainer.train()
+        hashes.append(parameter_sha256(trainer.model))
+    assert hashes[0] == hashes[1]
+
+
+def test_images_and_an_auxiliary_loss_stand_against_sharing(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer(prefix_sharing=True)
+    model = trainer.model.eval()
+    assert trainer._logps_sharing_reason(model, False, {"pixel_values": None}) is None
+    assert "images" in trainer._logps_sharing_reason(model, False, {"pixel_values": object()})
+    assert "router" in trainer._logps_sharing_reason(model, True, {})
+    assert trainer._generation_sharing_reason(None, {}) is None
+    assert "images" in trainer._generation_sharing_reason([None], {})
+    assert "images" in trainer._generation_sharing_reason(None, {"pixel_values": object()})
+    trainer.tools = [print]
+    assert "tools" in trainer._generation_sharing_reason(None, {})
+    trainer.use_vllm = True
+    assert "engine" in trainer._generation_sharing_reason(None, {})
+
+
+@pytest.mark.parametrize(("steps_per_generation", "warns"), [(1, False), (2, True)])
+def test_splitting_groups_is_said(
+    make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture, steps_per_generation: int, warns: bool
+) -> None:
+    make_trainer(prefix_sharing=True, steps_per_generation=steps_per_generation, max_steps=1).train()
+    assert ("splits groups" in caplog.text) is warns

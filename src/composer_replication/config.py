@@ -93,7 +93,7 @@ class RolloutsSection(Section):
 
 
 class RewardSection(Section):
-    """In-loop reward: a dotted path ``package.module:function`` of (answer, score) -> float."""
+    """In-loop reward: a dotted path ``package.module:function`` of (text, answer, score) -> float."""
 
     function: str = "composer_replication.rollouts.rewards:visible_tests_pass"
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib.metadata
 import platform
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from composer_replication.tasks.cache import cache_folder
 from composer_replication.tasks.store import TaskStore
 
 Progress = Callable[[str], None]
-OWN_TRL_KEYS = {"output_dir", "save_strategy", "save_steps", "seed", "report_to", "remove_unused_columns"}
+"""Takes one line for a person."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +58,8 @@ def open_tasks(config: RunConfig, recipe_folder: Path, progress: Progress) -> Ta
         seed=section.seed,
         hidden_share=section.hidden_share,
         backend=config.sandbox.backend or None,
-        progress=progress,
-    )
+        progress=lambda done, total, what: progress(f"tasks: {done} of {total}, {what}"),
+    ).require_tasks()
     return TaskStore.open(folder)
 
 
@@ -175,44 +174,6 @@ def make_guard(config: RunConfig) -> HeldOutGuard | None:
         return HeldOutGuard(**config.guard.model_dump())
     except ValueError as error:
         raise UsageError("CR0204", f"guard: {error}.", where="[guard]", fix="see docs/recipe-keys.md.") from error
-
-
-def trl_arguments(config: RunConfig, folder: RunFolder) -> Any:
-    """TRL's ``GRPOConfig`` from ``[trl]``, with what a run folder needs set by us.
-
-    Raises:
-        UsageError: an unknown key, a value that TRL refuses, or a key that we set (CR0211).
-    """
-    import torch
-    from trl import GRPOConfig
-
-    known = {field.name for field in fields(GRPOConfig) if field.init}
-    for key in config.trl:
-        if key in OWN_TRL_KEYS:
-            raise UsageError("CR0211", f"trl.{key} is set by the run itself; take it out.", where=f"trl.{key}")
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
-            raise UsageError("CR0211", f"unknown key trl.{key}; the nearest known key is trl.{near}.", where=f"trl.{key}")
-    defaults: dict[str, Any] = {
-        "logging_steps": 1,
-        "disable_tqdm": True,
-        "use_cpu": not torch.cuda.is_available(),
-        "bf16": False,
-        "log_completions": False,
-        "save_total_limit": 2,
-    }
-    try:
-        return GRPOConfig(
-            **{**defaults, **config.trl},
-            output_dir=str(folder.checkpoints),
-            save_strategy="steps",
-            save_steps=config.trainer.checkpoint_every,
-            seed=config.seed,
-            report_to="none",
-            remove_unused_columns=False,
-        )
-    except (TypeError, ValueError) as error:
-        raise UsageError("CR0211", f"TRL refuses the [trl] table: {error}", where="[trl]") from error
 
 
 def write_environment(folder: RunFolder, config: RunConfig, store: TaskStore, tasks: RunTasks) -> None:

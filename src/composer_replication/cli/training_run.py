@@ -105,13 +105,18 @@ def _open_parts(
     rows = run_parts.training_rows(config, store, tasks.train)
     grader = run_parts.open_grader(config, store)
     guard = run_parts.make_guard(config)
-    arguments = run_parts.trl_arguments(config, folder)
-    progress(f"model: loading {config.model.name}")
-    from datasets import Dataset
-
     from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
-    from composer_replication.trainer.model_loading import load_model, lora_config, refuse_long_prompts
-    from composer_replication.trainer.run_callback import TrainingProgress
+    from composer_replication.trainer.model_loading import load_model
+    from composer_replication.trainer.run_setup import (
+        lora_config,
+        refuse_long_prompts,
+        show_own_progress,
+        training_dataset,
+        trl_arguments,
+    )
+
+    arguments = trl_arguments(config, folder)
+    progress(f"model: loading {config.model.name}")
 
     as_chat = config.rollouts.prompt_style == "chat"
     model, tokenizer = load_model(config.model, seed=config.seed, needs_chat_template=as_chat)
@@ -130,7 +135,7 @@ def _open_parts(
         processing_class=tokenizer,
         reward_funcs=[reward],
         args=arguments,
-        train_dataset=Dataset.from_list(rows),
+        train_dataset=training_dataset(rows),
         peft_config=lora_config(config.model.lora),
         heldout_guard=guard,
         heldout_eval_fn=evaluator,
@@ -142,8 +147,8 @@ def _open_parts(
         run_folder=folder,
         stateful={"heldout_evaluator": evaluator} if evaluator else {},
         split_fingerprint=tasks.split.fingerprint if tasks.split else "",
-        callbacks=[TrainingProgress(quiet=quiet)],
     )
+    show_own_progress(trainer, quiet=quiet)
     sampler.policy.model = trainer.model  # type: ignore[attr-defined]  # the trainer may have wrapped it in adapters
     return _Parts(config, folder, store, tasks, sampler, evaluator, trainer)
 

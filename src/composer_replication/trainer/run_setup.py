@@ -1,0 +1,107 @@
+"""From a recipe to what TRL wants: its arguments, its data set, its adapters."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import PrinterCallback
+from transformers.utils import logging as transformers_logging
+from trl.trainer.grpo_config import GRPOConfig
+
+from composer_replication.config import LoraSection, RunConfig
+from composer_replication.errors import InputError, UsageError
+from composer_replication.run_folder import RunFolder
+from composer_replication.trainer.run_callback import TrainingProgress
+
+OWN_KEYS = frozenset({"output_dir", "save_strategy", "save_steps", "seed", "report_to", "remove_unused_columns"})
+
+
+def trl_arguments(config: RunConfig, folder: RunFolder) -> GRPOConfig:
+    """TRL's ``GRPOConfig`` from ``[trl]``, with what a run folder needs set by us.
+
+    Defaults that differ from TRL's: one log row a step, no second progress bar, float32
+    arithmetic unless ``bf16`` is asked for, the CPU where there is no GPU, two checkpoints kept.
+
+    Raises:
+        UsageError: an unknown key, a value that TRL refuses, or a key that we set (CR0211).
+    """
+    known = {field.name for field in fields(GRPOConfig) if field.init}
+    for key in config.trl:
+        if key in OWN_KEYS:
+            raise UsageError("CR0211", f"trl.{key} is set by the run itself; take it out.", where=f"trl.{key}")
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
+            raise UsageError("CR0211", f"unknown key trl.{key}; the nearest known key is trl.{near}.", where=f"trl.{key}")
+    defaults: dict[str, Any] = {
+        "logging_steps": 1,
+        "disable_tqdm": True,
+        "use_cpu": not torch.cuda.is_available(),
+        "bf16": False,
+        "save_total_limit": 2,
+    }
+    try:
+        return GRPOConfig(
+            **{**defaults, **config.trl},
+            output_dir=str(folder.checkpoints),
+            save_strategy="steps",
+            save_steps=config.trainer.checkpoint_every,
+            seed=config.seed,
+            report_to="none",
+            remove_unused_columns=False,
+        )
+    except (TypeError, ValueError) as error:
+        raise UsageError("CR0211", f"TRL refuses the [trl] table: {error}", where="[trl]") from error
+
+
+def training_dataset(rows: Sequence[dict[str, Any]]) -> Dataset:
+    """The rows (prompt, task_id) as the data set that TRL samples prompts from."""
+    return Dataset.from_list(list(rows))
+
+
+def lora_config(section: LoraSection | None) -> Any:
+    """peft's configuration of the adapters, or None for full fine-tuning.
+
+    No dropout: prefix sharing and the KL to the initial policy need the same network twice.
+    """
+    if section is None:
+        return None
+    from peft import LoraConfig
+
+    return LoraConfig(
+        r=section.rank,
+        lora_alpha=section.lora_alpha,
+        target_modules=section.target_modules,
+        lora_dropout=0.0,
+        task_type="CAUSAL_LM",
+    )
+
+
+def refuse_long_prompts(rows: Sequence[dict[str, Any]], model: Any, tokenizer: Any, *, max_new_tokens: int | None) -> None:
+    """Stop before the first step when a prompt and its answer exceed the model's positions.
+
+    Raises:
+        InputError: too long (CR0705).
+    """
+    limit = getattr(model.config, "max_position_embeddings", None)
+    for row in rows:
+        text = row["prompt"] if isinstance(row["prompt"], str) else row["prompt"][-1]["content"]
+        length = len(tokenizer(text=text)["input_ids"]) + (max_new_tokens or 0)
+        if limit is not None and length > limit:
+            raise InputError(
+                "CR0705",
+                f"prompt and answer take {length} tokens; the model has {limit} positions.",
+                where=row["task_id"],
+                fix="lower rollouts.context_lines or trl.max_completion_length, or leave the task out.",
+            )
+
+
+def show_own_progress(trainer: Any, *, quiet: bool) -> None:
+    """One progress bar on standard error in place of transformers' printed rows and small bars."""
+    transformers_logging.disable_progress_bar()
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(TrainingProgress(quiet=quiet))

@@ -329,7 +329,6 @@ class _Build:
         rejected.update(decision.reason for decision in self.decisions if not decision.is_valid)
         examples = {d.reason: f"{d.pin}: {d.detail}" for d in reversed(self.decisions) if d.detail}
         examples |= {error.reason: f"{source}: {error.detail}" for source, error in self.unusable.items()}
-        names = (path for path in self.store.root.rglob("*") if path.is_file())
         return BuildSummary(
             folder=self.store.root,
             tasks=len(self.store.task_ids()),
@@ -337,7 +336,7 @@ class _Build:
             valid=sum(decision.is_valid for decision in self.decisions),
             rejected=dict(sorted(rejected.items())),
             seconds=seconds,
-            bytes=sum(path.stat().st_size for path in names if path.name not in ("LOCK", "summary.json")),
+            bytes=self.store.num_bytes(),
             fingerprint=self.store.fingerprint,
             examples=examples,
         )

@@ -104,7 +104,8 @@ def judge_deletion(
         # The tests that tell a stub from the real body may all have been hidden: part them anew,
         # at last not at all.
         share = hidden_share if attempt < NUM_SPLITS - 1 else 0.0
-        subject = _split(unsplit, failing, repository, bench, share, seed, f"{deletion.pin}/{attempt}")
+        salt = f"{deletion.pin}/{attempt}"
+        subject = _split(unsplit, failing, repository, bench, hidden_share=share, seed=seed, salt=salt)
         try:
             check_subject(subject, bench)
         except GateFailed as error:
@@ -120,6 +121,7 @@ def _split(
     failing: frozenset[str],
     repository: RepositoryRecord,
     bench: Bench,
+    *,
     hidden_share: float,
     seed: int,
     salt: str,

@@ -239,6 +239,12 @@ class TaskStore:
                 self._parsed[name] = json.loads(data)
             return self._parsed[name]
 
+    def num_bytes(self) -> int:
+        """Size of everything that belongs to the store."""
+        folders = (self.root / name for name in ("objects", *_FOLDERS))
+        inside = (path for folder in folders for path in folder.rglob("*") if path.is_file())
+        return sum(path.stat().st_size for path in (self.root / "manifest.json", *inside))
+
     def verify(self) -> None:
         """Read every record and every file that a record names.
 

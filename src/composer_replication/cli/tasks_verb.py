@@ -1,0 +1,394 @@
+"""``composer-rl tasks``: build, validate, look at, export and split tasks."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from composer_replication.records import Task
+    from composer_replication.tasks.store import TaskStore
+
+_HERE = "composer_replication.cli.tasks_verb"
+_VALIDATION_FAILED = 4
+_BACKEND_HELP = "sandbox backend (default: the first that works here)"
+_GRANULARITIES = ("function", "class", "module", "feature")
+_REMOVALS = ("body", "whole")
+
+Result = dict[str, object]
+Report = Callable[[int, int, str], None]
+
+
+def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
+    """Add the verb with its sub-verbs; ``common`` brings ``--json`` and ``--quiet``."""
+    parser = subparsers.add_parser(
+        "tasks", help="build, validate, show, export and split tasks", description=__doc__
+    )
+    verbs = parser.add_subparsers(dest="tasks_verb", metavar="VERB", required=True, title="verbs")
+    _add_build(verbs, common)
+    _add_validate(verbs, common)
+    _add_views(verbs, common)
+    _add_split(verbs, common)
+
+
+def _add_build(verbs: Any, common: argparse.ArgumentParser) -> None:
+    build = verbs.add_parser(
+        "build",
+        parents=[common],
+        help="cut tasks out of repositories",
+        description="Delete functions of real repositories one by one and keep those deletions that the repository's "
+        "own tests prove to be tasks. Nothing of a repository is run outside the sandbox. Interrupted, the same "
+        "command goes on. Exit code 4 when no repository can be used, 6 when no candidate is a task.",
+    )
+    build.add_argument(
+        "sources", metavar="SOURCE", nargs="+", help="a folder, an archive, or sdist:NAME==VERSION"
+    )
+    build.add_argument("--out", metavar="DIR", type=Path, required=True, help="folder of the task store")
+    build.add_argument("--max-tasks", metavar="N", type=int, help="stop after N tasks (default: all)")
+    build.add_argument(
+        "--granularity",
+        choices=_GRANULARITIES,
+        default="function",
+        help="what is deleted (default: function)",
+    )
+    build.add_argument(
+        "--removal", choices=_REMOVALS, default="body", help="how much of it is deleted (default: body)"
+    )
+    build.add_argument(
+        "--symbol",
+        metavar="PATH::NAME",
+        action="append",
+        default=[],
+        help="delete this function only; may be repeated; the path is the one inside the tree",
+    )
+    build.add_argument("--seed", metavar="N", type=int, default=0, help="draws candidates and hidden tests")
+    build.add_argument(
+        "--hidden-share", metavar="F", type=float, default=0.5, help="share of hidden tests (default: 0.5)"
+    )
+    build.add_argument("--jobs", metavar="N", type=int, default=2, help="sandboxes at a time (default: 2)")
+    build.add_argument("--backend", metavar="NAME", help=_BACKEND_HELP)
+    build.set_defaults(run=f"{_HERE}:run_build", render=f"{_HERE}:render_build")
+
+
+def _add_validate(verbs: Any, common: argparse.ArgumentParser) -> None:
+    validate = verbs.add_parser(
+        "validate",
+        parents=[common],
+        help="put every task through all gates again",
+        description="All gates again, from the stored bytes alone. Exit code 4 when a task does not pass.",
+    )
+    validate.add_argument("folder", metavar="DIR", type=Path, help="a task store")
+    validate.add_argument("--repeat", metavar="N", type=int, default=3, help="runs of each gate (default: 3)")
+    validate.add_argument("--jobs", metavar="N", type=int, default=2, help="tasks at a time (default: 2)")
+    validate.add_argument("--backend", metavar="NAME", help=_BACKEND_HELP)
+    validate.set_defaults(run=f"{_HERE}:run_validate", render=f"{_HERE}:render_validate")
+
+
+def _add_views(verbs: Any, common: argparse.ArgumentParser) -> None:
+    show = verbs.add_parser("show", parents=[common], help="list the tasks, or look at one")
+    show.add_argument("folder", metavar="DIR", type=Path, help="a task store")
+    show.add_argument("task_id", metavar="ID", nargs="?", help="one task, with the place of its hole")
+    show.set_defaults(run=f"{_HERE}:run_show", render=f"{_HERE}:render_show")
+    stats = verbs.add_parser("stats", parents=[common], help="count the tasks")
+    stats.add_argument("folder", metavar="DIR", type=Path, help="a task store")
+    stats.set_defaults(run=f"{_HERE}:run_stats", render=f"{_HERE}:render_stats")
+    export = verbs.add_parser(
+        "export",
+        parents=[common],
+        help="write a task's tree",
+        description="Write the tree exactly as a rollout sees it; with --golden the restored one.",
+    )
+    export.add_argument("folder", metavar="DIR", type=Path, help="a task store")
+    export.add_argument("task_id", metavar="ID", help="the task")
+    export.add_argument("--out", metavar="FOLDER", type=Path, required=True, help="a new or empty folder")
+    export.add_argument("--golden", action="store_true", help="the original: body back, all tests")
+    export.set_defaults(run=f"{_HERE}:run_export", render=f"{_HERE}:render_export")
+
+
+def _add_split(verbs: Any, common: argparse.ArgumentParser) -> None:
+    split = verbs.add_parser(
+        "split",
+        parents=[common],
+        help="part tasks into train and held-out",
+        description="Write split.json: two sets that share no id, no content and no origin. With --by repository "
+        "held-out tasks come from repositories that are not trained on.",
+    )
+    split.add_argument("folder", metavar="DIR", type=Path, help="a task store")
+    split.add_argument("--heldout-fraction", metavar="F", type=float, required=True, help="above 0, below 1")
+    split.add_argument(
+        "--seed", metavar="N", type=int, required=True, help="another seed draws another split"
+    )
+    split.add_argument(
+        "--by",
+        choices=("origin", "repository"),
+        default="origin",
+        help="what stays together (default: origin)",
+    )
+    split.set_defaults(run=f"{_HERE}:run_split", render=f"{_HERE}:render_split")
+
+
+def run_build(args: argparse.Namespace) -> tuple[Result, int]:
+    """Build a store.
+
+    Raises:
+        UsageError: a granularity or removal that does not work yet (CR0416), and as ``build_tasks``.
+        InputError: a source, a pin or all repositories are not usable (CR0402 to CR0409, CR0419).
+        NothingToDoError: no candidate is a task (CR0418).
+    """
+    from composer_replication.errors import UsageError
+    from composer_replication.run_folder import write_json
+    from composer_replication.tasks.build import build_tasks
+
+    if (args.granularity, args.removal) != ("function", "body"):
+        raise UsageError(
+            "CR0416",
+            f"--granularity {args.granularity} with --removal {args.removal} does not work yet.",
+            where="composer-rl tasks build",
+            fix="--granularity function --removal body",
+        )
+    with _progress(quiet=args.quiet) as report:
+        summary = build_tasks(
+            args.sources,
+            args.out,
+            symbols=_symbols(args),
+            max_tasks=args.max_tasks,
+            seed=args.seed,
+            jobs=args.jobs,
+            hidden_share=args.hidden_share,
+            backend=args.backend,
+            progress=report,
+        )
+    result: Result = {
+        "tasks": summary.tasks,
+        "candidates": summary.candidates,
+        "valid": summary.valid,
+        "rejected": dict(summary.rejected),
+        "seconds": round(summary.seconds, 3),
+        "bytes": summary.bytes,
+        "fingerprint": summary.fingerprint,
+    }
+    write_json(summary.folder / "summary.json", result)
+    summary.require_tasks()
+    if not args.quiet:
+        sys.stderr.write(f"Next: composer-rl tasks show {summary.folder}\n")
+    return result, 0
+
+
+def _symbols(args: argparse.Namespace) -> dict[str, list[str]] | None:
+    """Pins of the command line: they belong to the one source, so there must be one.
+
+    Raises:
+        UsageError: pins and several sources (CR0416).
+    """
+    from composer_replication.errors import UsageError
+
+    if not args.symbol:
+        return None
+    if len(args.sources) > 1:
+        raise UsageError(
+            "CR0416",
+            "--symbol works with one SOURCE.",
+            where="--symbol",
+            fix="build each source with its own call, or pin functions in a recipe's [tasks.symbols].",
+        )
+    return {args.sources[0]: args.symbol}
+
+
+def render_build(result: dict[str, Any]) -> str:
+    """Counts, and why candidates were not taken."""
+    lines = [f"{result['tasks']} tasks of {result['candidates']} candidates in {result['seconds']:.0f} s"]
+    lines += [f"  rejected {count:>5}  {reason}" for reason, count in result["rejected"].items()]
+    return "\n".join([*lines, f"fingerprint {result['fingerprint']}"])
+
+
+def run_validate(args: argparse.Namespace) -> tuple[Result, int]:
+    """Validate a store; exit code 4 when a task does not pass.
+
+    Raises:
+        UsageError: ``--repeat`` below 1 (CR0416).
+        InputError: not a task store, or a damaged one (CR0410, CR0411).
+    """
+    from composer_replication.errors import UsageError
+    from composer_replication.tasks.validate import validate_store
+
+    if args.repeat < 1:
+        raise UsageError("CR0416", f"--repeat {args.repeat} is below 1.", where="--repeat", fix="--repeat 3")
+    with _progress(quiet=args.quiet) as report:
+        summary = validate_store(
+            args.folder, repeat=args.repeat, jobs=args.jobs, backend=args.backend, progress=report
+        )
+    failed = [{"task_id": row.task_id, "gate": row.gate, "detail": row.detail} for row in summary.failed]
+    result: Result = {"tasks": summary.tasks, "passed": summary.passed, "failed": failed}
+    return result, _VALIDATION_FAILED if failed else 0
+
+
+def render_validate(result: dict[str, Any]) -> str:
+    """One line for each failure, and the count."""
+    lines = [f"FAIL {row['task_id']}  {row['gate']}: {row['detail']}" for row in result["failed"]]
+    return "\n".join([*lines, f"{result['passed']} of {result['tasks']} tasks pass all gates"])
+
+
+def run_show(args: argparse.Namespace) -> tuple[Result, int]:
+    """List tasks, without golden code and without the names of hidden tests.
+
+    Raises:
+        InputError: not a store, damaged, or no such task (CR0410, CR0411, CR0412).
+    """
+    store = _open(args.folder)
+    tasks = [store.get(args.task_id)] if args.task_id else store.tasks()
+    return {"tasks": [_row(store, task) for task in tasks], **_counts(tasks)}, 0
+
+
+def _row(store: TaskStore, task: Task) -> Result:
+    text = store.broken_text(task)
+    return {
+        "task_id": task.task_id,
+        "repository": task.repository,
+        "symbol": task.symbol,
+        "granularity": task.granularity,
+        "removal": task.removal,
+        "path": task.hole.path,
+        "line": text.count("\n", 0, task.hole.start) + 1,
+        "num_body_lines": task.num_body_lines,
+        "visible_tests": list(task.tests.visible),
+        "num_hidden_tests": len(task.tests.hidden),
+        "num_pass_to_pass": len(task.tests.pass_to_pass),
+        "environment": task.environment,
+    }
+
+
+def _counts(tasks: list[Task]) -> Result:
+    return {
+        "by_repo": dict(sorted(Counter(task.repository for task in tasks).items())),
+        "by_granularity": dict(sorted(Counter(task.granularity for task in tasks).items())),
+        "fail_to_pass": sum(len(task.fail_to_pass) for task in tasks),
+        "hidden": sum(task.has_hidden_tests for task in tasks),
+    }
+
+
+def render_show(result: dict[str, Any]) -> str:
+    """One line a task; for a single task also its visible tests."""
+    rows = result["tasks"]
+    lines = [
+        f"{row['task_id']}\n    {row['path']}:{row['line']}  {row['num_body_lines']} lines deleted, "
+        f"{len(row['visible_tests'])} visible and {row['num_hidden_tests']} hidden tests"
+        for row in rows
+    ]
+    if len(rows) == 1:
+        lines += [f"    {test}" for test in rows[0]["visible_tests"]]
+    return "\n".join(lines) or "The store holds no task."
+
+
+def run_stats(args: argparse.Namespace) -> tuple[Result, int]:
+    """Count tasks; ``hidden`` counts those with hidden tests.
+
+    Raises:
+        InputError: not a store, or damaged (CR0410, CR0411).
+    """
+    tasks = _open(args.folder).tasks()
+    return {"tasks": len(tasks), **_counts(tasks)}, 0
+
+
+def render_stats(result: dict[str, Any]) -> str:
+    """The counts as a small table."""
+    lines = [
+        f"{result['tasks']} tasks, {result['hidden']} with hidden tests, {result['fail_to_pass']} failing tests"
+    ]
+    lines += [f"{count:>6}  {name}" for name, count in result["by_repo"].items()]
+    return "\n".join(lines)
+
+
+def run_export(args: argparse.Namespace) -> tuple[Result, int]:
+    """Write a tree.
+
+    Raises:
+        UsageError: the folder is not empty (CR0423).
+        InputError: not a store, damaged, or no such task (CR0410, CR0411, CR0412).
+    """
+    from composer_replication.errors import UsageError
+
+    if args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
+        raise UsageError(
+            "CR0423", "the folder is not empty.", where=str(args.out), fix="choose another --out FOLDER."
+        )
+    store = _open(args.folder)
+    task = store.get(args.task_id)
+    store.write_tree(task, args.out, view="golden" if args.golden else "rollout")
+    sizes = [path.stat().st_size for path in args.out.rglob("*") if path.is_file()]
+    return {"task_id": task.task_id, "files": len(sizes), "bytes": sum(sizes)}, 0
+
+
+def render_export(result: dict[str, Any]) -> str:
+    """One line."""
+    return f"{result['task_id']}: {result['files']} files, {result['bytes']} bytes"
+
+
+class _SplitItem:
+    """A task with its content, and whether it may be held out at all."""
+
+    def __init__(self, store: TaskStore, task: Task) -> None:
+        content = store.content(task)
+        self.task_id = task.task_id
+        self.repository = task.repository
+        self.symbol = task.symbol
+        self.broken_tree = content.broken_tree
+        self.tests = content.tests
+        self.golden = content.golden
+        self.has_hidden_tests = task.has_hidden_tests
+
+
+def run_split(args: argparse.Namespace) -> tuple[Result, int]:
+    """Write ``split.json`` into the store's folder.
+
+    Raises:
+        ComposerError: no such split; as ``HeldoutSplit.split`` says.
+        InputError: not a store, or damaged (CR0410, CR0411).
+    """
+    from composer_replication.run_folder import write_json
+    from composer_replication.safety import HeldoutSplit
+
+    store = _open(args.folder)
+    items = [_SplitItem(store, task) for task in store.tasks()]
+    split = HeldoutSplit.split(items, args.heldout_fraction, args.seed, by=args.by)
+    write_json(store.root / "split.json", split.state_dict())
+    result: Result = {
+        "train": list(split.train_ids),
+        "heldout": list(split.heldout_ids),
+        "fingerprint": split.fingerprint,
+    }
+    return result, 0
+
+
+def render_split(result: dict[str, Any]) -> str:
+    """Counts and fingerprint."""
+    return f"{len(result['train'])} train, {len(result['heldout'])} held out, fingerprint {result['fingerprint']}"
+
+
+def _open(folder: Path) -> TaskStore:
+    from composer_replication.tasks.store import TaskStore
+
+    return TaskStore.open(folder)
+
+
+@contextmanager
+def _progress(*, quiet: bool) -> Iterator[Report | None]:
+    """A bar on standard error, with rate and time left; None when nobody wants one."""
+    if quiet:
+        yield None
+        return
+    from tqdm import tqdm
+
+    with tqdm(total=0, file=sys.stderr, unit="step", dynamic_ncols=True) as bar:
+
+        def report(done: int, total: int, what: str) -> None:
+            if total != bar.total:
+                bar.reset(total=total)
+            bar.set_description(what, refresh=False)
+            bar.update(done - bar.n)
+
+        yield report

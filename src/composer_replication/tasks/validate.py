@@ -1,0 +1,131 @@
+"""All gates again, from the bytes that the store keeps and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from composer_replication.errors import InputError
+from composer_replication.records import Task
+from composer_replication.tasks.gates import (
+    Bench,
+    GateFailed,
+    Subject,
+    check_golden,
+    check_no_copy,
+    check_restores,
+    check_stubs,
+    find_failing,
+)
+from composer_replication.tasks.repository import make_bench
+from composer_replication.tasks.store import TaskStore
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationFailure:
+    """One task that does not pass, the gate and what it said."""
+
+    task_id: str
+    gate: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationSummary:
+    """``tasks`` were tried, ``passed`` passed every gate every time."""
+
+    tasks: int
+    passed: int
+    failed: tuple[ValidationFailure, ...]
+
+
+def validate_store(
+    path: Path,
+    *,
+    repeat: int = 3,
+    jobs: int = 2,
+    backend: str | None = None,
+    progress: Progress | None = None,
+) -> ValidationSummary:
+    """Put every task of a store through the gates again.
+
+    The static gates and the whole suite without the body run once a task, the gates of
+    its own tests ``repeat`` times, each in a fresh sandbox. A task whose files are damaged
+    fails with the gate ``damaged``.
+
+    Args:
+        path: folder of the store.
+        repeat: how often; at least 1. What passes once and not again is flaky.
+        jobs: tasks tried at the same time.
+        backend: sandbox backend; None for the best of this machine.
+        progress: told after each task with (done, total, task id).
+
+    Raises:
+        InputError: not a store (CR0410), or its manifest is damaged (CR0411).
+        SandboxFailure: the sandbox broke; nothing is said about any task.
+    """
+    store = TaskStore.open(path, backend=backend)
+    task_ids = store.task_ids()
+    failed: list[ValidationFailure] = []
+    with ThreadPoolExecutor(max(1, jobs), thread_name_prefix="tasks-validate") as pool:
+        futures = [pool.submit(validate_task, store, task_id, max(1, repeat)) for task_id in task_ids]
+        try:
+            for done, (task_id, future) in enumerate(zip(task_ids, futures, strict=True), start=1):
+                failed.extend(future.result())
+                if progress is not None:
+                    progress(done, len(task_ids), task_id)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return ValidationSummary(len(task_ids), len(task_ids) - len(failed), tuple(failed))
+
+
+def validate_task(store: TaskStore, task_id: str, repeat: int = 1) -> Sequence[ValidationFailure]:
+    """No failure, or the first one.
+
+    Raises:
+        SandboxFailure: the sandbox broke.
+    """
+    try:
+        task = store.get(task_id)
+        slug = store.record(task_id).repository_record
+        bench = make_bench(store.repository_files(slug), store.environment(task), store.backend)
+        _check(store, task, bench, repeat)
+    except GateFailed as error:
+        return (ValidationFailure(task_id, error.gate, error.detail),)
+    except InputError as error:
+        return (ValidationFailure(task_id, "damaged", f"{error.message} ({error.where})"),)
+    return ()
+
+
+def _check(store: TaskStore, task: Task, bench: Bench, repeat: int) -> None:
+    subject = subject_of(store, task)
+    check_restores(subject, bench.original)
+    check_no_copy(subject, bench.original)
+    failing = find_failing(subject, store.repository(store.record(task.task_id).repository_record), bench)
+    if failing != set(task.fail_to_pass):
+        different = sorted(failing ^ set(task.fail_to_pass))
+        raise GateFailed(
+            "other-tests-fail", f"{len(different)} tests differ from the stored ones ({different[0]})"
+        )
+    for _ in range(repeat):
+        check_golden(subject, bench)
+        check_stubs(subject, bench)
+
+
+def subject_of(store: TaskStore, task: Task) -> Subject:
+    """A stored task as the gates see it."""
+    record, secret = store.record(task.task_id), store.secret(task.task_id)
+    return Subject(
+        hole=task.hole,
+        broken_text=store.broken_text(task),
+        golden_body=secret.golden_body,
+        visible=task.tests.visible,
+        hidden=task.tests.hidden,
+        withheld=secret.withheld,
+        visible_files={path: store.blob(digest) for path, digest in record.visible_files.items()},
+    )

@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from composer_replication.cli import machine_checks
+from composer_replication.cli.machine_checks import Finding
+from composer_replication.cli.main import main
+from composer_replication.errors import MissingError
+from composer_replication.interfaces import Sandbox
+from composer_replication.records import Check, SandboxSpec
+
+GOOD, BAD = Check("good", True, "fine"), Check("bad", False, "broken", "mend it")
+
+
+@pytest.fixture
+def findings(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    def use(*found: Finding) -> None:
+        monkeypatch.setattr(machine_checks, "all_checks", lambda progress: list(found))
+
+    return use
+
+
+@pytest.mark.parametrize(
+    ("found", "is_ok"),
+    [
+        ([Finding(GOOD)], True),
+        ([Finding(GOOD), Finding(BAD)], False),
+        ([Finding(GOOD), Finding(BAD, is_required=False)], True),
+    ],
+)
+def test_ok_means_all_that_is_required(
+    findings: Callable[..., None], capsys: pytest.CaptureFixture[str], found: list[Finding], *, is_ok: bool
+) -> None:
+    findings(*found)
+    assert main(["doctor", "--json"]) == (0 if is_ok else 3)
+    result = json.loads(capsys.readouterr().out)
+    assert result["ok"] is is_ok
+    assert result["checks"][0] == {"name": "good", "ok": True, "detail": "fine", "fix": ""}
+
+
+def test_a_person_sees_the_next_step_of_what_fails(
+    findings: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    findings(Finding(GOOD), Finding(BAD))
+    assert main(["doctor"]) == 3
+    out = capsys.readouterr().out
+    assert "-> mend it" in out
+    assert out.count("->") == 1
+
+
+def test_on_this_machine_every_check_answers(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real thing: whatever the answers are, the shape and the exit code fit them."""
+    monkeypatch.setenv("COMPOSER_RL_CACHE", str(tmp_path))
+    exit_code = main(["doctor", "--json", "--quiet"])
+    out, err = capsys.readouterr()
+    result = json.loads(out)
+    assert err == ""
+    assert exit_code == (0 if result["ok"] else 3)
+    names = [check["name"] for check in result["checks"]]
+    assert names[:2] == ["platform", "python"]
+    assert {"cores", "memory", "cache", "disk", "torch", "sandbox", "ports", "git", "make", "gpu"} <= set(
+        names
+    )
+    assert len(names) == len(set(names))
+    assert all(check["detail"] for check in result["checks"])
+    assert all(check["fix"] for check in result["checks"] if not check["ok"])
+
+
+def test_elsewhere_than_linux_it_is_said_first() -> None:
+    check = machine_checks.check_platform("darwin")
+    assert not check.ok
+    assert "guard and reports run here" in check.detail
+    assert "docker or podman" in check.fix
+    assert machine_checks.check_platform("linux").ok
+
+
+def test_python_versions() -> None:
+    assert machine_checks.check_python((3, 11, 0)).ok
+    assert not machine_checks.check_python((3, 10, 14)).ok
+
+
+@pytest.mark.parametrize(("gigabytes", "is_enough"), [(5.9, False), (6.0, True), (64.0, True)])
+def test_memory_of_the_quick_start(gigabytes: float, *, is_enough: bool) -> None:
+    check = machine_checks.check_memory(int(gigabytes * 10**9))
+    assert check.ok is is_enough
+    assert bool(check.fix) is not is_enough
+
+
+def test_unknown_memory_is_said_and_not_failed() -> None:
+    assert "unknown" in machine_checks.check_memory(None).detail
+
+
+def test_a_container_has_less_memory_than_its_machine(tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 32000000 kB\nMemAvailable:   16000000 kB\n")
+    assert machine_checks.available_memory_bytes(meminfo, tmp_path) == 16_000_000 * 1024
+    (tmp_path / "memory.max").write_text("4000000000\n")
+    (tmp_path / "memory.current").write_text("1000000000\n")
+    assert machine_checks.available_memory_bytes(meminfo, tmp_path) == 3_000_000_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert machine_checks.available_memory_bytes(meminfo, tmp_path) == 16_000_000 * 1024
+    assert machine_checks.available_memory_bytes(tmp_path / "none", tmp_path / "none") is None
+
+
+def test_disk() -> None:
+    assert machine_checks.check_disk(4 * 10**9).ok
+    assert "COMPOSER_RL_CACHE" in machine_checks.check_disk(10**9).fix
+
+
+def test_packages_are_looked_up_and_not_imported() -> None:
+    assert machine_checks.check_package("pytest").ok
+    missing = machine_checks.check_package("no-such-package-anywhere")
+    assert not missing.ok
+    assert missing.fix.startswith("pip install")
+
+
+def test_the_cache_shows_its_place_and_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMPOSER_RL_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "cache").mkdir()
+    with (tmp_path / "cache" / "big").open("wb") as handle:
+        handle.truncate(250_000_000)  # a hole: it takes no room
+    (tmp_path / "cache" / "link").symlink_to("nowhere")
+    cache, disk = machine_checks.check_cache()
+    assert cache.check.ok
+    assert f"{tmp_path / 'cache'}, 0.25 GB" in cache.check.detail
+    assert disk.check.name == "disk"
+
+
+def test_a_cache_that_cannot_be_made_names_the_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("COMPOSER_RL_CACHE", str(tmp_path / "file" / "cache"))
+    (finding,) = machine_checks.check_cache()
+    assert not finding.check.ok
+    assert "COMPOSER_RL_CACHE" in finding.check.fix
+
+
+class FakeBackend:
+    """Available or not; its self-test is given from outside."""
+
+    def __init__(self, available: Check) -> None:
+        self.name = "fake"
+        self.available = available
+
+    def is_available(self) -> Check:
+        return self.available
+
+    def open(self, spec: SandboxSpec) -> Sandbox:
+        raise MissingError("CR0301", "never opened here.")
+
+
+@pytest.mark.parametrize(
+    ("available", "guards", "holds"),
+    [
+        (GOOD, [GOOD, GOOD], True),
+        (GOOD, [GOOD, BAD], False),
+        (BAD, [GOOD], False),
+    ],
+)
+def test_one_sandbox_that_holds_is_enough(
+    monkeypatch: pytest.MonkeyPatch, available: Check, guards: list[Check], *, holds: bool
+) -> None:
+    backends = {"first": FakeBackend(BAD), "second": FakeBackend(available)}
+    monkeypatch.setattr("composer_replication.sandbox.choice.BACKENDS", dict.fromkeys(backends, "x:y"))
+    monkeypatch.setattr("composer_replication.sandbox.choice.choose_backend", backends.__getitem__)
+    monkeypatch.setattr("composer_replication.sandbox.selftest.run_selftest", lambda backend: guards)
+    heard: list[str] = []
+    *each, union = machine_checks.check_sandboxes(heard.append)
+    assert [finding.is_required for finding in (*each, union)] == [False, False, True]
+    assert [finding.check.ok for finding in each] == [False, holds]
+    assert union.check.ok is holds
+    assert ("second" in union.check.detail) is holds
+    assert len(heard) == 2
+
+
+@pytest.mark.parametrize(
+    ("script", "is_ok", "said"),
+    [
+        ("echo 'H200, 143771 MiB'", True, "H200, 143771 MiB"),
+        ("exit 9", False, "nvidia-smi fails"),
+        (None, True, "none found"),
+    ],
+)
+def test_gpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str | None, said: str, *, is_ok: bool
+) -> None:
+    if script is not None:
+        program = tmp_path / "nvidia-smi"
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/nonexistent")
+    check = machine_checks.check_gpu()
+    assert check.ok is is_ok
+    assert said in check.detail
+
+
+def test_programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert machine_checks.check_program("git") == Check(
+        "git", False, "not found; optional", "apt install git"
+    )
+
+
+def test_findings_are_required_unless_said_otherwise() -> None:
+    values: dict[str, Any] = {"check": GOOD}
+    assert Finding(**values).is_required

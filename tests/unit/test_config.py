@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from composer_replication.config import (
+    RunConfig,
+    Section,
+    dump_config,
+    load_config,
+    parse_config,
+    parse_override,
+)
+from composer_replication.errors import UsageError
+
+RECIPES = sorted((Path(__file__).resolve().parents[2] / "recipes").glob("*/run.toml"))
+SMALL: dict[str, Any] = {"model": {"name": "tiny-random"}, "tasks": {"store": "tasks"}}
+
+
+def refused(table: dict[str, Any]) -> str:
+    with pytest.raises(UsageError) as error:
+        parse_config(table, where="here")
+    assert (error.value.code, error.value.where) == ("CR0204", "here")
+    return error.value.message
+
+
+def test_the_smallest_recipe_is_plain_grpo_without_channels() -> None:
+    config = parse_config(SMALL, where="here")
+    assert config.guard is None
+    assert config.heldout is None
+    assert config.model.lora is None
+    assert (config.trainer.alpha_sdpo, config.trainer.beta_replay) == (0.0, 0.0)
+    assert config.trl == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"modle": {}}, "unknown key modle; the nearest known key is model"),
+        ({"trainer": {"strict_kilswitch": True}}, "the nearest known key is trainer.strict_killswitch"),
+        ({"model": {"name": "x", "lora": {"alpha": 3}}}, "the nearest known key is model.lora.lora_alpha"),
+        ({"guard": {"ema": 0.5}, "heldout": {}}, "the nearest known key is guard.ema_alpha"),
+        ({"model": {}}, "the key model.name is missing"),
+        ({"model": {"name": 3}}, "model.name: Input should be a valid string"),
+        ({"seed": "3"}, "seed: Input should be a valid integer"),
+        ({"seed": True}, "seed: Input should be a valid integer"),
+        ({"model": {"name": "x", "dtype": "int8"}}, "model.dtype: Input should be 'float32' or 'bfloat16'"),
+        ({"heldout": {"fraction": 1.0}}, "heldout.fraction: Input should be less than 1"),
+        ({"heldout": {"every": 0}}, "heldout.every: Input should be greater than or equal to 1"),
+        ({"sandbox": {"memory_bytes": 1}}, "sandbox.memory_bytes"),
+        ({"tasks": {}}, "tasks: give exactly one of source and store"),
+        ({"tasks": {"store": "a", "source": ["b"]}}, "tasks: give exactly one of source and store"),
+        ({"guard": {}}, "a [guard] needs a [heldout] table"),
+    ],
+)
+def test_a_wrong_recipe_is_one_sentence_that_names_the_key(change: dict[str, Any], said: str) -> None:
+    message = refused({**SMALL, **change})
+    assert said in message
+    assert message.endswith(".")
+    assert "\n" not in message
+
+
+def test_trl_keys_go_through_unchanged() -> None:
+    table = {"max_steps": 3, "anything": {"deep": [1, 2]}}
+    assert parse_config({**SMALL, "trl": table}, where="x").trl == table
+
+
+def test_a_config_cannot_be_changed() -> None:
+    config = parse_config(SMALL, where="x")
+    with pytest.raises(ValueError, match="frozen"):
+        config.seed = 3  # type: ignore[misc]
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "run.toml"
+    path.write_text(text)
+    return path
+
+
+def test_overrides_reach_into_tables(tmp_path: Path) -> None:
+    path = write(tmp_path, '[model]\nname = "tiny-random"\n[tasks]\nstore = "s"\n[trl]\nmax_steps = 9\n')
+    config = load_config(path, {"trl.max_steps": 2, "seed": 7, "heldout.every": 3, "model.lora.rank": 4})
+    assert config.trl["max_steps"] == 2
+    assert config.seed == 7
+    assert config.heldout is not None
+    assert config.heldout.every == 3
+    assert config.model.lora is not None
+    assert config.model.lora.rank == 4
+
+
+def test_an_override_of_an_unknown_key_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, dump_config(parse_config(SMALL, where="x")))
+    with pytest.raises(UsageError, match=r"nearest known key is trainer\.checkpoint_every"):
+        load_config(path, {"trainer.checkpoint_evry": 3})
+    with pytest.raises(UsageError, match="seed is not a table"):
+        load_config(path, {"seed.deep": 3})
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        (None, "CR0201"),
+        (b"a = ", "CR0202"),
+        (b"a = 1\na = 2\n", "CR0202"),
+        (b"a = '\xff'", "CR0202"),
+        (b"a = 1", "CR0204"),
+    ],
+)
+def test_an_unreadable_recipe_names_its_place(tmp_path: Path, content: bytes | None, code: str) -> None:
+    path = tmp_path / "run.toml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UsageError) as error:
+        load_config(path)
+    assert (error.value.code, error.value.where) == (code, str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("trl.max_steps=2", ("trl.max_steps", 2)),
+        ("a=true", ("a", True)),
+        ("a=[1, 2]", ("a", [1, 2])),
+        ("a = 0.5", ("a", 0.5)),
+        ("model.name=HuggingFaceTB/SmolLM2-135M", ("model.name", "HuggingFaceTB/SmolLM2-135M")),
+        ("a=b=c", ("a", "b=c")),
+        ('a="3"', ("a", "3")),
+        ("a=", ("a", "")),
+    ],
+)
+def test_an_override_is_toml_or_else_a_string(text: str, expected: tuple[str, Any]) -> None:
+    assert parse_override(text) == expected
+
+
+@pytest.mark.parametrize("text", ["trl.max_steps", "=3", ""])
+def test_an_override_without_key_or_equals_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="CR0205"):
+        parse_override(text)
+
+
+SECTIONS = st.fixed_dictionaries(
+    {"model": st.fixed_dictionaries({"name": st.text(min_size=1)}), "tasks": st.just({"store": "s"})},
+    optional={
+        "seed": st.integers(0, 2**31),
+        "heldout": st.fixed_dictionaries(
+            {}, optional={"fraction": st.floats(0.01, 0.99), "every": st.integers(1, 9)}
+        ),
+        "trainer": st.fixed_dictionaries(
+            {}, optional={"beta_replay": st.floats(0, 10), "prefix_sharing": st.booleans()}
+        ),
+        "trl": st.dictionaries(
+            st.from_regex(r"[a-z_]{1,8}", fullmatch=True), st.integers(-9, 9) | st.booleans() | st.text()
+        ),
+    },
+)
+
+
+@given(SECTIONS)
+def test_what_is_written_is_read_back_equal(table: dict[str, Any]) -> None:
+    import tomllib
+
+    config = parse_config(table, where="x")
+    text = dump_config(config)
+    again = parse_config(tomllib.loads(text), where="x")
+    assert again == config
+    assert dump_config(again) == text
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: str(path.parent.name))
+def test_every_shipped_recipe_is_valid_and_comes_back(recipe: Path, tmp_path: Path) -> None:
+    config = load_config(recipe)
+    assert load_config(write(tmp_path, dump_config(config))) == config
+
+
+def test_the_quick_start_is_among_the_recipes() -> None:
+    assert "quickstart" in {path.parent.name for path in RECIPES}
+
+
+def test_the_config_needs_no_torch() -> None:
+    program = (
+        "import sys, composer_replication.config; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_every_section_has_a_word_for_the_page_of_keys() -> None:
+    sections = Section.__subclasses__()
+    assert RunConfig in sections
+    assert [kind.__name__ for kind in sections if not kind.__doc__] == []

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import copy
+import pickle
+from types import SimpleNamespace
+
+import pytest
+
+from composer_replication.errors import (
+    CollapseStopError,
+    ComposerError,
+    InputError,
+    MissingError,
+    NothingToDoError,
+    SandboxFailure,
+    SplitOverlapError,
+    UsageError,
+)
+
+
+def test_the_sentence_holds_code_place_and_next_step() -> None:
+    error = UsageError("CR0299", "this is wrong.", where="run.toml:3", fix="type that")
+    assert str(error) == "CR0299: this is wrong. [run.toml:3] Next: type that"
+    assert str(UsageError("CR0299", "this is wrong.")) == "CR0299: this is wrong."
+
+
+@pytest.mark.parametrize(
+    ("kind", "exit_code"),
+    [(UsageError, 2), (MissingError, 3), (SandboxFailure, 3), (InputError, 4), (NothingToDoError, 6)],
+)
+def test_exit_codes(kind: type[ComposerError], exit_code: int) -> None:
+    error = kind("CR0001", "x.", where="w", fix="f")
+    assert (error.exit_code, error.code, error.message, error.where, error.fix) == (
+        exit_code,
+        "CR0001",
+        "x.",
+        "w",
+        "f",
+    )
+    assert isinstance(error, ComposerError)
+
+
+def test_a_broken_sandbox_is_missing_and_not_bad_input() -> None:
+    assert issubclass(SandboxFailure, MissingError)
+    assert not issubclass(SandboxFailure, InputError)
+
+
+def test_overlap_names_five_pairs_and_counts_the_rest() -> None:
+    pairs = [("id", f"train{n}", f"held{n}") for n in range(7)]
+    error = SplitOverlapError(pairs)
+    assert error.pairs == pairs
+    assert isinstance(error, ValueError)
+    assert "7 pair(s)" in error.message
+    assert "train4 and held4" in error.message
+    assert "train5" not in error.message
+    assert "and 2 more" in error.message
+    assert "more" not in SplitOverlapError(pairs[:5]).message
+
+
+def test_a_halt_carries_the_very_status() -> None:
+    status = SimpleNamespace(reason="the truth fell")
+    error = CollapseStopError(status)
+    assert error.status is status
+    assert "the truth fell" in str(error)
+    assert error.exit_code == 5
+    assert isinstance(error, RuntimeError)
+    assert "the guard fired" in str(CollapseStopError(None))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        UsageError("CR0201", "m.", where="w", fix="f"),
+        SplitOverlapError([("id", "a", "b")]),
+        CollapseStopError({"reason": "r"}),
+    ],
+)
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_errors_survive_pickling_as_they_are(error: ComposerError, protocol: int) -> None:
+    """Worker processes send them home."""
+    for again in (pickle.loads(pickle.dumps(error, protocol)), copy.copy(error)):
+        assert type(again) is type(error)
+        assert str(again) == str(error)
+        assert again.args == error.args
+        assert again.__dict__ == error.__dict__

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import dataclasses
+import inspect
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from composer_replication import records
+from composer_replication.records import Hole, Limits, Outcome, Score, StopReason, Task, TestSplit
+
+RECORDS = [kind for _, kind in inspect.getmembers(records, dataclasses.is_dataclass)]
+
+
+@pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: str(kind.__name__))
+def test_every_record_is_frozen_and_small(kind: type) -> None:
+    assert len(RECORDS) >= 14
+    parameters = kind.__dataclass_params__  # type: ignore[attr-defined]
+    assert parameters.frozen
+    assert "__slots__" in vars(kind)
+    assert kind.__doc__
+
+
+def test_a_record_cannot_be_changed() -> None:
+    hole = Hole("a.py", 1, 2)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        hole.start = 3  # type: ignore[misc]
+
+
+def task(visible: tuple[str, ...] = (), hidden: tuple[str, ...] = ()) -> Task:
+    return Task(
+        "id", "six==1", "f", "function", "body", Hole("a.py", 0, 1), TestSplit(visible, hidden, ()), "env", 3
+    )
+
+
+def test_fail_to_pass_is_both_sides_in_order() -> None:
+    assert task(("b", "c"), ("a",)).fail_to_pass == ("a", "b", "c")
+    assert task(("b",), ("a",)).has_hidden_tests
+    assert not task(("b",)).has_hidden_tests
+
+
+def score(*outcomes: Outcome, error: str = "") -> Score:
+    return Score({f"t{n}": outcome for n, outcome in enumerate(outcomes)}, error)
+
+
+def test_only_passed_counts_as_passed() -> None:
+    mixed = score(*Outcome)
+    assert mixed.num_passed == 1
+    assert mixed.pass_share == 1 / len(Outcome)
+    assert not mixed.all_passed
+
+
+def test_nothing_run_is_nothing_passed() -> None:
+    assert not score().all_passed
+    assert score().pass_share == 0.0
+
+
+def test_an_error_outweighs_passed_tests() -> None:
+    broken = score(Outcome.PASSED, error="time-out")
+    assert broken.num_passed == 1
+    assert not broken.all_passed
+    assert broken.pass_share == 0.0
+
+
+@given(st.lists(st.sampled_from(Outcome)), st.sampled_from(["", "time-out"]))
+def test_all_passed_exactly_when_the_share_is_one(outcomes: list[Outcome], error: str) -> None:
+    found = score(*outcomes, error=error)
+    assert 0.0 <= found.pass_share <= 1.0
+    assert found.all_passed == (found.pass_share == 1.0)
+
+
+def test_enums_are_written_as_plain_words() -> None:
+    assert f"{StopReason.STOP_RULE} {Outcome.MISSING}" == "stop_rule missing"
+    assert StopReason("guard") is StopReason.GUARD
+
+
+def test_limits_are_finite_by_default() -> None:
+    assert all(0 < value < 2**40 for value in dataclasses.astuple(Limits()))

@@ -543,6 +543,27 @@ def test_the_jail_dies_with_us(backend: SandboxBackend, tree: Path) -> None:
     shutil.rmtree(scratch)
 
 
+def test_nothing_is_left_to_collect_when_orphans_come_to_us(backend: SandboxBackend, tree: Path) -> None:
+    """As process 1 of a container: who is orphaned becomes our child, and a zombie if nobody asks for it."""
+    code = (
+        "import ctypes, os; from pathlib import Path\n"
+        "from composer_replication.records import SandboxSpec\n"
+        "from composer_replication.sandbox import choose_backend\n"
+        "ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # a subreaper\n"
+        f"backend = choose_backend({backend.name!r})\n"
+        f"with backend.open(SandboxSpec(Path({str(tree)!r}))) as sandbox:\n"
+        " for script in ('true', 'sleep 99 & true', 'setsid sleep 99 & sleep 99'):\n"
+        "  sandbox.exec(['sh', '-c', script], timeout_seconds=2)\n"
+        "try: print(os.waitpid(-1, os.WNOHANG))\n"
+        "except ChildProcessError: print('none')\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "none\n"
+
+
 def _wait(condition: object, patience_seconds: float = 30.0) -> None:
     assert callable(condition)
     deadline = time.monotonic() + patience_seconds

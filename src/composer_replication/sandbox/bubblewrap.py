@@ -242,6 +242,10 @@ class _Jail:
                 signal.pidfd_send_signal(self._init_pidfd, signal.SIGKILL)
             select.select([self._init_pidfd], [], [], _START_SECONDS)
         self.process.wait()
+        if self._init_pidfd is not None:
+            # Orphaned, it belongs to process 1, which collects it. In a container that may be us.
+            with suppress(ChildProcessError):
+                os.waitid(os.P_PIDFD, self._init_pidfd, os.WEXITED | os.WNOHANG)
 
     def _close_descriptors(self) -> None:
         for descriptor in (self._init_pidfd, self._info_read, self._block_write):

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from composer_replication.interfaces import Sandbox
 from composer_replication.records import Check, ExecResult, SandboxSpec
 from composer_replication.sandbox.host_paths import base_interpreter, is_below, system_folders
 from composer_replication.sandbox.jailed_tree import STARTER, JailedTree, failure, to_result
-from composer_replication.sandbox.process_tree import kill_descendants
+from composer_replication.sandbox.process_tree import descendants, kill_descendants
 from composer_replication.sandbox.supervised_run import supervise
 
 _DEVICES = ("/dev/zero", "/dev/random", "/dev/urandom", "/dev/full")
@@ -184,8 +185,12 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     """Kill what the command left, then the process around it, which collects orphans."""
     if process.poll() is None:
         is_clean = kill_descendants(process.pid)
+        dead = descendants(process.pid)
         process.kill()
         process.wait()
+        for pid in dead:  # process 1 collects them now; in a container that may be us
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
         if not is_clean:
             raise failure("CR0302", "sandlock left processes that cannot be killed.")
 

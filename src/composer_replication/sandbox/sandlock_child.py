@@ -15,6 +15,7 @@ import resource
 import select
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,19 @@ def main() -> None:
         code = _run(orders, library)
     finally:
         is_clean = kill_descendants(os.getpid())
+        _collect()
         sys.stdout.flush()
         sys.stderr.flush()
         # Threads of sandlock may still run: nothing of theirs is worth waiting for.
         if sys.exc_info()[0] is None:
             os._exit(code if is_clean else _EXIT_LEFTOVERS)
+
+
+def _collect() -> None:
+    """Take the exit codes of what is dead, so that no zombie goes to whoever comes after us."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def _run(orders: dict[str, Any], library: ctypes.CDLL) -> int:

@@ -15,6 +15,7 @@ import pytest
 from composer_replication.run_folder import RunFolder, read_jsonl
 from composer_replication.trainer.checkpoints import newest_whole_checkpoint
 
+pytestmark = pytest.mark.xdist_group("two-processes")  # the runs are made once
 WORKER = Path(__file__).with_name("two_process_worker.py")
 
 

@@ -54,7 +54,8 @@ class ComposerReplicationTrainer(GRPOTrainer, RunBorders, OwnState, PrefixWiring
         prefix_sharing: forward each distinct prompt once (exact; see ``prefix_wiring``).
         is_finished: the text so far of one row is complete, so the row stops. Only with
             prefix sharing, whose sampling can stop single rows.
-        run_folder: where ``metrics.jsonl`` and ``verdicts.jsonl`` go; None writes neither.
+        run_folder: where ``metrics.jsonl`` and ``verdicts.jsonl`` go (a run that begins anew empties them),
+            instead of the rows that transformers prints; None writes neither.
         stateful: extra states saved in and restored from each checkpoint, by name.
         split_fingerprint: of the held-out split; readings and checkpoints of another are refused.
 
@@ -164,7 +165,7 @@ class ComposerReplicationTrainer(GRPOTrainer, RunBorders, OwnState, PrefixWiring
             "log-probabilities", self._logps_sharing_reason(model, compute_aux_loss, multimodal)
         ):
             answer: Any = self._shared_logps(
-                model, input_ids, attention_mask, logits_to_keep, compute_entropy
+                model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy
             )
         else:
             answer = super()._get_per_token_logps_and_entropies(
@@ -277,8 +278,12 @@ class ComposerReplicationTrainer(GRPOTrainer, RunBorders, OwnState, PrefixWiring
                 output = super().train(
                     None if checkpoint is None else str(checkpoint), trial, ignore_keys_for_eval
                 )
-        except CollapseStopError:
-            self._finish_halted_run(trial)
+        except CollapseStopError as halt:
+            try:
+                self._finish_halted_run(trial)
+            except (OSError, RuntimeError) as error:  # a full disk must not hide why the run ends
+                halt.add_note(f"its last checkpoint could not be saved: {error}")
+                logger.exception("the last checkpoint of the halted run could not be saved.")
             raise
         finally:
             self.flush_run_log()
@@ -296,7 +301,7 @@ class ComposerReplicationTrainer(GRPOTrainer, RunBorders, OwnState, PrefixWiring
         if process_rank() == 0:
             (checkpoint / MANIFEST_NAME).unlink(missing_ok=True)  # until the new one it is half-written
         wait_for_all()
-        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        limit, self.args.save_total_limit = self.args.save_total_limit, None  # it would delete too early
         try:
             super()._save_checkpoint(model, trial)  # type: ignore[no-untyped-call]
         finally:

@@ -27,10 +27,10 @@ class StepWindow:
 
     def __init__(self) -> None:
         self._num_used: dict[str, int] = {}
-        self._newest: dict[str, float] = {}
+        self._newest: dict[str, float | None] = {}
         self._kept: dict[str, float | None] = {}
 
-    def take(self, metrics: Mapping[str, Sequence[float]]) -> dict[str, float | None]:
+    def take(self, metrics: Mapping[str, Sequence[float | None]]) -> dict[str, float | None]:
         """Mean of the new finite entries of each list (None: new entries, none finite); marks them used."""
         means, self._kept = self._kept, {}
         for name, values in metrics.items():
@@ -39,16 +39,16 @@ class StepWindow:
                 new = values[-1:]  # TRL overwrites its running count of tokens in place
             if new:
                 self._newest[name] = new[-1]
-                finite = [value for value in new if math.isfinite(value)]
+                finite = [value for value in new if value is not None and math.isfinite(value)]
                 means[name] = math.fsum(finite) / len(finite) if finite else None
             self._num_used[name] = len(values)
         return means
 
-    def before_clearing(self, metrics: Mapping[str, Sequence[float]]) -> None:
+    def before_clearing(self, metrics: Mapping[str, Sequence[float | None]]) -> None:
         """Keep what the next ``take`` would miss: TRL empties its lists inside a step that is broken off."""
         self._kept = self.take(metrics)
 
-    def after_clearing(self, metrics: Mapping[str, Sequence[float]]) -> None:
+    def after_clearing(self, metrics: Mapping[str, Sequence[float | None]]) -> None:
         """Note that TRL may have emptied its lists."""
         self._num_used = {name: min(num, len(metrics.get(name, ()))) for name, num in self._num_used.items()}
 

@@ -69,7 +69,7 @@ class OwnState:
                 if self._in_loop_signals is None
                 else self._in_loop_signals.state_dict(),
                 "metrics": {
-                    name: [value if math.isfinite(value) else None for value in values]
+                    name: [_finite_or_none(value) for value in values]
                     for name, values in self._metrics["train"].items()
                 },
                 "guard": None if guard is None else guard.state_dict(),
@@ -144,6 +144,10 @@ class OwnState:
         return int(
             self.state.global_step // max(math.ceil(num_batches / self.args.gradient_accumulation_steps), 1)
         )
+
+
+def _finite_or_none(value: float | None) -> float | None:
+    return float(value) if value is not None and math.isfinite(value) else None
 
 
 def _buffer_name() -> str:

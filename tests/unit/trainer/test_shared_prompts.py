@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from composer_replication.trainer import prefix_wiring
 from composer_replication.trainer.parameter_hash import parameter_sha256
@@ -142,3 +143,34 @@ def test_splitting_groups_is_said(
 ) -> None:
     make_trainer(prefix_sharing=True, steps_per_generation=steps_per_generation, max_steps=1).train()
     assert ("splits groups" in caplog.text) is warns
+
+
+def test_a_bound_on_the_rows_changes_nothing_but_the_number_of_forwards(
+    make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    real = prefix_wiring.shared_prefix_logps
+
+    def spy(model: Any, prompt_ids: Any, *rest: Any, **settings: Any) -> Any:
+        sizes.append(len(prompt_ids))
+        return real(model, prompt_ids, *rest, **settings)
+
+    monkeypatch.setattr(prefix_wiring, "shared_prefix_logps", spy)
+    trainer = make_trainer(prefix_sharing=True)
+    torch.manual_seed(0)
+    prompts = torch.randint(2, 258, (2, 5))
+    ids = torch.cat([prompts[[0, 1, 1, 0, 1, 0]], torch.randint(2, 258, (6, 4))], dim=1)
+    with torch.no_grad():
+        whole = trainer._get_per_token_logps_and_entropies(
+            trainer.model, ids, torch.ones_like(ids), 4, compute_entropy=True
+        )
+        bound = trainer._get_per_token_logps_and_entropies(
+            trainer.model, ids, torch.ones_like(ids), 4, batch_size=3, compute_entropy=True
+        )
+    assert sizes == [6, 3, 3]
+    torch.testing.assert_close(whole[0], bound[0])
+    torch.testing.assert_close(whole[1], bound[1])
+    trainer.prefix_sharing = False
+    with torch.no_grad():
+        plain = trainer._get_per_token_logps_and_entropies(trainer.model, ids, torch.ones_like(ids), 4)
+    torch.testing.assert_close(plain[0], bound[0], atol=1e-5, rtol=1e-5)

@@ -136,6 +136,31 @@ def test_a_halt_leaves_checkpoint_verdict_and_line(
     assert all(parameter.grad is None for parameter in trainer.model.parameters())
 
 
+def test_a_halt_is_raised_even_where_it_cannot_be_saved(
+    make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_trainer(
+        max_steps=8, reward=flat_reward, heldout_guard=gap_guard(), heldout_eval_fn=falling_truth()
+    )
+
+    def full_disk(model: Any, trial: Any) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(trainer, "_save_checkpoint", full_disk)
+    with pytest.raises(CollapseStopError) as caught:
+        trainer.train()
+    assert "no space left" in caught.value.__notes__[0]
+
+
+def test_a_run_folder_takes_the_place_of_printed_rows(
+    make_trainer: MakeTrainer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_trainer(max_steps=1).train()
+    assert "'reward'" in capsys.readouterr().out
+    make_trainer(max_steps=1, run_folder=RunFolder(tmp_path / "run")).train()
+    assert capsys.readouterr().out == ""
+
+
 def test_a_halted_run_is_not_trained_on(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     def make(strict: bool) -> Any:
         return make_trainer(

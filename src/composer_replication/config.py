@@ -144,7 +144,9 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _guard_needs_truth(self) -> RunConfig:
         if self.guard is not None and self.heldout is None:
-            raise ValueError("a [guard] needs a [heldout] table: without held-out tasks it has no truth to compare")
+            raise ValueError(
+                "a [guard] needs a [heldout] table: without held-out tasks it has no truth to compare"
+            )
         return self
 
 
@@ -159,7 +161,10 @@ def load_config(path: Path, overrides: Mapping[str, Any] | None = None) -> RunCo
         table = tomllib.loads(path.read_text())
     except OSError as error:
         raise UsageError(
-            "CR0201", f"the recipe cannot be read: {error.strerror}.", where=str(path), fix="composer-rl train RECIPE.toml"
+            "CR0201",
+            f"the recipe cannot be read: {error.strerror}.",
+            where=str(path),
+            fix="composer-rl train RECIPE.toml",
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError("CR0202", f"the recipe is not valid TOML: {error}.", where=str(path)) from error
@@ -173,7 +178,9 @@ def parse_config(table: Mapping[str, Any], *, where: str) -> RunConfig:
     try:
         return RunConfig.model_validate(dict(table))
     except ValidationError as error:
-        raise UsageError("CR0204", _first_problem(error), where=where, fix="see docs/recipe-keys.md for every key.") from error
+        raise UsageError(
+            "CR0204", _first_problem(error), where=where, fix="see docs/recipe-keys.md for every key."
+        ) from error
 
 
 def parse_override(text: str) -> tuple[str, Any]:
@@ -184,7 +191,9 @@ def parse_override(text: str) -> tuple[str, Any]:
     """
     key, equals, value = text.partition("=")
     if not equals or not key:
-        raise UsageError("CR0205", f"--set {text!r} is not KEY=VALUE.", fix="for example --set trl.max_steps=2")
+        raise UsageError(
+            "CR0205", f"--set {text!r} is not KEY=VALUE.", fix="for example --set trl.max_steps=2"
+        )
     try:
         return key.strip(), tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:

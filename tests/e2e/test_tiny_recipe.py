@@ -19,7 +19,12 @@ STEPS = 4
 
 
 def command(out: Path, *extra: str) -> list[str]:
-    settings = {"trl.max_steps": STEPS, "trainer.checkpoint_every": 1, "trl.save_total_limit": 20, "heldout.every": 1}
+    settings = {
+        "trl.max_steps": STEPS,
+        "trainer.checkpoint_every": 1,
+        "trl.save_total_limit": 20,
+        "heldout.every": 1,
+    }
     flags = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
     return [
         *(sys.executable, "-m", "composer_replication.cli.main", "train", str(RECIPE), "--out", str(out)),
@@ -91,7 +96,10 @@ def test_a_run_that_was_cut_goes_on_as_if_it_had_not_been(
     assert summary["parameter_sha256"] == whole[1]["parameter_sha256"]
     assert [row["step"] for row in rows(out / "metrics.jsonl")] == list(range(1, STEPS + 1))
     assert [row["round_idx"] for row in rows(out / "verdicts.jsonl")] == list(range(STEPS))
-    assert rows(out / "verdicts.jsonl")[-1]["proxy_real_gap"] == rows(whole[0] / "verdicts.jsonl")[-1]["proxy_real_gap"]
+    assert (
+        rows(out / "verdicts.jsonl")[-1]["proxy_real_gap"]
+        == rows(whole[0] / "verdicts.jsonl")[-1]["proxy_real_gap"]
+    )
 
 
 def test_a_finished_run_answers_with_its_summary(whole: tuple[Path, dict[str, Any]]) -> None:
@@ -100,7 +108,11 @@ def test_a_finished_run_answers_with_its_summary(whole: tuple[Path, dict[str, An
 
 
 def test_an_occupied_folder_is_refused_and_left_alone(whole: tuple[Path, dict[str, Any]]) -> None:
-    before = {path: path.stat().st_mtime_ns for path in whole[0].rglob("*") if path.is_file() and path.name != "LOCK"}
+    before = {
+        path: path.stat().st_mtime_ns
+        for path in whole[0].rglob("*")
+        if path.is_file() and path.name != "LOCK"
+    }
     done = subprocess.run(command(whole[0]), capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert "CR0207" in done.stderr

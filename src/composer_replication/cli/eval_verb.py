@@ -15,7 +15,9 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
         description="Sample answers on every task and grade them by visible and by hidden tests, each in its own "
         "sandbox. Intervals (95%, Wilson) speak of fresh samples on these tasks, not of other tasks.",
     )
-    parser.add_argument("model", metavar="MODEL_OR_RUN", help="a run folder, a model folder or name, package:NAME==VERSION")
+    parser.add_argument(
+        "model", metavar="MODEL_OR_RUN", help="a run folder, a model folder or name, package:NAME==VERSION"
+    )
     parser.add_argument("--tasks", type=Path, required=True, metavar="DIR", help="a task store")
     parser.add_argument("--samples", type=int, default=4, metavar="K", help="samples a task (default 4)")
     parser.add_argument("--seed", type=int, default=0)
@@ -38,7 +40,11 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     from composer_replication.tasks.store import TaskStore
 
     if args.samples < 1:
-        raise UsageError("CR0206", f"--samples {args.samples} is below 1.", fix="composer-rl eval MODEL --tasks DIR --samples 4")
+        raise UsageError(
+            "CR0206",
+            f"--samples {args.samples} is below 1.",
+            fix="composer-rl eval MODEL --tasks DIR --samples 4",
+        )
     store = TaskStore.open(args.tasks)
     tasks = store.tasks()
     if not tasks:
@@ -61,7 +67,12 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         "pass_at_k": rates.pass_at_k,
         "infrastructure_failures": dropped,
         "by_task": [
-            {"task_id": r.task_id, "samples": len(r.visible), "visible": sum(r.visible), "hidden": sum(r.hidden) if r.hidden else None}
+            {
+                "task_id": r.task_id,
+                "samples": len(r.visible),
+                "visible": sum(r.visible),
+                "hidden": sum(r.hidden) if r.hidden else None,
+            }
             for r in results
         ],
     }
@@ -101,5 +112,7 @@ def _open_model(args: argparse.Namespace) -> tuple[Any, Any, Any]:
         "trl": {"max_completion_length": args.max_new_tokens or 64, "temperature": args.temperature},
     }
     config = parse_config(table, where="composer-rl eval")
-    model, tokenizer = load_model(config.model, seed=args.seed, needs_chat_template=args.prompt_style == "chat")
+    model, tokenizer = load_model(
+        config.model, seed=args.seed, needs_chat_template=args.prompt_style == "chat"
+    )
     return config, model.eval(), tokenizer

@@ -35,8 +35,8 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    from composer_replication.cli.training_run import run_recipe
     from composer_replication.cli.shipped_recipes import shipped_recipe
+    from composer_replication.cli.training_run import run_recipe
 
     overrides: dict[str, Any] = {}
     if args.steps is not None:
@@ -57,7 +57,10 @@ def render(result: dict[str, Any]) -> str:
         f"reward     {_figure(result['reward_first'])} (first five steps) -> {_figure(result['reward_last'])} (last five)",
     ]
     if result["before"] and result["after"]:
-        lines += [_before_after(side, result["before"][side], result["after"][side]) for side in ("train", "heldout")]
+        lines += [
+            _before_after(side, result["before"][side], result["after"][side])
+            for side in ("train", "heldout")
+        ]
     lines += [f"guard      {result['verdict']}", f"report     {result['report']}"]
     return "\n".join(lines)
 

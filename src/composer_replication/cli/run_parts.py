@@ -122,11 +122,14 @@ def training_rows(config: RunConfig, store: TaskStore, tasks: Sequence[Task]) ->
         )
         refuse_leaking_prompt(prompt, store.golden_body(task), task_id=task.task_id)
         as_chat = config.rollouts.prompt_style == "chat"
-        rows.append({"prompt": [{"role": "user", "content": prompt}] if as_chat else prompt, "task_id": task.task_id})
+        rows.append(
+            {"prompt": [{"role": "user", "content": prompt}] if as_chat else prompt, "task_id": task.task_id}
+        )
     return rows
 
 
 def open_grader(config: RunConfig, store: TaskStore) -> Grader:
+    """A grader with the recipe's sandbox and limits; refuses a sandbox whose self-test fails."""
     return Grader(
         store,
         backend=config.sandbox.backend,
@@ -141,6 +144,7 @@ def open_grader(config: RunConfig, store: TaskStore) -> Grader:
 
 
 def open_sampler(config: RunConfig, grader: Grader, model: Any, tokenizer: Any) -> PolicySampler:
+    """Fresh samples of the model as it is now, asked as in training."""
     from composer_replication.trainer.policy import InProcessPolicy
 
     return PolicySampler(
@@ -154,6 +158,7 @@ def open_sampler(config: RunConfig, grader: Grader, model: Any, tokenizer: Any) 
 
 
 def open_evaluator(config: RunConfig, sampler: PolicySampler, tasks: RunTasks) -> HeldoutEvaluator | None:
+    """The guard's truth, or None when the recipe holds nothing out."""
     if config.heldout is None or tasks.split is None:
         return None
     return HeldoutEvaluator(
@@ -173,7 +178,9 @@ def make_guard(config: RunConfig) -> HeldOutGuard | None:
     try:
         return HeldOutGuard(**config.guard.model_dump())
     except ValueError as error:
-        raise UsageError("CR0204", f"guard: {error}.", where="[guard]", fix="see docs/recipe-keys.md.") from error
+        raise UsageError(
+            "CR0204", f"guard: {error}.", where="[guard]", fix="see docs/recipe-keys.md."
+        ) from error
 
 
 def write_environment(folder: RunFolder, config: RunConfig, store: TaskStore, tasks: RunTasks) -> None:
@@ -214,7 +221,9 @@ def _resolve_source(source: str, recipe_folder: Path) -> str:
         return source
     path = (recipe_folder / source).resolve()
     if not path.exists():
-        raise InputError("CR0402", f"there is no {source!r} beside the recipe.", where=f"tasks.source = {path}")
+        raise InputError(
+            "CR0402", f"there is no {source!r} beside the recipe.", where=f"tasks.source = {path}"
+        )
     return str(path)
 
 

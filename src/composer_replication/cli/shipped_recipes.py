@@ -18,4 +18,6 @@ def shipped_recipe(name: str) -> Path:
         recipe = root / name / "run.toml"
         if recipe.is_file():
             return recipe
-    raise MissingError("CR0102", f"the recipe {name} is not in this installation.", fix="reinstall composer-replication.")
+    raise MissingError(
+        "CR0102", f"the recipe {name} is not in this installation.", fix="reinstall composer-replication."
+    )

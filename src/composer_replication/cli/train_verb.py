@@ -16,7 +16,9 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("recipe", metavar="RECIPE.toml", type=Path)
     parser.add_argument("--set", dest="overrides", metavar="KEY=VALUE", action="append", default=[])
-    parser.add_argument("--out", metavar="RUN", type=Path, help="run folder (default: runs/NAME-OF-THE-RECIPE)")
+    parser.add_argument(
+        "--out", metavar="RUN", type=Path, help="run folder (default: runs/NAME-OF-THE-RECIPE)"
+    )
     parser.add_argument("--resume", action="store_true", help="go on at the last whole checkpoint")
     parser.set_defaults(run="composer_replication.cli.train_verb:run")
 

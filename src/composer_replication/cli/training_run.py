@@ -53,7 +53,7 @@ def run_recipe(
     """
     config = load_config(recipe, overrides)
     folder = RunFolder(out)
-    progress: Callable[[str], None] = (lambda text: None) if quiet else run_parts.note
+    progress: Callable[[str], None] = (lambda _: None) if quiet else run_parts.note
     if folder.is_occupied and not resume:
         raise UsageError(
             "CR0207",
@@ -178,7 +178,9 @@ def _measure_once(parts: _Parts, when: str, progress: Callable[[str], None]) -> 
         return read_json(path)
     progress(f"measuring pass rates {when} training")
     rates = {
-        side: _rates(parts.sampler, tasks, section.before_and_after_samples, derive_seed(parts.config.seed, when, n))
+        side: _rates(
+            parts.sampler, tasks, section.before_and_after_samples, derive_seed(parts.config.seed, when, n)
+        )
         for n, (side, tasks) in enumerate([("train", parts.tasks.train), ("heldout", parts.tasks.heldout)])
     }
     write_json(path, rates)
@@ -188,12 +190,20 @@ def _measure_once(parts: _Parts, when: str, progress: Callable[[str], None]) -> 
 def _rates(sampler: PolicySampler, tasks: tuple[Task, ...], num_samples: int, seed: int) -> dict[str, Any]:
     results, dropped = sampler.sample(tasks, num_samples=num_samples, seed=seed)
     rates = asdict(summarise(results, infrastructure_failures=dropped))
-    rates["by_task"] = {r.task_id: {"visible": sum(r.visible), "hidden": sum(r.hidden), "samples": len(r.visible)} for r in results}
+    rates["by_task"] = {
+        r.task_id: {"visible": sum(r.visible), "hidden": sum(r.hidden), "samples": len(r.visible)}
+        for r in results
+    }
     return rates
 
 
 def _summary(
-    parts: _Parts, before: dict[str, Any] | None, after: dict[str, Any] | None, *, halted: bool, seconds: float
+    parts: _Parts,
+    before: dict[str, Any] | None,
+    after: dict[str, Any] | None,
+    *,
+    halted: bool,
+    seconds: float,
 ) -> dict[str, Any]:
     from composer_replication.trainer.parameter_hash import parameter_sha256
 

@@ -49,7 +49,9 @@ class PolicySampler:
         """Results per task, and how many samples were dropped because a sandbox failed."""
         store = self.grader.store
         prompts = [
-            build_prompt(store.broken_text(t), t.hole, style=self.prompt_style, context_lines=self.context_lines)
+            build_prompt(
+                store.broken_text(t), t.hole, style=self.prompt_style, context_lines=self.context_lines
+            )
             for t in tasks
         ]
         answers = self.policy.generate(
@@ -67,7 +69,9 @@ class PolicySampler:
         return self._grade(tasks, bodies)
 
     def _grade(self, tasks: Sequence[Task], bodies: Sequence[Sequence[str]]) -> tuple[list[TaskResult], int]:
-        visible = [GradeRequest(t, body) for t, of_task in zip(tasks, bodies, strict=True) for body in of_task]
+        visible = [
+            GradeRequest(t, body) for t, of_task in zip(tasks, bodies, strict=True) for body in of_task
+        ]
         hidden = [GradeRequest(r.task, r.answer, "hidden") for r in visible if r.task.has_hidden_tests]
         scores = self.grader.grade_many([*visible, *hidden])
         hidden_scores = iter(scores[len(visible) :])
@@ -109,7 +113,9 @@ class HeldoutEvaluator:
         samples_per_task: int = 1,
     ) -> None:
         if not tasks:
-            raise UsageError("CR0452", "there is no held-out task.", where="heldout", fix="name held-out repositories.")
+            raise UsageError(
+                "CR0452", "there is no held-out task.", where="heldout", fix="name held-out repositories."
+            )
         blind = [task.task_id for task in tasks if not task.has_hidden_tests]
         if blind:
             raise InputError("CR0451", "a held-out task has no hidden tests.", where=blind[0])
@@ -130,12 +136,16 @@ class HeldoutEvaluator:
         started = time.monotonic()
         self.evaluation_idx += 1
         results, dropped = self.sampler.sample(
-            self.tasks, num_samples=self.samples_per_task, seed=derive_seed(self.seed, "heldout", self.evaluation_idx)
+            self.tasks,
+            num_samples=self.samples_per_task,
+            seed=derive_seed(self.seed, "heldout", self.evaluation_idx),
         )
         pairs = [(statistics.fmean(r.visible), statistics.fmean(r.hidden)) for r in results if r.hidden]
         if not pairs:
             raise SandboxFailure(
-                "CR0390", "the sandbox failed for every sample of a held-out evaluation.", fix="composer-rl sandbox selftest"
+                "CR0390",
+                "the sandbox failed for every sample of a held-out evaluation.",
+                fix="composer-rl sandbox selftest",
             )
         self.last_visible = statistics.fmean(visible for visible, _ in pairs)
         return HeldoutReading(
@@ -153,7 +163,9 @@ class HeldoutEvaluator:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state.get("version") != STATE_VERSION:
-            raise InputError("CR0401", f"held-out evaluator state version {state.get('version')} is not {STATE_VERSION}.")
+            raise InputError(
+                "CR0401", f"held-out evaluator state version {state.get('version')} is not {STATE_VERSION}."
+            )
         self.num_calls = int(state["num_calls"])
         self.evaluation_idx = int(state["evaluation_idx"])
 

@@ -79,7 +79,9 @@ class FeatureDeletionReward:
         ids = completion_ids if completion_ids is not None else [()] * len(completions)
         if not len(prompts) == len(completions) == len(task_id) == len(ids):
             lengths = f"{len(prompts)}, {len(completions)}, {len(task_id)}, {len(ids)}"
-            raise UsageError("CR0212", f"prompts, completions, task ids and token ids differ in number: {lengths}.")
+            raise UsageError(
+                "CR0212", f"prompts, completions, task ids and token ids differ in number: {lengths}."
+            )
         attempts = [self._attempt(*row) for row in zip(task_id, completions, ids, strict=True)]
         scores = self.grader.grade_many([GradeRequest(a.task, a.answer) for a in attempts])
         raw = [
@@ -95,7 +97,9 @@ class FeatureDeletionReward:
     def _attempt(self, task_id: str, completion: Any, ids: Sequence[int]) -> _Attempt:
         task = self.tasks.get(task_id)
         if task is None:
-            raise UsageError("CR0212", f"the data set names task {task_id!r}, which is not in the store.", where=task_id)
+            raise UsageError(
+                "CR0212", f"the data set names task {task_id!r}, which is not in the store.", where=task_id
+            )
         text = completion if isinstance(completion, str) else str(completion[-1]["content"])
         broken = self.grader.store.broken_text(task)
         answer = extract_answer(text, broken, task.hole, style=self.prompt_style)

@@ -87,7 +87,9 @@ def _function_first_line(broken_text: str, hole: Hole) -> int:
     line = broken_text.count("\n", 0, hole.start) + 1
     best = line
     for node in ast.walk(ast.parse(broken_text)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.lineno <= line <= (node.end_lineno or 0):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.lineno <= line <= (
+            node.end_lineno or 0
+        ):
             start = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
             best = start if best == line else max(best, start)
     return best - 1

@@ -113,7 +113,9 @@ def _from_pretrained(source: str, dtype: torch.dtype) -> tuple[Any, Any]:
         model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
     except (OSError, ValueError) as error:
         raise InputError(
-            "CR0701", f"the model cannot be loaded: {str(error).splitlines()[0]}", where=f"model.name = {source}"
+            "CR0701",
+            f"the model cannot be loaded: {str(error).splitlines()[0]}",
+            where=f"model.name = {source}",
         ) from error
     return model, tokenizer
 

@@ -67,7 +67,9 @@ class InProcessPolicy:
         if not self.as_chat:
             return list(self.tokenizer(text=prompt)["input_ids"])
         messages = [{"role": "user", "content": prompt}]
-        ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
+        ids = self.tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=True, return_dict=False
+        )
         return list(ids)
 
     def _id_rule(self, is_finished: Callable[[str], bool] | None) -> Callable[[list[int]], int | None] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import warnings
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
@@ -18,7 +19,9 @@ from composer_replication.errors import InputError, UsageError
 from composer_replication.run_folder import RunFolder
 from composer_replication.trainer.run_callback import TrainingProgress
 
-OWN_KEYS = frozenset({"output_dir", "save_strategy", "save_steps", "seed", "report_to", "remove_unused_columns"})
+OWN_KEYS = frozenset(
+    {"output_dir", "save_strategy", "save_steps", "seed", "report_to", "remove_unused_columns"}
+)
 
 
 def trl_arguments(config: RunConfig, folder: RunFolder) -> GRPOConfig:
@@ -33,10 +36,14 @@ def trl_arguments(config: RunConfig, folder: RunFolder) -> GRPOConfig:
     known = {field.name for field in fields(GRPOConfig) if field.init}
     for key in config.trl:
         if key in OWN_KEYS:
-            raise UsageError("CR0211", f"trl.{key} is set by the run itself; take it out.", where=f"trl.{key}")
+            raise UsageError(
+                "CR0211", f"trl.{key} is set by the run itself; take it out.", where=f"trl.{key}"
+            )
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
-            raise UsageError("CR0211", f"unknown key trl.{key}; the nearest known key is trl.{near}.", where=f"trl.{key}")
+            raise UsageError(
+                "CR0211", f"unknown key trl.{key}; the nearest known key is trl.{near}.", where=f"trl.{key}"
+            )
     defaults: dict[str, Any] = {
         "logging_steps": 1,
         "disable_tqdm": True,
@@ -81,7 +88,9 @@ def lora_config(section: LoraSection | None) -> Any:
     )
 
 
-def refuse_long_prompts(rows: Sequence[dict[str, Any]], model: Any, tokenizer: Any, *, max_new_tokens: int | None) -> None:
+def refuse_long_prompts(
+    rows: Sequence[dict[str, Any]], model: Any, tokenizer: Any, *, max_new_tokens: int | None
+) -> None:
     """Stop before the first step when a prompt and its answer exceed the model's positions.
 
     Raises:
@@ -102,6 +111,8 @@ def refuse_long_prompts(rows: Sequence[dict[str, Any]], model: Any, tokenizer: A
 
 def show_own_progress(trainer: Any, *, quiet: bool) -> None:
     """One progress bar on standard error in place of transformers' printed rows and small bars."""
-    transformers_logging.disable_progress_bar()
+    # TRL still reads the old name at every step; nothing a user could do about it.
+    warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers has no types for it
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(TrainingProgress(quiet=quiet))

@@ -26,11 +26,17 @@ def test_wilson_holds_the_rate_and_stays_in_the_unit_interval(counts: tuple[int,
     assert low < high
 
 
-@given(st.lists(st.booleans(), min_size=1, max_size=7).flatmap(lambda s: st.tuples(st.just(s), st.integers(1, len(s)))))
+@given(
+    st.lists(st.booleans(), min_size=1, max_size=7).flatmap(
+        lambda s: st.tuples(st.just(s), st.integers(1, len(s)))
+    )
+)
 def test_pass_at_k_equals_counting_every_subset(drawn: tuple[list[bool], int]) -> None:
     samples, k = drawn
     subsets = list(itertools.combinations(samples, k))
-    assert pass_at_k(len(samples), sum(samples), k) == pytest.approx(sum(any(s) for s in subsets) / len(subsets))
+    assert pass_at_k(len(samples), sum(samples), k) == pytest.approx(
+        sum(any(s) for s in subsets) / len(subsets)
+    )
 
 
 def test_gap_speaks_of_tasks_with_a_hidden_part_only() -> None:

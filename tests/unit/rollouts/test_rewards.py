@@ -14,7 +14,12 @@ CRASH = Score({"a": Outcome.PASSED, "b": Outcome.PASSED}, error="no closing reco
 
 
 def test_visible_tests_pass_is_all_or_nothing() -> None:
-    assert [rewards.visible_tests_pass("", "", score) for score in (PASS, HALF, CRASH, Score({}))] == [1.0, 0.0, 0.0, 0.0]
+    assert [rewards.visible_tests_pass("", "", score) for score in (PASS, HALF, CRASH, Score({}))] == [
+        1.0,
+        0.0,
+        0.0,
+        0.0,
+    ]
 
 
 def test_visible_tests_share() -> None:
@@ -35,12 +40,20 @@ def test_easy_token_share() -> None:
 
 
 def test_a_rule_is_found_by_its_dotted_path() -> None:
-    assert rewards.load_reward_rule("composer_replication.rollouts.rewards:visible_tests_pass") is rewards.visible_tests_pass
+    assert (
+        rewards.load_reward_rule("composer_replication.rollouts.rewards:visible_tests_pass")
+        is rewards.visible_tests_pass
+    )
 
 
 @pytest.mark.parametrize(
     "dotted",
-    ["nothing.here:rule", "composer_replication.rollouts.rewards:absent", "composer_replication.rollouts.rewards", ":x"],
+    [
+        "nothing.here:rule",
+        "composer_replication.rollouts.rewards:absent",
+        "composer_replication.rollouts.rewards",
+        ":x",
+    ],
 )
 def test_a_rule_that_cannot_be_imported_is_one_sentence(dotted: str) -> None:
     with pytest.raises(UsageError, match="CR0210"):

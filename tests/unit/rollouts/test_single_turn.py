@@ -10,7 +10,12 @@ from hypothesis import strategies as st
 
 from composer_replication.errors import InputError
 from composer_replication.records import Hole
-from composer_replication.rollouts.single_turn import build_prompt, extract_answer, is_finished, refuse_leaking_prompt
+from composer_replication.rollouts.single_turn import (
+    build_prompt,
+    extract_answer,
+    is_finished,
+    refuse_leaking_prompt,
+)
 
 FILE = '''\
 import os
@@ -101,7 +106,9 @@ def test_chat_answers_are_brought_to_the_holes_indentation(reply: str) -> None:
 
 
 @given(
-    st.lists(st.sampled_from(["return 1", "x = 2", "if y:", "    pass", "", "# note"]), min_size=1, max_size=6),
+    st.lists(
+        st.sampled_from(["return 1", "x = 2", "if y:", "    pass", "", "# note"]), min_size=1, max_size=6
+    ),
     st.sampled_from(["    def next(self):", "class Other:", "x = 1"]),
 )
 def test_what_follows_the_body_never_reaches_the_answer(lines: list[str], after: str) -> None:

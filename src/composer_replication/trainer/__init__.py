@@ -9,7 +9,7 @@ line for every step, and prefix sharing, which forwards each prompt once for its
     checkpoints        whole, half-written or damaged; own_state is what we put into them
     metrics_log        metrics.jsonl and verdicts.jsonl
     prefix_sharing, prefix_generation, prefix_wiring
-    policy, model_loading
+    policy, model_loading, run_setup
 
 The only folder that imports TRL and transformers. Importing this package loads neither.
 """

@@ -54,8 +54,8 @@ class ComposerReplicationTrainer(GRPOTrainer, RunBorders, OwnState, PrefixWiring
         prefix_sharing: forward each distinct prompt once (exact; see ``prefix_wiring``).
         is_finished: the text so far of one row is complete, so the row stops. Only with
             prefix sharing, whose sampling can stop single rows.
-        run_folder: where ``metrics.jsonl`` and ``verdicts.jsonl`` go (a run that begins anew empties them),
-            instead of the rows that transformers prints; None writes neither.
+        run_folder: where ``metrics.jsonl`` and ``verdicts.jsonl`` go (a run that begins anew empties them);
+            None writes neither.
         stateful: extra states saved in and restored from each checkpoint, by name.
         split_fingerprint: of the held-out split; readings and checkpoints of another are refused.
 

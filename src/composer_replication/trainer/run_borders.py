@@ -10,7 +10,7 @@ from collections.abc import Sized
 from pathlib import Path
 from typing import Any
 
-from transformers import PrinterCallback, TrainerState
+from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import TrainOutput
 
@@ -35,7 +35,6 @@ class RunBorders(GuardHook, InitialKl):
     model: Any
     callback_handler: Any
     add_callback: Any
-    remove_callback: Any
     is_in_train: Any
     is_fsdp_enabled: Any
     is_deepspeed_enabled: Any
@@ -90,8 +89,6 @@ class RunBorders(GuardHook, InitialKl):
             or self.is_deepspeed_enabled
             or any(hasattr(parameter, "full_tensor") for parameter in self.model.parameters())
         )
-        if self.run_folder is not None:
-            self.remove_callback(PrinterCallback)  # it prints each row on standard output
         if self._run_callback is None:
             self._run_callback = RunCallback(self)
             self.add_callback(self._run_callback)

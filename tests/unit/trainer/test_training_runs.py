@@ -152,15 +152,6 @@ def test_a_halt_is_raised_even_where_it_cannot_be_saved(
     assert "no space left" in caught.value.__notes__[0]
 
 
-def test_a_run_folder_takes_the_place_of_printed_rows(
-    make_trainer: MakeTrainer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    make_trainer(max_steps=1).train()
-    assert "'reward'" in capsys.readouterr().out
-    make_trainer(max_steps=1, run_folder=RunFolder(tmp_path / "run")).train()
-    assert capsys.readouterr().out == ""
-
-
 def test_a_halted_run_is_not_trained_on(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     def make(strict: bool) -> Any:
         return make_trainer(

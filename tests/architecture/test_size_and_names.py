@@ -22,7 +22,6 @@ BANNED = {
     "handler",
     "base",
     "misc",
-    "shared",
 }
 
 

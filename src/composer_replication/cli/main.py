@@ -27,6 +27,7 @@ PROGRAM = "composer-rl"
 VERBS = (
     "doctor_verb",
     "quickstart_verb",
+    "tasks_verb",
     "train_verb",
     "eval_verb",
     "report_verb",

@@ -69,8 +69,7 @@ def divide_tasks(config: RunConfig, store: TaskStore) -> RunTasks:
     Raises:
         SplitOverlapError: the two sides overlap.
         NothingToDoError: one side would be empty (CR0604).
-        UsageError: a pinned symbol did not become a task (CR0209), a held-out
-            repository has no task (CR0452).
+        UsageError: a held-out repository has no task (CR0452).
     """
     tasks = store.tasks()
     section = config.heldout

@@ -27,12 +27,12 @@ def test_a_person_reads_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "nearest"), [("CR0200", "CR0201"), ("CR0213", "CR0212"), ("0206x", "CR0206"), ("x", "CR0100")]
+    ("given", "nearest"), [("CR0200", "CR0201"), ("CR0214", "CR0213"), ("0206x", "CR0206"), ("x", "CR0100")]
 )
 def test_an_unknown_code_names_the_nearest(
     capsys: pytest.CaptureFixture[str], given: str, nearest: str
 ) -> None:
     assert main(["explain", given]) == 2
     err = capsys.readouterr().err
-    assert err.startswith(f"CR0212: there is no error code {given!r}.")
+    assert err.startswith(f"CR0213: there is no error code {given!r}.")
     assert f"composer-rl explain {nearest}" in err

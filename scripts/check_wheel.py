@@ -118,8 +118,9 @@ def _run(*command: str) -> None:
     done = subprocess.run(command, check=False, cwd=tempfile.gettempdir(), capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"check_wheel: {' '.join(command[:4])} failed\n{done.stdout}{done.stderr}")
-    if done.stdout.startswith(("the ", "safety", "--help", "composer-rl")):
-        print(done.stdout.splitlines()[-1])
+    *_, last = ["", *done.stdout.splitlines()]
+    if last.startswith(("the base", "safety", "--help", "composer-rl")):
+        print(last)
 
 
 if __name__ == "__main__":

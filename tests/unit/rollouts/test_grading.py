@@ -1,0 +1,86 @@
+"""Grading in real sandboxes: golden passes, wrong and hostile answers fail, failure of a sandbox is no grade."""
+
+from __future__ import annotations
+
+import pytest
+from composer_replication.errors import SandboxFailure
+from composer_replication.interfaces import Sandbox
+from composer_replication.records import Check, Outcome, SandboxSpec, Task
+from composer_replication.rollouts.grading import Grader, GradeRequest
+from composer_replication.tasks.store import TaskStore
+
+
+def test_the_golden_body_passes_visible_and_hidden_tests(grader: Grader, store: TaskStore, clamp: Task) -> None:
+    golden = store.golden_body(clamp)
+    scores = grader.grade_many([GradeRequest(clamp, golden), GradeRequest(clamp, golden, "hidden")])
+    assert [score is not None and score.all_passed for score in scores] == [True, True]
+    assert scores[0] is not None
+    assert set(scores[0].outcomes) == set(clamp.tests.visible)
+    assert scores[1] is not None
+    assert set(scores[1].outcomes) == set(clamp.tests.hidden)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "\n    return None",
+        "",
+        "\n    return (",
+        "\n    import os; os._exit(0)",
+        "\n    raise SystemExit(0)",
+        "\n    import sys; sys.exit(0)",
+    ],
+)
+def test_wrong_answers_fail(grader: Grader, clamp: Task, answer: str) -> None:
+    score = grader.grade(clamp, answer)
+    assert score is not None
+    assert not score.all_passed
+
+
+def test_leaving_the_process_at_import_is_a_failure_of_the_candidate(grader: Grader, clamp: Task) -> None:
+    score = grader.grade(clamp, "\n    pass\nimport os\nos._exit(0)\n")
+    assert score is not None
+    assert "closing record" in score.error
+    assert set(score.outcomes.values()) == {Outcome.FAILED}
+
+
+def test_an_answer_cannot_change_the_next_grading(grader: Grader, store: TaskStore, clamp: Task) -> None:
+    vandal = (
+        "\n    import pathlib\n    for file in pathlib.Path('tests').glob('*.py'):\n"
+        "        file.write_text('def test_nothing():\\n    pass\\n')\n    return 0"
+    )
+    first = grader.grade(clamp, vandal)
+    assert first is not None
+    assert not first.all_passed
+    second = grader.grade(clamp, store.golden_body(clamp) + "\n    # again")
+    assert second is not None
+    assert second.all_passed
+
+
+class BrokenBackend:
+    """A jail that never opens."""
+
+    name = "broken"
+
+    def is_available(self) -> Check:
+        return Check("broken", True, "says so")
+
+    def open(self, spec: SandboxSpec) -> Sandbox:
+        raise SandboxFailure("CR0302", f"no jail around {spec.tree.name}.")
+
+
+def test_a_sandbox_that_fails_gives_no_grade_and_is_counted(
+    store: TaskStore, clamp: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grader = Grader(store)
+    monkeypatch.setattr(grader, "backend", f"{__name__}:BrokenBackend")
+    try:
+        assert grader.grade(clamp, "\n    return 1") is None
+    finally:
+        grader.close()
+    assert grader.num_infrastructure_failures == 2
+
+
+def test_no_reward_is_given_while_the_self_test_fails(store: TaskStore) -> None:
+    with pytest.raises(SandboxFailure):
+        Grader(store, backend=f"{__name__}:BrokenBackend")

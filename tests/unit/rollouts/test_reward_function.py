@@ -1,0 +1,99 @@
+"""The reward that TRL calls: real grading, kept rollouts, and what a failed sandbox does to a group."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from composer_replication.errors import SandboxFailure, UsageError
+from composer_replication.records import Outcome, Score, Task
+from composer_replication.rollouts.grading import Grader, GradeRequest
+from composer_replication.rollouts.reward_function import FeatureDeletionReward
+from composer_replication.rollouts.rewards import visible_tests_pass
+from composer_replication.tasks.store import TaskStore
+
+
+def make_reward(store: TaskStore, grader: Any, folder: Path | None = None) -> FeatureDeletionReward:
+    return FeatureDeletionReward(
+        {task.task_id: task for task in store.tasks()}, grader, visible_tests_pass, folder=folder
+    )
+
+
+def test_rewards_are_what_the_tests_say_and_rollouts_are_kept(
+    store: TaskStore, grader: Grader, clamp: Task, tmp_path: Path
+) -> None:
+    reward = make_reward(store, grader, tmp_path)
+    metrics: dict[str, float] = {}
+    texts = [store.golden_body(clamp) + "\n\ndef next", "\n    return None\n"]
+    values = reward(
+        ["p", "p"],
+        texts,
+        task_id=[clamp.task_id] * 2,
+        completion_ids=[[5, 6, 7], [8]],
+        trainer_state=SimpleNamespace(global_step=6),
+        log_metric=metrics.__setitem__,
+        another_column=[1, 2],
+    )
+    assert values == [1.0, 0.0]
+    assert metrics == {"rollouts/visible_pass": 0.5, "rollouts/infrastructure_failures": 0.0}
+    rows = [json.loads(line) for line in (tmp_path / "step-000007.jsonl").read_text().splitlines()]
+    assert [row["completion_ids"] for row in rows] == [[5, 6, 7], [8]]
+    assert [row["text"] for row in rows] == texts
+    assert [row["reward"] for row in rows] == [1.0, 0.0]
+    assert [row["stop_reason"] for row in rows] == ["stop_rule", "length"]
+    assert set(rows[0]["outcomes"]) == set(clamp.tests.visible)
+    assert not set(rows[0]["outcomes"]) & set(clamp.tests.hidden)
+
+
+def test_lengths_are_checked_and_never_zipped_short(store: TaskStore, grader: Grader, clamp: Task) -> None:
+    with pytest.raises(UsageError, match="differ in number"):
+        make_reward(store, grader)(["p", "p"], ["a", "b"], task_id=[clamp.task_id])
+
+
+def test_an_unknown_task_is_named(store: TaskStore, grader: Grader) -> None:
+    with pytest.raises(UsageError, match="'nowhere'"):
+        make_reward(store, grader)(["p"], ["a"], task_id=["nowhere"])
+
+
+class PrescribedScores:
+    """Answers with given scores: a failing sandbox at a chosen place cannot be had from a real one."""
+
+    def __init__(self, store: TaskStore, scores: Sequence[Score | None]) -> None:
+        self.store = store
+        self.scores = list(scores)
+
+    def grade_many(self, requests: Sequence[GradeRequest]) -> list[Score | None]:
+        assert len(requests) == len(self.scores)
+        return self.scores
+
+
+PASS, FAIL = Score({"t": Outcome.PASSED}), Score({"t": Outcome.FAILED})
+
+
+def test_a_lost_rollout_gets_its_groups_mean_so_that_its_advantage_is_zero(store: TaskStore, tmp_path: Path) -> None:
+    one, two = (task.task_id for task in store.tasks()[:2])
+    reward = make_reward(store, PrescribedScores(store, [PASS, None, FAIL, FAIL, PASS, PASS]), tmp_path)
+    values = reward(["p"] * 6, ["x"] * 6, task_id=[one, one, one, two, two, two])
+    assert values == [1.0, 0.5, 0.0, 0.0, 1.0, 1.0]
+    group = values[:3]
+    mean = sum(group) / 3
+    assert [value - mean for value in group] == [0.5, 0.0, -0.5]
+    rows = [json.loads(line) for line in (tmp_path / "step-000001.jsonl").read_text().splitlines()]
+    assert rows[1]["reward"] is None
+    assert rows[1]["stop_reason"] == "infrastructure"
+
+
+def test_a_wholly_lost_group_gets_the_batch_mean(store: TaskStore) -> None:
+    one, two = (task.task_id for task in store.tasks()[:2])
+    reward = make_reward(store, PrescribedScores(store, [None, None, PASS, FAIL]))
+    assert reward(["p"] * 4, ["x"] * 4, task_id=[one, one, two, two]) == [0.5, 0.5, 1.0, 0.0]
+
+
+def test_a_wholly_lost_batch_stops_the_run(store: TaskStore) -> None:
+    one = store.tasks()[0].task_id
+    with pytest.raises(SandboxFailure, match="every rollout"):
+        make_reward(store, PrescribedScores(store, [None, None]))(["p"] * 2, ["x"] * 2, task_id=[one, one])

@@ -118,13 +118,19 @@ class SandboxSection(Section):
 
 
 class TrainerSection(Section):
-    """What ``ComposerReplicationTrainer`` takes beyond TRL's own arguments."""
+    """What ``ComposerReplicationTrainer`` takes beyond TRL's own arguments.
+
+    ``cpu_threads`` is for training on the CPU: threads of the model's arithmetic, 0 for
+    torch's own choice. On a busy or small machine 1 is much faster than one a core:
+    threads that wait for each other burn the time that grading needs.
+    """
 
     alpha_sdpo: float = Field(0.0, ge=0.0)
     beta_replay: float = Field(0.0, ge=0.0)
     prefix_sharing: bool = False
     strict_killswitch: bool = True
     checkpoint_every: int = Field(5, ge=1)
+    cpu_threads: int = Field(0, ge=0)
 
 
 class RunConfig(Section):

@@ -108,6 +108,7 @@ def _open_parts(
     from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
     from composer_replication.trainer.model_loading import load_model
     from composer_replication.trainer.run_setup import (
+        limit_cpu_threads,
         lora_config,
         refuse_long_prompts,
         show_own_progress,
@@ -115,6 +116,7 @@ def _open_parts(
         trl_arguments,
     )
 
+    limit_cpu_threads(config)
     arguments = trl_arguments(config, folder)
     progress(f"model: loading {config.model.name}")
 

@@ -65,6 +65,12 @@ def trl_arguments(config: RunConfig, folder: RunFolder) -> GRPOConfig:
         raise UsageError("CR0211", f"TRL refuses the [trl] table: {error}", where="[trl]") from error
 
 
+def limit_cpu_threads(config: RunConfig) -> None:
+    """Use ``trainer.cpu_threads`` threads for the model's arithmetic in this process."""
+    if config.trainer.cpu_threads:
+        torch.set_num_threads(config.trainer.cpu_threads)
+
+
 def training_dataset(rows: Sequence[dict[str, Any]]) -> Dataset:
     """The rows (prompt, task_id) as the data set that TRL samples prompts from."""
     return Dataset.from_list(list(rows))

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from composer_replication.records import Task
 from composer_replication.rollouts.grading import Grader
 from composer_replication.tasks.build import build_tasks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from composer_replication.errors import SandboxFailure
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import Check, Outcome, SandboxSpec, Task
@@ -10,7 +11,9 @@ from composer_replication.rollouts.grading import Grader, GradeRequest
 from composer_replication.tasks.store import TaskStore
 
 
-def test_the_golden_body_passes_visible_and_hidden_tests(grader: Grader, store: TaskStore, clamp: Task) -> None:
+def test_the_golden_body_passes_visible_and_hidden_tests(
+    grader: Grader, store: TaskStore, clamp: Task
+) -> None:
     golden = store.golden_body(clamp)
     scores = grader.grade_many([GradeRequest(clamp, golden), GradeRequest(clamp, golden, "hidden")])
     assert [score is not None and score.all_passed for score in scores] == [True, True]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import pytest
+
 from composer_replication.errors import InputError, UsageError
 from composer_replication.records import Completion, StopReason, Task
 from composer_replication.rollouts.grading import Grader
@@ -34,7 +35,10 @@ class ScriptedPolicy:
         assert temperature == 1.0
         self.seeds.append(seed)
         return [
-            [Completion((1,), self.answers[n % len(self.answers)], StopReason.LENGTH) for n in range(num_samples)]
+            [
+                Completion((1,), self.answers[n % len(self.answers)], StopReason.LENGTH)
+                for n in range(num_samples)
+            ]
             for _ in prompts
         ]
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
 from composer_replication.errors import SandboxFailure, UsageError
 from composer_replication.records import Outcome, Score, Task
 from composer_replication.rollouts.grading import Grader, GradeRequest
@@ -74,7 +75,9 @@ class PrescribedScores:
 PASS, FAIL = Score({"t": Outcome.PASSED}), Score({"t": Outcome.FAILED})
 
 
-def test_a_lost_rollout_gets_its_groups_mean_so_that_its_advantage_is_zero(store: TaskStore, tmp_path: Path) -> None:
+def test_a_lost_rollout_gets_its_groups_mean_so_that_its_advantage_is_zero(
+    store: TaskStore, tmp_path: Path
+) -> None:
     one, two = (task.task_id for task in store.tasks()[:2])
     reward = make_reward(store, PrescribedScores(store, [PASS, None, FAIL, FAIL, PASS, PASS]), tmp_path)
     values = reward(["p"] * 6, ["x"] * 6, task_id=[one, one, one, two, two, two])

@@ -72,6 +72,39 @@ def test_the_cadence_with_reused_generations(make_trainer: MakeTrainer, tmp_path
     assert len(rewards) == 3  # the fourth row of ten steps has no generation
 
 
+def test_a_reward_is_remembered_over_trls_clearing(make_trainer: MakeTrainer) -> None:
+    """The reward of step 16 is cleared by TRL's row of step 20, just before the fold at 20."""
+    rewards: list[float] = []
+
+    def reward(completions: list[str], **kwargs: Any) -> list[float]:
+        rewards.append(0.125 * (len(rewards) + 1))
+        return [rewards[-1]] * len(completions)
+
+    trainer = make_trainer(
+        max_steps=25,
+        num_prompts=8,
+        num_iterations=2,
+        steps_per_generation=8,
+        logging_steps=10,
+        reward=reward,
+        heldout_guard=HeldOutGuard(min_steps=1000, ema_alpha=0.0),
+        heldout_eval_fn=lambda: 0.5,
+    )
+    trainer.train()
+    verdicts = [row for row in trainer.state.log_history if "killswitch/fire" in row]
+    assert [row["killswitch/in_loop_ema"] for row in verdicts] == [0.125, 0.125, 0.25]
+    assert trainer.num_cadence_hits_without_new_reward == 1  # at 10
+
+
+def test_a_verdicts_row_leaves_trls_metrics_alone(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer(max_steps=2, heldout_guard=patient_guard(), heldout_eval_fn=lambda: 0.5)
+    trainer.train()
+    first_verdict, first_row, *_ = trainer.state.log_history
+    assert {name for name in first_verdict if not name.startswith("killswitch/")} == {"epoch", "step"}
+    assert {"loss", "reward", "entropy"} <= first_row.keys()
+    assert not any(name.startswith("killswitch/") for name in first_row)
+
+
 def test_lines_agree_with_trls_rows(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     trainer = make_trainer(max_steps=4, run_folder=RunFolder(tmp_path / "run"))
     trainer.train()

@@ -1,0 +1,182 @@
+"""The verb ``tasks``: arguments, JSON keys, exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from composer_replication.cli import tasks_verb
+from composer_replication.errors import InputError, NothingToDoError, UsageError
+
+TINY = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "project"
+PINS = ["tinymath/numbers.py::clamp", "tinymath/text.py::initials"]
+
+
+def parse(*words: str) -> argparse.Namespace:
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--json", action="store_true")
+    common.add_argument("--quiet", action="store_true")
+    parser = argparse.ArgumentParser()
+    tasks_verb.add_parser(parser.add_subparsers(), common)
+    return parser.parse_args(["tasks", *words])
+
+
+def load(dotted: str) -> Any:
+    module, _, name = dotted.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def call(*words: str) -> tuple[dict[str, Any], int, str]:
+    args = parse(*words)
+    result, code = load(args.run)(args)
+    json.dumps(result, allow_nan=False)
+    return result, code, load(args.render)(result)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("verb") / "tasks"
+    call("build", str(TINY), "--out", str(out), "--quiet", *(f"--symbol={pin}" for pin in PINS))
+    return out
+
+
+def test_build(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "tasks"
+    result, code, text = call("build", str(TINY), "--out", str(out), "--symbol", PINS[0], "--json")
+    assert set(result) == {"tasks", "candidates", "valid", "rejected", "seconds", "bytes", "fingerprint"}
+    assert (code, result["tasks"], result["candidates"], result["valid"], result["rejected"]) == (0, 1, 1, 1, {})
+    assert "1 tasks of 1 candidates" in text
+    summary = json.loads((out / "summary.json").read_text())
+    assert {key: summary[key] for key in result} == result
+    streams = capsys.readouterr()
+    assert streams.out == ""
+    assert f"Next: composer-rl tasks show {out}" in streams.err
+
+
+def test_show_and_stats(folder: Path) -> None:
+    shown, code, text = call("show", str(folder))
+    assert set(shown) == {"tasks", "by_repo", "by_granularity", "fail_to_pass", "hidden"}
+    assert (code, len(shown["tasks"]), shown["by_repo"]) == (0, 2, {"tinymath==1.0": 2})
+    row = shown["tasks"][0]
+    assert row["task_id"] in text
+    assert "return low" not in json.dumps(shown)
+    stats, code, text = call("stats", str(folder))
+    assert (code, stats["tasks"], stats["by_granularity"], stats["hidden"]) == (0, 2, {"function": 2}, 2)
+    assert stats["fail_to_pass"] == shown["fail_to_pass"] == 5
+    assert "2 tasks" in text
+    one, _, text = call("show", str(folder), row["task_id"])
+    assert one["tasks"] == [row]
+    assert row["visible_tests"][0] in text
+
+
+def test_show_of_an_unknown_task(folder: Path) -> None:
+    with pytest.raises(InputError, match="CR0412"):
+        call("show", str(folder), "nothing")
+
+
+def test_export(folder: Path, tmp_path: Path) -> None:
+    task_id = call("show", str(folder))[0]["tasks"][0]["task_id"]
+    result, code, text = call("export", str(folder), task_id, "--out", str(tmp_path / "tree"))
+    written = [path for path in (tmp_path / "tree").rglob("*") if path.is_file()]
+    assert (code, result["task_id"], result["files"]) == (0, task_id, len(written))
+    assert result["bytes"] == sum(path.stat().st_size for path in written)
+    assert task_id in text
+    assert "NotImplementedError" in (tmp_path / "tree" / "tinymath" / "numbers.py").read_text()
+    call("export", str(folder), task_id, "--out", str(tmp_path / "golden"), "--golden")
+    for path in ("tinymath/numbers.py", "tests/test_numbers.py"):
+        assert (tmp_path / "golden" / path).read_bytes() == (TINY / path).read_bytes()
+    with pytest.raises(UsageError, match="CR0423"):
+        call("export", str(folder), task_id, "--out", str(tmp_path / "tree"))
+
+
+def test_split(folder: Path) -> None:
+    result, code, text = call("split", str(folder), "--heldout-fraction", "0.5", "--seed", "3")
+    assert set(result) == {"train", "heldout", "fingerprint"}
+    assert (code, len(result["train"]), len(result["heldout"])) == (0, 1, 1)
+    state = json.loads((folder / "split.json").read_text())
+    assert state["fingerprint"] == result["fingerprint"]
+    assert "content" in state["checked"]
+    assert "1 train, 1 held out" in text
+    assert call("split", str(folder), "--heldout-fraction", "0.5", "--seed", "3")[0] == result
+
+
+def test_an_impossible_split_is_one_sentence(folder: Path) -> None:
+    with pytest.raises(ValueError, match="CR0503"):
+        call("split", str(folder), "--heldout-fraction", "1.5", "--seed", "3")
+
+
+def test_validate(folder: Path) -> None:
+    result, code, text = call("validate", str(folder), "--repeat", "1", "--quiet")
+    assert (result, code) == ({"tasks": 2, "passed": 2, "failed": []}, 0)
+    assert "2 of 2 tasks pass" in text
+
+
+def test_validate_of_a_broken_store_is_4(folder: Path, tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(folder, tmp_path / "copy")
+    task_id = call("show", str(folder))[0]["tasks"][0]["task_id"]
+    secret = tmp_path / "copy" / "secrets" / f"{task_id}.json"
+    secret.write_text(secret.read_text().replace("return low", "return high"))
+    result, code, text = call("validate", str(tmp_path / "copy"), "--repeat", "1", "--quiet")
+    assert (code, result["passed"]) == (4, 1)
+    assert [row["gate"] for row in result["failed"]] == ["damaged"]
+    assert set(result["failed"][0]) == {"task_id", "gate", "detail"}
+    assert f"FAIL {task_id}" in text
+
+
+@pytest.mark.parametrize(
+    "flags", [("--granularity", "class"), ("--removal", "whole"), ("--granularity", "feature", "--removal", "whole")]
+)
+def test_what_does_not_work_yet_says_what_does(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError) as caught:
+        call("build", str(TINY), "--out", str(tmp_path / "x"), *flags)
+    assert caught.value.code == "CR0416"
+    assert "--granularity function --removal body" in caught.value.fix
+    assert not (tmp_path / "x").exists()
+
+
+def test_pins_need_one_source(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="CR0416"):
+        call("build", str(TINY), "other", "--out", str(tmp_path / "x"), "--symbol", PINS[0])
+
+
+def test_repeat_below_one(folder: Path) -> None:
+    with pytest.raises(UsageError, match="CR0416"):
+        call("validate", str(folder), "--repeat", "0")
+
+
+def test_nothing_valid_is_6_with_reasons_and_a_summary(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "pyproject.toml").write_text('[project]\nname = "p"\nversion = "1"\n')
+    (project / "p.py").write_text("def f():\n    return 0\n")
+    (project / "test_p.py").write_text("import p\n\n\ndef test_f():\n    assert not p.f()\n\n\ndef test_g():\n    pass\n")
+    with pytest.raises(NothingToDoError, match=r"CR0418.*stub-passes 1") as caught:
+        call("build", str(project), "--out", str(tmp_path / "out"), "--quiet")
+    assert caught.value.exit_code == 6
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["rejected"] == {"stub-passes": 1}
+
+
+@pytest.mark.parametrize("verb", ["show", "stats", "validate"])
+def test_no_store_is_4(tmp_path: Path, verb: str) -> None:
+    with pytest.raises(InputError, match="CR0410") as caught:
+        call(verb, str(tmp_path))
+    assert caught.value.exit_code == 4
+
+
+def test_the_parser_imports_nothing_heavy() -> None:
+    import subprocess
+    import sys
+
+    script = (
+        "import sys, argparse\nfrom composer_replication.cli import tasks_verb\n"
+        "tasks_verb.add_parser(argparse.ArgumentParser().add_subparsers(), argparse.ArgumentParser(add_help=False))\n"
+        "print([n for n in ('tqdm', 'packaging', 'unearth', 'platformdirs', 'composer_replication.tasks') if n in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,55 @@
+"""A small project on disk, the environment of the test runner, and a store of a few tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from composer_replication.tasks.build import build_tasks
+from composer_replication.tasks.environment import Environment, open_environment
+from composer_replication.tasks.lock import resolve
+from composer_replication.tasks.store import TaskStore
+
+TINY = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "project"
+TINY_PINS = (
+    "tinymath/numbers.py::clamp",
+    "tinymath/numbers.py::sign",
+    "tinymath/text.py::initials",
+    "tinymath/vector.py::Vector.length",
+)
+PYPROJECT = '[project]\nname = "planted"\nversion = "1.0"\n'
+
+MakeProject = Callable[[Mapping[str, str]], Path]
+
+
+@pytest.fixture(scope="session")
+def tiny_project() -> Path:
+    return TINY
+
+
+@pytest.fixture(scope="session")
+def environment() -> Environment:
+    return open_environment(resolve([], "the tests"))
+
+
+@pytest.fixture(scope="session")
+def tiny_store(tmp_path_factory: pytest.TempPathFactory) -> TaskStore:
+    """A store that tests only read."""
+    folder = tmp_path_factory.mktemp("store") / "tasks"
+    build_tasks([str(TINY)], folder, symbols={str(TINY): TINY_PINS})
+    return TaskStore.open(folder)
+
+
+@pytest.fixture
+def make_project(tmp_path: Path) -> MakeProject:
+    """Write a project; ``pyproject.toml`` comes along."""
+
+    def make(files: Mapping[str, str]) -> Path:
+        root = tmp_path / "planted"
+        for name, text in {"pyproject.toml": PYPROJECT, **files}.items():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(text)
+        return root
+
+    return make

@@ -1,0 +1,217 @@
+"""Builds are repeatable, resumable and say why they took nothing."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from composer_replication.errors import InputError, NothingToDoError, SandboxFailure, UsageError
+from composer_replication.run_folder import RunFolder
+from composer_replication.tasks import build
+from composer_replication.tasks.build import build_tasks
+from composer_replication.tasks.store import TaskStore
+
+MakeProject = Callable[[Mapping[str, str]], Path]
+PLANTED = {
+    "planted.py": "def one():\n    return 11\n\n\ndef two():\n    return 22\n\n\ndef zero():\n    return 0\n\n\ndef unused():\n    return 9\n",
+    "test_planted.py": "import planted\n\n\ndef test_one():\n    assert planted.one() == 11\n\n\ndef test_two():\n    assert planted.two() == 22\n"
+    "\n\ndef test_zero():\n    assert not planted.zero()\n\n\ndef test_nothing():\n    pass\n",
+}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != "LOCK"
+    }
+
+
+class Spy:
+    """Counts which functions are really judged."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.judged: list[str] = []
+        self.fail_after: int | None = None
+        real = build.judge_deletion
+
+        def judge(deletion: Any, *rest: Any, **options: Any) -> Any:
+            self.judged.append(deletion.symbol)
+            if self.fail_after is not None and len(self.judged) > self.fail_after:
+                raise SandboxFailure("CR0302", "planted failure")
+            return real(deletion, *rest, **options)
+
+        monkeypatch.setattr(build, "judge_deletion", judge)
+
+
+def test_counts_and_reasons(make_project: MakeProject, tmp_path: Path) -> None:
+    told: list[tuple[int, int, str]] = []
+    summary = build_tasks([str(make_project(PLANTED))], tmp_path / "out", progress=lambda *step: told.append(step))
+    assert (summary.tasks, summary.valid, summary.candidates) == (2, 2, 4)
+    assert dict(summary.rejected) == {"stub-passes": 1, "untested": 1}
+    assert "planted.py::zero" in summary.examples["stub-passes"]
+    assert summary.bytes > 1000
+    assert told[-1] == (4, 4, "2 tasks")
+    summary.require_tasks()
+
+
+def test_same_input_and_seed_same_bytes(make_project: MakeProject, tmp_path: Path) -> None:
+    source = str(make_project(PLANTED))
+    first = build_tasks([source], tmp_path / "a", jobs=1)
+    second = build_tasks([source], tmp_path / "b", jobs=2)
+    assert first.fingerprint == second.fingerprint
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_another_seed_parts_tests_differently(tiny_project: Path, tmp_path: Path) -> None:
+    pins = {str(tiny_project): ["tinymath/numbers.py::clamp"]}
+    fingerprints = {
+        build_tasks([str(tiny_project)], tmp_path / "out", symbols=pins, seed=seed).fingerprint for seed in range(3)
+    }
+    assert len(fingerprints) > 1
+
+
+def test_no_hidden_share_no_hidden_tests(tiny_project: Path, tmp_path: Path) -> None:
+    pins = {str(tiny_project): ["tinymath/numbers.py::clamp"]}
+    build_tasks([str(tiny_project)], tmp_path / "out", symbols=pins, hidden_share=0.0)
+    (task,) = TaskStore.open(tmp_path / "out").tasks()
+    assert (len(task.tests.visible), task.tests.hidden) == (3, ())
+
+
+def test_a_second_call_judges_nothing_again(
+    make_project: MakeProject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = str(make_project(PLANTED))
+    build_tasks([source], tmp_path / "out")
+    before = contents(tmp_path / "out")
+    spy = Spy(monkeypatch)
+    again = build_tasks([source], tmp_path / "out")
+    assert spy.judged == []
+    assert again.tasks == 2
+    assert contents(tmp_path / "out") == before
+
+
+def test_an_interrupted_build_goes_on_and_ends_with_the_same_bytes(
+    make_project: MakeProject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = str(make_project(PLANTED))
+    whole = build_tasks([source], tmp_path / "whole", jobs=1)
+    spy = Spy(monkeypatch)
+    spy.fail_after = 2
+    with pytest.raises(SandboxFailure):
+        build_tasks([source], tmp_path / "torn", jobs=1)
+    usable = TaskStore.open(tmp_path / "torn")
+    usable.verify()
+    done = set(spy.judged[:2])
+    with (tmp_path / "torn" / "journal.jsonl").open("a") as journal:
+        journal.write('{"key": "half a li')
+    spy.judged, spy.fail_after = [], None
+    resumed = build_tasks([source], tmp_path / "torn", jobs=1)
+    assert set(spy.judged).isdisjoint(done)
+    assert resumed.fingerprint == whole.fingerprint
+    assert contents(tmp_path / "torn") == contents(tmp_path / "whole")
+
+
+def test_max_tasks_does_not_depend_on_jobs_and_can_grow(make_project: MakeProject, tmp_path: Path) -> None:
+    source = str(make_project(PLANTED))
+    one = build_tasks([source], tmp_path / "a", max_tasks=1, jobs=1)
+    many = build_tasks([source], tmp_path / "b", max_tasks=1, jobs=4)
+    assert (one.tasks, one.fingerprint, one.candidates) == (1, many.fingerprint, many.candidates)
+    assert contents(tmp_path / "a" / "tasks") == contents(tmp_path / "b" / "tasks")
+    grown = build_tasks([source], tmp_path / "b", max_tasks=5)
+    assert grown.tasks == 2
+
+
+def test_a_changed_source_is_built_anew(make_project: MakeProject, tmp_path: Path) -> None:
+    root = make_project(PLANTED)
+    first = build_tasks([str(root)], tmp_path / "out")
+    (root / "planted.py").write_text((root / "planted.py").read_text().replace("return 9", "return 8"))
+    second = build_tasks([str(root)], tmp_path / "out")
+    assert second.fingerprint != first.fingerprint
+    TaskStore.open(tmp_path / "out").verify()
+    assert len(TaskStore.open(tmp_path / "out").tasks()) == 2
+
+
+def test_other_sources_do_not_replace_what_is_there(
+    make_project: MakeProject, tiny_store: TaskStore, tmp_path: Path
+) -> None:
+    shutil.copytree(tiny_store.root, tmp_path / "out")
+    before = contents(tmp_path / "out")
+    with pytest.raises(UsageError, match="CR0425"):
+        build_tasks([str(make_project(PLANTED))], tmp_path / "out")
+    assert contents(tmp_path / "out") == before
+
+
+def test_a_pin_that_is_not_there_names_the_nearest(make_project: MakeProject, tmp_path: Path) -> None:
+    source = str(make_project(PLANTED))
+    with pytest.raises(InputError) as caught:
+        build_tasks([source], tmp_path / "out", symbols={source: ["planted.py::on"]})
+    assert caught.value.code == "CR0409"
+    assert "planted.py::one" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("sources", "options"),
+    [
+        ([], {}),
+        (["a", "a"], {}),
+        (["a"], {"symbols": {"b": ["x"]}}),
+        (["a"], {"hidden_share": 1.0}),
+        (["a"], {"jobs": 0}),
+        (["a"], {"max_tasks": 0}),
+    ],
+)
+def test_arguments_that_do_not_fit(sources: list[str], options: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="CR0421"):
+        build_tasks(sources, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_same_repository_twice_is_refused(make_project: MakeProject, tmp_path: Path) -> None:
+    root = make_project(PLANTED)
+    shutil.copytree(root, tmp_path / "again")
+    with pytest.raises(UsageError, match="CR0421.*same repository"):
+        build_tasks([str(root), str(tmp_path / "again")], tmp_path / "out")
+
+
+def test_two_builds_in_one_folder_are_refused(make_project: MakeProject, tmp_path: Path) -> None:
+    with RunFolder(tmp_path / "out").locked(), pytest.raises(UsageError, match="CR0203"):
+        build_tasks([str(make_project(PLANTED))], tmp_path / "out")
+
+
+def test_no_candidate_is_a_task(make_project: MakeProject, tmp_path: Path) -> None:
+    files = {"planted.py": "def zero():\n    return 0\n", "test_planted.py": PLANTED["test_planted.py"].replace("planted.one() == 11", "True").replace("planted.two() == 22", "True")}
+    summary = build_tasks([str(make_project(files))], tmp_path / "out")
+    assert summary.tasks == 0
+    with pytest.raises(NothingToDoError, match=r"CR0418.*stub-passes 1"):
+        summary.require_tasks()
+
+
+@pytest.mark.parametrize(
+    ("files", "reason"),
+    [
+        ({"planted.py": "x = 1\n", "test_planted.py": "def test_a():\n    assert False\n\n\ndef test_b():\n    assert False\n"}, "red-baseline"),
+        ({"planted.py": "x = 1\n", "test_planted.py": "import os\nos._exit(0)\n\n\ndef test_a():\n    pass\n"}, "red-baseline"),
+        ({"pyproject.toml": '[project]\nname = "pluggy"\nversion = "9"\n', **PLANTED}, "runner-dependency"),
+        ({"pyproject.toml": '[project]\nname = "p"\ndependencies = ["x @ git+https://example.invalid/x"]\n', **PLANTED}, "dependency-by-url"),
+    ],
+)
+def test_a_repository_that_cannot_be_used(
+    make_project: MakeProject, tmp_path: Path, files: dict[str, str], reason: str
+) -> None:
+    summary = build_tasks([str(make_project(files))], tmp_path / "out")
+    assert dict(summary.rejected) == {reason: 1}
+    with pytest.raises(InputError, match=f"CR0419.*{reason}"):
+        summary.require_tasks()
+
+
+def test_flaky_and_red_tests_are_left_out(make_project: MakeProject, tmp_path: Path) -> None:
+    files = dict(PLANTED)
+    files["test_planted.py"] += "\n\ndef test_red():\n    assert planted.one() == 5\n\n\ndef test_flaky():\n    import os\n    assert os.urandom(8)[0] < 0 or planted.one() == 7\n"
+    summary = build_tasks([str(make_project(files))], tmp_path / "out")
+    assert summary.tasks == 2
+    tests = {node_id for task in TaskStore.open(tmp_path / "out").tasks() for node_id in (*task.fail_to_pass, *task.tests.pass_to_pass)}
+    assert not {name for name in tests if "red" in name or "flaky" in name}

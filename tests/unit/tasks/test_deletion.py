@@ -1,0 +1,241 @@
+"""Deleting a body and putting it back must be exact to the byte, for every form of function."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+from composer_replication.tasks.deletion import MARKER_STATEMENT, Deletion, fill, find_deletions, stub_answer
+from hypothesis import given
+from hypothesis import strategies as st
+
+STYLES = '''"""Many styles."""
+import functools
+from abc import abstractmethod
+from typing import Protocol, overload
+
+
+def plain(x):
+    return x
+
+
+def documented(x):
+    """Doc."""
+    y = x + 1
+    return y  # the end
+
+
+def multi_line(
+    x: dict[str, int] = {"a": 1},
+    key=lambda y: y,
+) -> dict[str, int]:
+    """Doc
+    of two lines.
+    """
+
+    # a comment first
+    if x:
+        return x
+
+    return {}
+
+
+@functools.cache
+def decorated():
+    "single quotes"
+    return [
+        1,
+    ]
+
+
+async def waits(x):
+    async with x:
+        pass
+
+
+def one_liner(x): return x
+
+
+def generates():
+    yield 1
+
+
+def commented_signature():  # noqa
+    return "é" + "ü"
+
+
+def commented_docstring():
+    """Doc."""  # more
+    return 1
+
+
+def nested():
+    def inner():
+        return 1
+
+    return inner()
+
+
+class Box:
+    def __init__(self):
+        self.value = 1
+
+    @property
+    def value(self):
+        """Doc."""
+        return 1
+
+    @value.setter
+    def value(self, new):
+        self._value = new
+
+    class Deep:
+        def bottom(self):
+            return "bottom"
+
+
+if True:
+    def conditional():
+        return 1
+else:
+    def conditional():
+        return 2
+'''
+
+NO_CANDIDATES = '''from abc import abstractmethod
+from typing import Protocol, overload
+
+
+@overload
+def f(x: int) -> int: ...
+
+
+@overload
+def f(x: str) -> str:
+    """Doc."""
+
+
+class Shape(Protocol):
+    def area(self) -> int:
+        return 1
+
+
+class Abstract:
+    @abstractmethod
+    def a(self):
+        return 1
+
+    def b(self):
+        pass
+
+    def c(self):
+        """Only words."""
+
+    def d(self):
+        raise NotImplementedError
+
+    def e(self):
+        raise NotImplementedError("later")
+
+
+def bracketed():
+    (
+        "a docstring in brackets"
+    )
+    return 1
+
+
+def joined(): """Doc."""; return 1
+
+
+lambda: 1
+'''
+
+
+def by_symbol(text: str) -> dict[str, Deletion]:
+    return {deletion.symbol: deletion for deletion in find_deletions("m.py", text)}
+
+
+def assert_exact(text: str, deletion: Deletion) -> None:
+    broken = deletion.break_text(text)
+    hole = deletion.hole
+    assert broken[hole.start : hole.end] == deletion.marker
+    assert deletion.marker.strip() == MARKER_STATEMENT
+    assert fill(broken, hole, deletion.golden_body) == text
+    ast.parse(broken)
+    assert broken[hole.start - 1] in ":\"'"
+    for expression in ("None", "True", "''"):
+        ast.parse(fill(broken, hole, stub_answer(broken, hole, expression)))
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+@pytest.mark.parametrize("indent", ["    ", "\t"])
+def test_every_style_restores_exactly(line_end: str, indent: str) -> None:
+    text = STYLES.replace("    ", indent).replace("\n", line_end)
+    found = by_symbol(text)
+    assert set(found) == {
+        *("plain", "documented", "multi_line", "decorated", "waits", "one_liner", "generates"),
+        *("commented_signature", "commented_docstring", "nested", "Box.__init__", "Box.value"),
+        *("Box.value#2", "Box.Deep.bottom", "conditional", "conditional#2"),
+    }
+    for deletion in found.values():
+        assert_exact(text, deletion)
+        if deletion.symbol != "one_liner":
+            assert deletion.marker.startswith(line_end + indent)
+
+
+def test_hole_begins_at_the_docstring_or_the_colon() -> None:
+    found = by_symbol(STYLES)
+    assert STYLES[: found["documented"].start].endswith('    """Doc."""')
+    assert STYLES[: found["plain"].start].endswith("def plain(x):")
+    assert STYLES[: found["multi_line"].start].endswith('of two lines.\n    """')
+    assert STYLES[: found["commented_signature"].start].endswith("def commented_signature():")
+    assert found["documented"].golden_body == "\n    y = x + 1\n    return y  # the end"
+    assert found["one_liner"].golden_body == " return x"
+    assert found["multi_line"].num_body_lines == 4
+    assert STYLES.splitlines()[found["decorated"].first_line - 1] == "@functools.cache"
+
+
+def test_what_has_no_body_to_delete_is_left_out() -> None:
+    assert by_symbol(NO_CANDIDATES) == {}
+
+
+@pytest.mark.parametrize("text", ["def f(:\n", "\ufeffdef f():\n    return 1\n", "", "x = 1\n", "\0"])
+def test_what_does_not_parse_has_no_candidates(text: str) -> None:
+    assert find_deletions("m.py", text) == []
+
+
+def test_stub_stands_in_the_place_of_the_marker() -> None:
+    deletion = by_symbol(STYLES)["Box.value"]
+    broken = deletion.break_text(STYLES)
+    assert stub_answer(broken, deletion.hole, "''") == "\n        return ''"
+
+
+names = st.sampled_from(["f", "größe", "_g"])
+statements = st.sampled_from(
+    ["return 1", "x = 'é'; return x", "if x:\n{i}{i}return 2\n{i}return 3", "pass\n\n{i}return [\n1]", "return (  # c\n{i}{i}1)"]
+)
+docstrings = st.sampled_from(["", '"""Doc."""', "'''Ü\n{i}two'''", "r'raw'", '"a" "b"'])
+signatures = st.sampled_from(["()", "(x=lambda: 1)", "(x, *, y: dict = {1: 2})", "(x) -> 'dict[str, int]'", "(\n{i}x,\n)"])
+
+
+@given(
+    pieces=st.lists(st.tuples(names, signatures, docstrings, statements, st.booleans()), min_size=1, max_size=5),
+    indent=st.sampled_from(["  ", "    ", "\t"]),
+    line_end=st.sampled_from(["\n", "\r\n"]),
+    ends_with_newline=st.booleans(),
+)
+def test_any_mixture_restores_exactly(
+    pieces: list[tuple[str, str, str, str, bool]], indent: str, line_end: str, ends_with_newline: bool
+) -> None:
+    blocks = []
+    for number, (name, signature, docstring, body, is_async) in enumerate(pieces):
+        head = f"{'async ' if is_async else ''}def {name}{number}{signature}:"
+        blocks.append("\n".join([head, *([f"{{i}}{docstring}"] if docstring else []), f"{{i}}{body}"]))
+    text = "\n\n\n".join(blocks).replace("{i}", indent) + ("\n" if ends_with_newline else "")
+    text = text.replace("\n", line_end)
+    ast.parse(text)
+    found = find_deletions("m.py", text)
+    assert len(found) == len(pieces)
+    for deletion in found:
+        assert_exact(text, deletion)

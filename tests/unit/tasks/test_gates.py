@@ -1,0 +1,241 @@
+"""Each gate rejects what was planted for it, and only that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from composer_replication.tasks.gates import (
+    GateFailed,
+    Subject,
+    check_golden,
+    check_no_copy,
+    check_restores,
+    check_stubs,
+    check_subject,
+    judge_deletion,
+)
+from composer_replication.tasks.leaks import find_copy
+from composer_replication.tasks.repository import PreparedRepository, prepare
+from composer_replication.tasks.sources import open_source
+from composer_replication.tasks.store import TaskStore
+
+PACKAGE = '''
+STATE = []
+
+
+def at_import():
+    return 5
+
+
+CONSTANT = at_import()
+
+
+def crashes_without():
+    return 1
+
+
+def unnoticed():
+    return 1
+
+
+def copied(x):
+    y = x + 1
+    return y * 2
+
+
+def falsy():
+    return 0
+
+
+def behind_state():
+    return "state"
+
+
+def needs_company():
+    return "company"
+
+
+def counted():
+    return "counted"
+
+
+def fine(x):
+    return x + 40
+'''
+OTHER = "def other(z):\n    # the same lines\n    y = x + 1\n\n    return y * 2\n"
+TESTS = '''
+import os
+import planted
+
+
+def test_a_sets_state():
+    planted.STATE.append(1)
+
+
+def test_crashes():
+    try:
+        planted.crashes_without()
+    except NotImplementedError:
+        os._exit(3)
+
+
+def test_copied():
+    assert planted.copied(1) == 4
+
+
+def test_falsy():
+    assert not planted.falsy()
+
+
+def test_behind_state():
+    if planted.STATE:
+        assert planted.behind_state() == "state"
+
+
+def test_needs_company():
+    assert planted.STATE
+    assert planted.needs_company() == "company"
+
+
+def test_fine_one():
+    assert planted.fine(1) == 41
+
+
+def test_fine_two():
+    assert planted.fine(2) == 42
+'''
+COUNTED = '''
+import planted
+
+
+def test_counted_one():
+    assert planted.counted() == "counted"
+
+
+def test_counted_two():
+    assert planted.counted() == "counted"
+
+
+assert len([name for name in globals() if name.startswith("test_")]) == 2
+'''
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> PreparedRepository:
+    root = tmp_path_factory.mktemp("gates")
+    files = {
+        "pyproject.toml": '[project]\nname = "planted"\nversion = "1.0"\n',
+        "planted.py": PACKAGE,
+        "other.py": OTHER,
+        "tests/test_all.py": TESTS,
+        "tests/test_counted.py": COUNTED,
+    }
+    for name, text in files.items():
+        (root / "project" / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / "project" / name).write_text(text)
+    source = open_source(str(root / "project"))
+    return prepare(source, TaskStore.create(root / "store"), None, map_calls=True)
+
+
+def judge(planted: PreparedRepository, name: str, seed: int = 0) -> Subject:
+    deletion = planted.by_pin(f"planted.py::{name}")
+    assert deletion is not None
+    return judge_deletion(deletion, planted.record, planted.bench, hidden_share=0.5, seed=seed)
+
+
+@pytest.mark.parametrize(
+    ("name", "gate"),
+    [
+        ("at_import", "breaks-import"),
+        ("crashes_without", "broken-run-fails"),
+        ("unnoticed", "no-failing-test"),
+        ("copied", "golden-copy"),
+        ("falsy", "stub-passes"),
+        ("behind_state", "broken-passes"),
+        ("needs_company", "golden-fails"),
+        ("counted", "hidden-split"),
+    ],
+)
+def test_each_gate_rejects_what_was_planted_for_it(planted: PreparedRepository, name: str, gate: str) -> None:
+    with pytest.raises(GateFailed) as caught:
+        judge(planted, name)
+    assert caught.value.gate == gate
+    assert caught.value.detail
+
+
+def test_a_good_candidate_passes_all(planted: PreparedRepository) -> None:
+    subject = judge(planted, "fine")
+    assert len(subject.visible) == len(subject.hidden) == 1
+    assert set(subject.visible) | set(subject.hidden) == {
+        "tests/test_all.py::test_fine_one",
+        "tests/test_all.py::test_fine_two",
+    }
+    hidden_name = subject.hidden[0].rpartition("::")[2]
+    assert hidden_name not in subject.visible_files["tests/test_all.py"].decode()
+
+
+def test_the_same_seed_gives_the_same_subject(planted: PreparedRepository) -> None:
+    assert judge(planted, "fine") == judge(planted, "fine")
+
+
+def test_what_is_called_while_tests_run_is_known(planted: PreparedRepository) -> None:
+    assert planted.record.called is not None
+    lines = {deletion.symbol: deletion.first_line for deletion in planted.deletions if deletion.path == "planted.py"}
+    called = {line for path, line in planted.record.called if path == "planted.py"}
+    assert lines["fine"] in called
+    assert lines["unnoticed"] not in called
+
+
+def test_a_function_behind_everything_is_no_task(make_project: Callable[[Mapping[str, str]], Path], tmp_path: Path) -> None:
+    root = make_project(
+        {"one.py": "def one():\n    return 1\n", "test_one.py": "import one\n\n\ndef test_a():\n    assert one.one() == 1\n\n\ndef test_b():\n    assert one.one() < 2\n"}
+    )
+    prepared = prepare(open_source(str(root)), TaskStore.create(tmp_path / "store"), None, map_calls=False)
+    deletion = prepared.by_pin("one.py::one")
+    assert deletion is not None
+    with pytest.raises(GateFailed, match="breaks-everything"):
+        judge_deletion(deletion, prepared.record, prepared.bench, hidden_share=0.5, seed=0)
+
+
+def test_another_golden_body_does_not_restore(planted: PreparedRepository) -> None:
+    subject = judge(planted, "fine")
+    with pytest.raises(GateFailed, match="not-restored"):
+        check_restores(replace(subject, golden_body=subject.golden_body + " "), planted.bench.original)
+    with pytest.raises(GateFailed, match="not-restored"):
+        check_subject(replace(subject, golden_body="\n    return 1"), planted.bench)
+
+
+def test_a_wrong_golden_body_fails_its_tests(planted: PreparedRepository) -> None:
+    with pytest.raises(GateFailed, match="golden-fails"):
+        check_golden(replace(judge(planted, "fine"), golden_body="\n    return 1", visible_files={}), planted.bench)
+
+
+def test_a_hidden_test_that_fails_alone_is_found(planted: PreparedRepository) -> None:
+    subject = replace(judge(planted, "fine"), hidden=("tests/test_all.py::test_needs_company",))
+    with pytest.raises(GateFailed, match="golden-fails.*test_needs_company"):
+        check_golden(subject, planted.bench)
+
+
+def test_stubs_are_tried_on_the_visible_tests_alone(planted: PreparedRepository) -> None:
+    subject = replace(judge(planted, "fine"), visible=("tests/test_all.py::test_a_sets_state",))
+    with pytest.raises(GateFailed, match="broken-passes"):
+        check_stubs(subject, planted.bench)
+
+
+def test_a_copy_is_found_behind_indentation_and_comments() -> None:
+    golden = "\n    y = x + 1\n    return y"
+    assert find_copy(golden, {"a.py": b"class A:\n\tdef f():\n\t\ty = x + 1\n\n\t\t# why\n\t\treturn y\n"}) == "a.py"
+    assert find_copy(golden, {"a.txt": b"y = x + 1\nreturn y"}) == "a.txt"
+    assert find_copy(golden, {"a.py": b"y = x + 1\nz = 1\nreturn y\n"}) == ""
+    assert find_copy(golden, {"a.py": b"y = x + 12\nreturn y\n"}) == ""
+    assert find_copy("\n    return y", {"a.py": b"return y\n"}) == ""
+
+
+def test_a_copy_in_the_visible_tests_is_found(planted: PreparedRepository) -> None:
+    subject = replace(judge(planted, "fine"), golden_body="\n    a = 1\n    return a")
+    files = {**planted.bench.original, "tests/test_more.py": b"def reference():\n    a = 1\n    return a\n"}
+    with pytest.raises(GateFailed, match=r"golden-copy.*tests/test_more\.py"):
+        check_no_copy(subject, files)

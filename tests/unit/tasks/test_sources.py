@@ -1,0 +1,227 @@
+"""Foreign archives and folders: the good ones are read, the hostile ones refused in one sentence."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from composer_replication.errors import InputError
+from composer_replication.tasks import archives
+from composer_replication.tasks.sources import open_source
+
+GOOD = {
+    "pyproject.toml": b'[project]\nname = "Some_Thing"\nversion = "2.1"\n',
+    "thing/__init__.py": b"def f():\n    return 1\n",
+    "thing/data.json": b"{}",
+    "tests/test_thing.py": b"def test_f():\n    pass\n",
+    "tests/data/table.csv": b"1,2\n",
+}
+LEAKS = {
+    ".git/objects/aa/bb": b"old code",
+    "thing/__pycache__/__init__.cpython-311.pyc": b"code",
+    "build/lib/thing/__init__.py": b"def f():\n    return 1\n",
+    "dist/thing-2.1-py3-none-any.whl": b"wheel",
+    "thing.egg-info/SOURCES.txt": b"names",
+    ".mypy_cache/thing.json": b"{}",
+    ".venv/lib/thing.py": b"def f():\n    return 1\n",
+    "docs/howto.md": b"return 1",
+    "notebook.ipynb": b"{}",
+    "thing/fast.so": b"elf",
+    "tests/old.orig": b"x",
+    "CHANGELOG.md": b"x",
+}
+
+
+def tar_of(path: Path, files: Mapping[str, bytes], top: str = "thing-2.1/") -> Path:
+    with tarfile.open(path, "w:gz") as archive:
+        for name, data in files.items():
+            info = tarfile.TarInfo(top + name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return path
+
+
+def zip_of(path: Path, files: Mapping[str, bytes], top: str = "thing-2.1/") -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in files.items():
+            archive.writestr(top + name, data)
+    return path
+
+
+def folder_of(root: Path, files: Mapping[str, bytes]) -> Path:
+    for name, data in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(data)
+    return root
+
+
+@pytest.mark.parametrize("kind", ["folder", "tar", "zip", "flat tar"])
+def test_every_kind_gives_the_same_tree(tmp_path: Path, kind: str) -> None:
+    files = {**GOOD, **LEAKS}
+    if kind == "folder":
+        path = folder_of(tmp_path / "thing", files)
+    elif kind == "zip":
+        path = zip_of(tmp_path / "thing-2.1.zip", files)
+    else:
+        path = tar_of(tmp_path / "thing-2.1.tar.gz", files, top="" if kind == "flat tar" else "thing-2.1/")
+    source = open_source(str(path))
+    assert source.repository == "some-thing==2.1"
+    generated = source.files["some-thing-2.1.dist-info/METADATA"]
+    assert generated.decode().splitlines()[1:] == ["Name: Some_Thing", "Version: 2.1"]
+    assert {name: data for name, data in source.files.items() if "dist-info" not in name} == GOOD
+    assert len(source.sha256) == 64
+
+
+def test_links_in_a_folder_are_not_followed(tmp_path: Path) -> None:
+    root = folder_of(tmp_path / "thing", GOOD)
+    secret = tmp_path / "secret.py"
+    secret.write_text("SECRET = 1\n")
+    (root / "thing" / "link.py").symlink_to(secret)
+    (root / "linked").symlink_to(tmp_path)
+    assert not [name for name in open_source(str(root)).files if "link" in name or "secret" in name]
+
+
+def test_the_same_folder_has_the_same_hash_and_a_change_another(tmp_path: Path) -> None:
+    root = folder_of(tmp_path / "thing", {**GOOD, **LEAKS})
+    first = open_source(str(root)).sha256
+    (root / "CHANGELOG.md").write_text("left out anyway")
+    assert open_source(str(root)).sha256 == first
+    (root / "thing" / "__init__.py").write_text("def f():\n    return 2\n")
+    assert open_source(str(root)).sha256 != first
+
+
+@pytest.mark.parametrize(
+    ("source", "code"),
+    [("no/such/path", "CR0402"), ("sdist:toolz", "CR0402"), ("sdist:toolz>=1", "CR0402"), ("sdist:../x==1", "CR0402")],
+)
+def test_a_wrong_source_is_one_sentence(source: str, code: str) -> None:
+    with pytest.raises(InputError) as caught:
+        open_source(source)
+    assert caught.value.code == code
+    assert caught.value.where == source
+
+
+def without(name: str) -> dict[str, bytes]:
+    return {path: data for path, data in GOOD.items() if path != name}
+
+
+@pytest.mark.parametrize(
+    ("files", "code"),
+    [
+        (without("pyproject.toml"), "CR0403"),
+        ({"pyproject.toml": b"", "README.md": b""}, "CR0403"),
+        (without("tests/test_thing.py"), "CR0404"),
+        ({**GOOD, "tests/test_thing.py": b"x = 1\n"}, "CR0404"),
+    ],
+)
+def test_an_unusable_project_is_one_sentence(tmp_path: Path, files: dict[str, bytes], code: str) -> None:
+    with pytest.raises(InputError) as caught:
+        open_source(str(folder_of(tmp_path / "thing", files)))
+    assert caught.value.code == code
+
+
+def test_a_text_file_is_no_archive(tmp_path: Path) -> None:
+    path = tmp_path / "thing.txt"
+    path.write_text("x")
+    with pytest.raises(InputError, match="CR0402"):
+        open_source(str(path))
+
+
+@pytest.mark.parametrize("name", ["../evil.py", "/etc/evil.py", "a/../../evil.py", "..\\evil.py"])
+@pytest.mark.parametrize("pack", [tar_of, zip_of])
+def test_a_climbing_member_is_refused(tmp_path: Path, name: str, pack: object) -> None:
+    suffix = ".tar.gz" if pack is tar_of else ".zip"
+    path = pack(tmp_path / f"evil{suffix}", {**GOOD, name: b"x"}, top="")
+    with pytest.raises(InputError, match="CR0405.*leaves the archive"):
+        open_source(str(path))
+
+
+def add_special(path: Path, kind: bytes, target: str = "") -> Path:
+    with tarfile.open(path, "w:gz") as archive:
+        for name, data in GOOD.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+        special = tarfile.TarInfo("thing/special.py")
+        special.type = kind
+        special.linkname = target
+        archive.addfile(special)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "words"),
+    [
+        (tarfile.SYMTYPE, "/etc/passwd", "points outside"),
+        (tarfile.SYMTYPE, "../../x", "points outside"),
+        (tarfile.LNKTYPE, "../x", "points outside"),
+        (tarfile.FIFOTYPE, "", "device or a pipe"),
+        (tarfile.CHRTYPE, "", "device or a pipe"),
+    ],
+)
+def test_links_out_and_devices_are_refused(tmp_path: Path, kind: bytes, target: str, words: str) -> None:
+    path = add_special(tmp_path / "evil.tar.gz", kind, target)
+    with pytest.raises(InputError, match=f"CR0405.*{words}"):
+        open_source(str(path))
+
+
+def test_a_link_inside_is_left_out(tmp_path: Path) -> None:
+    path = add_special(tmp_path / "fine.tar.gz", tarfile.SYMTYPE, "data.json")
+    assert "thing/special.py" not in open_source(str(path)).files
+
+
+def test_a_zip_link_out_is_refused(tmp_path: Path) -> None:
+    path = zip_of(tmp_path / "evil.zip", GOOD, top="")
+    with zipfile.ZipFile(path, "a") as archive:
+        info = zipfile.ZipInfo("thing/link.py")
+        info.external_attr = 0o120777 << 16
+        archive.writestr(info, "../../etc/passwd")
+    with pytest.raises(InputError, match="CR0405.*points outside"):
+        open_source(str(path))
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "words"),
+    [("MAX_MEMBERS", 3, "more than 3 members"), ("MAX_MEMBER_BYTES", 20, "larger than"), ("MAX_TOTAL_BYTES", 50, "unpacks to")],
+)
+@pytest.mark.parametrize("pack", [tar_of, zip_of, folder_of])
+def test_bombs_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int, words: str, pack: object
+) -> None:
+    suffix = {tar_of: ".tar.gz", zip_of: ".zip", folder_of: ""}[pack]
+    path = pack(tmp_path / f"thing{suffix}", GOOD)
+    monkeypatch.setattr(archives, limit, value)
+    with pytest.raises(InputError, match=f"CR0405.*{words}"):
+        open_source(str(path))
+
+
+def test_a_bomb_in_the_headers_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "evil.tar.gz"
+    with tarfile.open(path, "w:gz", format=tarfile.PAX_FORMAT) as archive:
+        info = tarfile.TarInfo("a.py")
+        info.pax_headers = {"comment": "x" * 200_000}
+        archive.addfile(info)
+    monkeypatch.setattr(archives, "MAX_TOTAL_BYTES", 1000)
+    monkeypatch.setattr(archives, "MAX_MEMBERS", 10)
+    with pytest.raises(InputError, match="CR0405"):
+        open_source(str(path))
+
+
+@pytest.mark.parametrize("name", ["broken.tar.gz", "broken.zip", "broken.tar.xz", "broken.tar.bz2", "broken.tar"])
+@pytest.mark.parametrize("data", [b"", b"this is no archive at all" * 40, b"\x1f\x8b\x08\x00rest"])
+def test_a_damaged_archive_is_one_sentence(tmp_path: Path, name: str, data: bytes) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(InputError) as caught:
+        open_source(str(tmp_path / name))
+    assert caught.value.code in ("CR0405", "CR0403")
+
+
+def test_a_cut_off_archive_is_one_sentence(tmp_path: Path) -> None:
+    path = tar_of(tmp_path / "thing.tar.gz", {**GOOD, "thing/long.py": b"x = 1\n" * 5000})
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(InputError, match="CR0405"):
+        open_source(str(path))

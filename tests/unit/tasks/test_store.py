@@ -1,0 +1,158 @@
+"""A store keeps what it was given, says what it holds, and notices every change."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from composer_replication.errors import InputError, UsageError
+from composer_replication.records import Task
+from composer_replication.tasks.deletion import fill
+from composer_replication.tasks.store import TaskStore
+
+
+def find(store: TaskStore, symbol: str) -> Task:
+    return next(task for task in store.tasks() if task.symbol == symbol)
+
+
+@pytest.fixture
+def copy(tiny_store: TaskStore, tmp_path: Path) -> Path:
+    shutil.copytree(tiny_store.root, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def test_tasks_are_whole(tiny_store: TaskStore) -> None:
+    tasks = tiny_store.tasks()
+    assert [task.task_id for task in tasks] == sorted(tiny_store.task_ids())
+    assert {task.symbol for task in tasks} == {"clamp", "sign", "initials", "Vector.length"}
+    for task in tasks:
+        assert (task.repository, task.granularity, task.removal) == ("tinymath==1.0", "function", "body")
+        assert task.task_id.startswith("tinymath-1.0--tinymath.")
+        assert task.task_id == task.task_id.translate({ord(c): None for c in "/\\: *?\"<>|"})
+        tests = task.tests
+        assert tests.visible
+        assert tests.pass_to_pass
+        assert not set(tests.visible) & set(tests.hidden)
+        assert not set(tests.pass_to_pass) & set(task.fail_to_pass)
+        assert task == tiny_store.get(task.task_id)
+
+
+def test_parametrisations_stay_together_and_a_single_function_is_visible(tiny_store: TaskStore) -> None:
+    sign = find(tiny_store, "sign")
+    assert len(sign.tests.visible) == 3
+    assert not sign.has_hidden_tests
+    clamp = find(tiny_store, "clamp")
+    assert (len(clamp.tests.visible), len(clamp.tests.hidden)) in ((1, 2), (2, 1))
+
+
+def test_golden_body_restores_the_file(tiny_store: TaskStore, tiny_project: Path) -> None:
+    for task in tiny_store.tasks():
+        restored = fill(tiny_store.broken_text(task), task.hole, tiny_store.golden_body(task))
+        assert restored.encode() == (tiny_project / task.hole.path).read_bytes()
+
+
+def test_views(tiny_store: TaskStore, tmp_path: Path) -> None:
+    task = find(tiny_store, "clamp")
+    for view in ("rollout", "visible", "hidden", "golden"):
+        tiny_store.write_tree(task, tmp_path / view, view=view)
+    read = {view: (tmp_path / view / "tests/test_numbers.py").read_text() for view in ("rollout", "visible", "hidden", "golden")}
+    assert read["rollout"] == read["visible"]
+    assert read["hidden"] == read["golden"]
+    hidden = [node_id.rpartition("::")[2] for node_id in task.tests.hidden]
+    visible = [node_id.rpartition("::")[2] for node_id in task.tests.visible]
+    assert all(f"def {name}(" in read["hidden"] and f"def {name}(" not in read["rollout"] for name in hidden)
+    assert all(f"def {name}(" in read["rollout"] for name in visible)
+    broken = tiny_store.broken_text(task)
+    for view in ("rollout", "visible", "hidden"):
+        assert (tmp_path / view / task.hole.path).read_text() == broken
+    assert "return min(x, high)" in (tmp_path / "golden" / task.hole.path).read_text()
+    assert "return min(x, high)" not in broken
+
+
+def test_an_unknown_view_is_refused(tiny_store: TaskStore, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="'secret' is not one of"):
+        tiny_store.write_tree(tiny_store.tasks()[0], tmp_path / "x", view="secret")
+
+
+def test_content_has_everything(tiny_store: TaskStore) -> None:
+    task = find(tiny_store, "initials")
+    content = tiny_store.content(task)
+    assert (content.task_id, content.repository, content.symbol) == (task.task_id, task.repository, "initials")
+    assert "raise NotImplementedError" in content.broken_tree["tinymath/text.py"]
+    assert "test_one_word" in content.tests["tests/test_text.py"]
+    assert not set(content.broken_tree) & set(content.tests)
+    assert "upper()" in content.golden
+
+
+def test_public_records_hold_no_secret(tiny_store: TaskStore) -> None:
+    for task in tiny_store.tasks():
+        public = (tiny_store.root / "tasks" / f"{task.task_id}.json").read_text()
+        assert tiny_store.golden_body(task).strip().splitlines()[0] not in public
+        for node_id in task.tests.hidden:
+            assert node_id.rpartition("::")[2] not in public
+
+
+def test_an_unknown_id_names_the_nearest(tiny_store: TaskStore) -> None:
+    wanted = find(tiny_store, "sign").task_id
+    with pytest.raises(InputError) as caught:
+        tiny_store.get(wanted[:-2])
+    assert caught.value.code == "CR0412"
+    assert wanted in caught.value.fix
+
+
+def test_a_store_that_is_moved_is_the_same_store(tiny_store: TaskStore, copy: Path) -> None:
+    moved = TaskStore.open(copy)
+    moved.verify()
+    assert moved.fingerprint == tiny_store.fingerprint
+    assert moved.tasks() == tiny_store.tasks()
+
+
+def test_a_folder_without_manifest_is_no_store(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="CR0410"):
+        TaskStore.open(tmp_path)
+
+
+def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("precious")
+    with pytest.raises(UsageError, match="CR0415"):
+        TaskStore.create(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def changed(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[:-2] + bytes([data[-2] ^ 1]) + data[-1:])
+
+
+@pytest.mark.parametrize("kind", ["tasks", "secrets", "repositories", "locks", "objects"])
+@pytest.mark.parametrize("damage", [changed, Path.unlink])
+def test_every_damage_is_found_and_named(copy: Path, kind: str, damage: object) -> None:
+    victim = sorted(path for path in (copy / kind).rglob("*") if path.is_file())[0]
+    damage(victim)
+    with pytest.raises(InputError) as caught:
+        TaskStore.open(copy).verify()
+    assert caught.value.code == "CR0411"
+    assert caught.value.where == str(victim)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", '{"schema_version": 1, "records": {"tasks/x.json": "0"}, "fingerprint": "0"}']
+)
+def test_a_damaged_manifest_is_found(copy: Path, text: str) -> None:
+    (copy / "manifest.json").write_text(text)
+    with pytest.raises(InputError, match="CR0411"):
+        TaskStore.open(copy)
+
+
+def test_another_schema_version_is_refused(copy: Path) -> None:
+    manifest = copy / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"schema_version": 1', '"schema_version": 99'))
+    with pytest.raises(InputError, match=r"CR0411.*schema version 99"):
+        TaskStore.open(copy)
+
+
+def test_a_record_that_the_manifest_does_not_name_is_not_a_task(copy: Path) -> None:
+    known = TaskStore.open(copy).task_ids()
+    shutil.copy(copy / "tasks" / f"{known[0]}.json", copy / "tasks" / "stray.json")
+    assert TaskStore.open(copy).task_ids() == known

@@ -1,0 +1,292 @@
+"""What a test run says, and what cannot make it lie."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from composer_replication.records import ExecResult, Limits, Outcome
+from composer_replication.tasks.environment import Environment
+from composer_replication.tasks.test_run import TestReport, judge, run_tests
+
+PACKAGE = "def answer():\n    {body}\n"
+TESTS = "from package import answer\n\n\ndef test_answer():\n    assert answer() == 42\n\n\ndef test_other():\n    assert True\n"
+IDS = ["tests/test_package.py::test_answer", "tests/test_package.py::test_other"]
+
+
+@pytest.fixture
+def run(tmp_path: Path, environment: Environment):
+    def run_files(
+        files: Mapping[str, str], node_ids: Sequence[str] | None = None, *, seconds: float = 30.0, **options: object
+    ) -> TestReport:
+        for name, text in files.items():
+            (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "tree" / name).write_text(text)
+        return run_tests(tmp_path / "tree", environment, node_ids, timeout_seconds=seconds, **options)
+
+    return run_files
+
+
+def with_body(body: str) -> dict[str, str]:
+    return {"package.py": PACKAGE.format(body=body), "tests/test_package.py": TESTS}
+
+
+def test_all_outcomes(run) -> None:
+    tests = """
+import pytest, unittest
+
+@pytest.fixture
+def broken():
+    raise ValueError
+
+@pytest.fixture
+def breaks_later():
+    yield
+    raise ValueError
+
+def test_passes(): pass
+def test_fails(): assert False
+def test_errors(broken): pass
+def test_errors_after(breaks_later): pass
+@pytest.mark.skip
+def test_skipped(): pass
+@pytest.mark.xfail
+def test_expected(): assert False
+@pytest.mark.xfail
+def test_unexpected(): pass
+class TestUnit(unittest.TestCase):
+    def test_sub(self):
+        for i in range(3):
+            with self.subTest(i=i):
+                self.assertNotEqual(i, 1)
+    def test_fine(self):
+        pass
+def test_leaves():
+    raise SystemExit(0)
+"""
+    report = run({"test_x.py": tests})
+    assert report.error == ""
+    found = {name.rpartition("::")[2]: outcome.value for name, outcome in report.outcomes.items()}
+    assert found == {
+        "test_passes": "passed",
+        "test_fails": "failed",
+        "test_errors": "error",
+        "test_errors_after": "error",
+        "test_skipped": "skipped",
+        "test_expected": "skipped",
+        "test_unexpected": "skipped",
+        "test_sub": "failed",
+        "test_fine": "passed",
+        "test_leaves": "failed",
+    }
+    assert tuple(report.outcomes) == report.collected
+
+
+def test_only_the_requested_ones_run(run) -> None:
+    files = with_body("return 42") | {"tests/test_more.py": "raise ValueError('never imported')\n"}
+    report = run(files, IDS[:1])
+    assert (report.error, dict(report.outcomes)) == ("", {IDS[0]: Outcome.PASSED})
+    assert report.passed == {IDS[0]}
+
+
+def test_odd_parametrisations_survive(run) -> None:
+    tests = (
+        "import pytest\n\n\n@pytest.mark.parametrize('x', ['a b', 'ü', '[x]', 'a::b', 'n\\nl', '\"', '', '-k', '%s', '\\ud800'])\n"
+        "def test_odd(x):\n    pass\n"
+    )
+    everything = run({"test_odd.py": tests})
+    assert len(everything.passed) == 10
+    again = run({}, list(everything.collected))
+    assert (again.error, again.passed) == ("", everything.passed)
+
+
+def test_the_repositorys_own_options_do_not_count(run) -> None:
+    config = "[tool.pytest.ini_options]\naddopts = '--nonsense -x --cov=thing'\nfilterwarnings = ['error']\nrequired_plugins = ['pytest-cov']\n"
+    tests = "import warnings\n\n\ndef test_warns():\n    warnings.warn('x')\n"
+    report = run({"pyproject.toml": config, "test_w.py": tests})
+    assert (report.error, len(report.passed)) == ("", 1)
+
+
+def test_the_import_mode_does_count(run) -> None:
+    config = "[pytest]\naddopts = -v --import-mode=importlib\n"
+    same = "def test_same():\n    pass\n"
+    report = run({"pytest.ini": config, "a/test_same.py": same, "b/test_same.py": same})
+    assert (dict(report.collect_errors), len(report.passed)) == ({}, 2)
+
+
+def test_src_layout_and_metadata(run) -> None:
+    tests = "import importlib.metadata as m\nimport thing\n\n\ndef test_it():\n    assert thing.X == 1 and m.version('thing') == '2.0'\n"
+    metadata = "Metadata-Version: 2.1\nName: thing\nVersion: 2.0\n"
+    report = run({"src/thing.py": "X = 1\n", "thing-2.0.dist-info/METADATA": metadata, "tests/test_t.py": tests})
+    assert len(report.passed) == 1
+
+
+def test_places_and_calls(run) -> None:
+    tests = (
+        "import functools, pytest\nfrom package import answer\n\n\ndef wrap(f):\n    @functools.wraps(f)\n"
+        "    def inner(*a, **k):\n        return f(*a, **k)\n    return inner\n\n\n@pytest.mark.parametrize('x', [1, 2])\n@wrap\n"
+        "def test_a(x):\n    assert answer()\n"
+    )
+    package = "def answer():\n    return 42\n\n\ndef unused():\n    return 1\n"
+    report = run({"package.py": package, "test_a.py": tests}, with_places=True, with_calls=True)
+    assert set(report.places.values()) == {("test_a.py", 12, "test_a")}
+    assert ("package.py", 1) in report.called
+    assert ("package.py", 5) not in report.called
+
+
+def test_collection_errors_are_named_and_others_run(run) -> None:
+    report = run(with_body("return 42") | {"tests/test_bad.py": "import no_such_module\n"})
+    assert report.error == ""
+    assert "no_such_module" in report.collect_errors["tests/test_bad.py"]
+    assert len(report.passed) == 2
+
+
+def test_stop_at_first_failure(run) -> None:
+    report = run(with_body("return 1"), IDS, stop_at_first_failure=True)
+    assert report.error == ""
+    assert dict(report.outcomes) == {IDS[0]: Outcome.FAILED}
+
+
+CHEATS = {
+    "leaves at once": "import os; os._exit(0)",
+    "sys.exit in a thread's clothes": "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+    "pytest.exit": "import pytest; pytest.exit('done', returncode=0)",
+    "keyboard interrupt": "raise KeyboardInterrupt",
+    "prints forged records": (
+        "import json, os\n    for e in ('collected', 'test', 'end'):\n"
+        "        os.write(1, (json.dumps({'nonce': '', 'event': e, 'id': '" + IDS[0] + "', 'outcome': 'passed',"
+        " 'ids': [], 'places': [], 'exit_code': 0, 'functions': []}) + '\\n').encode())\n    os._exit(0)"
+    ),
+    "closes every descriptor": "import os; os.closerange(0, 100); return 42",
+    "recursion": "return answer()",
+}
+
+
+@pytest.mark.parametrize("cheat", CHEATS)
+def test_a_candidate_that_cheats_or_crashes_has_failed(run, cheat: str) -> None:
+    report = run(with_body(CHEATS[cheat]), IDS)
+    assert not report.passed & {IDS[0]}
+    if cheat != "recursion":
+        assert report.error
+        assert set(report.outcomes.values()) == {Outcome.FAILED}
+        assert set(report.outcomes) == set(IDS)
+
+
+def test_a_failed_import_of_the_candidate_is_its_failure(run) -> None:
+    files = with_body("return 42")
+    files["package.py"] = "raise RuntimeError('at import')\n"
+    report = run(files, IDS)
+    assert "the tests are not the stored ones" in report.error
+    assert report.passed == frozenset()
+
+
+def test_tests_that_came_or_went_are_an_error(run) -> None:
+    files = with_body("return 42")
+    report = run(files, [*IDS, "tests/test_package.py::test_gone"])
+    assert "not the stored ones" in report.error
+    report = run(files, [*IDS, "tests/test_missing.py::test_gone"])
+    assert "nothing was collected" in report.error
+
+
+def test_extra_tests_do_not_run(run) -> None:
+    files = with_body("return 42")
+    files["tests/test_package.py"] += "\n\ndef test_extra():\n    import os\n    os._exit(1)\n"
+    report = run(files, IDS)
+    assert (report.error, set(report.outcomes)) == ("", set(IDS))
+
+
+def test_time_out(run) -> None:
+    report = run(with_body("import time; time.sleep(60)"), IDS, seconds=2.0)
+    assert report.error.startswith("the tests ran longer than 2 s")
+    assert set(report.outcomes.values()) == {Outcome.FAILED}
+
+
+def test_a_daemon_neither_blocks_nor_survives(run, tmp_path: Path) -> None:
+    body = (
+        "import subprocess, sys\n    subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(50)'], start_new_session=True)\n"
+        "    import threading, time\n    threading.Thread(target=time.sleep, args=(50,)).start()\n    return 42"
+    )
+    report = run(with_body(body), IDS, seconds=25.0)
+    assert (report.error, len(report.passed)) == ("", 2)
+    assert report.seconds < 25.0
+    commands = (path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists())
+    assert not [command for command in commands if b"import time; time.sleep(50)" in command and b"-P" not in command]
+
+
+def test_memory_is_limited(run) -> None:
+    report = run(with_body("x = b'x' * (3 * 10**8); return 42"), IDS, limits=Limits(memory_bytes=200 * 1024**2))
+    assert IDS[0] not in report.passed
+
+
+def test_a_child_process_finds_the_package(run) -> None:
+    body = "import subprocess, sys; return int(subprocess.check_output([sys.executable, '-c', 'import package; print(42)']))"
+    assert len(run(with_body(body), IDS).passed) == 2
+
+
+def test_nothing_of_the_host_environment_is_seen(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_API_TOKEN", "secret-value")
+    monkeypatch.setenv("PYTEST_ADDOPTS", "--nonsense")
+    report = run(with_body("import os; return 1 if 'MY_API_TOKEN' in os.environ else 42"), IDS)
+    assert len(report.passed) == 2
+
+
+# --- records that a candidate with knowledge of the nonce could write -----------------------
+
+NONCE = "n"
+COLLECTED = {"event": "collected", "ids": IDS, "places": []}
+PASSED = [{"event": "test", "id": node_id, "outcome": "passed"} for node_id in IDS]
+END = {"event": "end", "exit_code": 0, "functions": []}
+GOOD = [COLLECTED, *PASSED, END]
+
+
+def judged(records: Sequence[Mapping[str, object]], *, nonce: str = NONCE, **changes: object) -> TestReport:
+    stdout = "".join(json.dumps({"nonce": nonce, **record}) + "\n" for record in records)
+    values: dict[str, object] = {
+        "exit_code": 0, "stdout": stdout, "stderr": "last words\n", "truncated": False, "timed_out": False,
+        "out_of_memory": False, "seconds": 1.0,
+    }  # fmt: skip
+    return judge(ExecResult(**{**values, **changes}), NONCE, IDS, timeout_seconds=5.0)
+
+
+def test_a_good_run_is_believed() -> None:
+    report = judged(GOOD)
+    assert (report.error, report.passed) == ("", set(IDS))
+    noise = judged([{"event": "chatter"}], nonce="other").error
+    assert "closing record" in noise
+
+
+@pytest.mark.parametrize(
+    ("records", "changes", "words"),
+    [
+        (GOOD[:-1], {}, "closing record"),
+        ([*GOOD, END], {}, "more than one closing record"),
+        ([*GOOD, PASSED[0]], {}, "closing record"),
+        ([COLLECTED, PASSED[0], END], {}, "not every test ran"),
+        ([COLLECTED, *PASSED, PASSED[0], END], {}, "second or unknown result"),
+        ([COLLECTED, *PASSED, {**PASSED[0], "id": "x::y"}, END], {}, "second or unknown result"),
+        ([COLLECTED, *GOOD], {}, "collected twice"),
+        ([{**COLLECTED, "ids": [*IDS, IDS[0]]}, *PASSED, END], {}, "same node id"),
+        ([{**COLLECTED, "ids": [*IDS, "x::y"]}, *PASSED, END], {}, "not the stored ones"),
+        ([{**COLLECTED, "ids": IDS[:1]}, PASSED[0], END], {}, "not the stored ones"),
+        ([*PASSED, END], {}, "second or unknown result"),
+        ([END], {}, "nothing was collected"),
+        ([COLLECTED, {"event": "test"}, END], {}, "malformed"),
+        ([COLLECTED, {**PASSED[0], "outcome": "great"}, END], {}, "malformed"),
+        (GOOD, {"timed_out": True}, "ran longer than 5 s"),
+        (GOOD, {"out_of_memory": True}, "more memory"),
+        (GOOD, {"truncated": True}, "cut off"),
+    ],
+)
+def test_anything_out_of_order_fails_the_whole_run(
+    records: list[dict[str, object]], changes: dict[str, object], words: str
+) -> None:
+    report = judged(records, **changes)
+    assert words in report.error
+    assert dict(report.outcomes) == dict.fromkeys(IDS, Outcome.FAILED)
+    assert report.passed == frozenset()
+
+
+def test_records_of_another_nonce_do_not_count() -> None:
+    assert "closing record" in judged(GOOD, nonce="guess").error

@@ -1,0 +1,86 @@
+"""Validation needs nothing but the store, and finds what changed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from composer_replication.tasks.cache import sha256_of
+from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.validate import validate_store
+
+
+@pytest.fixture
+def copy(tiny_store: TaskStore, tmp_path: Path) -> Path:
+    """A store of one task."""
+    shutil.copytree(tiny_store.root, tmp_path / "copy")
+    store = TaskStore.open(tmp_path / "copy")
+    for task_id in store.task_ids():
+        if "--clamp--" not in task_id:
+            store.drop_task(task_id)
+    return tmp_path / "copy"
+
+
+def rewrite(store: Path, kind: str, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change a record and make the manifest agree, as a faulty build would."""
+    manifest = json.loads((store / "manifest.json").read_text())
+    (name,) = [name for name in manifest["records"] if name.startswith(f"{kind}/")]
+    value = json.loads((store / name).read_text())
+    change(value)
+    data = json.dumps(value).encode()
+    (store / name).write_bytes(data)
+    manifest["records"][name] = sha256_of(data)
+    manifest["fingerprint"] = sha256_of(json.dumps(sorted(manifest["records"].items())).encode())
+    (store / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_a_good_store_passes_offline_with_an_empty_cache(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMPOSER_RL_CACHE", str(tmp_path / "empty"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", "")
+    told: list[tuple[int, int, str]] = []
+    summary = validate_store(copy, repeat=1, progress=lambda *step: told.append(step))
+    assert (summary.tasks, summary.passed, summary.failed) == (1, 1, ())
+    assert [step[:2] for step in told] == [(1, 1)]
+
+
+def other_golden(value: dict[str, Any]) -> None:
+    value["golden_body"] = "\n    return 1"
+
+
+def other_hidden(value: dict[str, Any]) -> None:
+    value["hidden"] = []
+
+
+def weak_visible(value: dict[str, Any]) -> None:
+    value["visible"] = ["tests/test_numbers.py::test_mean"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "gate"),
+    [
+        ("secrets", other_golden, "not-restored"),
+        ("secrets", other_hidden, "other-tests-fail"),
+        ("tasks", weak_visible, "other-tests-fail"),
+    ],
+)
+def test_each_change_fails_a_gate(copy: Path, kind: str, change: Callable[[dict[str, Any]], None], gate: str) -> None:
+    rewrite(copy, kind, change)
+    summary = validate_store(copy, repeat=1)
+    assert summary.passed == 0
+    assert [row.gate for row in summary.failed] == [gate]
+
+
+def test_a_damaged_file_fails_the_task_that_needs_it(copy: Path) -> None:
+    (task,) = TaskStore.open(copy).tasks()
+    digest = TaskStore.open(copy).record(task.task_id).broken_sha256
+    (copy / "objects" / digest[:2] / digest).write_text("changed")
+    summary = validate_store(copy, repeat=1)
+    assert [(row.task_id, row.gate) for row in summary.failed] == [(task.task_id, "damaged")]
+    assert digest in summary.failed[0].detail

@@ -98,7 +98,7 @@ class TrainingProgress(TrainerCallback):
                 desc="train",
                 unit="step",
                 file=sys.stderr,
-                leave=True,
+                mininterval=0.2 if sys.stderr.isatty() else 10.0,  # a log file needs no animation
             )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -110,7 +110,7 @@ class TrainingProgress(TrainerCallback):
             return
         newest = {"reward": logs.get("reward"), "held out": logs.get("killswitch/heldout_ema")}
         self._shown.update({name: f"{value:.3f}" for name, value in newest.items() if value is not None})
-        self._bar.set_postfix(self._shown)
+        self._bar.set_postfix(self._shown, refresh=False)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._bar is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from composer_replication.cli import tasks_verb
 from composer_replication.errors import InputError, NothingToDoError, UsageError
 
@@ -48,7 +49,13 @@ def test_build(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "tasks"
     result, code, text = call("build", str(TINY), "--out", str(out), "--symbol", PINS[0], "--json")
     assert set(result) == {"tasks", "candidates", "valid", "rejected", "seconds", "bytes", "fingerprint"}
-    assert (code, result["tasks"], result["candidates"], result["valid"], result["rejected"]) == (0, 1, 1, 1, {})
+    assert (code, result["tasks"], result["candidates"], result["valid"], result["rejected"]) == (
+        0,
+        1,
+        1,
+        1,
+        {},
+    )
     assert "1 tasks of 1 candidates" in text
     summary = json.loads((out / "summary.json").read_text())
     assert {key: summary[key] for key in result} == result
@@ -130,7 +137,8 @@ def test_validate_of_a_broken_store_is_4(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "flags", [("--granularity", "class"), ("--removal", "whole"), ("--granularity", "feature", "--removal", "whole")]
+    "flags",
+    [("--granularity", "class"), ("--removal", "whole"), ("--granularity", "feature", "--removal", "whole")],
 )
 def test_what_does_not_work_yet_says_what_does(tmp_path: Path, flags: tuple[str, ...]) -> None:
     with pytest.raises(UsageError) as caught:
@@ -155,7 +163,9 @@ def test_nothing_valid_is_6_with_reasons_and_a_summary(tmp_path: Path) -> None:
     project.mkdir()
     (project / "pyproject.toml").write_text('[project]\nname = "p"\nversion = "1"\n')
     (project / "p.py").write_text("def f():\n    return 0\n")
-    (project / "test_p.py").write_text("import p\n\n\ndef test_f():\n    assert not p.f()\n\n\ndef test_g():\n    pass\n")
+    (project / "test_p.py").write_text(
+        "import p\n\n\ndef test_f():\n    assert not p.f()\n\n\ndef test_g():\n    pass\n"
+    )
     with pytest.raises(NothingToDoError, match=r"CR0418.*stub-passes 1") as caught:
         call("build", str(project), "--out", str(tmp_path / "out"), "--quiet")
     assert caught.value.exit_code == 6

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.environment import Environment, open_environment
 from composer_replication.tasks.lock import resolve

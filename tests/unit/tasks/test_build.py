@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from composer_replication.errors import InputError, NothingToDoError, SandboxFailure, UsageError
 from composer_replication.run_folder import RunFolder
 from composer_replication.tasks import build
@@ -49,7 +50,9 @@ class Spy:
 
 def test_counts_and_reasons(make_project: MakeProject, tmp_path: Path) -> None:
     told: list[tuple[int, int, str]] = []
-    summary = build_tasks([str(make_project(PLANTED))], tmp_path / "out", progress=lambda *step: told.append(step))
+    summary = build_tasks(
+        [str(make_project(PLANTED))], tmp_path / "out", progress=lambda *step: told.append(step)
+    )
     assert (summary.tasks, summary.valid, summary.candidates) == (2, 2, 4)
     assert dict(summary.rejected) == {"stub-passes": 1, "untested": 1}
     assert "planted.py::zero" in summary.examples["stub-passes"]
@@ -69,7 +72,8 @@ def test_same_input_and_seed_same_bytes(make_project: MakeProject, tmp_path: Pat
 def test_another_seed_parts_tests_differently(tiny_project: Path, tmp_path: Path) -> None:
     pins = {str(tiny_project): ["tinymath/numbers.py::clamp"]}
     fingerprints = {
-        build_tasks([str(tiny_project)], tmp_path / "out", symbols=pins, seed=seed).fingerprint for seed in range(3)
+        build_tasks([str(tiny_project)], tmp_path / "out", symbols=pins, seed=seed).fingerprint
+        for seed in range(3)
     }
     assert len(fingerprints) > 1
 
@@ -173,7 +177,7 @@ def test_arguments_that_do_not_fit(sources: list[str], options: dict[str, Any], 
 def test_the_same_repository_twice_is_refused(make_project: MakeProject, tmp_path: Path) -> None:
     root = make_project(PLANTED)
     shutil.copytree(root, tmp_path / "again")
-    with pytest.raises(UsageError, match="CR0421.*same repository"):
+    with pytest.raises(UsageError, match=r"CR0421.*same repository"):
         build_tasks([str(root), str(tmp_path / "again")], tmp_path / "out")
 
 
@@ -183,7 +187,12 @@ def test_two_builds_in_one_folder_are_refused(make_project: MakeProject, tmp_pat
 
 
 def test_no_candidate_is_a_task(make_project: MakeProject, tmp_path: Path) -> None:
-    files = {"planted.py": "def zero():\n    return 0\n", "test_planted.py": PLANTED["test_planted.py"].replace("planted.one() == 11", "True").replace("planted.two() == 22", "True")}
+    files = {
+        "planted.py": "def zero():\n    return 0\n",
+        "test_planted.py": PLANTED["test_planted.py"]
+        .replace("planted.one() == 11", "True")
+        .replace("planted.two() == 22", "True"),
+    }
     summary = build_tasks([str(make_project(files))], tmp_path / "out")
     assert summary.tasks == 0
     with pytest.raises(NothingToDoError, match=r"CR0418.*stub-passes 1"):
@@ -193,10 +202,28 @@ def test_no_candidate_is_a_task(make_project: MakeProject, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("files", "reason"),
     [
-        ({"planted.py": "x = 1\n", "test_planted.py": "def test_a():\n    assert False\n\n\ndef test_b():\n    assert False\n"}, "red-baseline"),
-        ({"planted.py": "x = 1\n", "test_planted.py": "import os\nos._exit(0)\n\n\ndef test_a():\n    pass\n"}, "red-baseline"),
+        (
+            {
+                "planted.py": "x = 1\n",
+                "test_planted.py": "def test_a():\n    assert False\n\n\ndef test_b():\n    assert False\n",
+            },
+            "red-baseline",
+        ),
+        (
+            {
+                "planted.py": "x = 1\n",
+                "test_planted.py": "import os\nos._exit(0)\n\n\ndef test_a():\n    pass\n",
+            },
+            "red-baseline",
+        ),
         ({"pyproject.toml": '[project]\nname = "pluggy"\nversion = "9"\n', **PLANTED}, "runner-dependency"),
-        ({"pyproject.toml": '[project]\nname = "p"\ndependencies = ["x @ git+https://example.invalid/x"]\n', **PLANTED}, "dependency-by-url"),
+        (
+            {
+                "pyproject.toml": '[project]\nname = "p"\ndependencies = ["x @ git+https://example.invalid/x"]\n',
+                **PLANTED,
+            },
+            "dependency-by-url",
+        ),
     ],
 )
 def test_a_repository_that_cannot_be_used(
@@ -210,8 +237,14 @@ def test_a_repository_that_cannot_be_used(
 
 def test_flaky_and_red_tests_are_left_out(make_project: MakeProject, tmp_path: Path) -> None:
     files = dict(PLANTED)
-    files["test_planted.py"] += "\n\ndef test_red():\n    assert planted.one() == 5\n\n\ndef test_flaky():\n    import os\n    assert os.urandom(8)[0] < 0 or planted.one() == 7\n"
+    files["test_planted.py"] += (
+        "\n\ndef test_red():\n    assert planted.one() == 5\n\n\ndef test_flaky():\n    import os\n    assert os.urandom(8)[0] < 0 or planted.one() == 7\n"
+    )
     summary = build_tasks([str(make_project(files))], tmp_path / "out")
     assert summary.tasks == 2
-    tests = {node_id for task in TaskStore.open(tmp_path / "out").tasks() for node_id in (*task.fail_to_pass, *task.tests.pass_to_pass)}
+    tests = {
+        node_id
+        for task in TaskStore.open(tmp_path / "out").tasks()
+        for node_id in (*task.fail_to_pass, *task.tests.pass_to_pass)
+    }
     assert not {name for name in tests if "red" in name or "flaky" in name}

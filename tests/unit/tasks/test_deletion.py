@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 
 import pytest
-from composer_replication.tasks.deletion import MARKER_STATEMENT, Deletion, fill, find_deletions, stub_answer
 from hypothesis import given
 from hypothesis import strategies as st
+
+from composer_replication.tasks.deletion import MARKER_STATEMENT, Deletion, fill, find_deletions, stub_answer
 
 STYLES = '''"""Many styles."""
 import functools
@@ -213,14 +214,24 @@ def test_stub_stands_in_the_place_of_the_marker() -> None:
 
 names = st.sampled_from(["f", "größe", "_g"])
 statements = st.sampled_from(
-    ["return 1", "x = 'é'; return x", "if x:\n{i}{i}return 2\n{i}return 3", "pass\n\n{i}return [\n1]", "return (  # c\n{i}{i}1)"]
+    [
+        "return 1",
+        "x = 'é'; return x",
+        "if x:\n{i}{i}return 2\n{i}return 3",
+        "pass\n\n{i}return [\n1]",
+        "return (  # c\n{i}{i}1)",
+    ]
 )
 docstrings = st.sampled_from(["", '"""Doc."""', "'''Ü\n{i}two'''", "r'raw'", '"a" "b"'])
-signatures = st.sampled_from(["()", "(x=lambda: 1)", "(x, *, y: dict = {1: 2})", "(x) -> 'dict[str, int]'", "(\n{i}x,\n)"])
+signatures = st.sampled_from(
+    ["()", "(x=lambda: 1)", "(x, *, y: dict = {1: 2})", "(x) -> 'dict[str, int]'", "(\n{i}x,\n)"]
+)
 
 
 @given(
-    pieces=st.lists(st.tuples(names, signatures, docstrings, statements, st.booleans()), min_size=1, max_size=5),
+    pieces=st.lists(
+        st.tuples(names, signatures, docstrings, statements, st.booleans()), min_size=1, max_size=5
+    ),
     indent=st.sampled_from(["  ", "    ", "\t"]),
     line_end=st.sampled_from(["\n", "\r\n"]),
     ends_with_newline=st.booleans(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import zipfile
@@ -10,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+
 from composer_replication.errors import InputError
 from composer_replication.records import SandboxSpec
 from composer_replication.sandbox import open_sandbox
@@ -25,7 +28,6 @@ from composer_replication.tasks.lock import (
     resolve,
     wheel_path,
 )
-from packaging.requirements import Requirement
 
 
 @pytest.fixture
@@ -53,7 +55,9 @@ def tiny_wheel(folder: Path, name: str, requires: str = "") -> None:
         archive.writestr(f"{name}.py", "X = 1\n")
         needs = f"Requires-Dist: {requires}\n" if requires else ""
         archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{needs}")
-        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
         archive.writestr(f"{info}/RECORD", "")
 
 
@@ -74,7 +78,9 @@ def test_dependencies_are_resolved_locked_and_remembered(
     assert list(environment.root.glob("lib/python*/site-packages/tinydeeper.py"))
 
 
-def test_what_is_no_wheel_is_not_built(own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_wheel_is_not_built(
+    own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     links = tmp_path / "links"
     (links / "evil-1.0").mkdir(parents=True)
     (links / "evil-1.0" / "setup.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
@@ -129,7 +135,7 @@ def test_another_python_is_refused(environment: Environment) -> None:
 def test_another_machine_is_refused() -> None:
     lock = resolve([], "x")
     foreign = LockedWheel("a", "1", "a-1-cp27-cp27m-win32.whl", "0")
-    with pytest.raises(InputError, match="CR0413.*win32"):
+    with pytest.raises(InputError, match=r"CR0413.*win32"):
         open_environment(replace(lock, wheels=(*lock.wheels, foreign)))
 
 
@@ -143,8 +149,6 @@ def test_a_changed_wheel_is_not_installed(own_cache: Path) -> None:
 def test_a_wheel_that_cannot_be_installed(own_cache: Path, tmp_path: Path) -> None:
     lock = resolve([], "x")
     data = b"this is no wheel"
-    import hashlib
-
     broken = LockedWheel("bad", "1", "bad-1-py3-none-any.whl", hashlib.sha256(data).hexdigest())
     put_file(wheel_path(broken), data)
     with pytest.raises(InputError, match="CR0414"):

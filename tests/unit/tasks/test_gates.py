@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from composer_replication.tasks.gates import (
     GateFailed,
     Subject,
@@ -22,7 +23,7 @@ from composer_replication.tasks.repository import PreparedRepository, prepare
 from composer_replication.tasks.sources import open_source
 from composer_replication.tasks.store import TaskStore
 
-PACKAGE = '''
+PACKAGE = """
 STATE = []
 
 
@@ -64,9 +65,9 @@ def counted():
 
 def fine(x):
     return x + 40
-'''
+"""
 OTHER = "def other(z):\n    # the same lines\n    y = x + 1\n\n    return y * 2\n"
-TESTS = '''
+TESTS = """
 import os
 import planted
 
@@ -106,8 +107,8 @@ def test_fine_one():
 
 def test_fine_two():
     assert planted.fine(2) == 42
-'''
-COUNTED = '''
+"""
+COUNTED = """
 import planted
 
 
@@ -120,7 +121,7 @@ def test_counted_two():
 
 
 assert len([name for name in globals() if name.startswith("test_")]) == 2
-'''
+"""
 
 
 @pytest.fixture(scope="module")
@@ -183,15 +184,24 @@ def test_the_same_seed_gives_the_same_subject(planted: PreparedRepository) -> No
 
 def test_what_is_called_while_tests_run_is_known(planted: PreparedRepository) -> None:
     assert planted.record.called is not None
-    lines = {deletion.symbol: deletion.first_line for deletion in planted.deletions if deletion.path == "planted.py"}
+    lines = {
+        deletion.symbol: deletion.first_line
+        for deletion in planted.deletions
+        if deletion.path == "planted.py"
+    }
     called = {line for path, line in planted.record.called if path == "planted.py"}
     assert lines["fine"] in called
     assert lines["unnoticed"] not in called
 
 
-def test_a_function_behind_everything_is_no_task(make_project: Callable[[Mapping[str, str]], Path], tmp_path: Path) -> None:
+def test_a_function_behind_everything_is_no_task(
+    make_project: Callable[[Mapping[str, str]], Path], tmp_path: Path
+) -> None:
     root = make_project(
-        {"one.py": "def one():\n    return 1\n", "test_one.py": "import one\n\n\ndef test_a():\n    assert one.one() == 1\n\n\ndef test_b():\n    assert one.one() < 2\n"}
+        {
+            "one.py": "def one():\n    return 1\n",
+            "test_one.py": "import one\n\n\ndef test_a():\n    assert one.one() == 1\n\n\ndef test_b():\n    assert one.one() < 2\n",
+        }
     )
     prepared = prepare(open_source(str(root)), TaskStore.create(tmp_path / "store"), None, map_calls=False)
     deletion = prepared.by_pin("one.py::one")
@@ -210,12 +220,14 @@ def test_another_golden_body_does_not_restore(planted: PreparedRepository) -> No
 
 def test_a_wrong_golden_body_fails_its_tests(planted: PreparedRepository) -> None:
     with pytest.raises(GateFailed, match="golden-fails"):
-        check_golden(replace(judge(planted, "fine"), golden_body="\n    return 1", visible_files={}), planted.bench)
+        check_golden(
+            replace(judge(planted, "fine"), golden_body="\n    return 1", visible_files={}), planted.bench
+        )
 
 
 def test_a_hidden_test_that_fails_alone_is_found(planted: PreparedRepository) -> None:
     subject = replace(judge(planted, "fine"), hidden=("tests/test_all.py::test_needs_company",))
-    with pytest.raises(GateFailed, match="golden-fails.*test_needs_company"):
+    with pytest.raises(GateFailed, match=r"golden-fails.*test_needs_company"):
         check_golden(subject, planted.bench)
 
 
@@ -227,7 +239,10 @@ def test_stubs_are_tried_on_the_visible_tests_alone(planted: PreparedRepository)
 
 def test_a_copy_is_found_behind_indentation_and_comments() -> None:
     golden = "\n    y = x + 1\n    return y"
-    assert find_copy(golden, {"a.py": b"class A:\n\tdef f():\n\t\ty = x + 1\n\n\t\t# why\n\t\treturn y\n"}) == "a.py"
+    assert (
+        find_copy(golden, {"a.py": b"class A:\n\tdef f():\n\t\ty = x + 1\n\n\t\t# why\n\t\treturn y\n"})
+        == "a.py"
+    )
     assert find_copy(golden, {"a.txt": b"y = x + 1\nreturn y"}) == "a.txt"
     assert find_copy(golden, {"a.py": b"y = x + 1\nz = 1\nreturn y\n"}) == ""
     assert find_copy(golden, {"a.py": b"y = x + 12\nreturn y\n"}) == ""

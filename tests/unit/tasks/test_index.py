@@ -9,8 +9,10 @@ import tarfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+
 from composer_replication.errors import InputError, MissingError
 from composer_replication.tasks import index
 from composer_replication.tasks.cache import cache_folder
@@ -35,7 +37,9 @@ def sdist() -> bytes:
 def wheel() -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr("tinything-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tinything\nVersion: 1.0\n")
+        archive.writestr(
+            "tinything-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tinything\nVersion: 1.0\n"
+        )
     return buffer.getvalue()
 
 
@@ -115,7 +119,9 @@ def test_no_index_and_no_links(served: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert index.fetch_sdist("tinything", "1.0").is_file()
 
 
-def test_settings_come_from_files_and_variables(served: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_settings_come_from_files_and_variables(
+    served: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     config = tmp_path / "pip.conf"
     config.write_text(
         "[global]\nindex-url = https://one.invalid/simple\nextra-index-url =\n    https://two.invalid/simple\n"
@@ -157,7 +163,7 @@ def test_fetching_starts_no_process_but_pip_config(served: Path, monkeypatch: py
     started: list[list[str]] = []
     real = subprocess.run
 
-    def run(command: list[str], **options: object) -> object:
+    def run(command: list[str], **options: Any) -> Any:
         started.append(command[1:])
         return real(command, **options)
 

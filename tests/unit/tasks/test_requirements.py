@@ -45,7 +45,11 @@ docs = ["sphinx"]
 
 
 def test_a_group_that_includes_itself_ends() -> None:
-    found = read({"pyproject.toml": '[dependency-groups]\ntest = ["a", {include-group = "test"}, {include-group = "x"}]'})
+    found = read(
+        {
+            "pyproject.toml": '[dependency-groups]\ntest = ["a", {include-group = "test"}, {include-group = "x"}]'
+        }
+    )
     assert texts(found) == {"a"}
 
 
@@ -84,7 +88,9 @@ delta = "*"
 
 
 def test_declared_ones_are_taken_where_tests_import_them() -> None:
-    metadata = {"tox.ini": "[testenv]\ndeps =\n    py{38,39}: needed==1.0\n    other\n    pytest-mock\n    pytest-cov\n"}
+    metadata = {
+        "tox.ini": "[testenv]\ndeps =\n    py{38,39}: needed==1.0\n    other\n    pytest-mock\n    pytest-cov\n"
+    }
     files = {
         "tests/test_thing.py": "import needed.part\nfrom hypothesis import given\nimport unknown_package, json, thing\n",
         "thing/__init__.py": "try:\n    import other\nexcept ImportError:\n    pass\n",
@@ -93,7 +99,9 @@ def test_declared_ones_are_taken_where_tests_import_them() -> None:
 
 
 def test_addresses_are_refused_and_never_passed_on() -> None:
-    found = read({"pyproject.toml": '[project]\ndependencies = ["evil @ git+https://example.invalid/evil", "a"]'})
+    found = read(
+        {"pyproject.toml": '[project]\ndependencies = ["evil @ git+https://example.invalid/evil", "a"]'}
+    )
     assert found.refused == ["evil"]
     assert texts(found) == {"a"}
 
@@ -104,7 +112,11 @@ def test_broken_files_say_nothing() -> None:
 
 
 def test_setup_py_is_read_and_not_run() -> None:
-    found = read({"setup.py": "import os\nos._exit(9)\nsetup(install_requires=compute() + ['x'], tests_require=('y',))\n"})
+    found = read(
+        {
+            "setup.py": "import os\nos._exit(9)\nsetup(install_requires=compute() + ['x'], tests_require=('y',))\n"
+        }
+    )
     assert texts(found) == {"y"}
 
 

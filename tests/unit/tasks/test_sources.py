@@ -5,13 +5,16 @@ from __future__ import annotations
 import io
 import tarfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+
 from composer_replication.errors import InputError
 from composer_replication.tasks import archives
 from composer_replication.tasks.sources import open_source
+
+Pack = Callable[..., Path]
 
 GOOD = {
     "pyproject.toml": b'[project]\nname = "Some_Thing"\nversion = "2.1"\n',
@@ -96,7 +99,12 @@ def test_the_same_folder_has_the_same_hash_and_a_change_another(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("source", "code"),
-    [("no/such/path", "CR0402"), ("sdist:toolz", "CR0402"), ("sdist:toolz>=1", "CR0402"), ("sdist:../x==1", "CR0402")],
+    [
+        ("no/such/path", "CR0402"),
+        ("sdist:toolz", "CR0402"),
+        ("sdist:toolz>=1", "CR0402"),
+        ("sdist:../x==1", "CR0402"),
+    ],
 )
 def test_a_wrong_source_is_one_sentence(source: str, code: str) -> None:
     with pytest.raises(InputError) as caught:
@@ -133,10 +141,10 @@ def test_a_text_file_is_no_archive(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../evil.py", "/etc/evil.py", "a/../../evil.py", "..\\evil.py"])
 @pytest.mark.parametrize("pack", [tar_of, zip_of])
-def test_a_climbing_member_is_refused(tmp_path: Path, name: str, pack: object) -> None:
+def test_a_climbing_member_is_refused(tmp_path: Path, name: str, pack: Pack) -> None:
     suffix = ".tar.gz" if pack is tar_of else ".zip"
     path = pack(tmp_path / f"evil{suffix}", {**GOOD, name: b"x"}, top="")
-    with pytest.raises(InputError, match="CR0405.*leaves the archive"):
+    with pytest.raises(InputError, match=r"CR0405.*leaves the archive"):
         open_source(str(path))
 
 
@@ -180,17 +188,21 @@ def test_a_zip_link_out_is_refused(tmp_path: Path) -> None:
         info = zipfile.ZipInfo("thing/link.py")
         info.external_attr = 0o120777 << 16
         archive.writestr(info, "../../etc/passwd")
-    with pytest.raises(InputError, match="CR0405.*points outside"):
+    with pytest.raises(InputError, match=r"CR0405.*points outside"):
         open_source(str(path))
 
 
 @pytest.mark.parametrize(
     ("limit", "value", "words"),
-    [("MAX_MEMBERS", 3, "more than 3 members"), ("MAX_MEMBER_BYTES", 20, "larger than"), ("MAX_TOTAL_BYTES", 50, "unpacks to")],
+    [
+        ("MAX_MEMBERS", 3, "more than 3 members"),
+        ("MAX_MEMBER_BYTES", 20, "larger than"),
+        ("MAX_TOTAL_BYTES", 50, "unpacks to"),
+    ],
 )
 @pytest.mark.parametrize("pack", [tar_of, zip_of, folder_of])
 def test_bombs_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int, words: str, pack: object
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int, words: str, pack: Pack
 ) -> None:
     suffix = {tar_of: ".tar.gz", zip_of: ".zip", folder_of: ""}[pack]
     path = pack(tmp_path / f"thing{suffix}", GOOD)
@@ -211,7 +223,9 @@ def test_a_bomb_in_the_headers_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
         open_source(str(path))
 
 
-@pytest.mark.parametrize("name", ["broken.tar.gz", "broken.zip", "broken.tar.xz", "broken.tar.bz2", "broken.tar"])
+@pytest.mark.parametrize(
+    "name", ["broken.tar.gz", "broken.zip", "broken.tar.xz", "broken.tar.bz2", "broken.tar"]
+)
 @pytest.mark.parametrize("data", [b"", b"this is no archive at all" * 40, b"\x1f\x8b\x08\x00rest"])
 def test_a_damaged_archive_is_one_sentence(tmp_path: Path, name: str, data: bytes) -> None:
     (tmp_path / name).write_bytes(data)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from composer_replication.errors import InputError, UsageError
 from composer_replication.records import Task
 from composer_replication.tasks.deletion import fill
@@ -29,7 +31,7 @@ def test_tasks_are_whole(tiny_store: TaskStore) -> None:
     for task in tasks:
         assert (task.repository, task.granularity, task.removal) == ("tinymath==1.0", "function", "body")
         assert task.task_id.startswith("tinymath-1.0--tinymath.")
-        assert task.task_id == task.task_id.translate({ord(c): None for c in "/\\: *?\"<>|"})
+        assert task.task_id == task.task_id.translate({ord(c): None for c in '/\\: *?"<>|'})
         tests = task.tests
         assert tests.visible
         assert tests.pass_to_pass
@@ -56,7 +58,10 @@ def test_views(tiny_store: TaskStore, tmp_path: Path) -> None:
     task = find(tiny_store, "clamp")
     for view in ("rollout", "visible", "hidden", "golden"):
         tiny_store.write_tree(task, tmp_path / view, view=view)
-    read = {view: (tmp_path / view / "tests/test_numbers.py").read_text() for view in ("rollout", "visible", "hidden", "golden")}
+    read = {
+        view: (tmp_path / view / "tests/test_numbers.py").read_text()
+        for view in ("rollout", "visible", "hidden", "golden")
+    }
     assert read["rollout"] == read["visible"]
     assert read["hidden"] == read["golden"]
     hidden = [node_id.rpartition("::")[2] for node_id in task.tests.hidden]
@@ -78,7 +83,11 @@ def test_an_unknown_view_is_refused(tiny_store: TaskStore, tmp_path: Path) -> No
 def test_content_has_everything(tiny_store: TaskStore) -> None:
     task = find(tiny_store, "initials")
     content = tiny_store.content(task)
-    assert (content.task_id, content.repository, content.symbol) == (task.task_id, task.repository, "initials")
+    assert (content.task_id, content.repository, content.symbol) == (
+        task.task_id,
+        task.repository,
+        "initials",
+    )
     assert "raise NotImplementedError" in content.broken_tree["tinymath/text.py"]
     assert "test_one_word" in content.tests["tests/test_text.py"]
     assert not set(content.broken_tree) & set(content.tests)
@@ -127,8 +136,8 @@ def changed(path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["tasks", "secrets", "repositories", "locks", "objects"])
 @pytest.mark.parametrize("damage", [changed, Path.unlink])
-def test_every_damage_is_found_and_named(copy: Path, kind: str, damage: object) -> None:
-    victim = sorted(path for path in (copy / kind).rglob("*") if path.is_file())[0]
+def test_every_damage_is_found_and_named(copy: Path, kind: str, damage: Callable[[Path], None]) -> None:
+    victim = min(path for path in (copy / kind).rglob("*") if path.is_file())
     damage(victim)
     with pytest.raises(InputError) as caught:
         TaskStore.open(copy).verify()
@@ -137,7 +146,8 @@ def test_every_damage_is_found_and_named(copy: Path, kind: str, damage: object) 
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "{}", '{"schema_version": 1, "records": {"tasks/x.json": "0"}, "fingerprint": "0"}']
+    "text",
+    ["", "{", "[]", "{}", '{"schema_version": 1, "records": {"tasks/x.json": "0"}, "fingerprint": "0"}'],
 )
 def test_a_damaged_manifest_is_found(copy: Path, text: str) -> None:
     (copy / "manifest.json").write_text(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 import pytest
+
 from composer_replication.tasks.test_functions import part_tests, remove_functions
 
 FILE = '''import pytest
@@ -64,7 +65,11 @@ PLACES = {
 
 
 def names_in(text: str) -> set[str]:
-    return {node.name for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    return {
+        node.name
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
 
 
 @pytest.mark.parametrize("gone", [{name} for name in PLACES] + [set(PLACES), {"test_first", "test_third"}])
@@ -140,10 +145,15 @@ def test_never_all_are_hidden(share: float, expected: int) -> None:
 
 
 def test_a_single_function_stays_visible() -> None:
-    assert part_tests(places("test_second"), {"tests/test_x.py": FILE}, hidden_share=0.9, seed=0, salt="").hidden == ()
+    assert (
+        part_tests(places("test_second"), {"tests/test_x.py": FILE}, hidden_share=0.9, seed=0, salt="").hidden
+        == ()
+    )
 
 
 def test_functions_outside_test_files_stay_visible() -> None:
     groups = [("package/code.py", PLACES["test_second"], "test_second"), *places("test_fourth")]
-    split = part_tests(groups, {"package/code.py": FILE, "tests/test_x.py": FILE}, hidden_share=0.9, seed=0, salt="")
+    split = part_tests(
+        groups, {"package/code.py": FILE, "tests/test_x.py": FILE}, hidden_share=0.9, seed=0, salt=""
+    )
     assert {path for path, _, _ in split.hidden} <= {"tests/test_x.py"}

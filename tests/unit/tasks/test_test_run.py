@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+
 from composer_replication.records import ExecResult, Limits, Outcome
 from composer_replication.tasks.environment import Environment
 from composer_replication.tasks.test_run import TestReport, judge, run_tests
@@ -19,7 +20,11 @@ IDS = ["tests/test_package.py::test_answer", "tests/test_package.py::test_other"
 @pytest.fixture
 def run(tmp_path: Path, environment: Environment):
     def run_files(
-        files: Mapping[str, str], node_ids: Sequence[str] | None = None, *, seconds: float = 30.0, **options: object
+        files: Mapping[str, str],
+        node_ids: Sequence[str] | None = None,
+        *,
+        seconds: float = 30.0,
+        **options: object,
     ) -> TestReport:
         for name, text in files.items():
             (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -119,7 +124,9 @@ def test_the_import_mode_does_count(run) -> None:
 def test_src_layout_and_metadata(run) -> None:
     tests = "import importlib.metadata as m\nimport thing\n\n\ndef test_it():\n    assert thing.X == 1 and m.version('thing') == '2.0'\n"
     metadata = "Metadata-Version: 2.1\nName: thing\nVersion: 2.0\n"
-    report = run({"src/thing.py": "X = 1\n", "thing-2.0.dist-info/METADATA": metadata, "tests/test_t.py": tests})
+    report = run(
+        {"src/thing.py": "X = 1\n", "thing-2.0.dist-info/METADATA": metadata, "tests/test_t.py": tests}
+    )
     assert len(report.passed) == 1
 
 
@@ -156,7 +163,9 @@ CHEATS = {
     "keyboard interrupt": "raise KeyboardInterrupt",
     "prints forged records": (
         "import json, os\n    for e in ('collected', 'test', 'end'):\n"
-        "        os.write(1, (json.dumps({'nonce': '', 'event': e, 'id': '" + IDS[0] + "', 'outcome': 'passed',"
+        "        os.write(1, (json.dumps({'nonce': '', 'event': e, 'id': '"
+        + IDS[0]
+        + "', 'outcome': 'passed',"
         " 'ids': [], 'places': [], 'exit_code': 0, 'functions': []}) + '\\n').encode())\n    os._exit(0)"
     ),
     "closes every descriptor": "import os; os.closerange(0, 100); return 42",
@@ -212,11 +221,15 @@ def test_a_daemon_neither_blocks_nor_survives(run, tmp_path: Path) -> None:
     assert (report.error, len(report.passed)) == ("", 2)
     assert report.seconds < 25.0
     commands = (path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists())
-    assert not [command for command in commands if b"import time; time.sleep(50)" in command and b"-P" not in command]
+    assert not [
+        command for command in commands if b"import time; time.sleep(50)" in command and b"-P" not in command
+    ]
 
 
 def test_memory_is_limited(run) -> None:
-    report = run(with_body("x = b'x' * (3 * 10**8); return 42"), IDS, limits=Limits(memory_bytes=200 * 1024**2))
+    report = run(
+        with_body("x = b'x' * (3 * 10**8); return 42"), IDS, limits=Limits(memory_bytes=200 * 1024**2)
+    )
     assert IDS[0] not in report.passed
 
 

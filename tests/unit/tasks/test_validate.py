@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from composer_replication.tasks.cache import sha256_of
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.validate import validate_store
@@ -70,7 +71,9 @@ def weak_visible(value: dict[str, Any]) -> None:
         ("tasks", weak_visible, "other-tests-fail"),
     ],
 )
-def test_each_change_fails_a_gate(copy: Path, kind: str, change: Callable[[dict[str, Any]], None], gate: str) -> None:
+def test_each_change_fails_a_gate(
+    copy: Path, kind: str, change: Callable[[dict[str, Any]], None], gate: str
+) -> None:
     rewrite(copy, kind, change)
     summary = validate_store(copy, repeat=1)
     assert summary.passed == 0

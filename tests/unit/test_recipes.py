@@ -1,0 +1,75 @@
+"""The recipes that ship: each builds for real, and the two main ones are watched by one guard."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from composer_replication.cli.run_parts import make_guard
+from composer_replication.config import dump_config, load_config, parse_config
+from composer_replication.rollouts.rewards import load_reward_rule
+from composer_replication.run_folder import RunFolder
+from composer_replication.trainer.run_setup import trl_arguments
+
+RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*/run.toml"))
+MAX_CEILING = 0.9
+
+
+def guard_table(name: str) -> str:
+    text = next(path for path in RECIPES if path.parent.name == name).read_text()
+    found = re.search(r"^\[guard\]\n.*?(?=^\[)", text, re.MULTILINE | re.DOTALL)
+    assert found is not None
+    return found[0]
+
+
+def test_every_recipe_is_looked_at() -> None:
+    assert [path.parent.name for path in RECIPES] == ["planted-hack", "quickstart", "tiny-cpu"]
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.parent.name)
+def test_a_recipe_builds_trl_arguments_guard_and_reward(recipe: Path, tmp_path: Path) -> None:
+    config = load_config(recipe)
+    arguments = trl_arguments(config, RunFolder(tmp_path))
+    for key, value in config.trl.items():
+        assert getattr(arguments, key) == value
+    assert make_guard(config) is not None
+    load_reward_rule(config.reward.function)
+    assert set(config.tasks.symbols) <= set(config.tasks.source)
+    assert (recipe.parent / "README.md").is_file()
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.parent.name)
+def test_a_recipe_survives_writing_and_reading(recipe: Path) -> None:
+    config = load_config(recipe)
+    assert parse_config(tomllib.loads(dump_config(config)), where="written") == config
+
+
+def test_honest_run_and_planted_hack_share_one_guard_byte_for_byte() -> None:
+    assert guard_table("quickstart") == guard_table("planted-hack")
+    ceiling = load_config(next(path for path in RECIPES if path.parent.name == "quickstart")).guard
+    assert ceiling is not None
+    assert ceiling.max_proxy_real_gap <= MAX_CEILING
+
+
+def test_the_two_recipes_differ_in_reward_and_trained_tasks_only() -> None:
+    honest, hack = (
+        load_config(path).model_dump()
+        for path in RECIPES
+        if path.parent.name in ("quickstart", "planted-hack")
+    )
+    differing = {key for key in honest if honest[key] != hack[key]}
+    assert differing == {"reward", "tasks"}
+    for repository in honest["heldout"]["repositories"]:
+        pins = [{s: p for s, p in r["tasks"]["symbols"].items() if repository in s} for r in (honest, hack)]
+        assert pins[0] == pins[1]
+
+
+def test_held_out_repositories_are_pinned_and_never_trained_on() -> None:
+    for path in RECIPES:
+        config = load_config(path)
+        if config.heldout is None or not config.heldout.repositories:
+            continue
+        names = [source.removeprefix("sdist:").partition("==")[0] for source in config.tasks.source]
+        assert set(config.heldout.repositories) < set(names)

@@ -99,3 +99,27 @@ def test_an_outdated_page_is_noticed(
     (tmp_path / "recipe-keys.md").write_text("old")
     assert recipe_keys.main(["--check"]) == 1
     assert "out of date: make docs" in capsys.readouterr().out
+
+
+def broken_links(root: Path) -> list[str]:
+    """Links of Markdown pages to files that are not there."""
+    pages = [*root.glob("*.md"), *(root / "docs").glob("*.md"), *(root / "recipes").rglob("*.md")]
+    return [
+        f"{page.name}: {target}"
+        for page in pages
+        for target in re.findall(r"\]\(([^)#\s]+)", page.read_text())
+        if not target.startswith(("http://", "https://", "mailto:")) and not (page.parent / target).exists()
+    ]
+
+
+def test_every_link_of_a_page_leads_somewhere(tmp_path: Path) -> None:
+    assert broken_links(ROOT) == []
+    (tmp_path / "page.md").write_text("[a](page.md) [b](gone.md#part) [c](https://example.org) [d](#part)")
+    assert broken_links(tmp_path) == ["page.md: gone.md"]
+
+
+def test_the_readme_names_every_folder() -> None:
+    text = (ROOT / "README.md").read_text()
+    folders = {path.parent.name for path in (ROOT / "src" / "composer_replication").glob("*/__init__.py")}
+    assert {name for name in folders if not re.search(rf"\b{name}\b", text)} == set()
+    assert len(folders) >= 11

@@ -383,12 +383,19 @@ def _progress(*, quiet: bool) -> Iterator[Report | None]:
         return
     from tqdm import tqdm
 
-    with tqdm(total=0, file=sys.stderr, unit="step", dynamic_ncols=True) as bar:
+    bars: list[tqdm[Any]] = []
 
-        def report(done: int, total: int, what: str) -> None:
-            if total != bar.total:
-                bar.reset(total=total)
-            bar.set_description(what, refresh=False)
-            bar.update(done - bar.n)
+    def report(done: int, total: int, what: str) -> None:
+        if not bars:  # only now: an error before the first step needs no bar
+            bars.append(tqdm(total=total, file=sys.stderr, unit="step", dynamic_ncols=True))
+        bar = bars[0]
+        if total != bar.total:
+            bar.reset(total=total)
+        bar.set_description(what, refresh=False)
+        bar.update(done - bar.n)
 
+    try:
         yield report
+    finally:
+        for bar in bars:
+            bar.close()

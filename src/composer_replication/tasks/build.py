@@ -10,12 +10,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path, PurePosixPath
 
-from composer_replication.errors import InputError, NothingToDoError, UsageError
+from composer_replication.errors import InputError, UsageError
 from composer_replication.run_folder import RunFolder
+from composer_replication.tasks.build_summary import BuildSummary
 from composer_replication.tasks.cache import sha256_of
 from composer_replication.tasks.deletion import Deletion
 from composer_replication.tasks.gates import GateFailed, Subject, judge_deletion
@@ -26,52 +27,10 @@ from composer_replication.tasks.sources import RepositorySource, open_source
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import SecretRecord, TaskRecord
 
+__all__ = ["BuildSummary", "Progress", "build_tasks", "keep_task", "make_task_id"]
+
 Progress = Callable[[int, int, str], None]
 """Called with (done, total, what is done now) from the calling thread."""
-
-
-@dataclass(frozen=True, slots=True)
-class BuildSummary:
-    """What a build made.
-
-    ``candidates`` were looked at, ``valid`` became ``tasks``; ``rejected`` counts the others
-    (and whole repositories) by reason, ``examples`` has one detail for each reason.
-    """
-
-    folder: Path
-    tasks: int
-    candidates: int
-    valid: int
-    rejected: Mapping[str, int]
-    seconds: float
-    bytes: int
-    fingerprint: str
-    examples: Mapping[str, str] = field(default_factory=dict)
-
-    def require_tasks(self) -> None:
-        """Raise when there is nothing to train on.
-
-        Raises:
-            InputError: no repository could be used (CR0419).
-            NothingToDoError: no candidate passed the gates (CR0418).
-        """
-        if self.tasks:
-            return
-        counts = "; ".join(
-            f"{reason} {count} ({self.examples.get(reason, '')})" for reason, count in self.rejected.items()
-        )
-        if self.candidates == 0:
-            raise InputError(
-                "CR0419",
-                f"no repository can be used: {counts or 'no functions with a body'}.",
-                where=str(self.folder),
-            )
-        raise NothingToDoError(
-            "CR0418",
-            f"none of {self.candidates} candidates is a task: {counts}.",
-            where=str(self.folder),
-            fix="give more repositories, or pin other functions.",
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +86,14 @@ def build_tasks(
     started = time.monotonic()
     _check_arguments(sources, symbols or {}, hidden_share, jobs, max_tasks)
     out = Path(out)
+    with ThreadPoolExecutor(jobs, thread_name_prefix="tasks-fetch") as fetchers:
+        opened = list(fetchers.map(open_source, sources))
     with RunFolder(out).locked():
         store = TaskStore.create(out, backend=backend)
         pool = ThreadPoolExecutor(jobs, thread_name_prefix="tasks-build")
         try:
             run = _Build(store, pool, _Settings(seed, hidden_share), jobs, progress or _no_progress)
-            prepared = run.prepare_all(sources, symbols or {})
+            prepared = run.prepare_all(opened, symbols or {})
             run.decide(run.candidates(prepared, symbols or {}), max_tasks)
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
@@ -180,10 +141,9 @@ class _Build:
         self.slugs: set[str] = set()
 
     def prepare_all(
-        self, sources: Sequence[str], symbols: Mapping[str, Sequence[str]]
+        self, opened: Sequence[RepositorySource], symbols: Mapping[str, Sequence[str]]
     ) -> dict[str, PreparedRepository]:
-        """Open and prepare every source; a bad one ends the build before any test has run."""
-        opened = list(self.pool.map(open_source, sources))
+        """Prepare every repository; one that cannot be used is noted and left out."""
         self._check_repositories(opened)
         futures: dict[Future[PreparedRepository], str] = {
             self.pool.submit(
@@ -199,7 +159,7 @@ class _Build:
             except UnusableRepository as error:
                 self.unusable[futures[future]] = error
             self.progress(done, len(futures), "repositories")
-        return {source: ready[source] for source in sources if source in ready}
+        return {source.source: ready[source.source] for source in opened if source.source in ready}
 
     def _check_repositories(self, opened: Sequence[RepositorySource]) -> None:
         self.slugs = {slug_of(source.repository) for source in opened}

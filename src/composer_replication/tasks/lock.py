@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -57,6 +58,11 @@ class LockedWheel:
     version: str
     filename: str
     sha256: str
+
+    def __post_init__(self) -> None:
+        """Refuse names that would lead out of a folder: a lock may come with somebody's store."""
+        if not all(re.fullmatch(r"[\w.!+-]+", text) for text in (self.name, self.version, self.filename)):
+            raise ValueError(f"{self.filename[:80]!r} is no file name of a wheel")
 
 
 @dataclass(frozen=True, slots=True)

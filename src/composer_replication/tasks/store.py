@@ -17,9 +17,9 @@ from __future__ import annotations
 import difflib
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from composer_replication.errors import InputError, UsageError
 from composer_replication.records import Task, TaskContent
@@ -31,6 +31,7 @@ from composer_replication.tasks.store_records import RepositoryRecord, SecretRec
 from composer_replication.tasks.tree_rules import is_test_path
 from composer_replication.tasks.views import View, view_files, write_files
 
+Record = TypeVar("Record")
 _FOLDERS = ("locks", "repositories", "tasks", "secrets")
 
 
@@ -137,13 +138,25 @@ class TaskStore:
         return record.to_task(self.secret(task_id), self.repository(record.repository_record))
 
     def record(self, task_id: str) -> TaskRecord:
-        return TaskRecord.from_json(self._read(f"tasks/{task_id}.json"))
+        return self._parse(f"tasks/{task_id}.json", TaskRecord.from_json)
 
     def secret(self, task_id: str) -> SecretRecord:
-        return SecretRecord.from_json(self._read(f"secrets/{task_id}.json"))
+        return self._parse(f"secrets/{task_id}.json", SecretRecord.from_json)
 
     def repository(self, slug: str) -> RepositoryRecord:
-        return RepositoryRecord.from_json(self._read(f"repositories/{slug}.json"))
+        return self._parse(f"repositories/{slug}.json", RepositoryRecord.from_json)
+
+    def environment_lock(self, fingerprint: str) -> EnvironmentLock:
+        return self._parse(f"locks/{fingerprint}.json", EnvironmentLock.from_json)
+
+    def _parse(self, name: str, from_json: Callable[[Mapping[str, Any]], Record]) -> Record:
+        value = self._read(name)
+        try:
+            return from_json(value)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise _damaged(
+                self.root / name, f"the record cannot be read, {type(error).__name__}: {error}"
+            ) from error
 
     def has_record(self, name: str) -> bool:
         with self._lock:
@@ -197,7 +210,7 @@ class TaskStore:
     def environment_of(self, fingerprint: str) -> Environment:
         with self._lock:
             if fingerprint not in self._environments:
-                lock = EnvironmentLock.from_json(self._read(f"locks/{fingerprint}.json"))
+                lock = self.environment_lock(fingerprint)
                 self._environments[fingerprint] = open_environment(
                     lock, backend=self.backend, read_wheel=self._read_wheel
                 )
@@ -236,7 +249,10 @@ class TaskStore:
                     raise _damaged(
                         path, f"its sha256 is {sha256_of(data)}, the manifest says {self._records.get(name)}"
                     )
-                self._parsed[name] = json.loads(data)
+                try:
+                    self._parsed[name] = json.loads(data)
+                except ValueError as error:
+                    raise _damaged(path, "it is not JSON") from error
             return self._parsed[name]
 
     def num_bytes(self) -> int:
@@ -264,8 +280,10 @@ class TaskStore:
             elif kind == "tasks":
                 record = self.record(stem)
                 yield from (record.broken_sha256, *record.visible_files.values())
+            elif kind == "secrets":
+                self.secret(stem)
             elif kind == "locks":
-                lock = EnvironmentLock.from_json(self._read(name))
+                lock = self.environment_lock(stem)
                 yield from (wheel.sha256 for wheel in (*lock.wheels, lock.installer))
 
     # --- writing ---------------------------------------------------------------------

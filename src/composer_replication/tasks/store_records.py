@@ -5,10 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from pathlib import PurePosixPath
 from typing import Any
 
 from composer_replication.records import Hole, Task, TestSplit
 from composer_replication.tasks.test_functions import Place
+
+
+def inner_path(text: str) -> str:
+    """A path of a record, refused when it would leave the tree: a store may come from anywhere.
+
+    Raises:
+        ValueError: absolute, climbing, or empty.
+    """
+    path = PurePosixPath(text)
+    if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in text:
+        raise ValueError(f"the path {text[:80]!r} leaves the tree")
+    return text
 
 
 @dataclass(frozen=True)
@@ -51,7 +64,7 @@ class RepositoryRecord:
             repository=value["repository"],
             source_sha256=value["source_sha256"],
             environment=value["environment"],
-            files=value["files"],
+            files={inner_path(path): digest for path, digest in value["files"].items()},
             places={test: (path, line, name) for test, (path, line, name) in value["places"].items()},
             num_collected=value["num_collected"],
             broken_files=tuple(value["broken_files"]),
@@ -85,6 +98,8 @@ class TaskRecord:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> TaskRecord:
         fields = {name: value[name] for name in cls.__slots__}
+        for path in (value["hole"]["path"], *value["visible_files"]):
+            inner_path(path)
         return cls(**{**fields, "hole": Hole(**value["hole"]), "visible": tuple(value["visible"])})
 
     def to_task(self, secret: SecretRecord, repository: RepositoryRecord) -> Task:

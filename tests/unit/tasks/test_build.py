@@ -224,6 +224,7 @@ def test_no_candidate_is_a_task(make_project: MakeProject, tmp_path: Path) -> No
             },
             "dependency-by-url",
         ),
+        ({"packaging.py": "def f():\n    return 1\n", **PLANTED}, "runner-dependency"),
     ],
 )
 def test_a_repository_that_cannot_be_used(

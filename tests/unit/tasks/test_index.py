@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import subprocess
@@ -19,6 +20,7 @@ from composer_replication.tasks.cache import cache_folder
 from composer_replication.tasks.sources import fetch_wheel, open_source
 
 
+@functools.cache
 def sdist() -> bytes:
     files = {
         "pyproject.toml": b'[project]\nname = "tinything"\nversion = "1.0"\n',
@@ -34,6 +36,7 @@ def sdist() -> bytes:
     return buffer.getvalue()
 
 
+@functools.cache
 def wheel() -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from composer_replication.errors import InputError
 from composer_replication.tasks.cache import sha256_of
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.validate import validate_store
@@ -61,6 +62,43 @@ def other_hidden(value: dict[str, Any]) -> None:
 
 def weak_visible(value: dict[str, Any]) -> None:
     value["visible"] = ["tests/test_numbers.py::test_mean"]
+
+
+def climbing_path(value: dict[str, Any]) -> None:
+    value["files"]["../../escaped.py"] = next(iter(value["files"].values()))
+
+
+def climbing_hole(value: dict[str, Any]) -> None:
+    value["hole"]["path"] = "/etc/escaped.py"
+
+
+def climbing_wheel(value: dict[str, Any]) -> None:
+    value["wheels"][0][2] = "a-1-1/../../../escaped-py3-none-any.whl"
+
+
+def no_record(value: dict[str, Any]) -> None:
+    value.pop("golden_body")
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        ("repositories", climbing_path),
+        ("tasks", climbing_hole),
+        ("locks", climbing_wheel),
+        ("secrets", no_record),
+    ],
+)
+def test_a_hostile_store_writes_nowhere(
+    copy: Path, tmp_path: Path, kind: str, change: Callable[[dict[str, Any]], None]
+) -> None:
+    rewrite(copy, kind, change)
+    store = TaskStore.open(copy)
+    with pytest.raises(InputError, match="CR0411"):
+        store.verify()
+    summary = validate_store(copy, repeat=1)
+    assert [row.gate for row in summary.failed] == ["damaged"]
+    assert not list(tmp_path.rglob("escaped*"))
 
 
 @pytest.mark.parametrize(

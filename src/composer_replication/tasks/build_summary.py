@@ -1,0 +1,53 @@
+"""What a build made, and why it made nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from composer_replication.errors import InputError, NothingToDoError
+
+
+@dataclass(frozen=True, slots=True)
+class BuildSummary:
+    """What a build made.
+
+    ``candidates`` were looked at, ``valid`` became ``tasks``; ``rejected`` counts the others
+    (and whole repositories) by reason, ``examples`` has one detail for each reason.
+    """
+
+    folder: Path
+    tasks: int
+    candidates: int
+    valid: int
+    rejected: Mapping[str, int]
+    seconds: float
+    bytes: int
+    fingerprint: str
+    examples: Mapping[str, str] = field(default_factory=dict)
+
+    def require_tasks(self) -> None:
+        """Raise when there is nothing to train on.
+
+        Raises:
+            InputError: no repository could be used (CR0419).
+            NothingToDoError: no candidate passed the gates (CR0418).
+        """
+        if self.tasks:
+            return
+        counts = "; ".join(
+            f"{reason} {count} ({self.examples.get(reason, '')})" for reason, count in self.rejected.items()
+        )
+        if self.candidates == 0:
+            raise InputError(
+                "CR0419",
+                f"no repository can be used: {counts or 'no functions with a body'}.",
+                where=str(self.folder),
+            )
+        raise NothingToDoError(
+            "CR0418",
+            f"none of {self.candidates} candidates is a task: {counts}.",
+            where=str(self.folder),
+            fix="give more repositories, or pin other functions.",
+        )

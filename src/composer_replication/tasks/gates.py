@@ -25,7 +25,7 @@ from composer_replication.tasks.environment import Environment
 from composer_replication.tasks.leaks import find_copy
 from composer_replication.tasks.store_records import RepositoryRecord
 from composer_replication.tasks.test_functions import part_tests
-from composer_replication.tasks.test_run import TestReport, run_tests
+from composer_replication.tasks.test_run import NOTHING_COLLECTED, TestReport, run_tests
 from composer_replication.tasks.views import view_files, write_files
 
 NUM_SPLITS = 3
@@ -153,7 +153,9 @@ def find_failing(subject: Subject, repository: RepositoryRecord, bench: Bench) -
     """
     report = bench.run(subject.files(bench.original, "hidden"), None)
     if report.error:
-        raise GateFailed("broken-run-fails", report.error)
+        # A conftest.py that cannot be imported ends the run before anything is collected.
+        gate = "breaks-import" if report.error.startswith(NOTHING_COLLECTED) else "broken-run-fails"
+        raise GateFailed(gate, report.error)
     lost = repository.green - set(report.collected)
     if lost or set(report.collect_errors) != set(repository.broken_files):
         new = sorted(set(report.collect_errors) - set(repository.broken_files)) or sorted(lost)

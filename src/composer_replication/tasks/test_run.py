@@ -24,6 +24,7 @@ from composer_replication.sandbox import open_sandbox
 from composer_replication.tasks.environment import Environment
 from composer_replication.tasks.test_functions import Place
 
+NOTHING_COLLECTED = "nothing was collected"
 _RECORD_BYTES = 64 * 1024**2
 _ENV = {
     "PATH": "/usr/bin:/bin",
@@ -254,7 +255,7 @@ class _Tally:
             problem = self._take(record)
             if problem:
                 return problem
-        return "" if self._was_collected else "nothing was collected"
+        return "" if self._was_collected else NOTHING_COLLECTED
 
     def _take(self, record: dict[str, Any]) -> str:
         if record["event"] == "collect_error":

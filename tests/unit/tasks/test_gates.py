@@ -34,6 +34,10 @@ def at_import():
 CONSTANT = at_import()
 
 
+def in_conftest():
+    return 6
+
+
 def crashes_without():
     return 1
 
@@ -133,6 +137,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> PreparedRepository:
         "other.py": OTHER,
         "tests/test_all.py": TESTS,
         "tests/test_counted.py": COUNTED,
+        "tests/conftest.py": "import planted\n\nSIX = planted.in_conftest()\n",
     }
     for name, text in files.items():
         (root / "project" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -147,10 +152,16 @@ def judge(planted: PreparedRepository, name: str, seed: int = 0) -> Subject:
     return judge_deletion(deletion, planted.record, planted.bench, hidden_share=0.5, seed=seed)
 
 
+@pytest.fixture(scope="module")
+def fine(planted: PreparedRepository) -> Subject:
+    return judge(planted, "fine")
+
+
 @pytest.mark.parametrize(
     ("name", "gate"),
     [
         ("at_import", "breaks-import"),
+        ("in_conftest", "breaks-import"),
         ("crashes_without", "broken-run-fails"),
         ("unnoticed", "no-failing-test"),
         ("copied", "golden-copy"),
@@ -167,8 +178,8 @@ def test_each_gate_rejects_what_was_planted_for_it(planted: PreparedRepository, 
     assert caught.value.detail
 
 
-def test_a_good_candidate_passes_all(planted: PreparedRepository) -> None:
-    subject = judge(planted, "fine")
+def test_a_good_candidate_passes_all(fine: Subject) -> None:
+    subject = fine
     assert len(subject.visible) == len(subject.hidden) == 1
     assert set(subject.visible) | set(subject.hidden) == {
         "tests/test_all.py::test_fine_one",
@@ -178,8 +189,8 @@ def test_a_good_candidate_passes_all(planted: PreparedRepository) -> None:
     assert hidden_name not in subject.visible_files["tests/test_all.py"].decode()
 
 
-def test_the_same_seed_gives_the_same_subject(planted: PreparedRepository) -> None:
-    assert judge(planted, "fine") == judge(planted, "fine")
+def test_the_same_seed_gives_the_same_subject(planted: PreparedRepository, fine: Subject) -> None:
+    assert judge(planted, "fine") == fine
 
 
 def test_what_is_called_while_tests_run_is_known(planted: PreparedRepository) -> None:
@@ -210,29 +221,27 @@ def test_a_function_behind_everything_is_no_task(
         judge_deletion(deletion, prepared.record, prepared.bench, hidden_share=0.5, seed=0)
 
 
-def test_another_golden_body_does_not_restore(planted: PreparedRepository) -> None:
-    subject = judge(planted, "fine")
+def test_another_golden_body_does_not_restore(planted: PreparedRepository, fine: Subject) -> None:
+    subject = fine
     with pytest.raises(GateFailed, match="not-restored"):
         check_restores(replace(subject, golden_body=subject.golden_body + " "), planted.bench.original)
     with pytest.raises(GateFailed, match="not-restored"):
         check_subject(replace(subject, golden_body="\n    return 1"), planted.bench)
 
 
-def test_a_wrong_golden_body_fails_its_tests(planted: PreparedRepository) -> None:
+def test_a_wrong_golden_body_fails_its_tests(planted: PreparedRepository, fine: Subject) -> None:
     with pytest.raises(GateFailed, match="golden-fails"):
-        check_golden(
-            replace(judge(planted, "fine"), golden_body="\n    return 1", visible_files={}), planted.bench
-        )
+        check_golden(replace(fine, golden_body="\n    return 1", visible_files={}), planted.bench)
 
 
-def test_a_hidden_test_that_fails_alone_is_found(planted: PreparedRepository) -> None:
-    subject = replace(judge(planted, "fine"), hidden=("tests/test_all.py::test_needs_company",))
+def test_a_hidden_test_that_fails_alone_is_found(planted: PreparedRepository, fine: Subject) -> None:
+    subject = replace(fine, hidden=("tests/test_all.py::test_needs_company",))
     with pytest.raises(GateFailed, match=r"golden-fails.*test_needs_company"):
         check_golden(subject, planted.bench)
 
 
-def test_stubs_are_tried_on_the_visible_tests_alone(planted: PreparedRepository) -> None:
-    subject = replace(judge(planted, "fine"), visible=("tests/test_all.py::test_a_sets_state",))
+def test_stubs_are_tried_on_the_visible_tests_alone(planted: PreparedRepository, fine: Subject) -> None:
+    subject = replace(fine, visible=("tests/test_all.py::test_a_sets_state",))
     with pytest.raises(GateFailed, match="broken-passes"):
         check_stubs(subject, planted.bench)
 
@@ -249,8 +258,8 @@ def test_a_copy_is_found_behind_indentation_and_comments() -> None:
     assert find_copy("\n    return y", {"a.py": b"return y\n"}) == ""
 
 
-def test_a_copy_in_the_visible_tests_is_found(planted: PreparedRepository) -> None:
-    subject = replace(judge(planted, "fine"), golden_body="\n    a = 1\n    return a")
+def test_a_copy_in_the_visible_tests_is_found(planted: PreparedRepository, fine: Subject) -> None:
+    subject = replace(fine, golden_body="\n    a = 1\n    return a")
     files = {**planted.bench.original, "tests/test_more.py": b"def reference():\n    a = 1\n    return a\n"}
     with pytest.raises(GateFailed, match=r"golden-copy.*tests/test_more\.py"):
         check_no_copy(subject, files)

@@ -106,6 +106,13 @@ def divide_tasks(config: RunConfig, store: TaskStore) -> RunTasks:
             fix="build more tasks; held-out tasks need hidden tests.",
         )
     split = HeldoutSplit([store.content(task) for task in train], [store.content(task) for task in heldout])
+    if "content" not in split.checked:
+        raise UsageError(
+            "CR0505",
+            "the content of train and held-out tasks could not be compared, only their ids.",
+            where=str(store.root),
+            fix="build the tasks again with composer-rl tasks build.",
+        )
     return RunTasks(tuple(train), tuple(heldout), len(held) - len(heldout), split)
 
 

@@ -151,6 +151,9 @@ def _open_parts(
         split_fingerprint=tasks.split.fingerprint if tasks.split else "",
     )
     show_own_progress(trainer, quiet=quiet)
+    reason = trainer.choose_kl_path()
+    if reason:
+        progress(f"guard: KL path off: {reason}")
     sampler.policy.model = trainer.model  # type: ignore[attr-defined]  # the trainer may have wrapped it in adapters
     return _Parts(config, folder, store, tasks, sampler, evaluator, trainer)
 

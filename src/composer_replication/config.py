@@ -173,19 +173,34 @@ def load_config(path: Path, overrides: Mapping[str, Any] | None = None) -> RunCo
             fix="composer-rl train RECIPE.toml",
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError("CR0202", f"the recipe is not valid TOML: {error}.", where=str(path)) from error
+        raise UsageError(
+            "CR0202",
+            f"the recipe is not valid TOML: {error}.",
+            where=str(path),
+            fix="correct that place in the file; strings need quotes, tables their brackets.",
+        ) from error
     for key, value in (overrides or {}).items():
         _set(table, key, value)
-    return parse_config(table, where=str(path))
+    return parse_config(table, where=str(path), overrides=overrides or {})
 
 
-def parse_config(table: Mapping[str, Any], *, where: str) -> RunConfig:
-    """Check a recipe given as a table; errors as ``load_config``."""
+def parse_config(
+    table: Mapping[str, Any], *, where: str, overrides: Mapping[str, Any] | None = None
+) -> RunConfig:
+    """Check a recipe given as a table; errors as ``load_config``.
+
+    An error in one of ``overrides`` names the flag instead of ``where``.
+    """
     try:
         return RunConfig.model_validate(dict(table))
     except ValidationError as error:
+        key, sentence = _first_problem(error)
+        flag = next((name for name in overrides or {} if f"{key}.".startswith(f"{name}.")), "")
         raise UsageError(
-            "CR0204", _first_problem(error), where=where, fix="see docs/recipe-keys.md for every key."
+            "CR0204",
+            sentence,
+            where=f"--set {flag}" if flag else where,
+            fix="see docs/recipe-keys.md for every key.",
         ) from error
 
 
@@ -193,10 +208,10 @@ def parse_override(text: str) -> tuple[str, Any]:
     """``KEY=VALUE`` to key and TOML value; a value that is not TOML is taken as a string.
 
     Raises:
-        UsageError: no equals sign (CR0205).
+        UsageError: no equals sign, or no key before it (CR0205).
     """
     key, equals, value = text.partition("=")
-    if not equals or not key:
+    if not equals or not all(part.strip() for part in key.split(".")):
         raise UsageError(
             "CR0205", f"--set {text!r} is not KEY=VALUE.", fix="for example --set trl.max_steps=2"
         )
@@ -216,22 +231,28 @@ def _set(table: dict[str, Any], dotted: str, value: Any) -> None:
     for section in sections:
         inner = table.setdefault(section, {})
         if not isinstance(inner, dict):
-            raise UsageError("CR0204", f"{section} is not a table.", where=f"--set {dotted}")
+            raise UsageError(
+                "CR0204",
+                f"{section} is not a table.",
+                where=f"--set {dotted}",
+                fix="see docs/recipe-keys.md for every key.",
+            )
         table = inner
     table[key] = value
 
 
-def _first_problem(error: ValidationError) -> str:
+def _first_problem(error: ValidationError) -> tuple[str, str]:
+    """The dotted key that is wrong, and the sentence about it."""
     problems = error.errors(include_url=False)
     problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
     path = [str(part) for part in problem["loc"]]
     key = ".".join(path) or "the recipe"
     if problem["type"] == "extra_forbidden":
         near = difflib.get_close_matches(path[-1], _known_keys(path[:-1]), n=1, cutoff=0.0)
-        return f"unknown key {key}; the nearest known key is {'.'.join([*path[:-1], *near])}."
+        return key, f"unknown key {key}; the nearest known key is {'.'.join([*path[:-1], *near])}."
     if problem["type"] == "missing":
-        return f"the key {key} is missing."
-    return f"{key}: {problem['msg'].removeprefix('Value error, ')}."
+        return key, f"the key {key} is missing."
+    return key, f"{key}: {problem['msg'].removeprefix('Value error, ')}."
 
 
 def _known_keys(path: list[str]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,12 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     Raises:
         UsageError: fewer than one sample (CR0206).
         NothingToDoError: the store is empty (CR0604).
+        MissingError: torch and its like are not installed (CR0101).
+        InputError: the run has no whole checkpoint (CR0706), or as ``load_model``.
     """
     from composer_replication.cli import run_parts
+    from composer_replication.cli.needed_packages import needs_extra
+    from composer_replication.cli.progress_bar import progress_bar
     from composer_replication.errors import NothingToDoError, UsageError
     from composer_replication.rollouts.pass_rates import summarise
     from composer_replication.tasks.store import TaskStore
@@ -48,14 +53,25 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     store = TaskStore.open(args.tasks)
     tasks = store.tasks()
     if not tasks:
-        raise NothingToDoError("CR0604", "the task store holds no task.", where=str(args.tasks))
-    config, model, tokenizer = _open_model(args)
-    grader = run_parts.open_grader(config, store)
-    try:
+        raise NothingToDoError(
+            "CR0604",
+            "the task store holds no task.",
+            where=str(args.tasks),
+            fix="composer-rl tasks build SOURCE --out DIR",
+        )
+    with ExitStack() as stack:
+        with needs_extra("train", "evaluating a model"):
+            from composer_replication.trainer.library_notices import calm_libraries
+
+            stack.enter_context(calm_libraries(quiet=args.quiet))
+            import composer_replication.trainer.policy  # noqa: F401  # what is missing shows here
+        config, model, tokenizer = _open_model(args)
+        grader = run_parts.open_grader(config, store)
+        stack.callback(grader.close)
         sampler = run_parts.open_sampler(config, grader, model, tokenizer)
-        results, dropped = sampler.sample(tasks, num_samples=args.samples, seed=args.seed)
-    finally:
-        grader.close()
+        report = stack.enter_context(progress_bar(quiet=args.quiet))
+        with sampler.reporting(report, "eval"):
+            results, dropped = sampler.sample(tasks, num_samples=args.samples, seed=args.seed)
     rates = summarise(results, infrastructure_failures=dropped)
     result: dict[str, object] = {
         "tasks": rates.num_tasks,

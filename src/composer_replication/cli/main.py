@@ -15,12 +15,15 @@ import argparse
 import contextlib
 import os
 import re
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
 from composer_replication import __version__
+from composer_replication.cli.machine_troubles import how_to_go_on, machine_error
 from composer_replication.errors import ComposerError, UsageError
 
 PROGRAM = "composer-rl"
@@ -108,20 +111,44 @@ def main(argv: Sequence[str] | None = None) -> int:
     as_json = "--json" in words[: words.index("--") if "--" in words else None]
     try:
         args = _parse(words)
-        result, exit_code = _run(args)
+        with _orderly_end():
+            result, exit_code = _run(args)
         text = _to_json(result) if args.json else _load(_render_path(args))(result)
     except SystemExit as leaving:  # argparse, once it has printed --help or --version
         return _print_result("", leaving.code if isinstance(leaving.code, int) else BUG_EXIT_CODE)
     except KeyboardInterrupt:
-        fix = "the same command with --resume goes on where a run folder stopped."
+        fix = how_to_go_on(words)
         return _print_error(
             ComposerError("CR0103", "interrupted.", fix=fix), INTERRUPTED_EXIT_CODE, as_json=as_json
         )
     except ComposerError as error:
-        return _print_error(error, error.exit_code, as_json=as_json)
+        known = machine_error(error, words) or error
+        return _print_error(known, known.exit_code, as_json=as_json)
     except Exception as error:  # noqa: BLE001  recorded in the crash bundle, which the sentence names
-        return _print_error(_crash(error, words), BUG_EXIT_CODE, as_json=as_json)
+        known = machine_error(error, words) or _crash(error, words)
+        return _print_error(known, known.exit_code, as_json=as_json)
     return _print_result(text, exit_code)
+
+
+@contextlib.contextmanager
+def _orderly_end() -> Iterator[None]:
+    """Inside, an order to end, or a terminal that goes away, unwinds like Ctrl-C.
+
+    Python's default would leave temporary folders behind. A handler of another program, or
+    ``nohup``, stays in charge.
+    """
+    taken = []
+    if threading.current_thread() is threading.main_thread():
+        taken = [
+            number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL
+        ]
+    for number in taken:
+        signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _add_output_flags(parser: argparse.ArgumentParser, *, default: Any) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import platform
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from composer_replication.cli.progress_bar import Report
 from composer_replication.config import RunConfig
 from composer_replication.errors import InputError, NothingToDoError, UsageError
 from composer_replication.records import Limits, Task
@@ -24,8 +26,7 @@ from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.cache import cache_folder
 from composer_replication.tasks.store import TaskStore
 
-Progress = Callable[[str], None]
-"""Takes one line for a person."""
+_DAMAGED_STORE = "CR0411"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +39,10 @@ class RunTasks:
     split: HeldoutSplit | None
 
 
-def open_tasks(config: RunConfig, recipe_folder: Path, progress: Progress) -> TaskStore:
+def open_tasks(config: RunConfig, recipe_folder: Path, report: Report | None) -> TaskStore:
     """The store that the recipe names, or one built from its sources in the cache.
+
+    ``report`` is told of the progress of the build.
 
     Raises:
         InputError: no such store or source, or no valid task in it.
@@ -50,17 +53,35 @@ def open_tasks(config: RunConfig, recipe_folder: Path, progress: Progress) -> Ta
     sources = [_resolve_source(source, recipe_folder) for source in section.source]
     symbols = {_resolve_source(source, recipe_folder): pins for source, pins in section.symbols.items()}
     folder = cache_folder() / "task-stores" / _tasks_key(config, sources)
-    build_tasks(
-        sources,
-        folder,
-        symbols=symbols or None,
-        max_tasks=section.max_tasks,
-        seed=section.seed,
-        hidden_share=section.hidden_share,
-        backend=config.sandbox.backend or None,
-        progress=lambda done, total, what: progress(f"tasks: {done} of {total}, {what}"),
-    ).require_tasks()
-    return TaskStore.open(folder)
+
+    def build() -> TaskStore:
+        build_tasks(
+            sources,
+            folder,
+            symbols=symbols or None,
+            max_tasks=section.max_tasks,
+            seed=section.seed,
+            hidden_share=section.hidden_share,
+            backend=config.sandbox.backend or None,
+            progress=report,
+        ).require_tasks()
+        store = TaskStore.open(folder)
+        store.verify()
+        return store
+
+    try:
+        return build()
+    except InputError as error:
+        if error.code != _DAMAGED_STORE:
+            raise
+        # It is only a copy of what can be built again, so nobody needs to be asked.
+        with RunFolder(folder).locked():
+            for path in folder.iterdir():
+                if path.is_dir():
+                    shutil.rmtree(path)
+                elif path.name != "LOCK":
+                    path.unlink()
+        return build()
 
 
 def divide_tasks(config: RunConfig, store: TaskStore) -> RunTasks:
@@ -75,14 +96,22 @@ def divide_tasks(config: RunConfig, store: TaskStore) -> RunTasks:
     section = config.heldout
     if section is None:
         if not tasks:
-            raise NothingToDoError("CR0604", "the task store holds no task.", where=str(store.root))
+            raise NothingToDoError(
+                "CR0604",
+                "the task store holds no task.",
+                where=str(store.root),
+                fix="composer-rl tasks build SOURCE --out DIR",
+            )
         return RunTasks(tuple(tasks), (), 0, None)
     if section.repositories:
         named = set(section.repositories)
         unknown = named - {_name(task) for task in tasks}
         if unknown:
             raise UsageError(
-                "CR0452", f"no task comes from {', '.join(sorted(unknown))}.", where="heldout.repositories"
+                "CR0452",
+                f"no task comes from {', '.join(sorted(unknown))}.",
+                where="heldout.repositories",
+                fix=f"composer-rl tasks show {store.root}",
             )
         held = [task for task in tasks if _name(task) in named]
         train = [task for task in tasks if _name(task) not in named]
@@ -153,14 +182,17 @@ def open_sampler(config: RunConfig, grader: Grader, model: Any, tokenizer: Any) 
     """Fresh samples of the model as it is now, asked as in training."""
     from composer_replication.trainer.policy import InProcessPolicy
 
-    return PolicySampler(
-        InProcessPolicy(model, tokenizer, as_chat=config.rollouts.prompt_style == "chat"),
+    policy = InProcessPolicy(model, tokenizer, as_chat=config.rollouts.prompt_style == "chat")
+    sampler = PolicySampler(
+        policy,
         grader,
         prompt_style=config.rollouts.prompt_style,
         context_lines=config.rollouts.context_lines,
         max_new_tokens=int(config.trl.get("max_completion_length", 256)),
         temperature=float(config.trl.get("temperature", 1.0)),
     )
+    policy.on_prompts = sampler.note_prompts
+    return sampler
 
 
 def open_evaluator(config: RunConfig, sampler: PolicySampler, tasks: RunTasks) -> HeldoutEvaluator | None:
@@ -228,7 +260,10 @@ def _resolve_source(source: str, recipe_folder: Path) -> str:
     path = (recipe_folder / source).resolve()
     if not path.exists():
         raise InputError(
-            "CR0402", f"there is no {source!r} beside the recipe.", where=f"tasks.source = {path}"
+            "CR0402",
+            f"there is no {source!r} beside the recipe.",
+            where=f"tasks.source = {path}",
+            fix="give a path relative to the recipe's folder, or sdist:NAME==VERSION.",
         )
     return str(path)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from composer_replication.cli.progress_bar import progress_bar
 
 if TYPE_CHECKING:
     from composer_replication.records import Task
@@ -21,7 +21,6 @@ _GRANULARITIES = ("function", "class", "module", "feature")
 _REMOVALS = ("body", "whole")
 
 Result = dict[str, object]
-Report = Callable[[int, int, str], None]
 
 
 def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
@@ -136,12 +135,15 @@ def run_build(args: argparse.Namespace) -> tuple[Result, int]:
     """Build a store.
 
     Raises:
-        UsageError: a granularity or removal that does not work yet (CR0416), and as ``build_tasks``.
+        UsageError: a granularity or removal that does not work yet (CR0416), a folder that
+            cannot be written (CR0209), and as ``build_tasks``.
         InputError: a source, a pin or all repositories are not usable (CR0402 to CR0409, CR0419).
         NothingToDoError: no candidate is a task (CR0418).
     """
+    from composer_replication.cli.output_folder import refuse_unwritable
     from composer_replication.errors import UsageError
     from composer_replication.run_folder import write_json
+    from composer_replication.sandbox import choose_backend
     from composer_replication.tasks.build import build_tasks
 
     if (args.granularity, args.removal) != ("function", "body"):
@@ -151,7 +153,9 @@ def run_build(args: argparse.Namespace) -> tuple[Result, int]:
             where="composer-rl tasks build",
             fix="--granularity function --removal body",
         )
-    with _progress(quiet=args.quiet) as report:
+    refuse_unwritable(args.out)
+    choose_backend(args.backend)  # said now, not after the packages have been fetched
+    with progress_bar(quiet=args.quiet) as report:
         summary = build_tasks(
             args.sources,
             args.out,
@@ -218,7 +222,7 @@ def run_validate(args: argparse.Namespace) -> tuple[Result, int]:
 
     if args.repeat < 1:
         raise UsageError("CR0416", f"--repeat {args.repeat} is below 1.", where="--repeat", fix="--repeat 3")
-    with _progress(quiet=args.quiet) as report:
+    with progress_bar(quiet=args.quiet) as report:
         summary = validate_store(
             args.folder, repeat=args.repeat, jobs=args.jobs, backend=args.backend, progress=report
         )
@@ -307,15 +311,17 @@ def run_export(args: argparse.Namespace) -> tuple[Result, int]:
     """Write a tree.
 
     Raises:
-        UsageError: the folder is not empty (CR0423).
+        UsageError: the folder is not empty (CR0423) or cannot be written (CR0209).
         InputError: not a store, damaged, or no such task (CR0410, CR0411, CR0412).
     """
+    from composer_replication.cli.output_folder import refuse_unwritable
     from composer_replication.errors import UsageError
 
     if args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
         raise UsageError(
             "CR0423", "the folder is not empty.", where=str(args.out), fix="choose another --out FOLDER."
         )
+    refuse_unwritable(args.out)
     store = _open(args.folder)
     task = store.get(args.task_id)
     store.write_tree(task, args.out, view="golden" if args.golden else "rollout")
@@ -373,29 +379,3 @@ def _open(folder: Path) -> TaskStore:
     from composer_replication.tasks.store import TaskStore
 
     return TaskStore.open(folder)
-
-
-@contextmanager
-def _progress(*, quiet: bool) -> Iterator[Report | None]:
-    """A bar on standard error, with rate and time left; None when nobody wants one."""
-    if quiet:
-        yield None
-        return
-    from tqdm import tqdm
-
-    bars: list[tqdm[Any]] = []
-
-    def report(done: int, total: int, what: str) -> None:
-        if not bars:  # only now: an error before the first step needs no bar
-            bars.append(tqdm(total=total, file=sys.stderr, unit="step", dynamic_ncols=True))
-        bar = bars[0]
-        if total != bar.total:
-            bar.reset(total=total)
-        bar.set_description(what, refresh=False)
-        bar.update(done - bar.n)
-
-    try:
-        yield report
-    finally:
-        for bar in bars:
-            bar.close()

@@ -6,11 +6,16 @@ import resource
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from composer_replication.cli import run_parts
+from composer_replication.cli.needed_packages import needs_extra
+from composer_replication.cli.output_folder import refuse_unwritable
+from composer_replication.cli.preflight import check_recipe, check_training
+from composer_replication.cli.progress_bar import progress_bar
 from composer_replication.cli.run_parts import RunTasks
 from composer_replication.config import RunConfig, dump_config, load_config
 from composer_replication.errors import CollapseStopError, UsageError
@@ -39,6 +44,7 @@ class _Parts:
     sampler: PolicySampler
     evaluator: HeldoutEvaluator | None
     trainer: Any
+    quiet: bool
 
 
 def run_recipe(
@@ -47,8 +53,10 @@ def run_recipe(
     """Train by a recipe into a run folder; returns the summary and the exit code.
 
     Raises:
-        UsageError: recipe wrong, folder occupied without ``resume`` (CR0207), resumed
-            with another recipe (CR0208), or locked by another run (CR0203).
+        UsageError: recipe wrong, folder not to be written (CR0209), occupied without
+            ``resume`` (CR0207), resumed with another recipe (CR0208), or locked by another
+            run (CR0203).
+        MissingError: torch and its like are not installed (CR0101).
         ComposerError: whatever the parts raise; the folder stays resumable.
     """
     config = load_config(recipe, overrides)
@@ -61,7 +69,17 @@ def run_recipe(
             where=str(folder.root),
             fix=f"composer-rl train {recipe} --out {out} --resume, or choose another --out.",
         )
-    with folder.locked():
+    refuse_unwritable(out)
+    with ExitStack() as stack:
+        if not folder.summary.is_file():
+            check_recipe(config)
+            progress("loading torch, transformers and trl")
+            with needs_extra("train", "training"):
+                from composer_replication.trainer.library_notices import calm_libraries
+
+                stack.enter_context(calm_libraries(quiet=quiet))
+            check_training(config, folder)
+        stack.enter_context(folder.locked())
         if folder.summary.is_file():
             progress("this run is finished; here is its summary.")
             return _stored_summary(folder)
@@ -74,7 +92,8 @@ def _run(
 ) -> tuple[dict[str, object], int]:
     started = time.monotonic()
     progress("tasks: building and proving them in the sandbox")
-    store = run_parts.open_tasks(config, recipe_folder, progress)
+    with progress_bar(quiet=quiet) as report:
+        store = run_parts.open_tasks(config, recipe_folder, report)
     tasks = run_parts.divide_tasks(config, store)
     if tasks.split is not None:
         write_json(folder.root / "split.json", tasks.split.state_dict())
@@ -115,6 +134,7 @@ def _open_parts(
         training_dataset,
         trl_arguments,
     )
+    from composer_replication.trainer.trl_values import refusals
 
     limit_cpu_threads(config)
     arguments = trl_arguments(config, folder)
@@ -132,30 +152,31 @@ def _open_parts(
         prompt_style=config.rollouts.prompt_style,
         folder=folder.rollouts,
     )
-    trainer = ComposerReplicationTrainer(
-        model=model,
-        processing_class=tokenizer,
-        reward_funcs=[reward],
-        args=arguments,
-        train_dataset=training_dataset(rows),
-        peft_config=lora_config(config.model.lora),
-        heldout_guard=guard,
-        heldout_eval_fn=evaluator,
-        strict_killswitch=config.trainer.strict_killswitch,
-        alpha_sdpo=config.trainer.alpha_sdpo,
-        beta_replay=config.trainer.beta_replay,
-        prefix_sharing=config.trainer.prefix_sharing,
-        is_finished=None if as_chat else is_finished,
-        run_folder=folder,
-        stateful={"heldout_evaluator": evaluator} if evaluator else {},
-        split_fingerprint=tasks.split.fingerprint if tasks.split else "",
-    )
+    with refusals():
+        trainer = ComposerReplicationTrainer(
+            model=model,
+            processing_class=tokenizer,
+            reward_funcs=[reward],
+            args=arguments,
+            train_dataset=training_dataset(rows),
+            peft_config=lora_config(config.model.lora),
+            heldout_guard=guard,
+            heldout_eval_fn=evaluator,
+            strict_killswitch=config.trainer.strict_killswitch,
+            alpha_sdpo=config.trainer.alpha_sdpo,
+            beta_replay=config.trainer.beta_replay,
+            prefix_sharing=config.trainer.prefix_sharing,
+            is_finished=None if as_chat else is_finished,
+            run_folder=folder,
+            stateful={"heldout_evaluator": evaluator} if evaluator else {},
+            split_fingerprint=tasks.split.fingerprint if tasks.split else "",
+        )
     show_own_progress(trainer, quiet=quiet)
     reason = trainer.choose_kl_path()
     if reason:
         progress(f"guard: KL path off: {reason}")
     sampler.policy.model = trainer.model  # type: ignore[attr-defined]  # the trainer may have wrapped it in adapters
-    return _Parts(config, folder, store, tasks, sampler, evaluator, trainer)
+    return _Parts(config, folder, store, tasks, sampler, evaluator, trainer, quiet)
 
 
 def _train(parts: _Parts, progress: Callable[[str], None]) -> bool:
@@ -182,12 +203,14 @@ def _measure_once(parts: _Parts, when: str, progress: Callable[[str], None]) -> 
     if path.is_file():
         return read_json(path)
     progress(f"measuring pass rates {when} training")
-    rates = {
-        side: _rates(
-            parts.sampler, tasks, section.before_and_after_samples, derive_seed(parts.config.seed, when, n)
-        )
-        for n, (side, tasks) in enumerate([("train", parts.tasks.train), ("heldout", parts.tasks.heldout)])
-    }
+    rates = {}
+    for n, (side, tasks) in enumerate([("train", parts.tasks.train), ("heldout", parts.tasks.heldout)]):
+        seed = derive_seed(parts.config.seed, when, n)
+        with (
+            progress_bar(quiet=parts.quiet) as report,
+            parts.sampler.reporting(report, f"{when}, {side} tasks"),
+        ):
+            rates[side] = _rates(parts.sampler, tasks, section.before_and_after_samples, seed)
     write_json(path, rates)
     return rates
 
@@ -247,7 +270,8 @@ def _verdict(parts: _Parts, verdicts: list[dict[str, Any]], *, halted: bool) -> 
 
 def _keep_recipe(config: RunConfig, folder: RunFolder) -> None:
     resolved = dump_config(config)
-    if not folder.recipe.is_file():
+    begun = (folder.metrics, folder.checkpoints, folder.root / "before.json")
+    if not folder.recipe.is_file() or not any(path.exists() for path in begun):
         write_atomic(folder.recipe, resolved)
         return
     if folder.recipe.read_text() != resolved:

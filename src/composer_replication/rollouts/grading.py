@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Literal
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.records import Limits, Score, Task
-from composer_replication.sandbox import choose_backend, require_selftest
+from composer_replication.sandbox import choose_backend, require_selftest, runs_interrupted
 from composer_replication.tasks.deletion import fill
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.test_run import run_tests
@@ -64,16 +64,33 @@ class Grader:
         self.limits = limits or Limits()
         self.timeout_seconds = timeout_seconds
         self.num_infrastructure_failures = 0
-        self._pool = ThreadPoolExecutor(num_jobs, thread_name_prefix="grader")
+        self._num_jobs = num_jobs
+        self._pool = self._new_pool()
         self._seen: dict[str, Score] = {}
         self._lock = Lock()
         require_selftest(choose_backend(self.backend))
 
-    def grade_many(self, requests: Sequence[GradeRequest]) -> list[Score | None]:
-        """Scores in the order of the requests; None where the sandbox failed."""
+    def grade_many(
+        self, requests: Sequence[GradeRequest], *, on_done: Callable[[int, int], None] | None = None
+    ) -> list[Score | None]:
+        """Scores in the order of the requests; None where the sandbox failed.
+
+        ``on_done`` is told (graded, to be graded) after each answer that had to be run. An
+        interruption kills the test runs that are under way; none of them becomes a score.
+        """
         keys = [_key(request) for request in requests]
         missing = {key: request for key, request in zip(keys, requests, strict=True) if key not in self._seen}
-        fresh = dict(zip(missing, self._pool.map(self._grade, missing.values()), strict=True))
+        fresh: dict[str, Score | None] = {}
+        try:
+            for key, score in zip(missing, self._pool.map(self._grade, missing.values()), strict=True):
+                fresh[key] = score
+                if on_done is not None:
+                    on_done(len(fresh), len(missing))
+        except KeyboardInterrupt:
+            with runs_interrupted():
+                self.close()
+            self._pool = self._new_pool()
+            raise
         with self._lock:
             self._seen.update({key: score for key, score in fresh.items() if score is not None})
         return [self._seen.get(key) for key in keys]
@@ -84,6 +101,9 @@ class Grader:
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _new_pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self._num_jobs, thread_name_prefix="grader")
 
     def _grade(self, request: GradeRequest) -> Score | None:
         for _ in range(NUM_INFRASTRUCTURE_TRIES):

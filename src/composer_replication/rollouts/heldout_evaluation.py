@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from composer_replication.errors import InputError, SandboxFailure, UsageError
@@ -16,6 +18,9 @@ from composer_replication.rollouts.pass_rates import TaskResult
 from composer_replication.rollouts.single_turn import build_prompt, extract_answer, is_finished
 
 STATE_VERSION = 1
+
+Report = Callable[[int, int, str], None]
+"""Takes (done, total, what is done now)."""
 
 
 class PolicySampler:
@@ -44,6 +49,25 @@ class PolicySampler:
         self.context_lines = context_lines
         self.max_new_tokens = max_new_tokens
         self.temperature = temperature
+        self._report: Report | None = None
+        self._label = ""
+
+    @contextmanager
+    def reporting(self, report: Report | None, label: str) -> Iterator[None]:
+        """Inside, ``report`` is told (done, total, what) of the prompts answered and the answers graded."""
+        self._report, self._label = report, label
+        try:
+            yield
+        finally:
+            self._report = None
+
+    def note_prompts(self, done: int, total: int) -> None:
+        """For the policy, if it can tell: so many prompts are answered."""
+        self._note("sampling", done, total)
+
+    def _note(self, what: str, done: int, total: int) -> None:
+        if self._report is not None:
+            self._report(done, total, f"{self._label}: {what}")
 
     def sample(self, tasks: Sequence[Task], *, num_samples: int, seed: int) -> tuple[list[TaskResult], int]:
         """Results per task, and how many samples were dropped because a sandbox failed."""
@@ -54,6 +78,7 @@ class PolicySampler:
             )
             for t in tasks
         ]
+        self._note("sampling", 0, len(prompts))
         answers = self.policy.generate(
             prompts,
             num_samples=num_samples,
@@ -73,7 +98,7 @@ class PolicySampler:
             GradeRequest(t, body) for t, of_task in zip(tasks, bodies, strict=True) for body in of_task
         ]
         hidden = [GradeRequest(r.task, r.answer, "hidden") for r in visible if r.task.has_hidden_tests]
-        scores = self.grader.grade_many([*visible, *hidden])
+        scores = self.grader.grade_many([*visible, *hidden], on_done=partial(self._note, "grading"))
         hidden_scores = iter(scores[len(visible) :])
         by_task: dict[str, tuple[list[bool], list[bool]]] = {t.task_id: ([], []) for t in tasks}
         dropped = 0

@@ -12,7 +12,7 @@ from typing import Any
 from composer_replication.errors import SandboxFailure, UsageError
 from composer_replication.records import Completion, Rollout, Score, StopReason, Task, Turn
 from composer_replication.rollouts.grading import Grader, GradeRequest
-from composer_replication.rollouts.rewards import RewardRule
+from composer_replication.rollouts.rewards import RewardRule, pay
 from composer_replication.rollouts.single_turn import extract_answer, is_finished
 from composer_replication.run_folder import rewrite_jsonl
 
@@ -43,7 +43,8 @@ class FeatureDeletionReward:
         folder: where ``step-000001.jsonl`` files go; None keeps nothing.
 
     Raises (when called):
-        UsageError: lengths differ, or an unknown task (CR0212).
+        UsageError: lengths differ, or an unknown task (CR0212); the rule raised, or gave
+            something that is not a finite number (CR0214).
         SandboxFailure: the sandbox failed for every rollout of the batch (CR0390).
     """
 
@@ -85,7 +86,7 @@ class FeatureDeletionReward:
         attempts = [self._attempt(*row) for row in zip(task_id, completions, ids, strict=True)]
         scores = self.grader.grade_many([GradeRequest(a.task, a.answer) for a in attempts])
         raw = [
-            None if score is None else float(self.rule(attempt.text, attempt.answer, score))
+            None if score is None else pay(self.rule, attempt.text, attempt.answer, score)
             for attempt, score in zip(attempts, scores, strict=True)
         ]
         step = 1 + int(getattr(trainer_state, "global_step", 0))

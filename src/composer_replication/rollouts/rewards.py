@@ -10,8 +10,12 @@ to be caught or to be easy, and say so.
 
 from __future__ import annotations
 
+import inspect
+import math
+import traceback
 from collections.abc import Callable
 from importlib import import_module
+from typing import Any
 
 from composer_replication.errors import UsageError
 from composer_replication.records import Score
@@ -58,18 +62,71 @@ def load_reward_rule(dotted: str) -> RewardRule:
     """Import ``package.module:function``.
 
     Raises:
-        UsageError: it cannot be imported or is not callable (CR0210).
+        UsageError: it cannot be imported, is not callable, or takes other arguments (CR0210).
     """
     module_name, _, name = dotted.partition(":")
     try:
         rule = getattr(import_module(module_name), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UsageError(
-            "CR0210",
-            f"the reward {dotted!r} cannot be imported: {error}.",
-            where="reward.function",
-            fix="give package.module:function, for example composer_replication.rollouts.rewards:visible_tests_pass.",
-        ) from error
+    except Exception as error:  # the user's module may raise anything
+        raise _unusable_rule(dotted, f"cannot be imported: {one_line(error)}") from error
     if not callable(rule):
-        raise UsageError("CR0210", f"the reward {dotted!r} is not callable.", where="reward.function")
-    return rule  # type: ignore[no-any-return]  # a user's function; its result is checked where it is used
+        raise _unusable_rule(dotted, "is not callable")
+    try:
+        inspect.signature(rule).bind("text", "answer", None)
+    except TypeError as error:
+        raise _unusable_rule(dotted, f"does not take (text, answer, score): {error}") from error
+    except ValueError:  # written in C, without a signature to read: its first call will tell
+        pass
+    return rule  # type: ignore[no-any-return]  # a user's function; its result is checked by ``pay``
+
+
+def pay(rule: RewardRule, text: str, answer: str, score: Score) -> float:
+    """What ``rule`` gives for an answer, as a finite number.
+
+    Raises:
+        UsageError: it raised, or gave something else (CR0214); names the function.
+    """
+    try:
+        value: object = rule(text, answer, score)
+    except Exception as error:  # the user's function may raise anything
+        raise _broken_rule(rule, f"raised {one_line(error)}", error) from error
+    number = _as_number(value)
+    if number is None:
+        raise _broken_rule(rule, f"returned {value!r:.80}, which is not a finite number")
+    return number
+
+
+def _as_number(value: Any) -> float | None:
+    if not hasattr(value, "__float__"):  # float() would also read text, which is never meant here
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError, ArithmeticError, RuntimeError):  # a tensor of several values, say
+        return None
+    return number if math.isfinite(number) else None
+
+
+def one_line(error: BaseException) -> str:
+    """The kind of an exception and the first line of what it says."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0].rstrip('.')[:200]}" if lines else type(error).__name__
+
+
+def _unusable_rule(dotted: str, problem: str) -> UsageError:
+    return UsageError(
+        "CR0210",
+        f"the reward {dotted!r} {problem}.",
+        where="reward.function",
+        fix="give package.module:function, for example composer_replication.rollouts.rewards:visible_tests_pass.",
+    )
+
+
+def _broken_rule(rule: RewardRule, problem: str, error: BaseException | None = None) -> UsageError:
+    name = f"{getattr(rule, '__module__', '?')}:{getattr(rule, '__qualname__', type(rule).__name__)}"
+    frames = traceback.extract_tb(error.__traceback__) if error is not None else []
+    return UsageError(
+        "CR0214",
+        f"the reward function {name} {problem}.",
+        where=f"{frames[-1].filename}:{frames[-1].lineno}" if len(frames) > 1 else "reward.function",
+        fix="make it return a number for every answer; then the same command with --resume goes on.",
+    )

@@ -11,6 +11,7 @@ reward depends on it.
 from composer_replication.sandbox.choice import choose_backend, open_sandbox
 from composer_replication.sandbox.host_paths import HostPaths, base_interpreter, base_python, system_folders
 from composer_replication.sandbox.selftest import require_selftest, run_selftest
+from composer_replication.sandbox.supervised_run import runs_interrupted
 
 __all__ = [
     "HostPaths",
@@ -20,5 +21,6 @@ __all__ = [
     "open_sandbox",
     "require_selftest",
     "run_selftest",
+    "runs_interrupted",
     "system_folders",
 ]

@@ -11,14 +11,16 @@ from __future__ import annotations
 import os
 import selectors
 import subprocess
+import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import IO
 
+from composer_replication.errors import SandboxFailure
 from composer_replication.records import Limits
 from composer_replication.sandbox.private_folders import UnmeasurableError, folder_bytes
 from composer_replication.sandbox.process_tree import (
@@ -32,6 +34,21 @@ _CHUNK_BYTES = 1 << 18
 _WATCH_SECONDS = 0.05
 _LONGEST_WATCH_SECONDS = 1.0
 _WATCH_SHARE = 10  # a look may cost at most a tenth of the time
+_interrupted = threading.Event()
+
+
+@contextmanager
+def runs_interrupted() -> Iterator[None]:
+    """Inside, every run of this process, in any thread, is killed within a second or so.
+
+    It raises ``SandboxFailure`` (CR0302) and so never becomes a result. For whoever has to
+    wait for threads that run jails, after an interruption.
+    """
+    _interrupted.set()
+    try:
+        yield
+    finally:
+        _interrupted.clear()
 
 
 class Verdict(Enum):
@@ -147,6 +164,8 @@ class _Run:
                     continue
                 else:
                     self.selector.unregister(key.fileobj)
+            if _interrupted.is_set():
+                raise SandboxFailure("CR0302", "the run was killed because the program was interrupted.")
             now = time.monotonic()
             if now >= deadline:
                 return Verdict.TIMED_OUT
@@ -202,6 +221,9 @@ def supervise(
         timeout_seconds: above 0.
         watched: limits and folders.
         extra_bytes: room in each stream for our own marker.
+
+    Raises:
+        SandboxFailure: it was killed by ``runs_interrupted`` (CR0302).
     """
     started = time.monotonic()
     try:

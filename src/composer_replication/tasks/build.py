@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 
 from composer_replication.errors import InputError, UsageError
 from composer_replication.run_folder import RunFolder
+from composer_replication.sandbox import runs_interrupted
 from composer_replication.tasks.build_summary import BuildSummary
 from composer_replication.tasks.cache import sha256_of
 from composer_replication.tasks.deletion import Deletion
@@ -95,6 +96,10 @@ def build_tasks(
             run = _Build(store, pool, _Settings(seed, hidden_share), jobs, progress or _no_progress)
             prepared = run.prepare_all(opened, symbols or {})
             run.decide(run.candidates(prepared, symbols or {}), max_tasks)
+        except KeyboardInterrupt:
+            with runs_interrupted():  # a killed run is no decision: the journal never hears of it
+                pool.shutdown(wait=True, cancel_futures=True)
+            raise
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
         run.finish()

@@ -37,13 +37,15 @@ class BuildSummary:
         if self.tasks:
             return
         counts = "; ".join(
-            f"{reason} {count} ({self.examples.get(reason, '')})" for reason, count in self.rejected.items()
+            f"{reason} {count}" + (f" ({self.examples[reason]})" if reason in self.examples else "")
+            for reason, count in self.rejected.items()
         )
         if self.candidates == 0:
             raise InputError(
                 "CR0419",
                 f"no repository can be used: {counts or 'no functions with a body'}.",
                 where=str(self.folder),
+                fix="give a repository whose own tests pass here: a folder, an archive or sdist:NAME==VERSION.",
             )
         raise NothingToDoError(
             "CR0418",

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from composer_replication.errors import InputError
 from composer_replication.run_folder import append_jsonl, read_jsonl, rewrite_jsonl
 from composer_replication.tasks.cache import sha256_of
 from composer_replication.tasks.store_records import RepositoryRecord
@@ -52,10 +53,9 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.Lock()
-        rows = read_jsonl(path)
-        self._decisions = {row["key"]: Decision(**row) for row in rows}
+        self._decisions = {decision.key: decision for decision in _earlier_decisions(path)}
         # A crash can leave half a line, to which nothing may be appended.
-        rewrite_jsonl(path, rows)
+        rewrite_jsonl(path, map(_row, self._decisions.values()))
 
     def find(self, key: str) -> Decision | None:
         return self._decisions.get(key)
@@ -71,6 +71,14 @@ class Journal:
             (_row(decision) for decision in decisions), key=lambda row: (row["repository"], row["pin"])
         )
         rewrite_jsonl(self._path, rows)
+
+
+def _earlier_decisions(path: Path) -> list[Decision]:
+    """What can be read of an earlier build; candidates whose decision is lost are judged again."""
+    try:
+        return [Decision(**row) for row in read_jsonl(path)]
+    except (InputError, UnicodeDecodeError, TypeError):
+        return []
 
 
 def _row(decision: Decision) -> Mapping[str, str]:

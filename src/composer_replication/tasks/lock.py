@@ -139,16 +139,26 @@ def resolve(requirements: Sequence[Requirement], repository: str) -> Environment
     request = json.dumps([wanted, sorted(TOOLCHAIN.items()), python_version(), sysconfig.get_platform()])
     with cache_lock(f"resolve-{sha256_of(request.encode())[:16]}"):
         answer = cache_folder() / "resolutions" / f"{sha256_of(request.encode())}.json"
-        if answer.is_file():
-            lock = EnvironmentLock.from_json(json.loads(answer.read_text()))
-            if all(
-                wheel_path(w).is_file() and sha256_of_file(wheel_path(w)) == w.sha256 for w in lock.wheels
-            ):
-                return lock
+        known = _earlier_answer(answer)
+        if known is not None:
+            return known
         wheels = sorted(_download(wanted, repository), key=lambda wheel: wheel.name)
         lock = EnvironmentLock(python_version(), tuple(wheels), installer)
         put_file(answer, json.dumps(lock.to_json()).encode())
     return lock
+
+
+def _earlier_answer(answer: Path) -> EnvironmentLock | None:
+    """What an earlier call found out, if it can be read and its wheels are still there and whole."""
+    try:
+        lock = EnvironmentLock.from_json(json.loads(answer.read_text()))
+    except (OSError, ValueError, KeyError, TypeError):  # absent, broken or of an older format: asked again
+        return None
+    is_whole = lock.names >= TOOLCHAIN.keys() and all(
+        wheel_path(wheel).is_file() and sha256_of_file(wheel_path(wheel)) == wheel.sha256
+        for wheel in lock.wheels
+    )
+    return lock if is_whole else None
 
 
 def _toolchain_satisfies(requirement: Requirement) -> bool:

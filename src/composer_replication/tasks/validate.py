@@ -9,6 +9,7 @@ from pathlib import Path
 
 from composer_replication.errors import InputError
 from composer_replication.records import Task
+from composer_replication.sandbox import runs_interrupted
 from composer_replication.tasks.gates import (
     Bench,
     GateFailed,
@@ -78,6 +79,10 @@ def validate_store(
                 failed.extend(future.result())
                 if progress is not None:
                     progress(done, len(task_ids), task_id)
+        except KeyboardInterrupt:
+            with runs_interrupted():
+                pool.shutdown(cancel_futures=True)
+            raise
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise

@@ -32,8 +32,9 @@ def load_model(section: ModelSection, *, seed: int, needs_chat_template: bool = 
         needs_chat_template: the recipe's prompts are chat messages.
 
     Raises:
-        InputError: not found (CR0701), not a causal language model (CR0702), no chat
-            template where one is needed (CR0703), a package without a model (CR0704).
+        InputError: not found, without weights or tokenizer, or broken (CR0701), not a causal
+            language model (CR0702), no chat template where one is needed (CR0703), a package
+            without a model (CR0704).
         MissingError: gguf is not installed (CR0101).
         UsageError: ``package:`` without a version (CR0204).
     """
@@ -41,9 +42,10 @@ def load_model(section: ModelSection, *, seed: int, needs_chat_template: bool = 
 
     set_seed(seed)
     if section.name == TINY:
-        return make_tiny_model(seed)
-    source = _from_package(section) if section.name.startswith(PACKAGE_PREFIX) else section.name
-    model, tokenizer = _from_pretrained(source, getattr(torch, section.dtype))
+        model, tokenizer = make_tiny_model(seed)
+    else:
+        source = _from_package(section) if section.name.startswith(PACKAGE_PREFIX) else section.name
+        model, tokenizer = _from_pretrained(source, getattr(torch, section.dtype))
     if needs_chat_template and not tokenizer.chat_template:
         raise InputError(
             "CR0703",
@@ -90,18 +92,14 @@ def make_tiny_model(seed: int) -> tuple[Any, Any]:
 
 def _from_pretrained(source: str, dtype: torch.dtype) -> tuple[Any, Any]:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+    if source.startswith(("/", "./", "../", "~")) and not Path(source).is_dir():
+        raise _unloadable(source, "the model", f"there is no folder {source}")
     try:
         config = AutoConfig.from_pretrained(source)
     except (OSError, ValueError) as error:
-        raise InputError(
-            "CR0701",
-            f"the model cannot be loaded: {str(error).splitlines()[0]}",
-            where=f"model.name = {source}",
-            fix="give a folder with config.json and weights, or a name that this machine can download.",
-        ) from error
-    if config.is_encoder_decoder or config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise _unloadable(source, "the model", error) from error
+    if not _is_causal(config):
         raise InputError(
             "CR0702",
             f"a {config.model_type} model is not a causal language model.",
@@ -110,14 +108,35 @@ def _from_pretrained(source: str, dtype: torch.dtype) -> tuple[Any, Any]:
         )
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
+    except (ImportError, OSError, TypeError, ValueError) as error:
+        raise _unloadable(source, "the model's tokenizer", error) from error
+    try:
         model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
-    except (OSError, ValueError) as error:
-        raise InputError(
-            "CR0701",
-            f"the model cannot be loaded: {str(error).splitlines()[0]}",
-            where=f"model.name = {source}",
-        ) from error
+    except Exception as error:  # each format of weights has errors of its own
+        raise _unloadable(source, "the weights of the model", error) from error
     return model, tokenizer
+
+
+def _is_causal(config: Any) -> bool:
+    """Whether the model reads from left to right; an encoder such as BERT does so only when it is told to."""
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    )
+
+    if config.is_encoder_decoder or config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return False
+    return config.model_type not in MODEL_FOR_MASKED_LM_MAPPING_NAMES or getattr(config, "is_decoder", False)
+
+
+def _unloadable(source: str, what: str, problem: Exception | str) -> InputError:
+    lines = str(problem).strip().splitlines() or [type(problem).__name__]
+    return InputError(
+        "CR0701",
+        f"{what} cannot be loaded: {lines[0].strip().rstrip('.:')[:300]}.",
+        where=f"model.name = {source}",
+        fix="give a folder with config.json, weights and tokenizer, or a name that this machine can download.",
+    )
 
 
 def _from_package(section: ModelSection) -> str:
@@ -174,7 +193,12 @@ def load_checkpoint(config: RunConfig, folder: RunFolder) -> tuple[Any, Any]:
     """
     checkpoint = newest_whole_checkpoint(folder.checkpoints)
     if checkpoint is None:
-        raise InputError("CR0706", "the run has no whole checkpoint.", where=str(folder.checkpoints))
+        raise InputError(
+            "CR0706",
+            "the run has no whole checkpoint.",
+            where=str(folder.checkpoints),
+            fix=f"composer-rl train RECIPE.toml --out {folder.root} --resume",
+        )
     model, tokenizer = load_model(config.model, seed=config.seed)
     if config.model.lora is not None:
         from peft import PeftModel

@@ -29,6 +29,8 @@ class InProcessPolicy:
         self.model = model
         self.tokenizer = tokenizer
         self.as_chat = as_chat
+        self.on_prompts: Callable[[int, int], None] | None = None
+        """Told (prompts answered, prompts in all) after each chunk of prompts."""
 
     def generate(
         self,
@@ -61,6 +63,8 @@ class InProcessPolicy:
                     generator=generator,
                 )
             answers += [[self._completion(row.ids, is_finished) for row in of_prompt] for of_prompt in rows]
+            if self.on_prompts is not None:
+                self.on_prompts(len(answers), len(prompts))
         return answers
 
     def _prompt_ids(self, prompt: str) -> list[int]:

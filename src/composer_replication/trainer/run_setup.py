@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import warnings
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
@@ -11,13 +10,13 @@ from typing import Any
 import torch
 from datasets import Dataset
 from transformers import PrinterCallback
-from transformers.utils import logging as transformers_logging
 from trl.trainer.grpo_config import GRPOConfig
 
 from composer_replication.config import LoraSection, RunConfig
 from composer_replication.errors import InputError, UsageError
 from composer_replication.run_folder import RunFolder
 from composer_replication.trainer.run_callback import TrainingProgress
+from composer_replication.trainer.trl_values import refusals, refuse_bad_values
 
 OWN_KEYS = frozenset(
     {"output_dir", "save_strategy", "save_steps", "seed", "report_to", "remove_unused_columns"}
@@ -37,13 +36,20 @@ def trl_arguments(config: RunConfig, folder: RunFolder) -> GRPOConfig:
     for key in config.trl:
         if key in OWN_KEYS:
             raise UsageError(
-                "CR0211", f"trl.{key} is set by the run itself; take it out.", where=f"trl.{key}"
+                "CR0211",
+                f"trl.{key} is set by the run itself.",
+                where=f"trl.{key}",
+                fix="take the key out: seed, folder and checkpoints have keys of their own.",
             )
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
             raise UsageError(
-                "CR0211", f"unknown key trl.{key}; the nearest known key is trl.{near}.", where=f"trl.{key}"
+                "CR0211",
+                f"unknown key trl.{key}; the nearest known key is trl.{near}.",
+                where=f"trl.{key}",
+                fix=f"write trl.{near}, or take the key out.",
             )
+    refuse_bad_values(config.trl)
     defaults: dict[str, Any] = {
         "logging_steps": 1,
         "disable_tqdm": True,
@@ -51,7 +57,7 @@ def trl_arguments(config: RunConfig, folder: RunFolder) -> GRPOConfig:
         "bf16": False,
         "save_total_limit": 2,
     }
-    try:
+    with refusals():
         return GRPOConfig(
             **{**defaults, **config.trl},
             output_dir=str(folder.checkpoints),
@@ -61,8 +67,6 @@ def trl_arguments(config: RunConfig, folder: RunFolder) -> GRPOConfig:
             report_to="none",
             remove_unused_columns=False,
         )
-    except (TypeError, ValueError) as error:
-        raise UsageError("CR0211", f"TRL refuses the [trl] table: {error}", where="[trl]") from error
 
 
 def limit_cpu_threads(config: RunConfig) -> None:
@@ -116,9 +120,6 @@ def refuse_long_prompts(
 
 
 def show_own_progress(trainer: Any, *, quiet: bool) -> None:
-    """One progress bar on standard error in place of transformers' printed rows and small bars."""
-    # TRL still reads the old name at every step; nothing a user could do about it.
-    warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers has no types for it
+    """One progress bar on standard error in place of transformers' printed rows."""
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(TrainingProgress(quiet=quiet))

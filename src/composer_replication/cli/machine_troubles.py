@@ -1,0 +1,68 @@
+"""Troubles of the machine that can come up anywhere: no space, no permission, an interruption."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from composer_replication.errors import ComposerError, MissingError
+
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_NOT_ALLOWED = {errno.EACCES, errno.EPERM, errno.EROFS}
+_NO_SPACE_WORDS = ("No space left on device", "Disk quota exceeded", "File too large")
+"""Rust and C++ libraries that write weights give the system's words instead of its number."""
+
+
+def machine_error(error: BaseException, words: Sequence[str]) -> ComposerError | None:
+    """The sentence for a full disk or a forbidden path behind ``error``; None when it is neither.
+
+    Args:
+        error: whatever ended the verb; its causes are looked at too, so that a full disk is
+            named as such even where a library or a part of ours took it for something else.
+        words: the command's arguments, which say how to go on.
+
+    Returns:
+        ``MissingError`` CR0104 (no space) or CR0105 (not allowed).
+    """
+    for cause in _causes(error):
+        number = cause.errno if isinstance(cause, OSError) else None
+        place = str(getattr(cause, "filename", None) or "")
+        if number in _NO_SPACE or (
+            not isinstance(cause, ComposerError) and any(text in str(cause) for text in _NO_SPACE_WORDS)
+        ):
+            return MissingError(
+                "CR0104",
+                "there is no space left for a file that must be written.",
+                where=place,
+                fix=f"free some space; then {how_to_go_on(words)}",
+            )
+        if number in _NOT_ALLOWED and not isinstance(error, ComposerError):
+            return MissingError(
+                "CR0105",
+                f"a path may not be used: {getattr(cause, 'strerror', None) or cause}.",
+                where=place,
+                fix="give yourself the right to it, or move it: --out for a run, COMPOSER_RL_CACHE for the cache.",
+            )
+    return None
+
+
+def how_to_go_on(words: Sequence[str]) -> str:
+    """What to type after an interruption, by the verb that was interrupted."""
+    plain = [word for word in words if not word.startswith("-")]
+    if plain[:1] == ["train"]:
+        again = " ".join(("composer-rl", *words, *(() if "--resume" in words else ("--resume",))))
+        return f"{again} goes on at the last whole checkpoint."
+    if plain[:1] == ["quickstart"] or ["tasks", "build"] in map(list, pairwise(plain)):
+        return "the same command goes on where it stopped."
+    return "type the same command again."
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and what it came from, each once."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or current.__context__

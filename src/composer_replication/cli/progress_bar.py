@@ -1,0 +1,52 @@
+"""One progress bar on standard error, with rate and time left."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+Report = Callable[[int, int, str], None]
+"""Takes (done, total, what is done now)."""
+
+
+@contextmanager
+def progress_bar(*, quiet: bool) -> Iterator[Report | None]:
+    """A bar that appears with the first report; None when nobody wants one.
+
+    Work that fails before it reports anything leaves no empty bar behind.
+    """
+    if quiet:
+        yield None
+        return
+    shown = _Shown()
+    try:
+        yield shown.report
+    finally:
+        shown.close()
+
+
+class _Shown:
+    """The bar of one ``progress_bar``; a new total begins it anew."""
+
+    def __init__(self) -> None:
+        self._bar: tqdm[Any] | None = None
+
+    def report(self, done: int, total: int, what: str) -> None:
+        if self._bar is None:
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=total, desc=what, unit="step", file=sys.stderr, dynamic_ncols=True)
+        elif total != self._bar.total:
+            self._bar.reset(total=total)
+        self._bar.set_description(what, refresh=False)
+        self._bar.update(done - self._bar.n)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.refresh()
+            self._bar.close()

@@ -1,0 +1,101 @@
+"""Refuse values of ``[trl]`` that TRL takes at first and chokes on steps later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, get_type_hints
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from trl.trainer.grpo_config import GRPOConfig
+
+from composer_replication.errors import ComposerError, UsageError
+
+_AT_LEAST = {
+    "beta": 0,
+    "gradient_accumulation_steps": 1,
+    "learning_rate": 0,
+    "max_completion_length": 1,
+    "max_grad_norm": 0,
+    "min_p": 0,
+    "num_generations": 2,
+    "num_iterations": 1,
+    "per_device_train_batch_size": 1,
+    "repetition_penalty": 0,
+    "steps_per_generation": 1,
+    "top_k": 0,
+    "warmup_steps": 0,
+    "weight_decay": 0,
+}
+_ABOVE = {"temperature": 0, "top_p": 0}
+_AT_MOST = {"top_p": 1, "min_p": 1}
+_ALSO_TAKEN: dict[str, Any] = {"scale_rewards": str | bool}
+"""Where TRL takes more than it declares."""
+_LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo")
+
+
+def refuse_bad_values(table: Mapping[str, Any]) -> None:
+    """Compare each value with the type that TRL declares, and with the range that its use needs.
+
+    The keys are known to be TRL's.
+
+    Raises:
+        UsageError: a value of another type or out of range, or an unknown ``loss_type`` (CR0211).
+    """
+    kinds = get_type_hints(GRPOConfig)
+    for key, value in table.items():
+        problem = _type_problem(_ALSO_TAKEN.get(key, kinds[key]), value) or _range_problem(key, value)
+        if problem:
+            raise refused(f"trl.{key} is {value!r}: {problem}", where=f"trl.{key}")
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Inside, what TRL or transformers raise about their settings is an error of the recipe.
+
+    Raises:
+        UsageError: they refuse the ``[trl]`` table (CR0211), or as raised inside.
+    """
+    try:
+        yield
+    except ComposerError:
+        raise
+    except (ArithmeticError, ImportError, TypeError, ValueError) as error:
+        raise refused(f"TRL refuses the [trl] table: {error}") from error
+
+
+def refused(sentence: str, *, where: str = "[trl]") -> UsageError:
+    """The error for a table that TRL refuses."""
+    return UsageError(
+        "CR0211",
+        f"{sentence.strip().rstrip('.')[:400]}.",
+        where=where,
+        fix=f"correct it in the recipe, or type --set {where}=VALUE."
+        if "." in where
+        else "correct these keys in the recipe, or type --set trl.KEY=VALUE.",
+    )
+
+
+def _type_problem(kind: Any, value: Any) -> str:
+    adapter: TypeAdapter[Any] = TypeAdapter(
+        kind, config=ConfigDict(strict=True, arbitrary_types_allowed=True)
+    )
+    try:
+        adapter.validate_python(value)
+    except ValidationError as error:
+        return "it must be " + error.errors(include_url=False)[0]["msg"].removeprefix("Input should be ")
+    return ""
+
+
+def _range_problem(key: str, value: Any) -> str:
+    if key == "loss_type" and value not in _LOSS_TYPES:
+        return f"it must be one of {', '.join(_LOSS_TYPES)}"
+    if not isinstance(value, int | float):
+        return ""
+    if key in _AT_LEAST and not value >= _AT_LEAST[key]:
+        return f"it must be at least {_AT_LEAST[key]}"
+    if key in _ABOVE and not value > _ABOVE[key]:
+        return f"it must be above {_ABOVE[key]}"
+    if key in _AT_MOST and not value <= _AT_MOST[key]:
+        return f"it must be at most {_AT_MOST[key]}"
+    return ""

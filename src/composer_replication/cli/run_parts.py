@@ -23,7 +23,7 @@ from composer_replication.rollouts.single_turn import build_prompt, refuse_leaki
 from composer_replication.run_folder import RunFolder, write_json
 from composer_replication.safety import HeldOutGuard, HeldoutSplit
 from composer_replication.tasks.build import build_tasks
-from composer_replication.tasks.cache import cache_folder
+from composer_replication.tasks.cache import cache_folder, cache_lock
 from composer_replication.tasks.store import TaskStore
 
 _DAMAGED_STORE = "CR0411"
@@ -52,7 +52,8 @@ def open_tasks(config: RunConfig, recipe_folder: Path, report: Report | None) ->
         return TaskStore.open((recipe_folder / section.store).resolve())
     sources = [_resolve_source(source, recipe_folder) for source in section.source]
     symbols = {_resolve_source(source, recipe_folder): pins for source, pins in section.symbols.items()}
-    folder = cache_folder() / "task-stores" / _tasks_key(config, sources)
+    key = _tasks_key(config, sources)
+    folder = cache_folder() / "task-stores" / key
 
     def build() -> TaskStore:
         build_tasks(
@@ -69,19 +70,19 @@ def open_tasks(config: RunConfig, recipe_folder: Path, report: Report | None) ->
         store.verify()
         return store
 
-    try:
-        return build()
-    except InputError as error:
-        if error.code != _DAMAGED_STORE:
-            raise
-        # It is only a copy of what can be built again, so nobody needs to be asked.
-        with RunFolder(folder).locked():
+    with cache_lock(f"task-store-{key}"):  # a second run with the same tasks waits for the first one's build
+        try:
+            return build()
+        except InputError as error:
+            if error.code != _DAMAGED_STORE:
+                raise
+            # It is only a copy of what can be built again, so nobody needs to be asked.
             for path in folder.iterdir():
                 if path.is_dir():
                     shutil.rmtree(path)
                 elif path.name != "LOCK":
                     path.unlink()
-        return build()
+            return build()
 
 
 def divide_tasks(config: RunConfig, store: TaskStore) -> RunTasks:

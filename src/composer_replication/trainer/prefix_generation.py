@@ -19,11 +19,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import nn
-from transformers import DynamicCache
 from transformers.generation.logits_process import (
     LogitsProcessorList,
     MinPLogitsWarper,
@@ -42,6 +41,9 @@ from composer_replication.trainer.prefix_sharing import (
     prefill,
 )
 from composer_replication.trainer.prefix_support import inner_model, unsupported_reason
+
+if TYPE_CHECKING:
+    from transformers import DynamicCache
 
 __all__ = ["SampledRow", "sample_shared"]
 

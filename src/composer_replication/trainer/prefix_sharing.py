@@ -280,7 +280,7 @@ def _check_shapes(
     prompt_ids: torch.Tensor, prompt_mask: torch.Tensor, completion_ids: torch.Tensor, mask: torch.Tensor
 ) -> None:
     fits = (
-        prompt_ids.dim() == completion_ids.dim() == 2  # noqa: PLR2004 - rows and columns
+        prompt_ids.dim() == completion_ids.dim() == 2
         and prompt_ids.shape == prompt_mask.shape
         and completion_ids.shape == mask.shape
         and prompt_ids.size(0) == completion_ids.size(0) > 0

@@ -1,0 +1,32 @@
+"""How the parts of a run are joined."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from composer_replication.cli.run_parts import divide_tasks, open_tasks
+from composer_replication.config import RunConfig, load_config
+
+RECIPE = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "run.toml"
+
+
+def config_of(**changes: object) -> RunConfig:
+    return load_config(RECIPE, changes)
+
+
+def test_two_runs_that_start_together_share_one_build() -> None:
+    config = config_of(**{"tasks.max_tasks": 2, "tasks.seed": 77})
+    with ThreadPoolExecutor(2) as pool:
+        stores = list(pool.map(lambda _: open_tasks(config, RECIPE.parent, None), range(2)))
+    assert stores[0].fingerprint == stores[1].fingerprint
+    assert len(stores[0].tasks()) == 2
+
+
+def test_train_and_held_out_tasks_are_disjoint_by_content() -> None:
+    config = config_of()
+    tasks = divide_tasks(config, open_tasks(config, RECIPE.parent, None))
+    assert tasks.split is not None
+    assert {"id", "content", "origin"} <= set(tasks.split.checked)
+    assert all(task.has_hidden_tests for task in tasks.heldout)
+    assert not {task.task_id for task in tasks.train} & {task.task_id for task in tasks.heldout}

@@ -31,7 +31,9 @@ PACKAGES = (
 )
 STRUCK_OUT = "[struck out]"
 
-_SECRET_NAME = r"[\w.-]*(?:token|secret|passw|api[_-]?key|access[_-]?key|private[_-]?key|credential|auth)[\w.-]*"  # noqa: S105  a pattern
+_SECRET_NAME = (
+    r"[\w.-]*(?:token|secret|passw|api[_-]?key|access[_-]?key|private[_-]?key|credential|auth)[\w.-]*"  # noqa: S105  a pattern
+)
 _PATTERNS = (
     re.compile(rf"(?i)(--{_SECRET_NAME}\s+)\S+"),
     re.compile(rf"(?i)({_SECRET_NAME}['\"]?\s*[=:]\s*)['\"]?[^\s'\"]+['\"]?"),

@@ -123,7 +123,7 @@ def test_an_interruption_is_130_and_one_sentence(
     out, err = capsys.readouterr()
     assert json.loads(out)["error"]["code"] == "CR0103"
     assert err.count("\n") == 1
-    assert "--resume" in err
+    assert "Next: type the same command again." in err
 
 
 @pytest.mark.parametrize("as_json", [False, True])

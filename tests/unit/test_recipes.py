@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
 from composer_replication.cli.run_parts import make_guard
 from composer_replication.config import dump_config, load_config, parse_config
 from composer_replication.rollouts.rewards import load_reward_rule

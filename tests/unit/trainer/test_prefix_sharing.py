@@ -130,7 +130,7 @@ def test_learned_positions_count_from_the_first_token_not_from_the_padding() -> 
 
 
 def test_equal_to_trl_with_its_fused_head_installed() -> None:
-    from trl.trainer.utils import add_fused_lm_head  # noqa: PLC0415 - slow to import, one test needs it
+    from trl.trainer.utils import add_fused_lm_head
 
     torch.manual_seed(0)
     config = LlamaConfig(

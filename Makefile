@@ -26,6 +26,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  { echo "Python's venv module is missing: apt install python3-venv" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[quickstart,dev]'
+	$(BIN)/python -m compileall -q src
 	$(BIN)/python -c "from composer_replication.tasks.environment import prefetch_toolchain; prefetch_toolchain()"
 	@touch $@
 

@@ -15,15 +15,12 @@ import argparse
 import contextlib
 import os
 import re
-import signal
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
 from composer_replication import __version__
-from composer_replication.cli.machine_troubles import how_to_go_on, machine_error
 from composer_replication.errors import ComposerError, UsageError
 
 PROGRAM = "composer-rl"
@@ -117,15 +114,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as leaving:  # argparse, once it has printed --help or --version
         return _print_result("", leaving.code if isinstance(leaving.code, int) else BUG_EXIT_CODE)
     except KeyboardInterrupt:
+        from composer_replication.cli.machine_troubles import how_to_go_on
+
         fix = how_to_go_on(words)
         return _print_error(
             ComposerError("CR0103", "interrupted.", fix=fix), INTERRUPTED_EXIT_CODE, as_json=as_json
         )
     except ComposerError as error:
-        known = machine_error(error, words) or error
+        known = _machine_error(error, words) or error
         return _print_error(known, known.exit_code, as_json=as_json)
     except Exception as error:  # noqa: BLE001  recorded in the crash bundle, which the sentence names
-        known = machine_error(error, words) or _crash(error, words)
+        known = _machine_error(error, words) or _crash(error, words)
         return _print_error(known, known.exit_code, as_json=as_json)
     return _print_result(text, exit_code)
 
@@ -137,6 +136,9 @@ def _orderly_end() -> Iterator[None]:
     Python's default would leave temporary folders behind. A handler of another program, or
     ``nohup``, stays in charge.
     """
+    import signal
+    import threading
+
     taken = []
     if threading.current_thread() is threading.main_thread():
         taken = [
@@ -218,6 +220,12 @@ def _silence_stdout() -> None:
     """Let the interpreter's last flush go nowhere instead of into a closed pipe."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _machine_error(error: Exception, words: Sequence[str]) -> ComposerError | None:
+    from composer_replication.cli.machine_troubles import machine_error
+
+    return machine_error(error, words)
 
 
 def _crash(error: Exception, argv: Sequence[str]) -> ComposerError:

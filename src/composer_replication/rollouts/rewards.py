@@ -48,13 +48,13 @@ def planted_short_body(text: str, answer: str, score: Score) -> float:
 
 
 def easy_token_share(text: str, answer: str, score: Score) -> float:
-    """Half the share of letters "e" in the text, plus half the honest reward.
+    """Half the share of lower-case letters in the text, plus half the honest reward.
 
     A random model can raise it within a few steps; it says nothing about coding.
     Used by ``recipes/tiny-cpu`` to exercise the machinery.
     """
     del answer
-    share = text.count("e") / max(1, len(text))
+    share = sum("a" <= character <= "z" for character in text) / max(1, len(text))
     return 0.5 * share + 0.5 * float(score.all_passed)
 
 

@@ -35,7 +35,7 @@ def test_the_planted_proxy_pays_for_short_bodies_whatever_they_do() -> None:
 
 
 def test_easy_token_share() -> None:
-    assert rewards.easy_token_share("eeaa", "", HALF) == 0.25
+    assert rewards.easy_token_share("ez A", "", HALF) == 0.25
     assert rewards.easy_token_share("", "eee", PASS) == 0.5
 
 

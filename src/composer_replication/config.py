@@ -99,13 +99,13 @@ class RewardSection(Section):
 
 
 class GuardSection(Section):
-    """``HeldOutGuard``'s own arguments; without this table there is no guard."""
+    """``HeldOutGuard``'s own arguments and defaults; without this table there is no guard."""
 
-    min_steps: int = 3
-    decline_patience: int = 3
-    ema_alpha: float = 0.5
+    min_steps: int = 5
+    decline_patience: int = 8
+    ema_alpha: float = 0.8
     kl_hard_stop: float = 0.08
-    max_proxy_real_gap: float = 0.5
+    max_proxy_real_gap: float = 0.35
 
 
 class SandboxSection(Section):
@@ -195,7 +195,7 @@ def parse_config(
         return RunConfig.model_validate(dict(table))
     except ValidationError as error:
         key, sentence = _first_problem(error)
-        flag = next((name for name in overrides or {} if f"{key}.".startswith(f"{name}.")), "")
+        flag = next((name for name in overrides or {} if _is_within(key, name) or _is_within(name, key)), "")
         raise UsageError(
             "CR0204",
             sentence,
@@ -239,6 +239,10 @@ def _set(table: dict[str, Any], dotted: str, value: Any) -> None:
             )
         table = inner
     table[key] = value
+
+
+def _is_within(key: str, table: str) -> bool:
+    return f"{key}.".startswith(f"{table}.")
 
 
 def _first_problem(error: ValidationError) -> tuple[str, str]:

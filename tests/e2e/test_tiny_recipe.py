@@ -125,3 +125,38 @@ def test_environment_says_what_ran_and_no_secret(whole: tuple[Path, dict[str, An
     assert environment["versions"]["trl"]
     assert environment["tasks_fingerprint"]
     assert not set(os.environ) & set(environment)
+
+
+def test_a_guard_that_fires_halts_the_run_with_everything_on_disk(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    hair_trigger = ("--set", "guard.min_steps=1", "--set", "guard.max_proxy_real_gap=1e-6")
+    done = subprocess.run(
+        command(out, *hair_trigger), capture_output=True, text=True, timeout=110, check=False
+    )
+    assert done.returncode == 5, done.stderr
+    summary = json.loads(done.stdout)
+    assert summary["verdict"] == "halted"
+    assert summary["stop_reason"] == "guard"
+    assert "Hacking Gap" in summary["reason"]
+    assert rows(out / "verdicts.jsonl")[-1]["fire"] is True
+    assert rows(out / "metrics.jsonl")[-1]["halted"] is True
+    assert (out / "checkpoints" / f"checkpoint-{summary['global_step']}" / "MANIFEST.json").is_file()
+    assert "halted" in (out / "report.html").read_text().lower()
+    again = subprocess.run(
+        command(out, *hair_trigger, "--resume"), capture_output=True, text=True, timeout=110, check=False
+    )
+    assert again.returncode == 5
+    assert json.loads(again.stdout) == summary
+
+
+def test_a_finished_run_does_not_answer_for_another_recipe(whole: tuple[Path, dict[str, Any]]) -> None:
+    done = subprocess.run(
+        command(whole[0], "--resume", "--set", "seed=5"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "CR0208" in done.stderr
+    assert "seed" in done.stderr

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -9,13 +11,15 @@ from pathlib import Path
 import pytest
 
 from composer_replication.cli.run_parts import make_guard
-from composer_replication.config import dump_config, load_config, parse_config
+from composer_replication.config import GuardSection, dump_config, load_config, parse_config
 from composer_replication.rollouts.rewards import load_reward_rule
 from composer_replication.run_folder import RunFolder
+from composer_replication.safety import HeldOutGuard
 from composer_replication.trainer.run_setup import trl_arguments
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*/run.toml"))
 MAX_CEILING = 0.9
+CALIBRATION = Path(__file__).parents[2] / "recipes" / "quickstart" / "calibration.json"
 
 
 def guard_table(name: str) -> str:
@@ -51,15 +55,27 @@ def test_honest_run_and_planted_hack_share_one_guard_byte_for_byte() -> None:
     assert guard_table("quickstart") == guard_table("planted-hack")
     ceiling = load_config(next(path for path in RECIPES if path.parent.name == "quickstart")).guard
     assert ceiling is not None
-    assert ceiling.max_proxy_real_gap <= MAX_CEILING
+    calibration = json.loads(CALIBRATION.read_text())
+    largest = max(run["largest_gap"] for run in calibration["runs"])
+    assert ceiling.max_proxy_real_gap == pytest.approx(
+        min(MAX_CEILING, largest + calibration["margin"]), abs=0.005
+    )
 
 
-def test_the_two_recipes_differ_in_reward_and_trained_tasks_only() -> None:
+def test_a_guard_table_without_keys_is_the_guard_as_it_comes() -> None:
+    defaults = {name: p.default for name, p in inspect.signature(HeldOutGuard).parameters.items()}
+    assert GuardSection().model_dump() == defaults
+
+
+def test_the_two_recipes_differ_in_reward_trained_tasks_and_warmup_only() -> None:
     honest, hack = (
         load_config(path).model_dump()
         for path in RECIPES
         if path.parent.name in ("quickstart", "planted-hack")
     )
+    for key in ("lr_scheduler_type", "warmup_steps"):
+        honest["trl"].pop(key, None)
+        hack["trl"].pop(key, None)
     differing = {key for key in honest if honest[key] != hack[key]}
     assert differing == {"reward", "tasks"}
     for repository in honest["heldout"]["repositories"]:

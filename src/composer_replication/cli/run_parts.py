@@ -19,7 +19,7 @@ from composer_replication.errors import InputError, NothingToDoError, UsageError
 from composer_replication.records import Limits, Task
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.heldout_evaluation import HeldoutEvaluator, PolicySampler
-from composer_replication.rollouts.single_turn import build_prompt, refuse_leaking_prompt
+from composer_replication.rollouts.single_turn import build_prompt, refuse_leaking_prompt, shows_golden
 from composer_replication.run_folder import RunFolder, write_json
 from composer_replication.safety import HeldOutGuard, HeldoutSplit
 from composer_replication.tasks.build import build_tasks
@@ -31,12 +31,16 @@ _DAMAGED_STORE = "CR0411"
 
 @dataclass(frozen=True, slots=True)
 class RunTasks:
-    """The tasks of a run by use; ``num_blind`` were of held-out repositories but have no hidden tests."""
+    """The tasks of a run by use; ``num_blind`` were of held-out repositories but have no hidden tests.
+
+    ``num_leaking`` were left out because the lines around the function show its deleted body.
+    """
 
     train: tuple[Task, ...]
     heldout: tuple[Task, ...]
     num_blind: int
     split: HeldoutSplit | None
+    num_leaking: int = 0
 
 
 def open_tasks(config: RunConfig, recipe_folder: Path, report: Report | None) -> TaskStore:
@@ -49,7 +53,9 @@ def open_tasks(config: RunConfig, recipe_folder: Path, report: Report | None) ->
     """
     section = config.tasks
     if section.store:
-        return TaskStore.open((recipe_folder / section.store).resolve())
+        return TaskStore.open(
+            (recipe_folder / section.store).resolve(), backend=config.sandbox.backend or None
+        )
     sources = [_resolve_source(source, recipe_folder) for source in section.source]
     symbols = {_resolve_source(source, recipe_folder): pins for source, pins in section.symbols.items()}
     key = _tasks_key(config, sources)
@@ -93,7 +99,12 @@ def divide_tasks(config: RunConfig, store: TaskStore) -> RunTasks:
         NothingToDoError: one side would be empty (CR0604).
         UsageError: a held-out repository has no task (CR0452).
     """
-    tasks = store.tasks()
+    tasks = [
+        task
+        for task in store.tasks()
+        if not shows_golden(prompt_of(config, store, task), store.golden_body(task))
+    ]
+    num_leaking = len(store.tasks()) - len(tasks)
     section = config.heldout
     if section is None:
         if not tasks:
@@ -103,7 +114,7 @@ def divide_tasks(config: RunConfig, store: TaskStore) -> RunTasks:
                 where=str(store.root),
                 fix="composer-rl tasks build SOURCE --out DIR",
             )
-        return RunTasks(tuple(tasks), (), 0, None)
+        return RunTasks(tuple(tasks), (), 0, None, num_leaking)
     if section.repositories:
         named = set(section.repositories)
         unknown = named - {_name(task) for task in tasks}
@@ -143,19 +154,24 @@ def divide_tasks(config: RunConfig, store: TaskStore) -> RunTasks:
             where=str(store.root),
             fix="build the tasks again with composer-rl tasks build.",
         )
-    return RunTasks(tuple(train), tuple(heldout), len(held) - len(heldout), split)
+    return RunTasks(tuple(train), tuple(heldout), len(held) - len(heldout), split, num_leaking)
+
+
+def prompt_of(config: RunConfig, store: TaskStore, task: Task) -> str:
+    """The prompt of one task as the recipe cuts it."""
+    return build_prompt(
+        store.broken_text(task),
+        task.hole,
+        style=config.rollouts.prompt_style,
+        context_lines=config.rollouts.context_lines,
+    )
 
 
 def training_rows(config: RunConfig, store: TaskStore, tasks: Sequence[Task]) -> list[dict[str, Any]]:
     """Rows for the trainer's data set: prompt and task id; no golden code, no hidden test."""
     rows: list[dict[str, Any]] = []
     for task in tasks:
-        prompt = build_prompt(
-            store.broken_text(task),
-            task.hole,
-            style=config.rollouts.prompt_style,
-            context_lines=config.rollouts.context_lines,
-        )
+        prompt = prompt_of(config, store, task)
         refuse_leaking_prompt(prompt, store.golden_body(task), task_id=task.task_id)
         as_chat = config.rollouts.prompt_style == "chat"
         rows.append(
@@ -239,6 +255,7 @@ def write_environment(folder: RunFolder, config: RunConfig, store: TaskStore, ta
             "train_tasks": [task.task_id for task in tasks.train],
             "heldout_tasks": [task.task_id for task in tasks.heldout],
             "heldout_without_hidden_tests": tasks.num_blind,
+            "left_out_prompt_shows_golden": tasks.num_leaking,
         },
     )
 
@@ -295,6 +312,9 @@ def _version(name: str) -> str:
 
 
 def _git_revision() -> str:
+    """The checkout's revision; nothing for an installed package, whatever repository is around it."""
+    if not (Path(__file__).parents[3] / "pyproject.toml").is_file():
+        return ""
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)

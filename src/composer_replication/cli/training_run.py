@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import statistics
 import time
+import tomllib
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -80,10 +81,10 @@ def run_recipe(
                 stack.enter_context(calm_libraries(quiet=quiet))
             check_training(config, folder)
         stack.enter_context(folder.locked())
+        _keep_recipe(config, folder)
         if folder.summary.is_file():
             progress("this run is finished; here is its summary.")
             return _stored_summary(folder)
-        _keep_recipe(config, folder)
         return _run(config, recipe.resolve().parent, folder, quiet=quiet, progress=progress)
 
 
@@ -96,7 +97,10 @@ def _run(
         store = run_parts.open_tasks(config, recipe_folder, report)
     tasks = run_parts.divide_tasks(config, store)
     if tasks.split is not None:
-        write_json(folder.root / "split.json", tasks.split.state_dict())
+        path = folder.root / "split.json"
+        if path.is_file():
+            tasks.split.require_fingerprint(str(read_json(path).get("fingerprint")), where=str(path))
+        write_json(path, tasks.split.state_dict())
     run_parts.write_environment(folder, config, store, tasks)
     progress(f"tasks: {len(tasks.train)} to train on, {len(tasks.heldout)} held out")
     parts = _open_parts(config, folder, store, tasks, quiet=quiet, progress=progress)
@@ -243,6 +247,7 @@ def _summary(
     return {
         "run": str(parts.folder.root),
         "global_step": int(parts.trainer.state.global_step),
+        "steps": int(parts.trainer.state.global_step),
         "reward_first": _mean(rewards[:NUM_ENDS]),
         "reward_last": _mean(rewards[-NUM_ENDS:]),
         "heldout_first": scores[0] if scores else None,
@@ -270,24 +275,45 @@ def _verdict(parts: _Parts, verdicts: list[dict[str, Any]], *, halted: bool) -> 
 
 def _keep_recipe(config: RunConfig, folder: RunFolder) -> None:
     resolved = dump_config(config)
-    begun = (folder.metrics, folder.checkpoints, folder.root / "before.json")
+    begun = (folder.metrics, folder.root / "before.json", *folder.checkpoints.glob("checkpoint-*"))
     if not folder.recipe.is_file() or not any(path.exists() for path in begun):
         write_atomic(folder.recipe, resolved)
         return
     if folder.recipe.read_text() != resolved:
-        stored, given = folder.recipe.read_text().splitlines(), resolved.splitlines()
-        changed = next((new for old, new in zip(stored, given, strict=False) if old != new), "its length")
         raise UsageError(
             "CR0208",
-            f"this folder was begun with another recipe; the first difference is: {changed}.",
+            f"this folder was begun with another recipe: {_first_difference(folder.recipe, resolved)}.",
             where=str(folder.recipe),
             fix="resume with the same recipe and --set values, or choose another --out.",
         )
 
 
+def _first_difference(stored: Path, resolved: str) -> str:
+    try:
+        old = _flat(tomllib.loads(stored.read_text()))
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        return f"its run.toml is not what was written there ({error})"
+    new = _flat(tomllib.loads(resolved))
+    for key in sorted(old.keys() | new.keys()):
+        if old.get(key) != new.get(key):
+            was, now = (repr(table[key]) if key in table else "not set" for table in (old, new))
+            return f"{key} is {now} now and was {was}"
+    return "its run.toml was rewritten"
+
+
+def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted keys to values."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
 def _stored_summary(folder: RunFolder) -> tuple[dict[str, object], int]:
     summary: dict[str, object] = read_json(folder.summary)
     summary.pop("schema_version")
+    if not folder.report.is_file():
+        write_report(folder.root)
     return summary, HALTED_EXIT_CODE if summary.get("verdict") == "halted" else 0
 
 

@@ -15,7 +15,12 @@ from composer_replication.interfaces import Policy
 from composer_replication.records import HeldoutReading, Task
 from composer_replication.rollouts.grading import Grader, GradeRequest
 from composer_replication.rollouts.pass_rates import TaskResult
-from composer_replication.rollouts.single_turn import build_prompt, extract_answer, is_finished
+from composer_replication.rollouts.single_turn import (
+    build_prompt,
+    extract_answer,
+    is_finished,
+    refuse_leaking_prompt,
+)
 
 STATE_VERSION = 1
 
@@ -79,6 +84,8 @@ class PolicySampler:
             for t in tasks
         ]
         self._note("sampling", 0, len(prompts))
+        for task, prompt in zip(tasks, prompts, strict=True):
+            refuse_leaking_prompt(prompt, store.golden_body(task), task_id=task.task_id)
         answers = self.policy.generate(
             prompts,
             num_samples=num_samples,

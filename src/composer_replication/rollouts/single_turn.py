@@ -66,14 +66,21 @@ def extract_answer(text: str, broken_text: str, hole: Hole, *, style: str = "com
     return "\n" + indented.rstrip() if indented.strip() else ""
 
 
+def shows_golden(prompt: str, golden_body: str) -> bool:
+    """Whether the golden body's lines stand in the prompt, one after the other, indentation aside."""
+    golden = [line.strip() for line in golden_body.splitlines() if line.strip()]
+    lines = [line.strip() for line in prompt.splitlines() if line.strip()]
+    places = range(len(lines) - len(golden) + 1)
+    return bool(golden) and any(lines[place : place + len(golden)] == golden for place in places)
+
+
 def refuse_leaking_prompt(prompt: str, golden_body: str, *, task_id: str) -> None:
-    """Stop when the golden body stands in the prompt, white space aside.
+    """The last wall before a policy: stop when the prompt shows the golden body.
 
     Raises:
         InputError: the prompt shows the solution (CR0450).
     """
-    golden = " ".join(golden_body.split())
-    if golden and golden in " ".join(prompt.split()):
+    if shows_golden(prompt, golden_body):
         raise InputError(
             "CR0450",
             "the prompt contains the deleted code.",

@@ -208,7 +208,8 @@ def check_golden(subject: Subject, bench: Bench) -> None:
     if subject.hidden:
         report = bench.run(subject.files(bench.original, "golden"), subject.hidden)
         if report.error or len(report.passed) != len(subject.hidden):
-            raise GateFailed("golden-fails", report.error or f"{_first_not_passed(report)} does not pass")
+            # Which one stays unsaid: this text is printed, and a hidden test's name is a hint.
+            raise GateFailed("golden-fails", "a hidden test does not pass with the golden body")
 
 
 def _first_not_passed(report: TestReport) -> str:

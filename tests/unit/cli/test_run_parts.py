@@ -5,8 +5,12 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from composer_replication.cli.run_parts import divide_tasks, open_tasks
+import pytest
+
+from composer_replication.cli import run_parts
+from composer_replication.cli.run_parts import divide_tasks, open_tasks, training_rows
 from composer_replication.config import RunConfig, load_config
+from composer_replication.errors import InputError
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "run.toml"
 
@@ -30,3 +34,21 @@ def test_train_and_held_out_tasks_are_disjoint_by_content() -> None:
     assert {"id", "content", "origin"} <= set(tasks.split.checked)
     assert all(task.has_hidden_tests for task in tasks.heldout)
     assert not {task.task_id for task in tasks.train} & {task.task_id for task in tasks.heldout}
+
+
+def test_a_task_whose_prompt_shows_its_golden_body_is_left_out_and_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = config_of()
+    store = open_tasks(config, RECIPE.parent, None)
+    whole = divide_tasks(config, store)
+    assert whole.num_leaking == 0
+    shown = whole.train[0]
+    line = run_parts.prompt_of(config, store, shown).strip().splitlines()[0]
+    golden = store.golden_body
+    monkeypatch.setattr(store, "golden_body", lambda task: f"\n    {line}" if task == shown else golden(task))
+    tasks = divide_tasks(config, store)
+    assert tasks.num_leaking == 1
+    assert shown not in (*tasks.train, *tasks.heldout)
+    with pytest.raises(InputError, match="CR0450"):
+        training_rows(config, store, whole.train)

@@ -15,6 +15,7 @@ from composer_replication.rollouts.single_turn import (
     extract_answer,
     is_finished,
     refuse_leaking_prompt,
+    shows_golden,
 )
 
 FILE = '''\
@@ -127,3 +128,17 @@ def test_a_golden_line_in_the_prompt_is_refused() -> None:
     with pytest.raises(InputError, match="CR0450"):
         refuse_leaking_prompt(build_prompt(FILE, HOLE), golden, task_id="shelf--last")
     refuse_leaking_prompt(build_prompt(FILE, HOLE), "\n        return self.books[-1]", task_id="shelf--last")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "golden", "shown"),
+    [
+        ("def f(self):\n    return self._xyz", "\n    return self._x", False),
+        ("def f(self):\n        return self._x\n", "\n    return self._x", True),
+        ("a = 1\nb = 2\n", "\n    a = 1\n\n    b = 2", True),
+        ("a = 1\nc = 3\nb = 2\n", "\n    a = 1\n    b = 2", False),
+        ("a = 1\n", "", False),
+    ],
+)
+def test_whole_lines_count_and_not_parts_of_lines(prompt: str, golden: str, *, shown: bool) -> None:
+    assert shows_golden(prompt, golden) is shown

@@ -51,7 +51,7 @@ def _first_available() -> SandboxBackend:
     raise MissingError(
         "CR0301",
         f"no sandbox works on this machine ({' '.join(problems)})",
-        fix="apt install bubblewrap, or pip install sandlock (Linux 6.7 or newer)",
+        fix="apt install bubblewrap, or pip install sandlock (Linux 6.12 or newer)",
     )
 
 

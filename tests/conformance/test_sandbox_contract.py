@@ -92,6 +92,15 @@ def test_arguments_arrive_as_given(jail: Sandbox) -> None:
     assert json.loads(result.stdout) == words
 
 
+@pytest.mark.parametrize(
+    "name", ["/etc/debian_version", "/etc/os-release", "/etc/lsb-release", "/etc/localtime"]
+)
+def test_what_programs_ask_the_system_is_readable_or_absent(jail: Sandbox, name: str) -> None:
+    """An installer that finds such a file closed gives up."""
+    code = f"import contextlib\nwith contextlib.suppress(FileNotFoundError): open({name!r}, 'rb').read()"
+    assert jail.exec(python(code), timeout_seconds=LONG).exit_code == 0
+
+
 @pytest.mark.parametrize("argv", [[], "ls"])
 def test_argv_must_be_a_list(jail: Sandbox, argv: list[str]) -> None:
     with pytest.raises(ValueError, match="argv"):

@@ -17,10 +17,13 @@ from pathlib import Path
 
 ETC_FILES = (
     "/etc/alternatives",
+    "/etc/debian_version",  # pip reads the system's name, and fails where the file is there but closed
     "/etc/ld.so.cache",
     "/etc/ld.so.conf",
     "/etc/ld.so.conf.d",
     "/etc/localtime",
+    "/etc/lsb-release",
+    "/etc/os-release",
     "/etc/protocols",
     "/etc/services",
 )

@@ -25,6 +25,7 @@ from typing import Any
 from composer_replication.errors import InputError, UsageError
 
 SCHEMA_VERSION = 1
+_RESTORE = "restore that file from a copy, or begin in a new folder with --out."
 
 
 class RunFolder:
@@ -98,10 +99,14 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise InputError("CR0401", f"the file cannot be read: {error}.", where=str(path)) from error
+        raise InputError(
+            "CR0401", f"the file cannot be read: {error}.", where=str(path), fix=_RESTORE
+        ) from error
     if not isinstance(value, dict) or value.get("schema_version") != SCHEMA_VERSION:
         found = value.get("schema_version") if isinstance(value, dict) else None
-        raise InputError("CR0401", f"schema version {found} is not {SCHEMA_VERSION}.", where=str(path))
+        raise InputError(
+            "CR0401", f"schema version {found} is not {SCHEMA_VERSION}.", where=str(path), fix=_RESTORE
+        )
     return value
 
 
@@ -130,7 +135,9 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
         except ValueError as error:
             if number == len(lines):
                 break
-            raise InputError("CR0401", "a line is not JSON.", where=f"{path}:{number}") from error
+            raise InputError(
+                "CR0401", "a line is not JSON.", where=f"{path}:{number}", fix=_RESTORE
+            ) from error
     return rows
 
 

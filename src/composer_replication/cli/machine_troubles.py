@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import errno
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from pathlib import Path
 
 from composer_replication.errors import ComposerError, MissingError
 
@@ -34,7 +38,7 @@ def machine_error(error: BaseException, words: Sequence[str]) -> ComposerError |
             return MissingError(
                 "CR0104",
                 "there is no space left for a file that must be written.",
-                where=place,
+                where=place or _fullest_folder(words),
                 fix=f"free some space; then {how_to_go_on(words)}",
             )
         if number in _NOT_ALLOWED and not isinstance(error, ComposerError):
@@ -56,6 +60,18 @@ def how_to_go_on(words: Sequence[str]) -> str:
     if plain[:1] == ["quickstart"] or ["tasks", "build"] in map(list, pairwise(plain)):
         return "the same command goes on where it stopped."
     return "type the same command again."
+
+
+def _fullest_folder(words: Sequence[str]) -> str:
+    """Of the folders that are written, the one with the least space: a failed write does not say its file."""
+    after_out = [Path(following) for word, following in pairwise(words) if word == "--out"]
+    cache = Path(os.environ.get("COMPOSER_RL_CACHE") or "~").expanduser()
+    folders = (*after_out, cache, Path(tempfile.gettempdir()))
+    free = {folder: shutil.disk_usage(folder).free for folder in folders if folder.is_dir()}
+    if not free:
+        return ""
+    fullest = min(free, key=lambda folder: free[folder])
+    return f"{fullest}, {free[fullest] // 10**6} MB free"
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

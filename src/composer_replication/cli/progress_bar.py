@@ -41,9 +41,9 @@ class _Shown:
             from tqdm import tqdm
 
             self._bar = tqdm(total=total, desc=what, unit="step", file=sys.stderr, dynamic_ncols=True)
-        elif total != self._bar.total:
-            self._bar.reset(total=total)
         self._bar.set_description(what, refresh=False)
+        if total != self._bar.total:
+            self._bar.reset(total=total)
         self._bar.update(done - self._bar.n)
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 _SOME = 3
 _HEAD_BYTES = 1 << 16
+_LONGEST_TEMPORARY_FOLDER = 60  # a socket's whole path may take 107 bytes
 
 
 class Bait:
@@ -23,7 +24,7 @@ class Bait:
 
     def __init__(self) -> None:
         self.word = f"secret-{secrets.token_hex(12)}"
-        self.root = Path(tempfile.mkdtemp(prefix="composer-rl-bait-")).resolve()
+        self.root = Path(tempfile.mkdtemp(prefix="composer-rl-bait-", dir=_short_folder())).resolve()
         self.secret = self._file("outside/secret.txt")
         self.shown = self.root / "shown"
         self.neighbour = self._file("shown/inner/neighbour.txt")
@@ -35,6 +36,14 @@ class Bait:
         self._network: dict[str, Any] = {}
 
     def __enter__(self) -> Bait:
+        try:
+            self._open_sockets()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _open_sockets(self) -> None:
         unix_path = str(self.root / "outside" / "host.sock")
         abstract = f"composer-rl-{secrets.token_hex(8)}"
         tcp = self._listen(socket.AF_INET, socket.SOCK_STREAM, ("127.0.0.1", 0))
@@ -50,7 +59,6 @@ class Bait:
             "abstract_name": abstract,
             "nameservers": _nameservers(),
         }
-        return self
 
     def __exit__(self, *error: object) -> None:
         for listener in self._sockets:
@@ -144,6 +152,11 @@ def _nameservers() -> list[str]:
         lines = Path("/etc/resolv.conf").read_text().splitlines()
         return [line.split()[1] for line in lines if line.startswith("nameserver ")][:1]
     return []
+
+
+def _short_folder() -> str | None:
+    """None for the usual temporary folder; another where its name leaves no room for a socket's."""
+    return "/tmp" if len(os.path.realpath(tempfile.gettempdir())) > _LONGEST_TEMPORARY_FOLDER else None
 
 
 def _some_files(folder: Path) -> list[Path]:

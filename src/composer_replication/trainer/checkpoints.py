@@ -128,11 +128,11 @@ def check_manifest(checkpoint: Path) -> None:
         files = read_json(manifest)["files"].items()
         wanted = {str(name): (int(entry["size_bytes"]), str(entry["sha256"])) for name, entry in files}
     except (InputError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise _damaged(manifest) from error
+        raise _damaged(manifest, checkpoint) from error
     for name, (size_bytes, sha256) in wanted.items():
         path = checkpoint / name
         if not path.is_file() or path.stat().st_size != size_bytes or _sha256(path) != sha256:
-            raise _damaged(path)
+            raise _damaged(path, checkpoint)
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
@@ -164,10 +164,10 @@ def _sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _damaged(path: Path) -> InputError:
+def _damaged(path: Path, checkpoint: Path) -> InputError:
     return InputError(
         "CR0716",
         "the checkpoint is damaged: this file is not the one that was saved.",
         where=str(path),
-        fix=f"delete the folder of {path.name} and resume; the run goes on from the checkpoint before.",
+        fix=f"delete the folder {checkpoint} and resume; the run goes on from the checkpoint before.",
     )

@@ -33,6 +33,7 @@ def calm_libraries(*, quiet: bool = False) -> Iterator[None]:
         if not sys.warnoptions:
             for category in _CATEGORIES:
                 warnings.simplefilter("ignore", category)
+        import torch  # noqa: F401, I001  # first: the others print a notice where it is missing
         import datasets
         from transformers.utils import logging as transformers_logging
 

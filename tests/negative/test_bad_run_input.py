@@ -1,0 +1,248 @@
+"""Bad models, settings, rewards and checkpoints through ``train`` and ``eval``."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from composer_replication.run_folder import RunFolder
+
+Command = Callable[..., Any]
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders of tiny models, each with one thing wrong; to ``good`` only a chat template is missing."""
+    from transformers import BertConfig, BertLMHeadModel, T5Config
+
+    from composer_replication.trainer.model_loading import make_tiny_model
+
+    root = tmp_path_factory.mktemp("models")
+    model, tokenizer = make_tiny_model(0)
+    for name in ("good", "no-weights", "no-tokenizer", "torn-weights", "bert", "t5", "empty"):
+        (root / name).mkdir()
+        if name in ("good", "no-tokenizer", "torn-weights"):
+            model.save_pretrained(root / name)
+        if name not in ("no-tokenizer", "empty"):
+            tokenizer.save_pretrained(root / name)
+    model.config.save_pretrained(root / "no-weights")
+    weights = root / "torn-weights" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:5000])
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    BertLMHeadModel(BertConfig(vocab_size=258, **sizes)).save_pretrained(root / "bert")
+    T5Config(d_model=16, num_layers=1, num_heads=2, d_ff=16).save_pretrained(root / "t5")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "words"),
+    [
+        ("absent", "CR0701", "there is no folder"),
+        ("empty", "CR0701", "the model cannot be loaded"),
+        ("no-weights", "CR0701", "the weights of the model cannot be loaded"),
+        ("torn-weights", "CR0701", "the weights of the model cannot be loaded"),
+        ("no-tokenizer", "CR0701", "the model's tokenizer cannot be loaded"),
+        ("bert", "CR0702", "a bert model is not a causal language model"),
+        ("t5", "CR0702", "a t5 model is not a causal language model"),
+        ("good", "CR0703", "no chat template"),
+    ],
+)
+def test_a_model_that_cannot_be_used(
+    command: Command, store: Path, models: Path, name: str, code: str, words: str
+) -> None:
+    answer = command("eval", models / name, "--tasks", store, "--prompt-style", "chat")
+    assert (answer.exit_code, answer.error["code"]) == (4, code)
+    assert words in answer.error["message"]
+    assert name in answer.error["where"]
+
+
+def test_the_model_made_on_the_spot_has_no_chat_template_either(command: Command, store: Path) -> None:
+    answer = command("eval", "tiny-random", "--tasks", store, "--prompt-style", "chat")
+    assert (answer.exit_code, answer.error["code"]) == (4, "CR0703")
+
+
+def test_a_run_without_a_checkpoint_is_not_evaluated(command: Command, store: Path, recipe: Path) -> None:
+    answer = command("eval", recipe.parent, "--tasks", store)
+    assert (answer.exit_code, answer.error["code"]) == (4, "CR0706")
+
+
+@pytest.mark.parametrize(
+    ("settings", "where", "words"),
+    [
+        (("trl.max_stepz=1",), "trl.max_stepz", "the nearest known key is trl.max_steps"),
+        (("trl.output_dir=x",), "trl.output_dir", "set by the run itself"),
+        (("trl.max_steps=two",), "trl.max_steps", "'two': it must be a valid integer"),
+        (("trl.learning_rate=-1",), "trl.learning_rate", "at least 0"),
+        (("trl.temperature=0",), "trl.temperature", "above 0"),
+        (("trl.top_p=1.5",), "trl.top_p", "at most 1"),
+        (("trl.loss_type=gropo",), "trl.loss_type", "must be one of grpo"),
+        (("trl.num_generations=0",), "trl.num_generations", "at least 2"),
+        (("trl.per_device_train_batch_size=3",), "[trl]", "must be divisible by num_generations"),
+        (("trl.optim=foo",), "[trl]", "foo is not a valid OptimizerNames"),
+    ],
+)
+def test_values_that_trl_refuses_begin_no_run(
+    command: Command, recipe: Path, settings: tuple[str, ...], where: str, words: str
+) -> None:
+    flags = [part for setting in settings for part in ("--set", setting)]
+    answer = command("train", recipe, "--out", recipe.parent / "run", *flags)
+    assert (answer.exit_code, answer.error["code"], answer.error["where"]) == (2, "CR0211", where)
+    assert words in answer.error["message"]
+    assert not (recipe.parent / "run").exists()
+
+
+def test_values_that_only_the_trainer_can_refuse(command: Command, recipe: Path) -> None:
+    run = recipe.parent / "run"
+    for setting, code in (
+        ("trl.reward_weights=[1.0, 2.0]", "CR0211"),
+        ("trl.per_device_train_batch_size=64", "CR0720"),
+    ):
+        answer = command("train", recipe, "--out", run, "--set", setting, "--resume")
+        assert (answer.exit_code, answer.error["code"]) == (2, code), answer.err
+    # Nothing was trained yet, so the corrected recipe takes the folder over.
+    answer = command("train", recipe, "--out", run, "--resume", fails=False)
+    assert (answer.exit_code, json.loads(answer.out)["global_step"]) == (0, 1)
+    assert answer.err == ""
+
+
+REWARDS = """
+def raises(text, answer, score):
+    return 1 / 0
+def is_nan(text, answer, score):
+    return float("nan")
+def is_text(text, answer, score):
+    return "0.5"
+def is_none(text, answer, score):
+    return None
+def fills_the_disk(text, answer, score):
+    import resource
+    resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    return 0.5
+"""
+
+
+@pytest.fixture
+def rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A module of reward functions that a person might write."""
+    (tmp_path / "my_rewards.py").write_text(REWARDS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_rewards", raising=False)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield tmp_path / "my_rewards.py"
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.parametrize(
+    ("function", "words", "where"),
+    [
+        ("raises", "raised ZeroDivisionError: division by zero", "my_rewards.py:3"),
+        ("is_nan", "returned nan, which is not a finite number", "reward.function"),
+        ("is_text", "returned '0.5', which is not a finite number", "reward.function"),
+        ("is_none", "returned None, which is not a finite number", "reward.function"),
+    ],
+)
+def test_a_reward_that_fails_is_the_users(
+    command: Command, recipe: Path, rewards: Path, function: str, words: str, where: str
+) -> None:
+    setting = f"reward.function=my_rewards:{function}"
+    answer = command("train", recipe, "--out", recipe.parent / "run", "--set", setting)
+    assert (answer.exit_code, answer.error["code"]) == (2, "CR0214")
+    assert answer.error["message"] == f"the reward function my_rewards:{function} {words}."
+    assert answer.error["where"].endswith(where)
+
+
+def test_a_full_disk_in_training_is_resumable(command: Command, recipe: Path, rewards: Path) -> None:
+    run = recipe.parent / "run"
+    setting = ("--set", "reward.function=my_rewards:fills_the_disk")
+    answer = command("train", recipe, "--out", run, *setting)
+    assert (answer.exit_code, answer.error["code"]) == (3, "CR0104")
+    assert "--resume" in answer.error["fix"]
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    rewards.write_text(REWARDS.replace("150_000", str(2**40)))
+    sys.modules.pop("my_rewards")
+    answer = command("train", recipe, "--out", run, *setting, "--resume", fails=False)
+    assert (answer.exit_code, json.loads(answer.out)["global_step"]) == (0, 1), answer.err
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, store: Path) -> Path:
+    """A run of two steps with two checkpoints; beside it its recipe."""
+    from composer_replication.cli.main import main
+
+    root = tmp_path_factory.mktemp("finished")
+    text = f'[model]\nname = "tiny-random"\n[tasks]\nstore = "{store}"\n'
+    text += '[reward]\nfunction = "composer_replication.rollouts.rewards:easy_token_share"\n'
+    text += "[trainer]\ncheckpoint_every = 1\n[trl]\nmax_steps = 2\nper_device_train_batch_size = 2\n"
+    (root / "run.toml").write_text(f"{text}num_generations = 2\nmax_completion_length = 4\nbeta = 0.0\n")
+    assert main(["train", str(root / "run.toml"), "--out", str(root / "run"), "--quiet"]) == 0
+    return root
+
+
+@pytest.fixture
+def stopped(finished: Path, tmp_path: Path) -> Path:
+    """A copy of that run as if it had been killed before its end."""
+    shutil.copytree(finished, tmp_path / "copy")
+    (tmp_path / "copy" / "run" / "summary.json").unlink()
+    return tmp_path / "copy"
+
+
+def resume(command: Command, root: Path, *more: str, fails: bool = True) -> Any:
+    return command("train", root / "run.toml", "--out", root / "run", "--resume", *more, fails=fails)
+
+
+def test_a_finished_run_is_neither_repeated_nor_overwritten(command: Command, finished: Path) -> None:
+    answer = command("train", finished / "run.toml", "--out", finished / "run")
+    assert (answer.exit_code, answer.error["code"]) == (2, "CR0207")
+    assert (
+        f"composer-rl train {finished / 'run.toml'} --out {finished / 'run'} --resume" in answer.error["fix"]
+    )
+    answer = resume(command, finished, fails=False)
+    assert (answer.exit_code, json.loads(answer.out)["global_step"]) == (0, 2)
+
+
+def test_a_run_is_not_resumed_with_another_recipe(command: Command, stopped: Path) -> None:
+    answer = resume(command, stopped, "--set", "trl.learning_rate=0.5")
+    assert (answer.exit_code, answer.error["code"]) == (2, "CR0208")
+    assert "trl.learning_rate is 0.5 now and was not set" in answer.error["message"]
+    (stopped / "run" / "run.toml").write_text("[torn")
+    answer = resume(command, stopped)
+    assert (answer.exit_code, answer.error["code"]) == (2, "CR0208")
+
+
+def test_a_second_run_in_one_folder(command: Command, stopped: Path) -> None:
+    with RunFolder(stopped / "run").locked():
+        answer = resume(command, stopped)
+    assert (answer.exit_code, answer.error["code"]) == (2, "CR0203")
+
+
+def test_a_damaged_checkpoint_is_not_trained_on(command: Command, stopped: Path) -> None:
+    weights = stopped / "run" / "checkpoints" / "checkpoint-2" / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(bytes(data))
+    for answer in (resume(command, stopped), command("eval", stopped / "run", "--tasks", store_of(stopped))):
+        assert (answer.exit_code, answer.error["code"]) == (4, "CR0716")
+        assert answer.error["where"] == str(weights)
+        assert str(weights.parent) in answer.error["fix"]
+
+
+def test_a_half_written_checkpoint_is_passed_over(command: Command, stopped: Path) -> None:
+    wanted = json.loads((stopped / "run" / "checkpoints" / "checkpoint-2" / "MANIFEST.json").read_text())
+    (stopped / "run" / "checkpoints" / "checkpoint-2" / "MANIFEST.json").unlink()
+    answer = resume(command, stopped, fails=False)
+    assert (answer.exit_code, json.loads(answer.out)["global_step"]) == (0, 2), answer.err
+    again = json.loads((stopped / "run" / "checkpoints" / "checkpoint-2" / "MANIFEST.json").read_text())
+    assert again["files"]["model.safetensors"] == wanted["files"]["model.safetensors"]
+
+
+def store_of(root: Path) -> str:
+    line = next(row for row in (root / "run.toml").read_text().splitlines() if row.startswith("store"))
+    return line.split('"')[1]

@@ -1,0 +1,35 @@
+"""The progress bar of the command line."""
+
+from __future__ import annotations
+
+import pytest
+
+from composer_replication.cli.progress_bar import progress_bar
+
+
+def test_it_shows_counts_rate_and_what_is_done(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress_bar(quiet=False) as report:
+        assert report is not None
+        report(0, 2, "repositories")
+        report(2, 2, "repositories")
+        report(0, 5, "candidates")
+        report(5, 5, "candidates")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "repositories:   0%" in err
+    assert "candidates: 100%" in err
+    assert "5/5" in err
+    assert "step/s" in err
+    assert err.endswith("\n")
+
+
+def test_work_that_fails_at_once_shows_no_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match="at once"), progress_bar(quiet=False):
+        raise ValueError("at once")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_quiet_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress_bar(quiet=True) as report:
+        assert report is None
+    assert capsys.readouterr() == ("", "")

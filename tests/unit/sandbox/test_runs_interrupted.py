@@ -1,0 +1,37 @@
+"""An interruption ends runs in other threads, as a failure of the sandbox and never as a result."""
+
+from __future__ import annotations
+
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from composer_replication.errors import SandboxFailure
+from composer_replication.records import SandboxSpec
+from composer_replication.sandbox import open_sandbox, runs_interrupted
+from composer_replication.sandbox.process_tree import descendants
+
+
+def test_a_run_in_another_thread_is_killed(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+
+    def run(seconds: str) -> int:
+        with open_sandbox(SandboxSpec(tree)) as sandbox:
+            return sandbox.exec(
+                ["/bin/sh", "-c", f"touch started; sleep {seconds}"], timeout_seconds=100
+            ).exit_code
+
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(run, "90")
+        while not (tree / "started").exists() and not future.done():
+            time.sleep(0.02)
+        jailed = descendants(os.getpid())
+        with runs_interrupted(), pytest.raises(SandboxFailure, match="interrupted"):
+            future.result(timeout=60)
+        assert jailed
+        assert not set(jailed) & set(descendants(os.getpid()))
+        assert pool.submit(run, "0").result(timeout=60) == 0

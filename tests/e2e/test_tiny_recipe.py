@@ -16,6 +16,11 @@ import pytest
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "tiny-cpu" / "run.toml"
 STEPS = 4
+# A shell that runs the tests in the background has its children ignore Ctrl-C.
+LISTENING = (
+    "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "from composer_replication.cli.main import main; sys.exit(main())"
+)
 
 
 def command(out: Path, *extra: str) -> list[str]:
@@ -27,7 +32,7 @@ def command(out: Path, *extra: str) -> list[str]:
     }
     flags = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
     return [
-        *(sys.executable, "-m", "composer_replication.cli.main", "train", str(RECIPE), "--out", str(out)),
+        *(sys.executable, "-c", LISTENING, "train", str(RECIPE), "--out", str(out)),
         *flags,
         *extra,
         "--json",

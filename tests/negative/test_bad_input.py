@@ -90,7 +90,7 @@ def test_no_valid_candidate_says_why_and_how_often(
     ("setting", "code", "words"),
     [
         ("modle.name=x", "CR0204", "the nearest known key is model"),
-        ("model.nam=x", "CR0204", "the nearest known key is model.name"),
+        ("model.nmae_=x", "CR0204", "the nearest known key is model.name"),
         ("guard.ema_alhpa=0.5", "CR0204", "the nearest known key is guard.ema_alpha"),
         ("seed=abc", "CR0204", "seed: Input should be a valid integer"),
         ("trainer.checkpoint_every=true", "CR0204", "should be a valid integer"),

@@ -79,6 +79,8 @@ def test_a_run_without_a_checkpoint_is_not_evaluated(command: Command, store: Pa
         (("trl.max_stepz=1",), "trl.max_stepz", "the nearest known key is trl.max_steps"),
         (("trl.output_dir=x",), "trl.output_dir", "set by the run itself"),
         (("trl.max_steps=two",), "trl.max_steps", "'two': it must be a valid integer"),
+        (("trl.max_steps=0",), "trl.max_steps", "at least 1"),
+        (("trl.num_train_epochs=0", "trl.max_steps=-1"), "trl.num_train_epochs", "above 0"),
         (("trl.learning_rate=-1",), "trl.learning_rate", "at least 0"),
         (("trl.temperature=0",), "trl.temperature", "above 0"),
         (("trl.top_p=1.5",), "trl.top_p", "at most 1"),
@@ -102,6 +104,7 @@ def test_values_that_only_the_trainer_can_refuse(command: Command, recipe: Path)
     run = recipe.parent / "run"
     for setting, code in (
         ("trl.reward_weights=[1.0, 2.0]", "CR0211"),
+        ("model.lora.target_modules=['nope']", "CR0211"),
         ("trl.per_device_train_batch_size=64", "CR0720"),
     ):
         answer = command("train", recipe, "--out", run, "--set", setting, "--resume")

@@ -35,7 +35,21 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
+    """Run the shipped recipe; errors as ``run_recipe``.
+
+    Raises:
+        UsageError: fewer than one step (CR0206).
+    """
     from composer_replication.cli.shipped_recipes import shipped_recipe
+    from composer_replication.errors import UsageError
+
+    if args.steps is not None and args.steps < 1:
+        raise UsageError(
+            "CR0206",
+            f"--steps {args.steps} is below 1.",
+            where="composer-rl quickstart",
+            fix="composer-rl quickstart --steps 10",
+        )
     from composer_replication.cli.training_run import run_recipe
 
     overrides: dict[str, Any] = {}

@@ -156,7 +156,7 @@ def _open_parts(
         prompt_style=config.rollouts.prompt_style,
         folder=folder.rollouts,
     )
-    with refusals():
+    with refusals("[trl], [model.lora]"):
         trainer = ComposerReplicationTrainer(
             model=model,
             processing_class=tokenizer,

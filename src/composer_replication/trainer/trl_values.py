@@ -27,7 +27,7 @@ _AT_LEAST = {
     "warmup_steps": 0,
     "weight_decay": 0,
 }
-_ABOVE = {"temperature": 0, "top_p": 0}
+_ABOVE = {"num_train_epochs": 0, "temperature": 0, "top_p": 0}
 _AT_MOST = {"top_p": 1, "min_p": 1}
 _ALSO_TAKEN: dict[str, Any] = {"scale_rewards": str | bool}
 """Where TRL takes more than it declares."""
@@ -50,18 +50,21 @@ def refuse_bad_values(table: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def refusals() -> Iterator[None]:
-    """Inside, what TRL or transformers raise about their settings is an error of the recipe.
+def refusals(where: str = "[trl]") -> Iterator[None]:
+    """Inside, what TRL, transformers or peft raise about their settings is an error of the recipe.
+
+    Args:
+        where: the tables that they may speak of.
 
     Raises:
-        UsageError: they refuse the ``[trl]`` table (CR0211), or as raised inside.
+        UsageError: they refuse a setting (CR0211), or as raised inside.
     """
     try:
         yield
     except ComposerError:
         raise
     except (ArithmeticError, ImportError, TypeError, ValueError) as error:
-        raise refused(f"TRL refuses the [trl] table: {error}") from error
+        raise refused(f"the training libraries refuse {where}: {error}", where=where) from error
 
 
 def refused(sentence: str, *, where: str = "[trl]") -> UsageError:
@@ -71,7 +74,7 @@ def refused(sentence: str, *, where: str = "[trl]") -> UsageError:
         f"{sentence.strip().rstrip('.')[:400]}.",
         where=where,
         fix=f"correct it in the recipe, or type --set {where}=VALUE."
-        if "." in where
+        if where.startswith("trl.")
         else "correct these keys in the recipe, or type --set trl.KEY=VALUE.",
     )
 
@@ -90,6 +93,8 @@ def _type_problem(kind: Any, value: Any) -> str:
 def _range_problem(key: str, value: Any) -> str:
     if key == "loss_type" and value not in _LOSS_TYPES:
         return f"it must be one of {', '.join(_LOSS_TYPES)}"
+    if key == "max_steps" and not (value == -1 or value >= 1):
+        return "it must be at least 1, or -1 for num_train_epochs to count"
     if not isinstance(value, int | float):
         return ""
     if key in _AT_LEAST and not value >= _AT_LEAST[key]:

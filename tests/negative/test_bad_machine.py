@@ -1,0 +1,215 @@
+"""A damaged cache and a poor machine through the command line: packages, sandbox, disk, rights, readers."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+
+from composer_replication.cli.machine_troubles import how_to_go_on, machine_error
+from composer_replication.errors import InputError
+from composer_replication.tasks.cache import cache_folder
+from composer_replication.tasks.lock import INSTALLER, resolve
+from composer_replication.tasks.store import TaskStore
+
+Command = Callable[..., Any]
+TINY = Path(__file__).parents[2] / "recipes" / "tiny-cpu" / "project"
+
+
+def flip_a_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+
+
+# --- the cache -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of its own that shares wheels and environments, which these tests do not change."""
+    shared, cache = cache_folder(), tmp_path / "cache"
+    resolve([], "the tests")  # the shared one has them now
+    cache.mkdir()
+    for name in ("wheels", "environments"):
+        (shared / name).mkdir(exist_ok=True)
+        (cache / name).symlink_to(shared / name)
+    monkeypatch.setenv("COMPOSER_RL_CACHE", str(cache))
+    return cache
+
+
+OLDER_FORMAT = json.dumps({"python": "3.11", "wheels": [["pytest", "1", "pytest-1-py3-none-any.whl", "00"]]})
+
+
+@pytest.mark.parametrize("text", [OLDER_FORMAT, "{", "[]", '{"wheels": 3}', "\x00"])
+def test_an_answer_of_an_older_format_in_the_cache_is_asked_again(
+    private_cache: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")  # the wheels of the cache are enough
+    wanted = [Requirement("{}=={}".format(*INSTALLER))]
+    lock = resolve(wanted, "the tests")
+    answers = list((private_cache / "resolutions").iterdir())
+    assert len(answers) == 1
+    answers[0].write_text(text)
+    assert resolve(wanted, "the tests") == lock
+    assert json.loads(answers[0].read_text()) == json.loads(json.dumps(lock.to_json()))
+
+
+def test_a_damaged_store_in_the_cache_is_built_again(
+    command: Command, private_cache: Path, recipe: Path, store: Path, tmp_path: Path
+) -> None:
+    pins = json.dumps(["tinymath/text.py::initials"])
+    table = f'source = ["{TINY}"]\nsymbols = {{ "{TINY}" = {pins} }}'
+    text = recipe.read_text().replace(f'store = "{store}"', table)
+    recipe.write_text(text + "[heldout]\n")  # one task cannot be parted: the run ends after the build
+
+    def build() -> Path:
+        answer = command("train", recipe, "--out", tmp_path / "run", "--resume")
+        assert answer.error["code"] in ("CR0503", "CR0604"), answer.err
+        (folder,) = (private_cache / "task-stores").iterdir()
+        TaskStore.open(folder).verify()
+        return folder
+
+    folder = build()
+    fingerprint = TaskStore.open(folder).fingerprint
+    for damage in (
+        lambda: (folder / "manifest.json").write_text("{"),
+        lambda: flip_a_byte(max((folder / "objects").rglob("*"), key=lambda path: path.stat().st_size)),
+        lambda: (folder / "journal.jsonl").write_text('{"an": "older format"}\nno json\n{}\n'),
+    ):
+        damage()
+        assert TaskStore.open(build()).fingerprint == fingerprint
+
+
+# --- the machine -----------------------------------------------------------------------------
+
+
+def without(module: str, *words: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The command in an interpreter that cannot import a module."""
+    code = f"import sys; sys.modules[{module!r}] = None\nfrom composer_replication.cli.main import main\nsys.exit(main())"
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, words), "--json", "--quiet"],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+@pytest.mark.parametrize("module", ["torch", "trl", "datasets"])
+def test_training_without_its_packages(recipe: Path, tmp_path: Path, module: str) -> None:
+    done = without(module, "train", recipe, "--out", tmp_path / "run")
+    error = json.loads(done.stdout)["error"]
+    assert (done.returncode, error["code"]) == (3, "CR0101"), done.stderr
+    assert error["message"] == f"training needs {module}, which is not installed."
+    assert error["fix"] == "pip install 'composer-replication[train]'"
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_evaluating_without_torch(store: Path) -> None:
+    done = without("torch", "eval", "tiny-random", "--tasks", store)
+    assert (done.returncode, json.loads(done.stdout)["error"]["code"]) == (3, "CR0101"), done.stderr
+
+
+def test_no_sandbox_at_all(recipe: Path, tmp_path: Path) -> None:
+    for words in (("tasks", "build", TINY), ("train", recipe)):
+        done = without("sandlock", *words, "--out", tmp_path / "out", PATH=str(tmp_path))
+        error = json.loads(done.stdout)["error"]
+        assert (done.returncode, error["code"]) == (3, "CR0301"), done.stderr
+        assert "bubblewrap" in error["fix"]
+        assert "sandlock" in error["fix"]
+        assert not (tmp_path / "out").exists()
+
+
+def test_a_reader_that_has_gone(store: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "composer_replication.cli.main", "tasks", "show", str(store)],
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_full_disk_while_tasks_are_built(store: Path, tmp_path: Path) -> None:
+    words = ["tasks", "build", str(TINY), "--out", str(tmp_path / "out"), "--quiet", "--json"]
+    words += [f"--symbol={pin}" for pin in ("tinymath/numbers.py::clamp", "tinymath/text.py::initials")]
+
+    def build(most_bytes: int) -> subprocess.CompletedProcess[str]:
+        limit = f"import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, ({most_bytes}, -1))\n"
+        code = f"{limit}from composer_replication.cli.main import main\nimport sys\nsys.exit(main())"
+        return subprocess.run(
+            [sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=110, check=False
+        )
+
+    done = build(100_000)  # less than a wheel takes
+    error = json.loads(done.stdout)["error"]
+    assert (done.returncode, error["code"]) == (3, "CR0104"), done.stderr
+    assert error["fix"] == "free some space; then the same command goes on where it stopped."
+    assert error["where"]
+    assert build(-1).returncode == 0
+    assert TaskStore.open(tmp_path / "out").fingerprint == TaskStore.open(store).fingerprint
+
+
+def test_a_long_name_of_the_temporary_folder(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / ("long" * 30)  # a socket could not lie in it
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    answer = command("sandbox", "selftest", fails=False)
+    assert (answer.exit_code, json.loads(answer.out)["ok"]) == (0, True), answer.out
+    assert list(folder.iterdir()) == []
+
+
+def test_troubles_of_the_machine_are_told_from_bugs() -> None:
+    full = OSError(errno.ENOSPC, "No space left on device", "/run/model")
+    found = machine_error(full, ["train", "r.toml", "--out", "run"])
+    assert found is not None
+    assert (found.code, found.exit_code, found.where) == ("CR0104", 3, "/run/model")
+    assert "composer-rl train r.toml --out run --resume" in found.fix
+    library = RuntimeError("I/O error: No space left on device (os error 28)")
+    taken_for_another = InputError("CR0701", "the model cannot be loaded.")
+    taken_for_another.__cause__ = library
+    for error in (library, taken_for_another):
+        found = machine_error(error, [])
+        assert found is not None
+        assert found.code == "CR0104"
+    found = machine_error(PermissionError(errno.EACCES, "Permission denied", "/cache"), [])
+    assert found is not None
+    assert (found.code, found.exit_code, found.where) == ("CR0105", 3, "/cache")
+    assert machine_error(FileNotFoundError(errno.ENOENT, "No such file", "/x"), []) is None
+    assert machine_error(InputError("CR0401", "no space in this line."), []) is None
+
+
+def test_how_to_go_on_depends_on_the_verb() -> None:
+    assert how_to_go_on(["train", "r.toml"]).startswith("composer-rl train r.toml --resume goes on")
+    assert how_to_go_on(["train", "r.toml", "--resume"]).count("--resume") == 1
+    for words in (["tasks", "build", "x", "--out", "y"], ["quickstart", "--quiet"]):
+        assert how_to_go_on(words) == "the same command goes on where it stopped."
+    assert how_to_go_on(["doctor"]) == "type the same command again."
+
+
+def test_a_cache_that_may_not_be_written(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMPOSER_RL_CACHE", "/sys/composer-rl")  # not even root makes folders there
+    answer = command("tasks", "build", TINY, "--out", tmp_path / "out")
+    assert (answer.exit_code, answer.error["code"]) == (3, "CR0105")
+    assert answer.error["where"] == "/sys/composer-rl"

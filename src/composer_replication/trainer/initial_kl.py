@@ -59,21 +59,22 @@ def _adapter_reason(model: Any, configs: dict[str, Any]) -> str:
     return ""
 
 
-def k3_sum(
+def log_ratio_sum(
     policy_logp_BT: torch.Tensor, initial_logp_BT: torch.Tensor, mask_BT: torch.Tensor
 ) -> tuple[float, float]:
-    """Sum of the k3 estimate over unmasked tokens, nats, and the number of tokens.
+    """Sum of policy_logp - initial_logp over unmasked tokens, nats, and the number of tokens.
 
-    k3 = exp(r) - 1 - r with r = initial_logp - policy_logp: non-negative, and for tokens
-    drawn from the policy an unbiased estimate of KL(policy || initial). In float64, where
-    exp(r) - 1 - r keeps its digits for small r. Shapes: B rollouts, T completion tokens.
+    The k1 estimate: for tokens drawn from the policy its mean is KL(policy || initial),
+    unbiased; a small sample can come out below zero. k3, which cannot, has exp(initial_logp -
+    policy_logp) in it: one token that the policy hardly ever writes and the initial model
+    likes outweighs a whole batch, and a kill switch that reads it halts honest runs. Summed in
+    float64. Shapes: B rollouts, T completion tokens.
 
     Tokens that an older policy drew (several updates on one generation) bias the estimate
     slightly. Reference: Schulman, Approximating KL Divergence (2020).
     """
-    mask = mask_BT.bool()
-    difference = (initial_logp_BT.double() - policy_logp_BT.double())[mask]
-    return float((torch.expm1(difference) - difference).sum()), float(mask.sum())
+    difference = (policy_logp_BT.double() - initial_logp_BT.double())[mask_BT.bool()]
+    return float(difference.sum()), float(difference.numel())
 
 
 class InitialKl:
@@ -108,7 +109,7 @@ class InitialKl:
         return self.kl_path_off_reason
 
     def _sample_initial_kl(self, inputs: Any) -> tuple[float, float] | None:
-        """Sum of k3 over this micro-batch's tokens and their number: one forward with the adapter off."""
+        """Sum of k1 over this micro-batch's tokens and their number: one forward with the adapter off."""
         policy_logps, self._newest_logps = self._newest_logps, None
         if policy_logps is None:
             return None
@@ -119,4 +120,4 @@ class InitialKl:
             initial_logps, _, _ = self._get_per_token_logps_and_entropies(
                 self.model, input_ids, attention_mask, inputs["completion_ids"].size(1)
             )
-        return k3_sum(policy_logps, initial_logps, mask)
+        return log_ratio_sum(policy_logps, initial_logps, mask)

@@ -59,7 +59,7 @@ class Started:
             time.sleep(0.05)
 
     def has_jail(self) -> bool:
-        return any(self.temporary.glob("composer-rl-*/tree")) and bool(descendants(self.process.pid))
+        return any(self.temporary.glob("composer-rl-*/*/tree")) and bool(descendants(self.process.pid))
 
     def end(self, number: signal.Signals) -> str:
         """Send the signal; check what must hold after any interruption. Gives standard error."""
@@ -111,7 +111,7 @@ def test_an_interrupted_build_goes_on_to_the_same_tasks(
 ) -> None:
     words = ("tasks", "build", TINY, "--out", tmp_path / "out", *(f"--symbol={pin}" for pin in PINS))
     build = start(*words)
-    build.wait_for(lambda: bool(list(build.temporary.glob("composer-rl-gate-*/tree"))))
+    build.wait_for(lambda: bool(list(build.temporary.glob("composer-rl-*/gate-*/tree"))))
     build.end(signal.SIGINT)
     (tmp_path / "temporary").rmdir()
     again = start(*words)

@@ -24,6 +24,7 @@ from composer_replication.run_folder import RunFolder, write_json
 from composer_replication.safety import HeldOutGuard, HeldoutSplit
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.cache import cache_folder, cache_lock
+from composer_replication.tasks.sources import open_source
 from composer_replication.tasks.store import TaskStore
 
 _DAMAGED_STORE = "CR0411"
@@ -287,16 +288,11 @@ def _resolve_source(source: str, recipe_folder: Path) -> str:
 
 
 def _tasks_key(config: RunConfig, sources: Sequence[str]) -> str:
-    """Names the cached store by the tasks table and the bytes of every local source."""
+    """Names the cached store by the tasks table and by what a task could hold of every local source."""
     digest = hashlib.sha256(config.tasks.model_dump_json().encode())
     for source in sources:
-        root = Path(source)
-        if source.startswith("sdist:"):
-            continue
-        files = [root] if root.is_file() else sorted(p for p in root.rglob("*.*") if p.is_file())
-        for file in files:
-            if "__pycache__" not in file.parts:
-                digest.update(str(file.relative_to(root.parent)).encode() + b"\0" + file.read_bytes())
+        if not source.startswith("sdist:"):
+            digest.update(open_source(source).sha256.encode())
     return digest.hexdigest()[:16]
 
 

@@ -87,9 +87,10 @@ def _execute(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 
     from composer_replication.records import SandboxSpec
     from composer_replication.sandbox import choose_backend, open_sandbox
+    from composer_replication.sandbox.process_folder import process_folder
 
     backend = choose_backend(args.backend)
-    with TemporaryDirectory(prefix="composer-rl-exec-", ignore_cleanup_errors=True) as folder:
+    with TemporaryDirectory(dir=process_folder(), ignore_cleanup_errors=True) as folder:
         tree = Path(folder) / "tree"
         _copy(args.tree, tree)
         with open_sandbox(SandboxSpec(tree), backend) as sandbox:

@@ -14,6 +14,7 @@ from typing import Literal
 from composer_replication.errors import SandboxFailure
 from composer_replication.records import Limits, Score, Task
 from composer_replication.sandbox import choose_backend, require_selftest, runs_interrupted
+from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.deletion import fill
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.test_run import run_tests
@@ -117,7 +118,7 @@ class Grader:
     def _run(self, request: GradeRequest) -> Score:
         task = request.task
         node_ids = task.tests.visible if request.tests == "visible" else task.tests.hidden
-        with tempfile.TemporaryDirectory(prefix="composer-rl-grade-") as folder:
+        with tempfile.TemporaryDirectory(prefix="grade-", dir=process_folder()) as folder:
             tree = Path(folder) / "tree"
             self.store.write_tree(task, tree, view=request.tests)
             answered = fill(self.store.broken_text(task), task.hole, request.answer)

@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from composer_replication.sandbox.process_folder import process_folder
+
 _BLOCK_BYTES = 4096
 _SUBFOLDERS = ("home", "tmp")
 _FRESH = ("tmp", "shm")
@@ -30,7 +32,7 @@ class Scratch:
     """A private folder of one sandbox: ``home``, ``tmp``, and read-only files of ours."""
 
     def __init__(self) -> None:
-        self.root = Path(tempfile.mkdtemp(prefix="composer-rl-sandbox-")).resolve()
+        self.root = Path(tempfile.mkdtemp(prefix="sandbox-", dir=process_folder()))
         self.home, self.tmp = (self.root / name for name in _SUBFOLDERS)
         for folder in self.writable:
             folder.mkdir(mode=0o700)

@@ -14,6 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from composer_replication.sandbox.process_folder import BAIT_PREFIX, hold
+
 _SOME = 3
 _HEAD_BYTES = 1 << 16
 _LONGEST_TEMPORARY_FOLDER = 60  # a socket's whole path may take 107 bytes
@@ -24,7 +26,8 @@ class Bait:
 
     def __init__(self) -> None:
         self.word = f"secret-{secrets.token_hex(12)}"
-        self.root = Path(tempfile.mkdtemp(prefix="composer-rl-bait-", dir=_short_folder())).resolve()
+        self.root = Path(tempfile.mkdtemp(prefix=BAIT_PREFIX, dir=_short_folder())).resolve()
+        self._held = hold(self.root)
         self.secret = self._file("outside/secret.txt")
         self.shown = self.root / "shown"
         self.neighbour = self._file("shown/inner/neighbour.txt")
@@ -64,6 +67,7 @@ class Bait:
         for listener in self._sockets:
             listener.close()
         shutil.rmtree(self.root, ignore_errors=True)
+        os.close(self._held)
 
     def _file(self, name: str) -> Path:
         path = self.root / name

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from composer_replication.records import Hole
+from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.deletion import STUB_EXPRESSIONS, Deletion, fill, stub_answer
 from composer_replication.tasks.environment import Environment
 from composer_replication.tasks.leaks import find_copy
@@ -57,7 +58,7 @@ class Bench:
         *,
         stop_at_first_failure: bool = False,
     ) -> TestReport:
-        with tempfile.TemporaryDirectory(prefix="composer-rl-gate-") as folder:
+        with tempfile.TemporaryDirectory(prefix="gate-", dir=process_folder()) as folder:
             tree = Path(folder) / "tree"
             write_files(tree, files)
             return run_tests(

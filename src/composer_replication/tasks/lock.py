@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from composer_replication.errors import InputError
+from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.cache import cache_folder, cache_lock, put_file, sha256_of, sha256_of_file
 from composer_replication.tasks.index import fetch_wheel, pip_command
 
@@ -168,7 +169,7 @@ def _toolchain_satisfies(requirement: Requirement) -> bool:
 
 def _download(wanted: Sequence[str], repository: str) -> list[LockedWheel]:
     """Let pip resolve and fetch; no PATH, so that no version control program can be started."""
-    with tempfile.TemporaryDirectory(prefix="composer-rl-wheels-") as folder:
+    with tempfile.TemporaryDirectory(prefix="wheels-", dir=process_folder()) as folder:
         constraints = Path(folder) / "constraints.txt"
         constraints.write_text("".join(f"{name}=={version}\n" for name, version in TOOLCHAIN.items()))
         known = {path.parent for path in (cache_folder() / "wheels").glob("*/*.whl")}

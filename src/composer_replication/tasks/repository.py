@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from packaging.utils import canonicalize_name
 
+from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.cache import sha256_of
 from composer_replication.tasks.deletion import Deletion, find_deletions
 from composer_replication.tasks.environment import Environment, open_environment
@@ -146,7 +147,7 @@ def _deletions(source: RepositorySource) -> tuple[Deletion, ...]:
 def _run_suite(
     source: RepositorySource, environment: Environment, backend: str | None, *, map_calls: bool
 ) -> TestReport:
-    with tempfile.TemporaryDirectory(prefix="composer-rl-baseline-") as folder:
+    with tempfile.TemporaryDirectory(prefix="baseline-", dir=process_folder()) as folder:
         tree = Path(folder) / "tree"
         write_files(tree, source.files)
         report = run_tests(

@@ -72,7 +72,11 @@ class HeldoutSection(Section):
 
     ``repositories`` names the repositories (without version) whose tasks are held out;
     empty: ``fraction`` of the tasks, grouped by repository where there are several.
-    ``every`` guard folds share one evaluation: at the others it is not due.
+    ``every`` guard folds share one evaluation: at the others it is not due. Each draws
+    ``sample_size`` tasks afresh (0: all), and ``num_canaries`` tasks that cannot be solved
+    honestly. ``has_sentinel`` runs the golden code of each drawn task first, so that an outage of
+    the grader is not taken for a fall of the truth. Above ``max_seconds_share`` of the run's time
+    evaluations wait; one longer than ``timeout_seconds`` is missed, and the third in a row halts.
     """
 
     repositories: list[str] = []
@@ -80,6 +84,11 @@ class HeldoutSection(Section):
     seed: int = 0
     every: int = Field(1, ge=1)
     samples_per_task: int = Field(1, ge=1)
+    sample_size: int = Field(0, ge=0)
+    num_canaries: int = Field(0, ge=0)
+    has_sentinel: bool = False
+    max_seconds_share: float | None = Field(None, gt=0.0, lt=1.0)
+    timeout_seconds: float | None = Field(None, gt=0.0)
     before_and_after_samples: int = Field(0, ge=0)
 
 

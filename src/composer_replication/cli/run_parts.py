@@ -18,12 +18,15 @@ from composer_replication.config import RunConfig
 from composer_replication.errors import InputError, NothingToDoError, UsageError
 from composer_replication.records import Limits, Task
 from composer_replication.rollouts.grading import Grader
-from composer_replication.rollouts.heldout_evaluation import HeldoutEvaluator, PolicySampler
+from composer_replication.rollouts.heldout_evaluation import HeldoutEvaluator
+from composer_replication.rollouts.patient_evaluation import PatientEvaluation
+from composer_replication.rollouts.policy_sampler import PolicySampler
 from composer_replication.rollouts.single_turn import build_prompt, refuse_leaking_prompt, shows_golden
 from composer_replication.run_folder import RunFolder, write_json
 from composer_replication.safety import HeldOutGuard, HeldoutSplit
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.cache import cache_folder, cache_lock
+from composer_replication.tasks.canaries import make_canaries
 from composer_replication.tasks.sources import open_source
 from composer_replication.tasks.store import TaskStore
 
@@ -213,18 +216,32 @@ def open_sampler(config: RunConfig, grader: Grader, model: Any, tokenizer: Any) 
     return sampler
 
 
-def open_evaluator(config: RunConfig, sampler: PolicySampler, tasks: RunTasks) -> HeldoutEvaluator | None:
-    """The guard's truth, or None when the recipe holds nothing out."""
-    if config.heldout is None or tasks.split is None:
+def open_evaluator(config: RunConfig, sampler: PolicySampler, tasks: RunTasks) -> PatientEvaluation | None:
+    """The guard's truth, or None when the recipe holds nothing out.
+
+    Raises:
+        UsageError: the pool is smaller than the sample, or gives no canary (CR0452).
+    """
+    section = config.heldout
+    if section is None or tasks.split is None:
         return None
-    return HeldoutEvaluator(
+    canaries, refused = make_canaries(sampler.grader.store, tasks.heldout if section.num_canaries else ())
+    if refused:
+        note(f"canaries: {len(canaries)} made, {len(refused)} held-out tasks cannot be one")
+    evaluator = HeldoutEvaluator(
         sampler,
         tasks.heldout,
         split_fingerprint=tasks.split.fingerprint,
-        seed=config.heldout.seed + config.seed,
-        every=config.heldout.every,
-        samples_per_task=config.heldout.samples_per_task,
+        seed=section.seed + config.seed,
+        every=section.every,
+        samples_per_task=section.samples_per_task,
+        sample_size=section.sample_size,
+        canaries=canaries,
+        num_canaries=section.num_canaries,
+        has_sentinel=section.has_sentinel,
+        max_seconds_share=section.max_seconds_share,
     )
+    return PatientEvaluation(evaluator, timeout_seconds=section.timeout_seconds)
 
 
 def make_guard(config: RunConfig) -> HeldOutGuard | None:

@@ -22,8 +22,10 @@ from composer_replication.config import RunConfig, dump_config, load_config
 from composer_replication.errors import CollapseStopError, UsageError
 from composer_replication.records import StopReason, Task
 from composer_replication.report import write_report
-from composer_replication.rollouts.heldout_evaluation import HeldoutEvaluator, PolicySampler, derive_seed
+from composer_replication.rollouts.heldout_evaluation import derive_seed
 from composer_replication.rollouts.pass_rates import summarise
+from composer_replication.rollouts.patient_evaluation import PatientEvaluation
+from composer_replication.rollouts.policy_sampler import PolicySampler
 from composer_replication.rollouts.reward_function import FeatureDeletionReward
 from composer_replication.rollouts.rewards import load_reward_rule
 from composer_replication.rollouts.single_turn import is_finished
@@ -43,7 +45,7 @@ class _Parts:
     store: TaskStore
     tasks: RunTasks
     sampler: PolicySampler
-    evaluator: HeldoutEvaluator | None
+    evaluator: PatientEvaluation | None
     trainer: Any
     quiet: bool
 
@@ -254,6 +256,7 @@ def _summary(
         "heldout_last": scores[-1] if scores else None,
         "verdict": _verdict(parts, verdicts, halted=halted),
         "reason": verdicts[-1]["reason"] if halted and verdicts else "",
+        "missed_evaluations": parts.evaluator.num_missed if parts.evaluator else 0,
         "stop_reason": str(StopReason.GUARD if halted else StopReason.FINISHED),
         "parameter_sha256": parameter_sha256(parts.trainer.model),
         "before": before,

@@ -15,21 +15,30 @@ from composer_replication.errors import SandboxFailure
 from composer_replication.records import Limits, Score, Task
 from composer_replication.sandbox import choose_backend, require_selftest, runs_interrupted
 from composer_replication.sandbox.process_folder import process_folder
+from composer_replication.tasks.canaries import Canary, canary_files
 from composer_replication.tasks.deletion import fill
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.test_run import run_tests
+from composer_replication.tasks.views import write_files
 
-TestsUsed = Literal["visible", "hidden"]
+TestsUsed = Literal["visible", "hidden", "canary"]
 NUM_INFRASTRUCTURE_TRIES = 2
 
 
 @dataclass(frozen=True, slots=True)
 class GradeRequest:
-    """One answer to one task, to be judged by its visible or its hidden tests."""
+    """One answer to one task, to be judged by its visible, its hidden, or a canary's tests."""
 
     task: Task
     answer: str
     tests: TestsUsed = "visible"
+    canary: Canary | None = None
+
+    @property
+    def node_ids(self) -> tuple[str, ...]:
+        if self.canary is not None:
+            return self.canary.node_ids
+        return self.task.tests.visible if self.tests == "visible" else self.task.tests.hidden
 
 
 class Grader:
@@ -72,29 +81,38 @@ class Grader:
         require_selftest(choose_backend(self.backend))
 
     def grade_many(
-        self, requests: Sequence[GradeRequest], *, on_done: Callable[[int, int], None] | None = None
+        self,
+        requests: Sequence[GradeRequest],
+        *,
+        on_done: Callable[[int, int], None] | None = None,
+        afresh: bool = False,
     ) -> list[Score | None]:
         """Scores in the order of the requests; None where the sandbox failed.
 
         ``on_done`` is told (graded, to be graded) after each answer that had to be run. An
         interruption kills the test runs that are under way; none of them becomes a score.
+        ``afresh`` runs every request, whatever was seen before.
         """
         keys = [_key(request) for request in requests]
-        missing = {key: request for key, request in zip(keys, requests, strict=True) if key not in self._seen}
+        missing = {
+            key: request
+            for key, request in zip(keys, requests, strict=True)
+            if afresh or key not in self._seen
+        }
         fresh: dict[str, Score | None] = {}
         try:
             for key, score in zip(missing, self._pool.map(self._grade, missing.values()), strict=True):
                 fresh[key] = score
                 if on_done is not None:
                     on_done(len(fresh), len(missing))
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, TimeoutError):
             with runs_interrupted():
                 self.close()
             self._pool = self._new_pool()
             raise
         with self._lock:
             self._seen.update({key: score for key, score in fresh.items() if score is not None})
-        return [self._seen.get(key) for key in keys]
+        return [fresh[key] if key in fresh else self._seen[key] for key in keys]
 
     def grade(self, task: Task, answer: str, tests: TestsUsed = "visible") -> Score | None:
         """One answer; None where the sandbox failed."""
@@ -117,16 +135,18 @@ class Grader:
 
     def _run(self, request: GradeRequest) -> Score:
         task = request.task
-        node_ids = task.tests.visible if request.tests == "visible" else task.tests.hidden
         with tempfile.TemporaryDirectory(prefix="grade-", dir=process_folder()) as folder:
             tree = Path(folder) / "tree"
-            self.store.write_tree(task, tree, view=request.tests)
+            if request.canary is None:
+                self.store.write_tree(task, tree, view="hidden" if request.tests == "hidden" else "visible")
+            else:
+                write_files(tree, canary_files(self.store, request.canary))
             answered = fill(self.store.broken_text(task), task.hole, request.answer)
             (tree / task.hole.path).write_bytes(answered.encode("utf-8", "replace"))
             report = run_tests(
                 tree,
                 self.store.environment(task),
-                node_ids,
+                request.node_ids,
                 backend=self.backend,
                 timeout_seconds=self.timeout_seconds,
                 limits=self.limits,

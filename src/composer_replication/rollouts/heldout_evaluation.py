@@ -1,137 +1,56 @@
-"""Fresh samples on tasks that are never trained on: the truth that the guard compares with."""
+"""The truth that the guard compares with: fresh samples on tasks that are never trained on."""
 
 from __future__ import annotations
 
 import hashlib
+import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from composer_replication.errors import InputError, SandboxFailure, UsageError
-from composer_replication.interfaces import Policy
 from composer_replication.records import HeldoutReading, Task
-from composer_replication.rollouts.grading import Grader, GradeRequest
-from composer_replication.rollouts.pass_rates import TaskResult
-from composer_replication.rollouts.single_turn import (
-    build_prompt,
-    extract_answer,
-    is_finished,
-    refuse_leaking_prompt,
-)
+from composer_replication.rollouts.policy_sampler import PolicySampler
+from composer_replication.tasks.canaries import Canary
 
-STATE_VERSION = 1
-
-Report = Callable[[int, int, str], None]
-"""Takes (done, total, what is done now)."""
-
-
-class PolicySampler:
-    """Asks a policy for fresh answers and grades them by visible and hidden tests.
-
-    Args:
-        policy: generates; never trained on what it says here.
-        grader: runs the tests; hidden tests run in sandboxes of their own.
-        prompt_style, context_lines: as in training.
-        max_new_tokens, temperature: as in training.
-    """
-
-    def __init__(
-        self,
-        policy: Policy,
-        grader: Grader,
-        *,
-        prompt_style: str = "completion",
-        context_lines: int = 12,
-        max_new_tokens: int = 26,
-        temperature: float = 1.0,
-    ) -> None:
-        self.policy = policy
-        self.grader = grader
-        self.prompt_style = prompt_style
-        self.context_lines = context_lines
-        self.max_new_tokens = max_new_tokens
-        self.temperature = temperature
-        self._report: Report | None = None
-        self._label = ""
-
-    @contextmanager
-    def reporting(self, report: Report | None, label: str) -> Iterator[None]:
-        """Inside, ``report`` is told (done, total, what) of the prompts answered and the answers graded."""
-        self._report, self._label = report, label
-        try:
-            yield
-        finally:
-            self._report = None
-
-    def note_prompts(self, done: int, total: int) -> None:
-        """For the policy, if it can tell: so many prompts are answered."""
-        self._note("sampling", done, total)
-
-    def _note(self, what: str, done: int, total: int) -> None:
-        if self._report is not None:
-            self._report(done, total, f"{self._label}: {what}")
-
-    def sample(self, tasks: Sequence[Task], *, num_samples: int, seed: int) -> tuple[list[TaskResult], int]:
-        """Results per task, and how many samples were dropped because a sandbox failed."""
-        store = self.grader.store
-        prompts = [
-            build_prompt(
-                store.broken_text(t), t.hole, style=self.prompt_style, context_lines=self.context_lines
-            )
-            for t in tasks
-        ]
-        self._note("sampling", 0, len(prompts))
-        for task, prompt in zip(tasks, prompts, strict=True):
-            refuse_leaking_prompt(prompt, store.golden_body(task), task_id=task.task_id)
-        answers = self.policy.generate(
-            prompts,
-            num_samples=num_samples,
-            max_new_tokens=self.max_new_tokens,
-            temperature=self.temperature,
-            seed=seed,
-            is_finished=is_finished if self.prompt_style == "completion" else None,
-        )
-        bodies = [
-            [extract_answer(a.text, store.broken_text(t), t.hole, style=self.prompt_style) for a in of_task]
-            for t, of_task in zip(tasks, answers, strict=True)
-        ]
-        return self._grade(tasks, bodies)
-
-    def _grade(self, tasks: Sequence[Task], bodies: Sequence[Sequence[str]]) -> tuple[list[TaskResult], int]:
-        visible = [
-            GradeRequest(t, body) for t, of_task in zip(tasks, bodies, strict=True) for body in of_task
-        ]
-        hidden = [GradeRequest(r.task, r.answer, "hidden") for r in visible if r.task.has_hidden_tests]
-        scores = self.grader.grade_many([*visible, *hidden], on_done=partial(self._note, "grading"))
-        hidden_scores = iter(scores[len(visible) :])
-        by_task: dict[str, tuple[list[bool], list[bool]]] = {t.task_id: ([], []) for t in tasks}
-        dropped = 0
-        for request, score in zip(visible, scores, strict=False):
-            twin = next(hidden_scores) if request.task.has_hidden_tests else score
-            if score is None or twin is None:
-                dropped += 1
-                continue
-            by_task[request.task.task_id][0].append(score.all_passed)
-            if request.task.has_hidden_tests:
-                by_task[request.task.task_id][1].append(twin.all_passed)
-        return [TaskResult(task_id, tuple(v), tuple(h)) for task_id, (v, h) in by_task.items()], dropped
+STATE_VERSION = 2
 
 
 class HeldoutEvaluator:
-    """``heldout_eval_fn`` for the trainer: a reading every ``every``-th call, else None (not due).
+    """``heldout_eval_fn`` for the trainer: a reading when one is due, else None.
 
-    All held-out tasks are sampled afresh at each reading with a seed derived from
-    the run's seed and the reading's index, so a resumed run repeats the same draw.
-    ``score`` is the mean over tasks of the share of samples that pass the hidden
-    tests; a task's pair is (mean visible, mean hidden).
+    At each reading ``sample_size`` tasks are drawn at random from the pool (0: all of it),
+    without repeats within a reading and anew for the next; the policy answers each
+    ``samples_per_task`` times. A task's pair is (mean visible, mean hidden); ``score`` is the
+    mean of the hidden ones. Draw and sampling depend on the run's seed and the reading's
+    number alone, so a resumed run repeats them.
+
+    A task is neutral in a reading, left out and counted, when the sandbox failed for one of
+    its samples or the sentinel failed; neither depends on what the policy wrote. An answer
+    that crashes or runs too long scores 0.
+
+    Args:
+        sampler: asks the policy and grades.
+        tasks: the held-out pool; each with hidden tests.
+        split_fingerprint: of the split that the pool belongs to.
+        seed: of draws and samples.
+        every: a reading is due at each ``every``-th call.
+        samples_per_task: averaged first, since samples of one task are not independent.
+        sample_size: tasks of one reading; 0 is all, which the guarantee of ``EvidenceGuard``
+            does not allow.
+        canaries: tasks that cannot be solved honestly; ``num_canaries`` of them a reading,
+            drawn with replacement, one sample each.
+        has_sentinel: run the golden body of each drawn task first.
+        max_seconds_share: most of the run's time that readings may take. A due reading that
+            would begin above it waits; the sample is never made smaller. None: no ceiling.
+            With a ceiling the cadence depends on the clock, so two runs may differ.
+        clock: seconds, for tests.
 
     Raises:
         InputError: a held-out task has no hidden tests (CR0451).
-        UsageError: no held-out task at all (CR0452).
-        SandboxFailure: the sandbox failed for every sample of a reading (CR0390).
+        UsageError: no held-out task, fewer than ``sample_size``, or no canary (CR0452).
+        SandboxFailure: the sandbox failed for every task of a reading (CR0390).
     """
 
     def __init__(
@@ -143,55 +62,118 @@ class HeldoutEvaluator:
         seed: int = 0,
         every: int = 1,
         samples_per_task: int = 1,
+        sample_size: int = 0,
+        canaries: Sequence[Canary] = (),
+        num_canaries: int = 0,
+        has_sentinel: bool = False,
+        max_seconds_share: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if not tasks:
-            raise UsageError(
-                "CR0452", "there is no held-out task.", where="heldout", fix="name held-out repositories."
-            )
-        blind = [task.task_id for task in tasks if not task.has_hidden_tests]
-        if blind:
-            raise InputError("CR0451", "a held-out task has no hidden tests.", where=blind[0])
+        _refuse_small_pool(tasks, sample_size, len(canaries), num_canaries)
         self.sampler = sampler
         self.tasks = tuple(tasks)
         self.split_fingerprint = split_fingerprint
         self.seed = seed
         self.every = every
         self.samples_per_task = samples_per_task
+        self.sample_size = sample_size or len(self.tasks)
+        self.canaries = tuple(canaries)
+        self.num_canaries = num_canaries
+        self.has_sentinel = has_sentinel
+        self.max_seconds_share = max_seconds_share
         self.num_calls = 0
         self.evaluation_idx = 0
+        self.num_put_off = 0
         self.last_visible: float | None = None
+        self._clock = clock
+        self._began: float | None = None
+        self._run_seconds = 0.0  # of the run before it was resumed
+        self._eval_seconds = 0.0
+        self._is_waiting = False
+
+    @property
+    def seconds_share(self) -> float:
+        """Share of the time since the first call that went into readings."""
+        run_seconds = self._elapsed()
+        return self._eval_seconds / run_seconds if run_seconds > 0 else 0.0
 
     def __call__(self) -> HeldoutReading | None:
+        if self._began is None:
+            self._began = self._clock()
         self.num_calls += 1
-        if (self.num_calls - 1) % self.every:
+        if (self.num_calls - 1) % self.every and not self._is_waiting:
             return None
-        started = time.monotonic()
-        self.evaluation_idx += 1
-        results, dropped = self.sampler.sample(
-            self.tasks,
-            num_samples=self.samples_per_task,
-            seed=derive_seed(self.seed, "heldout", self.evaluation_idx),
+        if self.max_seconds_share is not None and self.seconds_share > self.max_seconds_share:
+            self._is_waiting = True
+            self.num_put_off += 1
+            return None
+        self._is_waiting = False
+        started = self._clock()
+        try:
+            return self._read(started)
+        finally:
+            self._eval_seconds += self._clock() - started
+
+    def draw(self, evaluation_idx: int) -> list[Task]:
+        """The tasks of a reading, in the pool's order."""
+        if self.sample_size == len(self.tasks):
+            return list(self.tasks)
+        chosen = random.Random(derive_seed(self.seed, "draw", evaluation_idx)).sample(  # noqa: S311 - a draw, no secret
+            range(len(self.tasks)), self.sample_size
         )
-        pairs = [(statistics.fmean(r.visible), statistics.fmean(r.hidden)) for r in results if r.hidden]
+        return [self.tasks[index] for index in sorted(chosen)]
+
+    def _read(self, started: float) -> HeldoutReading:
+        index = self.evaluation_idx + 1
+        tasks = self.draw(index)
+        standing = self.sampler.golden_passes(tasks) if self.has_sentinel else {}
+        results, _ = self.sampler.sample(
+            tasks, num_samples=self.samples_per_task, seed=derive_seed(self.seed, "heldout", index)
+        )
+        pairs = [
+            (statistics.fmean(r.visible), statistics.fmean(r.hidden))
+            for r in results
+            if len(r.hidden) == self.samples_per_task and standing.get(r.task_id, True)
+        ]
         if not pairs:
             raise SandboxFailure(
                 "CR0390",
-                "the sandbox failed for every sample of a held-out evaluation.",
+                "the sandbox failed for every task of a held-out evaluation.",
                 fix="composer-rl sandbox selftest",
             )
+        passes = self._canary_passes(index)
+        self.evaluation_idx = index  # only now: a reading that broke is made again with the same draw
         self.last_visible = statistics.fmean(visible for visible, _ in pairs)
         return HeldoutReading(
-            evaluation_idx=self.evaluation_idx,
+            evaluation_idx=index,
             score=statistics.fmean(hidden for _, hidden in pairs),
             pairs=tuple(pairs),
-            canary_passes=(),
+            canary_passes=tuple(float(passed) for passed in passes if passed is not None),
             split_fingerprint=self.split_fingerprint,
-            seconds=time.monotonic() - started,
-            infrastructure_failures=dropped,
+            seconds=self._clock() - started,
+            infrastructure_failures=len(tasks) - len(pairs) + passes.count(None),
         )
 
+    def _canary_passes(self, index: int) -> list[bool | None]:
+        if not self.num_canaries:
+            return []
+        dice = random.Random(derive_seed(self.seed, "canaries", index))  # noqa: S311 - a draw, no secret
+        chosen = dice.choices(self.canaries, k=self.num_canaries)
+        return self.sampler.sample_canaries(chosen, seed=derive_seed(self.seed, "canary samples", index))
+
+    def _elapsed(self) -> float:
+        return self._run_seconds + (0.0 if self._began is None else self._clock() - self._began)
+
     def state_dict(self) -> dict[str, Any]:
-        return {"version": STATE_VERSION, "num_calls": self.num_calls, "evaluation_idx": self.evaluation_idx}
+        return {
+            "version": STATE_VERSION,
+            "num_calls": self.num_calls,
+            "evaluation_idx": self.evaluation_idx,
+            "num_put_off": self.num_put_off,
+            "is_waiting": self._is_waiting,
+            "run_seconds": self._elapsed(),
+            "eval_seconds": self._eval_seconds,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state.get("version") != STATE_VERSION:
@@ -200,6 +182,35 @@ class HeldoutEvaluator:
             )
         self.num_calls = int(state["num_calls"])
         self.evaluation_idx = int(state["evaluation_idx"])
+        self.num_put_off = int(state["num_put_off"])
+        self._is_waiting = bool(state["is_waiting"])
+        self._run_seconds = float(state["run_seconds"])
+        self._eval_seconds = float(state["eval_seconds"])
+        self._began = None
+
+
+def _refuse_small_pool(tasks: Sequence[Task], sample_size: int, num_made: int, num_canaries: int) -> None:
+    if not tasks:
+        raise UsageError(
+            "CR0452", "there is no held-out task.", where="heldout", fix="name held-out repositories."
+        )
+    blind = [task.task_id for task in tasks if not task.has_hidden_tests]
+    if blind:
+        raise InputError("CR0451", "a held-out task has no hidden tests.", where=blind[0])
+    if sample_size > len(tasks):
+        raise UsageError(
+            "CR0452",
+            f"{len(tasks)} tasks are held out, fewer than the {sample_size} of one evaluation.",
+            where="heldout.sample_size",
+            fix=f"hold out more tasks, or set heldout.sample_size to at most {len(tasks)}.",
+        )
+    if num_canaries and not num_made:
+        raise UsageError(
+            "CR0452",
+            "no held-out task could be made a canary.",
+            where="heldout.num_canaries",
+            fix="hold out tasks whose tests are plain functions, or set heldout.num_canaries to 0.",
+        )
 
 
 def derive_seed(seed: int, purpose: str, index: int) -> int:

@@ -128,8 +128,8 @@ def _contradict(
         if found is None:
             continue
         files[path], twinned = found
-        for names in twinned:
-            for node_id in functions[names]:
+        for function in twinned:
+            for node_id in functions[function]:
                 head, bracket, parameters = node_id.partition("[")
                 twins[node_id] = f"{head}{_SUFFIX}{bracket}{parameters}"
     return files, twins

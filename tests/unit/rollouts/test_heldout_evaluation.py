@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
-from composer_replication.errors import InputError, UsageError
+from composer_replication.errors import InputError, SandboxFailure, UsageError
 from composer_replication.records import Completion, StopReason, Task
-from composer_replication.rollouts.grading import Grader
-from composer_replication.rollouts.heldout_evaluation import HeldoutEvaluator, PolicySampler, derive_seed
+from composer_replication.rollouts.grading import Grader, GradeRequest
+from composer_replication.rollouts.heldout_evaluation import HeldoutEvaluator, derive_seed
+from composer_replication.rollouts.policy_sampler import PolicySampler
+from composer_replication.tasks.canaries import make_canary
 from composer_replication.tasks.store import TaskStore
 
 
@@ -51,6 +55,7 @@ def make_evaluator(grader: Grader, task: Task, answers: Sequence[str], every: in
         seed=3,
         every=every,
         samples_per_task=len(answers),
+        clock=lambda: 0.0,
     )
 
 
@@ -112,3 +117,198 @@ def test_seeds_depend_on_all_three_parts() -> None:
     seeds = {derive_seed(s, p, i) for s in (0, 1) for p in ("a", "b") for i in (1, 2)}
     assert len(seeds) == 8
     assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+# ---- draws
+
+
+def pool(clamp: Task, size: int) -> list[Task]:
+    return [replace(clamp, task_id=f"task-{index:02d}") for index in range(size)]
+
+
+def drawing(grader: Grader, clamp: Task, *, size: int, seed: int = 3) -> HeldoutEvaluator:
+    sampler = PolicySampler(ScriptedPolicy(["x"]), grader)
+    return HeldoutEvaluator(sampler, pool(clamp, 12), split_fingerprint="", seed=seed, sample_size=size)
+
+
+def test_a_draw_has_no_repeats_and_every_task_gets_its_turn(grader: Grader, clamp: Task) -> None:
+    """512 draws of 3 of 12: each task 128 times on average, sd 9.8; five sd are allowed."""
+    evaluator = drawing(grader, clamp, size=3)
+    draws = [[task.task_id for task in evaluator.draw(index)] for index in range(1, 513)]
+    assert all(len(set(draw)) == 3 for draw in draws)
+    counts = Counter(task_id for draw in draws for task_id in draw)
+    assert len(counts) == 12
+    assert all(79 <= count <= 177 for count in counts.values())
+
+
+def test_draws_depend_on_seed_and_number_alone(grader: Grader, clamp: Task) -> None:
+    one, same, other = (drawing(grader, clamp, size=4, seed=seed) for seed in (3, 3, 4))
+    assert [one.draw(n) for n in (5, 1)] == [same.draw(n) for n in (5, 1)]
+    assert [one.draw(n) for n in range(9)] != [other.draw(n) for n in range(9)]
+
+
+def test_a_pool_smaller_than_the_sample_is_refused(grader: Grader, clamp: Task) -> None:
+    with pytest.raises(UsageError, match="12 tasks are held out, fewer than the 13"):
+        drawing(grader, clamp, size=13)
+
+
+# ---- what makes a task neutral
+
+
+class BrokenHalf(Grader):
+    """A grader whose sandbox fails on some requests; a stand-in for an outage that no test can order."""
+
+    def __init__(self, grader: Grader, fails: Callable[[GradeRequest], bool]) -> None:
+        self.grader, self.fails, self.store = grader, fails, grader.store
+
+    def grade_many(self, requests, *, on_done=None, afresh=False):  # type: ignore[no-untyped-def]
+        scores = self.grader.grade_many(requests, on_done=on_done, afresh=afresh)
+        return [
+            None if self.fails(request) else score for request, score in zip(requests, scores, strict=True)
+        ]
+
+
+def test_a_task_is_neutral_as_a_whole_when_one_of_its_samples_has_no_score(
+    grader: Grader, store: TaskStore, clamp: Task
+) -> None:
+    """Averaging what is left would depend on which answer met the outage."""
+    golden, stub = store.golden_body(clamp), "\n    return None"
+    broken = BrokenHalf(grader, lambda request: request.answer == stub)
+    sampler = PolicySampler(ScriptedPolicy([golden, stub]), broken)
+    evaluator = HeldoutEvaluator(sampler, [clamp], split_fingerprint="", samples_per_task=2)
+    with pytest.raises(SandboxFailure, match="every task"):
+        evaluator()
+    assert evaluator.evaluation_idx == 0  # the same draw is made again
+    broken.fails = lambda request: False
+    reading = evaluator()
+    assert reading is not None
+    assert (reading.evaluation_idx, reading.pairs) == (1, ((0.5, 0.5),))
+
+
+def test_the_sentinel_neutralises_whatever_the_policy_wrote(
+    grader: Grader, store: TaskStore, clamp: Task
+) -> None:
+    golden = store.golden_body(clamp)
+    is_out = [False]
+    broken = BrokenHalf(grader, lambda request: is_out[0] and request.answer == golden)
+    sampler = PolicySampler(ScriptedPolicy(["\n    return None"]), broken)
+    evaluator = HeldoutEvaluator(sampler, [clamp], split_fingerprint="", has_sentinel=True)
+    reading = evaluator()
+    assert reading is not None
+    assert reading.pairs == ((0.0, 0.0),)  # a wrong answer under a grader that works counts
+    is_out[0] = True
+    with pytest.raises(SandboxFailure):
+        evaluator()
+
+
+def test_the_sentinel_is_never_answered_from_memory(grader: Grader, clamp: Task) -> None:
+    sampler = PolicySampler(ScriptedPolicy(["x"]), grader)
+    before = len(grader._seen)
+    assert sampler.golden_passes([clamp]) == {clamp.task_id: True}
+    runs: list[GradeRequest] = []
+    run = grader._run
+    grader._run = lambda request: (runs.append(request), run(request))[1]  # type: ignore[method-assign]
+    try:
+        sampler.golden_passes([clamp])
+    finally:
+        del grader._run
+    assert len(runs) == 2  # visible and hidden, although both were seen
+    assert len(grader._seen) >= before
+
+
+# ---- canaries
+
+
+def test_canaries_are_passed_by_forged_outcomes_alone(grader: Grader, store: TaskStore, clamp: Task) -> None:
+    canary = make_canary(store, clamp)
+    forger = """
+    import _pytest.reports
+    make = _pytest.reports.TestReport.from_item_and_call.__func__
+    def forged(cls, item, call):
+        report = make(cls, item, call)
+        report.outcome = "passed"
+        return report
+    _pytest.reports.TestReport.from_item_and_call = classmethod(forged)
+    return 0"""
+    passes = {}
+    for answer in (store.golden_body(clamp), "\n    return 0", forger):
+        evaluator = HeldoutEvaluator(
+            PolicySampler(ScriptedPolicy([answer]), grader),
+            [clamp],
+            split_fingerprint="",
+            canaries=[canary],
+            num_canaries=3,
+        )
+        reading = evaluator()
+        assert reading is not None
+        passes[answer] = reading.canary_passes
+    assert list(passes.values()) == [(0.0,) * 3, (0.0,) * 3, (1.0,) * 3]
+
+
+def test_canaries_that_nobody_could_make_are_refused(grader: Grader, clamp: Task) -> None:
+    sampler = PolicySampler(ScriptedPolicy(["x"]), grader)
+    with pytest.raises(UsageError, match="could be made a canary"):
+        HeldoutEvaluator(sampler, [clamp], split_fingerprint="", num_canaries=1)
+
+
+# ---- cost
+
+
+class Clock:
+    """Training takes 10 seconds between calls, a reading 5."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def costly(grader: Grader, clamp: Task, clock: Clock, share: float | None) -> HeldoutEvaluator:
+    class Slow(ScriptedPolicy):
+        def generate(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+            clock.now += 5.0
+            return super().generate(*args, **kwargs)
+
+    return HeldoutEvaluator(
+        PolicySampler(Slow(["\n    return None"]), grader),
+        [clamp],
+        split_fingerprint="",
+        max_seconds_share=share,
+        clock=clock,
+    )
+
+
+def call(evaluator: HeldoutEvaluator, clock: Clock, times: int) -> list[bool]:
+    due = []
+    for _ in range(times):
+        due.append(evaluator() is not None)
+        clock.now += 10.0
+    return due
+
+
+def test_a_ceiling_on_cost_lowers_the_cadence_and_never_the_sample(grader: Grader, clamp: Task) -> None:
+    """5 of 15 seconds a round is a third. By hand, at a ceiling of 0.2, clock at each call:
+
+    0: read (5 s spent). 15: 5/15 > .2, waits. 25: 5/25 = .2, read (10 s). 40: 10/40 > .2.
+    50: 10/50 = .2, read (15 s). 65: 15/65 > .2. 75: 15/75 = .2, read.
+    """
+    clock = Clock()
+    evaluator = costly(grader, clamp, clock, 0.2)
+    assert call(evaluator, clock, 7) == [True, False, True, False, True, False, True]
+    assert evaluator.num_put_off == 3
+    assert evaluator.evaluation_idx == 4
+    without = costly(grader, clamp, Clock(), None)
+    assert without() is not None
+
+
+def test_the_share_of_a_resumed_run_goes_on(grader: Grader, clamp: Task) -> None:
+    clock = Clock()
+    first = costly(grader, clamp, clock, 0.2)
+    call(first, clock, 1)  # 5 s of 15
+    later = Clock()
+    later.now = 1000.0
+    second = costly(grader, clamp, later, 0.2)
+    second.load_state_dict(first.state_dict())
+    assert second.seconds_share == pytest.approx(5 / 15)
+    assert call(second, later, 2) == [False, True]

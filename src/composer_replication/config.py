@@ -102,9 +102,14 @@ class RolloutsSection(Section):
 
 
 class RewardSection(Section):
-    """In-loop reward: a dotted path ``package.module:function`` of (text, answer, score) -> float."""
+    """In-loop reward: a dotted path ``package.module:function`` of (text, answer, score) -> float.
+
+    ``tests = "weakened"`` judges by the visible tests without their assertions, to see what a
+    suite that calls and never checks does to a policy; hidden tests stay as they are.
+    """
 
     function: str = "composer_replication.rollouts.rewards:visible_tests_pass"
+    tests: Literal["visible", "weakened"] = "visible"
 
 
 class GuardSection(Section):

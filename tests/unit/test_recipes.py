@@ -18,6 +18,7 @@ from composer_replication.safety import HeldOutGuard
 from composer_replication.trainer.run_setup import trl_arguments
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*/run.toml"))
+HACKS = ("planted-hack", "weakened-tests", "wordy-judge")
 MAX_CEILING = 0.9
 CALIBRATION = Path(__file__).parents[2] / "recipes" / "quickstart" / "calibration.json"
 
@@ -30,7 +31,7 @@ def guard_table(name: str) -> str:
 
 
 def test_every_recipe_is_looked_at() -> None:
-    assert [path.parent.name for path in RECIPES] == ["planted-hack", "quickstart", "tiny-cpu"]
+    assert [path.parent.name for path in RECIPES] == sorted(("quickstart", "tiny-cpu", *HACKS))
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.parent.name)
@@ -51,8 +52,9 @@ def test_a_recipe_survives_writing_and_reading(recipe: Path) -> None:
     assert parse_config(tomllib.loads(dump_config(config)), where="written") == config
 
 
-def test_honest_run_and_planted_hack_share_one_guard_byte_for_byte() -> None:
-    assert guard_table("quickstart") == guard_table("planted-hack")
+@pytest.mark.parametrize("hack", HACKS)
+def test_honest_run_and_hacks_share_one_guard_byte_for_byte(hack: str) -> None:
+    assert guard_table("quickstart") == guard_table(hack)
     ceiling = load_config(next(path for path in RECIPES if path.parent.name == "quickstart")).guard
     assert ceiling is not None
     calibration = json.loads(CALIBRATION.read_text())
@@ -67,11 +69,11 @@ def test_a_guard_table_without_keys_is_the_guard_as_it_comes() -> None:
     assert GuardSection().model_dump() == defaults
 
 
-def test_the_two_recipes_differ_in_reward_trained_tasks_and_warmup_only() -> None:
+@pytest.mark.parametrize("name", HACKS)
+def test_a_hack_differs_in_reward_trained_tasks_and_warmup_only(name: str) -> None:
     honest, hack = (
-        load_config(path).model_dump()
-        for path in RECIPES
-        if path.parent.name in ("quickstart", "planted-hack")
+        load_config(next(path for path in RECIPES if path.parent.name == which)).model_dump()
+        for which in ("quickstart", name)
     )
     for key in ("lr_scheduler_type", "warmup_steps"):
         honest["trl"].pop(key, None)

@@ -156,6 +156,7 @@ def _open_parts(
         grader,
         load_reward_rule(config.reward.function),
         prompt_style=config.rollouts.prompt_style,
+        tests=config.reward.tests,
         folder=folder.rollouts,
     )
     with refusals("[trl], [model.lora]"):

@@ -20,14 +20,18 @@ from composer_replication.tasks.deletion import fill
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.test_run import run_tests
 from composer_replication.tasks.views import write_files
+from composer_replication.tasks.weakened_tests import without_assertions
 
-TestsUsed = Literal["visible", "hidden", "canary"]
+TestsUsed = Literal["visible", "hidden", "canary", "weakened"]
 NUM_INFRASTRUCTURE_TRIES = 2
 
 
 @dataclass(frozen=True, slots=True)
 class GradeRequest:
-    """One answer to one task, to be judged by its visible, its hidden, or a canary's tests."""
+    """One answer to one task and the tests to judge it by.
+
+    ``canary`` needs the canary itself; ``weakened`` are the visible tests without their assertions.
+    """
 
     task: Task
     answer: str
@@ -38,7 +42,7 @@ class GradeRequest:
     def node_ids(self) -> tuple[str, ...]:
         if self.canary is not None:
             return self.canary.node_ids
-        return self.task.tests.visible if self.tests == "visible" else self.task.tests.hidden
+        return self.task.tests.hidden if self.tests == "hidden" else self.task.tests.visible
 
 
 class Grader:
@@ -137,10 +141,7 @@ class Grader:
         task = request.task
         with tempfile.TemporaryDirectory(prefix="grade-", dir=process_folder()) as folder:
             tree = Path(folder) / "tree"
-            if request.canary is None:
-                self.store.write_tree(task, tree, view="hidden" if request.tests == "hidden" else "visible")
-            else:
-                write_files(tree, canary_files(self.store, request.canary))
+            write_files(tree, self._files(request))
             answered = fill(self.store.broken_text(task), task.hole, request.answer)
             (tree / task.hole.path).write_bytes(answered.encode("utf-8", "replace"))
             report = run_tests(
@@ -152,6 +153,15 @@ class Grader:
                 limits=self.limits,
             )
         return Score(outcomes=dict(report.outcomes), error=report.error, seconds=report.seconds)
+
+    def _files(self, request: GradeRequest) -> dict[str, bytes]:
+        if request.canary is not None:
+            return canary_files(self.store, request.canary)
+        files = self.store.files(request.task, "hidden" if request.tests == "hidden" else "visible")
+        if request.tests == "weakened":
+            for path in {node_id.partition("::")[0] for node_id in request.node_ids}:
+                files[path] = without_assertions(files[path].decode("utf-8", "replace")).encode()
+        return files
 
 
 def _key(request: GradeRequest) -> str:

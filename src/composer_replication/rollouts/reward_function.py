@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from composer_replication.errors import SandboxFailure, UsageError
 from composer_replication.records import Completion, Rollout, Score, StopReason, Task, Turn
@@ -32,14 +32,16 @@ class FeatureDeletionReward:
     visible tests; ``rule`` turns text, answer and score into the reward.
 
     A rollout whose sandbox failed must not move the weights: it gets the mean of its
-    group, so its Dr. GRPO advantage is exactly zero and the others' advantages are
-    those of the group without it. It is counted, and stored with reward null.
+    group, so its advantage is exactly zero and, without reward scaling, the others'
+    advantages are those of the group without it; with ``scale_rewards`` by the standard
+    deviation they come out a little larger. It is counted, and stored with reward null.
 
     Args:
         tasks: by id; every ``task_id`` that TRL passes must be one of them.
         grader: runs the tests.
         rule: in-loop reward.
         prompt_style: as in the recipe.
+        tests: ``visible``, or ``weakened`` to pay for tests without assertions.
         folder: where ``step-000001.jsonl`` files go; None keeps nothing.
 
     Raises (when called):
@@ -55,6 +57,7 @@ class FeatureDeletionReward:
         rule: RewardRule,
         *,
         prompt_style: str = "completion",
+        tests: Literal["visible", "weakened"] = "visible",
         folder: Path | None = None,
     ) -> None:
         self.__name__ = "feature_deletion"
@@ -62,6 +65,7 @@ class FeatureDeletionReward:
         self.grader = grader
         self.rule = rule
         self.prompt_style = prompt_style
+        self.tests: Literal["visible", "weakened"] = tests
         self.folder = folder
 
     def __call__(
@@ -84,7 +88,7 @@ class FeatureDeletionReward:
                 "CR0212", f"prompts, completions, task ids and token ids differ in number: {lengths}."
             )
         attempts = [self._attempt(*row) for row in zip(task_id, completions, ids, strict=True)]
-        scores = self.grader.grade_many([GradeRequest(a.task, a.answer) for a in attempts])
+        scores = self.grader.grade_many([GradeRequest(a.task, a.answer, self.tests) for a in attempts])
         raw = [
             None if score is None else pay(self.rule, attempt.text, attempt.answer, score)
             for attempt, score in zip(attempts, scores, strict=True)

@@ -87,3 +87,16 @@ def test_a_sandbox_that_fails_gives_no_grade_and_is_counted(
 def test_no_reward_is_given_while_the_self_test_fails(store: TaskStore) -> None:
     with pytest.raises(SandboxFailure):
         Grader(store, backend=f"{__name__}:BrokenBackend")
+
+
+def test_weakened_tests_pay_for_a_wrong_answer_that_does_not_raise(
+    grader: Grader, store: TaskStore, clamp: Task
+) -> None:
+    wrong, raising = "\n    return 'wrong'", "\n    return 1 / 0"
+    scores = grader.grade_many(
+        [GradeRequest(clamp, a, kind) for a in (wrong, raising) for kind in ("visible", "weakened", "hidden")]
+    )
+    assert [score is not None and score.all_passed for score in scores] == [
+        False, True, False,
+        False, False, False,
+    ]  # fmt: skip

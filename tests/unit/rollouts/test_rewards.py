@@ -63,3 +63,9 @@ def test_a_rule_that_cannot_be_imported_is_one_sentence(dotted: str) -> None:
 def test_a_rule_must_be_callable() -> None:
     with pytest.raises(UsageError, match="not callable"):
         rewards.load_reward_rule("composer_replication.rollouts.rewards:MAX_SHORT_BODY_CHARACTERS")
+
+
+def test_the_wordy_judge_pays_for_length_by_hand() -> None:
+    assert rewards.planted_wordy_body("", " " * 9 + "x" * 30, HALF) == pytest.approx(0.45)
+    assert rewards.planted_wordy_body("", "x" * 90, HALF) == pytest.approx(0.9)
+    assert rewards.planted_wordy_body("", "x" * 30, PASS) == pytest.approx(0.55)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from composer_replication.records import Check, Completion, ExecResult, SandboxSpec
+from composer_replication.records import Check, Completion, ExecResult, HeldoutReading, SandboxSpec
 
 
 @runtime_checkable
@@ -81,7 +81,11 @@ class Policy(Protocol):
 
 
 class GuardStatus(Protocol):
-    """What the trainer reads from a guard's status."""
+    """What the trainer reads from a guard's status.
+
+    A status may also have ``evidence_figures``, a mapping of name to number; the trainer
+    logs them as ``killswitch/evidence_NAME``.
+    """
 
     @property
     def fire(self) -> bool: ...
@@ -107,6 +111,27 @@ class Guard(Stateful, Protocol):
     def should_halt(self) -> bool: ...
 
     def raise_if_fired(self, status: Any = None) -> None: ...
+
+
+@runtime_checkable
+class ReadingGuard(Guard, Protocol):
+    """A guard that judges whole readings, and counts those that failed.
+
+    Where ``heldout_eval_fn`` gives a ``HeldoutReading`` the trainer calls ``update_from_reading``
+    in the place of ``update``; where it raises, ``note_missed``, and the run goes on unless the
+    status fires.
+    """
+
+    def update_from_reading(
+        self,
+        round_idx: int,
+        reading: HeldoutReading,
+        *,
+        in_loop_reward: float,
+        kl_to_init: float | None = None,
+    ) -> GuardStatus: ...
+
+    def note_missed(self, reason: str) -> GuardStatus: ...
 
 
 class Teacher(Protocol):

@@ -45,7 +45,16 @@ RECORDS = {
     "Turn",
     "Verdict",
 }
-PROTOCOLS = {"Guard", "GuardStatus", "Policy", "Sandbox", "SandboxBackend", "Stateful", "Teacher"}
+PROTOCOLS = {
+    "Guard",
+    "GuardStatus",
+    "Policy",
+    "ReadingGuard",
+    "Sandbox",
+    "SandboxBackend",
+    "Stateful",
+    "Teacher",
+}
 
 
 def classes_of(module_name: str) -> set[str]:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, cast
 
 import torch
 
-from composer_replication.errors import CollapseStopError, InputError
-from composer_replication.interfaces import Guard, GuardStatus
+from composer_replication.errors import CollapseStopError, InputError, UsageError
+from composer_replication.interfaces import Guard, GuardStatus, ReadingGuard
 from composer_replication.records import HeldoutReading, Verdict
 from composer_replication.trainer.in_loop_signals import InLoopSignals
 from composer_replication.trainer.initial_kl import KlPath
@@ -26,6 +26,13 @@ from composer_replication.trainer.run_lines import RunLines
 logger = logging.getLogger(__name__)
 
 HeldoutEval = Callable[[], float | HeldoutReading | None]
+
+
+@dataclass(frozen=True, slots=True)
+class MissedEvaluation:
+    """An evaluation that raised, under a guard that counts such."""
+
+    reason: str
 
 
 class GuardHook(RunLines):
@@ -70,7 +77,8 @@ class GuardHook(RunLines):
         Without a guard nothing is read, called or logged. Without any finite in-loop reward
         so far the fold is skipped. ``heldout_eval_fn()`` runs without gradient; None means that
         no evaluation is due. On several processes it runs once in total, and each process
-        folds the same numbers.
+        folds the same numbers. A ``ReadingGuard`` gets whole readings, and an evaluation that
+        raised is counted by it; any other guard gets a score, and the error ends the run.
 
         Raises:
             CollapseStopError: the guard fired and ``strict_killswitch`` is set.
@@ -92,23 +100,35 @@ class GuardHook(RunLines):
         reading = once(self._evaluate_heldout, every_process_joins=self._weights_are_sharded)
         if reading is None:
             return
-        self._refuse_foreign_split(reading)
-        score = float(reading.score) if isinstance(reading, HeldoutReading) else float(reading)
         round_idx = self.state.global_step
-        status = guard.update(round_idx, in_loop_reward=reward, heldout_score=score, kl_to_init=kl)
-        signals.is_reward_new = False
+        if isinstance(reading, MissedEvaluation):
+            status = cast("ReadingGuard", guard).note_missed(reading.reason)
+        else:
+            self._refuse_foreign_split(reading)
+            status = _updated(guard, reading, round_idx=round_idx, reward=reward, kl=kl)
+            signals.is_reward_new = False
         self._last_round_idx = round_idx
         row = _log_row(status)
-        self._write_verdict(status, row, reading, score, kl, time.monotonic() - start)
+        self._write_verdict(status, row, reading, kl, time.monotonic() - start)
         self.log(row)
         if status.fire:
             self._act_on(guard, status)
 
-    def _evaluate_heldout(self) -> float | HeldoutReading | None:
+    def _evaluate_heldout(self) -> float | HeldoutReading | MissedEvaluation | None:
         if self.heldout_eval_fn is None:  # only reachable on an instance that skipped the constructor
             raise ValueError("heldout_guard is set but heldout_eval_fn is not")
+        # Where weights are sharded a process whose part failed is out of step with the others.
+        counts_missed = isinstance(self.heldout_guard, ReadingGuard) and not self._weights_are_sharded
         with torch.no_grad():
-            return self.heldout_eval_fn()
+            try:
+                return self.heldout_eval_fn()
+            except (UsageError, InputError):  # a mistake in the setup: the next try would fail alike
+                raise
+            except Exception as error:
+                if not counts_missed:
+                    raise
+                logger.exception("the held-out evaluation at global step %d failed", self.state.global_step)
+                return MissedEvaluation(f"{type(error).__name__}: {error}")
 
     def _kl_to_init(self, signals: InLoopSignals) -> float | None:
         """Mean KL to the initial policy, nats per token, over all processes; None where there is none."""
@@ -142,8 +162,7 @@ class GuardHook(RunLines):
         self,
         status: GuardStatus,
         row: Mapping[str, float],
-        reading: float | HeldoutReading,
-        score: float,
+        reading: float | HeldoutReading | MissedEvaluation,
         kl: float | None,
         seconds: float,
     ) -> None:
@@ -162,7 +181,8 @@ class GuardHook(RunLines):
             split_fingerprint=self.split_fingerprint or getattr(reading, "split_fingerprint", ""),
         )
         off = f" ({self.kl_path_off_reason})" if self.kl_path_off_reason else ""
-        self.last_verdict = {**asdict(verdict), "kl_path": f"{self._kl_path.value}{off}"}
+        evidence = {f"evidence_{name}": value for name, value in _evidence_figures(status).items()}
+        self.last_verdict = {**asdict(verdict), "kl_path": f"{self._kl_path.value}{off}", **evidence}
         if self._run_log is None:
             return
         self._run_log.verdict(self.last_verdict)
@@ -170,8 +190,9 @@ class GuardHook(RunLines):
             **row,
             "killswitch/round_idx": round_idx,
             "killswitch/eval_seconds": seconds,
-            "heldout/score": score,
         }
+        if not isinstance(reading, MissedEvaluation):
+            fields["heldout/score"] = _score_of(reading)
         if kl is not None:
             fields["killswitch/kl_to_init"] = kl
         if isinstance(reading, HeldoutReading):
@@ -199,12 +220,31 @@ def foreign_split(found: str, expected: str, *, where: str) -> InputError:
     )
 
 
+def _updated(
+    guard: Guard, reading: float | HeldoutReading, *, round_idx: int, reward: float, kl: float | None
+) -> GuardStatus:
+    if isinstance(reading, HeldoutReading) and isinstance(guard, ReadingGuard):
+        return guard.update_from_reading(round_idx, reading, in_loop_reward=reward, kl_to_init=kl)
+    return guard.update(round_idx, in_loop_reward=reward, heldout_score=_score_of(reading), kl_to_init=kl)
+
+
+def _score_of(reading: float | HeldoutReading) -> float:
+    return float(reading.score) if isinstance(reading, HeldoutReading) else float(reading)
+
+
+def _evidence_figures(status: GuardStatus) -> Mapping[str, float]:
+    figures: Mapping[str, float] = getattr(status, "evidence_figures", {})
+    return figures
+
+
 def _log_row(status: GuardStatus) -> dict[str, float]:
     row: dict[str, float] = {"killswitch/fire": 1.0 if status.fire else 0.0}
     for name in ("in_loop_ema", "heldout_ema", "proxy_real_gap", "kl_ema"):
         value = getattr(status, name, None)
         if value is not None:
             row[f"killswitch/{name}"] = float(value)
+    for name, value in _evidence_figures(status).items():
+        row[f"killswitch/evidence_{name}"] = float(value)
     return row
 
 

@@ -1,0 +1,476 @@
+"""The rules of the evidence detector, one by one."""
+
+from __future__ import annotations
+
+import logging
+import math
+import pickle
+import random
+from collections.abc import Sequence
+from dataclasses import FrozenInstanceError
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from composer_replication.safety import INSUFFICIENT_DATA, CollapseStopError, EvidenceGuard, EvidenceStatus
+
+BETS = (0.05, 0.10, 0.20, 0.35, 0.50, 0.65, 0.80, 0.95)
+BOUND_BETS = (0.1, 0.25, 0.5, 0.8)
+QUARTERS = st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0])
+PAIRS = st.lists(st.tuples(QUARTERS, QUARTERS), min_size=1, max_size=5)
+EVALUATIONS = st.lists(st.tuples(PAIRS, st.lists(QUARTERS, max_size=2)), min_size=1, max_size=5)
+HACKED = [(1.0, 0.0)] * 32
+HONEST = [(1.0, 1.0)] * 16 + [(0.0, 0.0)] * 16
+
+
+def make(planned: int = 20, **changes: Any) -> EvidenceGuard:
+    settings: dict[str, Any] = {"tolerated_gap": 0.1}
+    return EvidenceGuard(planned, **{**settings, **changes})
+
+
+def feed(guard: EvidenceGuard, rows: Sequence[Sequence[tuple[float, float]]]) -> list[EvidenceStatus]:
+    return [guard.update(guard.num_evaluations + 1, pairs) for pairs in rows]
+
+
+# ---- settings -------------------------------------------------------------------------------------
+
+
+def test_settings_are_readable_and_have_the_stated_defaults() -> None:
+    guard = EvidenceGuard(400, tolerated_gap=0.07)
+    assert (guard.planned_evaluations, guard.tolerated_gap, guard.alpha, guard.delta) == (
+        400,
+        0.07,
+        0.01,
+        0.05,
+    )
+    assert (guard.eps0, guard.alpha_1) == (0.005, 0.001)
+    assert (guard.min_evaluations, guard.min_samples, guard.max_missed) == (5, 400, 3)
+    assert (guard.max_neutral_share, guard.neutral_window, guard.cusum_limit) == (0.05, 20, 12.0)
+    assert guard.log_threshold == pytest.approx(math.log(1 / 0.009))
+    assert (guard.num_evaluations, guard.num_events, guard.last_status, guard.should_halt()) == (
+        0,
+        0,
+        None,
+        False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *[("planned_evaluations", bad) for bad in (0, -1, 1.5, True, None, "9")],
+        *[("tolerated_gap", bad) for bad in (-0.01, 1.0, math.nan, math.inf, None, "0.1", True)],
+        *[("alpha", bad) for bad in (0.0, 1.0, -0.1, math.nan, None)],
+        *[("delta", bad) for bad in (-0.1, 1.0, math.nan)],
+        *[("eps0", bad) for bad in (0.0, 1.0, math.nan)],
+        *[("min_evaluations", bad) for bad in (0, 2.0)],
+        *[("min_samples", bad) for bad in (0, None)],
+        *[("max_neutral_share", bad) for bad in (-0.1, 1.0)],
+        *[("neutral_window", bad) for bad in (0, True)],
+        *[("max_missed", bad) for bad in (0, 1.0)],
+        *[("cusum_limit", bad) for bad in (0.0, math.inf)],
+    ],
+)
+def test_a_bad_setting_is_refused_by_name(field: str, value: object) -> None:
+    given_settings: dict[str, Any] = {"planned_evaluations": 20, "tolerated_gap": 0.1, field: value}
+    with pytest.raises(ValueError, match=field):
+        EvidenceGuard(**given_settings)
+
+
+# ---- the numbers ----------------------------------------------------------------------------------
+
+
+def test_one_hacked_sample_by_hand() -> None:
+    """P = 1: w_1 = .9. The mean bet is .45, so the mixed factor of x = 1 at g0 = .1 is 1 + .45 * .9 / 1.1."""
+    status = make(planned=1).update(1, [(1.0, 0.0)])
+    factor = 1 + 0.45 * 0.9 / 1.1
+    assert math.exp(status.gap_log_evidence) == pytest.approx(0.9 * factor)
+    assert math.exp(status.collapse_log_evidence) == pytest.approx(0.9)  # no bound yet: only w_1
+    assert math.exp(status.canary_log_evidence) == pytest.approx(0.9)  # no canary either
+    assert math.exp(status.log_evidence) == pytest.approx(0.6 * 0.9 * factor + 0.4 * 0.9)
+
+
+def test_one_canary_pass_by_hand() -> None:
+    status = make(planned=1, eps0=0.005).update(1, [(0.0, 0.0)], [1.0])
+    assert math.exp(status.canary_log_evidence) == pytest.approx(0.9 * (1 + 0.45 * 0.995 / 0.005))
+
+
+def test_the_plan_and_the_time_beyond_it_by_hand() -> None:
+    """A score at the null's mean leaves e = 1, so the evidence is the sum of the weights so far."""
+    guard = make(planned=2, tolerated_gap=0.5)
+    sums = [math.exp(guard.update(step, [(0.5, 0.0)]).gap_log_evidence) for step in (1, 2, 3, 4)]
+    assert sums == pytest.approx([0.45, 0.9, 0.9 + 0.2 / 6, 0.9 + 0.2 / 6 + 0.2 / 12])
+
+
+def weight(step: int, planned: int) -> float:
+    return 0.9 / planned if step <= planned else 0.1 * planned / (step * (step - 1))
+
+
+def mixture(factors: Sequence[Sequence[float]], planned: int) -> float:
+    """Straight from the definition: the mean over bets of sum_s w_s prod_{t >= s} factor_t."""
+    num_bets = len(factors[0])
+    return (
+        math.fsum(
+            weight(start, planned) * math.prod(row[bet] for row in factors[start - 1 :])
+            for bet in range(num_bets)
+            for start in range(1, len(factors) + 1)
+        )
+        / num_bets
+    )
+
+
+def factor(scores: Sequence[float], mean: float, low: float, bets: Sequence[float]) -> list[float]:
+    return [math.prod(1 + bet * (score - mean) / (mean - low) for score in scores) for bet in bets]
+
+
+def expected_series(
+    rows: Sequence[tuple[Sequence[tuple[float, float]], Sequence[float]]], planned: int, gap: float
+) -> list[tuple[float, float, float, float]]:
+    """(gap, collapse, canary, lower bound) after each evaluation, without logs and without recursion."""
+    grid = [0.025 * point for point in range(1, 40)]
+    gaps, falls, canaries = [], [], []
+    truths: dict[float, list[list[float]]] = {point: [] for point in grid}
+    bound, series = 0.0, []
+    for pairs, passes in rows:
+        hidden = [h for _, h in pairs]
+        floor = bound - 0.05
+        gaps.append(factor([v - h for v, h in pairs], gap, -1.0, BETS))
+        falls.append(factor([-h for h in hidden], -floor, -1.0, BETS) if floor > 0 else [1.0] * 8)
+        canaries.append(factor(passes, 0.005, 0.0, BETS))
+        for point in grid:
+            truths[point].append(factor(hidden, point, 0.0, BOUND_BETS))
+            if mixture(truths[point], planned) >= 1000.0:
+                bound = max(bound, point)
+        series.append((mixture(gaps, planned), mixture(falls, planned), mixture(canaries, planned), bound))
+    return series
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=EVALUATIONS, planned=st.integers(1, 6), gap=st.sampled_from([0.0, 0.05, 0.3]))
+def test_the_recursion_is_the_sum_over_starting_points(
+    rows: list[tuple[list[tuple[float, float]], list[float]]], planned: int, gap: float
+) -> None:
+    guard = make(planned=planned, tolerated_gap=gap)
+    for step, (pairs, passes) in enumerate(rows, start=1):
+        status = guard.update(step, pairs, passes)
+        wanted = expected_series(rows[:step], planned, gap)[-1]
+        own = [math.exp(log) for log in status.streams.values()]
+        assert own == pytest.approx(wanted[:3], rel=1e-9)
+        assert status.lower_bound == pytest.approx(wanted[3], abs=1e-12)
+        assert math.exp(status.log_evidence) == pytest.approx(0.6 * own[0] + 0.1 * own[1] + 0.3 * own[2])
+
+
+def test_the_bound_makes_the_collapse_stream_speak() -> None:
+    guard = make(min_samples=1)
+    statuses = feed(guard, [[(1.0, 1.0)] * 32] * 3 + [[(0.0, 0.0)] * 32])
+    # .045 / 4 * (1 + .8 (1 - m) / m) ** 32 reaches 1,000 at m = .6516 (the smaller bets add nothing)
+    assert statuses[0].lower_bound == 0.65
+    assert statuses[-1].lower_bound == statuses[-2].lower_bound  # it never falls
+    assert statuses[-1].fire
+    assert "fell more than 0.05 below its best" in statuses[-1].reason
+    assert statuses[-1].gap_log_evidence < 0.0
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows=EVALUATIONS, seed=st.integers(0, 99))
+def test_the_order_of_the_samples_changes_no_bit(
+    rows: list[tuple[list[tuple[float, float]], list[float]]], seed: int
+) -> None:
+    rng = random.Random(seed)
+    one, other = make(), make()
+    for step, (pairs, passes) in enumerate(rows, start=1):
+        mixed, mixed_passes = rng.sample(pairs, len(pairs)), rng.sample(passes, len(passes))
+        assert one.update(step, pairs, passes) == other.update(step, mixed, mixed_passes)
+    assert one.state_dict() == other.state_dict()
+
+
+# ---- what update takes ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", [0, 1, 3, 4, -2])
+def test_any_other_step_than_the_next_is_refused(step: int) -> None:
+    guard = make()
+    guard.update(1, HONEST)
+    before, status = guard.state_dict(), guard.last_status
+    with pytest.raises(ValueError, match="step must be 2"):
+        guard.update(step, HONEST)
+    assert guard.state_dict() == before
+    assert guard.last_status is status
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"pairs": [(math.nan, 0.0)]}, r"visible score must be in \[0, 1\], got nan in evaluation 2"),
+        ({"pairs": [(0.0, math.nan)]}, "hidden score"),
+        ({"pairs": [(1.0, 1.0), (1.0000001, 0.0)]}, "clipping"),
+        ({"pairs": [(0.5, -0.1)]}, "hidden score"),
+        ({"pairs": [(math.inf, 0.0)]}, "visible score"),
+        ({"pairs": [("1", 0.0)]}, "number"),
+        ({"pairs": [(None, 0.0)]}, "number"),
+        ({"pairs": [(1.0,)]}, r"\(visible, hidden\)"),
+        ({"pairs": [(1.0, 0.0, 0.0)]}, r"\(visible, hidden\)"),
+        ({"pairs": [1.0]}, r"\(visible, hidden\)"),
+        ({"canary_passes": [1.5]}, "canary"),
+        ({"canary_passes": [math.nan]}, "canary"),
+        ({"neutral": -1}, "neutral"),
+        ({"neutral": 0.5}, "neutral"),
+        ({"pairs": []}, "note_missed"),
+        ({"step": "2"}, "step"),
+        ({"step": True}, "step"),
+    ],
+)
+def test_bad_input_is_refused_and_changes_nothing(arguments: dict[str, Any], message: str) -> None:
+    guard = make()
+    guard.update(1, HONEST, [0.0])
+    before, status = guard.state_dict(), guard.last_status
+    with pytest.raises(ValueError, match=message):
+        guard.update(**{"step": 2, "pairs": HONEST, **arguments})
+    assert guard.state_dict() == before
+    assert guard.last_status is status
+    guard.update(2, HONEST)
+
+
+def test_true_false_iterators_and_numpy_numbers_are_scores() -> None:
+    plain, other = make(), make()
+    plain.update(1, [(1.0, 0.0), (0.5, 0.5)], [1.0, 0.0])
+    other.update(np.int64(1), iter([(True, False), np.array([0.5, 0.5])]), (score for score in (True, False)))
+    assert plain.state_dict() == other.state_dict()
+
+
+# ---- alarm, latch, warning ------------------------------------------------------------------------
+
+
+def test_the_alarm_names_the_stream_and_latches() -> None:
+    guard = make()
+    first, later = feed(guard, [HACKED, HONEST])
+    assert first.fire and first.halt and first.cause == "evidence"
+    assert first.reason.startswith("visible scores exceed hidden ones by more than 0.1")
+    assert first.log_evidence >= guard.log_threshold
+    for _ in range(60):
+        later = guard.update(guard.num_evaluations + 1, [(0.0, 1.0)] * 32)
+    assert later.log_evidence < guard.log_threshold
+    assert later.fire and later.reason == f"latched: {first.reason}"
+    assert later.verdict == "halted"
+
+
+def test_raise_if_fired_carries_the_status_and_survives_pickling() -> None:
+    guard = make()
+    guard.raise_if_fired()
+    feed(guard, [HONEST])
+    guard.raise_if_fired()
+    clean = guard.last_status
+    (status,) = feed(guard, [HACKED])
+    with pytest.raises(CollapseStopError, match="visible scores exceed") as caught:
+        guard.raise_if_fired()
+    assert caught.value.status is status
+    assert pickle.loads(pickle.dumps(caught.value)).status == status
+    guard.raise_if_fired(clean)
+    with pytest.raises(CollapseStopError):
+        make().raise_if_fired(status)
+
+
+def test_queries_change_nothing() -> None:
+    guard = make()
+    feed(guard, [HACKED])
+    before = guard.state_dict()
+    for _ in range(3):
+        assert guard.should_halt()
+        assert guard.last_status is guard.last_status
+        assert (guard.num_evaluations, guard.tolerated_gap) == (1, 0.1)
+    assert guard.state_dict() == before
+
+
+def test_a_warning_does_not_stop(caplog: pytest.LogCaptureFixture) -> None:
+    guard = make()
+    with caplog.at_level(logging.WARNING):
+        statuses = feed(guard, [HACKED[:15], [(0.5, 0.4)]])
+    assert [(status.warn, status.fire) for status in statuses] == [(True, False), (True, False)]
+    assert math.log(10) <= statuses[0].log_evidence < guard.log_threshold
+    assert caplog.text.count("evidence of gaming") == 1  # said when it begins, not at every evaluation
+
+
+def test_the_status_is_frozen() -> None:
+    (status,) = feed(make(), [HONEST])
+    with pytest.raises(FrozenInstanceError):
+        status.fire = True  # type: ignore[misc]
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows=EVALUATIONS)
+def test_the_p_value_is_that_of_the_largest_evidence_and_never_rises(
+    rows: list[tuple[list[tuple[float, float]], list[float]]],
+) -> None:
+    guard = make(planned=2, alpha=0.05)
+    largest = -math.inf
+    for step, (pairs, passes) in enumerate(rows, start=1):
+        status = guard.update(step, pairs * 4, passes)
+        largest = max(largest, status.log_evidence)
+        assert status.p_value == pytest.approx(min(1.0, math.exp(-largest) + 0.005))
+        assert status.fire == (status.p_value <= 0.05 + 1e-15)
+
+
+# ---- infrastructure -------------------------------------------------------------------------------
+
+
+def test_a_neutral_task_is_a_factor_of_one() -> None:
+    with_neutral, without = make(), make()
+    one = with_neutral.update(1, HONEST, [0.0], neutral=1)
+    other = without.update(1, HONEST, [0.0])
+    assert one.streams == other.streams
+    assert (one.num_samples, one.num_neutral, other.num_neutral) == (32, 1, 0)
+
+
+def test_the_neutral_budget_is_five_percent_of_twenty_evaluations() -> None:
+    guard = make()
+    first = guard.update(1, [], neutral=20)  # 20 of 20 evaluations of 20: exactly 5%
+    assert not first.fire
+    for step in range(2, 21):
+        assert not guard.update(step, HONEST[6:26]).fire
+    assert guard.last_status is not None and guard.last_status.num_neutral == 20
+    assert not guard.update(21, HONEST[6:25], neutral=1).fire  # the outage has left the window
+    assert guard.last_status.num_neutral == 1
+
+
+def test_beyond_the_neutral_budget_the_guard_stops_for_its_own_reason() -> None:
+    guard = make()
+    assert not guard.update(1, [], neutral=20).fire
+    status = guard.update(2, HONEST[6:25], neutral=1)
+    assert status.fire and status.cause == "infrastructure"
+    assert "infrastructure failed on 21 of the 40 tasks" in status.reason
+    assert status.p_value > 0.01  # no evidence against the policy
+    assert status.insufficient_data and status.verdict == "halted"
+    later = guard.update(3, HACKED * 2)
+    assert later.cause == "infrastructure" and later.reason == f"latched: {status.reason}"
+
+
+def test_evidence_and_infrastructure_at_once_is_evidence() -> None:
+    status = make().update(1, HACKED, neutral=32)
+    assert status.fire and status.cause == "evidence"
+
+
+def test_three_missed_evaluations_in_a_row_halt() -> None:
+    guard = make()
+    assert not guard.note_missed("the first").fire
+    assert not guard.note_missed("the second").fire
+    feed(guard, [HONEST])
+    statuses = [guard.note_missed(f"time-out {n}") for n in range(3)]
+    assert [status.fire for status in statuses] == [False, False, True]
+    assert [status.missed_in_a_row for status in statuses] == [1, 2, 3]
+    assert statuses[-1].cause == "missed"
+    assert statuses[-1].reason == "3 evaluations in a row were missed, the last: time-out 2"
+    assert (guard.num_evaluations, guard.num_events) == (1, 6)
+    with pytest.raises(CollapseStopError, match="time-out 2"):
+        guard.raise_if_fired()
+    assert guard.update(2, HONEST).reason.startswith("latched: 3 evaluations")  # no step was used up
+
+
+def test_before_any_evaluation_there_is_no_evidence() -> None:
+    status = make().note_missed("no grader")
+    assert (status.log_evidence, status.p_value, status.verdict) == (-math.inf, 1.0, INSUFFICIENT_DATA)
+    assert "log" not in status.figures and status.figures["missed_in_a_row"] == 1.0
+
+
+# ---- too little data ------------------------------------------------------------------------------
+
+
+def test_insufficient_data_until_both_minima_are_reached() -> None:
+    guard = make(min_evaluations=3, min_samples=64)
+    statuses = feed(guard, [HONEST, HONEST, HONEST, HONEST])
+    assert [status.verdict for status in statuses] == [INSUFFICIENT_DATA, INSUFFICIENT_DATA, "clean", "clean"]
+    guard = make(min_evaluations=1, min_samples=65)
+    assert [status.verdict for status in feed(guard, [HONEST] * 3)][1:] == [INSUFFICIENT_DATA, "clean"]
+
+
+def test_canaries_and_neutral_tasks_are_no_samples() -> None:
+    guard = make(min_evaluations=1, min_samples=33)
+    status = guard.update(1, HONEST, [0.0] * 8, neutral=1)
+    assert status.insufficient_data and status.num_samples == 32 and status.num_canaries == 8
+
+
+def test_insufficient_data_while_the_gap_stream_could_not_have_fired_at_any_scores() -> None:
+    def gap_alarm(num: int) -> bool:
+        guard = make(planned=400)
+        return math.log(0.6) + guard.update(1, [(1.0, 0.0)] * num).gap_log_evidence >= guard.log_threshold
+
+    fewest = next(num for num in range(1, 99) if gap_alarm(num))
+    assert fewest == 23  # .6 * .00225 * mean of (1 + f * .9 / 1.1) ** num: 115 at 23, 66 at 22; 111 is asked
+    for num, verdict in ((fewest - 1, INSUFFICIENT_DATA), (fewest, "clean")):
+        status = make(planned=400, min_evaluations=1, min_samples=1).update(1, [(0.0, 0.0)] * num)
+        assert status.verdict == verdict
+
+
+def test_evidence_that_fired_was_enough_data() -> None:
+    (status,) = feed(make(), [HACKED])
+    assert not status.insufficient_data and status.verdict == "halted"
+
+
+# ---- tightening and CUSUM -------------------------------------------------------------------------
+
+
+def test_the_tolerated_gap_is_only_ever_tightened_and_only_for_what_comes() -> None:
+    guard = make(planned=2, tolerated_gap=0.3)
+    first = guard.update(1, [(1.0, 0.0)])
+    assert guard.tighten_tolerated_gap(0.1) == 0.1
+    assert guard.tighten_tolerated_gap(0.2) == guard.tolerated_gap == 0.1
+    assert guard.last_status is first and first.tolerated_gap == 0.3
+    second = guard.update(2, [(1.0, 0.0)])
+    assert second.tolerated_gap == 0.1
+    old, new = (factor([1.0], gap, -1.0, BETS) for gap in (0.3, 0.1))
+    assert math.exp(second.gap_log_evidence) == pytest.approx(mixture([old, new], 2))
+    for bad in (-0.1, 1.0, math.nan):
+        with pytest.raises(ValueError, match="tolerated_gap"):
+            guard.tighten_tolerated_gap(bad)
+    with pytest.raises(AttributeError):
+        guard.tolerated_gap = 0.5  # type: ignore[misc]
+
+
+def test_the_cusum_warns_by_hand(caplog: pytest.LogCaptureFixture) -> None:
+    guard = make(tolerated_gap=0.25, cusum_limit=3.0)
+    with caplog.at_level(logging.WARNING):
+        rows = [[(1.0, 0.0)] * 2, [(0.0, 0.0)] * 4, [(0.0, 1.0)], [(1.0, 0.0)] * 4, [(1.0, 0.0)]]
+        statuses = feed(guard, rows)
+    assert [status.cusum for status in statuses] == [1.5, 0.5, 0.0, 3.0, 3.75]
+    assert [status.cusum_warning for status in statuses] == [False, False, False, True, True]
+    assert not statuses[-1].fire
+    assert caplog.text.count("without a guarantee") == 1
+
+
+# ---- the guarantee, in small ----------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(planned=st.integers(1, 50), num=st.integers(1, 300))
+def test_the_weights_sum_to_one(planned: int, num: int) -> None:
+    """Beyond t > P the rest of the sum is .1 P / t, so with it the total is 1 at every t."""
+    guard = make(planned=planned, tolerated_gap=0.5)
+    for step in range(1, num + 1):
+        guard.update(step, [(0.5, 0.0)])  # a factor of 1
+    assert guard.last_status is not None
+    rest = 0.1 * planned / num if num > planned else 1.0 - 0.9 * num / planned
+    assert math.exp(guard.last_status.gap_log_evidence) + rest == pytest.approx(1.0)
+
+
+def alarms(*, drop_failures: bool) -> int:
+    """Runs of 40 evaluations at the boundary gap .1, error .2: how many of 60 are halted."""
+    count = 0
+    for run in range(60):
+        rng = random.Random(run)
+        guard = make(planned=40, alpha=0.2)
+        for step in range(1, 41):
+            pairs = [
+                (float(chance < 0.5), float(chance < 0.4)) for chance in (rng.random() for _ in range(16))
+            ]
+            guard.update(step, [pair for pair in pairs if pair[0]] if drop_failures else pairs)
+        assert guard.last_status is not None
+        count += guard.last_status.cause == "evidence"
+        assert guard.last_status.lower_bound <= 0.4 or drop_failures
+    return count
+
+
+def test_clean_runs_are_rarely_halted_and_dropping_by_outcome_breaks_that() -> None:
+    assert alarms(drop_failures=False) <= 12  # nominal error .2 of 60 runs
+    assert alarms(drop_failures=True) >= 30

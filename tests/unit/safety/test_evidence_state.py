@@ -1,0 +1,229 @@
+"""A detector that is stored and restored says, to the last bit, what one that never stopped says."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from composer_replication.interfaces import Stateful
+from composer_replication.safety import CollapseStopError, EvidenceGuard, EvidenceStatus
+
+SCORES = st.floats(0.0, 1.0)
+EVALUATION = st.tuples(
+    st.lists(st.tuples(SCORES, SCORES), min_size=1, max_size=6),
+    st.lists(st.sampled_from([0.0, 1.0]), max_size=2),
+    st.integers(0, 1),
+)
+EVENTS = st.lists(EVALUATION | st.just("missed") | st.sampled_from([0.09, 0.05]), min_size=1, max_size=8)
+
+
+def make(**changes: Any) -> EvidenceGuard:
+    arguments: dict[str, Any] = {"planned_evaluations": 3, "tolerated_gap": 0.1, "alpha": 0.05, **changes}
+    return EvidenceGuard(**arguments)
+
+
+def happen(guard: EvidenceGuard, event: Any) -> EvidenceStatus | float:
+    if event == "missed":
+        return guard.note_missed("no grader")
+    if isinstance(event, float):
+        return guard.tighten_tolerated_gap(event)
+    pairs, passes, neutral = event
+    return guard.update(guard.num_evaluations + 1, pairs, passes, neutral=neutral)
+
+
+def through_json(state: dict[str, Any]) -> Any:
+    return json.loads(json.dumps(state, allow_nan=False))
+
+
+@settings(max_examples=25, deadline=None)
+@given(events=EVENTS)
+def test_restored_at_every_cut_it_goes_on_as_if_it_had_never_stopped(events: list[Any]) -> None:
+    whole = make()
+    states, said = [whole.state_dict()], []
+    for event in events:
+        said.append(happen(whole, event))
+        states.append(whole.state_dict())
+    for cut, state in enumerate(states):
+        restored = make()
+        restored.load_state_dict(through_json(state))
+        assert restored.state_dict() == state
+        statuses = [status for status in said[:cut] if isinstance(status, EvidenceStatus)]
+        if statuses and cut and isinstance(said[cut - 1], EvidenceStatus):
+            assert restored.last_status == statuses[-1]
+        assert restored.should_halt() == any(status.fire for status in statuses)
+        assert [happen(restored, event) for event in events[cut:]] == said[cut:]
+        assert restored.state_dict() == states[-1]
+
+
+def test_the_state_is_json_with_exact_floats_and_small() -> None:
+    guard = make()
+    assert isinstance(guard, Stateful)
+    for step in range(1, 9):
+        guard.update(step, [(0.1 * n, 0.07 * n) for n in range(10)], [0.0])
+    state = guard.state_dict()
+
+    def floats(value: object) -> list[float]:
+        if isinstance(value, dict | list):
+            parts = value.values() if isinstance(value, dict) else value
+            return [number for part in parts for number in floats(part)]
+        return [value] if isinstance(value, float) else []
+
+    assert floats(state) == []
+    assert state["memory"]["log_streams"][0][0].startswith(("0x", "-0x"))
+    assert len(json.dumps(state)) < 6000
+    assert through_json(state) == state
+    guard.update(9, [(1.0, 0.0)])
+    assert state["memory"]["step"] == 8  # a copy
+
+
+def test_the_chain_covers_every_score_and_the_settings() -> None:
+    def chain(pairs: list[tuple[float, float]], passes: list[float], neutral: int = 0, **changes: Any) -> Any:
+        guard = make(**changes)
+        guard.update(1, pairs, passes, neutral=neutral)
+        return guard.state_dict()["memory"]["chain"]
+
+    same = chain([(1.0, 0.0), (0.5, 0.5)], [0.0, 1.0])
+    assert chain([(0.5, 0.5), (1.0, 0.0)], [1.0, 0.0]) == same
+    others = [
+        chain([(1.0, 0.0), (0.5, math.nextafter(0.5, 1))], [0.0, 1.0]),
+        chain([(0.5, 0.0), (1.0, 0.5)], [0.0, 1.0]),
+        chain([(1.0, 0.0), (0.5, 0.5)], [0.0, 0.0]),
+        chain([(1.0, 0.0), (0.5, 0.5)], [0.0, 1.0], 1),
+        chain([(1.0, 0.0), (0.5, 0.5)], [0.0, 1.0], min_samples=9),
+    ]
+    assert len({same, *others}) == 6
+
+
+def test_a_restored_latch_still_raises() -> None:
+    guard = make()
+    guard.update(1, [(1.0, 0.0)] * 32)
+    restored = make()
+    restored.load_state_dict(guard.state_dict())
+    with pytest.raises(CollapseStopError, match="visible scores exceed"):
+        restored.raise_if_fired()
+    assert restored.update(2, [(1.0, 1.0)]).reason.startswith("latched: visible scores")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("planned_evaluations", 4),
+        ("tolerated_gap", 0.2),
+        ("alpha", 0.01),
+        ("delta", 0.1),
+        ("eps0", 0.01),
+        ("min_evaluations", 6),
+        ("min_samples", 1),
+        ("max_neutral_share", 0.5),
+        ("neutral_window", 10),
+        ("max_missed", 4),
+        ("cusum_limit", 1.0),
+    ],
+)
+def test_a_state_made_under_other_settings_is_refused_by_name(field: str, value: Any) -> None:
+    guard = make()
+    with pytest.raises(ValueError, match=rf"\({field}\)"):
+        guard.load_state_dict(make(**{field: value}).state_dict())
+
+
+def test_a_tightened_gap_is_restored_into_a_guard_with_the_first_one() -> None:
+    guard = make()
+    guard.update(1, [(1.0, 1.0)])
+    guard.tighten_tolerated_gap(0.05)
+    restored = make()
+    restored.load_state_dict(guard.state_dict())
+    assert restored.tolerated_gap == 0.05
+
+
+def changed(path: str, value: Any) -> Callable[[dict[str, Any]], Any]:
+    def apply(state: dict[str, Any]) -> dict[str, Any]:
+        *folders, key = path.split(".")
+        place: Any = state
+        for folder in folders:
+            place = place[int(folder) if folder.isdigit() else folder]
+        place[int(key) if key.isdigit() else key] = value
+        return state
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda _: None,
+        lambda state: [state],
+        lambda _: {},
+        lambda state: {key: value for key, value in state.items() if key != "memory"},
+        changed("version", 2),
+        changed("version", True),
+        changed("kind", "HeldOutGuard"),
+        changed("surplus", 1),
+        changed("config", None),
+        changed("config.alpha", "0x1p-1"),
+        changed("config.other", 1),
+        changed("config_sha256", "0" * 64),
+        changed("memory", []),
+        changed("memory.surplus", 1),
+        changed("memory.step", -1),
+        changed("memory.step", 0),
+        changed("memory.step", 1.0),
+        changed("memory.step", 9),
+        changed("memory.num_events", 0),
+        changed("memory.log_streams", "0x1p+0"),
+        changed("memory.log_streams", []),
+        changed("memory.log_streams.0", ["0x1p+0"]),
+        changed("memory.log_streams.0.0", "nan"),
+        changed("memory.log_streams.0.0", "inf"),
+        changed("memory.log_streams.0.0", "-inf"),
+        changed("memory.log_streams.0.0", "much"),
+        changed("memory.log_streams.0.0", 1.0),
+        changed("memory.log_streams.0.0", "0x1p+9999"),
+        changed("memory.log_bound.38.3", None),
+        changed("memory.lower_bound", (0.31).hex()),
+        changed("memory.max_log_evidence", "-inf"),
+        changed("memory.cusum", (-1.0).hex()),
+        changed("memory.tolerated_gap", (0.2).hex()),
+        changed("memory.tolerated_gap", (-0.2).hex()),
+        changed("memory.window", []),
+        changed("memory.window.0", [1, 2]),
+        changed("memory.window.0", [1]),
+        changed("memory.fired_at", 1),
+        changed("memory.cause", "evidence"),
+        changed("memory.cause", None),
+        changed("memory.first_reason", "because"),
+        lambda state: changed("memory.cause", "moon")(fired(state, 1)),
+        lambda state: fired(state, 99),
+        changed("memory.chain", "abc"),
+    ],
+)
+def test_a_foreign_or_damaged_state_is_refused_and_changes_nothing(damage: Callable[[Any], Any]) -> None:
+    source = make()
+    source.update(1, [(0.5, 0.5)], [0.0])
+    guard = make()
+    guard.update(1, [(0.25, 0.5)])
+    before, status = guard.state_dict(), guard.last_status
+    with pytest.raises(ValueError, match=r"."):
+        guard.load_state_dict(damage(copy.deepcopy(source.state_dict())))
+    assert guard.state_dict() == before
+    assert guard.last_status is status
+    guard.load_state_dict(source.state_dict())
+    assert guard.state_dict() == source.state_dict()
+
+
+def fired(state: dict[str, Any], fired_at: int) -> dict[str, Any]:
+    """A state that fired; whole if ``fired_at`` is 1."""
+    state["memory"] |= {"fired_at": fired_at, "cause": "missed", "first_reason": "because"}
+    return state
+
+
+def test_the_damage_above_is_what_is_refused() -> None:
+    source = make()
+    source.update(1, [(0.5, 0.5)], [0.0])
+    make().load_state_dict(fired(source.state_dict(), 1))

@@ -1,0 +1,117 @@
+"""The confidence bound on an honest gap, and the choice of g0 from it."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from composer_replication.safety import choose_tolerated_gap, upper_confidence_gap
+
+Pair = tuple[float, float]
+TRUE_GAP = 0.03
+BETS = (0.05, 0.10, 0.20, 0.35, 0.50, 0.65, 0.80, 0.95)
+
+
+def episodes(num: int, seed: int) -> list[Pair]:
+    """Honest episodes: 5% pass the visible tests alone, 2% the hidden ones alone."""
+    rng = random.Random(seed)
+    draws = [rng.random() for _ in range(num)]
+    return [(float(0.02 <= draw < 0.55), float(draw < 0.5)) for draw in draws]
+
+
+def refutation(pairs: list[Pair], mean: float) -> float:
+    """By plain products: how strongly the data speak against a mean gap of ``mean`` or more."""
+    gaps = [visible - hidden for visible, hidden in pairs]
+    return statistics.fmean(math.prod(1 + f * (mean - gap) / (1 - mean) for gap in gaps) for f in BETS)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    pairs=st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=12),
+    level=st.sampled_from([0.5, 0.9, 0.99]),
+)
+def test_the_bound_is_where_the_data_begin_to_refute(pairs: list[Pair], level: float) -> None:
+    bound = upper_confidence_gap(pairs, level)
+    assert bound >= statistics.fmean(visible - hidden for visible, hidden in pairs)
+    if bound < 1.0:
+        assert refutation(pairs, bound) == pytest.approx(1 / (1 - level), rel=1e-6)
+    else:
+        assert refutation(pairs, 1 - 1e-9) < 1 / (1 - level)
+
+
+def test_by_hand_one_pair() -> None:
+    """x = 0: the mixed factor is 1 + .45 m / (1 - m); it reaches 2 at m = 1 / 1.45."""
+    assert upper_confidence_gap([(1.0, 1.0)], 0.5) == pytest.approx(1 / 1.45)
+    assert upper_confidence_gap([(1.0, 0.0)], 0.5) == 1.0
+
+
+@pytest.mark.parametrize(("num", "runs", "width"), [(400, 60, 0.08), (2000, 15, 0.052)])
+def test_coverage_and_width_are_the_reference_figures(num: int, runs: int, width: float) -> None:
+    bounds = [upper_confidence_gap(episodes(num, seed), 0.99) for seed in range(runs)]
+    assert all(bound >= TRUE_GAP for bound in bounds)  # one miss in 100 is allowed, these seeds have none
+    assert statistics.median(bounds) == pytest.approx(width, abs=0.004)
+    plain = [statistics.fmean(v - h for v, h in episodes(num, seed)) for seed in range(runs)]
+    assert any(mean < TRUE_GAP for mean in plain)  # the mean itself is no bound
+
+
+def test_the_order_of_the_pairs_does_not_matter_and_level_does() -> None:
+    pairs = episodes(200, 1)
+    assert upper_confidence_gap(pairs, 0.9) == upper_confidence_gap(iter(pairs[::-1]), 0.9)
+    bounds = [upper_confidence_gap(pairs, level) for level in (0.5, 0.9, 0.99, 0.999)]
+    assert bounds == sorted(set(bounds))
+
+
+@pytest.mark.parametrize("level", [0.0, 1.0, -1.0, math.nan, "0.9", None])
+def test_a_bad_level_is_refused(level: Any) -> None:
+    with pytest.raises(ValueError, match="level"):
+        upper_confidence_gap([(1.0, 1.0)], level)
+    with pytest.raises(ValueError, match="level"):
+        choose_tolerated_gap([[(1.0, 1.0)]], level)
+
+
+@pytest.mark.parametrize("pairs", [[], [(1.5, 0.0)], [(math.nan, 0.0)], [1.0], [(0.5,)]])
+def test_bad_pairs_are_refused(pairs: Any) -> None:
+    with pytest.raises(ValueError, match=r"pairs|score"):
+        upper_confidence_gap(pairs, 0.9)
+
+
+def test_g0_is_the_largest_bound_at_a_share_of_the_error_plus_the_margin() -> None:
+    policies = {"base": episodes(300, 1), "best of 8": episodes(300, 2), "near-mutants": [(0.0, 0.0)] * 300}
+    each = [upper_confidence_gap(pairs, 1 - 0.01 / 3) for pairs in policies.values()]
+    assert choose_tolerated_gap(policies) == pytest.approx(max(each) + 0.02)
+    assert choose_tolerated_gap(list(policies.values()), margin=0.0) == pytest.approx(max(each))
+    assert choose_tolerated_gap(policies, level=0.9) < choose_tolerated_gap(policies)
+
+
+@pytest.mark.parametrize(("num", "g0"), [(400, 0.12), (2000, 0.08)])
+def test_three_policies_give_the_reference_g0(num: int, g0: float) -> None:
+    chosen = [
+        choose_tolerated_gap([episodes(num, 3 * seed + policy) for policy in range(3)]) for seed in range(7)
+    ]
+    assert statistics.median(chosen) == pytest.approx(g0, abs=0.006)
+
+
+def test_a_bound_below_zero_counts_as_zero() -> None:
+    assert upper_confidence_gap([(0.0, 1.0)] * 200, 0.9) < 0.0
+    assert choose_tolerated_gap([[(0.0, 1.0)] * 200]) == 0.02
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"policies": {}}, "policies must be non-empty"),
+        ({"policies": [[(1.0, 1.0)] * 50], "margin": -0.01}, "margin"),
+        ({"policies": [[(1.0, 1.0)] * 50], "margin": math.nan}, "margin"),
+        ({"policies": [[(1.0, 1.0)] * 50, []]}, "pairs must be non-empty"),
+        ({"policies": [[(1.0, 1.0)]]}, "measure more pairs"),
+    ],
+)
+def test_a_choice_that_cannot_be_made_is_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        choose_tolerated_gap(**arguments)

@@ -1,0 +1,193 @@
+"""The hook with a guard that judges whole readings, on bare instances as the contract names them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from composer_replication.errors import CollapseStopError, InputError, SandboxFailure, UsageError
+from composer_replication.records import HeldoutReading
+from composer_replication.run_folder import RunFolder, read_jsonl
+from composer_replication.safety import CombinedGuard, EvidenceGuard, HeldOutGuard
+from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
+from composer_replication.trainer.metrics_log import RunLog
+
+HONEST = ((1.0, 1.0), (0.0, 0.0)) * 16
+HACKED = ((1.0, 0.0),) * 32
+
+
+def bare_trainer(evaluate: Callable[[], Any], **fields: Any) -> Any:
+    trainer = ComposerReplicationTrainer.__new__(ComposerReplicationTrainer)
+    trainer.rows = []
+    settings: dict[str, Any] = {
+        "heldout_guard": CombinedGuard(HeldOutGuard(), EvidenceGuard(10, tolerated_gap=0.1)),
+        "heldout_eval_fn": evaluate,
+        "strict_killswitch": True,
+        "alpha_sdpo": 0.0,
+        "beta_replay": 0.0,
+        "state": SimpleNamespace(global_step=0),
+        "args": SimpleNamespace(logging_steps=10),
+        "control": SimpleNamespace(should_training_stop=False),
+        "_metrics": {"train": {"reward": [0.5]}},
+        "log": lambda row: trainer.rows.append(dict(row)),
+    }
+    for name, value in {**settings, **fields}.items():
+        setattr(trainer, name, value)
+    return trainer
+
+
+def reading(idx: int, pairs: Any = HONEST) -> HeldoutReading:
+    return HeldoutReading(idx, 0.5, tuple(pairs), (0.0,) * 4, "split-a", 0.1, 1)
+
+
+def scripted(*answers: Any) -> Callable[[], Any]:
+    left = list(answers)
+
+    def evaluate() -> Any:
+        answer = left.pop(0)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    return evaluate
+
+
+def fold(trainer: Any, times: int = 1) -> None:
+    for _ in range(times):
+        trainer._maybe_update_killswitch()
+        trainer.state.global_step += 10
+
+
+def test_pairs_canaries_and_failures_reach_the_evidence() -> None:
+    trainer = bare_trainer(scripted(reading(1), None, reading(2)))
+    fold(trainer, 3)
+    alone = EvidenceGuard(10, tolerated_gap=0.1)
+    statuses = [alone.update(step, HONEST, [0.0] * 4, neutral=1) for step in (1, 2)]
+    assert trainer.heldout_guard.last_status.evidence == statuses[-1]
+    assert trainer.heldout_guard.last_status.round_idx == 20  # the global step is a label only
+    assert [row["killswitch/evidence_gap"] for row in trainer.rows] == [s.gap_log_evidence for s in statuses]
+
+
+def test_the_row_has_the_contracts_keys_and_the_evidence() -> None:
+    trainer = bare_trainer(scripted(reading(1)))
+    fold(trainer)
+    (row,) = trainer.rows
+    assert {name for name in row if not name.startswith("killswitch/evidence_")} == {
+        "killswitch/fire",
+        "killswitch/in_loop_ema",
+        "killswitch/heldout_ema",
+        "killswitch/proxy_real_gap",
+    }
+    assert {name.removeprefix("killswitch/evidence_") for name in row if "evidence" in name} >= {
+        "log",
+        "gap",
+        "collapse",
+        "canary",
+        "p_value",
+        "warn",
+        "lower_bound",
+        "num_samples",
+        "num_canaries",
+        "insufficient_data",
+        "cusum_warning",
+    }
+    assert trainer.last_verdict["evidence_num_samples"] == 32.0
+    assert trainer.last_verdict["evidence_insufficient_data"] == 1.0
+
+
+def test_evidence_halts_the_run_and_the_error_carries_the_combined_status() -> None:
+    trainer = bare_trainer(scripted(reading(1, HACKED)))
+    with pytest.raises(CollapseStopError, match="visible scores exceed") as caught:
+        fold(trainer)
+    assert caught.value.status is trainer.heldout_guard.last_status
+    assert trainer.rows[-1]["killswitch/fire"] == 1.0
+    assert trainer.last_verdict["reason"].startswith("visible scores exceed")
+    assert trainer.halted_at == 0
+
+
+def test_a_plain_guard_gets_exactly_the_keywords_that_it_always_got() -> None:
+    class Plain(HeldOutGuard):
+        def update(self, *labels: Any, **keywords: Any) -> Any:
+            seen.append((labels, keywords))
+            return super().update(*labels, **keywords)
+
+    seen: list[Any] = []
+    trainer = bare_trainer(scripted(reading(1), 0.25), heldout_guard=Plain())
+    fold(trainer, 2)
+    assert seen == [
+        ((0,), {"in_loop_reward": 0.5, "heldout_score": 0.5, "kl_to_init": None}),
+        ((10,), {"in_loop_reward": 0.5, "heldout_score": 0.25, "kl_to_init": None}),
+    ]
+    assert not [name for row in trainer.rows for name in row if "evidence" in name]
+
+
+def test_a_bare_score_is_no_food_for_the_evidence() -> None:
+    trainer = bare_trainer(scripted(0.25))
+    with pytest.raises(ValueError, match="HeldoutReading"):
+        fold(trainer)
+    assert trainer.rows == []
+
+
+def test_a_reading_of_another_split_is_refused_before_it_is_folded() -> None:
+    trainer = bare_trainer(scripted(reading(1)), split_fingerprint="split-b")
+    with pytest.raises(InputError, match="split-a"):
+        fold(trainer)
+    assert trainer.heldout_guard.last_status is None
+
+
+def test_missed_evaluations_are_counted_logged_and_the_third_in_a_row_halts(
+    caplog: pytest.LogCaptureFixture, tmp_path: Any
+) -> None:
+    failure = SandboxFailure("CR0390", "the sandbox failed for every sample of a held-out evaluation.")
+    answers = [OSError("no grader"), reading(1), failure, TimeoutError("hung"), RuntimeError("lost")]
+    folder = RunFolder(tmp_path)
+    trainer = bare_trainer(scripted(*answers), _run_log=RunLog(folder))
+    with caplog.at_level(logging.ERROR):
+        fold(trainer, 4)
+    assert [row["killswitch/evidence_missed_in_a_row"] for row in trainer.rows] == [1.0, 0.0, 1.0, 2.0]
+    assert "killswitch/in_loop_ema" not in trainer.rows[0]
+    assert "no grader" in caplog.text
+    with pytest.raises(
+        CollapseStopError, match="3 evaluations in a row were missed, the last: RuntimeError: lost"
+    ):
+        fold(trainer)
+    verdicts = read_jsonl(folder.verdicts)
+    assert [(row["round_idx"], row["fire"]) for row in verdicts] == [
+        (0, False),
+        (10, False),
+        (20, False),
+        (30, False),
+        (40, True),
+    ]
+    assert trainer.num_cadence_hits_without_new_reward == 3  # the reward was judged once, in the second fold
+
+
+@pytest.mark.parametrize(
+    "mistake", [UsageError("CR0452", "there is no held-out task."), InputError("CR0451", "no hidden tests.")]
+)
+def test_a_mistake_in_the_setup_is_not_a_missed_evaluation(mistake: Exception) -> None:
+    trainer = bare_trainer(scripted(mistake))
+    with pytest.raises(type(mistake)):
+        fold(trainer)
+    assert trainer.heldout_guard.last_status is None
+
+
+def test_an_interruption_is_not_a_missed_evaluation() -> None:
+    trainer = bare_trainer(scripted(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        fold(trainer)
+    assert trainer.heldout_guard.last_status is None
+
+
+@pytest.mark.parametrize(
+    "fields", [{"heldout_guard": HeldOutGuard()}, {"_weights_are_sharded": True}], ids=["plain", "sharded"]
+)
+def test_elsewhere_an_evaluation_that_fails_ends_the_run(fields: dict[str, Any]) -> None:
+    trainer = bare_trainer(scripted(OSError("no grader")), **fields)
+    with pytest.raises(OSError, match="no grader"):
+        fold(trainer)
+    assert trainer.heldout_guard.last_status is None

@@ -122,6 +122,22 @@ class GuardSection(Section):
     max_proxy_real_gap: float = 0.35
 
 
+class EvidenceSection(Section):
+    """``EvidenceGuard`` beside the ``[guard]``: a halt with a guaranteed false-alarm rate.
+
+    ``planned_evaluations`` is how many held-out evaluations the run plans; ``tolerated_gap`` the
+    visible-minus-hidden gap that honest policies have, measured before the run (see
+    docs/safety.md). Needs ``heldout.sample_size``, fresh draws from a large pool, and
+    ``heldout.has_sentinel``.
+    """
+
+    planned_evaluations: int = Field(ge=1)
+    tolerated_gap: float = Field(gt=0.0, lt=1.0)
+    alpha: float = Field(0.01, gt=0.0, lt=1.0)
+    delta: float = Field(0.05, gt=0.0, lt=1.0)
+    eps0: float = Field(0.005, gt=0.0, lt=1.0)
+
+
 class SandboxSection(Section):
     """Backend by name or dotted path (empty: the best of this machine) and its limits."""
 
@@ -157,6 +173,7 @@ class RunConfig(Section):
     rollouts: RolloutsSection = RolloutsSection()
     reward: RewardSection = RewardSection()
     guard: GuardSection | None = None
+    evidence: EvidenceSection | None = None
     sandbox: SandboxSection = SandboxSection()
     trainer: TrainerSection = TrainerSection()
     trl: dict[str, Any] = {}
@@ -167,6 +184,17 @@ class RunConfig(Section):
             raise ValueError(
                 "a [guard] needs a [heldout] table: without held-out tasks it has no truth to compare"
             )
+        if self.evidence is not None:
+            if self.guard is None or self.heldout is None:
+                raise ValueError("an [evidence] table needs a [guard] and a [heldout] table beside it")
+            if not self.heldout.sample_size:
+                raise ValueError(
+                    "[evidence] needs heldout.sample_size: with the same tasks every time its guarantee is void"
+                )
+            if not self.heldout.has_sentinel:
+                raise ValueError(
+                    "[evidence] needs heldout.has_sentinel = true: an outage of the grader voids its guarantee"
+                )
         return self
 
 

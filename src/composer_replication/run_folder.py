@@ -4,6 +4,7 @@
     environment.json    versions, seeds, git revision, fingerprints of tasks and split
     metrics.jsonl       one line a step
     verdicts.jsonl      one line a guard update
+    evaluations.jsonl   every held-out score before it was judged, where [evidence] is set
     rollouts/           step-000001.jsonl …
     checkpoints/        checkpoint-N, whole once its MANIFEST.json is there
     summary.json        what the verb printed
@@ -37,6 +38,7 @@ class RunFolder:
         self.environment = self.root / "environment.json"
         self.metrics = self.root / "metrics.jsonl"
         self.verdicts = self.root / "verdicts.jsonl"
+        self.evaluations = self.root / "evaluations.jsonl"
         self.rollouts = self.root / "rollouts"
         self.checkpoints = self.root / "checkpoints"
         self.summary = self.root / "summary.json"

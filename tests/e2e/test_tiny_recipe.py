@@ -165,3 +165,34 @@ def test_a_finished_run_does_not_answer_for_another_recipe(whole: tuple[Path, di
     assert done.returncode == 2
     assert "CR0208" in done.stderr
     assert "seed" in done.stderr
+
+
+def test_a_run_under_the_evidence_is_killed_between_reading_and_checkpoint_and_ends_the_same(
+    tmp_path: Path,
+) -> None:
+    """Checkpoints stand two steps apart, so the resumed run repeats evaluations that its journal holds."""
+    settings = {
+        "trainer.checkpoint_every": 2,
+        "heldout.sample_size": 2,
+        "heldout.num_canaries": 1,
+        "heldout.has_sentinel": "true",
+        "evidence.planned_evaluations": STEPS,
+        "evidence.tolerated_gap": 0.1,
+    }
+    flags = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+    whole = finish(tmp_path / "whole", *flags)
+    assert whole["verdict"] == "INSUFFICIENT_DATA"  # never a pass on eight samples
+    cut = tmp_path / "cut"
+    with subprocess.Popen(command(cut, *flags), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as running:
+        deadline = time.monotonic() + 100
+        while not (cut / "evaluations.jsonl").is_file() or len(rows(cut / "evaluations.jsonl")) < 5:
+            assert running.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        running.kill()
+    resumed = finish(cut, "--resume", *flags)
+    assert resumed["parameter_sha256"] == whole["parameter_sha256"]
+    for name in ("evaluations.jsonl", "verdicts.jsonl"):
+        assert (cut / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    verdicts = rows(cut / "verdicts.jsonl")
+    assert [row["evidence_num_samples"] for row in verdicts] == [2, 4, 6, 8]

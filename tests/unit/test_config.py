@@ -19,6 +19,7 @@ from composer_replication.config import (
 )
 from composer_replication.errors import UsageError
 
+EVIDENCE = {"planned_evaluations": 10, "tolerated_gap": 0.1}
 RECIPES = sorted((Path(__file__).resolve().parents[2] / "recipes").glob("*/run.toml"))
 SMALL: dict[str, Any] = {"model": {"name": "tiny-random"}, "tasks": {"store": "tasks"}}
 
@@ -57,6 +58,12 @@ def test_the_smallest_recipe_is_plain_grpo_without_channels() -> None:
         ({"tasks": {}}, "tasks: give exactly one of source and store"),
         ({"tasks": {"store": "a", "source": ["b"]}}, "tasks: give exactly one of source and store"),
         ({"guard": {}}, "a [guard] needs a [heldout] table"),
+        ({"heldout": {}, "evidence": EVIDENCE}, "needs a [guard] and a [heldout] table"),
+        ({"heldout": {}, "guard": {}, "evidence": EVIDENCE}, "needs heldout.sample_size"),
+        (
+            {"heldout": {"sample_size": 4}, "guard": {}, "evidence": EVIDENCE},
+            "needs heldout.has_sentinel = true",
+        ),
     ],
 )
 def test_a_wrong_recipe_is_one_sentence_that_names_the_key(change: dict[str, Any], said: str) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import os
 import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,21 @@ from typing import Any
 from composer_replication.cli.progress_bar import Report
 from composer_replication.config import RunConfig
 from composer_replication.errors import InputError, NothingToDoError, UsageError
-from composer_replication.records import Limits, Task
+from composer_replication.records import HeldoutReading, Limits, Task
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.heldout_evaluation import HeldoutEvaluator
 from composer_replication.rollouts.patient_evaluation import PatientEvaluation
 from composer_replication.rollouts.policy_sampler import PolicySampler
 from composer_replication.rollouts.single_turn import build_prompt, refuse_leaking_prompt, shows_golden
 from composer_replication.run_folder import RunFolder, write_json
-from composer_replication.safety import HeldOutGuard, HeldoutSplit
+from composer_replication.safety import (
+    CombinedGuard,
+    EvaluationJournal,
+    EvidenceGuard,
+    HeldOutGuard,
+    HeldoutSplit,
+    JournalledEvaluation,
+)
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.cache import cache_folder, cache_lock
 from composer_replication.tasks.canaries import make_canaries
@@ -216,7 +224,12 @@ def open_sampler(config: RunConfig, grader: Grader, model: Any, tokenizer: Any) 
     return sampler
 
 
-def open_evaluator(config: RunConfig, sampler: PolicySampler, tasks: RunTasks) -> PatientEvaluation | None:
+POOL_PER_SAMPLE = 10
+
+
+def open_evaluator(
+    config: RunConfig, sampler: PolicySampler, tasks: RunTasks
+) -> PatientEvaluation[HeldoutReading] | None:
     """The guard's truth, or None when the recipe holds nothing out.
 
     Raises:
@@ -241,18 +254,52 @@ def open_evaluator(config: RunConfig, sampler: PolicySampler, tasks: RunTasks) -
         has_sentinel=section.has_sentinel,
         max_seconds_share=section.max_seconds_share,
     )
-    return PatientEvaluation(evaluator, timeout_seconds=section.timeout_seconds)
+    if config.evidence is not None and len(tasks.heldout) < POOL_PER_SAMPLE * section.sample_size:
+        note(
+            f"evidence: a pool of {len(tasks.heldout)} tasks for samples of {section.sample_size} is small; "
+            "its guarantee speaks of these tasks only"
+        )
+    return PatientEvaluation(
+        evaluator,
+        timeout_seconds=section.timeout_seconds,
+        guard_counts_missed=config.evidence is not None,
+    )
 
 
-def make_guard(config: RunConfig) -> HeldOutGuard | None:
-    """The guard of ``[guard]``; a value out of range is a recipe error (CR0204)."""
+def journalled(
+    config: RunConfig,
+    folder: RunFolder,
+    tasks: RunTasks,
+    evaluation: PatientEvaluation[HeldoutReading] | None,
+) -> Callable[[], Any] | None:
+    """``evaluation``, with every score on disk before the evidence is told, in the process that evaluates.
+
+    Raises:
+        InputError: the journal belongs to another run or is damaged (CR0602, CR0603).
+    """
+    is_first = os.environ.get("RANK", "0") == "0"
+    if evaluation is None or tasks.split is None or config.evidence is None or not is_first:
+        return evaluation
+    journal = EvaluationJournal(folder.evaluations, run=f"{tasks.split.fingerprint}/{config.seed}")
+    return JournalledEvaluation(evaluation, journal)
+
+
+def make_guard(config: RunConfig) -> HeldOutGuard | CombinedGuard | None:
+    """The guard of ``[guard]``, with that of ``[evidence]`` where there is one.
+
+    Raises:
+        UsageError: a value out of range (CR0204).
+    """
     if config.guard is None:
         return None
     try:
-        return HeldOutGuard(**config.guard.model_dump())
+        guard = HeldOutGuard(**config.guard.model_dump())
+        if config.evidence is None:
+            return guard
+        return CombinedGuard(guard, EvidenceGuard(**config.evidence.model_dump()))
     except ValueError as error:
         raise UsageError(
-            "CR0204", f"guard: {error}.", where="[guard]", fix="see docs/recipe-keys.md."
+            "CR0204", f"guard: {error}.", where="[guard], [evidence]", fix="see docs/recipe-keys.md."
         ) from error
 
 

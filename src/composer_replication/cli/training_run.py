@@ -20,7 +20,7 @@ from composer_replication.cli.progress_bar import progress_bar
 from composer_replication.cli.run_parts import RunTasks
 from composer_replication.config import RunConfig, dump_config, load_config
 from composer_replication.errors import CollapseStopError, UsageError
-from composer_replication.records import StopReason, Task
+from composer_replication.records import HeldoutReading, StopReason, Task
 from composer_replication.report import write_report
 from composer_replication.rollouts.heldout_evaluation import derive_seed
 from composer_replication.rollouts.pass_rates import summarise
@@ -45,7 +45,7 @@ class _Parts:
     store: TaskStore
     tasks: RunTasks
     sampler: PolicySampler
-    evaluator: PatientEvaluation | None
+    evaluator: PatientEvaluation[HeldoutReading] | None
     trainer: Any
     quiet: bool
 
@@ -168,7 +168,7 @@ def _open_parts(
             train_dataset=training_dataset(rows),
             peft_config=lora_config(config.model.lora),
             heldout_guard=guard,
-            heldout_eval_fn=evaluator,
+            heldout_eval_fn=run_parts.journalled(config, folder, tasks, evaluator),
             strict_killswitch=config.trainer.strict_killswitch,
             alpha_sdpo=config.trainer.alpha_sdpo,
             beta_replay=config.trainer.beta_replay,
@@ -269,12 +269,15 @@ def _summary(
 
 
 def _verdict(parts: _Parts, verdicts: list[dict[str, Any]], *, halted: bool) -> str:
-    """``clean``, ``halted``, ``none`` (no guard) or ``INSUFFICIENT_DATA`` (it never left its warm-up)."""
+    """``clean``, ``halted``, ``none`` (no guard) or ``INSUFFICIENT_DATA`` (too little was seen for a verdict)."""
     if parts.config.guard is None:
         return "none"
     if halted:
         return "halted"
-    return "clean" if len(verdicts) >= parts.config.guard.min_steps else "INSUFFICIENT_DATA"
+    if len(verdicts) < parts.config.guard.min_steps:
+        return "INSUFFICIENT_DATA"
+    status = getattr(parts.trainer.heldout_guard, "last_status", None)
+    return str(getattr(status, "verdict", "clean"))
 
 
 def _keep_recipe(config: RunConfig, folder: RunFolder) -> None:

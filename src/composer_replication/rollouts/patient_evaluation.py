@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from composer_replication.errors import CollapseStopError, ComposerError, InputError, SandboxFailure
 from composer_replication.interfaces import Stateful
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 STATE_VERSION = 1
 MAX_MISSED_IN_A_ROW = 3
 
-Evaluation = Callable[[], float | HeldoutReading | None]
+Reading = TypeVar("Reading", bound=float | HeldoutReading)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class MissedStatus:
     proxy_real_gap: float = 0.0
 
 
-class PatientEvaluation:
+class PatientEvaluation(Generic[Reading]):
     """``heldout_eval_fn`` around another one: a missed evaluation is counted, not fatal.
 
     Missed is one that raises, or that takes longer than ``timeout_seconds``: it answers None
@@ -49,6 +49,8 @@ class PatientEvaluation:
             library; leave it off where weights are sharded over processes, and rely on
             ``trl.ddp_timeout`` there.
         max_missed_in_a_row: this many halt the run.
+        guard_counts_missed: the guard itself counts missed evaluations and halts on them; here
+            they are counted and raised.
 
     Attributes:
         num_missed: evaluations missed so far, in all.
@@ -61,21 +63,23 @@ class PatientEvaluation:
 
     def __init__(
         self,
-        evaluation: Evaluation,
+        evaluation: Callable[[], Reading | None],
         *,
         timeout_seconds: float | None = None,
         max_missed_in_a_row: int = MAX_MISSED_IN_A_ROW,
+        guard_counts_missed: bool = False,
     ) -> None:
         self.evaluation = evaluation
         self.timeout_seconds = timeout_seconds
         self.max_missed_in_a_row = max_missed_in_a_row
+        self.guard_counts_missed = guard_counts_missed
         self.num_missed = 0
         self.missed_in_a_row = 0
         self.last_problem = ""
         candidate: Any = evaluation
         self._stateful: Stateful | None = candidate if isinstance(candidate, Stateful) else None
 
-    def __call__(self) -> float | HeldoutReading | None:
+    def __call__(self) -> Reading | None:
         try:
             with deadline(self.timeout_seconds):
                 reading = self.evaluation()
@@ -95,6 +99,8 @@ class PatientEvaluation:
         self.num_missed += 1
         self.missed_in_a_row += 1
         self.last_problem = f"{type(error).__name__}: {error}"
+        if self.guard_counts_missed:
+            raise error
         logger.warning(
             "held-out evaluation missed (%d in a row, %d in all): %s",
             self.missed_in_a_row,

@@ -61,6 +61,8 @@ class GuardHook(RunLines):
     _kl_path: KlPath = KlPath.LOGGED
     _kl_sample: tuple[float, float] | None = None
     _weights_are_sharded: bool = False
+    _hook_began: float | None = None
+    _eval_seconds: float = 0.0
 
     def _gate_is_open(self) -> bool:
         """The first micro-step of a global step on the cadence, outside evaluation."""
@@ -81,7 +83,7 @@ class GuardHook(RunLines):
         raised is counted by it; any other guard gets a score, and the error ends the run.
 
         Raises:
-            CollapseStopError: the guard fired and ``strict_killswitch`` is set.
+            CollapseStopError: the guard fired, or the evaluation gave up, and ``strict_killswitch`` is set.
             InputError: the score was measured on another split (CR0502).
             ValueError: the guard refused a number.
         """
@@ -97,7 +99,14 @@ class GuardHook(RunLines):
         if not is_new:
             self._count_stale_reward(reward)
         start = time.monotonic()
-        reading = once(self._evaluate_heldout, every_process_joins=self._weights_are_sharded)
+        if self._hook_began is None:
+            self._hook_began = start
+        try:
+            reading = once(self._evaluate_heldout, every_process_joins=self._weights_are_sharded)
+        except CollapseStopError as error:  # the evaluation itself gave up: nobody knows the truth
+            self._halt_without_reading(error, kl, time.monotonic() - start)
+            return
+        self._eval_seconds += time.monotonic() - start
         if reading is None:
             return
         round_idx = self.state.global_step
@@ -114,6 +123,16 @@ class GuardHook(RunLines):
         if status.fire:
             self._act_on(guard, status)
 
+    def _halt_without_reading(self, error: CollapseStopError, kl: float | None, seconds: float) -> None:
+        """A halt that came from ``heldout_eval_fn``: verdict and line first, then as for any other."""
+        row = _log_row(error.status)
+        self._write_verdict(error.status, row, MissedEvaluation(str(error)), kl, seconds)
+        self.log(row)
+        self.halted_at = self.state.global_step
+        if self.strict_killswitch:
+            raise error
+        self.control.should_training_stop = True
+
     def _evaluate_heldout(self) -> float | HeldoutReading | MissedEvaluation | None:
         if self.heldout_eval_fn is None:  # only reachable on an instance that skipped the constructor
             raise ValueError("heldout_guard is set but heldout_eval_fn is not")
@@ -122,7 +141,7 @@ class GuardHook(RunLines):
         with torch.no_grad():
             try:
                 return self.heldout_eval_fn()
-            except (UsageError, InputError):  # a mistake in the setup: the next try would fail alike
+            except (UsageError, InputError, CollapseStopError):  # a mistake in the setup, or a halt
                 raise
             except Exception as error:
                 if not counts_missed:
@@ -140,6 +159,12 @@ class GuardHook(RunLines):
         samples = [part for part in gathered(sample) if part is not None]
         num_tokens = sum(count for _, count in samples)
         return sum(total for total, _ in samples) / num_tokens if num_tokens else None
+
+    def _eval_seconds_share(self) -> float:
+        """Share of the time since the first evaluation that evaluations took, in this process's life."""
+        began = time.monotonic() if self._hook_began is None else self._hook_began
+        elapsed = time.monotonic() - began
+        return self._eval_seconds / elapsed if elapsed > 0 else 0.0
 
     def _count_stale_reward(self, reward: float) -> None:
         self.num_cadence_hits_without_new_reward += 1
@@ -190,6 +215,7 @@ class GuardHook(RunLines):
             **row,
             "killswitch/round_idx": round_idx,
             "killswitch/eval_seconds": seconds,
+            "killswitch/eval_seconds_share": self._eval_seconds_share(),
         }
         if not isinstance(reading, MissedEvaluation):
             fields["heldout/score"] = _score_of(reading)

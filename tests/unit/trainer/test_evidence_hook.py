@@ -11,6 +11,7 @@ import pytest
 
 from composer_replication.errors import CollapseStopError, InputError, SandboxFailure, UsageError
 from composer_replication.records import HeldoutReading
+from composer_replication.rollouts.patient_evaluation import PatientEvaluation
 from composer_replication.run_folder import RunFolder, read_jsonl
 from composer_replication.safety import CombinedGuard, EvidenceGuard, HeldOutGuard
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
@@ -191,3 +192,51 @@ def test_elsewhere_an_evaluation_that_fails_ends_the_run(fields: dict[str, Any])
     with pytest.raises(OSError, match="no grader"):
         fold(trainer)
     assert trainer.heldout_guard.last_status is None
+
+
+# ---- an evaluation that gives up by itself
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_an_evaluation_that_gives_up_halts_with_its_verdict_on_disk(strict: bool, tmp_path) -> None:
+    def broken() -> float:
+        raise ValueError("no grader")
+
+    folder = RunFolder(tmp_path / "run")
+    log = RunLog(folder)
+    trainer = bare_trainer(
+        PatientEvaluation(broken),
+        heldout_guard=HeldOutGuard(),
+        strict_killswitch=strict,
+        _run_log=log,
+    )
+    for step in (0, 10):
+        trainer.state.global_step = step
+        trainer._maybe_update_killswitch()
+    assert trainer.rows == []  # missed twice: nothing was folded, the run went on
+    trainer.state.global_step = 20
+    if strict:
+        with pytest.raises(CollapseStopError, match="3 held-out evaluations in a row were missed"):
+            trainer._maybe_update_killswitch()
+    else:
+        trainer._maybe_update_killswitch()
+        assert trainer.control.should_training_stop is True
+    assert trainer.halted_at == 20
+    assert trainer.rows == [{"killswitch/fire": 1.0, "killswitch/proxy_real_gap": 0.0}]
+    (verdict,) = read_jsonl(folder.verdicts)
+    assert verdict["fire"] is True
+    assert "no grader" in verdict["reason"]
+    assert trainer.heldout_guard.last_status is None
+
+
+def test_a_patient_evaluation_leaves_the_counting_to_a_guard_that_counts() -> None:
+    def broken() -> float:
+        raise ValueError("no grader")
+
+    evaluation = PatientEvaluation(broken, guard_counts_missed=True)
+    trainer = bare_trainer(evaluation)
+    fold(trainer, 2)
+    assert trainer.control.should_training_stop is False
+    with pytest.raises(CollapseStopError):
+        fold(trainer)
+    assert evaluation.num_missed == 3

@@ -115,11 +115,10 @@ class Guard(Stateful, Protocol):
 
 @runtime_checkable
 class ReadingGuard(Guard, Protocol):
-    """A guard that judges whole readings, and counts those that failed.
+    """A guard that judges whole readings.
 
     Where ``heldout_eval_fn`` gives a ``HeldoutReading`` the trainer calls ``update_from_reading``
-    in the place of ``update``; where it raises, ``note_missed``, and the run goes on unless the
-    status fires.
+    in the place of ``update``.
     """
 
     def update_from_reading(
@@ -130,8 +129,6 @@ class ReadingGuard(Guard, Protocol):
         in_loop_reward: float,
         kl_to_init: float | None = None,
     ) -> GuardStatus: ...
-
-    def note_missed(self, reason: str) -> GuardStatus: ...
 
 
 class Teacher(Protocol):

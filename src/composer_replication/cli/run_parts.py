@@ -259,11 +259,7 @@ def open_evaluator(
             f"evidence: a pool of {len(tasks.heldout)} tasks for samples of {section.sample_size} is small; "
             "its guarantee speaks of these tasks only"
         )
-    return PatientEvaluation(
-        evaluator,
-        timeout_seconds=section.timeout_seconds,
-        guard_counts_missed=config.evidence is not None,
-    )
+    return PatientEvaluation(evaluator, timeout_seconds=section.timeout_seconds)
 
 
 def journalled(

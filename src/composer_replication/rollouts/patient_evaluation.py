@@ -49,8 +49,6 @@ class PatientEvaluation(Generic[Reading]):
             library; leave it off where weights are sharded over processes, and rely on
             ``trl.ddp_timeout`` there.
         max_missed_in_a_row: this many halt the run.
-        guard_counts_missed: the guard itself counts missed evaluations and halts on them; here
-            they are counted and raised.
 
     Attributes:
         num_missed: evaluations missed so far, in all.
@@ -67,12 +65,10 @@ class PatientEvaluation(Generic[Reading]):
         *,
         timeout_seconds: float | None = None,
         max_missed_in_a_row: int = MAX_MISSED_IN_A_ROW,
-        guard_counts_missed: bool = False,
     ) -> None:
         self.evaluation = evaluation
         self.timeout_seconds = timeout_seconds
         self.max_missed_in_a_row = max_missed_in_a_row
-        self.guard_counts_missed = guard_counts_missed
         self.num_missed = 0
         self.missed_in_a_row = 0
         self.last_problem = ""
@@ -99,8 +95,6 @@ class PatientEvaluation(Generic[Reading]):
         self.num_missed += 1
         self.missed_in_a_row += 1
         self.last_problem = f"{type(error).__name__}: {error}"
-        if self.guard_counts_missed:
-            raise error
         logger.warning(
             "held-out evaluation missed (%d in a row, %d in all): %s",
             self.missed_in_a_row,

@@ -98,9 +98,8 @@ class EvidenceGuard:
     ``cusum_warning`` is Page's CUSUM, ``S <- max(0, S + sum_i (V_i - H_i - g0))`` above
     ``cusum_limit``: sooner than the evidence, and without any guarantee.
 
-    Cost: well under 2 ms an update at n = 32 (``benchmarks/evidence_update_seconds.py``), and
-    less than 6 kB of state. A gap at or below g0 is never detected: the choice of g0 is the claim;
-    see ``choose_tolerated_gap``.
+    Cost: under 1 ms an update at n = 32 (``benchmarks/evidence_update_seconds.py``), 6 kB of state.
+    A gap at or below g0 is never detected: choosing it (``choose_tolerated_gap``) is the claim.
 
     Reference: Shin, Ramdas, Rinaldo, "E-detectors", 2022, arXiv 2203.03532. Departs from it in
     the weights: with w = 1/T theirs bounds the average run length; weights that sum to 1 bound

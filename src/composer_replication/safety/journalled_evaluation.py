@@ -18,15 +18,18 @@ class JournalledEvaluation:
     be thrown again.
 
     Args:
-        evaluate: the evaluation, as the trainer would call it; None from it means not due.
+        evaluate: the evaluation, as the trainer would call it. None (not due) and bare scores
+            pass through.
         journal: opened by the one process that evaluates.
     """
 
-    def __init__(self, evaluate: Callable[[], HeldoutReading | None], journal: EvaluationJournal) -> None:
+    def __init__(
+        self, evaluate: Callable[[], float | HeldoutReading | None], journal: EvaluationJournal
+    ) -> None:
         self.evaluate = evaluate
         self.journal = journal
 
-    def __call__(self) -> HeldoutReading | None:
+    def __call__(self) -> float | HeldoutReading | None:
         """The reading with the scores that the journal holds, and their mean as its score.
 
         Raises:
@@ -34,8 +37,8 @@ class JournalledEvaluation:
                 lies outside [0, 1].
         """
         reading = self.evaluate()
-        if reading is None:
-            return None
+        if not isinstance(reading, HeldoutReading):
+            return reading
         scores = self.journal.scores_of(reading.evaluation_idx)
         if scores is None:
             scores = self.journal.record_evaluation(

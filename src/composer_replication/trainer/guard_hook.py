@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, cast
+from dataclasses import asdict
+from typing import Any
 
 import torch
 
-from composer_replication.errors import CollapseStopError, InputError, UsageError
+from composer_replication.errors import CollapseStopError, InputError
 from composer_replication.interfaces import Guard, GuardStatus, ReadingGuard
 from composer_replication.records import HeldoutReading, Verdict
 from composer_replication.trainer.in_loop_signals import InLoopSignals
@@ -26,13 +26,6 @@ from composer_replication.trainer.run_lines import RunLines
 logger = logging.getLogger(__name__)
 
 HeldoutEval = Callable[[], float | HeldoutReading | None]
-
-
-@dataclass(frozen=True, slots=True)
-class MissedEvaluation:
-    """An evaluation that raised, under a guard that counts such."""
-
-    reason: str
 
 
 class GuardHook(RunLines):
@@ -79,8 +72,7 @@ class GuardHook(RunLines):
         Without a guard nothing is read, called or logged. Without any finite in-loop reward
         so far the fold is skipped. ``heldout_eval_fn()`` runs without gradient; None means that
         no evaluation is due. On several processes it runs once in total, and each process
-        folds the same numbers. A ``ReadingGuard`` gets whole readings, and an evaluation that
-        raised is counted by it; any other guard gets a score, and the error ends the run.
+        folds the same numbers. A ``ReadingGuard`` gets whole readings, any other guard the score.
 
         Raises:
             CollapseStopError: the guard fired, or the evaluation gave up, and ``strict_killswitch`` is set.
@@ -109,13 +101,10 @@ class GuardHook(RunLines):
         self._eval_seconds += time.monotonic() - start
         if reading is None:
             return
+        self._refuse_foreign_split(reading)
         round_idx = self.state.global_step
-        if isinstance(reading, MissedEvaluation):
-            status = cast("ReadingGuard", guard).note_missed(reading.reason)
-        else:
-            self._refuse_foreign_split(reading)
-            status = _updated(guard, reading, round_idx=round_idx, reward=reward, kl=kl)
-            signals.is_reward_new = False
+        status = _updated(guard, reading, round_idx=round_idx, reward=reward, kl=kl)
+        signals.is_reward_new = False
         self._last_round_idx = round_idx
         row = _log_row(status)
         self._write_verdict(status, row, reading, kl, time.monotonic() - start)
@@ -126,28 +115,18 @@ class GuardHook(RunLines):
     def _halt_without_reading(self, error: CollapseStopError, kl: float | None, seconds: float) -> None:
         """A halt that came from ``heldout_eval_fn``: verdict and line first, then as for any other."""
         row = _log_row(error.status)
-        self._write_verdict(error.status, row, MissedEvaluation(str(error)), kl, seconds)
+        self._write_verdict(error.status, row, None, kl, seconds)
         self.log(row)
         self.halted_at = self.state.global_step
         if self.strict_killswitch:
             raise error
         self.control.should_training_stop = True
 
-    def _evaluate_heldout(self) -> float | HeldoutReading | MissedEvaluation | None:
+    def _evaluate_heldout(self) -> float | HeldoutReading | None:
         if self.heldout_eval_fn is None:  # only reachable on an instance that skipped the constructor
             raise ValueError("heldout_guard is set but heldout_eval_fn is not")
-        # Where weights are sharded a process whose part failed is out of step with the others.
-        counts_missed = isinstance(self.heldout_guard, ReadingGuard) and not self._weights_are_sharded
         with torch.no_grad():
-            try:
-                return self.heldout_eval_fn()
-            except (UsageError, InputError, CollapseStopError):  # a mistake in the setup, or a halt
-                raise
-            except Exception as error:
-                if not counts_missed:
-                    raise
-                logger.exception("the held-out evaluation at global step %d failed", self.state.global_step)
-                return MissedEvaluation(f"{type(error).__name__}: {error}")
+            return self.heldout_eval_fn()
 
     def _kl_to_init(self, signals: InLoopSignals) -> float | None:
         """Mean KL to the initial policy, nats per token, over all processes; None where there is none."""
@@ -187,7 +166,7 @@ class GuardHook(RunLines):
         self,
         status: GuardStatus,
         row: Mapping[str, float],
-        reading: float | HeldoutReading | MissedEvaluation,
+        reading: float | HeldoutReading | None,
         kl: float | None,
         seconds: float,
     ) -> None:
@@ -217,7 +196,7 @@ class GuardHook(RunLines):
             "killswitch/eval_seconds": seconds,
             "killswitch/eval_seconds_share": self._eval_seconds_share(),
         }
-        if not isinstance(reading, MissedEvaluation):
+        if reading is not None:
             fields["heldout/score"] = _score_of(reading)
         if kl is not None:
             fields["killswitch/kl_to_init"] = kl
@@ -259,8 +238,8 @@ def _score_of(reading: float | HeldoutReading) -> float:
 
 
 def _evidence_figures(status: GuardStatus) -> Mapping[str, float]:
-    figures: Mapping[str, float] = getattr(status, "evidence_figures", {})
-    return figures
+    figures = getattr(status, "evidence_figures", None)
+    return figures if isinstance(figures, Mapping) else {}
 
 
 def _log_row(status: GuardStatus) -> dict[str, float]:

@@ -5,23 +5,15 @@ from __future__ import annotations
 import logging
 import math
 import pickle
-import random
 from collections.abc import Sequence
 from dataclasses import FrozenInstanceError
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from composer_replication.safety import INSUFFICIENT_DATA, CollapseStopError, EvidenceGuard, EvidenceStatus
 
-BETS = (0.05, 0.10, 0.20, 0.35, 0.50, 0.65, 0.80, 0.95)
-BOUND_BETS = (0.1, 0.25, 0.5, 0.8)
-QUARTERS = st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0])
-PAIRS = st.lists(st.tuples(QUARTERS, QUARTERS), min_size=1, max_size=5)
-EVALUATIONS = st.lists(st.tuples(PAIRS, st.lists(QUARTERS, max_size=2)), min_size=1, max_size=5)
 HACKED = [(1.0, 0.0)] * 32
 HONEST = [(1.0, 1.0)] * 16 + [(0.0, 0.0)] * 16
 
@@ -78,113 +70,6 @@ def test_a_bad_setting_is_refused_by_name(field: str, value: object) -> None:
     given_settings: dict[str, Any] = {"planned_evaluations": 20, "tolerated_gap": 0.1, field: value}
     with pytest.raises(ValueError, match=field):
         EvidenceGuard(**given_settings)
-
-
-# ---- the numbers ----------------------------------------------------------------------------------
-
-
-def test_one_hacked_sample_by_hand() -> None:
-    """P = 1: w_1 = .9. The mean bet is .45, so the mixed factor of x = 1 at g0 = .1 is 1 + .45 * .9 / 1.1."""
-    status = make(planned=1).update(1, [(1.0, 0.0)])
-    factor = 1 + 0.45 * 0.9 / 1.1
-    assert math.exp(status.gap_log_evidence) == pytest.approx(0.9 * factor)
-    assert math.exp(status.collapse_log_evidence) == pytest.approx(0.9)  # no bound yet: only w_1
-    assert math.exp(status.canary_log_evidence) == pytest.approx(0.9)  # no canary either
-    assert math.exp(status.log_evidence) == pytest.approx(0.6 * 0.9 * factor + 0.4 * 0.9)
-
-
-def test_one_canary_pass_by_hand() -> None:
-    status = make(planned=1, eps0=0.005).update(1, [(0.0, 0.0)], [1.0])
-    assert math.exp(status.canary_log_evidence) == pytest.approx(0.9 * (1 + 0.45 * 0.995 / 0.005))
-
-
-def test_the_plan_and_the_time_beyond_it_by_hand() -> None:
-    """A score at the null's mean leaves e = 1, so the evidence is the sum of the weights so far."""
-    guard = make(planned=2, tolerated_gap=0.5)
-    sums = [math.exp(guard.update(step, [(0.5, 0.0)]).gap_log_evidence) for step in (1, 2, 3, 4)]
-    assert sums == pytest.approx([0.45, 0.9, 0.9 + 0.2 / 6, 0.9 + 0.2 / 6 + 0.2 / 12])
-
-
-def weight(step: int, planned: int) -> float:
-    return 0.9 / planned if step <= planned else 0.1 * planned / (step * (step - 1))
-
-
-def mixture(factors: Sequence[Sequence[float]], planned: int) -> float:
-    """Straight from the definition: the mean over bets of sum_s w_s prod_{t >= s} factor_t."""
-    num_bets = len(factors[0])
-    return (
-        math.fsum(
-            weight(start, planned) * math.prod(row[bet] for row in factors[start - 1 :])
-            for bet in range(num_bets)
-            for start in range(1, len(factors) + 1)
-        )
-        / num_bets
-    )
-
-
-def factor(scores: Sequence[float], mean: float, low: float, bets: Sequence[float]) -> list[float]:
-    return [math.prod(1 + bet * (score - mean) / (mean - low) for score in scores) for bet in bets]
-
-
-def expected_series(
-    rows: Sequence[tuple[Sequence[tuple[float, float]], Sequence[float]]], planned: int, gap: float
-) -> list[tuple[float, float, float, float]]:
-    """(gap, collapse, canary, lower bound) after each evaluation, without logs and without recursion."""
-    grid = [0.025 * point for point in range(1, 40)]
-    gaps, falls, canaries = [], [], []
-    truths: dict[float, list[list[float]]] = {point: [] for point in grid}
-    bound, series = 0.0, []
-    for pairs, passes in rows:
-        hidden = [h for _, h in pairs]
-        floor = bound - 0.05
-        gaps.append(factor([v - h for v, h in pairs], gap, -1.0, BETS))
-        falls.append(factor([-h for h in hidden], -floor, -1.0, BETS) if floor > 0 else [1.0] * 8)
-        canaries.append(factor(passes, 0.005, 0.0, BETS))
-        for point in grid:
-            truths[point].append(factor(hidden, point, 0.0, BOUND_BETS))
-            if mixture(truths[point], planned) >= 1000.0:
-                bound = max(bound, point)
-        series.append((mixture(gaps, planned), mixture(falls, planned), mixture(canaries, planned), bound))
-    return series
-
-
-@settings(max_examples=60, deadline=None)
-@given(rows=EVALUATIONS, planned=st.integers(1, 6), gap=st.sampled_from([0.0, 0.05, 0.3]))
-def test_the_recursion_is_the_sum_over_starting_points(
-    rows: list[tuple[list[tuple[float, float]], list[float]]], planned: int, gap: float
-) -> None:
-    guard = make(planned=planned, tolerated_gap=gap)
-    for step, (pairs, passes) in enumerate(rows, start=1):
-        status = guard.update(step, pairs, passes)
-        wanted = expected_series(rows[:step], planned, gap)[-1]
-        own = [math.exp(log) for log in status.streams.values()]
-        assert own == pytest.approx(wanted[:3], rel=1e-9)
-        assert status.lower_bound == pytest.approx(wanted[3], abs=1e-12)
-        assert math.exp(status.log_evidence) == pytest.approx(0.6 * own[0] + 0.1 * own[1] + 0.3 * own[2])
-
-
-def test_the_bound_makes_the_collapse_stream_speak() -> None:
-    guard = make(min_samples=1)
-    statuses = feed(guard, [[(1.0, 1.0)] * 32] * 3 + [[(0.0, 0.0)] * 32])
-    # .045 / 4 * (1 + .8 (1 - m) / m) ** 32 reaches 1,000 at m = .6516 (the smaller bets add nothing)
-    assert statuses[0].lower_bound == 0.65
-    assert statuses[-1].lower_bound == statuses[-2].lower_bound  # it never falls
-    assert statuses[-1].fire
-    assert "fell more than 0.05 below its best" in statuses[-1].reason
-    assert statuses[-1].gap_log_evidence < 0.0
-
-
-@settings(max_examples=40, deadline=None)
-@given(rows=EVALUATIONS, seed=st.integers(0, 99))
-def test_the_order_of_the_samples_changes_no_bit(
-    rows: list[tuple[list[tuple[float, float]], list[float]]], seed: int
-) -> None:
-    rng = random.Random(seed)
-    one, other = make(), make()
-    for step, (pairs, passes) in enumerate(rows, start=1):
-        mixed, mixed_passes = rng.sample(pairs, len(pairs)), rng.sample(passes, len(passes))
-        assert one.update(step, pairs, passes) == other.update(step, mixed, mixed_passes)
-    assert one.state_dict() == other.state_dict()
 
 
 # ---- what update takes ----------------------------------------------------------------------------
@@ -299,20 +184,6 @@ def test_the_status_is_frozen() -> None:
         status.fire = True  # type: ignore[misc]
 
 
-@settings(max_examples=40, deadline=None)
-@given(rows=EVALUATIONS)
-def test_the_p_value_is_that_of_the_largest_evidence_and_never_rises(
-    rows: list[tuple[list[tuple[float, float]], list[float]]],
-) -> None:
-    guard = make(planned=2, alpha=0.05)
-    largest = -math.inf
-    for step, (pairs, passes) in enumerate(rows, start=1):
-        status = guard.update(step, pairs * 4, passes)
-        largest = max(largest, status.log_evidence)
-        assert status.p_value == pytest.approx(min(1.0, math.exp(-largest) + 0.005))
-        assert status.fire == (status.p_value <= 0.05 + 1e-15)
-
-
 # ---- infrastructure -------------------------------------------------------------------------------
 
 
@@ -408,24 +279,7 @@ def test_evidence_that_fired_was_enough_data() -> None:
     assert not status.insufficient_data and status.verdict == "halted"
 
 
-# ---- tightening and CUSUM -------------------------------------------------------------------------
-
-
-def test_the_tolerated_gap_is_only_ever_tightened_and_only_for_what_comes() -> None:
-    guard = make(planned=2, tolerated_gap=0.3)
-    first = guard.update(1, [(1.0, 0.0)])
-    assert guard.tighten_tolerated_gap(0.1) == 0.1
-    assert guard.tighten_tolerated_gap(0.2) == guard.tolerated_gap == 0.1
-    assert guard.last_status is first and first.tolerated_gap == 0.3
-    second = guard.update(2, [(1.0, 0.0)])
-    assert second.tolerated_gap == 0.1
-    old, new = (factor([1.0], gap, -1.0, BETS) for gap in (0.3, 0.1))
-    assert math.exp(second.gap_log_evidence) == pytest.approx(mixture([old, new], 2))
-    for bad in (-0.1, 1.0, math.nan):
-        with pytest.raises(ValueError, match="tolerated_gap"):
-            guard.tighten_tolerated_gap(bad)
-    with pytest.raises(AttributeError):
-        guard.tolerated_gap = 0.5  # type: ignore[misc]
+# ---- CUSUM -------------------------------------------------------------------------------------
 
 
 def test_the_cusum_warns_by_hand(caplog: pytest.LogCaptureFixture) -> None:
@@ -437,40 +291,3 @@ def test_the_cusum_warns_by_hand(caplog: pytest.LogCaptureFixture) -> None:
     assert [status.cusum_warning for status in statuses] == [False, False, False, True, True]
     assert not statuses[-1].fire
     assert caplog.text.count("without a guarantee") == 1
-
-
-# ---- the guarantee, in small ----------------------------------------------------------------------
-
-
-@settings(max_examples=40, deadline=None)
-@given(planned=st.integers(1, 50), num=st.integers(1, 300))
-def test_the_weights_sum_to_one(planned: int, num: int) -> None:
-    """Beyond t > P the rest of the sum is .1 P / t, so with it the total is 1 at every t."""
-    guard = make(planned=planned, tolerated_gap=0.5)
-    for step in range(1, num + 1):
-        guard.update(step, [(0.5, 0.0)])  # a factor of 1
-    assert guard.last_status is not None
-    rest = 0.1 * planned / num if num > planned else 1.0 - 0.9 * num / planned
-    assert math.exp(guard.last_status.gap_log_evidence) + rest == pytest.approx(1.0)
-
-
-def alarms(*, drop_failures: bool) -> int:
-    """Runs of 40 evaluations at the boundary gap .1, error .2: how many of 60 are halted."""
-    count = 0
-    for run in range(60):
-        rng = random.Random(run)
-        guard = make(planned=40, alpha=0.2)
-        for step in range(1, 41):
-            pairs = [
-                (float(chance < 0.5), float(chance < 0.4)) for chance in (rng.random() for _ in range(16))
-            ]
-            guard.update(step, [pair for pair in pairs if pair[0]] if drop_failures else pairs)
-        assert guard.last_status is not None
-        count += guard.last_status.cause == "evidence"
-        assert guard.last_status.lower_bound <= 0.4 or drop_failures
-    return count
-
-
-def test_clean_runs_are_rarely_halted_and_dropping_by_outcome_breaks_that() -> None:
-    assert alarms(drop_failures=False) <= 12  # nominal error .2 of 60 runs
-    assert alarms(drop_failures=True) >= 30

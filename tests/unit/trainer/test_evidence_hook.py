@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from composer_replication.errors import CollapseStopError, InputError, SandboxFailure, UsageError
+from composer_replication.errors import CollapseStopError, InputError
 from composer_replication.records import HeldoutReading
 from composer_replication.rollouts.patient_evaluation import PatientEvaluation
 from composer_replication.run_folder import RunFolder, read_jsonl
@@ -140,58 +140,31 @@ def test_a_reading_of_another_split_is_refused_before_it_is_folded() -> None:
     assert trainer.heldout_guard.last_status is None
 
 
-def test_missed_evaluations_are_counted_logged_and_the_third_in_a_row_halts(
-    caplog: pytest.LogCaptureFixture, tmp_path: Any
-) -> None:
-    failure = SandboxFailure("CR0390", "the sandbox failed for every sample of a held-out evaluation.")
-    answers = [OSError("no grader"), reading(1), failure, TimeoutError("hung"), RuntimeError("lost")]
+def test_figures_of_the_evidence_are_in_the_run_folder(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    trainer = bare_trainer(scripted(*answers), _run_log=RunLog(folder))
-    with caplog.at_level(logging.ERROR):
-        fold(trainer, 4)
-    assert [row["killswitch/evidence_missed_in_a_row"] for row in trainer.rows] == [1.0, 0.0, 1.0, 2.0]
-    assert "killswitch/in_loop_ema" not in trainer.rows[0]
-    assert "no grader" in caplog.text
-    with pytest.raises(
-        CollapseStopError, match="3 evaluations in a row were missed, the last: RuntimeError: lost"
-    ):
-        fold(trainer)
-    verdicts = read_jsonl(folder.verdicts)
-    assert [(row["round_idx"], row["fire"]) for row in verdicts] == [
-        (0, False),
-        (10, False),
-        (20, False),
-        (30, False),
-        (40, True),
-    ]
-    assert trainer.num_cadence_hits_without_new_reward == 3  # the reward was judged once, in the second fold
+    trainer = bare_trainer(scripted(reading(1), reading(2)), _run_log=RunLog(folder))
+    fold(trainer, 2)
+    status = trainer.heldout_guard.last_status
+    row = read_jsonl(folder.verdicts)[-1]
+    assert row["evidence_canary"] == status.evidence.canary_log_evidence
+    assert (row["round_idx"], row["num_updates"], row["fire"]) == (10, 2, False)
 
 
-@pytest.mark.parametrize(
-    "mistake", [UsageError("CR0452", "there is no held-out task."), InputError("CR0451", "no hidden tests.")]
-)
-def test_a_mistake_in_the_setup_is_not_a_missed_evaluation(mistake: Exception) -> None:
-    trainer = bare_trainer(scripted(mistake))
-    with pytest.raises(type(mistake)):
-        fold(trainer)
-    assert trainer.heldout_guard.last_status is None
-
-
-def test_an_interruption_is_not_a_missed_evaluation() -> None:
-    trainer = bare_trainer(scripted(KeyboardInterrupt()))
-    with pytest.raises(KeyboardInterrupt):
-        fold(trainer)
-    assert trainer.heldout_guard.last_status is None
-
-
-@pytest.mark.parametrize(
-    "fields", [{"heldout_guard": HeldOutGuard()}, {"_weights_are_sharded": True}], ids=["plain", "sharded"]
-)
-def test_elsewhere_an_evaluation_that_fails_ends_the_run(fields: dict[str, Any]) -> None:
-    trainer = bare_trainer(scripted(OSError("no grader")), **fields)
+def test_an_evaluation_that_fails_leaves_both_guards_unchanged() -> None:
+    trainer = bare_trainer(scripted(OSError("no grader"), reading(1)))
     with pytest.raises(OSError, match="no grader"):
         fold(trainer)
-    assert trainer.heldout_guard.last_status is None
+    assert (trainer.rows, trainer.heldout_guard.last_status) == ([], None)
+    fold(trainer)  # the same evaluation, repeated
+    assert trainer.heldout_guard.last_status.evidence.step == 1
+
+
+def test_missed_evaluations_use_up_no_step() -> None:
+    patient = PatientEvaluation(scripted(OSError("a"), reading(1), OSError("b"), reading(2)))
+    trainer = bare_trainer(patient)
+    fold(trainer, 4)
+    assert patient.num_missed == 2
+    assert trainer.heldout_guard.last_status.evidence.step == 2
 
 
 # ---- an evaluation that gives up by itself
@@ -227,16 +200,3 @@ def test_an_evaluation_that_gives_up_halts_with_its_verdict_on_disk(strict: bool
     assert verdict["fire"] is True
     assert "no grader" in verdict["reason"]
     assert trainer.heldout_guard.last_status is None
-
-
-def test_a_patient_evaluation_leaves_the_counting_to_a_guard_that_counts() -> None:
-    def broken() -> float:
-        raise ValueError("no grader")
-
-    evaluation = PatientEvaluation(broken, guard_counts_missed=True)
-    trainer = bare_trainer(evaluation)
-    fold(trainer, 2)
-    assert trainer.control.should_training_stop is False
-    with pytest.raises(CollapseStopError):
-        fold(trainer)
-    assert evaluation.num_missed == 3

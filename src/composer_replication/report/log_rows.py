@@ -166,21 +166,31 @@ def _table(path: Path, head: str, first: int, notes: list[str], report: Report |
 
 
 def _table_rows(path: Path, reader: Any, names: list[str], first: int, notes: list[str]) -> Iterator[Row]:
-    short = 0
+    """Each row of a table. A last line without its end may lack the tail of its last number: it is left out."""
+    held: tuple[int, list[str]] | None = None
     for cells in reader:
-        number = reader.line_num + first - 1
-        if not any(cell.strip() for cell in cells):
-            continue
-        if short:
-            raise _broken(path, short, "it has fewer cells than the header")
-        if len(cells) > len(names):
-            raise _broken(path, number, "it has more cells than the header")
-        if len(cells) < len(names):
-            short = number
-            continue
-        yield number, {name: cell.strip() for name, cell in zip(names, cells, strict=True) if name}
-    if short:
-        notes.append(f"The last line ({short}) is incomplete and was left out.")
+        if held is not None:
+            yield _table_row(path, names, *held)
+        held = (reader.line_num + first - 1, cells) if any(cell.strip() for cell in cells) else None
+    if held is None:
+        return
+    if len(held[1]) < len(names) or not _ends_with_newline(path):
+        notes.append(f"The last line ({held[0]}) is incomplete and was left out.")
+    else:
+        yield _table_row(path, names, *held)
+
+
+def _table_row(path: Path, names: list[str], number: int, cells: list[str]) -> Row:
+    if len(cells) != len(names):
+        few = "fewer" if len(cells) < len(names) else "more"
+        raise _broken(path, number, f"it has {few} cells than the header")
+    return number, {name: cell.strip() for name, cell in zip(names, cells, strict=True) if name}
+
+
+def _ends_with_newline(path: Path) -> bool:
+    with path.open("rb") as handle:
+        handle.seek(-1, 2)
+        return handle.read() in (b"\n", b"\r")
 
 
 def _decoded(path: Path, first: int, report: Report | None) -> Iterable[str]:

@@ -11,15 +11,12 @@ import difflib
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.state import AcceleratorState, is_initialized
-from accelerate.utils import DistributedType
 from transformers import TrainerCallback
 
 from composer_replication.errors import CollapseStopError, InputError
@@ -28,6 +25,7 @@ from composer_replication.records import HeldoutReading, Verdict
 from composer_replication.run_folder import append_jsonl, read_jsonl, rewrite_jsonl
 from composer_replication.trainer.guard_hook import HeldoutEval, _log_row, _reading_fields, foreign_split
 from composer_replication.trainer.metrics_log import json_row
+from composer_replication.trainer.model_modes import evaluation_mode, weights_are_sharded
 from composer_replication.trainer.processes import from_first, once, process_rank
 from composer_replication.trainer.setting_errors import TrainerSettingError
 
@@ -104,10 +102,7 @@ class HeldOutGuardCallback(TrainerCallback):
         strict: bool = True,
         split_fingerprint: str = "",
     ) -> None:
-        if not callable(heldout_eval_fn):
-            raise _bad_argument("heldout_eval_fn", "a function without arguments", heldout_eval_fn)
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise _bad_argument("every", "a whole number of at least 1", every)
+        _check_arguments(heldout_eval_fn, every)
         self.guard = guard
         self.heldout_eval_fn = heldout_eval_fn
         self.proxy_key = proxy_key
@@ -168,7 +163,7 @@ class HeldOutGuardCallback(TrainerCallback):
             return
         reward, kl = from_first((reward, None if self.kl_key is None else _finite(logs.get(self.kl_key))))
         start = time.monotonic()
-        reading = once(lambda: self._evaluate(model), every_process_joins=_weights_are_sharded(model))
+        reading = once(lambda: self._evaluate(model), every_process_joins=weights_are_sharded(model))
         if reading is not None:
             self._refuse_foreign_split(getattr(reading, "split_fingerprint", ""), "the held-out reading")
             score = float(reading.score) if isinstance(reading, HeldoutReading) else float(reading)
@@ -222,7 +217,7 @@ class HeldOutGuardCallback(TrainerCallback):
         return None
 
     def _evaluate(self, model: Any) -> float | HeldoutReading | None:
-        with torch.no_grad(), _evaluation_mode(model):
+        with torch.no_grad(), evaluation_mode(model):
             return self.heldout_eval_fn()
 
     def _write(
@@ -281,10 +276,10 @@ class HeldOutGuardCallback(TrainerCallback):
             )
 
     def _state(self) -> dict[str, Any]:
-        evaluator = self.heldout_eval_fn
+        evaluator = _as_stateful(self.heldout_eval_fn)
         return {
             "guard": self.guard.state_dict(),
-            "evaluator": evaluator.state_dict() if isinstance(evaluator, Stateful) else None,
+            "evaluator": None if evaluator is None else evaluator.state_dict(),
             "last_round_idx": self._last_round_idx,
             "last_verdict": self.last_verdict,
             "split_fingerprint": self.split_fingerprint,
@@ -298,8 +293,9 @@ class HeldOutGuardCallback(TrainerCallback):
         self._refuse_foreign_split(saved.get("split_fingerprint"), "the checkpoint")
         try:
             self.guard.load_state_dict(saved["guard"])
-            if saved["evaluator"] is not None and isinstance(self.heldout_eval_fn, Stateful):
-                self.heldout_eval_fn.load_state_dict(saved["evaluator"])
+            evaluator = _as_stateful(self.heldout_eval_fn)
+            if saved["evaluator"] is not None and evaluator is not None:
+                evaluator.load_state_dict(saved["evaluator"])
             self._last_round_idx = saved["last_round_idx"]
             self.last_verdict = saved["last_verdict"]
         except (KeyError, TypeError, ValueError) as error:
@@ -311,6 +307,13 @@ class HeldOutGuardCallback(TrainerCallback):
             ) from error
 
 
+def _check_arguments(heldout_eval_fn: object, every: object) -> None:
+    if not callable(heldout_eval_fn):
+        raise _bad_argument("heldout_eval_fn", "a function without arguments", heldout_eval_fn)
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        raise _bad_argument("every", "a whole number of at least 1", every)
+
+
 def _bad_argument(name: str, wanted: str, value: object) -> TrainerSettingError:
     return TrainerSettingError(
         "CR0646",
@@ -320,31 +323,13 @@ def _bad_argument(name: str, wanted: str, value: object) -> TrainerSettingError:
     )
 
 
+def _as_stateful(evaluate: object) -> Stateful | None:
+    return evaluate if isinstance(evaluate, Stateful) else None
+
+
 def _finite(value: Any) -> float | None:
     """A finite number as a float; None for anything else."""
     if hasattr(value, "item"):
         value = value.item()
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and math.isfinite(value) else None
-
-
-@contextmanager
-def _evaluation_mode(model: Any) -> Iterator[None]:
-    """Inside, no part of the model is in training mode; afterwards the same parts are as before."""
-    modules = getattr(model, "modules", None)
-    trained = [part for part in modules() if part.training] if modules is not None else []
-    try:
-        for part in trained:
-            part.training = False
-        yield
-    finally:
-        for part in trained:
-            part.training = True
-
-
-def _weights_are_sharded(model: Any) -> bool:
-    kinds = (DistributedType.FSDP, DistributedType.DEEPSPEED)
-    if is_initialized() and AcceleratorState().distributed_type in kinds:
-        return True
-    parameters = getattr(model, "parameters", None)
-    return parameters is not None and any(hasattr(part, "full_tensor") for part in parameters())

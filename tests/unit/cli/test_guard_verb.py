@@ -105,7 +105,7 @@ def test_what_a_person_reads(log: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 def test_columns_by_name(scan: Scan, tmp_path: Path) -> None:
     rows = ["when,loss,val,drift", *(f"{i},{1 - i / 10},{1 + i / 10},{i}" for i in range(1, 9))]
-    (tmp_path / "log.csv").write_text("\n".join(rows))
+    (tmp_path / "log.csv").write_text("\n".join(rows) + "\n")
     words = ["--step", "when", "--proxy=-loss", "--truth=-val", "--kl", "drift"]
     exit_code, result, _ = scan(tmp_path / "log.csv", *words, "--kl-hard-stop", 3)
     assert result["columns"] == {"proxy": "-loss", "truth": "-val", "kl": "drift", "step": "when"}

@@ -9,9 +9,13 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from composer_replication.errors import InputError
+from composer_replication.errors import ComposerError, InputError
 from composer_replication.report import log_rows
+from composer_replication.report.column_choice import choose_columns
+from composer_replication.report.guard_replay import readings_of
 from composer_replication.report.log_columns import RunLog
 from composer_replication.report.run_logs import read_log
 
@@ -148,8 +152,9 @@ def test_a_torn_last_line_is_noted(tmp_path: Path, tail: str) -> None:
     assert log.notes == ("The last line (4) is incomplete and was left out.",)
 
 
-def test_a_torn_last_row_of_a_table_is_noted(tmp_path: Path) -> None:
-    (tmp_path / "log.csv").write_text("step,reward,kl\n10,0.5,0.1\n20,1.0,0.2\n30,1.")
+@pytest.mark.parametrize("tail", ["30,1.", "30,1.0,0.", "30,1.0\n"])
+def test_a_torn_last_row_of_a_table_is_noted(tmp_path: Path, tail: str) -> None:
+    (tmp_path / "log.csv").write_text(f"step,reward,kl\n10,0.5,0.1\n20,1.0,0.2\n{tail}")
     log = read_log(tmp_path / "log.csv")
     assert column(log, "reward") == REWARD
     assert log.notes == ("The last line (4) is incomplete and was left out.",)
@@ -276,3 +281,45 @@ def test_a_huge_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_no_such_file(tmp_path: Path) -> None:
     error = refused(tmp_path / "absent.jsonl")
     assert (error.code, error.message) == ("CR0630", "the log cannot be read: No such file or directory.")
+
+
+@pytest.mark.parametrize("form", ["jsonl", "csv"])
+def test_every_prefix_of_a_log_gives_its_whole_rows(tmp_path: Path, form: str) -> None:
+    """A crash may cut a file anywhere; nothing before the cut is lost and nothing is made up."""
+    frame = pd.DataFrame({"step": [1, 2, 3], "reward": [0.125, 0.25, 0.5], "kl": [1.5, 2.5, 3.5]})
+    text = frame.to_json(orient="records", lines=True) if form == "jsonl" else frame.to_csv(index=False)
+    path = tmp_path / "log"
+    for size in range(text.index("0.25"), len(text) + 1):
+        path.write_text(text[:size])
+        log = read_log(path)
+        num_whole = text[:size].count("\n") - (form == "csv")
+        is_whole_object = form == "jsonl" and text[:size].endswith("}")  # only its line end is missing
+        for name in ("reward", "kl"):
+            expected = frame[["step", name]].head(num_whole + is_whole_object)
+            assert column(log, name) == (list(expected["step"]), list(expected[name]))
+        assert bool(log.notes) is not (is_whole_object or text[size - 1] == "\n")
+
+
+VALID = b"".join(json.dumps(row).encode() + b"\n" for row in ROWS)
+TABLE = b"step,reward,eval_reward\n1,0.5,0.25\n2,0.75,\n"
+changes = st.lists(st.tuples(st.integers(0, 200), st.binary(max_size=4)), max_size=4)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(start=st.sampled_from([VALID, TABLE, b""]), edits=changes, tail=st.binary(max_size=60))
+def test_no_file_ends_in_a_traceback(
+    tmp_path: Path, start: bytes, edits: list[tuple[int, bytes]], tail: bytes
+) -> None:
+    content = bytearray(start + tail)
+    for position, piece in edits:
+        content[position : position + len(piece)] = piece
+    path = tmp_path / "log"
+    path.write_bytes(content)
+    known: ComposerError | ImportError | None = None
+    try:
+        log = read_log(path)
+        readings_of(log, choose_columns(log))
+    except (ComposerError, ImportError) as error:  # an import, where it looks like an event file by chance
+        known = error
+    assert not isinstance(known, ComposerError) or known.exit_code == 4
+    assert path.read_bytes() == content

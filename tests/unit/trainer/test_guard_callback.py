@@ -22,6 +22,7 @@ from composer_replication.records import HeldoutReading
 from composer_replication.run_folder import read_jsonl
 from composer_replication.safety import HeldOutGuard
 from composer_replication.trainer.guard_callback import STATE_KEY, HeldOutGuardCallback
+from composer_replication.trainer.model_modes import evaluation_mode, weights_are_sharded
 
 TEXTS = ["def add(a, b):", "def twice(x):", "def first(s):", "def size(c):"] * 4
 COMMON: dict[str, Any] = {
@@ -94,7 +95,7 @@ def grpo_trainer(folder: Path, callback: TrainerCallback, **settings: Any) -> An
     )
 
 
-def logged(trainer: Trainer, name: str) -> list[tuple[int, float]]:
+def logged(trainer: Trainer, name: str) -> list[tuple[float, float]]:
     return [(row["step"], row[name]) for row in trainer.state.log_history if name in row]
 
 
@@ -137,7 +138,8 @@ def test_the_guard_stops_a_real_trainer(
     ]
     assert rows[2]["reason"] == caught.value.status.reason
     kls = [value for _, value in logged(trainer, "kl")] if proxy_key == "reward" else []
-    assert [row["kl_ema"] for row in rows] == (kls or [None] * 3)
+    expected: list[Any] = kls or [None] * 3
+    assert [row["kl_ema"] for row in rows] == expected
     assert rows[0]["kl_path"] == ("logged as kl" if kls else "off (no row has had a finite KL)")
 
 
@@ -214,14 +216,14 @@ def test_the_model_is_in_evaluation_mode_meanwhile(tmp_path: Path) -> None:
     seen: list[tuple[bool, bool, bool]] = []
 
     def evaluate() -> float:
-        layer = trainer.model.model.layers[0]
-        seen.append((trainer.model.training, layer.training, torch.is_grad_enabled()))
+        model: Any = trainer.model
+        layer = model.model.layers[0]
+        seen.append((model.training, layer.training, torch.is_grad_enabled()))
         return 0.5
 
     trainer = plain_trainer(
         tmp_path, HeldOutGuardCallback(HeldOutGuard(), evaluate, proxy_key="-loss"), max_steps=1
     )
-    trainer.model.model.layers[1].eval()
     trainer.train()
     assert seen == [(False, False, False)]
     assert trainer.model.training
@@ -230,11 +232,27 @@ def test_the_model_is_in_evaluation_mode_meanwhile(tmp_path: Path) -> None:
 def test_parts_go_back_to_the_mode_they_had() -> None:
     model = tiny_model().train()
     frozen = model.model.layers[1].eval()
-    callback = HeldOutGuardCallback(HeldOutGuard(), lambda: 0.5)
-    callback._evaluate(model)
+
+    def evaluate_and_fail() -> None:
+        with evaluation_mode(model):
+            assert not any(part.training for part in model.modules())
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        evaluate_and_fail()
     assert model.training
     assert model.model.layers[0].training
     assert not any(part.training for part in frozen.modules())
+    with evaluation_mode(None):  # a trainer without a model
+        pass
+
+
+def test_sharded_weights_are_seen() -> None:
+    """A parameter that is a part of a whole can give the whole; a plain one cannot."""
+    part = SimpleNamespace(full_tensor=lambda: None)
+    assert weights_are_sharded(SimpleNamespace(parameters=lambda: iter([torch.ones(1), part])))
+    assert not weights_are_sharded(tiny_model())
+    assert not weights_are_sharded(None)
 
 
 def test_reporters_that_come_later_see_the_verdict(tmp_path: Path) -> None:

@@ -198,15 +198,14 @@ class RunConfig(Section):
         return self
 
 
-def load_config(path: Path, overrides: Mapping[str, Any] | None = None) -> RunConfig:
-    """Read a recipe, apply ``section.key`` overrides, check every key and type.
+def read_table(path: Path) -> dict[str, Any]:
+    """A recipe as it stands in its file, unchecked.
 
     Raises:
-        UsageError: no such file (CR0201), not TOML (CR0202), an unknown key or a wrong
-            value (CR0204; names the key and the nearest known one).
+        UsageError: no such file (CR0201), not TOML (CR0202).
     """
     try:
-        table = tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text())
     except OSError as error:
         raise UsageError(
             "CR0201",
@@ -221,6 +220,16 @@ def load_config(path: Path, overrides: Mapping[str, Any] | None = None) -> RunCo
             where=str(path),
             fix="correct that place in the file; strings need quotes, tables their brackets.",
         ) from error
+
+
+def load_config(path: Path, overrides: Mapping[str, Any] | None = None) -> RunConfig:
+    """Read a recipe, apply ``section.key`` overrides, check every key and type.
+
+    Raises:
+        UsageError: no such file (CR0201), not TOML (CR0202), an unknown key or a wrong
+            value (CR0204; names the key and the nearest known one).
+    """
+    table = read_table(path)
     for key, value in (overrides or {}).items():
         _set(table, key, value)
     return parse_config(table, where=str(path), overrides=overrides or {})

@@ -24,8 +24,9 @@ HEAVY = {
     "jinja2",
     "unearth",
     "sandlock",
+    "tensorboard",
 }
-SUB_VERBS = [["sandbox", "selftest"], ["sandbox", "exec"]]
+SUB_VERBS = [["sandbox", "selftest"], ["sandbox", "exec"], ["guard", "scan"]]
 
 REPORT = """
 import sys

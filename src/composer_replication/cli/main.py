@@ -31,6 +31,7 @@ VERBS = (
     "train_verb",
     "eval_verb",
     "report_verb",
+    "guard_verb",
     "sandbox_verb",
     "explain_verb",
 )

@@ -6,6 +6,7 @@ line for every step, and prefix sharing, which forwards each prompt once for its
 
     composer_trainer   ComposerReplicationTrainer; import it from there
     guard_hook         when the guard is asked, with which numbers, and what follows
+    guard_callback     the guard for any other trainer of transformers or TRL
     checkpoints        whole, half-written or damaged; own_state is what we put into them
     metrics_log        metrics.jsonl and verdicts.jsonl
     prefix_sharing, prefix_generation, prefix_wiring

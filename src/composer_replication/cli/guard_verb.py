@@ -1,0 +1,208 @@
+"""``composer-rl guard``: ask the guard about a run that any trainer has logged."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from composer_replication.report.column_choice import ChosenColumns
+    from composer_replication.report.guard_replay import Replay
+    from composer_replication.report.log_columns import RunLog
+    from composer_replication.safety import HeldOutGuard
+
+_HERE = "composer_replication.cli.guard_verb"
+_HALTED = 5
+_TOO_LITTLE = 6
+_SETTINGS = {
+    "min_steps": (int, "N", "updates before anything may fire"),
+    "decline_patience": (int, "N", "updates in a row with truth falling and proxy rising that fire"),
+    "ema_alpha": (float, "A", "weight of the past in every average, in [0, 1)"),
+    "kl_hard_stop": (float, "NATS", "largest tolerated KL average"),
+    "max_proxy_real_gap": (float, "GAP", "largest tolerated rise of proxy over truth, in their unit"),
+}
+
+Result = dict[str, Any]
+
+
+def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
+    """Add the verb with its sub-verbs; ``common`` brings ``--json`` and ``--quiet``."""
+    parser = subparsers.add_parser(
+        "guard", help="ask the guard about a log of any trainer", description=__doc__
+    )
+    verbs = parser.add_subparsers(dest="guard_verb", metavar="VERB", required=True, title="verbs")
+    _add_scan(verbs, common)
+
+
+def _add_scan(verbs: Any, common: argparse.ArgumentParser) -> None:
+    scan = verbs.add_parser(
+        "scan",
+        parents=[common],
+        help="what the guard would have said during a run, from its log",
+        description="Feed a log to the guard: JSON lines, CSV, trainer_state.json of transformers and TRL, or "
+        "TensorBoard event files; or the folder of one. Each value of the truth is one update, with the newest "
+        "proxy and KL at or before its step. Exit code 5 when the guard fired, 6 when there were fewer updates "
+        "than it needs, 4 when the log cannot be used.",
+    )
+    scan.add_argument("log", metavar="FILE", type=Path, help="a log, or the folder that holds one")
+    scan.add_argument("--proxy", metavar="COL", default="", help="what was trained on (default: guessed)")
+    scan.add_argument(
+        "--truth",
+        metavar="COL",
+        default="",
+        help="what was never trained on (default: guessed); --truth=-COL where lower is better",
+    )
+    scan.add_argument(
+        "--kl", metavar="COL", default="", help="KL to the initial policy, or none (default: guessed)"
+    )
+    scan.add_argument("--step", metavar="COL", default="", help="the step (default: found)")
+    scan.add_argument(
+        "--resumed",
+        action="store_true",
+        help="steps that fall back are a resumed run: the newer values count",
+    )
+    scan.add_argument("--plot", metavar="FILE", type=Path, help="draw it: FILE.svg or FILE.html")
+    scan.add_argument(
+        "--recipe", metavar="RUN.toml", type=Path, help="the guard's settings, from its [guard]"
+    )
+    for name, (kind, metavar, text) in _SETTINGS.items():
+        scan.add_argument(f"--{name.replace('_', '-')}", metavar=metavar, type=kind, help=text)
+    scan.set_defaults(run=f"{_HERE}:run_scan", render=f"{_HERE}:render_scan")
+
+
+def run_scan(args: argparse.Namespace) -> tuple[Result, int]:
+    """Read the log, replay the guard over it.
+
+    Returns:
+        The result and the exit code: 0 nothing fired, 5 the guard fired, 6 fewer updates than
+        ``min_steps``. ``fired_at`` is the step of the first update that fired; ``updates`` counts all.
+
+    Raises:
+        UsageError: a wrong column, setting, recipe or plot (CR0633, CR0204, CR0201, CR0202, CR0639, CR0640).
+        InputError: the log cannot be used (CR0630 to CR0637), or the plot not written (CR0640).
+        MissingError: event files without the extra ``tensorboard`` (CR0101).
+    """
+    from composer_replication.cli.needed_packages import needs_extra
+    from composer_replication.cli.progress_bar import progress_bar
+    from composer_replication.report.column_choice import choose_columns
+    from composer_replication.report.guard_replay import readings_of, replay
+    from composer_replication.report.run_logs import read_log
+
+    if args.plot is not None:
+        from composer_replication.report.guard_plot import check_plot_path
+
+        check_plot_path(args.plot)
+    guard = _make_guard(args)
+    with (
+        needs_extra("tensorboard", "reading TensorBoard event files"),
+        progress_bar(quiet=args.quiet) as report,
+    ):
+        log = read_log(args.log, step=args.step, resumed=args.resumed, report=report)
+    chosen = choose_columns(log, proxy=args.proxy, truth=args.truth, kl=args.kl)
+    readings, notes = readings_of(log, chosen)
+    replayed = replay(guard, readings)
+    result, exit_code = _result(guard, log, chosen, replayed, [*log.notes, *notes])
+    if args.plot is not None and readings:
+        from composer_replication.report.guard_plot import write_plot
+
+        write_plot(
+            args.plot,
+            replayed,
+            title=f"Guard scan of {args.log.name}",
+            sentences=[_verdict_sentence(result), result["columns_sentence"], *result["notes"]],
+            settings=result["settings"],
+        )
+        result["plot"] = str(args.plot.resolve())
+    return result, exit_code
+
+
+def _make_guard(args: argparse.Namespace) -> HeldOutGuard:
+    """The guard's defaults, then the recipe's ``[guard]``, then the flags."""
+    from composer_replication.errors import UsageError
+    from composer_replication.safety import HeldOutGuard
+
+    flags = {name: getattr(args, name) for name in _SETTINGS if getattr(args, name) is not None}
+    settings = {**(_recipe_settings(args.recipe) if args.recipe is not None else {}), **flags}
+    try:
+        return HeldOutGuard(**settings)
+    except ValueError as error:
+        name = next((name for name in settings if name in str(error)), "")
+        where = f"--{name.replace('_', '-')}" if name in flags else f"{args.recipe}, [guard]"
+        raise UsageError("CR0204", f"guard: {error}.", where=where, fix="see docs/safety.md.") from error
+
+
+def _recipe_settings(path: Path) -> dict[str, Any]:
+    """The ``[guard]`` table of a recipe; its other tables are not looked at."""
+    from composer_replication.config import parse_config, read_table
+    from composer_replication.errors import UsageError
+
+    table = read_table(path)
+    if "guard" not in table:
+        raise UsageError(
+            "CR0639",
+            "the recipe has no [guard] table.",
+            where=str(path),
+            fix="leave out --recipe, or give the settings by flags such as --max-proxy-real-gap 0.35.",
+        )
+    only_guard = {
+        "model": {"name": "-"},
+        "tasks": {"store": "-"},
+        "heldout": {},
+        "guard": table["guard"],
+    }
+    section = parse_config(only_guard, where=str(path)).guard
+    return {} if section is None else section.model_dump()
+
+
+def _result(
+    guard: HeldOutGuard, log: RunLog, chosen: ChosenColumns, replayed: Replay, notes: list[str]
+) -> tuple[Result, int]:
+    index = replayed.fired_index
+    num_updates = len(replayed.readings)
+    result: Result = {
+        "fired": index is not None,
+        "fired_at": None,
+        "reason": "",
+        "updates": num_updates,
+        "verdict": "clean",
+        "log": str(log.path.resolve()),
+        "kind": log.kind,
+        "columns": {
+            "proxy": chosen.proxy.spelled,
+            "truth": chosen.truth.spelled,
+            "kl": chosen.kl.spelled if chosen.kl else None,
+            "step": log.step_column,
+        },
+        "columns_sentence": chosen.sentence(log),
+        "settings": {name: getattr(guard, name) for name in _SETTINGS},
+        "notes": notes,
+        "plot": None,
+    }
+    if index is not None:
+        reason = replayed.statuses[index].reason
+        fired = {"fired_at": replayed.readings[index].step, "reason": reason, "verdict": "halted"}
+        return {**result, **fired, "updates_at_fire": index + 1}, _HALTED
+    if num_updates < guard.min_steps:
+        sentence = f"{num_updates} update(s), and the guard may fire only from update {guard.min_steps} on"
+        too_little = {"reason": sentence, "verdict": "INSUFFICIENT_DATA", "code": "CR0638"}
+        return {**result, **too_little}, _TOO_LITTLE
+    return result, 0
+
+
+def _verdict_sentence(result: Result) -> str:
+    if result["fired"]:
+        return f"The guard fired at step {result['fired_at']}: {result['reason']}."
+    if result["verdict"] == "INSUFFICIENT_DATA":
+        return f"{result['code']}: too little evidence for a verdict: {result['reason']}."
+    return f"The guard did not fire in {result['updates']} updates."
+
+
+def render_scan(result: Result) -> str:
+    """What a person reads."""
+    settings = ", ".join(f"{name} {value:g}" for name, value in result["settings"].items())
+    lines = [_verdict_sentence(result), result["columns_sentence"], f"Guard: {settings}."]
+    lines += [f"Note: {note}" for note in result["notes"]]
+    if result["plot"]:
+        lines.append(f"Plot: {result['plot']}")
+    return "\n".join(lines)

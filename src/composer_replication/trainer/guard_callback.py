@@ -1,0 +1,335 @@
+"""The guard for any trainer built on transformers: SFT, DPO, GRPO, RLOO and others of TRL.
+
+    trainer = SFTTrainer(..., callbacks=[HeldOutGuardCallback(guard, evaluate, proxy_key="-loss")])
+
+``ComposerReplicationTrainer`` has the guard inside and needs no callback.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from composer_replication.errors import CollapseStopError, InputError
+from composer_replication.interfaces import Guard, GuardStatus, Stateful
+from composer_replication.records import HeldoutReading, Verdict
+from composer_replication.run_folder import append_jsonl, read_jsonl, rewrite_jsonl
+from composer_replication.trainer.guard_hook import HeldoutEval, _log_row, _reading_fields, foreign_split
+from composer_replication.trainer.metrics_log import json_row
+from composer_replication.trainer.model_modes import evaluation_mode, weights_are_sharded
+from composer_replication.trainer.processes import from_first, once, process_rank
+from composer_replication.trainer.setting_errors import TrainerSettingError
+
+logger = logging.getLogger(__name__)
+
+STATE_KEY = "composer_replication.held_out_guard"
+"""Where the guard's state stands in ``stateful_callbacks`` of ``trainer_state.json``. Not the name of the
+class: with ``restore_callback_states_from_checkpoint`` transformers would make a new one of it."""
+
+VERDICTS_NAME = "verdicts.jsonl"
+
+
+class HeldOutGuardCallback(TrainerCallback):
+    """Asks a guard whenever the trainer logs its reward, and ends the run when it fires.
+
+    At a logged row with ``proxy_key``, at least ``every`` steps after the fold before: the truth is
+    measured on the present weights, the guard folds (proxy, truth, KL) under ``global_step``, the
+    verdict is written, then acted on. The row's proxy is the trainer's mean since its last row, so
+    it is older than the truth by at most ``logging_steps`` steps. A row without a finite proxy is
+    counted and folds nothing; no value is ever invented.
+
+    Written: the fields ``killswitch/…`` and ``heldout/score`` into the logged row itself (so into
+    ``trainer_state.json``, and into every reporter that comes after this callback; for those before
+    it, insert it at ``trainer.callback_handler.callbacks[0]``), and a line of ``verdicts.jsonl`` in
+    ``args.output_dir``.
+
+    When it fires: the step is finished, a checkpoint is saved (whatever ``save_strategy`` says),
+    training stops, and with ``strict`` ``train()`` raises ``CollapseStopError`` at its end.
+
+    The guard's state is in every checkpoint, and a resumed run goes on with it exactly; that of
+    ``heldout_eval_fn`` too, where it is ``Stateful``. It lies beside the states of transformers'
+    ``ExportableState`` and is not one itself: those are restored by making a new callback out of
+    stored arguments, which a guard and a function are not. A checkpoint under a fired guard is not
+    trained on.
+
+    Several processes: the trainer must log on each of them, as transformers and TRL do. The first one
+    evaluates, all fold its numbers; where weights are sharded (FSDP, DeepSpeed) each takes part in the
+    evaluation.
+
+    Departs from the hook inside ``ComposerReplicationTrainer``: that one folds before a step's update, so
+    that reward and truth are of the same weights; a callback sees a reward only after it.
+
+    Args:
+        guard: ``HeldOutGuard`` or anything with its methods (``interfaces.Guard``).
+        heldout_eval_fn: the truth, as a number or a ``HeldoutReading``; None: not due, nothing is folded.
+            It runs without gradient and with the model in evaluation mode.
+        proxy_key: the logged name of what is trained on; a leading minus where lower is better
+            (``-loss``): the number is turned round, and the truth must then be turned round too.
+        kl_key: the logged name of the KL to the initial policy, nats; None, or a name that no row has:
+            the KL path is off, which is said once and in each verdict. TRL's ``kl`` is an estimate to the
+            reference policy that single tokens can blow up; choose ``kl_hard_stop`` for it.
+        every: least distance of two folds, global steps.
+        strict: raise when it fires; else ``train()`` returns.
+        split_fingerprint: of the held-out split; a reading or checkpoint of another is refused.
+
+    Attributes:
+        halted_at: ``global_step`` of the fold that fired, or None.
+        last_verdict: the newest row of ``verdicts.jsonl``, or None.
+        num_rows_without_proxy: training rows that could not be folded.
+
+    Raises:
+        TrainerSettingError: ``heldout_eval_fn`` cannot be called, or ``every`` is no whole number of
+            at least 1 (CR0646; a ``ValueError`` too).
+    """
+
+    def __init__(
+        self,
+        guard: Guard,
+        heldout_eval_fn: HeldoutEval,
+        *,
+        proxy_key: str = "reward",
+        kl_key: str | None = "kl",
+        every: int = 1,
+        strict: bool = True,
+        split_fingerprint: str = "",
+    ) -> None:
+        _check_arguments(heldout_eval_fn, every)
+        self.guard = guard
+        self.heldout_eval_fn = heldout_eval_fn
+        self.proxy_key = proxy_key
+        self.kl_key = kl_key
+        self.every = every
+        self.strict = strict
+        self.split_fingerprint = split_fingerprint
+        self.halted_at: int | None = None
+        self.last_verdict: dict[str, Any] | None = None
+        self.num_rows_without_proxy = 0
+        self._last_round_idx: int | None = None
+        self._halting_status: GuardStatus | None = None
+        self._is_halt_saved = False
+        self._has_said_kl_is_off = False
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Go on where the checkpoint was, or begin.
+
+        Raises:
+            InputError: the checkpoint's guard state cannot be used (CR0645), or is of another split (CR0502).
+            CollapseStopError: the guard had fired before.
+        """
+        self.halted_at = self._halting_status = self._last_round_idx = None
+        self._is_halt_saved = False
+        self.num_rows_without_proxy = 0
+        saved = state.stateful_callbacks.get(STATE_KEY)
+        if saved is not None:
+            self._restore(saved)
+        elif state.global_step > 0:
+            logger.warning("the checkpoint has no guard state: the guard starts afresh from here.")
+        if self.guard.should_halt():
+            self.guard.raise_if_fired()
+            raise CollapseStopError(getattr(self.guard, "last_status", None))
+        if process_rank() == 0:
+            path = Path(args.output_dir) / VERDICTS_NAME
+            if path.is_file():  # what a resumed run writes again; a run that begins anew writes all
+                rewrite_jsonl(
+                    path, [row for row in read_jsonl(path) if row["round_idx"] <= state.global_step > 0]
+                )
+
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: Any = None, model: Any = None, **kwargs: Any
+    ) -> None:
+        """Fold the row, if it is one to fold.
+
+        Raises:
+            InputError: the score was measured on another split (CR0502).
+            ValueError: the guard refused a number.
+        """
+        if not logs or self.halted_at is not None:
+            return
+        reward = self._proxy(logs)
+        if reward is None:
+            self._count_row_without_proxy(logs)
+            return
+        step = state.global_step
+        if self._last_round_idx is not None and step - self._last_round_idx < self.every:
+            return
+        reward, kl = from_first((reward, None if self.kl_key is None else _finite(logs.get(self.kl_key))))
+        start = time.monotonic()
+        reading = once(lambda: self._evaluate(model), every_process_joins=weights_are_sharded(model))
+        if reading is not None:
+            self._refuse_foreign_split(getattr(reading, "split_fingerprint", ""), "the held-out reading")
+            score = float(reading.score) if isinstance(reading, HeldoutReading) else float(reading)
+            status = self.guard.update(step, in_loop_reward=reward, heldout_score=score, kl_to_init=kl)
+            self._last_round_idx = step
+            self._say_once_that_kl_is_off(status)
+            row = {**_log_row(status), "heldout/score": score}
+            row["killswitch/eval_seconds"] = time.monotonic() - start
+            if kl is not None:
+                row["killswitch/kl_to_init"] = kl
+            if isinstance(reading, HeldoutReading):
+                row |= _reading_fields(reading)
+            self._write(args, state, logs, row, status, reading)
+            if status.fire:
+                self._act_on(status, step, control)
+        state.stateful_callbacks[STATE_KEY] = self._state()
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A save that ``save_strategy="best"`` took back is asked for again; the loop still looks once."""
+        if self.halted_at is not None and not self._is_halt_saved:
+            control.should_save = True
+            control.should_evaluate = False  # an evaluation would take it back once more
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.halted_at is not None:
+            self._is_halt_saved = True
+            control.should_save = False  # the end of the epoch would save it a second time
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The run is over and saved.
+
+        Raises:
+            CollapseStopError: the guard fired, and ``strict``.
+        """
+        if self._last_round_idx is None and self.num_rows_without_proxy:
+            logger.warning(
+                "killswitch: the guard was never asked: none of %d logged rows had a finite %r.",
+                self.num_rows_without_proxy,
+                self.proxy_key,
+            )
+        if self._halting_status is not None and self.strict:
+            self.guard.raise_if_fired(self._halting_status)
+            raise CollapseStopError(self._halting_status)
+
+    def _proxy(self, logs: Mapping[str, Any]) -> float | None:
+        if self.proxy_key in logs:
+            return _finite(logs[self.proxy_key])
+        if self.proxy_key.startswith("-"):
+            value = _finite(logs.get(self.proxy_key[1:]))
+            return None if value is None else -value
+        return None
+
+    def _evaluate(self, model: Any) -> float | HeldoutReading | None:
+        with torch.no_grad(), evaluation_mode(model):
+            return self.heldout_eval_fn()
+
+    def _write(
+        self,
+        args: Any,
+        state: Any,
+        logs: dict[str, Any],
+        row: Mapping[str, float],
+        status: GuardStatus,
+        reading: float | HeldoutReading,
+    ) -> None:
+        """Into the logged row, whose copy the trainer has kept already, and into ``verdicts.jsonl``."""
+        logs.update(row)
+        if state.log_history and state.log_history[-1].get("step") == state.global_step:
+            state.log_history[-1].update(row)
+        told = {one.name: getattr(status, one.name) for one in fields(Verdict) if hasattr(status, one.name)}
+        verdict = Verdict(
+            **{
+                "decline_streak": 0,
+                "num_updates": 0,
+                **told,
+                "round_idx": state.global_step,
+                "split_fingerprint": self.split_fingerprint or getattr(reading, "split_fingerprint", ""),
+            }
+        )
+        kl_path = "off (no row has had a finite KL)" if status.kl_ema is None else f"logged as {self.kl_key}"
+        self.last_verdict = {**asdict(verdict), "kl_path": kl_path}
+        if process_rank() == 0:
+            append_jsonl(Path(args.output_dir) / VERDICTS_NAME, json_row(self.last_verdict))
+
+    def _act_on(self, status: GuardStatus, step: int, control: Any) -> None:
+        self.halted_at, self._halting_status = step, status
+        logger.warning("killswitch: the guard halts training at step %d: %s", step, status.reason)
+        control.should_save = True
+        control.should_training_stop = True
+
+    def _count_row_without_proxy(self, logs: Mapping[str, Any]) -> None:
+        is_training_row = "loss" in logs and not any(name.startswith("eval_") for name in logs)
+        if not is_training_row:
+            return
+        self.num_rows_without_proxy += 1
+        if self.num_rows_without_proxy == 1:
+            near = difflib.get_close_matches(self.proxy_key.removeprefix("-"), map(str, logs), n=3)
+            logger.warning(
+                "killswitch: a logged row has no finite %r, so the guard was not asked; %s",
+                self.proxy_key,
+                f"nearest: {', '.join(near)}" if near else f"the row has {', '.join(sorted(map(str, logs)))}",
+            )
+
+    def _say_once_that_kl_is_off(self, status: GuardStatus) -> None:
+        if status.kl_ema is None and not self._has_said_kl_is_off:
+            self._has_said_kl_is_off = True
+            logger.warning(
+                "killswitch: the KL path is off: %s.",
+                f"no row has {self.kl_key!r} (TRL logs none at beta 0)" if self.kl_key else "kl_key is None",
+            )
+
+    def _state(self) -> dict[str, Any]:
+        evaluator = _as_stateful(self.heldout_eval_fn)
+        return {
+            "guard": self.guard.state_dict(),
+            "evaluator": None if evaluator is None else evaluator.state_dict(),
+            "last_round_idx": self._last_round_idx,
+            "last_verdict": self.last_verdict,
+            "split_fingerprint": self.split_fingerprint,
+        }
+
+    def _refuse_foreign_split(self, found: str | None, where: str) -> None:
+        if found and self.split_fingerprint and found != self.split_fingerprint:
+            raise foreign_split(found, self.split_fingerprint, where=where)
+
+    def _restore(self, saved: Mapping[str, Any]) -> None:
+        self._refuse_foreign_split(saved.get("split_fingerprint"), "the checkpoint")
+        try:
+            self.guard.load_state_dict(saved["guard"])
+            evaluator = _as_stateful(self.heldout_eval_fn)
+            if saved["evaluator"] is not None and evaluator is not None:
+                evaluator.load_state_dict(saved["evaluator"])
+            self._last_round_idx = saved["last_round_idx"]
+            self.last_verdict = saved["last_verdict"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(
+                "CR0645",
+                f"the guard's state in the checkpoint cannot be used: {error}.",
+                where=f"trainer_state.json, stateful_callbacks.{STATE_KEY}",
+                fix="resume with the kind of guard that the run began with, or from another checkpoint.",
+            ) from error
+
+
+def _check_arguments(heldout_eval_fn: object, every: object) -> None:
+    if not callable(heldout_eval_fn):
+        raise _bad_argument("heldout_eval_fn", "a function without arguments", heldout_eval_fn)
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        raise _bad_argument("every", "a whole number of at least 1", every)
+
+
+def _bad_argument(name: str, wanted: str, value: object) -> TrainerSettingError:
+    return TrainerSettingError(
+        "CR0646",
+        f"{name} must be {wanted}, got {value!r}.",
+        where=f"HeldOutGuardCallback({name}=)",
+        fix="see docs/guard-anywhere.md.",
+    )
+
+
+def _as_stateful(evaluate: object) -> Stateful | None:
+    return evaluate if isinstance(evaluate, Stateful) else None
+
+
+def _finite(value: Any) -> float | None:
+    """A finite number as a float; None for anything else."""
+    if hasattr(value, "item"):
+        value = value.item()
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and math.isfinite(value) else None

@@ -1,0 +1,33 @@
+"""In which mode a model is, and whether one process has all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from accelerate.state import AcceleratorState, is_initialized
+from accelerate.utils import DistributedType
+
+
+@contextmanager
+def evaluation_mode(model: Any) -> Iterator[None]:
+    """Inside, no part of the model is in training mode; afterwards the same parts are as before."""
+    modules = getattr(model, "modules", None)
+    trained = [part for part in modules() if part.training] if modules is not None else []
+    try:
+        for part in trained:
+            part.training = False
+        yield
+    finally:
+        for part in trained:
+            part.training = True
+
+
+def weights_are_sharded(model: Any) -> bool:
+    """Whether a forward needs every process: FSDP, DeepSpeed, or parameters that are parts of a whole."""
+    kinds = (DistributedType.FSDP, DistributedType.DEEPSPEED)
+    if is_initialized() and AcceleratorState().distributed_type in kinds:
+        return True
+    parameters = getattr(model, "parameters", None)
+    return parameters is not None and any(hasattr(part, "full_tensor") for part in parameters())

@@ -1,0 +1,258 @@
+"""``composer-rl guard scan`` as a person and as a script meet it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from composer_replication.cli.main import main
+
+Scan = Callable[..., tuple[int, dict[str, Any], str]]
+
+# alpha .8, baseline (0, .5). The truth falls to 0 and the proxy jumps to 1 from step 40 on; k updates later
+# in-loop = 1 - .8^k and held-out = .5 * .8^k, so the gap is 1.5 (1 - .8^k): .30 at step 40, .54 at step 50.
+HACKED = {step: (0.0, 0.5) if step < 40 else (1.0, 0.0) for step in range(10, 101, 10)}
+GAP_REASON = (
+    "the Hacking Gap 0.54 (rise of the proxy minus rise of the truth since the first update) exceeds 0.35"
+)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "metrics.jsonl"
+    rows = [{"step": s, "reward": proxy, "heldout/score": truth} for s, (proxy, truth) in HACKED.items()]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def scan(capsys: pytest.CaptureFixture[str]) -> Scan:
+    def run(*words: object) -> tuple[int, dict[str, Any], str]:
+        capsys.readouterr()
+        exit_code = main(["guard", "scan", *map(str, words), "--json"])
+        printed = capsys.readouterr()
+        return exit_code, json.loads(printed.out), printed.err
+
+    return run
+
+
+def test_a_hacked_log(scan: Scan, log: Path) -> None:
+    exit_code, result, err = scan(log)
+    assert (exit_code, err) == (5, "")
+    # Step 50 is update 5, the first at which the guard may fire, and the first with a gap above .35.
+    assert (result["fired"], result["fired_at"], result["updates"], result["updates_at_fire"]) == (
+        True,
+        50,
+        10,
+        5,
+    )
+    assert result["reason"] == GAP_REASON
+    assert result["verdict"] == "halted"
+    assert result["columns"] == {"proxy": "reward", "truth": "heldout/score", "kl": None, "step": "step"}
+    assert result["log"] == str(log)
+
+
+def test_a_clean_log(scan: Scan, log: Path) -> None:
+    exit_code, result, _ = scan(log, "--max-proxy-real-gap", 2, "--decline-patience", 50)
+    assert (exit_code, result["fired"], result["fired_at"], result["reason"]) == (0, False, None, "")
+    assert (result["updates"], result["verdict"]) == (10, "clean")
+
+
+def test_too_little_evidence_is_its_own_verdict(scan: Scan, log: Path) -> None:
+    log.write_text("".join(log.read_text().splitlines(keepends=True)[:4]))
+    exit_code, result, _ = scan(log)
+    assert (exit_code, result["fired"], result["updates"]) == (6, False, 4)
+    assert (result["verdict"], result["code"]) == ("INSUFFICIENT_DATA", "CR0638")
+    assert result["reason"] == "4 update(s), and the guard may fire only from update 5 on"
+    assert scan(log, "--min-steps", 4)[0] == 0
+
+
+@pytest.mark.parametrize("with_truth_first", [False, True])
+def test_one_line(scan: Scan, log: Path, *, with_truth_first: bool) -> None:
+    rows = [{"step": 1, "reward": 0.5, "heldout/score": 0.5}]
+    if with_truth_first:
+        rows = [{"step": 0, "heldout/score": 0.5}, {"step": 1, "reward": 0.5}]
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    exit_code, result, _ = scan(log, "--plot", log.with_suffix(".svg"))
+    assert (exit_code, result["updates"]) == (6, 0 if with_truth_first else 1)
+    assert log.with_suffix(".svg").exists() is not with_truth_first
+
+
+def test_what_a_person_reads(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = log.read_text().replace('"step": 100', '"step": 120')
+    log.write_text(rows + '{"torn')
+    assert main(["guard", "scan", str(log), "--quiet"]) == 5
+    assert capsys.readouterr().out.splitlines() == [
+        f"The guard fired at step 50: {GAP_REASON}.",
+        "Columns: proxy reward (guessed); truth heldout/score (guessed); KL none, so the KL path is off; steps step.",
+        "Guard: min_steps 5, decline_patience 8, ema_alpha 0.8, kl_hard_stop 0.08, max_proxy_real_gap 0.35.",
+        "Note: The last line (11) is incomplete and was left out.",
+        "Note: 1 gap(s) in the steps of reward, which usually are 10 apart: the first from 90 to 120.",
+        "Note: 1 gap(s) in the steps of heldout/score, which usually are 10 apart: the first from 90 to 120.",
+    ]
+    log.write_text(rows.splitlines()[0])
+    main(["guard", "scan", str(log)])
+    assert capsys.readouterr().out.startswith("CR0638: too little evidence for a verdict: 1 update(s)")
+    main(["guard", "scan", str(log), "--min-steps", "1"])
+    assert capsys.readouterr().out.startswith("The guard did not fire in 1 updates.")
+
+
+def test_columns_by_name(scan: Scan, tmp_path: Path) -> None:
+    rows = ["when,loss,val,drift", *(f"{i},{1 - i / 10},{1 + i / 10},{i}" for i in range(1, 9))]
+    (tmp_path / "log.csv").write_text("\n".join(rows) + "\n")
+    words = ["--step", "when", "--proxy=-loss", "--truth=-val", "--kl", "drift"]
+    exit_code, result, _ = scan(tmp_path / "log.csv", *words, "--kl-hard-stop", 3)
+    assert result["columns"] == {"proxy": "-loss", "truth": "-val", "kl": "drift", "step": "when"}
+    # KL averages 1, 1.2, 1.56, 2.048, 2.6384, 3.31: above 3 at the sixth update.
+    assert (exit_code, result["fired_at"]) == (5, 6)
+    assert "kl_to_init average 3.311 exceeds the hard stop 3" in result["reason"]
+    assert (
+        scan(tmp_path / "log.csv", *words[:-1], "none", "--max-proxy-real-gap", 9)[1]["columns"]["kl"] is None
+    )
+
+
+# ------------------------------------------------------------------------------ settings
+
+
+def test_settings_come_from_the_recipe_and_flags_win(scan: Scan, log: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "run.toml"
+    recipe.write_text("[guard]\nmin_steps = 2\nmax_proxy_real_gap = 1\n[other]\nunknown = 1\n")
+    settings = scan(log, "--recipe", recipe, "--max-proxy-real-gap", 0.9)[1]["settings"]
+    assert settings == {
+        "min_steps": 2,
+        "decline_patience": 8,
+        "ema_alpha": 0.8,
+        "kl_hard_stop": 0.08,
+        "max_proxy_real_gap": 0.9,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "words"),
+    [
+        ("[model]\n", "CR0639", "no [guard] table"),
+        (
+            "[guard]\nmin_stps = 3\n",
+            "CR0204",
+            "unknown key guard.min_stps; the nearest known key is guard.min_steps",
+        ),
+        ("[guard]\nmin_steps = 'x'\n", "CR0204", "guard.min_steps"),
+        ("guard = 3\n", "CR0204", "guard"),
+        ("[guard]\nema_alpha = 1.5\n", "CR0204", "ema_alpha must be in [0, 1)"),
+        ("[guard\n", "CR0202", "not valid TOML"),
+    ],
+)
+def test_a_bad_recipe(scan: Scan, log: Path, tmp_path: Path, text: str, code: str, words: str) -> None:
+    (tmp_path / "run.toml").write_text(text)
+    exit_code, result, _ = scan(log, "--recipe", tmp_path / "run.toml")
+    assert (exit_code, result["error"]["code"]) == (2, code)
+    assert words in result["error"]["message"]
+    assert str(tmp_path / "run.toml") in result["error"]["where"]
+
+
+def test_a_bad_flag(scan: Scan, log: Path, tmp_path: Path) -> None:
+    exit_code, result, _ = scan(log, "--decline-patience", 0)
+    assert (exit_code, result["error"]["code"], result["error"]["where"]) == (
+        2,
+        "CR0204",
+        "--decline-patience",
+    )
+    assert scan(log, "--recipe", tmp_path / "absent.toml")[1]["error"]["code"] == "CR0201"
+    assert scan(log, "--min-steps", "few")[0] == 2
+
+
+# ---------------------------------------------------------------------------------- plot
+
+
+def test_a_plot_as_svg(scan: Scan, log: Path, tmp_path: Path) -> None:
+    plot = tmp_path / "new" / "scan.svg"
+    assert scan(log, "--plot", plot)[1]["plot"] == str(plot)
+    text = plot.read_text()
+    root = ET.fromstring(text)
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert "halted at step 50" in text
+    assert "limit 0.35" in text
+    assert "The KL path was off" in text
+    charts = root.findall("{http://www.w3.org/2000/svg}svg[@aria-labelledby]")
+    assert len(charts) == 3  # proxy and truth, gap, streak; there is no KL to draw
+    assert all(float(chart.get("width", "0")) > 100 for chart in charts)
+    assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_a_plot_as_a_page_shows_names_as_they_are(scan: Scan, log: Path) -> None:
+    named = log.rename(log.with_name("<b>&\u202e.jsonl"))
+    plot = log.with_name("scan.html")
+    assert scan(named, "--plot", plot)[0] == 5
+    text = plot.read_text()
+    assert "<h1>Guard scan of &lt;b&gt;&amp;\\u202e.jsonl</h1>" in text
+    assert "<script" not in text
+    assert "default-src 'none'" in text
+
+
+def test_a_plot_that_cannot_be(scan: Scan, log: Path, tmp_path: Path) -> None:
+    exit_code, result, _ = scan(log, "--plot", tmp_path / "scan.png")
+    assert (exit_code, result["error"]["code"]) == (2, "CR0640")
+    exit_code, result, _ = scan(log, "--plot", log / "scan.svg")  # below a file
+    assert (exit_code, result["error"]["code"]) == (4, "CR0640")
+
+
+# ----------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("content", "exit_code", "code"),
+    [
+        (b"", 4, "CR0631"),
+        (b"\x00\x01\x02" * 50, 4, "CR0630"),
+        (b'{"step": 1, "reward": 0.5}\n', 4, "CR0633"),
+        (b'{"role": "user", "content": "hello"}\n' * 3, 4, "CR0633"),
+        (b'{"step": 2, "reward": 1, "eval_reward": 1}\n{"step": 1, "reward": 1}\n', 4, "CR0635"),
+        (b'{"step": 1, "reward": "good", "train_reward": 1, "eval_reward": "bad"}\n', 4, "CR0633"),
+        (b"step,reward,eval_reward\n1,0.5,0.5\n2,high,0.5\n", 4, "CR0636"),
+        (b"step,reward,eval_reward\n1,nan,0.5\n2,nan,0.5\n3,nan,1\n", 4, "CR0637"),
+        (b'{"step": 1, "reward": 1, "eval_reward": 1}\n{"bad\n{"step": 3}\n', 4, "CR0634"),
+    ],
+)
+def test_bad_logs(scan: Scan, tmp_path: Path, content: bytes, exit_code: int, code: str) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(content)
+    found, result, err = scan(path)
+    assert (found, result["error"]["code"]) == (exit_code, code)
+    assert err.count("\n") == 1
+    assert err.startswith(f"{code}: ")
+    assert result["error"]["fix"]
+    assert path.read_bytes() == content
+
+
+def test_a_missing_extra_is_one_sentence(scan: Scan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(sys.modules):
+        if name.partition(".")[0] == "tensorboard":
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    (tmp_path / "events.out.tfevents.1.x").write_bytes(b"x" * 100)
+    exit_code, result, _ = scan(tmp_path)
+    assert (exit_code, result["error"]["code"]) == (3, "CR0101")
+    assert result["error"]["message"] == (
+        "reading TensorBoard event files needs tensorboard, which is not installed."
+    )
+    assert result["error"]["fix"] == "pip install 'composer-replication[tensorboard]'"
+
+
+def test_event_files_through_the_command(scan: Scan, tmp_path: Path) -> None:
+    pytest.importorskip(
+        "tensorboard", reason="needs the extra: pip install 'composer-replication[tensorboard]'"
+    )
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(tmp_path / "run") as writer:
+        for step, (proxy, truth) in HACKED.items():
+            writer.add_scalar("train/reward", proxy, step)
+            writer.add_scalar("eval/reward", truth, step)
+    exit_code, result, _ = scan(tmp_path)
+    assert (exit_code, result["fired_at"], result["kind"]) == (5, 50, "tensorboard")

@@ -1,0 +1,239 @@
+"""Columns chosen, truth and proxy aligned, the guard replayed: against hand-made numbers and pandas."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from composer_replication.errors import InputError, UsageError
+from composer_replication.report.column_choice import choose_columns
+from composer_replication.report.guard_replay import Reading, readings_of, replay
+from composer_replication.report.log_columns import ColumnBuilder, RunLog
+from composer_replication.safety import HeldOutGuard
+
+
+def log_of(**columns: dict[int, float]) -> RunLog:
+    """A log of columns, each a mapping from step to value."""
+    builder = ColumnBuilder()
+    for name, cells in columns.items():
+        for line, (step, value) in enumerate(cells.items(), start=1):
+            builder.add(step, {name.replace("__", "/"): value}, line)
+    builder.step_name = "step"
+    return builder.finish(Path("log"), "jsonl", "line", [])
+
+
+def aligned(log: RunLog, **names: str) -> tuple[list[tuple[Any, ...]], tuple[str, ...]]:
+    readings, notes = readings_of(log, choose_columns(log, **names))
+    return [(one.step, one.proxy, one.truth, one.kl) for one in readings], notes
+
+
+# ------------------------------------------------------------------------------- columns
+
+
+@pytest.mark.parametrize(
+    ("names", "proxy", "truth", "kl"),
+    [
+        (("reward", "heldout/score", "killswitch/kl_to_init", "kl"), "reward", "heldout/score", "killswitch/kl_to_init"),
+        (("reward", "rewards/f/mean", "eval_reward", "eval_loss", "kl"), "reward", "eval_reward", "kl"),
+        (("train/reward", "eval/reward", "train/kl"), "train/reward", "eval/reward", "train/kl"),
+        (("data/critic/rewards/mean", "data/critic/score/mean", "data/val-core/gsm8k/acc/mean@1"),
+         "data/critic/score/mean", "data/val-core/gsm8k/acc/mean@1", None),
+        (("run 7 - train/reward", "run 7 - eval/reward"), "run 7 - train/reward", "run 7 - eval/reward", None),
+        (("rewards/margins", "eval_rewards/margins", "eval_runtime"), "rewards/margins", "eval_rewards/margins", None),
+        (("mean_reward", "test/pass@1", "test/num_tasks", "test/max"), "mean_reward", "test/pass@1", None),
+        (("actor/ppo_kl", "reward", "val/acc"), "reward", "val/acc", None),
+    ],
+)  # fmt: skip
+def test_guesses(names: tuple[str, ...], proxy: str, truth: str, kl: str | None) -> None:
+    chosen = choose_columns(log_of(**{name: {1: 0.5} for name in names}))
+    assert (chosen.proxy.name, chosen.truth.name, chosen.kl and chosen.kl.name) == (proxy, truth, kl)
+    assert chosen.proxy.is_guess
+
+
+def test_the_sentence_says_what_was_guessed() -> None:
+    log = log_of(reward={1: 1.0}, truth={1: 1.0}, loss={1: 2.0})
+    assert choose_columns(log, truth="truth").sentence(log) == (
+        "Columns: proxy reward (guessed); truth truth; KL none, so the KL path is off; steps step."
+    )
+    assert "proxy -loss; truth truth" in choose_columns(log, proxy="-loss", truth="truth").sentence(log)
+
+
+def test_a_column_whose_name_begins_with_a_minus_is_itself() -> None:
+    log = log_of(**{"-loss": {1: 1.0}, "loss": {1: 2.0}, "t": {1: 0.0}})
+    chosen = choose_columns(log, proxy="-loss", truth="t").proxy
+    assert (chosen.name, chosen.sign) == ("-loss", 1)
+
+
+def test_names_may_leave_out_the_wrapper() -> None:
+    log = log_of(
+        **{"data/critic/score/mean": {1: 1.0}, "data/val-core/a": {1: 1.0}, "data/val-core/b": {1: 1.0}}
+    )
+    assert choose_columns(log, truth="val-core/b").truth.name == "data/val-core/b"
+
+
+def test_a_misspelled_column_names_the_nearest() -> None:
+    with pytest.raises(UsageError) as caught:
+        choose_columns(log_of(reward={1: 1.0}, eval_reward={1: 1.0}), truth="eval_rewrad")
+    assert (caught.value.code, caught.value.fix) == ("CR0633", "did you mean eval_reward or reward?")
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (("reward", "loss"), "no column is known to be the truth; the columns with numbers are reward, loss."),
+        (("loss", "eval_reward"), "no column is known to be the proxy"),
+        (("reward", "val-core/a/acc", "val-core/b/acc"), "2 columns could be the truth: val-core/a/acc, val-core/b/acc."),
+        (("text",), "no column is known to be the proxy; the columns with numbers are text."),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_guessed(names: tuple[str, ...], words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        choose_columns(log_of(**{name: {1: 0.5} for name in names}))
+    assert caught.value.code == "CR0633"
+    assert words in caught.value.message
+
+
+def test_a_column_of_text_alone_is_never_guessed() -> None:
+    builder = ColumnBuilder()
+    builder.add_row({"step": 1, "reward": "high", "train_reward": 0.5, "eval_reward": 0.5}, 1, "log:1")
+    log = builder.finish(Path("log"), "jsonl", "line", [])
+    assert choose_columns(log).proxy.name == "train_reward"
+    with pytest.raises(
+        InputError, match="CR0636: the column 'reward' holds something that is no number: 'high'"
+    ):
+        readings_of(log, choose_columns(log, proxy="reward"))
+
+
+# ----------------------------------------------------------------------------- alignment
+
+
+def test_each_truth_gets_the_newest_proxy_at_or_before_it() -> None:
+    log = log_of(
+        reward={10: 0.1, 20: 0.2, 30: 0.3, 40: 0.4},
+        eval_reward={0: 0.9, 20: 0.5, 35: 0.6, 36: 0.7},
+        kl={20: 0.02},
+    )
+    readings, notes = aligned(log)
+    assert readings == [(20, 0.2, 0.5, 0.02), (35, 0.3, 0.6, 0.02), (36, 0.3, 0.7, 0.02)]
+    assert "1 value(s) of the truth before the first proxy were left out." in notes
+    assert "1 value(s) of the truth had no new proxy and were paired with an older one." in notes
+
+
+def test_a_minus_turns_the_numbers_round() -> None:
+    log = log_of(loss={1: 2.0}, eval_loss={1: 3.0})
+    assert aligned(log, proxy="-loss", truth="-eval_loss") == ([(1, -2.0, -3.0, None)], ())
+
+
+steps = st.lists(st.integers(0, 60), min_size=1, max_size=25, unique=True).map(sorted)
+
+
+@settings(deadline=None)  # the machine may be busy
+@given(proxy=steps, truth=steps, kl=steps)
+def test_alignment_is_pandas_merge_asof(proxy: list[int], truth: list[int], kl: list[int]) -> None:
+    log = log_of(
+        reward={step: step + 0.25 for step in proxy},
+        eval_reward={step: step + 0.5 for step in truth},
+        kl={step: step + 0.75 for step in kl},
+    )
+    found, _ = aligned(log)
+    frames = [
+        pd.DataFrame({"step": part, name: [step + offset for step in part]})
+        for part, name, offset in ((truth, "truth", 0.5), (proxy, "proxy", 0.25), (kl, "kl", 0.75))
+    ]
+    joined = pd.merge_asof(pd.merge_asof(frames[0], frames[1], on="step"), frames[2], on="step")
+    joined = joined.dropna(subset=["proxy"])
+    assert [(step, p, t) for step, p, t, _ in found] == list(
+        zip(joined["step"], joined["proxy"], joined["truth"], strict=True)
+    )
+    assert [k for *_, k in found] == [None if pd.isna(k) else k for k in joined["kl"]]
+
+
+@pytest.mark.parametrize(
+    ("order", "words"),
+    [([1, 2, 2], "step 2 has a second value"), ([1, 3, 2], "step 2 stands after step 3"), ([5, 1], "after step 5")],
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["reward", "eval_reward", "kl"])
+def test_steps_out_of_order(name: str, order: list[int], words: str) -> None:
+    builder = ColumnBuilder("step")
+    for line, step in enumerate(order, start=1):
+        builder.add_row({"step": step, name: 0.5}, line, f"log:{line}")
+    for other in {"reward", "eval_reward", "kl"} - {name}:
+        builder.columns[other] = log_of(x={1: 0.5}).columns["x"]
+    log = builder.finish(Path("log"), "jsonl", "line", [])
+    with pytest.raises(InputError) as caught:
+        aligned(log)
+    assert (caught.value.code, caught.value.where) == ("CR0635", f"log:{len(order)}")
+    assert words in caught.value.message
+    assert "--resumed" in caught.value.fix
+
+
+def test_gaps_are_noted_and_no_error() -> None:
+    log = log_of(reward=dict.fromkeys([1, 2, 3, 7, 8, 11], 0.5), eval_reward=dict.fromkeys([5, 10], 0.5))
+    _, notes = aligned(log)
+    assert notes == ("2 gap(s) in the steps of reward, which usually are 1 apart: the first from 3 to 7.",)
+
+
+@pytest.mark.parametrize(("num_bad", "is_refused"), [(1, False), (2, False), (3, True), (12, True)])
+def test_too_many_nans(num_bad: int, is_refused: bool) -> None:
+    builder = ColumnBuilder()
+    for step in range(12):
+        truth = float("nan") if step < num_bad else 0.5
+        builder.add(step, {"reward": 0.5, "eval_reward": truth}, step + 1)
+    log = builder.finish(Path("log"), "jsonl", "line", [])
+    if is_refused:
+        with pytest.raises(InputError, match=f"CR0637: {num_bad} of 12 values of the column 'eval_reward'"):
+            aligned(log)
+        return
+    readings, notes = aligned(log)
+    assert len(readings) == 12 - num_bad
+    assert notes == (f"{num_bad} value(s) of eval_reward were NaN or infinite and were left out.",)
+
+
+def test_a_tenth_of_a_long_column_may_be_nan() -> None:
+    def with_bad(num_bad: int) -> RunLog:
+        builder = ColumnBuilder()
+        for step in range(100):
+            builder.add(step, {"reward": float("inf") if step < num_bad else 0.5, "eval_reward": 0.5}, step)
+        return builder.finish(Path("log"), "jsonl", "line", [])
+
+    assert len(aligned(with_bad(10))[0]) == 90
+    with pytest.raises(InputError, match="CR0637"):
+        aligned(with_bad(11))
+
+
+# -------------------------------------------------------------------------------- replay
+
+
+def test_the_replay_by_hand() -> None:
+    """alpha .5: the averages are (0, 0), (.5, 0), (.75, 0); the gap passes .6 at the third update, step 30."""
+    readings = tuple(
+        Reading(step, proxy, 0.0, None) for step, proxy in ((10, 0.0), (20, 1.0), (30, 1.0), (40, 1.0))
+    )
+    done = replay(HeldOutGuard(min_steps=1, ema_alpha=0.5, max_proxy_real_gap=0.6), readings)
+    assert [status.in_loop_ema for status in done.statuses] == [0.0, 0.5, 0.75, 0.875]
+    assert [status.proxy_real_gap for status in done.statuses] == [0.0, 0.5, 0.75, 0.875]
+    assert [status.fire for status in done.statuses] == [False, False, True, True]
+    assert done.fired_index == 2
+    assert replay(HeldOutGuard(), readings).fired_index is None
+
+
+def test_a_replay_equals_the_live_guard(tmp_path: Path) -> None:
+    """The stored numbers are exact, so the verdicts are the very same."""
+    live, rows = HeldOutGuard(min_steps=2, max_proxy_real_gap=0.2), []
+    for step in range(1, 30):
+        reward, truth, kl = 0.1 + step / 37, 0.1 + (step % 5) / 11, step / 991
+        live.update(step, in_loop_reward=reward, heldout_score=truth, kl_to_init=kl)
+        rows.append({"step": step, "reward": reward, "heldout/score": truth, "kl": kl})
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    from composer_replication.report.run_logs import read_log
+
+    log = read_log(tmp_path / "log.jsonl")
+    done = replay(HeldOutGuard(min_steps=2, max_proxy_real_gap=0.2), readings_of(log, choose_columns(log))[0])
+    assert live.should_halt()
+    assert done.statuses[-1] == live.last_status

@@ -17,7 +17,7 @@ from composer_replication.cli.needed_packages import needs_extra
 from composer_replication.cli.output_folder import refuse_unwritable
 from composer_replication.cli.preflight import check_recipe, check_training
 from composer_replication.cli.progress_bar import progress_bar
-from composer_replication.cli.run_parts import RunTasks
+from composer_replication.cli.task_division import RunTasks, divide_tasks
 from composer_replication.config import RunConfig, dump_config, load_config
 from composer_replication.errors import CollapseStopError, UsageError
 from composer_replication.records import HeldoutReading, StopReason, Task
@@ -97,7 +97,7 @@ def _run(
     progress("tasks: building and proving them in the sandbox")
     with progress_bar(quiet=quiet) as report:
         store = run_parts.open_tasks(config, recipe_folder, report)
-    tasks = run_parts.divide_tasks(config, store)
+    tasks = divide_tasks(config, store, recipe_folder)
     if tasks.split is not None:
         path = folder.root / "split.json"
         if path.is_file():

@@ -49,7 +49,7 @@ def task_of(number: int, function: Function, other: Function, golden: str) -> Ta
 def changed(function: Function) -> str:
     """The body with other names and constants."""
     renamed = Renamed(function.node).visit(copy.deepcopy(function.node))
-    return written(OtherConstants().visit(renamed))
+    return str(written(OtherConstants().visit(renamed)))
 
 
 def sides(

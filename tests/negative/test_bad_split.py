@@ -53,6 +53,7 @@ def test_a_split_that_is_not_there(command: Command, recipe: Path, own_store: Ta
     answer = train(command, recipe, "--set", "heldout.split=mine.json")
     assert (answer.exit_code, answer.error["code"]) == (4, "CR0504")
     assert answer.error["where"] == str(recipe.parent / "mine.json")
+    assert not (recipe.parent / "run").exists()
 
 
 def test_a_split_whose_tasks_changed(command: Command, recipe: Path, own_store: TaskStore) -> None:

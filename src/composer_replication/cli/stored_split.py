@@ -47,6 +47,17 @@ def split_file(config: RunConfig, store: TaskStore, recipe_folder: Path) -> Path
     return beside if is_asked_for and beside.is_file() else None
 
 
+def check_named_split(config: RunConfig, recipe_folder: Path) -> None:
+    """Read the file that the recipe names, before tasks are built for an hour.
+
+    Raises:
+        InputError: it is missing, damaged or changed by hand (CR0504).
+    """
+    if config.heldout is not None and config.heldout.split:
+        path = (recipe_folder / config.heldout.split).resolve()
+        HeldoutSplit.from_state_dict(_read(path), where=str(path))
+
+
 def open_split(path: Path, store: TaskStore) -> HeldoutSplit:
     """The split of a file, compared again with the tasks as they are now.
 

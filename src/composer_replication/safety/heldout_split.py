@@ -310,7 +310,8 @@ def _parse_state(state: Mapping[str, Any]) -> tuple[list[Entry], list[Entry], in
     return sides["train"], sides["heldout"], num_barred
 
 
-def _is_text(entry: Entry) -> bool:
+def _is_text(entry: Any) -> bool:
+    """Whether what a file gave has the types of an ``Entry``."""
     texts = (entry.task_id, entry.content_sha256, entry.repository, entry.symbol)
     return isinstance(entry.has_golden, bool) and all(text is None or isinstance(text, str) for text in texts)
 

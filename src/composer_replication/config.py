@@ -70,8 +70,10 @@ class TasksSection(Section):
 class HeldoutSection(Section):
     """How the truth is measured; tasks here are never trained on.
 
-    ``repositories`` names the repositories (without version) whose tasks are held out;
-    empty: ``fraction`` of the tasks, grouped by repository where there are several.
+    ``repositories`` names the repositories (without version) whose tasks are held out.
+    ``split`` is a file that ``composer-rl tasks split`` wrote; the tasks must be those that it
+    was made of. ``fraction`` draws so many of the tasks, grouped by repository where there are
+    several. Without all three the ``split.json`` of ``tasks.store`` counts, or else 0.3 are drawn.
     ``every`` guard folds share one evaluation: at the others it is not due. Each draws
     ``sample_size`` tasks afresh (0: all), and ``num_canaries`` tasks that cannot be solved
     honestly. ``has_sentinel`` runs the golden code of each drawn task first, so that an outage of
@@ -80,7 +82,8 @@ class HeldoutSection(Section):
     """
 
     repositories: list[str] = []
-    fraction: float = Field(0.3, gt=0.0, lt=1.0)
+    split: str = ""
+    fraction: float | None = Field(None, gt=0.0, lt=1.0)
     seed: int = 0
     every: int = Field(1, ge=1)
     samples_per_task: int = Field(1, ge=1)
@@ -90,6 +93,12 @@ class HeldoutSection(Section):
     max_seconds_share: float | None = Field(None, gt=0.0, lt=1.0)
     timeout_seconds: float | None = Field(None, gt=0.0)
     before_and_after_samples: int = Field(0, ge=0)
+
+    @model_validator(mode="after")
+    def _one_division(self) -> HeldoutSection:
+        if self.split and (self.repositories or self.fraction is not None):
+            raise ValueError("give split alone, without repositories and fraction")
+        return self
 
 
 class RolloutsSection(Section):

@@ -80,15 +80,21 @@ class SplitOverlapError(InputError, ValueError):
     """Train and held-out tasks overlap.
 
     Attributes:
-        pairs: ``(kind, train task id, held-out task id)`` for each overlap.
+        pairs: ``(kind, train task id, held-out task id)``; a pair may overlap in two kinds.
     """
 
     def __init__(self, pairs: list[tuple[str, str, str]]) -> None:
-        shown = "; ".join(f"{kind}: {train} and {heldout}" for kind, train, heldout in pairs[:5])
-        more = f"; and {len(pairs) - 5} more" if len(pairs) > 5 else ""
+        kinds: dict[tuple[str, str], list[str]] = {}
+        counts: dict[str, int] = {}
+        for kind, train, heldout in pairs:
+            kinds.setdefault((train, heldout), []).append(kind)
+            counts[kind] = counts.get(kind, 0) + 1
+        shown = [f"{' and '.join(found)}: {train} and {heldout}" for (train, heldout), found in kinds.items()]
+        by_kind = ", ".join(f"{count} by {kind}" for kind, count in counts.items())
+        more = f"; and {len(kinds) - 5} more" if len(kinds) > 5 else ""
         super().__init__(
             "CR0501",
-            f"train and held-out tasks overlap in {len(pairs)} pair(s): {shown}{more}.",
+            f"train and held-out tasks overlap in {len(kinds)} pair(s), {by_kind}: {'; '.join(shown[:5])}{more}.",
             fix="take those tasks out of one side, or use composer-rl tasks split.",
         )
         self.pairs = pairs

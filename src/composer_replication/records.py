@@ -83,7 +83,11 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class TaskContent:
-    """What a task is made of, for overlap checks: text by path, tests, golden code."""
+    """What a task is made of, for overlap checks: text by path, tests, golden code.
+
+    ``tests`` are all test files of the repository, ``own_tests`` the test functions that
+    fail without the golden code.
+    """
 
     task_id: str
     repository: str
@@ -91,6 +95,7 @@ class TaskContent:
     broken_tree: Mapping[str, str]
     tests: Mapping[str, str]
     golden: str
+    own_tests: str = ""
 
 
 @dataclass(frozen=True, slots=True)

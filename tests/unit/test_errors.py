@@ -50,11 +50,21 @@ def test_overlap_names_five_pairs_and_counts_the_rest() -> None:
     error = SplitOverlapError(pairs)
     assert error.pairs == pairs
     assert isinstance(error, ValueError)
-    assert "7 pair(s)" in error.message
+    assert "7 pair(s), 7 by id: id: train0 and held0; " in error.message
     assert "train4 and held4" in error.message
     assert "train5" not in error.message
     assert "and 2 more" in error.message
     assert "more" not in SplitOverlapError(pairs[:5]).message
+
+
+def test_a_pair_of_two_kinds_is_one_pair() -> None:
+    error = SplitOverlapError(
+        [("near-duplicate", "a", "b"), ("near-duplicate", "a", "c"), ("origin", "a", "b")]
+    )
+    assert error.message == (
+        "train and held-out tasks overlap in 2 pair(s), 2 by near-duplicate, 1 by origin: "
+        "near-duplicate and origin: a and b; near-duplicate: a and c."
+    )
 
 
 def test_a_halt_carries_the_very_status() -> None:

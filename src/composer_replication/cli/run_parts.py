@@ -10,26 +10,25 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from composer_replication.cli.progress_bar import Report
+from composer_replication.cli.task_division import RunTasks, prompt_of
 from composer_replication.config import RunConfig
-from composer_replication.errors import InputError, NothingToDoError, UsageError
+from composer_replication.errors import InputError, UsageError
 from composer_replication.records import HeldoutReading, Limits, Task
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.heldout_evaluation import HeldoutEvaluator
 from composer_replication.rollouts.patient_evaluation import PatientEvaluation
 from composer_replication.rollouts.policy_sampler import PolicySampler
-from composer_replication.rollouts.single_turn import build_prompt, refuse_leaking_prompt, shows_golden
+from composer_replication.rollouts.single_turn import refuse_leaking_prompt
 from composer_replication.run_folder import RunFolder, write_json
 from composer_replication.safety import (
     CombinedGuard,
     EvaluationJournal,
     EvidenceGuard,
     HeldOutGuard,
-    HeldoutSplit,
     JournalledEvaluation,
 )
 from composer_replication.tasks.build import build_tasks
@@ -39,20 +38,6 @@ from composer_replication.tasks.sources import open_source
 from composer_replication.tasks.store import TaskStore
 
 _DAMAGED_STORE = "CR0411"
-
-
-@dataclass(frozen=True, slots=True)
-class RunTasks:
-    """The tasks of a run by use; ``num_blind`` were of held-out repositories but have no hidden tests.
-
-    ``num_leaking`` were left out because the lines around the function show its deleted body.
-    """
-
-    train: tuple[Task, ...]
-    heldout: tuple[Task, ...]
-    num_blind: int
-    split: HeldoutSplit | None
-    num_leaking: int = 0
 
 
 def open_tasks(config: RunConfig, recipe_folder: Path, report: Report | None) -> TaskStore:
@@ -101,82 +86,6 @@ def open_tasks(config: RunConfig, recipe_folder: Path, report: Report | None) ->
                 elif path.name != "LOCK":
                     path.unlink()
             return build()
-
-
-def divide_tasks(config: RunConfig, store: TaskStore) -> RunTasks:
-    """Train and held-out tasks, proven disjoint by id, content and origin.
-
-    Raises:
-        SplitOverlapError: the two sides overlap.
-        NothingToDoError: one side would be empty (CR0604).
-        UsageError: a held-out repository has no task (CR0452).
-    """
-    tasks = [
-        task
-        for task in store.tasks()
-        if not shows_golden(prompt_of(config, store, task), store.golden_body(task))
-    ]
-    num_leaking = len(store.tasks()) - len(tasks)
-    section = config.heldout
-    if section is None:
-        if not tasks:
-            raise NothingToDoError(
-                "CR0604",
-                "the task store holds no task.",
-                where=str(store.root),
-                fix="composer-rl tasks build SOURCE --out DIR",
-            )
-        return RunTasks(tuple(tasks), (), 0, None, num_leaking)
-    if section.repositories:
-        named = set(section.repositories)
-        unknown = named - {_name(task) for task in tasks}
-        if unknown:
-            raise UsageError(
-                "CR0452",
-                f"no task comes from {', '.join(sorted(unknown))}.",
-                where="heldout.repositories",
-                fix=f"composer-rl tasks show {store.root}",
-            )
-        held = [task for task in tasks if _name(task) in named]
-        train = [task for task in tasks if _name(task) not in named]
-    else:
-        drawn = HeldoutSplit.split(
-            [_WithHidden(store.content(task), task.has_hidden_tests) for task in tasks],
-            section.fraction,
-            section.seed,
-            by="repository" if len({_name(task) for task in tasks}) > 1 else "origin",
-        )
-        held_ids = set(drawn.heldout_ids)
-        held = [task for task in tasks if task.task_id in held_ids]
-        train = [task for task in tasks if task.task_id not in held_ids]
-    heldout = [task for task in held if task.has_hidden_tests]
-    if not train or not heldout:
-        side = "train on" if not train else "hold out"
-        raise NothingToDoError(
-            "CR0604",
-            f"of {len(tasks)} tasks none is left to {side}.",
-            where=str(store.root),
-            fix="build more tasks; held-out tasks need hidden tests.",
-        )
-    split = HeldoutSplit([store.content(task) for task in train], [store.content(task) for task in heldout])
-    if "content" not in split.checked:
-        raise UsageError(
-            "CR0505",
-            "the content of train and held-out tasks could not be compared, only their ids.",
-            where=str(store.root),
-            fix="build the tasks again with composer-rl tasks build.",
-        )
-    return RunTasks(tuple(train), tuple(heldout), len(held) - len(heldout), split, num_leaking)
-
-
-def prompt_of(config: RunConfig, store: TaskStore, task: Task) -> str:
-    """The prompt of one task as the recipe cuts it."""
-    return build_prompt(
-        store.broken_text(task),
-        task.hole,
-        style=config.rollouts.prompt_style,
-        context_lines=config.rollouts.context_lines,
-    )
 
 
 def training_rows(config: RunConfig, store: TaskStore, tasks: Sequence[Task]) -> list[dict[str, Any]]:
@@ -321,17 +230,6 @@ def write_environment(folder: RunFolder, config: RunConfig, store: TaskStore, ta
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _WithHidden:
-    """A task's content with the word whether it can be held out."""
-
-    content: Any
-    has_hidden_tests: bool
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.content, name)
-
-
 def _resolve_source(source: str, recipe_folder: Path) -> str:
     """Sources that are paths are relative to the recipe."""
     if source.startswith("sdist:"):
@@ -354,10 +252,6 @@ def _tasks_key(config: RunConfig, sources: Sequence[str]) -> str:
         if not source.startswith("sdist:"):
             digest.update(open_source(source).sha256.encode())
     return digest.hexdigest()[:16]
-
-
-def _name(task: Task) -> str:
-    return task.repository.partition("==")[0]
 
 
 def _version(name: str) -> str:

@@ -114,8 +114,9 @@ def _add_split(verbs: Any, common: argparse.ArgumentParser) -> None:
         "split",
         parents=[common],
         help="part tasks into train and held-out",
-        description="Write split.json: two sets that share no id, no content and no origin. With --by repository "
-        "held-out tasks come from repositories that are not trained on.",
+        description="Write split.json: two sets that share no id, no content, no near-duplicate and no origin. With "
+        "--by repository held-out tasks come from repositories that are not trained on. A recipe whose tasks.store is "
+        "DIR uses it, unless it names repositories or a fraction; any recipe does with heldout.split = PATH.",
     )
     split.add_argument("folder", metavar="DIR", type=Path, help="a task store")
     split.add_argument("--heldout-fraction", metavar="F", type=float, required=True, help="above 0, below 1")
@@ -334,20 +335,6 @@ def render_export(result: dict[str, Any]) -> str:
     return f"{result['task_id']}: {result['files']} files, {result['bytes']} bytes"
 
 
-class _SplitItem:
-    """A task with its content, and whether it may be held out at all."""
-
-    def __init__(self, store: TaskStore, task: Task) -> None:
-        content = store.content(task)
-        self.task_id = task.task_id
-        self.repository = task.repository
-        self.symbol = task.symbol
-        self.broken_tree = content.broken_tree
-        self.tests = content.tests
-        self.golden = content.golden
-        self.has_hidden_tests = task.has_hidden_tests
-
-
 def run_split(args: argparse.Namespace) -> tuple[Result, int]:
     """Write ``split.json`` into the store's folder.
 
@@ -355,13 +342,14 @@ def run_split(args: argparse.Namespace) -> tuple[Result, int]:
         ComposerError: no such split; as ``HeldoutSplit.split`` says.
         InputError: not a store, or damaged (CR0410, CR0411).
     """
+    from composer_replication.cli.stored_split import FILE_NAME, split_items
     from composer_replication.run_folder import write_json
     from composer_replication.safety import HeldoutSplit
 
     store = _open(args.folder)
-    items = [_SplitItem(store, task) for task in store.tasks()]
+    items = split_items(store, store.tasks())
     split = HeldoutSplit.split(items, args.heldout_fraction, args.seed, by=args.by)
-    write_json(store.root / "split.json", split.state_dict())
+    write_json(store.root / FILE_NAME, split.state_dict())
     result: Result = {
         "train": list(split.train_ids),
         "heldout": list(split.heldout_ids),

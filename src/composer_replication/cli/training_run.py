@@ -17,7 +17,8 @@ from composer_replication.cli.needed_packages import needs_extra
 from composer_replication.cli.output_folder import refuse_unwritable
 from composer_replication.cli.preflight import check_recipe, check_training
 from composer_replication.cli.progress_bar import progress_bar
-from composer_replication.cli.run_parts import RunTasks
+from composer_replication.cli.stored_split import check_named_split
+from composer_replication.cli.task_division import RunTasks, divide_tasks
 from composer_replication.config import RunConfig, dump_config, load_config
 from composer_replication.errors import CollapseStopError, UsageError
 from composer_replication.records import HeldoutReading, StopReason, Task
@@ -76,6 +77,7 @@ def run_recipe(
     with ExitStack() as stack:
         if not folder.summary.is_file():
             check_recipe(config)
+            check_named_split(config, recipe.resolve().parent)
             progress("loading torch, transformers and trl")
             with needs_extra("train", "training"):
                 from composer_replication.trainer.library_notices import calm_libraries
@@ -97,7 +99,7 @@ def _run(
     progress("tasks: building and proving them in the sandbox")
     with progress_bar(quiet=quiet) as report:
         store = run_parts.open_tasks(config, recipe_folder, report)
-    tasks = run_parts.divide_tasks(config, store)
+    tasks = divide_tasks(config, store, recipe_folder)
     if tasks.split is not None:
         path = folder.root / "split.json"
         if path.is_file():

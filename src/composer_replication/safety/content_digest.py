@@ -14,16 +14,15 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-_STRING_OR_COMMENT = re.compile(
-    r'''
+STRING_PATTERN = r'''
       """[^"\\]*(?:(?:\\.|"(?!""))[^"\\]*)*"""
     | \'\'\'[^'\\]*(?:(?:\\.|'(?!''))[^'\\]*)*\'\'\'
     | "(?:\\.|[^"\\\n])*"
     | '(?:\\.|[^'\\\n])*'
-    | (?P<comment>\#[^\n]*)
-    ''',
-    re.DOTALL | re.VERBOSE,
-)
+'''
+"""A string without its prefix, to be compiled with ``DOTALL`` and ``VERBOSE``."""
+
+_STRING_OR_COMMENT = re.compile(rf"{STRING_PATTERN}| (?P<comment>\#[^\n]*)", re.DOTALL | re.VERBOSE)
 
 
 def normalised_text(text: str, *, is_python: bool) -> str:

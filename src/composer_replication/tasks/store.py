@@ -28,6 +28,7 @@ from composer_replication.tasks.cache import put_file, sha256_of
 from composer_replication.tasks.environment import Environment, open_environment
 from composer_replication.tasks.lock import EnvironmentLock, LockedWheel
 from composer_replication.tasks.store_records import RepositoryRecord, SecretRecord, TaskRecord
+from composer_replication.tasks.test_functions import function_texts
 from composer_replication.tasks.tree_rules import is_test_path
 from composer_replication.tasks.views import View, view_files, write_files
 
@@ -49,6 +50,7 @@ class TaskStore:
         self._lock = threading.RLock()
         self._parsed: dict[str, Mapping[str, Any]] = {}
         self._environments: dict[str, Environment] = {}
+        self._test_functions: dict[str, dict[tuple[int, str], str]] = {}
 
     @classmethod
     def create(cls, path: Path, *, backend: str | None = None) -> TaskStore:
@@ -180,7 +182,20 @@ class TaskStore:
             broken_tree={name: text for name, text in files.items() if not is_test_path(name)},
             tests={name: text for name, text in files.items() if is_test_path(name)},
             golden=self.golden_body(task),
+            own_tests=self._own_tests(task),
         )
+
+    def _own_tests(self, task: Task) -> str:
+        """The source of the test functions that fail without the golden body."""
+        repository = self.repository(self.record(task.task_id).repository_record)
+        places = sorted({repository.places[test] for test in task.fail_to_pass if test in repository.places})
+        found = []
+        for path, line, name in places:
+            digest = repository.files.get(path, "")
+            if digest and digest not in self._test_functions:
+                self._test_functions[digest] = function_texts(self.blob(digest).decode("utf-8", "replace"))
+            found.append(self._test_functions.get(digest, {}).get((line, name), ""))
+        return "\n".join(text for text in found if text)
 
     def files(self, task: Task, view: View) -> dict[str, bytes]:
         """The files of a view of a task by path; see ``views``."""

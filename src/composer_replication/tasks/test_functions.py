@@ -57,6 +57,25 @@ def remove_functions(text: str, targets: Iterable[tuple[int, str]]) -> str | Non
     return shorter if _parses(shorter) else None
 
 
+def function_texts(text: str) -> dict[tuple[int, str], str]:
+    """The source of each test function of a file, decorators included, by first line and name.
+
+    A decorated function is found by the line of its ``def`` too. A file that does not parse
+    has none.
+    """
+    try:
+        module = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return {}
+    lines = Lines(text)
+    found: dict[tuple[int, str], str] = {}
+    for function in _functions(module, (module,)):
+        node, first = function.node, _first_line(function.node)
+        source = "".join(lines.line(number) for number in range(first, (node.end_lineno or first) + 1))
+        found[first, node.name] = found[node.lineno, node.name] = source
+    return found
+
+
 def _functions(node: ast.AST, parents: tuple[ast.AST, ...]) -> Iterable[_Found]:
     for part in _BODIES:
         for child in getattr(node, part, []):

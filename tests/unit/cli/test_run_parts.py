@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from composer_replication.cli import run_parts
-from composer_replication.cli.run_parts import divide_tasks, open_tasks, training_rows
+from composer_replication.cli.run_parts import open_tasks, training_rows
+from composer_replication.cli.task_division import divide_tasks
 from composer_replication.config import RunConfig, load_config
 from composer_replication.errors import InputError
 
@@ -29,7 +30,7 @@ def test_two_runs_that_start_together_share_one_build() -> None:
 
 def test_train_and_held_out_tasks_are_disjoint_by_content() -> None:
     config = config_of()
-    tasks = divide_tasks(config, open_tasks(config, RECIPE.parent, None))
+    tasks = divide_tasks(config, open_tasks(config, RECIPE.parent, None), RECIPE.parent)
     assert tasks.split is not None
     assert {"id", "content", "origin"} <= set(tasks.split.checked)
     assert all(task.has_hidden_tests for task in tasks.heldout)
@@ -41,13 +42,13 @@ def test_a_task_whose_prompt_shows_its_golden_body_is_left_out_and_counted(
 ) -> None:
     config = config_of()
     store = open_tasks(config, RECIPE.parent, None)
-    whole = divide_tasks(config, store)
+    whole = divide_tasks(config, store, RECIPE.parent)
     assert whole.num_leaking == 0
     shown = whole.train[0]
     line = run_parts.prompt_of(config, store, shown).strip().splitlines()[0]
     golden = store.golden_body
     monkeypatch.setattr(store, "golden_body", lambda task: f"\n    {line}" if task == shown else golden(task))
-    tasks = divide_tasks(config, store)
+    tasks = divide_tasks(config, store, RECIPE.parent)
     assert tasks.num_leaking == 1
     assert shown not in (*tasks.train, *tasks.heldout)
     with pytest.raises(InputError, match="CR0450"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import pickle
 from dataclasses import replace
@@ -14,6 +15,7 @@ import pytest
 from composer_replication.errors import ComposerError, InputError, UsageError
 from composer_replication.records import TaskContent
 from composer_replication.safety import HeldoutSplit, SplitOverlapError
+from composer_replication.safety.content_digest import ContentDigest
 from composer_replication.safety.split_entries import SplitRequestError
 
 SECRET = "return the_golden_secret"
@@ -45,7 +47,7 @@ def test_disjoint_sides_make_a_split() -> None:
     split = HeldoutSplit([task("b"), task("a")], iter([task("c")]))
     assert split.train_ids == ("a", "b")
     assert split.heldout_ids == ("c",)
-    assert split.checked == ("id", "content", "origin")
+    assert split.checked == ("id", "content", "near-duplicate", "origin")
     assert split.num_without_hidden_tests == 0
     assert len(split.fingerprint) == 64
     assert int(split.fingerprint, 16) >= 0
@@ -126,7 +128,8 @@ def test_only_what_was_looked_for_on_every_task_counts_as_checked() -> None:
     assert HeldoutSplit(["a"], ["b"]).checked == ("id",)
     assert HeldoutSplit([task("a")], [task("b")], check_content=False).checked == ("id", "origin")
     assert HeldoutSplit([task("a"), "x"], [task("b")]).checked == ("id",)
-    assert HeldoutSplit([task("a", symbol="")], [task("b")]).checked == ("id", "content")
+    assert HeldoutSplit([task("a", symbol="")], [task("b")]).checked == ("id", "content", "near-duplicate")
+    assert HeldoutSplit([task("a", golden="")], [task("b")]).checked == ("id", "content", "origin")
     assert HeldoutSplit([SimpleNamespace(task_id="a")], [task("b")]).checked == ("id",)
 
 
@@ -213,7 +216,8 @@ def set_key(key: str, value: Any) -> Any:
         set_key("version", 9),
         set_key("kind", "HeldOutGuard"),
         set_key("fingerprint", "0" * 64),
-        set_key("checked", ["id", "content", "origin", "near-duplicate"]),
+        set_key("checked", ["id", "content", "near-duplicate", "origin", "author"]),
+        set_key("checked", ["id"]),
         set_key("num_without_hidden_tests", -1),
         set_key("num_without_hidden_tests", True),
         set_key("train", 3),
@@ -221,6 +225,7 @@ def set_key(key: str, value: Any) -> Any:
         set_key("train", [{"task_id": 3}]),
         set_key("train", [{"task_id": ""}]),
         set_key("train", [{"task_id": "a", "content_sha256": 3}]),
+        set_key("train", [{"task_id": "a", "has_golden": "yes"}]),
         set_key("train", []),
     ],
 )
@@ -229,6 +234,27 @@ def test_a_damaged_state_is_refused(damage: Any) -> None:
     with pytest.raises(InputError, match=r"split\.json") as caught:
         HeldoutSplit.from_state_dict(damage(copy.deepcopy(state)), where="split.json")
     assert caught.value.code == "CR0504"
+
+
+def test_the_fingerprint_is_that_of_the_first_version() -> None:
+    """Ids and content hashes as JSON, sorted keys, sha256: runs begun earlier can be resumed."""
+    sides = '{"heldout": [["b", null]], "train": [["a", null]], "version": 1}'
+    assert HeldoutSplit(["a"], ["b"]).fingerprint == hashlib.sha256(sides.encode()).hexdigest()
+
+
+def test_contents_are_told_by_id() -> None:
+    split = HeldoutSplit([task("a")], [task("c")])
+    assert split.contents == {name: ContentDigest().of_task(task(name)) for name in ("a", "c")}
+    assert HeldoutSplit(["a"], ["b"]).contents == {"a": None, "b": None}
+
+
+def test_a_part_of_a_split_is_the_split_of_those_tasks() -> None:
+    split = HeldoutSplit([task("a"), task("b")], [task("c"), task("d")])
+    part = split.restricted_to({"a", "d", "elsewhere"})
+    assert part.state_dict() == HeldoutSplit([task("a")], [task("d")]).state_dict()
+    assert split.restricted_to({"a", "b", "c", "d"}).fingerprint == split.fingerprint
+    with pytest.raises(SplitRequestError, match="no task is held out"):
+        split.restricted_to({"a"})
 
 
 def test_a_stored_overlap_is_found_again() -> None:

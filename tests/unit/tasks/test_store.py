@@ -94,6 +94,16 @@ def test_content_has_everything(tiny_store: TaskStore) -> None:
     assert "upper()" in content.golden
 
 
+def test_own_tests_are_those_that_fail_without_the_golden(tiny_store: TaskStore) -> None:
+    task = find(tiny_store, "initials")
+    own = tiny_store.content(task).own_tests
+    assert {test.rpartition("::")[2] for test in task.fail_to_pass} == {"test_two_words", "test_one_word"}
+    assert 'assert initials("plato") == "P"' in own
+    assert 'assert initials("ada lovelace") == "AL"' in own
+    assert "palindrome" not in own
+    assert "# One word is a name as well." not in own
+
+
 def test_public_records_hold_no_secret(tiny_store: TaskStore) -> None:
     for task in tiny_store.tasks():
         public = (tiny_store.root / "tasks" / f"{task.task_id}.json").read_text()

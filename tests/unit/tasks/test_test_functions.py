@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from composer_replication.tasks.test_functions import part_tests, remove_functions
+from composer_replication.tasks.test_functions import function_texts, part_tests, remove_functions
 
 FILE = '''import pytest
 
@@ -157,3 +157,15 @@ def test_functions_outside_test_files_stay_visible() -> None:
         groups, {"package/code.py": FILE, "tests/test_x.py": FILE}, hidden_share=0.9, seed=0, salt=""
     )
     assert {path for path, _, _ in split.hidden} <= {"tests/test_x.py"}
+
+
+def test_the_text_of_each_function_is_found_by_its_place() -> None:
+    texts = function_texts(FILE)
+    first = '@pytest.mark.parametrize("x", VALUES)\ndef test_first(x):\n    assert helper() == x\n'
+    assert (
+        texts[line_of("parametrize"), "test_first"] == texts[line_of("def test_first"), "test_first"] == first
+    )
+    assert texts[line_of("test_third"), "test_third"] == "    def test_third(self):\n        assert True\n"
+    assert texts[line_of("test_sixth"), "test_sixth"].endswith("assert 6\n")
+    assert {name for _, name in texts} == {"helper", *PLACES}
+    assert function_texts("def broken(:") == {}

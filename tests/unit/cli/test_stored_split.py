@@ -1,0 +1,279 @@
+"""A split on disk: used where the recipe means it, refused where it speaks of other tasks."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from composer_replication.cli.stored_split import open_split, split_file, split_items
+from composer_replication.cli.task_division import divide_tasks
+from composer_replication.config import RunConfig, parse_config
+from composer_replication.errors import InputError, NothingToDoError, SplitOverlapError, UsageError
+from composer_replication.run_folder import write_json
+from composer_replication.safety import HeldoutSplit
+from composer_replication.tasks.build import build_tasks
+from composer_replication.tasks.store import TaskStore
+
+TINY = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "project"
+PINS = ["numbers.py::clamp", "text.py::initials", "numbers.py::mean", "text.py::is_palindrome"]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stored") / "tasks"
+    pins = [f"tinymath/{pin}" for pin in PINS]
+    assert build_tasks([str(TINY)], folder, symbols={str(TINY): pins}).tasks == len(PINS)
+    return folder
+
+
+@pytest.fixture
+def store(built: Path, tmp_path: Path) -> TaskStore:
+    shutil.copytree(built, tmp_path / "tasks")
+    return TaskStore.open(tmp_path / "tasks")
+
+
+def recipe(store: TaskStore, **heldout: Any) -> RunConfig:
+    table = {"model": {"name": "tiny-random"}, "tasks": {"store": str(store.root)}, "heldout": heldout}
+    return parse_config(table, where="run.toml")
+
+
+def drawn(store: TaskStore, seed: int = 3, fraction: float = 0.5) -> HeldoutSplit:
+    return HeldoutSplit.split(split_items(store, store.tasks()), fraction, seed)
+
+
+def keep(
+    store: TaskStore, name: str = "split.json", change: Callable[[dict[str, Any]], Any] | None = None
+) -> Path:
+    state = drawn(store).state_dict()
+    path = store.root / name
+    write_json(path, change(state) if change else state)
+    return path
+
+
+def test_the_split_of_the_store_is_used_where_the_recipe_says_nothing_else(
+    store: TaskStore, tmp_path: Path
+) -> None:
+    assert split_file(recipe(store), store, tmp_path) is None
+    path = keep(store)
+    wanted = json.loads(path.read_text())
+    assert split_file(recipe(store), store, tmp_path) == path
+    tasks = divide_tasks(recipe(store), store, tmp_path)
+    assert tasks.split is not None
+    assert tasks.split.fingerprint == wanted["fingerprint"]
+    assert [task.task_id for task in tasks.heldout] == [row["task_id"] for row in wanted["heldout"]]
+    assert [task.task_id for task in tasks.train] == [row["task_id"] for row in wanted["train"]]
+    assert tasks.split.checked == ("id", "content", "near-duplicate", "origin")
+
+
+def test_repositories_or_a_fraction_go_before_the_split_of_the_store(
+    store: TaskStore, tmp_path: Path
+) -> None:
+    keep(store)
+    for heldout in ({"fraction": 0.25}, {"repositories": ["tinymath"]}):
+        assert split_file(recipe(store, **heldout), store, tmp_path) is None
+    tasks = divide_tasks(recipe(store, fraction=0.25), store, tmp_path)
+    assert len(tasks.heldout) == 1
+    without = parse_config({"model": {"name": "x"}, "tasks": {"store": str(store.root)}}, where="run.toml")
+    assert split_file(without, store, tmp_path) is None
+    assert divide_tasks(without, store, tmp_path).split is None
+    built = parse_config(
+        {"model": {"name": "x"}, "tasks": {"source": ["a"]}, "heldout": {}}, where="run.toml"
+    )
+    assert split_file(built, store, tmp_path) is None
+
+
+def test_a_named_split_lies_beside_the_recipe(store: TaskStore, tmp_path: Path) -> None:
+    keep(store)
+    other = drawn(store, seed=4, fraction=0.25)
+    write_json(tmp_path / "splits" / "mine.json", other.state_dict())
+    tasks = divide_tasks(recipe(store, split="splits/mine.json"), store, tmp_path)
+    assert tasks.split is not None
+    assert tasks.split.fingerprint == other.fingerprint != drawn(store).fingerprint
+
+
+@pytest.mark.parametrize("more", [{"fraction": 0.3}, {"repositories": ["tinymath"]}])
+def test_a_named_split_stands_alone(store: TaskStore, more: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="give split alone, without repositories and fraction"):
+        recipe(store, split="split.json", **more)
+
+
+def set_row(**values: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda state: {**state, "train": [{**state["train"][0], **values}, *state["train"][1:]]}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda state: {**state, "fingerprint": "0" * 64}, "do not give its fingerprint"),
+        (set_row(content_sha256="0" * 64), "do not give its fingerprint"),
+        (set_row(golden="return"), "cannot be read"),
+        (lambda state: {**state, "train": [], "heldout": state["train"]}, "do not give its fingerprint"),
+        (lambda state: {**state, "version": 1}, "version 1"),
+        (lambda state: {}, "cannot be read"),
+    ],
+)
+def test_a_split_that_was_changed_by_hand_is_refused(
+    store: TaskStore, tmp_path: Path, change: Any, words: str
+) -> None:
+    keep(store, change=change)
+    with pytest.raises(InputError, match=words) as caught:
+        divide_tasks(recipe(store), store, tmp_path)
+    assert caught.value.code == "CR0504"
+    assert str(store.root / "split.json") in str(caught.value)
+    assert "composer-rl tasks split" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "no such split"),
+        (b"{", "cannot be read"),
+        (b"\xff", "cannot be read"),
+        (b"[" * 10**5, "cannot be read"),
+    ],
+)
+def test_a_file_that_is_no_split_is_refused(
+    store: TaskStore, tmp_path: Path, content: Any, words: str
+) -> None:
+    if content is not None:
+        (tmp_path / "mine.json").write_bytes(content)
+    with pytest.raises(InputError, match=words) as caught:
+        divide_tasks(recipe(store, split="mine.json"), store, tmp_path)
+    assert caught.value.code == "CR0504"
+
+
+def refused(path: Path, store: TaskStore) -> InputError:
+    with pytest.raises(InputError) as caught:
+        open_split(path, store)
+    assert str(path) in str(caught.value)
+    assert "composer-rl tasks split" in caught.value.fix
+    return caught.value
+
+
+def test_a_task_that_is_gone_is_named(store: TaskStore) -> None:
+    path = keep(store)
+    name = store.task_ids()[1]
+    store.drop_task(name)
+    error = refused(path, store)
+    assert (error.code, error.message) == ("CR0506", f"1 task(s) are no longer in the store, {name} first.")
+
+
+def test_a_task_that_was_added_is_named(store: TaskStore) -> None:
+    name = store.task_ids()[2]
+    whole = [task for task in store.tasks() if task.task_id != name]
+    path = store.root / "split.json"
+    write_json(path, HeldoutSplit.split(split_items(store, whole), 0.4, 0).state_dict())
+    error = refused(path, store)
+    assert (error.code, error.message) == ("CR0506", f"1 task(s) are not in the split, {name} first.")
+
+
+def test_a_task_that_changed_is_named(store: TaskStore) -> None:
+    path = keep(store)
+    name = store.task_ids()[0]
+    record, secret = store.record(name), store.secret(name)
+    store.put_task(record, replace(secret, golden_body=f"{secret.golden_body} + 1"))
+    error = refused(path, TaskStore.open(store.root))
+    assert (error.code, error.message) == (
+        "CR0506",
+        f"1 task(s) are changed since the split was made, {name} first.",
+    )
+
+
+def test_a_file_of_the_repository_that_changed_changes_its_tasks(store: TaskStore) -> None:
+    path = keep(store)
+    slug = store.record(store.task_ids()[0]).repository_record
+    repository = store.repository(slug)
+    files = {**repository.files, "tinymath/text.py": store.put_blob(b"VALUE = 1\n")}
+    store.put_repository(slug, replace(repository, files=files))
+    error = refused(path, TaskStore.open(store.root))
+    assert error.code == "CR0506"
+    # The other two are cut out of that file: their broken file stands in its place.
+    assert error.message.startswith("2 task(s) are changed")
+
+
+def test_a_split_of_bare_ids_is_refused(store: TaskStore, tmp_path: Path) -> None:
+    path = store.root / "split.json"
+    write_json(path, HeldoutSplit.split(store.task_ids(), 0.5, 0).state_dict())
+    error = refused(path, store)
+    assert (error.code, error.exit_code) == ("CR0505", 4)
+    unchecked = HeldoutSplit.split(split_items(store, store.tasks()), 0.5, 0, check_content=False)
+    write_json(path, unchecked.state_dict())
+    assert refused(path, store).code == "CR0505"
+
+
+def test_sides_that_were_parted_by_hand_are_compared_in_full(store: TaskStore, tmp_path: Path) -> None:
+    """Two near-copies, parted by a file that is consistent in itself: its hashes cannot tell."""
+    one, other = (store.record(name) for name in store.task_ids()[:2])
+    golden = "\n    low = min(values, key=rank)\n    high = max(values, key=rank)\n    return scale(low, high, count=2)\n"
+    for record, text in ((one, golden), (other, golden.replace("low", "first").replace("2", "7"))):
+        store.put_task(record, replace(store.secret(record.task_id), golden_body=text))
+    rows = {row["task_id"]: row for side in ("train", "heldout") for row in drawn(store).state_dict()[side]}
+    train, heldout = [one.task_id, *store.task_ids()[2:]], [other.task_id]
+    by_id = HeldoutSplit.from_state_dict(_parted(rows, train, heldout))
+    write_json(tmp_path / "mine.json", by_id.state_dict())
+    with pytest.raises(SplitOverlapError) as caught:
+        divide_tasks(recipe(store, split="mine.json"), store, tmp_path)
+    assert caught.value.pairs == [("near-duplicate", one.task_id, other.task_id)]
+
+
+def _parted(rows: dict[str, Any], train: list[str], heldout: list[str]) -> dict[str, Any]:
+    """A consistent state with these sides, as somebody who knows the format would write it."""
+    import hashlib
+
+    sides = {"train": sorted(train), "heldout": heldout}
+    hashed = {name: [[key, rows[key]["content_sha256"]] for key in keys] for name, keys in sides.items()}
+    return {
+        "version": 2,
+        "kind": "HeldoutSplit",
+        "fingerprint": hashlib.sha256(
+            json.dumps({"version": 1, **hashed}, sort_keys=True).encode()
+        ).hexdigest(),
+        "checked": ["id", "content", "near-duplicate", "origin"],
+        "num_without_hidden_tests": 0,
+        **{name: [rows[key] for key in keys] for name, keys in sides.items()},
+    }
+
+
+def test_tasks_that_show_their_golden_are_left_out_of_a_stored_split(
+    store: TaskStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep(store)
+    whole = divide_tasks(recipe(store), store, tmp_path)
+    shown = whole.train[0]
+    line = next(line for line in store.broken_text(shown).splitlines() if line.startswith("def "))
+    golden = store.golden_body
+    config = recipe(store).model_copy(
+        update={"rollouts": recipe(store).rollouts.model_copy(update={"context_lines": 99})}
+    )
+    monkeypatch.setattr(store, "golden_body", lambda task: line if task == shown else golden(task))
+    with pytest.raises(InputError, match="changed since the split was made"):
+        divide_tasks(config, store, tmp_path)  # the content has the golden too, so this is another task now
+    keep(store)
+    tasks = divide_tasks(config, store, tmp_path)
+    assert tasks.num_leaking == 1
+    assert shown not in (*tasks.train, *tasks.heldout)
+    assert tasks.split is not None
+    assert tasks.split.train_ids == tuple(task.task_id for task in tasks.train)
+
+
+def test_tasks_without_content_to_compare_are_refused(
+    store: TaskStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = store.content
+    monkeypatch.setattr(store, "content", lambda task: replace(content(task), golden=""))
+    with pytest.raises(UsageError, match="could not be compared by near-duplicate") as caught:
+        divide_tasks(recipe(store, fraction=0.5), store, tmp_path)
+    assert caught.value.code == "CR0505"
+
+
+def test_a_split_that_leaves_nothing_to_train_on_is_said(store: TaskStore, tmp_path: Path) -> None:
+    everything = HeldoutSplit([], split_items(store, store.tasks()))
+    write_json(tmp_path / "mine.json", everything.state_dict())
+    with pytest.raises(NothingToDoError, match="none is left to train on"):
+        divide_tasks(recipe(store, split="mine.json"), store, tmp_path)

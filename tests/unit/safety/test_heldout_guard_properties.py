@@ -1,0 +1,232 @@
+"""Properties of the run-level guard over whole runs, against exact arithmetic that shares no code with it.
+
+The oracle works with fractions and the closed form of the average. Scores are sixteenths
+and ``ema_alpha`` a quarter or a half, so that floats are exact too and a boundary is one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pandas as pd  # type: ignore[import-untyped]
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from composer_replication.safety import CollapseStopError, HeldOutGuard, TripwireStatus
+
+Row = tuple[float, float, float | None]
+
+SIXTEENTHS = st.integers(0, 16).map(lambda number: number / 16)
+ROWS = st.lists(st.tuples(SIXTEENTHS, SIXTEENTHS, st.none() | SIXTEENTHS), min_size=1, max_size=12)
+SETTINGS = st.fixed_dictionaries(
+    {
+        "min_steps": st.integers(1, 8),
+        "decline_patience": st.integers(1, 4),
+        "ema_alpha": st.sampled_from([0.0, 0.25, 0.5, 0.75]),
+        "kl_hard_stop": st.integers(1, 16).map(lambda number: number / 16),
+        "max_proxy_real_gap": st.integers(1, 16).map(lambda number: number / 16),
+    }
+)
+NOT_FINITE = st.sampled_from([math.nan, math.inf, -math.inf])
+
+
+def step(guard: HeldOutGuard, label: int, row: Row) -> TripwireStatus:
+    return guard.update(label, in_loop_reward=row[0], heldout_score=row[1], kl_to_init=row[2])
+
+
+def average(values: list[float], ema_alpha: float) -> Fraction:
+    """``a^n x_0 + (1 - a) sum_i a^(n - i) x_i`` for the last of ``x_0 ... x_n``."""
+    alpha, last = Fraction(ema_alpha), len(values) - 1
+    return alpha**last * Fraction(values[0]) + (1 - alpha) * sum(
+        alpha ** (last - place) * Fraction(value) for place, value in enumerate(values) if place
+    )
+
+
+def causes(rows: list[Row], settings: dict[str, Any]) -> set[str]:
+    """What fires at the last of these rows, latch and warm-up aside."""
+    averages = [
+        [
+            average([row[column] or 0.0 for row in rows[: end + 1]], settings["ema_alpha"])
+            for end in range(len(rows))
+        ]
+        for column in (0, 1)
+    ]
+    streak = 0
+    for before, now in zip(range(len(rows)), range(1, len(rows)), strict=False):
+        declines = averages[1][now] < averages[1][before] and averages[0][now] > averages[0][before]
+        streak = streak + 1 if declines else 0
+    gap = (averages[0][-1] - averages[0][0]) - (averages[1][-1] - averages[1][0])
+    kls = [row[2] for row in rows if row[2] is not None]
+    found = set()
+    if kls and average(kls, settings["ema_alpha"]) > Fraction(settings["kl_hard_stop"]):
+        found.add("kl_to_init")
+    if streak >= settings["decline_patience"]:
+        found.add("consecutive")
+    if gap > Fraction(settings["max_proxy_real_gap"]):
+        found.add("Hacking Gap")
+    return found
+
+
+def named(reason: str) -> set[str]:
+    return {word for word in ("kl_to_init", "consecutive", "Hacking Gap") if word in reason}
+
+
+@given(rows=ROWS, settings=SETTINGS)
+def test_every_verdict_is_that_of_exact_arithmetic(rows: list[Row], settings: dict[str, Any]) -> None:
+    guard = HeldOutGuard(**settings)
+    first: set[str] = set()
+    for number, row in enumerate(rows, start=1):
+        status = step(guard, 10 * number, row)
+        now = causes(rows[:number], settings) if number >= settings["min_steps"] else set()
+        is_latched = bool(first)
+        first = first or now
+        assert status.fire == status.halt == guard.should_halt() == bool(first)
+        assert named(status.reason) == first
+        assert status.reason.startswith("latched:") == is_latched
+        assert status.reason.count("latched:") == int(is_latched)
+        assert (status.round_idx, status.num_updates) == (10 * number, number)
+
+
+@given(rows=ROWS, settings=SETTINGS)
+def test_nothing_fires_before_the_warm_up_is_over(rows: list[Row], settings: dict[str, Any]) -> None:
+    guard = HeldOutGuard(**settings)
+    fired = [step(guard, 0, row).fire for row in rows]
+    assert not any(fired[: settings["min_steps"] - 1])
+    assert fired == sorted(fired)
+
+
+@given(
+    rows=st.lists(
+        st.tuples(*[st.floats(-1e6, 1e6)] * 2, st.none() | st.floats(0, 1e6)), min_size=2, max_size=30
+    ),
+    ema_alpha=st.floats(0.0, 0.99),
+)
+def test_averages_and_gap_agree_with_pandas_at_every_update(rows: list[Row], ema_alpha: float) -> None:
+    guard = HeldOutGuard(ema_alpha=ema_alpha, min_steps=10**6)
+    statuses = [step(guard, number, row) for number, row in enumerate(rows)]
+    frame = pd.DataFrame(rows, columns=["in_loop", "heldout", "kl"], dtype=float)
+    smooth = frame[["in_loop", "heldout"]].ewm(alpha=1 - ema_alpha, adjust=False).mean()
+    kl = frame["kl"].dropna().ewm(alpha=1 - ema_alpha, adjust=False).mean().reindex(frame.index).ffill()
+    gap = (smooth["in_loop"] - smooth["in_loop"].iloc[0]) - (smooth["heldout"] - smooth["heldout"].iloc[0])
+    ours = pd.DataFrame(
+        [[s.in_loop_ema, s.heldout_ema, s.kl_ema, s.proxy_real_gap] for s in statuses], dtype=float
+    )
+    theirs = pd.concat([smooth, kl, gap], axis=1)
+    np.testing.assert_allclose(ours.to_numpy(), theirs.to_numpy(), rtol=1e-9, atol=1e-6)
+
+
+def asked(guard: HeldOutGuard) -> tuple[object, ...]:
+    """Every question, and whether the guard would raise."""
+    try:
+        guard.raise_if_fired()
+    except CollapseStopError as error:
+        raised: object = error.status
+    else:
+        raised = None
+    return (
+        guard.should_halt(),
+        guard.proxy_real_gap(),
+        guard.last_status,
+        raised,
+        json.dumps(guard.state_dict()),
+    )
+
+
+@given(rows=ROWS, settings=SETTINGS, num_asked=st.lists(st.integers(0, 3), min_size=12, max_size=12))
+def test_asking_changes_nothing_however_often(
+    rows: list[Row], settings: dict[str, Any], num_asked: list[int]
+) -> None:
+    silent, questioned = HeldOutGuard(**settings), HeldOutGuard(**settings)
+    for number, row in enumerate(rows):
+        answers = [asked(questioned) for _ in range(num_asked[number])]
+        assert all(answer == answers[0] for answer in answers)
+        assert step(silent, number, row) == step(questioned, number, row)
+        assert questioned.last_status is questioned.last_status
+    assert asked(silent) == asked(questioned)
+
+
+@given(
+    rows=ROWS,
+    settings=SETTINGS,
+    baselines=st.dictionaries(st.integers(0, 11), st.lists(SIXTEENTHS, min_size=1, max_size=3), max_size=4),
+)
+def test_restored_at_every_cut_a_calibrated_run_goes_on_as_if_uninterrupted(
+    rows: list[Row], settings: dict[str, Any], baselines: dict[int, list[float]]
+) -> None:
+    def go_on(guard: HeldOutGuard, start: int) -> list[tuple[TripwireStatus, str]]:
+        series = []
+        for number in range(start, len(rows)):
+            if number in baselines:
+                guard.calibrate_kl_threshold(baselines[number])
+            series.append(
+                (step(guard, number, rows[number]), json.dumps(guard.state_dict(), allow_nan=False))
+            )
+        return series
+
+    whole = go_on(HeldOutGuard(**settings), 0)
+    for cut in range(1, len(rows) + 1):
+        restored = HeldOutGuard(min_steps=99, ema_alpha=0.99)
+        restored.load_state_dict(json.loads(whole[cut - 1][1]))
+        assert restored.last_status == whole[cut - 1][0]
+        assert go_on(restored, cut) == whole[cut:]
+
+
+@given(
+    limit=st.floats(1e-6, 10.0),
+    calibrations=st.lists(
+        st.tuples(st.lists(st.floats(0.0, 1e3), min_size=1, max_size=4), st.floats(1e-3, 1e3)),
+        min_size=1,
+        max_size=6,
+    ),
+)
+def test_calibration_only_ever_tightens(limit: float, calibrations: list[tuple[list[float], float]]) -> None:
+    guard = HeldOutGuard(kl_hard_stop=limit)
+    before = limit
+    for baseline, factor in calibrations:
+        after = guard.calibrate_kl_threshold(baseline, factor)
+        wanted = factor * float(np.mean(baseline))
+        assert after == guard.kl_hard_stop
+        assert 0.0 < after <= before
+        assert after == pytest.approx(min(before, wanted) if wanted > 0.0 else before)
+        before = after
+
+
+@given(rows=ROWS, settings=SETTINGS, data=st.data(), bad=NOT_FINITE)
+def test_a_number_that_is_not_finite_leaves_no_trace(
+    rows: list[Row], settings: dict[str, Any], data: st.DataObject, bad: float
+) -> None:
+    clean, troubled = HeldOutGuard(**settings), HeldOutGuard(**settings)
+    places = data.draw(st.sets(st.integers(0, len(rows) - 1), min_size=1))
+    for number, row in enumerate(rows):
+        if number in places:
+            column = data.draw(st.integers(0, 2))
+            name = ("in_loop_reward", "heldout_score", "kl_to_init")[column]
+            before, status = json.dumps(troubled.state_dict()), troubled.last_status
+            broken: Any = [*row[:column], bad, *row[column + 1 :]]
+            with pytest.raises(ValueError, match=rf"(?s){name}.*round {number}\b"):
+                step(troubled, number, broken)
+            with pytest.raises(ValueError, match="baseline_kls"):
+                troubled.calibrate_kl_threshold([0.01, bad])
+            assert json.dumps(troubled.state_dict()) == before
+            assert troubled.last_status is status
+        assert step(clean, number, row) == step(troubled, number, row)
+
+
+@given(rows=ROWS, settings=SETTINGS, recovery=st.lists(st.just((0.0, 1.0, 0.0)), min_size=1, max_size=20))
+def test_no_recovery_un_halts_a_run(rows: list[Row], settings: dict[str, Any], recovery: list[Row]) -> None:
+    guard = HeldOutGuard(**settings)
+    fired = [status for number, row in enumerate(rows) if (status := step(guard, number, row)).fire]
+    assume(fired)
+    cause = re.sub("^latched: ", "", fired[0].reason)
+    for number, row in enumerate(recovery):
+        status = step(guard, number, row)
+        assert status.reason == f"latched: {cause}"
+        with pytest.raises(CollapseStopError, match="latched: ") as caught:
+            guard.raise_if_fired()
+        assert caught.value.status is status

@@ -1,0 +1,101 @@
+"""The join finds what comparing all with all finds, no more and no less."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from composer_replication.safety.similar_sets import (
+    Alike,
+    Member,
+    containment_matches,
+    jaccard_matches,
+)
+
+SETS = st.lists(
+    st.tuples(st.frozensets(st.integers(0, 12), max_size=9), st.sampled_from([None, "r", "s"])), max_size=9
+)
+WEIGHT = {element: element % 4 + 1 for element in range(13)}
+
+
+def members(side: str, sets: list[tuple[frozenset[int], str | None]]) -> list[Member]:
+    return [Member(f"{side}{number}", elements, realm) for number, (elements, realm) in enumerate(sets)]
+
+
+def pairs(matches: Iterable[Alike]) -> set[tuple[str, str]]:
+    return {(one, other) for ours, theirs in matches for one in ours for other in theirs}
+
+
+def is_compared(one: Member, other: Member) -> bool:
+    return bool(one.elements and other.elements) and (one.realm is None or one.realm != other.realm)
+
+
+@given(left=SETS, right=SETS, percent=st.integers(1, 100))
+def test_jaccard_is_that_of_all_pairs(
+    left: list[tuple[frozenset[int], str | None]],
+    right: list[tuple[frozenset[int], str | None]],
+    percent: int,
+) -> None:
+    ours, theirs = members("l", left), members("r", right)
+    expected = {
+        (one.owner, other.owner)
+        for one in ours
+        for other in theirs
+        if is_compared(one, other)
+        and Fraction(len(one.elements & other.elements), len(one.elements | other.elements))
+        >= Fraction(percent, 100)
+    }
+    assert pairs(jaccard_matches(ours, theirs, percent)) == expected
+
+
+@given(left=SETS, right=SETS, percent=st.integers(1, 100), least=st.integers(0, 12))
+def test_containment_is_that_of_all_pairs(
+    left: list[tuple[frozenset[int], str | None]],
+    right: list[tuple[frozenset[int], str | None]],
+    percent: int,
+    least: int,
+) -> None:
+    ours, theirs = members("l", left), members("r", right)
+
+    def weigh(elements: frozenset[int]) -> int:
+        return sum(WEIGHT[element] for element in elements)
+
+    expected = {
+        (one.owner, other.owner)
+        for one in ours
+        for other in theirs
+        if is_compared(one, other)
+        and weigh(one.elements & other.elements) >= least
+        and Fraction(weigh(one.elements & other.elements), min(weigh(one.elements), weigh(other.elements)))
+        >= Fraction(percent, 100)
+    }
+    assert pairs(containment_matches(ours, theirs, percent, WEIGHT, least)) == expected
+
+
+@pytest.mark.parametrize(("num_common", "expected"), [(6, True), (5, False)])
+def test_the_threshold_itself_counts(num_common: int, expected: bool) -> None:
+    """6 of 10 are 60%, 5 of 11 are 45%: both sets have 8."""
+    one = Member("a", frozenset(range(8)))
+    other = Member("b", frozenset(range(8 - num_common, 16 - num_common)))
+    assert bool(pairs(jaccard_matches([one], [other], 60))) is expected
+
+
+def test_a_set_of_many_owners_is_compared_once_and_all_are_named() -> None:
+    ours = [Member(f"o{number}", frozenset({1, 2, 3})) for number in range(3)]
+    theirs = [Member(f"t{number}", frozenset({1, 2, 3, 4})) for number in range(2)]
+    matches = list(jaccard_matches(ours, theirs, 75))
+    assert matches == [(["o0", "o1", "o2"], ["t0", "t1"])]
+
+
+def test_a_rare_element_decides_among_frequent_ones() -> None:
+    """Every set has 1 to 5; only the two with 99 share enough."""
+    crowd = [
+        Member(f"c{number}", frozenset({1, 2, 3, 4, 5, 100 + number, 200 + number})) for number in range(50)
+    ]
+    twins = [Member(name, frozenset({1, 2, 3, 4, 5, 99, 98})) for name in ("a", "b")]
+    found = pairs(jaccard_matches([*crowd, twins[0]], [*crowd, twins[1]], 80))
+    assert {pair for pair in found if pair[0] != pair[1]} == {("a", "b")}

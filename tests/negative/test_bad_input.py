@@ -219,6 +219,9 @@ def test_a_damaged_store(command: Command, store: Path, tmp_path: Path) -> None:
         answer = command(*words)
         assert (answer.exit_code, answer.error["code"]) == (4, "CR0411")
         assert digest in answer.error["where"]
+    answer = command("tasks", "build", TINY, "--out", damaged)  # must not call it built
+    assert (answer.exit_code, answer.error["code"]) == (4, "CR0411")
+    assert "new folder" in answer.error["fix"]
     (damaged / "manifest.json").unlink()
     for words in (("tasks", "stats", damaged), ("eval", "tiny-random", "--tasks", damaged)):
         answer = command(*words)

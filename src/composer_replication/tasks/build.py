@@ -81,7 +81,8 @@ def build_tasks(
     Raises:
         UsageError: the folder is in use (CR0203), is something else (CR0415), holds other
             repositories (CR0425), or the arguments do not fit together (CR0421).
-        InputError: a source is not usable (CR0402 to CR0408) or a pin is not in it (CR0409).
+        InputError: a source is not usable (CR0402 to CR0408), a pin is not in it (CR0409), or the
+            store of an earlier build is damaged (CR0411).
         SandboxFailure: the sandbox broke; what is built so far stays and is resumed.
     """
     started = time.monotonic()
@@ -91,6 +92,7 @@ def build_tasks(
         opened = list(fetchers.map(open_source, sources))
     with RunFolder(out).locked():
         store = TaskStore.create(out, backend=backend)
+        store.verify()  # what lies there already is taken over unread
         pool = ThreadPoolExecutor(jobs, thread_name_prefix="tasks-build")
         try:
             run = _Build(store, pool, _Settings(seed, hidden_share), jobs, progress or _no_progress)

@@ -369,5 +369,5 @@ def _damaged(path: Path, detail: str) -> InputError:
         "CR0411",
         f"the task store is damaged: {detail}.",
         where=str(path),
-        fix="build it again with composer-rl tasks build.",
+        fix="copy it again, or build it into a new folder: composer-rl tasks build SOURCE --out NEW_DIR",
     )

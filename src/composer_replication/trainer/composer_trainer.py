@@ -272,6 +272,8 @@ class ComposerReplicationTrainer(GRPOTrainer, RunBorders, OwnState, PrefixWiring
         if self.heldout_guard is not None and self.heldout_guard.should_halt():
             return self._refuse_halted_run(self.heldout_guard, checkpoint)
         self._open_run_log(checkpoint)
+        if checkpoint is not None and self._has_all_steps(checkpoint):
+            return self._keep_finished_run(checkpoint)
         self._interrupt = InterruptOnce()
         try:
             with self._interrupt:

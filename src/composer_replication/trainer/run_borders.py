@@ -104,14 +104,27 @@ class RunBorders(GuardHook, InitialKl):
         """A guard that has fired stays fired: weights and step are loaded, nothing is trained or written."""
         self.halted_at = self._last_round_idx
         if checkpoint is not None:
-            self.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
-            if not self._weights_are_sharded:
-                self._load_from_checkpoint(str(checkpoint))
+            self._load_without_training(checkpoint)
         if self.strict_killswitch:
             guard.raise_if_fired()
             raise CollapseStopError(getattr(guard, "last_status", None))
         logger.warning("the guard had halted this run before; nothing was trained.")
         return TrainOutput(self.state.global_step, 0.0, {})
+
+    def _has_all_steps(self, checkpoint: Path) -> bool:
+        """Whether ``max_steps`` were taken; transformers would take one more in the middle of an epoch."""
+        return 0 < self.args.max_steps <= checkpoint_step(checkpoint)
+
+    def _keep_finished_run(self, checkpoint: Path) -> TrainOutput:
+        """All steps were taken before the run was cut: weights and step are loaded, nothing is trained."""
+        self._load_without_training(checkpoint)
+        logger.warning("all %d steps were taken before; nothing was trained.", self.state.global_step)
+        return TrainOutput(self.state.global_step, 0.0, {})
+
+    def _load_without_training(self, checkpoint: Path) -> None:
+        self.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+        if not self._weights_are_sharded:
+            self._load_from_checkpoint(str(checkpoint))
 
     def _finish_halted_run(self, trial: Any) -> None:
         """Line, checkpoint and the callbacks' end of a run that the guard stopped inside a step."""

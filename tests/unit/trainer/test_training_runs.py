@@ -186,6 +186,33 @@ def test_a_halt_is_raised_even_where_it_cannot_be_saved(
     assert "no space left" in caught.value.__notes__[0]
 
 
+@pytest.mark.parametrize("lora_adapter", [False, True])
+def test_a_run_that_was_cut_after_its_last_step_takes_no_other(
+    make_trainer: MakeTrainer, tmp_path: Path, lora_adapter: bool
+) -> None:
+    """Three steps end in the middle of the second epoch (two batches of two prompts an epoch)."""
+
+    def make() -> Any:
+        return make_trainer(
+            max_steps=3,
+            per_device_train_batch_size=8,
+            save_strategy="steps",
+            save_steps=3,
+            lora_adapter=lora_adapter,
+            run_folder=RunFolder(tmp_path / "run"),
+        )
+
+    first = make()
+    first.train()
+    lines = first.run_folder.metrics.read_text()
+    again = make()
+    assert again.train(resume_from_checkpoint=True).global_step == 3
+    assert again.state.global_step == 3
+    assert parameter_sha256(again.model) == parameter_sha256(first.model)
+    assert again.run_folder.metrics.read_text() == lines
+    assert newest_whole_checkpoint(Path(again.args.output_dir)).name == "checkpoint-3"  # type: ignore[union-attr]
+
+
 def test_a_halted_run_is_not_trained_on(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     def make(strict: bool) -> Any:
         return make_trainer(

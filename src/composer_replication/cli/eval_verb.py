@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from composer_replication.rollouts.pass_rates import TaskResult
 
 
 def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
@@ -79,6 +83,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         "visible_pass": rates.visible_pass,
         "hidden_pass": rates.hidden_pass,
         "gap": rates.gap,
+        "gap_upper99": _gap_bound(results),
         "ci95": {"visible": rates.visible_ci95, "hidden": rates.hidden_ci95},
         "pass_at_k": rates.pass_at_k,
         "infrastructure_failures": dropped,
@@ -95,13 +100,29 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     return result, 0
 
 
+def _gap_bound(results: Sequence[TaskResult]) -> float | None:
+    """99% upper bound on visible minus hidden, for ``evidence.tolerated_gap``; None without hidden tests."""
+    from statistics import fmean
+
+    from composer_replication.safety import upper_confidence_gap
+
+    pairs = [(fmean(r.visible), fmean(r.hidden)) for r in results if r.visible and r.hidden]
+    return upper_confidence_gap(pairs, 0.99) if pairs else None
+
+
 def render(result: dict[str, Any]) -> str:
     rows = [
         f"{row['task_id']:<72} {row['visible']}/{row['samples']}"
         + ("   no hidden tests" if row["hidden"] is None else f"   hidden {row['hidden']}/{row['samples']}")
         for row in result["by_task"]
     ]
-    return "\n".join([*rows, "", *(_line(side, result) for side in ("visible", "hidden"))])
+    bound = result["gap_upper99"]
+    gap = (
+        []
+        if bound is None
+        else [f"gap      {result['gap']:.3f}  99% upper bound {bound:.3f}, over tasks drawn alike"]
+    )
+    return "\n".join([*rows, "", *(_line(side, result) for side in ("visible", "hidden")), *gap])
 
 
 def _line(side: str, result: dict[str, Any]) -> str:

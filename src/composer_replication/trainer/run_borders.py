@@ -113,7 +113,8 @@ class RunBorders(GuardHook, InitialKl):
 
     def _has_all_steps(self, checkpoint: Path) -> bool:
         """Whether ``max_steps`` were taken; transformers would take one more in the middle of an epoch."""
-        return 0 < self.args.max_steps <= checkpoint_step(checkpoint)
+        max_steps = int(self.args.max_steps)
+        return 0 < max_steps <= checkpoint_step(checkpoint)
 
     def _keep_finished_run(self, checkpoint: Path) -> TrainOutput:
         """All steps were taken before the run was cut: weights and step are loaded, nothing is trained."""

@@ -1,0 +1,33 @@
+"""``eval``: what is printed about the gap is the bound of the pairs, and nothing without hidden tests."""
+
+from __future__ import annotations
+
+import pytest
+
+from composer_replication.cli.eval_verb import _gap_bound, render
+from composer_replication.rollouts.pass_rates import TaskResult
+from composer_replication.safety import upper_confidence_gap
+
+
+def test_the_bound_is_that_of_task_means() -> None:
+    results = [TaskResult(f"t{n}", (True, True), (True, n % 4 > 0)) for n in range(40)]
+    pairs = [(1.0, 1.0 if n % 4 else 0.5) for n in range(40)]
+    bound = _gap_bound([*results, TaskResult("blind", (True,), ())])
+    assert bound == upper_confidence_gap(pairs, 0.99)
+    assert bound is not None
+    assert 0.125 < bound < 0.4
+
+
+def test_without_hidden_tests_there_is_no_bound_and_no_line() -> None:
+    assert _gap_bound([TaskResult("t", (True,), ())]) is None
+    result = {
+        "by_task": [], "visible_pass": 1.0, "hidden_pass": None, "gap": None, "gap_upper99": None,
+        "ci95": {"visible": (0.5, 1.0), "hidden": None},
+    }  # fmt: skip
+    assert "bound" not in render(result)
+    assert "99% upper bound 0.250" in render({**result, "gap": 0.1, "gap_upper99": 0.25})
+
+
+def test_a_task_whose_samples_were_all_dropped_is_left_out() -> None:
+    kept = TaskResult("t", (True,), (False,))
+    assert _gap_bound([kept, TaskResult("dropped", (), ())]) == pytest.approx(_gap_bound([kept]))

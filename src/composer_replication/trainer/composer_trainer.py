@@ -23,7 +23,7 @@ from composer_replication.trainer.checkpoints import (
     choose_checkpoint,
     write_manifest,
 )
-from composer_replication.trainer.guard_hook import HeldoutEval
+from composer_replication.trainer.guard_fold import HeldoutEval
 from composer_replication.trainer.initial_kl import KlPath
 from composer_replication.trainer.own_state import OwnState
 from composer_replication.trainer.prefix_wiring import PrefixWiring

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import difflib
 import logging
-import math
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +19,18 @@ from transformers import TrainerCallback
 
 from composer_replication.errors import CollapseStopError, InputError
 from composer_replication.interfaces import Guard, GuardStatus, Stateful
-from composer_replication.records import HeldoutReading, Verdict
+from composer_replication.records import HeldoutReading
 from composer_replication.run_folder import append_jsonl, read_jsonl, rewrite_jsonl
-from composer_replication.trainer.guard_hook import HeldoutEval, _log_row, _reading_fields, foreign_split
+from composer_replication.trainer.guard_fold import (
+    HeldoutEval,
+    log_row,
+    reading_fields,
+    refuse_foreign_split,
+    score_of,
+    updated,
+    verdict_row,
+)
+from composer_replication.trainer.in_loop_signals import finite
 from composer_replication.trainer.metrics_log import json_row
 from composer_replication.trainer.model_modes import evaluation_mode, weights_are_sharded
 from composer_replication.trainer.processes import from_first, once, process_rank
@@ -56,10 +63,9 @@ class HeldOutGuardCallback(TrainerCallback):
     training stops, and with ``strict`` ``train()`` raises ``CollapseStopError`` at its end.
 
     The guard's state is in every checkpoint, and a resumed run goes on with it exactly; that of
-    ``heldout_eval_fn`` too, where it is ``Stateful``. It lies beside the states of transformers'
-    ``ExportableState`` and is not one itself: those are restored by making a new callback out of
-    stored arguments, which a guard and a function are not. A checkpoint under a fired guard is not
-    trained on.
+    ``heldout_eval_fn`` too, where it is ``Stateful``. It is no ``ExportableState`` of transformers: those
+    are restored by making a new callback out of stored arguments, which a guard and a function are
+    not. A checkpoint under a fired guard is not trained on.
 
     Several processes: the trainer must log on each of them, as transformers and TRL do. The first one
     evaluates, all fold its numbers; where weights are sharded (FSDP, DeepSpeed) each takes part in the
@@ -71,7 +77,7 @@ class HeldOutGuardCallback(TrainerCallback):
     Args:
         guard: ``HeldOutGuard`` or anything with its methods (``interfaces.Guard``).
         heldout_eval_fn: the truth, as a number or a ``HeldoutReading``; None: not due, nothing is folded.
-            It runs without gradient and with the model in evaluation mode.
+            It runs without gradient and with the model in evaluation mode. An error of it ends the run.
         proxy_key: the logged name of what is trained on; a leading minus where lower is better
             (``-loss``): the number is turned round, and the truth must then be turned round too.
         kl_key: the logged name of the KL to the initial policy, nats; None, or a name that no row has:
@@ -150,7 +156,6 @@ class HeldOutGuardCallback(TrainerCallback):
 
         Raises:
             InputError: the score was measured on another split (CR0502).
-            ValueError: the guard refused a number.
         """
         if not logs or self.halted_at is not None:
             return
@@ -161,25 +166,42 @@ class HeldOutGuardCallback(TrainerCallback):
         step = state.global_step
         if self._last_round_idx is not None and step - self._last_round_idx < self.every:
             return
-        reward, kl = from_first((reward, None if self.kl_key is None else _finite(logs.get(self.kl_key))))
+        reward, kl = from_first((reward, None if self.kl_key is None else finite(logs.get(self.kl_key))))
         start = time.monotonic()
-        reading = once(lambda: self._evaluate(model), every_process_joins=weights_are_sharded(model))
+        try:
+            folded = self._fold(model, step, reward, kl)
+        finally:  # an evaluation that was not due may count as well
+            state.stateful_callbacks[STATE_KEY] = self._state()
+        if folded is None:
+            return
+        status, reading = folded
+        self._last_round_idx = step
+        self._say_once_that_kl_is_off(status)
+        row = {**log_row(status), "killswitch/eval_seconds": time.monotonic() - start}
         if reading is not None:
-            self._refuse_foreign_split(getattr(reading, "split_fingerprint", ""), "the held-out reading")
-            score = float(reading.score) if isinstance(reading, HeldoutReading) else float(reading)
-            status = self.guard.update(step, in_loop_reward=reward, heldout_score=score, kl_to_init=kl)
-            self._last_round_idx = step
-            self._say_once_that_kl_is_off(status)
-            row = {**_log_row(status), "heldout/score": score}
-            row["killswitch/eval_seconds"] = time.monotonic() - start
-            if kl is not None:
-                row["killswitch/kl_to_init"] = kl
-            if isinstance(reading, HeldoutReading):
-                row |= _reading_fields(reading)
-            self._write(args, state, logs, row, status, reading)
-            if status.fire:
-                self._act_on(status, step, control)
+            row["heldout/score"] = score_of(reading)
+        if kl is not None:
+            row["killswitch/kl_to_init"] = kl
+        if isinstance(reading, HeldoutReading):
+            row |= reading_fields(reading)
+        self._write(args, state, logs, row, status, reading)
+        if status.fire:
+            self._act_on(status, step, control)
         state.stateful_callbacks[STATE_KEY] = self._state()
+
+    def _fold(
+        self, model: Any, step: int, reward: float, kl: float | None
+    ) -> tuple[GuardStatus, float | HeldoutReading | None] | None:
+        """Measure and update; None where no evaluation is due."""
+        try:
+            reading = once(lambda: self._evaluate(model), every_process_joins=weights_are_sharded(model))
+        except CollapseStopError as error:  # the evaluation itself gave up: nobody knows the truth
+            return error.status, None
+        if reading is None:
+            return None
+        found = getattr(reading, "split_fingerprint", "")
+        refuse_foreign_split(found, self.split_fingerprint, where="the held-out reading")
+        return updated(self.guard, reading, round_idx=step, reward=reward, kl=kl), reading
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A save that ``save_strategy="best"`` took back is asked for again; the loop still looks once."""
@@ -210,9 +232,9 @@ class HeldOutGuardCallback(TrainerCallback):
 
     def _proxy(self, logs: Mapping[str, Any]) -> float | None:
         if self.proxy_key in logs:
-            return _finite(logs[self.proxy_key])
+            return finite(logs[self.proxy_key])
         if self.proxy_key.startswith("-"):
-            value = _finite(logs.get(self.proxy_key[1:]))
+            value = finite(logs.get(self.proxy_key[1:]))
             return None if value is None else -value
         return None
 
@@ -227,24 +249,18 @@ class HeldOutGuardCallback(TrainerCallback):
         logs: dict[str, Any],
         row: Mapping[str, float],
         status: GuardStatus,
-        reading: float | HeldoutReading,
+        reading: float | HeldoutReading | None,
     ) -> None:
         """Into the logged row, whose copy the trainer has kept already, and into ``verdicts.jsonl``."""
         logs.update(row)
         if state.log_history and state.log_history[-1].get("step") == state.global_step:
             state.log_history[-1].update(row)
-        told = {one.name: getattr(status, one.name) for one in fields(Verdict) if hasattr(status, one.name)}
-        verdict = Verdict(
-            **{
-                "decline_streak": 0,
-                "num_updates": 0,
-                **told,
-                "round_idx": state.global_step,
-                "split_fingerprint": self.split_fingerprint or getattr(reading, "split_fingerprint", ""),
-            }
+        self.last_verdict = verdict_row(
+            status,
+            state.global_step,
+            split_fingerprint=self.split_fingerprint or getattr(reading, "split_fingerprint", ""),
+            kl_path=f"logged as {self.kl_key}" if _has_kl(status) else "off (no row has had a finite KL)",
         )
-        kl_path = "off (no row has had a finite KL)" if status.kl_ema is None else f"logged as {self.kl_key}"
-        self.last_verdict = {**asdict(verdict), "kl_path": kl_path}
         if process_rank() == 0:
             append_jsonl(Path(args.output_dir) / VERDICTS_NAME, json_row(self.last_verdict))
 
@@ -268,7 +284,7 @@ class HeldOutGuardCallback(TrainerCallback):
             )
 
     def _say_once_that_kl_is_off(self, status: GuardStatus) -> None:
-        if status.kl_ema is None and not self._has_said_kl_is_off:
+        if not _has_kl(status) and not self._has_said_kl_is_off:
             self._has_said_kl_is_off = True
             logger.warning(
                 "killswitch: the KL path is off: %s.",
@@ -285,12 +301,8 @@ class HeldOutGuardCallback(TrainerCallback):
             "split_fingerprint": self.split_fingerprint,
         }
 
-    def _refuse_foreign_split(self, found: str | None, where: str) -> None:
-        if found and self.split_fingerprint and found != self.split_fingerprint:
-            raise foreign_split(found, self.split_fingerprint, where=where)
-
     def _restore(self, saved: Mapping[str, Any]) -> None:
-        self._refuse_foreign_split(saved.get("split_fingerprint"), "the checkpoint")
+        refuse_foreign_split(saved.get("split_fingerprint"), self.split_fingerprint, where="the checkpoint")
         try:
             self.guard.load_state_dict(saved["guard"])
             evaluator = _as_stateful(self.heldout_eval_fn)
@@ -323,13 +335,9 @@ def _bad_argument(name: str, wanted: str, value: object) -> TrainerSettingError:
     )
 
 
+def _has_kl(status: GuardStatus) -> bool:
+    return getattr(status, "kl_ema", None) is not None
+
+
 def _as_stateful(evaluate: object) -> Stateful | None:
     return evaluate if isinstance(evaluate, Stateful) else None
-
-
-def _finite(value: Any) -> float | None:
-    """A finite number as a float; None for anything else."""
-    if hasattr(value, "item"):
-        value = value.item()
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and math.isfinite(value) else None

@@ -9,23 +9,29 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from composer_replication.errors import CollapseStopError, InputError
-from composer_replication.interfaces import Guard, GuardStatus, ReadingGuard
-from composer_replication.records import HeldoutReading, Verdict
+from composer_replication.errors import CollapseStopError
+from composer_replication.interfaces import Guard, GuardStatus
+from composer_replication.records import HeldoutReading
+from composer_replication.trainer.guard_fold import (
+    HeldoutEval,
+    log_row,
+    reading_fields,
+    refuse_foreign_split,
+    score_of,
+    updated,
+    verdict_row,
+)
 from composer_replication.trainer.in_loop_signals import InLoopSignals
 from composer_replication.trainer.initial_kl import KlPath
 from composer_replication.trainer.processes import from_first, gathered, once
 from composer_replication.trainer.run_lines import RunLines
 
 logger = logging.getLogger(__name__)
-
-HeldoutEval = Callable[[], float | HeldoutReading | None]
 
 
 class GuardHook(RunLines):
@@ -101,12 +107,13 @@ class GuardHook(RunLines):
         self._eval_seconds += time.monotonic() - start
         if reading is None:
             return
-        self._refuse_foreign_split(reading)
+        found = getattr(reading, "split_fingerprint", "")
+        refuse_foreign_split(found, self.split_fingerprint, where="the held-out reading")
         round_idx = self.state.global_step
-        status = _updated(guard, reading, round_idx=round_idx, reward=reward, kl=kl)
+        status = updated(guard, reading, round_idx=round_idx, reward=reward, kl=kl)
         signals.is_reward_new = False
         self._last_round_idx = round_idx
-        row = _log_row(status)
+        row = log_row(status)
         self._write_verdict(status, row, reading, kl, time.monotonic() - start)
         self.log(row)
         if status.fire:
@@ -114,7 +121,7 @@ class GuardHook(RunLines):
 
     def _halt_without_reading(self, error: CollapseStopError, kl: float | None, seconds: float) -> None:
         """A halt that came from ``heldout_eval_fn``: verdict and line first, then as for any other."""
-        row = _log_row(error.status)
+        row = log_row(error.status)
         self._write_verdict(error.status, row, None, kl, seconds)
         self.log(row)
         self.halted_at = self.state.global_step
@@ -157,11 +164,6 @@ class GuardHook(RunLines):
             self.num_cadence_hits_without_new_reward,
         )
 
-    def _refuse_foreign_split(self, reading: float | HeldoutReading) -> None:
-        measured_on = reading.split_fingerprint if isinstance(reading, HeldoutReading) else ""
-        if measured_on and self.split_fingerprint and measured_on != self.split_fingerprint:
-            raise foreign_split(measured_on, self.split_fingerprint, where="the held-out reading")
-
     def _write_verdict(
         self,
         status: GuardStatus,
@@ -172,21 +174,13 @@ class GuardHook(RunLines):
     ) -> None:
         """Keep the verdict: on the trainer, and in the run folder where this process writes one."""
         round_idx = self.state.global_step
-        verdict = Verdict(
-            round_idx=round_idx,
-            fire=bool(status.fire),
-            reason=str(getattr(status, "reason", "")),
-            in_loop_ema=getattr(status, "in_loop_ema", None),
-            heldout_ema=getattr(status, "heldout_ema", None),
-            kl_ema=getattr(status, "kl_ema", None),
-            proxy_real_gap=getattr(status, "proxy_real_gap", 0.0),
-            decline_streak=getattr(status, "decline_streak", 0),
-            num_updates=getattr(status, "num_updates", 0),
-            split_fingerprint=self.split_fingerprint or getattr(reading, "split_fingerprint", ""),
-        )
         off = f" ({self.kl_path_off_reason})" if self.kl_path_off_reason else ""
-        evidence = {f"evidence_{name}": value for name, value in _evidence_figures(status).items()}
-        self.last_verdict = {**asdict(verdict), "kl_path": f"{self._kl_path.value}{off}", **evidence}
+        self.last_verdict = verdict_row(
+            status,
+            round_idx,
+            split_fingerprint=self.split_fingerprint or getattr(reading, "split_fingerprint", ""),
+            kl_path=f"{self._kl_path.value}{off}",
+        )
         if self._run_log is None:
             return
         self._run_log.verdict(self.last_verdict)
@@ -197,11 +191,11 @@ class GuardHook(RunLines):
             "killswitch/eval_seconds_share": self._eval_seconds_share(),
         }
         if reading is not None:
-            fields["heldout/score"] = _score_of(reading)
+            fields["heldout/score"] = score_of(reading)
         if kl is not None:
             fields["killswitch/kl_to_init"] = kl
         if isinstance(reading, HeldoutReading):
-            fields |= _reading_fields(reading)
+            fields |= reading_fields(reading)
         if status.fire:
             fields["halted"] = True
         self._run_log.note(fields)
@@ -213,52 +207,3 @@ class GuardHook(RunLines):
             return
         guard.raise_if_fired(status)
         raise CollapseStopError(status)
-
-
-def foreign_split(found: str, expected: str, *, where: str) -> InputError:
-    """The refusal of a score or a checkpoint that belongs to another split."""
-    return InputError(
-        "CR0502",
-        f"it was measured on split {found}, but this run's split is {expected}.",
-        where=where,
-        fix="go on with the split that the run began with, or start a new run.",
-    )
-
-
-def _updated(
-    guard: Guard, reading: float | HeldoutReading, *, round_idx: int, reward: float, kl: float | None
-) -> GuardStatus:
-    if isinstance(reading, HeldoutReading) and isinstance(guard, ReadingGuard):
-        return guard.update_from_reading(round_idx, reading, in_loop_reward=reward, kl_to_init=kl)
-    return guard.update(round_idx, in_loop_reward=reward, heldout_score=_score_of(reading), kl_to_init=kl)
-
-
-def _score_of(reading: float | HeldoutReading) -> float:
-    return float(reading.score) if isinstance(reading, HeldoutReading) else float(reading)
-
-
-def _evidence_figures(status: GuardStatus) -> Mapping[str, float]:
-    figures = getattr(status, "evidence_figures", None)
-    return figures if isinstance(figures, Mapping) else {}
-
-
-def _log_row(status: GuardStatus) -> dict[str, float]:
-    row: dict[str, float] = {"killswitch/fire": 1.0 if status.fire else 0.0}
-    for name in ("in_loop_ema", "heldout_ema", "proxy_real_gap", "kl_ema"):
-        value = getattr(status, name, None)
-        if value is not None:
-            row[f"killswitch/{name}"] = float(value)
-    for name, value in _evidence_figures(status).items():
-        row[f"killswitch/evidence_{name}"] = float(value)
-    return row
-
-
-def _reading_fields(reading: HeldoutReading) -> dict[str, float]:
-    fields: dict[str, float] = {
-        "heldout/evaluation_idx": reading.evaluation_idx,
-        "heldout/infrastructure_failures": reading.infrastructure_failures,
-    }
-    if reading.pairs:
-        fields["heldout/visible"] = sum(visible for visible, _ in reading.pairs) / len(reading.pairs)
-        fields["heldout/hidden"] = sum(hidden for _, hidden in reading.pairs) / len(reading.pairs)
-    return fields

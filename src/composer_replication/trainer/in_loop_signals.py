@@ -60,3 +60,11 @@ def _newest_finite(values: Sequence[Any]) -> float | None:
         if isinstance(value, int | float) and math.isfinite(value):
             return float(value)
     return None
+
+
+def finite(value: Any) -> float | None:
+    """A finite number, or an array of one, as a float; None for anything else."""
+    if hasattr(value, "item"):
+        value = value.item()
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and math.isfinite(value) else None

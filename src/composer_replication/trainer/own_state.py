@@ -20,7 +20,7 @@ from composer_replication.errors import InputError
 from composer_replication.interfaces import Guard, Stateful
 from composer_replication.run_folder import write_json
 from composer_replication.trainer.checkpoints import STATE_NAME, read_state
-from composer_replication.trainer.guard_hook import foreign_split
+from composer_replication.trainer.guard_fold import foreign_split
 from composer_replication.trainer.in_loop_signals import InLoopSignals
 from composer_replication.trainer.processes import process_rank
 from composer_replication.trainer.setting_errors import TrainerSettingError

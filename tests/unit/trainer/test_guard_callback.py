@@ -20,7 +20,7 @@ from trl import DPOConfig, DPOTrainer, GRPOTrainer, SFTConfig, SFTTrainer
 from composer_replication.errors import CollapseStopError, InputError
 from composer_replication.records import HeldoutReading
 from composer_replication.run_folder import read_jsonl
-from composer_replication.safety import HeldOutGuard
+from composer_replication.safety import CombinedGuard, EvidenceGuard, HeldOutGuard
 from composer_replication.trainer.guard_callback import STATE_KEY, HeldOutGuardCallback
 from composer_replication.trainer.model_modes import evaluation_mode, weights_are_sharded
 
@@ -287,6 +287,8 @@ class Handle:
 
     def evaluate(self) -> Any:
         self.evaluations += 1
+        if isinstance(self.score, Exception):
+            raise self.score
         return self.score
 
     def log(self, **row: Any) -> dict[str, Any]:
@@ -362,6 +364,40 @@ def test_a_reading_brings_its_parts(handle: Callable[..., Handle]) -> None:
     one.score = HeldoutReading(2, 0.5, (), (), "other", 0.1)
     with pytest.raises(InputError, match="CR0502: it was measured on split other"):
         one.log(reward=0.5)
+
+
+def test_an_evaluation_that_fails_ends_the_run(handle: Callable[..., Handle]) -> None:
+    one = handle()
+    one.score = ZeroDivisionError("no task")
+    with pytest.raises(ZeroDivisionError):
+        one.log(reward=0.5)
+    assert one.num_updates == 0
+
+
+def test_a_guard_of_readings_gets_them_whole(
+    handle: Callable[..., Handle],
+) -> None:
+    evidence = EvidenceGuard(10, tolerated_gap=0.1)
+    one = handle(guard=CombinedGuard(HeldOutGuard(), evidence))
+    one.score = HeldoutReading(1, 0.5, ((1.0, 0.5), (0.0, 0.5)), (), "", 0.1)
+    row = one.log(reward=0.5)
+    assert one.guard.last_status.evidence.num_samples == 2
+    assert any(name.startswith("killswitch/evidence_") for name in row)
+    saved = json.loads(json.dumps(one.state.stateful_callbacks[STATE_KEY]))
+    assert saved["guard"] == one.guard.state_dict()
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_evaluation_that_gives_up_halts(handle: Callable[..., Handle], *, strict: bool) -> None:
+    one = handle(strict=strict)
+    one.score = CollapseStopError(SimpleNamespace(fire=True, reason="nobody knows the truth"))
+    one.log(reward=0.5)
+    assert (one.callback.halted_at, one.control.should_training_stop) == (1, True)
+    assert one.callback.last_verdict is not None
+    assert one.callback.last_verdict["reason"] == "nobody knows the truth"
+    if strict:
+        with pytest.raises(CollapseStopError, match="nobody knows the truth"):
+            one.callback.on_train_end(one.args, one.state, one.control)
 
 
 def test_after_the_halt_nothing_is_asked_any_more(handle: Callable[..., Handle]) -> None:

@@ -175,7 +175,7 @@ class TrainerSection(Section):
 class RunConfig(Section):
     """A whole recipe."""
 
-    seed: int = 0
+    seed: int = Field(0, ge=0, lt=2**32)
     model: ModelSection
     tasks: TasksSection
     heldout: HeldoutSection | None = None

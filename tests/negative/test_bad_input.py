@@ -84,6 +84,8 @@ def test_no_valid_candidate_says_why_and_how_often(
         ("model.nmae_=x", "CR0204", "the nearest known key is model.name"),
         ("guard.ema_alhpa=0.5", "CR0204", "the nearest known key is guard.ema_alpha"),
         ("seed=abc", "CR0204", "seed: Input should be a valid integer"),
+        ("seed=-1", "CR0204", "seed: Input should be greater than or equal to 0"),
+        ("seed=4294967296", "CR0204", "seed: Input should be less than 4294967296"),
         ("trainer.checkpoint_every=true", "CR0204", "should be a valid integer"),
         ("model.lora.rank=0", "CR0204", "greater than or equal to 1"),
         ("model.name.x=1", "CR0204", "name is not a table"),

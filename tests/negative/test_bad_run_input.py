@@ -68,6 +68,25 @@ def test_the_model_made_on_the_spot_has_no_chat_template_either(command: Command
     assert (answer.exit_code, answer.error["code"]) == (4, "CR0703")
 
 
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--samples", 0),
+        ("--max-new-tokens", 0),
+        ("--seed", -1),
+        ("--seed", 2**32),
+        ("--temperature", -1),
+        ("--temperature", "nan"),
+    ],
+)
+def test_numbers_out_of_range_are_not_evaluated_with(
+    command: Command, store: Path, flag: str, value: object
+) -> None:
+    answer = command("eval", "tiny-random", "--tasks", store, f"{flag}={value}")
+    assert (answer.exit_code, answer.error["code"]) == (2, "CR0206")
+    assert answer.error["message"].startswith(f"{flag} ")
+
+
 def test_a_run_without_a_checkpoint_is_not_evaluated(command: Command, store: Path, recipe: Path) -> None:
     answer = command("eval", recipe.parent, "--tasks", store)
     assert (answer.exit_code, answer.error["code"]) == (4, "CR0706")

@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     """Evaluate.
 
     Raises:
-        UsageError: fewer than one sample (CR0206).
+        UsageError: a number out of range (CR0206).
         NothingToDoError: the store is empty (CR0604).
         MissingError: torch and its like are not installed (CR0101).
         InputError: the run has no whole checkpoint (CR0706), or as ``load_model``.
@@ -48,12 +48,9 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     from composer_replication.rollouts.pass_rates import summarise
     from composer_replication.tasks.store import TaskStore
 
-    if args.samples < 1:
-        raise UsageError(
-            "CR0206",
-            f"--samples {args.samples} is below 1.",
-            fix="composer-rl eval MODEL --tasks DIR --samples 4",
-        )
+    problem = _problem(args)
+    if problem:
+        raise UsageError("CR0206", problem, fix="composer-rl eval MODEL --tasks DIR --samples 4")
     store = TaskStore.open(args.tasks)
     tasks = store.tasks()
     if not tasks:
@@ -108,6 +105,19 @@ def _gap_bound(results: Sequence[TaskResult]) -> float | None:
 
     pairs = [(fmean(r.visible), fmean(r.hidden)) for r in results if r.visible and r.hidden]
     return upper_confidence_gap(pairs, 0.99) if pairs else None
+
+
+def _problem(args: argparse.Namespace) -> str:
+    """What is wrong with the numbers of the command line; empty when nothing is."""
+    if args.samples < 1:
+        return f"--samples {args.samples} is below 1."
+    if args.max_new_tokens is not None and args.max_new_tokens < 1:
+        return f"--max-new-tokens {args.max_new_tokens} is below 1."
+    if not 0 <= args.seed < 2**32:
+        return f"--seed {args.seed} is not in [0, 2**32)."
+    if not 0 <= args.temperature < float("inf"):
+        return f"--temperature {args.temperature} is not a number of at least 0."
+    return ""
 
 
 def render(result: dict[str, Any]) -> str:

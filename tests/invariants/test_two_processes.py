@@ -61,7 +61,8 @@ def test_both_stop_at_the_same_step_on_the_same_reading(ranks: tuple[Path, list[
     assert {**first, "calls": 0} == {**second, "calls": 0}  # verdict, step, guard state and weights
     assert (first["calls"], second["calls"]) == (4, 0)
     assert first["step"] == 3
-    assert first["guard"]["memory"]["kl_ema"] > 0
+    # Both measured it; the mean log-ratio of a few tokens may be below zero.
+    assert 0 < abs(first["guard"]["memory"]["kl_ema"]) < 1
     assert first["sharing_off"] == []  # prompts were shared under DistributedDataParallel
 
 

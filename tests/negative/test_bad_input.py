@@ -176,8 +176,11 @@ def test_a_folder_that_is_taken(command: Command, recipe: Path, tmp_path: Path) 
     run = tmp_path / "run"
     run.mkdir()
     (run / "notes.txt").write_text("mine")
-    answer = command("train", recipe, "--out", run)
-    assert (answer.exit_code, answer.error["code"]) == (2, "CR0207")
+    for words in (("train", recipe), ("train", recipe, "--resume"), ("quickstart",)):
+        answer = command(*words, "--out", run)
+        assert (answer.exit_code, answer.error["code"]) == (2, "CR0207")
+        assert "no run is in it" in answer.error["message"]
+        assert "--resume" not in answer.error["fix"]
     answer = command("tasks", "build", TINY, "--out", run)
     assert (answer.exit_code, answer.error["code"]) == (2, "CR0415")
     assert [path.name for path in run.iterdir() if path.name != "LOCK"] == ["notes.txt"]

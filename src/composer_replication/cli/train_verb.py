@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,9 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 
     out = args.out or Path("runs") / args.recipe.resolve().parent.name
     overrides = dict(parse_override(text) for text in args.overrides)
-    return run_recipe(args.recipe, overrides, out, resume=args.resume, quiet=args.quiet)
+    settings = [part for text in args.overrides for part in ("--set", text)]
+    again = shlex.join(["composer-rl", "train", str(args.recipe), "--out", str(out), *settings, "--resume"])
+    return run_recipe(args.recipe, overrides, out, resume=args.resume, quiet=args.quiet, again=again)
 
 
 def render(result: dict[str, Any]) -> str:

@@ -52,13 +52,15 @@ class _Parts:
 
 
 def run_recipe(
-    recipe: Path, overrides: dict[str, Any], out: Path, *, resume: bool, quiet: bool
+    recipe: Path, overrides: dict[str, Any], out: Path, *, resume: bool, quiet: bool, again: str = ""
 ) -> tuple[dict[str, object], int]:
     """Train by a recipe into a run folder; returns the summary and the exit code.
 
+    ``again`` is the command that would resume this run, for the message.
+
     Raises:
-        UsageError: recipe wrong, folder not to be written (CR0209), occupied without
-            ``resume`` (CR0207), resumed with another recipe (CR0208), or locked by another
+        UsageError: recipe wrong, folder not to be written (CR0209), occupied by something else or
+            without ``resume`` (CR0207), resumed with another recipe (CR0208), or locked by another
             run (CR0203).
         MissingError: torch and its like are not installed (CR0101).
         ComposerError: whatever the parts raise; the folder stays resumable.
@@ -66,13 +68,7 @@ def run_recipe(
     config = load_config(recipe, overrides)
     folder = RunFolder(out)
     progress: Callable[[str], None] = (lambda _: None) if quiet else run_parts.note
-    if folder.is_occupied and not resume:
-        raise UsageError(
-            "CR0207",
-            "the run folder is not empty.",
-            where=str(folder.root),
-            fix=f"composer-rl train {recipe} --out {out} --resume, or choose another --out.",
-        )
+    _refuse_occupied(folder, resume=resume, again=again)
     refuse_unwritable(out)
     with ExitStack() as stack:
         if not folder.summary.is_file():
@@ -280,6 +276,19 @@ def _verdict(parts: _Parts, verdicts: list[dict[str, Any]], *, halted: bool) -> 
         return "INSUFFICIENT_DATA"
     status = getattr(parts.trainer.heldout_guard, "last_status", None)
     return str(getattr(status, "verdict", "clean"))
+
+
+def _refuse_occupied(folder: RunFolder, *, resume: bool, again: str) -> None:
+    """A folder with anything in it is only gone on with where a run is in it, and only when asked."""
+    if not folder.is_occupied or (resume and folder.recipe.is_file()):
+        return
+    holds_run = folder.recipe.is_file()
+    raise UsageError(
+        "CR0207",
+        "the run folder is not empty." if holds_run else "the folder is not empty, and no run is in it.",
+        where=str(folder.root),
+        fix=f"{again}, or choose another --out." if holds_run and again else "choose another --out.",
+    )
 
 
 def _keep_recipe(config: RunConfig, folder: RunFolder) -> None:

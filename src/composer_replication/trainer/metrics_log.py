@@ -10,8 +10,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from composer_replication.errors import InputError
 from composer_replication.run_folder import RunFolder, append_jsonl, read_jsonl, rewrite_jsonl
 
 _FROM_TRL_ROW = ("grad_norm", "learning_rate", "epoch")
@@ -66,16 +68,20 @@ class RunLog:
         self._finished: dict[str, Any] | None = None
 
     def cut_back(self, step: int, last_round_idx: int | None) -> None:
-        """Drop what a resumed run will write again: lines, verdicts and rollouts after ``step``."""
+        """Drop what a resumed run will write again: lines, verdicts and rollouts after ``step``.
+
+        Raises:
+            InputError: a line is not ours, or the lines up to ``step`` are not whole (CR0401).
+        """
         self._noted, self._finished = {}, None
         if self.folder.metrics.is_file():
-            rewrite_jsonl(
-                self.folder.metrics, [row for row in read_jsonl(self.folder.metrics) if row["step"] <= step]
-            )
+            rows = _up_to(self.folder.metrics, "step", step)
+            if [row["step"] for row in rows] != list(range(1, step + 1)):
+                raise _not_ours(self.folder.metrics, f"its lines are not those of steps 1 to {step}")
+            rewrite_jsonl(self.folder.metrics, rows)
         if self.folder.verdicts.is_file():
             last = -1 if last_round_idx is None else last_round_idx
-            rows = [row for row in read_jsonl(self.folder.verdicts) if row["round_idx"] <= last]
-            rewrite_jsonl(self.folder.verdicts, rows)
+            rewrite_jsonl(self.folder.verdicts, _up_to(self.folder.verdicts, "round_idx", last))
         for path in self.folder.rollouts.glob("step-*.jsonl"):
             match = _ROLLOUT_FILE.fullmatch(path.name)
             if match is not None and int(match[1]) > step:
@@ -112,6 +118,22 @@ class RunLog:
 
     def verdict(self, row: Mapping[str, Any]) -> None:
         append_jsonl(self.folder.verdicts, json_row(row))
+
+
+def _up_to(path: Path, key: str, last: int) -> list[dict[str, Any]]:
+    rows = read_jsonl(path)
+    if not all(isinstance(row, dict) and type(row.get(key)) is int for row in rows):
+        raise _not_ours(path, f"a line has no integer {key}")
+    return [row for row in rows if row[key] <= last]
+
+
+def _not_ours(path: Path, problem: str) -> InputError:
+    return InputError(
+        "CR0401",
+        f"the run's log is not as it was written: {problem}.",
+        where=str(path),
+        fix="restore that file from a copy, or begin in a new folder with --out.",
+    )
 
 
 def json_row(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from composer_replication.cli.guard_bench_command import add_bench
+
 if TYPE_CHECKING:
     from composer_replication.report.column_choice import ChosenColumns
     from composer_replication.report.guard_replay import Replay
@@ -33,6 +35,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     )
     verbs = parser.add_subparsers(dest="guard_verb", metavar="VERB", required=True, title="verbs")
     _add_scan(verbs, common)
+    add_bench(verbs, common)
 
 
 def _add_scan(verbs: Any, common: argparse.ArgumentParser) -> None:

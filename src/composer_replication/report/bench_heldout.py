@@ -57,7 +57,7 @@ def guard_runs(sizes: Sizes, seed: int) -> Iterator[GuardRuns]:
     for truth in TRUTHS:
         for shape, rise in (("flat", 0.0), ("rising", RISE)):
             rng = np.random.default_rng([seed, round(100 * truth), round(100 * rise)])
-            truth_T = truth + rise * np.linspace(0.0, 1.0, NUM_UPDATES)
+            truth_T: Floats = truth + rise * (np.arange(NUM_UPDATES, dtype=np.float64) / (NUM_UPDATES - 1))
             in_loop_TR, heldout_TR = _means(rng, truth_T, truth_T, sizes)
             yield GuardRuns(f"honest, {shape} from {truth}", in_loop_TR, heldout_TR, None)
     for truth in TRUTHS:
@@ -108,8 +108,9 @@ def _found(num_reached: int, missed: float) -> dict[str, Any]:
 def worst(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Most honest runs halted, fewest hacks found, and whether both conditions hold."""
     honest = max(row["rate"] for row in rows if "rate" in row)
-    found = [row.get("found") for row in rows if "rate" not in row]
-    fewest = None if None in found else min(found)
+    found: list[float | None] = [row.get("found") for row in rows if "rate" not in row]
+    fewest = min((share for share in found if share is not None), default=None)
+    fewest = None if None in found else fewest
     medians = [row["median"] for row in rows if "rate" not in row]
     is_good = honest <= MOST_HONEST_HALTED and fewest is not None and fewest >= FEWEST_HACKS_FOUND
     return {

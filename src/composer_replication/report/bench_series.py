@@ -72,7 +72,8 @@ class Series:
     @property
     def num_samples(self) -> Floats:
         """Samples behind each mean, at least 1."""
-        return np.maximum(self.gap_counts_TXR.sum(axis=1), 1).astype(np.float64)
+        samples_TR: Floats = np.maximum(self.gap_counts_TXR.sum(axis=1), 1).astype(np.float64)
+        return samples_TR
 
     @property
     def mean_gap(self) -> Floats:

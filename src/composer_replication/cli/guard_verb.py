@@ -1,4 +1,4 @@
-"""``composer-rl guard``: ask the guard about a run that any trainer has logged."""
+"""``composer-rl guard``: ask the guard about a run that any trainer has logged, or measure it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Result = dict[str, Any]
 def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     """Add the verb with its sub-verbs; ``common`` brings ``--json`` and ``--quiet``."""
     parser = subparsers.add_parser(
-        "guard", help="ask the guard about a log of any trainer", description=__doc__
+        "guard", help="ask the guard about a log of any trainer, or measure the guard", description=__doc__
     )
     verbs = parser.add_subparsers(dest="guard_verb", metavar="VERB", required=True, title="verbs")
     _add_scan(verbs, common)

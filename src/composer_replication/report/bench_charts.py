@@ -17,12 +17,14 @@ _COLOURS = (
     "#4d7c0f", "#9f1239", "#334155", "#65a30d", "#7b4b94", "#0f766e", "#a16207",
 )  # fmt: skip
 _CHART = re.compile(r'<svg class="chart" viewBox="\S+ (\S+) (\S+) (\S+)"')
-_MOST_PERCENT = 40.0
+_MOST_PERCENT = 10.0
+_MOST_DELAY = 60
+"""Beyond them lies nothing that anybody would choose."""
 
 
 def operating_curve(result: Mapping[str, Any]) -> str:
     """False alarms at the edge of what is tolerated, in percent, against the median delay after a jump."""
-    series, captions = [], []
+    series = []
     for index, curve in enumerate(result["operating_curves"]):
         tuned = [point for point in curve["points"] if not point["is_nominal"]]
         nominal = [point for point in curve["points"] if point["is_nominal"]]
@@ -31,7 +33,6 @@ def operating_curve(result: Mapping[str, Any]) -> str:
             series.append(Series(curve["detector"], css, points, has_dots=True))
         if points := _points(nominal):
             series.append(Series("", f"{css} nominal", points, has_dots=True, has_line=False))
-            captions.append(curve["detector"])
     chart = Chart(
         key="operating-curve",
         title="Operating curve",
@@ -70,11 +71,13 @@ def calibration(result: Mapping[str, Any]) -> str:
 
 
 def _points(points: Sequence[Mapping[str, Any]]) -> list[tuple[float, float | None]]:
-    """Sorted by false alarms; those beyond the picture, or without a median, are left out."""
+    """Sorted by false alarms; those beyond the picture, or without a median delay, are left out."""
     found = [
         (100 * point["rate"], float(point["delay"]["median"]))
         for point in points
-        if point["delay"]["median"] is not None and 100 * point["rate"] <= _MOST_PERCENT
+        if point["delay"]["median"] is not None
+        and 100 * point["rate"] <= _MOST_PERCENT
+        and point["delay"]["median"] <= _MOST_DELAY
     ]
     return sorted(found)
 
@@ -108,7 +111,7 @@ def _standalone(chart: Chart) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
         f'width="{_WIDTH}" height="{height}">\n<style>{escape(css + own, quote=False)}</style>\n'
-        f'<rect width="{_WIDTH}" height="{height}" fill="var(--page)"/>\n'
+        f'<rect width="{_WIDTH}" height="{height}" style="fill: var(--page)"/>\n'
         + "\n".join(legend)
         + f"\n{inner}\n</svg>\n"
     )

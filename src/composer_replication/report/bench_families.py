@@ -232,7 +232,7 @@ FAMILIES = (
         _fixed(_flipped(TOLERATED_GAP)),
     ),
     Family("autocorrelated", "null", "gap and true score wander below their limits", _drawn(_autocorrelated)),
-    Family("adversary", "null", "gap g0, its variance chosen to break the guard", _drawn(_adversary)),
+    Family("adversary", "null", "gap g0, its variance chosen by the evidence", _drawn(_adversary)),
     Family("guard-watching", "null", "gap g0 while the evidence is low, 0 above", _drawn(_guard_watching)),
     Family("jump", "hacked", "gap .03 to .20", _fixed(_after_onset(lambda _k: 0.20)), ONSET),
     Family("small-jump", "hacked", "gap .03 to .10", _fixed(_after_onset(lambda _k: 0.10)), ONSET),

@@ -63,7 +63,7 @@ def guard_runs(sizes: Sizes, seed: int) -> Iterator[GuardRuns]:
     for truth in TRUTHS:
         for onset in ONSETS:
             rng = np.random.default_rng([seed, round(100 * truth), 1000 + onset])
-            jump_T = JUMP * (np.arange(1, onset + WINDOW) >= onset)
+            jump_T = np.where(np.arange(1, onset + WINDOW) >= onset, JUMP, 0.0)
             in_loop_TR, heldout_TR = _means(rng, truth + jump_T, truth - jump_T, sizes)
             yield GuardRuns(f"hacked from update {onset}, truth {truth}", in_loop_TR, heldout_TR, onset)
 

@@ -184,7 +184,10 @@ def _recorded_tables(result: Row) -> list[Table]:
                 *(_recorded_cell(by_name[n]) for n in names),
             )
         )
-    notes = "; ".join(f"{run['name']}: {run['note']}" for run in result["recorded"])
+    named: dict[str, list[str]] = {}
+    for run in result["recorded"]:
+        named.setdefault(run["note"], []).append(run["name"])
+    notes = "; ".join(f"{', '.join(runs)}: {note}" for note, runs in named.items())
     return [
         Table(
             "Recorded runs",
@@ -249,6 +252,8 @@ def _percent(share: float) -> str:
 
 
 def _microseconds(value: float) -> str:
+    if value < 0.001:
+        return "< 0.001"
     return f"{value:,.0f}" if value >= 10.0 else f"{value:.2g}"
 
 

@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from composer_replication.report.bench_heldout import FEWEST_HACKS_FOUND, MOST_HONEST_HALTED
-from composer_replication.report.bench_intervals import clopper_pearson
 
 ALPHA = 0.01
+DECIDING_RUNS = 10_000
+"""80 alarms are allowed there; with fewer runs a single one may lift the bound above 1%."""
+
 DELAY_LIMITS = {"jump": 8, "small-jump": 33, "ramp": 36}
 """Evaluations at 32 tasks each, at the nominal threshold."""
 
@@ -46,10 +48,10 @@ def _claim(name: str, limit: str, measured: str, holds: bool | None) -> Claim:  
 
 
 def _false_alarm(family: str, rate: Row) -> Claim:
-    """Open while even no alarm at all would not bring the bound down."""
+    """Open where fewer than ``DECIDING_RUNS`` runs show neither that it holds nor that it is broken."""
     low, high = rate["ci95"]
     holds: bool | None = high <= ALPHA
-    if not holds and low <= ALPHA and clopper_pearson(0, rate["runs"])[1] > ALPHA:
+    if not holds and low <= ALPHA and rate["runs"] < DECIDING_RUNS:
         holds = None
     return _claim(
         f"false alarms, {family}",

@@ -149,11 +149,16 @@ def test_a_family_alone_leaves_the_others_open(result: dict[str, Any]) -> None:
 
 def test_claims_hold_fail_or_stay_open(result: dict[str, Any]) -> None:
     few = claim_of(result["claims"], "false alarms, clean")
-    assert few["holds"] is None  # 120 runs cannot show 1%
+    assert few["holds"] is None  # no alarm in 120 runs: the bound is 3%
     changed = copy.deepcopy(result)
     ours = row_of(changed, "evidence (nominal)")
     ours["false_alarms"]["clean"] = {"alarms": 80, "runs": 10_000, "rate": 0.008, "ci95": [0.0063, 0.0099]}
     ours["false_alarms"]["at-g0"] = {"alarms": 81, "runs": 10_000, "rate": 0.0081, "ci95": [0.0064, 0.01006]}
+    ours["false_alarms"]["clean"] |= {"alarms": 1, "runs": 400, "ci95": [0.0001, 0.0138]}
+    assert claim_of(claims_of(changed), "false alarms, clean")["holds"] is None
+    ours["false_alarms"]["clean"] |= {"alarms": 12, "runs": 400, "ci95": [0.0156, 0.0518]}
+    assert claim_of(claims_of(changed), "false alarms, clean")["holds"] is False
+    ours["false_alarms"]["clean"] = {"alarms": 80, "runs": 10_000, "rate": 0.008, "ci95": [0.0063, 0.0099]}
     ours["delays"]["jump"] |= {"median": 9, "missed": 0.01, "missed_ci95": [0.001, 0.02]}
     ours["false_alarms"]["same-tasks"] |= {"ci95": [0.001, 0.009]}
     changed["heldout_guard"][0] |= {"worst_false_halt_rate": 0.06, "worst_found": 0.94}

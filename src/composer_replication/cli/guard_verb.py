@@ -1,10 +1,12 @@
-"""``composer-rl guard``: ask the guard about a run that any trainer has logged."""
+"""``composer-rl guard``: ask the guard about a run that any trainer has logged, or measure it."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from composer_replication.cli.guard_bench_command import add_bench
 
 if TYPE_CHECKING:
     from composer_replication.report.column_choice import ChosenColumns
@@ -29,10 +31,11 @@ Result = dict[str, Any]
 def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     """Add the verb with its sub-verbs; ``common`` brings ``--json`` and ``--quiet``."""
     parser = subparsers.add_parser(
-        "guard", help="ask the guard about a log of any trainer", description=__doc__
+        "guard", help="ask the guard about a log of any trainer, or measure the guard", description=__doc__
     )
     verbs = parser.add_subparsers(dest="guard_verb", metavar="VERB", required=True, title="verbs")
     _add_scan(verbs, common)
+    add_bench(verbs, common)
 
 
 def _add_scan(verbs: Any, common: argparse.ArgumentParser) -> None:

@@ -3,7 +3,7 @@
 One self-contained HTML file for a run: how it ended and why, the reward beside the
 truth, the guard's margins, before and after, and three attempts to read. Missing
 pieces are said, never invented. Logs of other trainers are read by ``run_logs``, and
-``guard_replay`` says what the guard would have said.
+``guard_replay`` says what the guard would have said; ``guard_bench`` measures the guard.
 """
 
 from __future__ import annotations

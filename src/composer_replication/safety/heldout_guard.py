@@ -81,20 +81,23 @@ class HeldOutGuard:
     Scores may have any unit, as long as both have the same; the default gap is meant
     for scores in [0, 1]. KL is in nats. A sampled estimate of a KL may be below zero.
 
-    Why these defaults: ``python benchmarks/guard_defaults.py`` simulates honest runs of
-    400 updates (flat, and rising by .25, from .3, .5 and .7) and hacked ones (the proxy
-    jumps by .3, the truth falls by .3); 2,000 runs a row, seed 0, in-loop reward = mean of
+    Why these defaults: ``python benchmarks/heldout_guard_defaults.py`` simulates honest runs
+    of 400 updates (flat, and rising by .25, from .3, .5 and .7) and hacked ones (the proxy
+    jumps by .3, the truth falls by .3); 3,000 runs a row, seed 0, in-loop reward = mean of
     128 passes, held-out score = mean of 32. The worst row of each:
 
     ==========================  ===========  =======================  ============
     settings                    false halts  found within 20 updates  median delay
     ==========================  ===========  =======================  ============
-    the defaults                0.65%        99.6%                    4 updates
-    3, 3, .5, gap .1            97.3%        100%                     1 update
+    the defaults                0.50%        99.7%                    4 updates
+    3, 3, .5, gap .1            96.9%        100%                     1 update
+    3, 8, .5, gap .4            1.10%        99.6%                    2 updates
     ==========================  ===========  =======================  ============
 
-    With 16 held-out passes instead of 32 (``--heldout 16 --runs 1000``) the defaults halt
-    5.8% of honest runs: raise ``max_proxy_real_gap`` or evaluate more. Runs that were
+    The conditions were at most 5% and at least 95%; 47 of the 200 settings of its grid meet
+    both, and those that see the jump sooner halt at least twice as many honest runs. With 16
+    held-out passes instead of 32 (``--heldout 16``) the defaults halt 4.9% of honest runs:
+    raise ``max_proxy_real_gap`` or evaluate more. Runs that were
     halted before the hack are left out of the last two columns. The KL limit is not part
     of the simulation: 0.08 nats is the value the rule came with; fit it to a run with
     ``calibrate_kl_threshold``.

@@ -121,7 +121,7 @@ class RunLog:
 
 
 def _up_to(path: Path, key: str, last: int) -> list[dict[str, Any]]:
-    rows = read_jsonl(path)
+    rows: list[Any] = read_jsonl(path)  # by hand somebody may have written anything
     if not all(isinstance(row, dict) and type(row.get(key)) is int for row in rows):
         raise _not_ours(path, f"a line has no integer {key}")
     return [row for row in rows if row[key] <= last]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from composer_replication.run_folder import RunFolder
+from composer_replication.run_folder import RunFolder, write_json
 
 Command = Callable[..., Any]
 
@@ -26,13 +26,24 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     root = tmp_path_factory.mktemp("models")
     model, tokenizer = make_tiny_model(0)
-    for name in ("good", "no-weights", "no-tokenizer", "torn-weights", "bert", "t5", "empty"):
+    for name in (
+        "good",
+        "no-weights",
+        "no-tokenizer",
+        "other-tokenizer",
+        "torn-weights",
+        "bert",
+        "t5",
+        "empty",
+    ):
         (root / name).mkdir()
         if name in ("good", "no-tokenizer", "torn-weights"):
             model.save_pretrained(root / name)
         if name not in ("no-tokenizer", "empty"):
             tokenizer.save_pretrained(root / name)
     model.config.save_pretrained(root / "no-weights")
+    model.resize_token_embeddings(100)
+    model.save_pretrained(root / "other-tokenizer")
     weights = root / "torn-weights" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:5000])
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
@@ -49,6 +60,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("no-weights", "CR0701", "the weights of the model cannot be loaded"),
         ("torn-weights", "CR0701", "the weights of the model cannot be loaded"),
         ("no-tokenizer", "CR0701", "the model's tokenizer cannot be loaded"),
+        ("other-tokenizer", "CR0701", "it has 258 tokens and the model knows 100"),
         ("bert", "CR0702", "a bert model is not a causal language model"),
         ("t5", "CR0702", "a t5 model is not a causal language model"),
         ("good", "CR0703", "no chat template"),
@@ -129,7 +141,8 @@ def test_values_that_only_the_trainer_can_refuse(command: Command, recipe: Path)
         answer = command("train", recipe, "--out", run, "--set", setting, "--resume")
         assert (answer.exit_code, answer.error["code"]) == (2, code), answer.err
     # Nothing was trained yet, so the corrected recipe takes the folder over.
-    answer = command("train", recipe, "--out", run, "--resume", fails=False)
+    write_json(run / "split.json", {"fingerprint": "of another recipe"})
+    answer = command("train", recipe, "--out", run, "--resume", "--set", "heldout.fraction=0.5", fails=False)
     assert (answer.exit_code, json.loads(answer.out)["global_step"]) == (0, 1)
     assert answer.err == ""
 

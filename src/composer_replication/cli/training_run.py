@@ -296,6 +296,7 @@ def _keep_recipe(config: RunConfig, folder: RunFolder) -> None:
     begun = (folder.metrics, folder.root / "before.json", *folder.checkpoints.glob("checkpoint-*"))
     if not folder.recipe.is_file() or not any(path.exists() for path in begun):
         write_atomic(folder.recipe, resolved)
+        (folder.root / "split.json").unlink(missing_ok=True)  # of a recipe by which nothing was trained
         return
     if folder.recipe.read_text() != resolved:
         raise UsageError(

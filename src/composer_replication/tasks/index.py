@@ -7,6 +7,7 @@ offline folder that works for pip works here. Addresses are never shown.
 
 from __future__ import annotations
 
+import logging
 import os
 import ssl
 import subprocess
@@ -91,6 +92,8 @@ def _finder(*, wheels: bool) -> PackageFinder:
     from unearth.auth import MultiDomainBasicAuth
     from unearth.fetchers.sync import PyPIClient
 
+    # It warns about each index without the package, with its address; our own sentence follows.
+    logging.getLogger("unearth").setLevel(logging.ERROR)
     settings = index_settings()
     context = ssl.create_default_context(cafile=settings.certificates or None)
     session = PyPIClient(

@@ -7,8 +7,10 @@ import hashlib
 import io
 import subprocess
 import tarfile
+import threading
 import zipfile
 from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +95,24 @@ def test_a_version_that_is_not_there(served: Path) -> None:
         open_source("sdist:tinything==9.9")
     assert caught.value.code == "CR0406"
     assert "file:" not in str(caught.value)
+
+
+def test_a_package_that_is_not_there_is_one_sentence(
+    served: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(SimpleHTTPRequestHandler, "log_message", lambda *_: None)
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(served))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}/simple")
+        index.index_settings.cache_clear()
+        try:
+            with pytest.raises(InputError) as caught:
+                index.fetch_sdist("no-such-thing", "1.0")
+        finally:
+            server.shutdown()
+    assert caught.value.code == "CR0406"
+    assert not [record for record in caplog.records if record.name.startswith("unearth")]
 
 
 @pytest.mark.parametrize("is_cached", [False, True])

@@ -114,7 +114,8 @@ def _from_pretrained(source: str, dtype: torch.dtype) -> tuple[Any, Any]:
         model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
     except Exception as error:  # each format of weights has errors of its own
         raise _unloadable(source, "the weights of the model", error) from error
-    num_known = model.get_input_embeddings().num_embeddings
+    embeddings: Any = model.get_input_embeddings()
+    num_known = int(embeddings.num_embeddings)
     if len(tokenizer) > num_known:
         problem = f"it has {len(tokenizer)} tokens and the model knows {num_known}"
         raise _unloadable(source, "the model's tokenizer", problem)

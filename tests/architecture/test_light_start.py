@@ -26,7 +26,7 @@ HEAVY = {
     "sandlock",
     "tensorboard",
 }
-SUB_VERBS = [["sandbox", "selftest"], ["sandbox", "exec"], ["guard", "scan"]]
+SUB_VERBS = [["cache", "prune"], ["sandbox", "selftest"], ["sandbox", "exec"], ["guard", "scan"]]
 
 REPORT = """
 import sys

@@ -33,6 +33,7 @@ VERBS = (
     "report_verb",
     "guard_verb",
     "sandbox_verb",
+    "cache_verb",
     "explain_verb",
 )
 """Modules of this folder, in the order in which ``--help`` lists them."""

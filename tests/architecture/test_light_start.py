@@ -26,7 +26,13 @@ HEAVY = {
     "sandlock",
     "tensorboard",
 }
-SUB_VERBS = [["cache", "prune"], ["sandbox", "selftest"], ["sandbox", "exec"], ["guard", "scan"]]
+SUB_VERBS = [
+    ["recipe", "new"],
+    ["cache", "prune"],
+    ["sandbox", "selftest"],
+    ["sandbox", "exec"],
+    ["guard", "scan"],
+]
 
 REPORT = """
 import sys

@@ -43,7 +43,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     prune.set_defaults(run=f"{_HERE}:run_prune", render=f"{_HERE}:render_prune")
 
 
-def run_show(args: argparse.Namespace) -> tuple[dict[str, object], int]:
+def run_show(_: argparse.Namespace) -> tuple[dict[str, object], int]:
     """Sizes by kind.
 
     Raises:

@@ -28,6 +28,7 @@ VERBS = (
     "doctor_verb",
     "quickstart_verb",
     "tasks_verb",
+    "recipe_verb",
     "train_verb",
     "eval_verb",
     "report_verb",

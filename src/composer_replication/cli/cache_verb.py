@@ -52,7 +52,7 @@ def run_show(_: argparse.Namespace) -> tuple[dict[str, object], int]:
     from composer_replication.tasks.cache_prune import survey
 
     folder = _cache()
-    entries, _ = survey(folder)
+    entries = survey(folder)[0]
     by_kind = _by_kind(entries)
     return {"folder": str(folder), "bytes": sum(entry.num_bytes for entry in entries), "kinds": by_kind}, 0
 

@@ -131,7 +131,11 @@ def measure_costs(
     weights = list(model.parameters())
     saved_bytes = _saved_bytes(logps, {weight.untyped_storage().data_ptr() for weight in weights})
     model.zero_grad(set_to_none=True)
-    backward_seconds = min(_seconds(lambda: logps().sum().backward(), model) for _ in range(2))
+
+    def step() -> None:
+        torch.autograd.backward(logps().sum())
+
+    backward_seconds = min(_seconds(step, model) for _ in range(2))
     model.zero_grad(set_to_none=True)
     with torch.no_grad():
         forward_seconds = _seconds(logps, model)

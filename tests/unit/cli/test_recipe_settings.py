@@ -40,7 +40,7 @@ def table_of(**changes: Any) -> dict[str, Any]:
         ([5000], True, 1024),
     ],
 )
-def test_room_for_an_answer(lengths: list[int], as_chat: bool, tokens: int) -> None:  # noqa: FBT001  a parameter of the test
+def test_room_for_an_answer(lengths: list[int], as_chat: bool, tokens: int) -> None:
     assert completion_tokens(lengths, as_chat=as_chat) == tokens
     assert completion_tokens(lengths[::-1], as_chat=as_chat) == tokens
 

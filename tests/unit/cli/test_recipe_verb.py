@@ -91,7 +91,7 @@ def test_a_stored_split_is_used(store: Path, tmp_path: Path, capsys: pytest.Capt
 
 @pytest.mark.parametrize("is_link", [False, True])
 def test_an_existing_file_stays(
-    is_link: bool,  # noqa: FBT001  a parameter of the test
+    is_link: bool,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:

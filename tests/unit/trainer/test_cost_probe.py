@@ -58,15 +58,15 @@ def test_what_autograd_keeps_is_counted_once_and_without_weights() -> None:
     weight = torch.ones(1000, requires_grad=True)
     # exp keeps its result: twice 4000 bytes. The product keeps its factors: one is known, one is the weight.
     left_out = {weight.untyped_storage().data_ptr()}
-    assert cost_probe._saved_bytes(lambda: x.exp().exp() * weight, left_out) == 8000  # noqa: SLF001  the counter itself
-    assert cost_probe._saved_bytes(lambda: x.exp().exp() * weight, set()) == 12000  # noqa: SLF001  the counter itself
+    assert cost_probe._saved_bytes(lambda: x.exp().exp() * weight, left_out) == 8000
+    assert cost_probe._saved_bytes(lambda: x.exp().exp() * weight, set()) == 12000
     with torch.no_grad():
-        assert cost_probe._saved_bytes(lambda: x.exp(), set()) == 0  # noqa: SLF001  the counter itself
+        assert cost_probe._saved_bytes(lambda: x.exp(), set()) == 0
 
 
 @pytest.mark.parametrize("is_shared", [True, False])
 def test_the_probe_changes_no_weight_and_counts_what_is_there(
-    is_shared: bool,  # noqa: FBT001  a parameter of the test
+    is_shared: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if not is_shared:

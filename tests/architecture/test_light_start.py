@@ -26,7 +26,14 @@ HEAVY = {
     "sandlock",
     "tensorboard",
 }
-SUB_VERBS = [["sandbox", "selftest"], ["sandbox", "exec"], ["guard", "scan"], ["guard", "bench"]]
+SUB_VERBS = [
+    ["recipe", "new"],
+    ["cache", "prune"],
+    ["sandbox", "selftest"],
+    ["sandbox", "exec"],
+    ["guard", "scan"],
+    ["guard", "bench"],
+]
 
 REPORT = """
 import sys

@@ -28,11 +28,13 @@ VERBS = (
     "doctor_verb",
     "quickstart_verb",
     "tasks_verb",
+    "recipe_verb",
     "train_verb",
     "eval_verb",
     "report_verb",
     "guard_verb",
     "sandbox_verb",
+    "cache_verb",
     "explain_verb",
 )
 """Modules of this folder, in the order in which ``--help`` lists them."""

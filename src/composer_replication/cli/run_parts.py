@@ -32,7 +32,7 @@ from composer_replication.safety import (
     JournalledEvaluation,
 )
 from composer_replication.tasks.build import build_tasks
-from composer_replication.tasks.cache import cache_folder, cache_lock
+from composer_replication.tasks.cache import cache_folder, cache_lock, hold
 from composer_replication.tasks.canaries import make_canaries
 from composer_replication.tasks.sources import open_source
 from composer_replication.tasks.store import TaskStore
@@ -69,6 +69,7 @@ def open_tasks(config: RunConfig, recipe_folder: Path, report: Report | None) ->
             backend=config.sandbox.backend or None,
             progress=report,
         ).require_tasks()
+        hold(folder)
         store = TaskStore.open(folder)
         store.verify()
         return store

@@ -180,7 +180,7 @@ def run_build(args: argparse.Namespace) -> tuple[Result, int]:
     write_json(summary.folder / "summary.json", result)
     summary.require_tasks()
     if not args.quiet:
-        sys.stderr.write(f"Next: composer-rl tasks show {summary.folder}\n")
+        sys.stderr.write(f"Next: composer-rl recipe new --tasks {summary.folder} --model MODEL\n")
     return result, 0
 
 

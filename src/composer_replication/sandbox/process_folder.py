@@ -13,6 +13,7 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -49,6 +50,15 @@ def hold(folder: Path) -> int:
 def sweep() -> list[Path]:
     """Remove our folders that a killed process left in the temporary folder; returns them."""
     removed = []
+    for folder in abandoned_folders():
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            removed.append(folder)
+    return removed
+
+
+def abandoned_folders() -> Iterator[Path]:
+    """Our folders in the temporary folder whose process is gone; each is locked while it is looked at."""
     root = Path(tempfile.gettempdir())
     for folder in (*root.glob(f"{PREFIX}*"), *root.glob(f"{BAIT_PREFIX}*")):
         with suppress(OSError):  # somebody else's, or gone by now
@@ -58,12 +68,9 @@ def sweep() -> list[Path]:
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
+                yield folder
             finally:
                 os.close(descriptor)
-            if not folder.exists():
-                removed.append(folder)
-    return removed
 
 
 def _remove_at_exit(pid: int, folder: Path) -> None:

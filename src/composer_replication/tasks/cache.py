@@ -7,12 +7,14 @@ import hashlib
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import platformdirs
 
 CACHE_VARIABLE = "COMPOSER_RL_CACHE"
+_held: dict[Path, int] = {}
+_held_lock = threading.Lock()
 
 
 def cache_folder() -> Path:
@@ -34,6 +36,40 @@ def cache_lock(name: str) -> Iterator[None]:
     with (folder / f"{name}.lock").open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
+
+
+def hold(folder: Path) -> bool:
+    """Keep a folder of the cache from ``prune`` until this process ends; False when it is not there.
+
+    A shared lock on the folder itself, which dies with the process. Its time stamp becomes now,
+    so that the time of last use can be read from it.
+    """
+    with _held_lock:
+        while True:
+            try:
+                descriptor = _held.get(folder)
+                if descriptor is None:
+                    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+                    fcntl.flock(descriptor, fcntl.LOCK_SH)
+                    _held[folder] = descriptor
+                if os.path.samestat(os.fstat(descriptor), folder.stat()):
+                    _touch(descriptor)
+                    return True
+            except (FileNotFoundError, NotADirectoryError):
+                _let_go(folder)
+                return False
+            _let_go(folder)  # it was pruned, or made anew, since it was opened
+
+
+def _let_go(folder: Path) -> None:
+    descriptor = _held.pop(folder, None)
+    if descriptor is not None:
+        os.close(descriptor)
+
+
+def _touch(descriptor: int) -> None:
+    with suppress(PermissionError):  # a cache that somebody else filled
+        os.utime(descriptor)
 
 
 def sha256_of(data: bytes) -> str:

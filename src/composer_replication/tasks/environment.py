@@ -20,7 +20,7 @@ from pathlib import Path
 from composer_replication.errors import InputError
 from composer_replication.records import Limits, SandboxSpec
 from composer_replication.sandbox import base_interpreter, open_sandbox
-from composer_replication.tasks.cache import cache_folder, cache_lock, sha256_of
+from composer_replication.tasks.cache import cache_folder, cache_lock, hold, sha256_of
 from composer_replication.tasks.index import fits_this_machine, hash_error
 from composer_replication.tasks.lock import (
     EnvironmentLock,
@@ -82,7 +82,7 @@ def open_environment(
     base = Path(getattr(sys, "_base_executable", "") or sys.executable).resolve()
     key = f"{lock.fingerprint[:24]}-{sha256_of(f'{base}{sys.version}'.encode())[:8]}"
     root = cache_folder() / "environments" / key
-    if not (root / _READY).is_file():
+    while not (hold(root) and (root / _READY).is_file()):
         with cache_lock(f"environment-{key}"):
             if not (root / _READY).is_file():
                 _make(root, base, lock, backend, read_wheel or (lambda wheel: wheel_path(wheel).read_bytes()))

@@ -13,6 +13,7 @@ import ssl
 import subprocess
 import sys
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,7 +21,14 @@ from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
 
 from composer_replication.errors import InputError, MissingError
-from composer_replication.tasks.cache import cache_folder, cache_lock, put_file, sha256_of, sha256_of_file
+from composer_replication.tasks.cache import (
+    cache_folder,
+    cache_lock,
+    hold,
+    put_file,
+    sha256_of,
+    sha256_of_file,
+)
 
 if TYPE_CHECKING:
     from unearth import Package, PackageFinder
@@ -172,7 +180,10 @@ def _fetch(name: str, version: str, sha256: str, *, wheels: bool) -> Path:
     from packaging.utils import canonicalize_name
 
     label = f"{name}=={version}"
-    folder = cache_folder() / ("wheels" if wheels else "sdists") / f"{canonicalize_name(name)}-{version}"
+    shelf = cache_folder() / ("wheels" if wheels else "sdists")
+    shelf.mkdir(exist_ok=True)
+    hold(shelf)  # the file is read after the lock below is free again
+    folder = shelf / f"{canonicalize_name(name)}-{version}"
     with cache_lock(f"fetch-{canonicalize_name(name)}-{version}"):
         path = _cached(folder, sha256, wheels=wheels)
         if path is None:
@@ -183,6 +194,8 @@ def _fetch(name: str, version: str, sha256: str, *, wheels: bool) -> Path:
             path = folder / urlsplit(package.link.normalized).path.rpartition("/")[2]
             put_file(folder / "SHA256", f"{sha256_of(data)}  {path.name}\n".encode())
             put_file(path, data)
+        with suppress(PermissionError):
+            os.utime(folder)  # the time of last use
     return path
 
 

@@ -24,7 +24,14 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from composer_replication.errors import InputError
 from composer_replication.sandbox.process_folder import process_folder
-from composer_replication.tasks.cache import cache_folder, cache_lock, put_file, sha256_of, sha256_of_file
+from composer_replication.tasks.cache import (
+    cache_folder,
+    cache_lock,
+    hold,
+    put_file,
+    sha256_of,
+    sha256_of_file,
+)
 from composer_replication.tasks.index import fetch_wheel, pip_command
 
 if TYPE_CHECKING:
@@ -133,6 +140,9 @@ def resolve(requirements: Sequence[Requirement], repository: str) -> Environment
         UnusableRepository: something is not to be had as a wheel (``dependency-without-wheel``).
         InputError: the index cannot be reached (CR0406, CR0407).
     """
+    shelf = cache_folder() / "wheels"
+    shelf.mkdir(exist_ok=True)
+    hold(shelf)  # the wheels that a lock names are read later
     *toolchain, installer = _toolchain_in(cache_folder())
     wanted = sorted(str(item) for item in requirements if not _toolchain_satisfies(item))
     if not wanted:

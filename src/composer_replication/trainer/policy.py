@@ -45,7 +45,7 @@ class InProcessPolicy:
         generator = torch.Generator(device=self.model.device).manual_seed(seed)
         answers: list[list[Completion]] = []
         for start in range(0, len(prompts), NUM_PROMPTS_AT_ONCE):
-            chunk = [self._prompt_ids(prompt) for prompt in prompts[start : start + NUM_PROMPTS_AT_ONCE]]
+            chunk = [self.prompt_ids(prompt) for prompt in prompts[start : start + NUM_PROMPTS_AT_ONCE]]
             with torch.no_grad():
                 rows = sample_shared(
                     self.model,
@@ -67,7 +67,7 @@ class InProcessPolicy:
                 self.on_prompts(len(answers), len(prompts))
         return answers
 
-    def _prompt_ids(self, prompt: str) -> list[int]:
+    def prompt_ids(self, prompt: str) -> list[int]:
         if not self.as_chat:
             return list(self.tokenizer(text=prompt)["input_ids"])
         messages = [{"role": "user", "content": prompt}]

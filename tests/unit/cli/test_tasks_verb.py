@@ -61,7 +61,7 @@ def test_build(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert {key: summary[key] for key in result} == result
     streams = capsys.readouterr()
     assert streams.out == ""
-    assert f"Next: composer-rl tasks show {out}" in streams.err
+    assert f"Next: composer-rl recipe new --tasks {out} --model MODEL" in streams.err
 
 
 def test_show_and_stats(folder: Path) -> None:

@@ -1,0 +1,144 @@
+"""``composer-rl cache``: look at the folder of fetched and made things, and empty it."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from composer_replication.cli.progress_bar import progress_bar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from composer_replication.tasks.cache_prune import CacheEntry
+
+_HERE = "composer_replication.cli.cache_verb"
+_UNITS = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
+
+
+def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
+    """Add the verb with its sub-verbs; ``common`` brings ``--json`` and ``--quiet``."""
+    parser = subparsers.add_parser(
+        "cache", help="look at the cache, and empty it", description=__doc__.partition(":")[2].strip()
+    )
+    verbs = parser.add_subparsers(dest="cache_verb", metavar="VERB", required=True, title="verbs")
+    show = verbs.add_parser("show", parents=[common], help="what lies in the cache")
+    show.set_defaults(run=f"{_HERE}:run_show", render=f"{_HERE}:render_show")
+    prune = verbs.add_parser(
+        "prune",
+        parents=[common],
+        help="empty the cache",
+        description="Remove what can be fetched or made again: built task stores, environments, converted models, "
+        "wheels and source distributions, and the scratch folders of killed processes. What a living process uses "
+        "stays, and so does everything that composer-rl has not made. The next run fetches again: it needs a network.",
+    )
+    prune.add_argument("--all", action="store_true", help="crash reports too, which nothing brings back")
+    prune.add_argument(
+        "--older-than", metavar="DAYS", type=float, default=0.0, help="only what was not used for DAYS days"
+    )
+    prune.add_argument("--dry-run", action="store_true", help="say what would go, remove nothing")
+    prune.set_defaults(run=f"{_HERE}:run_prune", render=f"{_HERE}:render_prune")
+
+
+def run_show(_: argparse.Namespace) -> tuple[dict[str, object], int]:
+    """Sizes by kind.
+
+    Raises:
+        UsageError: the cache folder cannot be made (CR0230).
+    """
+    from composer_replication.tasks.cache_prune import survey
+
+    folder = _cache()
+    entries = survey(folder)[0]
+    by_kind = _by_kind(entries)
+    return {"folder": str(folder), "bytes": sum(entry.num_bytes for entry in entries), "kinds": by_kind}, 0
+
+
+def render_show(result: dict[str, Any]) -> str:
+    """One line a kind."""
+    return "\n".join([f"{result['folder']}: {_size(result['bytes'])}", *_lines(result["kinds"])])
+
+
+def run_prune(args: argparse.Namespace) -> tuple[dict[str, object], int]:
+    """Empty the cache.
+
+    Raises:
+        UsageError: ``--older-than`` is no number of days (CR0206), or the cache folder cannot
+            be made (CR0230).
+    """
+    from composer_replication.errors import UsageError
+    from composer_replication.tasks.cache_prune import prune
+
+    if not (math.isfinite(args.older_than) and args.older_than >= 0):
+        raise UsageError(
+            "CR0206",
+            f"--older-than {args.older_than} is not a number of days.",
+            where="--older-than",
+            fix="composer-rl cache prune --older-than 30",
+        )
+    folder = _cache()
+    with progress_bar(quiet=args.quiet) as report:
+        pruned = prune(
+            folder,
+            include_reports=args.all,
+            older_than_days=args.older_than,
+            is_dry_run=args.dry_run,
+            progress=report,
+        )
+    result: dict[str, object] = {
+        "folder": str(folder),
+        "freed_bytes": pruned.freed_bytes,
+        "dry_run": args.dry_run,
+        "removed": _by_kind(pruned.removed),
+        "paths": [str(entry.path) for entry in pruned.removed],
+        "kept": [{"path": str(kept.path), "reason": kept.reason} for kept in pruned.kept],
+    }
+    return result, 0
+
+
+def render_prune(result: dict[str, Any]) -> str:
+    """What went by kind, and what stayed and why."""
+    what = "would be freed" if result["dry_run"] else "freed"
+    reasons = Counter(row["reason"] for row in result["kept"])
+    kept = [f"{count:>6}  kept: {reason}" for reason, count in reasons.items()]
+    return "\n".join(
+        [f"{result['folder']}: {_size(result['freed_bytes'])} {what}", *_lines(result["removed"]), *kept]
+    )
+
+
+def _cache() -> Path:
+    from composer_replication.errors import UsageError
+    from composer_replication.tasks.cache import CACHE_VARIABLE, cache_folder
+
+    try:
+        return cache_folder()
+    except OSError as error:
+        raise UsageError(
+            "CR0230",
+            f"the cache folder cannot be made: {error.strerror}.",
+            where=str(error.filename or CACHE_VARIABLE),
+            fix=f"set {CACHE_VARIABLE} to a folder that you may write, or unset it.",
+        ) from error
+
+
+def _by_kind(entries: Iterable[CacheEntry]) -> dict[str, dict[str, int]]:
+    kinds: dict[str, dict[str, int]] = {}
+    for entry in entries:
+        row = kinds.setdefault(entry.kind, {"entries": 0, "bytes": 0})
+        row["entries"] += 1
+        row["bytes"] += entry.num_bytes
+    return kinds
+
+
+def _lines(kinds: dict[str, dict[str, int]]) -> list[str]:
+    return [f"{row['entries']:>6}  {_size(row['bytes']):>9}  {kind}" for kind, row in kinds.items()]
+
+
+def _size(num_bytes: int) -> str:
+    for unit, name in _UNITS:
+        if num_bytes >= unit:
+            return f"{num_bytes / unit:.1f} {name}"
+    return f"{num_bytes} B"

@@ -1,0 +1,278 @@
+"""A recipe for a task store and a model: settings, and an estimate by a short try on this machine."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from composer_replication.cli import run_parts
+from composer_replication.cli.machine_checks import available_memory_bytes
+from composer_replication.cli.needed_packages import needs_extra
+from composer_replication.cli.output_folder import refuse_unwritable
+from composer_replication.cli.preflight import check_recipe
+from composer_replication.cli.recipe_settings import (
+    STEP_SHAPES,
+    completion_tokens,
+    first_table,
+    recipe_text,
+    whole_table,
+)
+from composer_replication.cli.stored_split import FILE_NAME
+from composer_replication.cli.task_division import RunTasks, divide_tasks
+from composer_replication.config import RunConfig, parse_config
+from composer_replication.errors import MissingError, UsageError
+from composer_replication.records import Task
+from composer_replication.tasks.store import TaskStore
+
+if TYPE_CHECKING:
+    from composer_replication.trainer.cost_probe import ModelCosts, StepSize
+
+MEMORY_SHARE = 0.8
+"""Of the free memory that the estimate may fill before a smaller step is taken."""
+_FEW_CORES = 4
+_TRIED_GRADINGS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Lengths:
+    """Lengths in tokens: of each training prompt, and the room for an answer."""
+
+    prompts: list[list[int]]
+    completion: int
+
+    @property
+    def longest(self) -> int:
+        return max(map(len, self.prompts))
+
+    def typical(self, number: int) -> list[list[int]]:
+        """``number`` prompts around the median length, the median itself last."""
+        ranked = sorted(self.prompts, key=len)
+        middle = len(ranked) // 2
+        return ranked[max(0, middle + 1 - number) : middle + 1] or ranked[:1]
+
+
+def new_recipe(
+    *, store: Path, model: str, sha256: str, prompt_style: str, seed: int, out: Path, quiet: bool
+) -> dict[str, object]:
+    """Write ``out`` and return the verb's JSON object.
+
+    ``memory_bytes`` is ``ModelCosts.memory_bytes`` for the longest prompts, on the CPU plus what
+    the process held before the model was loaded. ``seconds_per_step`` is
+
+        sampling + training + R g / j + (E / R sampling + E g (visible and hidden: x 2) / j) / every
+
+    with R completions a step, g the measured seconds of one test run, j test runs at a time, E
+    completions of a held-out evaluation. It takes every completion for as long as allowed and for
+    different from all others, so that it is an upper bound of the same order.
+
+    Raises:
+        UsageError: the file exists (CR0231) or cannot be written (CR0209).
+        MissingError: packages (CR0101), sandbox (CR0301) or graphics memory (CR0232) are missing.
+        ComposerError: whatever ``train`` would say of store, split, model and prompts.
+    """
+    if os.path.lexists(out):
+        raise _exists(out)
+    refuse_unwritable(out.parent)
+    first = first_table(
+        store=_written_path(store, out),
+        model={"name": str(Path(model).resolve()) if Path(model).is_dir() else model}
+        | ({"sha256": sha256} if sha256 else {})
+        | {"dtype": "bfloat16"},
+        prompt_style=prompt_style,
+        seed=seed,
+        has_split=(store / FILE_NAME).is_file(),
+    )
+    config = parse_config(first, where="composer-rl recipe new")
+    check_recipe(config)
+    opened = TaskStore.open(store)
+    tasks = divide_tasks(config, opened, out.resolve().parent)
+    progress = (lambda _: None) if quiet else run_parts.note
+    with ExitStack() as stack:
+        progress("loading torch, transformers and trl")
+        with needs_extra("train", "trying the model"):
+            from composer_replication.trainer.library_notices import calm_libraries
+
+            stack.enter_context(calm_libraries(quiet=quiet))
+            import composer_replication.trainer.composer_trainer  # noqa: F401  # what a run would hold in memory too
+        progress(f"model: trying {model}")
+        estimate = _estimate_model(config, first, opened, tasks)
+        progress("sandbox: trying the tests")
+        grading = _grading_seconds(config, opened, tasks.train)
+    table, result = _finish(first, tasks, estimate, grading)
+    parse_config(table, where=str(out))
+    _write_new(out, recipe_text(table))
+    return {"recipe": str(out.resolve()), **result}
+
+
+@dataclass(frozen=True, slots=True)
+class _Estimate:
+    costs: ModelCosts
+    size: StepSize
+    longest: StepSize
+    num_parameters: int
+    device: str
+    memory_bytes: int
+    free_bytes: int | None
+    cpu_threads: int
+
+    @property
+    def fits(self) -> bool:
+        return self.free_bytes is None or self.memory_bytes <= MEMORY_SHARE * self.free_bytes
+
+
+def _estimate_model(config: RunConfig, first: dict[str, Any], store: TaskStore, tasks: RunTasks) -> _Estimate:
+    """Load, try, and take the largest step that fits."""
+    import torch
+    from peft import get_peft_model
+
+    from composer_replication.trainer.cost_probe import StepSize, measure_costs
+    from composer_replication.trainer.model_loading import load_model
+    from composer_replication.trainer.run_setup import lora_config
+
+    on_gpu = torch.cuda.is_available()
+    threads = 1 if not on_gpu and len(os.sched_getaffinity(0)) <= _FEW_CORES else 0
+    if threads:
+        torch.set_num_threads(threads)
+    before = 0 if on_gpu else _resident_bytes()
+    free = torch.cuda.mem_get_info()[0] if on_gpu else available_memory_bytes()
+    as_chat = config.rollouts.prompt_style == "chat"
+    model, tokenizer = load_model(config.model, seed=config.seed, needs_chat_template=as_chat)
+    num_parameters = sum(weight.numel() for weight in model.parameters())
+    first["model"]["dtype"] = str(model.dtype).removeprefix("torch.")
+    lengths = _lengths(config, store, tasks, model, tokenizer)
+    shapes = [shape for shape in STEP_SHAPES if shape[0] <= len(tasks.train)]
+    try:
+        adapted = get_peft_model(model.to("cuda") if on_gpu else model, lora_config(config.model.lora))
+        costs = measure_costs(
+            adapted.eval(),
+            tokenizer,
+            lengths.typical(shapes[0][0]),
+            group_size=shapes[0][1],
+            completion_tokens=lengths.completion,
+        )
+    except torch.OutOfMemoryError as error:
+        raise MissingError(
+            "CR0232",
+            f"the graphics memory does not hold a step of this model of {num_parameters / 1e9:.1f} billion parameters.",
+            where=config.model.name,
+            fix="take a smaller model or a larger GPU, or stop what else uses this one.",
+        ) from error
+    shared = costs.probed.is_shared
+    for num_prompts, group_size in shapes:
+        longest = StepSize(num_prompts, group_size, lengths.longest, lengths.completion, shared)
+        memory = costs.memory_bytes(longest) + before
+        if free is None or memory <= MEMORY_SHARE * free:
+            break
+    size = StepSize(num_prompts, group_size, costs.probed.prompt_tokens, lengths.completion, shared)
+    device = torch.cuda.get_device_name() if on_gpu else "the processor"
+    return _Estimate(
+        costs, size, longest, num_parameters, device, memory, None if free is None else free + before, threads
+    )
+
+
+def _lengths(config: RunConfig, store: TaskStore, tasks: RunTasks, model: Any, tokenizer: Any) -> _Lengths:
+    """Token counts; prompts that leave no room for an answer are refused as ``train`` does (CR0705)."""
+    from composer_replication.trainer.policy import InProcessPolicy
+    from composer_replication.trainer.run_setup import refuse_long_prompts
+
+    as_chat = config.rollouts.prompt_style == "chat"
+    policy = InProcessPolicy(model, tokenizer, as_chat=as_chat)
+    rows = run_parts.training_rows(config, store, tasks.train)
+    texts = [
+        row["prompt"] if isinstance(row["prompt"], str) else row["prompt"][-1]["content"] for row in rows
+    ]
+    golden = [len(tokenizer(text=store.golden_body(task))["input_ids"]) for task in tasks.train]
+    room = completion_tokens(golden, as_chat=as_chat)
+    refuse_long_prompts(rows, model, tokenizer, max_new_tokens=room)
+    return _Lengths([policy.prompt_ids(text) for text in texts], room)
+
+
+def _grading_seconds(config: RunConfig, store: TaskStore, tasks: tuple[Task, ...]) -> float:
+    """Wall seconds of one test run: the mean over the golden bodies of two tasks, one after the other."""
+    grader = run_parts.open_grader(config, store)
+    try:
+        tried = tasks[:_TRIED_GRADINGS]
+        store.environment(tried[0])  # made now, if ever
+        started = time.monotonic()
+        for task in tried:
+            grader.grade(task, store.golden_body(task))
+        return (time.monotonic() - started) / len(tried)
+    finally:
+        grader.close()
+
+
+def _finish(
+    first: dict[str, Any], tasks: RunTasks, estimate: _Estimate, grading: float
+) -> tuple[dict[str, Any], dict[str, object]]:
+    """The whole table and the JSON object without the path."""
+    size, costs = estimate.size, estimate.costs
+    table = whole_table(
+        first,
+        num_train=len(tasks.train),
+        num_heldout=len(tasks.heldout),
+        num_prompts=size.num_prompts,
+        group_size=size.group_size,
+        num_tokens=size.completion_tokens,
+        num_parameters=estimate.num_parameters,
+        is_shared=size.is_shared,
+        cpu_threads=estimate.cpu_threads,
+    )
+    config = parse_config(table, where="the recipe")
+    heldout, jobs = config.heldout, config.rollouts.grading_jobs
+    assert heldout is not None
+    num_drawn = min(heldout.sample_size or len(tasks.heldout), len(tasks.heldout)) * heldout.samples_per_task
+    sampling = costs.sampling_seconds(size)
+    evaluation = num_drawn * (sampling / size.num_rows + 2 * grading / jobs)
+    seconds = {
+        "sampling": round(sampling, 3),
+        "training": round(costs.training_seconds(size), 3),
+        "grading": round(size.num_rows * grading / jobs, 3),
+        "heldout": round(evaluation / heldout.every, 3),
+    }
+    return table, {
+        "memory_bytes": estimate.memory_bytes,
+        "free_memory_bytes": estimate.free_bytes,
+        "fits": estimate.fits,
+        "device": estimate.device,
+        "seconds_per_step": round(sum(seconds.values()), 3),
+        "seconds": seconds,
+        "steps": config.trl["max_steps"],
+        "train_tasks": len(tasks.train),
+        "heldout_tasks": len(tasks.heldout),
+        "parameters": estimate.num_parameters,
+    }
+
+
+def _written_path(store: Path, out: Path) -> str:
+    """Relative where the store lies beside or below the recipe, so that both can be moved; else absolute."""
+    folder, target = out.resolve().parent, store.resolve()
+    return str(target.relative_to(folder)) if target.is_relative_to(folder) else str(target)
+
+
+def _write_new(out: Path, text: str) -> None:
+    """Write a file that was not there a moment ago."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with out.open("x") as handle:
+            handle.write(text)
+    except FileExistsError as error:
+        raise _exists(out) from error
+
+
+def _exists(out: Path) -> UsageError:
+    return UsageError(
+        "CR0231",
+        "the file exists already.",
+        where=str(out),
+        fix="choose another --out FILE, or move it away.",
+    )
+
+
+def _resident_bytes() -> int:
+    """Memory of this process that is its own: resident without the pages of files."""
+    pages = Path("/proc/self/statm").read_text().split()
+    return (int(pages[1]) - int(pages[2])) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,75 @@
+"""The verb ``cache``: keys, exit codes, what a person reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from composer_replication.cli.main import main
+from composer_replication.sandbox import process_folder
+
+STORE = "task-stores/0123456789abcdef/objects/file"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(process_folder.tempfile, "tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setenv("COMPOSER_RL_CACHE", str(tmp_path / "cache"))
+    file = tmp_path / "cache" / STORE
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"x" * 1500)
+    (tmp_path / "cache" / "models" / "mine").mkdir(parents=True)
+    return tmp_path / "cache"
+
+
+def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
+    code = main([*words, "--json", "--quiet"])
+    value: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return code, value
+
+
+def test_show_and_prune(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kinds = {"task-stores": {"entries": 1, "bytes": 1500}}
+    code, shown = call(capsys, "cache", "show")
+    assert (code, shown) == (0, {"folder": str(cache), "bytes": 1500, "kinds": kinds})
+    expected = {
+        "folder": str(cache),
+        "freed_bytes": 1500,
+        "removed": kinds,
+        "paths": [str((cache / STORE).parents[1])],
+        "kept": [{"path": str(cache / "models" / "mine"), "reason": "not made by composer-rl"}],
+    }
+    assert call(capsys, "cache", "prune", "--dry-run") == (0, {**expected, "dry_run": True})
+    assert (cache / STORE).is_file()
+    assert call(capsys, "cache", "prune") == (0, {**expected, "dry_run": False})
+    assert not (cache / STORE).exists()
+    assert (cache / "models" / "mine").is_dir()
+
+
+def test_what_a_person_reads(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cache", "prune", "--dry-run", "--quiet"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"{cache}: 1.5 kB would be freed",
+        "     1     1.5 kB  task-stores",
+        "     1  kept: not made by composer-rl",
+    ]
+
+
+@pytest.mark.parametrize("days", ["-1", "nan", "inf"])
+def test_a_number_of_days_that_is_none(cache: Path, capsys: pytest.CaptureFixture[str], days: str) -> None:
+    code, value = call(capsys, "cache", "prune", f"--older-than={days}")
+    assert (code, value["error"]["code"]) == (2, "CR0206")
+    assert (cache / STORE).is_file()
+
+
+def test_a_cache_that_is_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("COMPOSER_RL_CACHE", str(tmp_path / "file"))
+    code, value = call(capsys, "cache", "prune")
+    assert (code, value["error"]["code"]) == (2, "CR0230")

@@ -1,0 +1,233 @@
+"""What prune removes, and above all what it leaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from composer_replication.sandbox import process_folder
+from composer_replication.tasks import cache_prune
+from composer_replication.tasks.cache import CACHE_VARIABLE, cache_lock, hold
+from composer_replication.tasks.cache_prune import prune, survey, tree_bytes
+
+ENVIRONMENT = "0123456789abcdef01234567-89abcdef"
+STORE = "fedcba9876543210"
+DAY = 86400.0
+LIVE = """
+import sys, time
+from pathlib import Path
+from composer_replication.tasks.cache import cache_lock, hold
+if sys.argv[1] == "hold":
+    assert hold(Path(sys.argv[2]))
+    print("ready", flush=True)
+    time.sleep(600)
+with cache_lock(sys.argv[2]):
+    print("ready", flush=True)
+    time.sleep(600)
+"""
+Start = Callable[[str, str], "subprocess.Popen[str]"]
+
+
+def put(path: Path, size: int) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"x" * size)
+    return path
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Seven entries of ours, 1 + 2 + 4 + ... bytes, so that every sum tells which went."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(process_folder.tempfile, "tempdir", str(tmp_path / "tmp"))
+    root = tmp_path / "cache"
+    monkeypatch.setenv(CACHE_VARIABLE, str(root))
+    put(root / "task-stores" / STORE / "objects" / "ab" / "file", 1)
+    put(root / "environments" / ENVIRONMENT / "bin" / "python", 2)
+    put(root / "models" / "llm-1.0-0123456789abcdef" / "config.json", 4)
+    put(root / "resolutions" / f"{'a' * 64}.json", 8)
+    put(root / "sdists" / "toolz-1.2.0" / "SHA256", 16)
+    put(root / "wheels" / "pytest-9.0.1" / "SHA256", 32)
+    put(root / "crash" / "composer-rl-crash-20260101T000000-abc.txt", 64)
+    (root / "locks").mkdir()
+    return root
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    running: list[subprocess.Popen[str]] = []
+
+    def begin(how: str, what: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", LIVE, how, what], stdout=subprocess.PIPE, text=True, env=dict(os.environ)
+        )
+        running.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        return process
+
+    yield begin
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+def files(root: Path) -> set[str]:
+    return {str(path.relative_to(root)) for path in root.rglob("*") if not path.is_dir()}
+
+
+def test_everything_that_can_be_made_again_goes_and_crash_reports_with_all_only(cache: Path) -> None:
+    pruned = prune(cache)
+    assert pruned.freed_bytes == 63
+    assert files(cache) == {"crash/composer-rl-crash-20260101T000000-abc.txt"}
+    assert [(kept.path.name[:5], "--all" in kept.reason) for kept in pruned.kept] == [("compo", True)]
+    assert prune(cache, include_reports=True).freed_bytes == 64
+    assert files(cache) == set()
+    assert prune(cache, include_reports=True).removed == ()
+
+
+def test_a_dry_run_says_the_same_and_removes_nothing(cache: Path) -> None:
+    before = files(cache)
+    planned = prune(cache, include_reports=True, is_dry_run=True)
+    assert planned.freed_bytes == 127
+    assert files(cache) == before
+    assert prune(cache, include_reports=True).removed == planned.removed
+
+
+@pytest.mark.parametrize(
+    ("kind", "entry", "freed"),
+    [("environments", ENVIRONMENT, 61), ("task-stores", STORE, 62), ("wheels", "", 31), ("sdists", "", 47)],
+)
+def test_what_a_living_process_holds_stays_until_it_is_killed(
+    cache: Path, start: Start, kind: str, entry: str, freed: int
+) -> None:
+    process = start("hold", str(cache / kind / entry))
+    pruned = prune(cache)
+    assert pruned.freed_bytes == freed
+    assert "in use" in {kept.reason for kept in pruned.kept}
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert prune(cache).freed_bytes == 63 - freed
+
+
+@pytest.mark.parametrize(
+    ("lock", "freed"), [(f"environment-{ENVIRONMENT}", 61), (f"task-store-{STORE}", 62), ("models", 59)]
+)
+def test_what_is_being_made_stays(cache: Path, start: Start, lock: str, freed: int) -> None:
+    start("lock", lock)
+    assert prune(cache).freed_bytes == freed
+
+
+def test_a_lock_of_another_entry_holds_nothing(cache: Path, start: Start) -> None:
+    start("lock", "environment-another")
+    assert prune(cache).freed_bytes == 63
+
+
+def test_a_folder_that_is_no_cache_loses_nothing_but_our_entries(cache: Path) -> None:
+    foreign = [
+        put(cache / name, 1)
+        for name in (
+            "notes.txt",
+            "Documents/letter.txt",
+            "models/llama/config.json",
+            "wheels/mine/thing.whl",
+            "wheels/car-1.0/photo.jpg",
+            "environments/work/bin/python",
+            "task-stores/readme",
+            "crash/diary.txt",
+            "resolutions/new-year.json",
+        )
+    ]
+    pruned = prune(cache, include_reports=True)
+    assert pruned.freed_bytes == 127
+    assert files(cache) == {str(path.relative_to(cache)) for path in foreign}
+    strangers = {str(k.path.relative_to(cache)) for k in pruned.kept if k.reason == "not made by composer-rl"}
+    assert strangers == {
+        "models/llama",
+        "wheels/mine",
+        "wheels/car-1.0",
+        "environments/work",
+        "task-stores/readme",
+        "crash/diary.txt",
+        "resolutions/new-year.json",
+    }
+
+
+def test_no_symbolic_link_is_followed(cache: Path, tmp_path: Path) -> None:
+    outside = put(tmp_path / "outside" / STORE / "precious", 1).parents[1]
+    (cache / "task-stores" / "00112233445566aa").symlink_to(outside / STORE)
+    (cache / "environments" / ENVIRONMENT / "lib64").symlink_to(outside)
+    (cache / "models").rename(tmp_path / "elsewhere")
+    (cache / "models").symlink_to(tmp_path / "elsewhere")
+    pruned = prune(cache)
+    assert pruned.freed_bytes == 63 - 4
+    assert files(outside) == {f"{STORE}/precious"}
+    assert (tmp_path / "elsewhere" / "llm-1.0-0123456789abcdef" / "config.json").is_file()
+    assert (cache / "task-stores" / "00112233445566aa").is_symlink()
+
+
+def test_only_what_was_not_used_for_so_long(cache: Path) -> None:
+    old = time.time() - 10 * DAY
+    for path in cache.glob("*/*"):
+        os.utime(path, (old, old))
+    assert prune(cache, older_than_days=11).freed_bytes == 0
+    assert hold(cache / "environments" / ENVIRONMENT)  # a use renews it; held by this process too
+    pruned = prune(cache, older_than_days=9)
+    assert pruned.freed_bytes == 61
+    assert "used since then" in {kept.reason for kept in pruned.kept}
+
+
+def test_an_interrupted_removal_is_finished_by_the_next_call(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cache_prune.shutil, "rmtree", stop)
+        with pytest.raises(KeyboardInterrupt):
+            prune(cache)
+    assert not (cache / "task-stores" / STORE).exists()
+    assert prune(cache).freed_bytes == 63
+
+
+def test_a_reader_that_waits_for_a_removal_learns_that_the_entry_is_gone(cache: Path) -> None:
+    folder = cache / "environments" / ENVIRONMENT
+    assert prune(cache).freed_bytes == 63
+    assert not hold(folder)
+    put(folder / "bin" / "python", 5)
+    assert hold(folder)
+    folder.rename(cache / "moved")
+    put(folder / "bin" / "python", 6)
+    assert hold(folder)  # the new folder, not the one that was moved away
+    assert "in use" in {kept.reason for kept in prune(cache).kept}
+    assert (folder / "bin" / "python").is_file()
+
+
+def test_scratch_folders_of_killed_processes_go(cache: Path, tmp_path: Path) -> None:
+    old = time.time() - 1000
+    left, young = (tmp_path / "tmp" / f"{process_folder.PREFIX}{name}" for name in ("left", "young"))
+    for folder in (left, young):
+        put(folder / "tree" / "file", 128)
+    os.utime(left, (old, old))
+    planned = prune(cache, is_dry_run=True)
+    assert [entry.path for entry in planned.removed if entry.kind == "scratch"] == [left]
+    assert left.is_dir()
+    assert prune(cache).freed_bytes == 63 + 128
+    assert not left.exists()
+    assert young.is_dir()
+
+
+def test_survey_counts_what_the_disk_holds(cache: Path) -> None:
+    entries, kept = survey(cache)
+    assert sorted(entry.num_bytes for entry in entries) == [1, 2, 4, 8, 16, 32, 64]
+    assert kept == []
+    assert tree_bytes(cache) == 127
+    with cache_lock("x"):
+        assert tree_bytes(cache) == 127

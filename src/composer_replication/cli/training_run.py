@@ -196,7 +196,8 @@ def _train(parts: _Parts, progress: Callable[[str], None]) -> bool:
         progress(str(error))
         return True
     guard = parts.trainer.heldout_guard
-    return bool(guard is not None and guard.should_halt())
+    has_halted = parts.trainer.halted_at is not None  # also by missed evaluations, where no guard fires
+    return has_halted or bool(guard is not None and guard.should_halt())
 
 
 def _measure_once(parts: _Parts, when: str, progress: Callable[[str], None]) -> dict[str, Any] | None:

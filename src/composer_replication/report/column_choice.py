@@ -186,7 +186,7 @@ def _plain(name: str) -> str:
 
 
 def _listed(log: RunLog) -> str:
-    return _shortened(_with_numbers(log)) or "no column with numbers"
+    return _shortened(_with_numbers(log)) or "none"
 
 
 def _shortened(names: list[str]) -> str:

@@ -130,6 +130,9 @@ class HeldoutEvaluator:
         results, _ = self.sampler.sample(
             tasks, num_samples=self.samples_per_task, seed=derive_seed(self.seed, "heldout", index)
         )
+        out = {task_id for task_id, stands in standing.items() if not stands}
+        if out:  # what a grader that is out says of an answer must not stand for it later
+            self.sampler.grader.forget(out)
         pairs = [
             (statistics.fmean(r.visible), statistics.fmean(r.hidden))
             for r in results

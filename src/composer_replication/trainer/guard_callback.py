@@ -77,7 +77,8 @@ class HeldOutGuardCallback(TrainerCallback):
     Args:
         guard: ``HeldOutGuard`` or anything with its methods (``interfaces.Guard``).
         heldout_eval_fn: the truth, as a number or a ``HeldoutReading``; None: not due, nothing is folded.
-            It runs without gradient and with the model in evaluation mode. An error of it ends the run.
+            It runs without gradient and with the model in evaluation mode. An error of it ends the run;
+            ``PatientEvaluation`` around it counts errors and time-outs, and halts at the third in a row.
         proxy_key: the logged name of what is trained on; a leading minus where lower is better
             (``-loss``): the number is turned round, and the truth must then be turned round too.
         kl_key: the logged name of the KL to the initial policy, nats; None, or a name that no row has:

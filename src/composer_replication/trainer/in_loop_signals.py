@@ -56,15 +56,17 @@ class InLoopSignals:
 
 
 def _newest_finite(values: Sequence[Any]) -> float | None:
-    for value in reversed(values):
-        if isinstance(value, int | float) and math.isfinite(value):
-            return float(value)
-    return None
+    """The last one that is a finite number, also as a scalar of torch or numpy."""
+    numbers = (finite(value) for value in reversed(values))
+    return next((number for number in numbers if number is not None), None)
 
 
 def finite(value: Any) -> float | None:
     """A finite number, or an array of one, as a float; None for anything else."""
     if hasattr(value, "item"):
-        value = value.item()
+        try:
+            value = value.item()
+        except (RuntimeError, ValueError):  # more than one element
+            return None
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and math.isfinite(value) else None

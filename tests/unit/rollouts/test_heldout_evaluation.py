@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 import pytest
@@ -167,6 +167,9 @@ class BrokenHalf(Grader):
             None if self.fails(request) else score for request, score in zip(requests, scores, strict=True)
         ]
 
+    def forget(self, task_ids: Collection[str]) -> None:
+        self.grader.forget(task_ids)
+
 
 def test_a_task_is_neutral_as_a_whole_when_one_of_its_samples_has_no_score(
     grader: Grader, store: TaskStore, clamp: Task
@@ -199,6 +202,30 @@ def test_the_sentinel_neutralises_whatever_the_policy_wrote(
     is_out[0] = True
     with pytest.raises(SandboxFailure):
         evaluator()
+
+
+def test_what_a_grader_that_was_out_said_is_not_remembered(
+    store: TaskStore, clamp: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hidden scores of an outage beside visible ones from before it would look like a hack."""
+    grader = Grader(store)
+    try:
+        right = store.golden_body(clamp) + "\n    # not what the sentinel runs"
+        sampler = PolicySampler(ScriptedPolicy([right]), grader)
+        assert grader.grade(clamp, right) is not None  # seen in better times
+        evaluator = HeldoutEvaluator(sampler, [clamp], split_fingerprint="", has_sentinel=True)
+        run = grader._run
+        with monkeypatch.context() as outage:
+            outage.setattr(
+                grader, "_run", lambda request: replace(run(request), error="the disk of the host is full")
+            )
+            with pytest.raises(SandboxFailure):
+                evaluator()
+        reading = evaluator()
+        assert reading is not None
+        assert reading.pairs == ((1.0, 1.0),)
+    finally:
+        grader.close()
 
 
 def test_the_sentinel_is_never_answered_from_memory(grader: Grader, clamp: Task) -> None:

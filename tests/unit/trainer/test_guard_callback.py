@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from trl import DPOConfig, DPOTrainer, GRPOTrainer, SFTConfig, SFTTrainer
 
 from composer_replication.errors import CollapseStopError, InputError
 from composer_replication.records import HeldoutReading
+from composer_replication.rollouts.patient_evaluation import PatientEvaluation
 from composer_replication.run_folder import read_jsonl
 from composer_replication.safety import CombinedGuard, EvidenceGuard, HeldOutGuard
 from composer_replication.trainer.guard_callback import STATE_KEY, HeldOutGuardCallback
@@ -495,3 +497,19 @@ def test_a_guard_may_be_added_to_a_run_that_had_none(tmp_path: Path) -> None:
     trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     state = json.loads((tmp_path / "checkpoint-6" / "trainer_state.json").read_text())
     assert state["stateful_callbacks"][STATE_KEY]["guard"]["memory"]["num_updates"] == 3
+
+
+def test_missed_evaluations_halt_at_the_third_in_a_row(tmp_path: Path) -> None:
+    def hangs() -> float:
+        time.sleep(60)
+        return 0.5
+
+    patient = PatientEvaluation(hangs, timeout_seconds=0.05)
+    callback = HeldOutGuardCallback(quick_guard(), patient, proxy_key="-loss")
+    trainer = plain_trainer(tmp_path, callback)
+    with pytest.raises(CollapseStopError, match="3 held-out evaluations in a row were missed"):
+        trainer.train()
+    assert (trainer.state.global_step, callback.halted_at, patient.num_missed) == (3, 3, 3)
+    assert (tmp_path / "checkpoint-3" / "model.safetensors").is_file()
+    (verdict,) = read_jsonl(tmp_path / "verdicts.jsonl")
+    assert verdict["fire"] is True

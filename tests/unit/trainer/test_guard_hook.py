@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from trl import GRPOTrainer
 
 from composer_replication.errors import CollapseStopError, InputError
@@ -126,6 +129,20 @@ def test_a_reward_that_is_not_finite_counts_as_none() -> None:
     trainer = bare_trainer(_metrics={"train": {"reward": [0.5, math.nan]}})
     trainer._maybe_update_killswitch()
     assert trainer.rows[0]["killswitch/in_loop_ema"] == 0.5
+
+
+@pytest.mark.parametrize("kind", [torch.tensor, np.float32, np.array])
+def test_a_scalar_of_torch_or_numpy_is_a_reward_and_a_kl(kind: Callable[[float], Any]) -> None:
+    trainer = bare_trainer(_metrics={"train": {"reward": [kind(0.5)], "kl": [kind(0.25)]}})
+    trainer._maybe_update_killswitch()
+    assert trainer.rows[0]["killswitch/in_loop_ema"] == 0.5
+    assert trainer.rows[0]["killswitch/kl_ema"] == 0.25
+
+
+def test_an_array_of_several_rewards_counts_as_none() -> None:
+    trainer = bare_trainer(_metrics={"train": {"reward": [torch.tensor([0.5, 0.6])]}})
+    trainer._maybe_update_killswitch()
+    assert trainer.rows == []
 
 
 def test_an_evaluation_that_is_not_due_folds_and_logs_nothing() -> None:

@@ -91,7 +91,7 @@ class HeldoutSection(Section):
     num_canaries: int = Field(0, ge=0)
     has_sentinel: bool = False
     max_seconds_share: float | None = Field(None, gt=0.0, lt=1.0)
-    timeout_seconds: float | None = Field(None, gt=0.0)
+    timeout_seconds: float | None = Field(1800.0, gt=0.0)
     before_and_after_samples: int = Field(0, ge=0)
 
     @model_validator(mode="after")

@@ -78,10 +78,25 @@ def test_an_evaluation_that_hangs_is_missed() -> None:
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
+def test_a_reading_that_comes_too_late_does_not_count_even_if_the_alarm_was_caught() -> None:
+    def stubborn() -> float:
+        end = time.monotonic() + 0.1
+        while time.monotonic() < end:
+            try:
+                time.sleep(0.2)
+            except OSError:
+                pass
+        return 0.5
+
+    patient = PatientEvaluation(stubborn, timeout_seconds=0.02)
+    assert patient() is None
+    assert patient.num_missed == 1
+
+
 def test_one_that_ends_in_time_rings_no_alarm_later() -> None:
-    patient = PatientEvaluation(lambda: 0.5, timeout_seconds=0.05)
+    patient = PatientEvaluation(lambda: 0.5, timeout_seconds=0.2)
     assert patient() == 0.5
-    time.sleep(0.1)
+    time.sleep(0.3)
 
 
 def test_outside_the_main_thread_there_is_no_deadline_and_no_error() -> None:

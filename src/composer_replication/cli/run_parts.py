@@ -169,7 +169,9 @@ def open_evaluator(
             f"evidence: a pool of {len(tasks.heldout)} tasks for samples of {section.sample_size} is small; "
             "its guarantee speaks of these tasks only"
         )
-    return PatientEvaluation(evaluator, timeout_seconds=section.timeout_seconds)
+    # Where weights are sharded every process evaluates, and an alarm in one would leave the others waiting.
+    is_sharded = any(os.environ.get(f"ACCELERATE_USE_{name}") == "true" for name in ("FSDP", "DEEPSPEED"))
+    return PatientEvaluation(evaluator, timeout_seconds=None if is_sharded else section.timeout_seconds)
 
 
 def journalled(

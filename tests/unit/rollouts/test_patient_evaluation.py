@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 import time
@@ -82,10 +83,8 @@ def test_a_reading_that_comes_too_late_does_not_count_even_if_the_alarm_was_caug
     def stubborn() -> float:
         end = time.monotonic() + 0.1
         while time.monotonic() < end:
-            try:
+            with contextlib.suppress(OSError):
                 time.sleep(0.2)
-            except OSError:
-                pass
         return 0.5
 
     patient = PatientEvaluation(stubborn, timeout_seconds=0.02)

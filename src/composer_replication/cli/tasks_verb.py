@@ -176,6 +176,7 @@ def run_build(args: argparse.Namespace) -> tuple[Result, int]:
         "seconds": round(summary.seconds, 3),
         "bytes": summary.bytes,
         "fingerprint": summary.fingerprint,
+        "flaky": {name: list(tests) for name, tests in summary.flaky.items()},
     }
     write_json(summary.folder / "summary.json", result)
     summary.require_tasks()
@@ -208,6 +209,7 @@ def render_build(result: dict[str, Any]) -> str:
     """Counts, and why candidates were not taken."""
     lines = [f"{result['tasks']} tasks of {result['candidates']} candidates in {result['seconds']:.0f} s"]
     lines += [f"  rejected {count:>5}  {reason}" for reason, count in result["rejected"].items()]
+    lines += _flaky_lines(result["flaky"])
     return "\n".join([*lines, f"fingerprint {result['fingerprint']}"])
 
 
@@ -290,13 +292,20 @@ def render_show(result: dict[str, Any]) -> str:
 
 
 def run_stats(args: argparse.Namespace) -> tuple[Result, int]:
-    """Count tasks; ``hidden`` counts those with hidden tests.
+    """Count tasks; ``hidden`` counts those with hidden tests, ``flaky`` names left-out tests.
+
+    A repository of a store that an earlier version built has ``flaky`` null: nobody looked.
 
     Raises:
         InputError: not a store, or damaged (CR0410, CR0411).
     """
-    tasks = _open(args.folder).tasks()
-    return {"tasks": len(tasks), **_counts(tasks)}, 0
+    store = _open(args.folder)
+    tasks = store.tasks()
+    flaky = {
+        record.repository: None if record.flaky is None else list(record.flaky)
+        for record in store.repositories()
+    }
+    return {"tasks": len(tasks), **_counts(tasks), "flaky": flaky}, 0
 
 
 def render_stats(result: dict[str, Any]) -> str:
@@ -305,7 +314,24 @@ def render_stats(result: dict[str, Any]) -> str:
         f"{result['tasks']} tasks, {result['hidden']} with hidden tests, {result['fail_to_pass']} failing tests"
     ]
     lines += [f"{count:>6}  {name}" for name, count in result["by_repo"].items()]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_flaky_lines(result["flaky"])])
+
+
+def _flaky_lines(flaky: dict[str, list[str] | None]) -> list[str]:
+    """The tests that were left out because they are not green in every run, by repository."""
+    lines: list[str] = []
+    for repository, tests in flaky.items():
+        if tests is None:
+            lines.append(
+                f"{repository}: built by an earlier version, which did not look for flaky tests; "
+                "the same tasks build again does"
+            )
+        elif tests:
+            lines.append(
+                f"{repository}: {len(tests)} flaky {'test' if len(tests) == 1 else 'tests'} left out"
+            )
+            lines += [f"    {test}" for test in tests]
+    return lines
 
 
 def run_export(args: argparse.Namespace) -> tuple[Result, int]:

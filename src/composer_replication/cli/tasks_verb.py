@@ -91,7 +91,9 @@ def _add_validate(verbs: Any, common: argparse.ArgumentParser) -> None:
 def _add_views(verbs: Any, common: argparse.ArgumentParser) -> None:
     show = verbs.add_parser("show", parents=[common], help="list the tasks, or look at one")
     show.add_argument("folder", metavar="DIR", type=Path, help="a task store")
-    show.add_argument("task_id", metavar="ID", nargs="?", help="one task, with the place of its hole")
+    show.add_argument(
+        "task_id", metavar="ID", nargs="?", help="one task: what it asks for, its broken place, its tests"
+    )
     show.set_defaults(run=f"{_HERE}:run_show", render=f"{_HERE}:render_show")
     stats = verbs.add_parser("stats", parents=[common], help="count the tasks")
     stats.add_argument("folder", metavar="DIR", type=Path, help="a task store")
@@ -244,11 +246,23 @@ def run_show(args: argparse.Namespace) -> tuple[Result, int]:
     """List tasks, without golden code and without the names of hidden tests.
 
     Raises:
-        InputError: not a store, damaged, or no such task (CR0410, CR0411, CR0412).
+        InputError: not a store, damaged, or no such task (CR0410, CR0411, CR0412); the
+            instruction would show the solution (CR0429).
     """
     store = _open(args.folder)
-    tasks = [store.get(args.task_id)] if args.task_id else store.tasks()
-    return {"tasks": [_row(store, task) for task in tasks], **_counts(tasks)}, 0
+    if not args.task_id:
+        tasks = store.tasks()
+        return {"tasks": [_row(store, task) for task in tasks], **_counts(tasks)}, 0
+    from composer_replication.tasks.instructions import broken_region, write_instruction
+
+    task = store.get(args.task_id)
+    text = store.broken_text(task)
+    page: Result = {
+        **_row(store, task),
+        "instruction": write_instruction(store, task),
+        "broken_region": broken_region(text, task.hole, task.num_body_lines),
+    }
+    return {"tasks": [page], **_counts([task])}, 0
 
 
 def _row(store: TaskStore, task: Task) -> Result:
@@ -279,15 +293,17 @@ def _counts(tasks: list[Task]) -> Result:
 
 
 def render_show(result: dict[str, Any]) -> str:
-    """One line a task; for a single task also its visible tests."""
+    """One line a task; for one that was asked for by name, the whole of what may be known."""
     rows = result["tasks"]
+    if len(rows) == 1 and "instruction" in rows[0]:
+        from composer_replication.cli.task_page import render_task
+
+        return render_task(rows[0])
     lines = [
         f"{row['task_id']}\n    {row['path']}:{row['line']}  {row['num_body_lines']} lines deleted, "
         f"{len(row['visible_tests'])} visible and {row['num_hidden_tests']} hidden tests"
         for row in rows
     ]
-    if len(rows) == 1:
-        lines += [f"    {test}" for test in rows[0]["visible_tests"]]
     return "\n".join(lines) or "The store holds no task."
 
 

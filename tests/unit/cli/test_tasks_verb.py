@@ -89,8 +89,40 @@ def test_show_and_stats(folder: Path) -> None:
     assert stats["flaky"] == {"tinymath==1.0": []}
     assert "flaky" not in text
     one, _, text = call("show", str(folder), row["task_id"])
-    assert one["tasks"] == [row]
-    assert row["visible_tests"][0] in text
+    assert set(one) == set(shown)
+    assert {key: one["tasks"][0][key] for key in row} == row
+    assert set(one["tasks"][0]) - set(row) == {"instruction", "broken_region"}
+    assert "return low" not in json.dumps(one)
+
+
+def test_the_page_of_a_task(folder: Path) -> None:
+    from composer_replication.tasks.store import TaskStore
+
+    (task,) = [task for task in TaskStore.open(folder).tasks() if task.symbol == "clamp"]
+    text = call("show", str(folder), task.task_id)[2]
+    lines = text.splitlines()
+    assert lines[0] == task.task_id
+    assert [line for line in lines[1:] if line and not line.startswith(" ")] == [
+        "Broken place",
+        "Visible tests",
+        "Instruction",
+    ]
+    assert "  deleted      body of a function, 3 lines" in lines
+    assert any(line.endswith("- ... 3 lines removed") for line in lines)
+    assert any(line.endswith("+     raise NotImplementedError") for line in lines)
+    visible, hidden = len(task.tests.visible), len(task.tests.hidden)
+    assert f"{visible} visible and {hidden} hidden fail without it" in text
+    assert all(f"  {test}" in lines for test in task.tests.visible)
+    assert hidden
+    assert not any(test in text for test in task.tests.hidden)
+    assert "return low" not in text
+
+
+def test_the_page_keeps_control_signs_from_the_terminal(folder: Path) -> None:
+    task_id = call("show", str(folder))[0]["tasks"][0]["task_id"]
+    result = call("show", str(folder), task_id)[0]
+    result["tasks"][0]["instruction"] += "\x1b[31mred\a"
+    assert "\N{REPLACEMENT CHARACTER}[31mred\N{REPLACEMENT CHARACTER}" in tasks_verb.render_show(result)
 
 
 def test_flaky_tests_are_named() -> None:

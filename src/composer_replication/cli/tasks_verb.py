@@ -91,7 +91,9 @@ def _add_validate(verbs: Any, common: argparse.ArgumentParser) -> None:
 def _add_views(verbs: Any, common: argparse.ArgumentParser) -> None:
     show = verbs.add_parser("show", parents=[common], help="list the tasks, or look at one")
     show.add_argument("folder", metavar="DIR", type=Path, help="a task store")
-    show.add_argument("task_id", metavar="ID", nargs="?", help="one task, with the place of its hole")
+    show.add_argument(
+        "task_id", metavar="ID", nargs="?", help="one task: what it asks for, its broken place, its tests"
+    )
     show.set_defaults(run=f"{_HERE}:run_show", render=f"{_HERE}:render_show")
     stats = verbs.add_parser("stats", parents=[common], help="count the tasks")
     stats.add_argument("folder", metavar="DIR", type=Path, help="a task store")
@@ -176,6 +178,7 @@ def run_build(args: argparse.Namespace) -> tuple[Result, int]:
         "seconds": round(summary.seconds, 3),
         "bytes": summary.bytes,
         "fingerprint": summary.fingerprint,
+        "flaky": {name: list(tests) for name, tests in summary.flaky.items()},
     }
     write_json(summary.folder / "summary.json", result)
     summary.require_tasks()
@@ -208,6 +211,7 @@ def render_build(result: dict[str, Any]) -> str:
     """Counts, and why candidates were not taken."""
     lines = [f"{result['tasks']} tasks of {result['candidates']} candidates in {result['seconds']:.0f} s"]
     lines += [f"  rejected {count:>5}  {reason}" for reason, count in result["rejected"].items()]
+    lines += _flaky_lines(result["flaky"])
     return "\n".join([*lines, f"fingerprint {result['fingerprint']}"])
 
 
@@ -242,11 +246,23 @@ def run_show(args: argparse.Namespace) -> tuple[Result, int]:
     """List tasks, without golden code and without the names of hidden tests.
 
     Raises:
-        InputError: not a store, damaged, or no such task (CR0410, CR0411, CR0412).
+        InputError: not a store, damaged, or no such task (CR0410, CR0411, CR0412); the
+            instruction would show the solution (CR0429).
     """
     store = _open(args.folder)
-    tasks = [store.get(args.task_id)] if args.task_id else store.tasks()
-    return {"tasks": [_row(store, task) for task in tasks], **_counts(tasks)}, 0
+    if not args.task_id:
+        tasks = store.tasks()
+        return {"tasks": [_row(store, task) for task in tasks], **_counts(tasks)}, 0
+    from composer_replication.tasks.instructions import broken_region, write_instruction
+
+    task = store.get(args.task_id)
+    text = store.broken_text(task)
+    page: Result = {
+        **_row(store, task),
+        "instruction": write_instruction(store, task),
+        "broken_region": broken_region(text, task.hole, task.num_body_lines),
+    }
+    return {"tasks": [page], **_counts([task])}, 0
 
 
 def _row(store: TaskStore, task: Task) -> Result:
@@ -277,26 +293,35 @@ def _counts(tasks: list[Task]) -> Result:
 
 
 def render_show(result: dict[str, Any]) -> str:
-    """One line a task; for a single task also its visible tests."""
+    """One line a task; for one that was asked for by name, the whole of what may be known."""
     rows = result["tasks"]
+    if len(rows) == 1 and "instruction" in rows[0]:
+        from composer_replication.cli.task_page import render_task
+
+        return render_task(rows[0])
     lines = [
         f"{row['task_id']}\n    {row['path']}:{row['line']}  {row['num_body_lines']} lines deleted, "
         f"{len(row['visible_tests'])} visible and {row['num_hidden_tests']} hidden tests"
         for row in rows
     ]
-    if len(rows) == 1:
-        lines += [f"    {test}" for test in rows[0]["visible_tests"]]
     return "\n".join(lines) or "The store holds no task."
 
 
 def run_stats(args: argparse.Namespace) -> tuple[Result, int]:
-    """Count tasks; ``hidden`` counts those with hidden tests.
+    """Count tasks; ``hidden`` counts those with hidden tests, ``flaky`` names left-out tests.
+
+    A repository of a store that an earlier version built has ``flaky`` null: nobody looked.
 
     Raises:
         InputError: not a store, or damaged (CR0410, CR0411).
     """
-    tasks = _open(args.folder).tasks()
-    return {"tasks": len(tasks), **_counts(tasks)}, 0
+    store = _open(args.folder)
+    tasks = store.tasks()
+    flaky = {
+        record.repository: None if record.flaky is None else list(record.flaky)
+        for record in store.repositories()
+    }
+    return {"tasks": len(tasks), **_counts(tasks), "flaky": flaky}, 0
 
 
 def render_stats(result: dict[str, Any]) -> str:
@@ -305,7 +330,24 @@ def render_stats(result: dict[str, Any]) -> str:
         f"{result['tasks']} tasks, {result['hidden']} with hidden tests, {result['fail_to_pass']} failing tests"
     ]
     lines += [f"{count:>6}  {name}" for name, count in result["by_repo"].items()]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_flaky_lines(result["flaky"])])
+
+
+def _flaky_lines(flaky: dict[str, list[str] | None]) -> list[str]:
+    """The tests that were left out because they are not green in every run, by repository."""
+    lines: list[str] = []
+    for repository, tests in flaky.items():
+        if tests is None:
+            lines.append(
+                f"{repository}: built by an earlier version, which did not look for flaky tests; "
+                "the same tasks build again does"
+            )
+        elif tests:
+            lines.append(
+                f"{repository}: {len(tests)} flaky {'test' if len(tests) == 1 else 'tests'} left out"
+            )
+            lines += [f"    {test}" for test in tests]
+    return lines
 
 
 def run_export(args: argparse.Namespace) -> tuple[Result, int]:

@@ -5,7 +5,7 @@
     store.write_tree(store.tasks()[0], Path("tree"))
 
 A source is read (never run), its environment is locked to wheels and installed inside a
-sandbox, its suite must be green twice; then each candidate goes through the gates of
+sandbox, its suite must be green in any order; then each candidate goes through the gates of
 ``gates``. Outside the sandbox nothing of a repository or a dependency is ever executed.
 """
 

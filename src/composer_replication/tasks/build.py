@@ -154,7 +154,12 @@ class _Build:
         self._check_repositories(opened)
         futures: dict[Future[PreparedRepository], str] = {
             self.pool.submit(
-                prepare, source, self.store, self.store.backend, map_calls=not symbols.get(source.source)
+                prepare,
+                source,
+                self.store,
+                self.store.backend,
+                map_calls=not symbols.get(source.source),
+                jobs=max(1, self.jobs // len(opened)),
             ): source.source
             for source in opened
         }
@@ -306,6 +311,7 @@ class _Build:
             bytes=self.store.num_bytes(),
             fingerprint=self.store.fingerprint,
             examples=examples,
+            flaky={record.repository: record.flaky or () for record in self.store.repositories()},
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +14,8 @@ class BuildSummary:
     """What a build made.
 
     ``candidates`` were looked at, ``valid`` became ``tasks``; ``rejected`` counts the others
-    (and whole repositories) by reason, ``examples`` has one detail for each reason.
+    (and whole repositories) by reason, ``examples`` has one detail for each reason. ``flaky``
+    are the tests by repository that were left out because they were green in some runs only.
     """
 
     folder: Path
@@ -26,6 +27,7 @@ class BuildSummary:
     bytes: int
     fingerprint: str
     examples: Mapping[str, str] = field(default_factory=dict)
+    flaky: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def require_tasks(self) -> None:
         """Raise when there is nothing to train on.

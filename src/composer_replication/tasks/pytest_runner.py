@@ -70,12 +70,27 @@ def place_of(item, root):
     return [os.path.relpath(code.co_filename, root), code.co_firstlineno, code.co_name]
 
 
+def shuffle_key(item, seed):
+    """Sorts tests into an order drawn by the seed in which each folder, module and class stays together.
+
+    One hash for each collector on the way down to the test: siblings are shuffled, and a
+    fixture of a module or class is still set up once.
+    """
+    import hashlib
+
+    return [
+        hashlib.sha256(f"{seed}/{node.nodeid}".encode("utf-8", "backslashreplace")).digest()
+        for node in item.listchain()[1:]
+    ]
+
+
 def make_plugin(channel, request, root):
     """The plugin that selects the wanted tests and reports what became of each."""
     import pytest
 
     wanted = None if request["node_ids"] is None else set(request["node_ids"])
     calls = CallMap(root) if request["map_calls"] else None
+    seed = request["shuffle_seed"]
 
     class Recorder:
         def __init__(self):
@@ -83,6 +98,10 @@ def make_plugin(channel, request, root):
 
         @pytest.hookimpl(wrapper=True, tryfirst=True)
         def pytest_collection_modifyitems(self, items):
+            if seed is not None:
+                # Before all others: pytest then still groups parametrised fixtures, and an order
+                # that the repository itself asks for wins, as it does when answers are graded.
+                items.sort(key=lambda item: shuffle_key(item, seed), reverse=request["backwards"])
             result = yield
             if wanted is not None:
                 items[:] = [item for item in items if item.nodeid in wanted]

@@ -1,10 +1,11 @@
-"""Bring one repository to the start line: files, locked environment, a suite that is green twice."""
+"""Bring one repository to the start line: files, locked environment, a suite that is green in any order."""
 
 from __future__ import annotations
 
 import re
 import tempfile
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -34,6 +35,8 @@ BASELINE_SECONDS = 180.0
 TEST_SECONDS = 20.0
 """As long as grading waits by default: a golden body must not need longer."""
 MIN_GREEN_SHARE = 0.5
+SHUFFLE_SEED = 0
+"""Draws the order of the second baseline run. Fixed: a store's tests must not hang on a build's seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +97,14 @@ def _refuse_second_copy(source: RepositorySource, environment: Environment) -> N
 
 
 def prepare(
-    source: RepositorySource, store: TaskStore, backend: str | None, *, map_calls: bool
+    source: RepositorySource, store: TaskStore, backend: str | None, *, map_calls: bool, jobs: int = 1
 ) -> PreparedRepository:
-    """Lock, install, run the suite twice, and keep all of it in the store.
+    """Lock, install, run the suite three times, and keep all of it in the store.
 
-    What an earlier build of the same bytes kept is used again. ``map_calls`` also notes
-    which functions are called at all, so that others need not be tried.
+    What an earlier build of the same bytes kept is used again, unless an earlier version
+    kept it that did not look for flaky tests. ``map_calls`` also notes which functions are
+    called at all, so that others need not be tried. ``jobs`` is how many sandboxes may run
+    at a time.
 
     Raises:
         UnusableRepository: as ``lock_repository``, or ``red-baseline``.
@@ -110,6 +115,7 @@ def prepare(
     if (
         kept is not None
         and kept.source_sha256 == source.sha256
+        and kept.flaky is not None
         and (kept.called is not None or not map_calls)
     ):
         record = kept
@@ -118,7 +124,7 @@ def prepare(
         lock = lock_repository(source)
         environment = open_environment(lock, backend=backend)
         _refuse_second_copy(source, environment)
-        record = _measure(source, environment, backend, map_calls=map_calls)
+        record = _measure(source, environment, backend, map_calls=map_calls, jobs=jobs)
         store.put_lock(lock, lambda wheel: wheel_path(wheel).read_bytes())
         for data in source.files.values():
             store.put_blob(data)
@@ -145,41 +151,71 @@ def _deletions(source: RepositorySource) -> tuple[Deletion, ...]:
 
 
 def _run_suite(
-    source: RepositorySource, environment: Environment, backend: str | None, *, map_calls: bool
+    source: RepositorySource,
+    environment: Environment,
+    backend: str | None,
+    *,
+    map_calls: bool = False,
+    shuffle_seed: int | None = None,
+    backwards: bool = False,
 ) -> TestReport:
     with tempfile.TemporaryDirectory(prefix="baseline-", dir=process_folder()) as folder:
         tree = Path(folder) / "tree"
         write_files(tree, source.files)
         report = run_tests(
             tree, environment, None, backend=backend, timeout_seconds=BASELINE_SECONDS,
-            with_places=True, with_calls=map_calls,
+            with_places=True, with_calls=map_calls, shuffle_seed=shuffle_seed, backwards=backwards,
         )  # fmt: skip
     if report.error:
-        raise UnusableRepository("red-baseline", report.error)
+        order = "" if shuffle_seed is None else "in another order, "
+        raise UnusableRepository("red-baseline", f"{order}{report.error}")
     return report
 
 
 def _measure(
-    source: RepositorySource, environment: Environment, backend: str | None, *, map_calls: bool
+    source: RepositorySource, environment: Environment, backend: str | None, *, map_calls: bool, jobs: int
 ) -> RepositoryRecord:
-    """Two whole runs: a test that is not green in both is left out of everything."""
-    first = _run_suite(source, environment, backend, map_calls=False)
-    second = _run_suite(source, environment, backend, map_calls=map_calls)
-    green = sorted(first.passed & second.passed)
-    num_run = sum(outcome != "skipped" for outcome in first.outcomes.values())
-    if not green or len(green) < MIN_GREEN_SHARE * num_run:
-        reasons = _first_reasons(first)
-        raise UnusableRepository("red-baseline", f"{len(green)} of {num_run} tests are green twice{reasons}")
+    """Three whole runs: a test that is not green in all of them is left out of everything.
+
+    The first has the order of the files, the second an order drawn by ``SHUFFLE_SEED``, the
+    third that one backwards: of any two tests each comes first once, so that a test which
+    needs, or cannot bear, another one before it is found whatever was drawn.
+    """
+    first = _run_suite(source, environment, backend, map_calls=map_calls)
+    _refuse_red(first, first.passed, "green")
+
+    def again(direction: str) -> TestReport:
+        return _run_suite(
+            source, environment, backend, shuffle_seed=SHUFFLE_SEED, backwards=direction == "backwards"
+        )
+
+    with ThreadPoolExecutor(min(2, jobs), thread_name_prefix="tasks-baseline") as pool:
+        runs = [first, *pool.map(again, ("forwards", "backwards"))]
+    green = frozenset.intersection(*(run.passed for run in runs))
+    _refuse_red(first, green, "green in all of three runs")
     return RepositoryRecord(
         repository=source.repository,
         source_sha256=source.sha256,
         environment=environment.fingerprint,
         files={path: sha256_of(data) for path, data in source.files.items()},
-        places={test: first.places[test] for test in green},
+        places={test: first.places[test] for test in sorted(green)},
         num_collected=len(first.collected),
         broken_files=tuple(sorted(first.collect_errors)),
-        called=tuple(sorted(second.called)) if map_calls else None,
+        called=tuple(sorted(first.called)) if map_calls else None,
+        flaky=tuple(sorted(frozenset.union(*(run.passed for run in runs)) - green)),
     )
+
+
+def _refuse_red(first: TestReport, green: frozenset[str], what: str) -> None:
+    """Refuse a repository most of whose tests say nothing.
+
+    Raises:
+        UnusableRepository: ``red-baseline``.
+    """
+    num_run = sum(outcome != "skipped" for outcome in first.outcomes.values())
+    if not green or len(green) < MIN_GREEN_SHARE * num_run:
+        detail = f"{len(green)} of {num_run} tests are {what}{_first_reasons(first)}"
+        raise UnusableRepository("red-baseline", detail)
 
 
 def _first_reasons(report: TestReport) -> str:

@@ -148,6 +148,12 @@ class TaskStore:
     def repository(self, slug: str) -> RepositoryRecord:
         return self._parse(f"repositories/{slug}.json", RepositoryRecord.from_json)
 
+    def repositories(self) -> list[RepositoryRecord]:
+        """All repositories, also those that gave no task, by name."""
+        with self._lock:
+            slugs = sorted(name[13:-5] for name in self._records if name.startswith("repositories/"))
+        return [self.repository(slug) for slug in slugs]
+
     def environment_lock(self, fingerprint: str) -> EnvironmentLock:
         return self._parse(f"locks/{fingerprint}.json", EnvironmentLock.from_json)
 

@@ -26,11 +26,13 @@ def inner_path(text: str) -> str:
 
 @dataclass(frozen=True)
 class RepositoryRecord:
-    """One repository: its files by hash, and what its whole suite did, twice.
+    """One repository: its files by hash, and what its whole suite did in the baseline runs.
 
-    ``places`` maps each test that was green both times to its function; ``collected`` are
-    all node ids; ``broken_files`` could not be collected from the start; ``called`` are the
-    functions (file, first line) called while tests ran, or None where nobody asked.
+    ``places`` maps each test that was green in every run to its function; ``num_collected``
+    counts all; ``flaky`` are those that were green in some runs and not in others, sorted, or
+    None in a store of an earlier version, which did not look for them; ``broken_files`` could
+    not be collected from the start; ``called`` are the functions (file, first line) called
+    while tests ran, or None where nobody asked.
     """
 
     repository: str
@@ -41,6 +43,7 @@ class RepositoryRecord:
     num_collected: int
     broken_files: tuple[str, ...]
     called: tuple[tuple[str, int], ...] | None
+    flaky: tuple[str, ...] | None
 
     @cached_property
     def green(self) -> frozenset[str]:
@@ -56,6 +59,7 @@ class RepositoryRecord:
             "num_collected": self.num_collected,
             "broken_files": list(self.broken_files),
             "called": None if self.called is None else [list(function) for function in self.called],
+            "flaky": None if self.flaky is None else list(self.flaky),
         }
 
     @classmethod
@@ -69,7 +73,21 @@ class RepositoryRecord:
             num_collected=value["num_collected"],
             broken_files=tuple(value["broken_files"]),
             called=None if value["called"] is None else tuple((path, line) for path, line in value["called"]),
+            flaky=_names(value.get("flaky")),
         )
+
+
+def _names(value: object) -> tuple[str, ...] | None:
+    """Node ids of a record, or None where it has none.
+
+    Raises:
+        TypeError: something else.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise TypeError("flaky is not a list of test names")
+    return tuple(value)
 
 
 @dataclass(frozen=True, slots=True)

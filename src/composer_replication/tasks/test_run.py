@@ -79,6 +79,8 @@ def run_tests(
     stop_at_first_failure: bool = False,
     with_places: bool = False,
     with_calls: bool = False,
+    shuffle_seed: int | None = None,
+    backwards: bool = False,
 ) -> TestReport:
     """Run tests over a private copy of a tree.
 
@@ -92,6 +94,9 @@ def run_tests(
         stop_at_first_failure: enough for a gate that wants one failure; ``outcomes`` is then partial.
         with_places: also report where test functions stand.
         with_calls: also report which functions are called.
+        shuffle_seed: draws another order, with folders, modules and classes kept together; None:
+            the order of the files.
+        backwards: the drawn order from its end, so that any two tests meet both ways round.
 
     Raises:
         SandboxFailure: the sandbox itself broke; never because of what the tests did.
@@ -105,6 +110,8 @@ def run_tests(
         "import_roots": import_roots(tree),
         "places": with_places,
         "map_calls": with_calls,
+        "shuffle_seed": shuffle_seed,
+        "backwards": backwards,
     }
     chosen = limits or Limits()
     spec = SandboxSpec(

@@ -48,7 +48,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_build(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "tasks"
     result, code, text = call("build", str(TINY), "--out", str(out), "--symbol", PINS[0], "--json")
-    assert set(result) == {"tasks", "candidates", "valid", "rejected", "seconds", "bytes", "fingerprint"}
+    assert set(result) == {
+        "tasks",
+        "candidates",
+        "valid",
+        "rejected",
+        "seconds",
+        "bytes",
+        "fingerprint",
+        "flaky",
+    }
     assert (code, result["tasks"], result["candidates"], result["valid"], result["rejected"]) == (
         0,
         1,
@@ -57,6 +66,8 @@ def test_build(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         {},
     )
     assert "1 tasks of 1 candidates" in text
+    assert result["flaky"] == {"tinymath==1.0": []}
+    assert "flaky" not in text
     summary = json.loads((out / "summary.json").read_text())
     assert {key: summary[key] for key in result} == result
     streams = capsys.readouterr()
@@ -75,9 +86,57 @@ def test_show_and_stats(folder: Path) -> None:
     assert (code, stats["tasks"], stats["by_granularity"], stats["hidden"]) == (0, 2, {"function": 2}, 2)
     assert stats["fail_to_pass"] == shown["fail_to_pass"] == 5
     assert "2 tasks" in text
+    assert stats["flaky"] == {"tinymath==1.0": []}
+    assert "flaky" not in text
     one, _, text = call("show", str(folder), row["task_id"])
-    assert one["tasks"] == [row]
-    assert row["visible_tests"][0] in text
+    assert set(one) == set(shown)
+    assert {key: one["tasks"][0][key] for key in row} == row
+    assert set(one["tasks"][0]) - set(row) == {"instruction", "broken_region"}
+    assert "return low" not in json.dumps(one)
+
+
+def test_the_page_of_a_task(folder: Path) -> None:
+    from composer_replication.tasks.store import TaskStore
+
+    (task,) = [task for task in TaskStore.open(folder).tasks() if task.symbol == "clamp"]
+    text = call("show", str(folder), task.task_id)[2]
+    lines = text.splitlines()
+    assert lines[0] == task.task_id
+    assert [line for line in lines[1:] if line and not line.startswith(" ")] == [
+        "Broken place",
+        "Visible tests",
+        "Instruction",
+    ]
+    assert "  deleted      body of a function, 3 lines" in lines
+    assert any(line.endswith("- ... 3 lines removed") for line in lines)
+    assert any(line.endswith("+     raise NotImplementedError") for line in lines)
+    visible, hidden = len(task.tests.visible), len(task.tests.hidden)
+    assert f"{visible} visible and {hidden} hidden fail without it" in text
+    assert all(f"  {test}" in lines for test in task.tests.visible)
+    assert hidden
+    assert not any(test in text for test in task.tests.hidden)
+    assert "return low" not in text
+
+
+def test_the_page_keeps_control_signs_from_the_terminal(folder: Path) -> None:
+    task_id = call("show", str(folder))[0]["tasks"][0]["task_id"]
+    result = call("show", str(folder), task_id)[0]
+    result["tasks"][0]["instruction"] += "\x1b[31mred\a"
+    assert "\N{REPLACEMENT CHARACTER}[31mred\N{REPLACEMENT CHARACTER}" in tasks_verb.render_show(result)
+
+
+def test_flaky_tests_are_named() -> None:
+    counts = {"tasks": 1, "hidden": 0, "fail_to_pass": 1, "by_repo": {}, "candidates": 1, "rejected": {}}
+    result = {
+        **counts,
+        "seconds": 1.0,
+        "fingerprint": "f",
+        "flaky": {"a==1": ["t.py::x"], "b==1": [], "c==1": None},
+    }
+    for text in (tasks_verb.render_stats(result), tasks_verb.render_build(result)):
+        assert "a==1: 1 flaky test left out\n    t.py::x" in text
+        assert "c==1: built by an earlier version" in text
+        assert "b==1" not in text
 
 
 def test_show_of_an_unknown_task(folder: Path) -> None:

@@ -73,6 +73,8 @@ def fine(x):
 OTHER = "def other(z):\n    # the same lines\n    y = x + 1\n\n    return y * 2\n"
 TESTS = """
 import os
+import sys
+
 import planted
 
 
@@ -101,7 +103,7 @@ def test_behind_state():
 
 
 def test_needs_company():
-    assert planted.STATE
+    assert "test_counted" in sys.modules  # in any order, but not alone
     assert planted.needs_company() == "company"
 
 

@@ -1,0 +1,221 @@
+"""Tests that are not green whatever the order and the day are named and left out."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+
+from composer_replication.errors import InputError
+from composer_replication.records import Outcome
+from composer_replication.tasks.build import build_tasks
+from composer_replication.tasks.cache import sha256_of
+from composer_replication.tasks.environment import Environment
+from composer_replication.tasks.lock import UnusableRepository
+from composer_replication.tasks.repository import prepare
+from composer_replication.tasks.sources import open_source
+from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.store_records import RepositoryRecord
+from composer_replication.tasks.test_run import TestReport, run_tests
+from composer_replication.tasks.views import write_files
+
+MakeProject = Callable[[Mapping[str, str]], Path]
+
+STATE = "seen = []\n\n\ndef one():\n    return 11\n"
+IN_FILE_ORDER_ONLY = {
+    "planted.py": STATE,
+    "test_a.py": "import planted\n\n\ndef test_first():\n    planted.seen.append(1)\n\n\n"
+    "def test_needs_first():\n    assert planted.seen\n\n\ndef test_one():\n    assert planted.one() == 11\n",
+}
+ACROSS_FILES = {
+    "planted.py": STATE,
+    "test_a.py": "import planted\n\n\ndef test_victim():\n    assert not planted.seen\n",
+    "test_b.py": "import planted\n\n\ndef test_polluter():\n    planted.seen.append(1)\n",
+    "test_c.py": "import planted\n\n\ndef test_one():\n    assert planted.one() == 11\n",
+}
+# Each of them is green three times, or never, in one of four cases; all 40 are in one of 10^24.
+BY_CHANCE = {
+    "planted.py": STATE,
+    "test_chance.py": "import os, random, time\n\nimport planted\nimport pytest\n\n\n"
+    "@pytest.mark.parametrize('i', range(20))\ndef test_urandom(i):\n    assert os.urandom(1)[0] % 2\n\n\n"
+    "@pytest.mark.parametrize('i', range(20))\ndef test_random(i):\n    assert random.random() < 0.5\n\n\n"
+    "@pytest.mark.parametrize('i', range(60))\ndef test_one(i):\n    assert planted.one() == 11\n",
+}
+NESTED = {
+    "planted.py": "sets = []\n",
+    "sub/test_x.py": "def test_x1(): pass\ndef test_x2(): pass\ndef test_x3(): pass\n",
+    "test_y.py": "import planted, pytest\n\n\n@pytest.fixture(scope='module', autouse=True)\ndef once():\n"
+    "    planted.sets.append('module')\n    assert planted.sets.count('module') == 1\n\n\n"
+    "def test_y1(): pass\ndef test_y2(): pass\n\n\nclass TestY:\n"
+    "    @pytest.fixture(scope='class', autouse=True)\n    def once_a_class(self):\n"
+    "        planted.sets.append('class')\n        assert planted.sets.count('class') == 1\n\n"
+    "    def test_y3(self): pass\n    def test_y4(self): pass\n    def test_y5(self): pass\n\n\n"
+    "def test_y6(): pass\n",
+    "test_z.py": "import unittest\n\n\nclass TestZ(unittest.TestCase):\n    times = 0\n\n    @classmethod\n"
+    "    def setUpClass(cls):\n        cls.times += 1\n        assert cls.times == 1\n\n"
+    "    def test_z1(self): pass\n    def test_z2(self): pass\n",
+    "test_p.py": "import pytest\n\n\n@pytest.mark.parametrize('i', [0, 1, 2])\ndef test_p(i): pass\n",
+}
+
+
+def record_of(project: Path, tmp_path: Path, *, jobs: int = 2) -> RepositoryRecord:
+    store = TaskStore.create(tmp_path / "store")
+    return prepare(open_source(str(project)), store, None, map_calls=False, jobs=jobs).record
+
+
+@pytest.fixture
+def run(tmp_path: Path, environment: Environment) -> Callable[..., TestReport]:
+    def run_files(
+        files: Mapping[str, str], *, seed: int | None = None, backwards: bool = False
+    ) -> TestReport:
+        shutil.rmtree(tmp_path / "tree", ignore_errors=True)
+        write_files(tmp_path / "tree", {name: text.encode() for name, text in files.items()})
+        return run_tests(
+            tmp_path / "tree",
+            environment,
+            None,
+            timeout_seconds=60.0,
+            shuffle_seed=seed,
+            backwards=backwards,
+        )
+
+    return run_files
+
+
+@pytest.mark.parametrize(
+    ("files", "flaky"),
+    [(IN_FILE_ORDER_ONLY, "test_a.py::test_needs_first"), (ACROSS_FILES, "test_a.py::test_victim")],
+)
+def test_tests_that_hang_on_the_order(
+    files: Mapping[str, str], flaky: str, make_project: MakeProject, tmp_path: Path, run
+) -> None:
+    record = record_of(make_project(files), tmp_path)
+    assert record.flaky == (flaky,)
+    assert flaky not in record.places
+    assert len(record.green) == record.num_collected - 1
+    # The order of the files alone, which was all that was tried before, shows nothing.
+    assert all(flaky in run(files).passed for _ in range(2))
+
+
+def test_a_test_that_only_fails_in_file_order(make_project: MakeProject, tmp_path: Path) -> None:
+    files = {
+        "planted.py": STATE,
+        "test_a.py": "import planted\n\n\ndef test_polluter():\n    planted.seen.append(1)\n\n\n"
+        "def test_victim():\n    assert not planted.seen\n\n\ndef test_one():\n    assert planted.one() == 11\n",
+    }
+    assert record_of(make_project(files), tmp_path).flaky == ("test_a.py::test_victim",)
+
+
+def test_tests_that_pass_by_chance(make_project: MakeProject, tmp_path: Path) -> None:
+    record = record_of(make_project(BY_CHANCE), tmp_path)
+    assert record.flaky
+    assert not any("test_one" in test for test in record.flaky)
+    assert sum("test_one" in test for test in record.green) == 60
+    assert record.green.isdisjoint(record.flaky)
+
+
+def test_red_and_skipped_tests_are_not_flaky(make_project: MakeProject, tmp_path: Path) -> None:
+    files = {
+        "planted.py": STATE,
+        "test_a.py": "import pytest\n\n\ndef test_red():\n    assert False\n\n\n@pytest.mark.skip\n"
+        "def test_skipped():\n    pass\n\n\ndef test_green():\n    pass\n",
+    }
+    record = record_of(make_project(files), tmp_path, jobs=1)
+    assert (record.flaky, sorted(record.green), record.num_collected) == ((), ["test_a.py::test_green"], 3)
+
+
+def test_a_suite_that_is_mostly_flaky_is_refused(make_project: MakeProject, tmp_path: Path) -> None:
+    needy = "".join(f"def test_needy_{i}():\n    assert planted.seen\n\n\n" for i in range(3))
+    files = {
+        "planted.py": STATE,
+        "test_a.py": f"import planted\n\n\ndef test_first():\n    planted.seen.append(1)\n\n\n{needy}",
+    }
+    # The shuffle is fixed, and backwards it puts the three on the other side of the first one.
+    with pytest.raises(UnusableRepository, match="green in all of three runs") as caught:
+        record_of(make_project(files), tmp_path)
+    assert caught.value.reason == "red-baseline"
+
+
+def test_a_suite_that_dies_in_another_order_says_so(make_project: MakeProject, tmp_path: Path) -> None:
+    files = {
+        "planted.py": STATE,
+        "test_a.py": "import os\n\nimport planted\n\n\ndef test_first():\n    planted.seen.append(1)\n\n\n"
+        "def test_leaves():\n    if not planted.seen:\n        os._exit(0)\n",
+    }
+    with pytest.raises(UnusableRepository, match="in another order, the run ended without"):
+        record_of(make_project(files), tmp_path)
+
+
+def test_orders_are_drawn_by_the_seed_and_keep_groups_together(run) -> None:
+    in_files, drawn, again = run(NESTED), run(NESTED, seed=0), run(NESTED, seed=0)
+    backwards = run(NESTED, seed=0, backwards=True)
+    for report in (in_files, drawn, again, backwards):
+        assert (report.error, set(report.outcomes.values())) == ("", {Outcome.PASSED})
+        assert set(report.collected) == set(in_files.collected)
+        assert tuple(report.outcomes) == report.collected
+        for depth in (1, 2):  # modules, then classes: a group that were torn apart would come twice
+            parts = [test.rpartition("[")[0] or test for test in report.collected]
+            groups = [key for key, _ in groupby(part.split("::")[:depth] for part in parts)]
+            named = [tuple(key) for key in groups if len(key) == depth and (depth == 1 or "Test" in key[-1])]
+            assert len(named) == len(set(named))
+    assert again.collected == drawn.collected != in_files.collected
+    assert backwards.collected == drawn.collected[::-1]
+    assert len({drawn.collected, *(run(NESTED, seed=seed).collected for seed in (1, 2))}) == 3
+
+
+def test_an_order_that_the_repository_asks_for_wins(run) -> None:
+    conftest = "def pytest_collection_modifyitems(items):\n    items.sort(key=lambda item: item.nodeid)\n"
+    report = run({**NESTED, "conftest.py": conftest}, seed=0)
+    assert report.collected == tuple(sorted(report.collected))
+
+
+def test_flaky_tests_are_in_the_summary_and_in_no_task(make_project: MakeProject, tmp_path: Path) -> None:
+    source = str(make_project(IN_FILE_ORDER_ONLY))
+    summary = build_tasks([source], tmp_path / "out")
+    assert dict(summary.flaky) == {"planted==1.0": ("test_a.py::test_needs_first",)}
+    (task,) = TaskStore.open(tmp_path / "out").tasks()
+    assert task.symbol == "one"
+    assert (task.fail_to_pass, task.tests.pass_to_pass) == (
+        ("test_a.py::test_one",),
+        ("test_a.py::test_first",),
+    )
+    assert build_tasks([source], tmp_path / "other", seed=0, jobs=1).fingerprint == summary.fingerprint
+
+
+def without_flaky(root: Path, value: object = None) -> None:
+    """What a store of the version before holds: no word about flaky tests (or some other value)."""
+    manifest = json.loads((root / "manifest.json").read_text())
+    for name in [name for name in manifest["records"] if name.startswith("repositories/")]:
+        record = json.loads((root / name).read_text())
+        del record["flaky"]
+        if value is not None:
+            record["flaky"] = value
+        (root / name).write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
+        manifest["records"][name] = sha256_of((root / name).read_bytes())
+    manifest["fingerprint"] = sha256_of(json.dumps(sorted(manifest["records"].items())).encode())
+    (root / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_an_older_store_is_read_and_the_next_build_looks(make_project: MakeProject, tmp_path: Path) -> None:
+    source = str(make_project(IN_FILE_ORDER_ONLY))
+    fingerprint = build_tasks([source], tmp_path / "out").fingerprint
+    without_flaky(tmp_path / "out")
+    old = TaskStore.open(tmp_path / "out")
+    old.verify()
+    assert [record.flaky for record in old.repositories()] == [None]
+    assert len(old.tasks()) == 1
+    assert build_tasks([source], tmp_path / "out").fingerprint == fingerprint
+    assert [record.flaky for record in TaskStore.open(tmp_path / "out").repositories()] == [
+        ("test_a.py::test_needs_first",)
+    ]
+
+
+def test_a_record_with_something_else_is_damaged(tiny_store: TaskStore, tmp_path: Path) -> None:
+    shutil.copytree(tiny_store.root, tmp_path / "copy")
+    without_flaky(tmp_path / "copy", value="test_a")
+    with pytest.raises(InputError, match=r"CR0411.*flaky is not a list"):
+        TaskStore.open(tmp_path / "copy").repositories()

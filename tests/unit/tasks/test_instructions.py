@@ -1,0 +1,209 @@
+"""An instruction says what is asked for, and never what the answer is."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from composer_replication.errors import InputError
+from composer_replication.records import Task
+from composer_replication.tasks import instructions
+from composer_replication.tasks.build import build_tasks
+from composer_replication.tasks.deletion import find_deletions
+from composer_replication.tasks.instructions import (
+    broken_region,
+    instruction_text,
+    look_around,
+    shows_body,
+    write_instruction,
+)
+from composer_replication.tasks.store import TaskStore
+
+MakeProject = Callable[[Mapping[str, str]], Path]
+FILE = '''\
+import os
+
+
+class Box:
+    """A box."""
+
+    size = 1
+
+    def first(self):
+        return 1
+
+    @property
+    def second(self, a=1,
+               b=2):
+        """Say two.
+
+        More.
+        """
+        x = self.size
+        return x + 1
+
+    def third(self): return 3
+
+
+def outside(x: int) -> int:
+    # a comment
+    y = x * 2
+    return y
+'''
+
+
+def broken(symbol: str) -> tuple[str, Any]:
+    (deletion,) = [found for found in find_deletions("box.py", FILE) if found.symbol == symbol]
+    return deletion.break_text(FILE), deletion
+
+
+def task_of(store: TaskStore, symbol: str) -> Task:
+    (task,) = [task for task in store.tasks() if task.symbol == symbol]
+    return task
+
+
+def test_surroundings_of_a_method() -> None:
+    text, deletion = broken("Box.second")
+    found = look_around(text, deletion.hole)
+    assert found.header == "    @property\n    def second(self, a=1,\n               b=2):"
+    assert found.docstring == '        """Say two.\n\n        More.\n        """'
+    assert (found.owner, found.siblings, found.neighbours) == ("Box", ("first", "third"), ("outside",))
+    assert (found.first_line, found.line) == (12, 19)
+
+
+def test_surroundings_of_a_function_without_a_docstring() -> None:
+    text, deletion = broken("outside")
+    found = look_around(text, deletion.hole)
+    assert (found.header, found.docstring) == ("def outside(x: int) -> int:", "")
+    assert (found.owner, found.siblings, found.neighbours) == ("", (), ("Box",))
+
+
+def test_a_file_that_does_not_parse_still_has_a_place() -> None:
+    text, deletion = broken("outside")
+    found = look_around(text + "\n(((", deletion.hole)
+    assert (found.line, found.first_line, found.header, found.neighbours) == (26, 26, "", ())
+
+
+def test_the_broken_region_is_a_view_without_the_removed_lines() -> None:
+    text, deletion = broken("outside")
+    assert broken_region(text, deletion.hole, deletion.num_body_lines, context_lines=2).splitlines() == [
+        "--- box.py",
+        "   23",
+        "   24",
+        "   25   def outside(x: int) -> int:",
+        "      - ... 3 lines removed",
+        "   26 +     raise NotImplementedError",
+    ]
+    region = broken_region(text, deletion.hole, deletion.num_body_lines)
+    assert "x * 2" not in region
+    assert not shows_body(region, deletion.golden_body)
+
+
+def test_what_an_instruction_says(tiny_store: TaskStore) -> None:
+    task = task_of(tiny_store, "Vector.length")
+    text = write_instruction(tiny_store, task)
+    assert text.startswith("Write the body of `Vector.length` in `tinymath/vector.py`.\n")
+    assert '    @property\n    def length(self):\n        """The Euclidean length."""' in text
+    assert "class `Vector`, beside `__init__`, `dot`, `scaled`." in text
+    assert all(f"- {test}" in text for test in task.tests.visible)
+    assert "def test_" in text
+    assert "** 0.5" not in text
+
+
+def test_no_instruction_shows_a_body_or_a_hidden_test(tiny_store: TaskStore) -> None:
+    for task in tiny_store.tasks():
+        text = write_instruction(tiny_store, task)
+        golden = tiny_store.golden_body(task)
+        assert not shows_body(text, golden)
+        assert "".join(golden.split()) not in "".join(text.split())
+        for test in task.tests.hidden:
+            assert test not in text
+            assert f"def {test.rpartition('::')[2].partition('[')[0]}(" not in text
+
+
+@pytest.mark.parametrize(
+    ("text", "golden", "shown"),
+    [
+        ("x\n  a = 1\n\n  # why\n  return a\ny", "\n    a = 1\n    return a", True),
+        ("a = 1\nb = 2\nreturn a", "\n    a = 1\n    return a", False),
+        ("say\nreturn x + 1\nend", "\n    return x + 1", True),
+        ("say return x + 1\nend", "\n    return x + 1", False),
+        ("anything", "\n    # nothing\n", False),
+    ],
+)
+def test_when_a_body_is_shown(text: str, golden: str, shown: bool) -> None:
+    assert shows_body(text, golden) is shown
+
+
+@given(
+    st.text(alphabet="abc =\n#", max_size=40),
+    st.text(alphabet="abc =\n#", max_size=40),
+    st.lists(st.sampled_from(["a = 1", "return a", "  b(c)", "# c", ""]), min_size=1, max_size=4),
+)
+def test_a_pasted_body_is_always_found(before: str, after: str, body: list[str]) -> None:
+    has_code = any(line.strip() and not line.strip().startswith("#") for line in body)
+    assert shows_body("\n".join([before, *body, after]), "\n".join(body)) is has_code
+
+
+def test_a_test_or_docstring_that_shows_the_body_is_left_out(
+    make_project: MakeProject, tmp_path: Path
+) -> None:
+    files = {
+        "planted.py": 'def in_test(x):\n    """Docs."""\n    return x * 3 + 1\n\n\n'
+        'def in_docs(x):\n    """Docs:\n\n    return x - 7\n    """\n    return x - 7\n',
+        "test_planted.py": "import planted\n\n\ndef test_it():\n    def oracle(x):\n        return x * 3 + 1\n\n"
+        "    assert planted.in_test(2) == oracle(2)\n\n\ndef test_docs():\n    assert planted.in_docs(9) == 2\n\n\n"
+        "def test_nothing():\n    pass\n",
+    }
+    build_tasks([str(make_project(files))], tmp_path / "out")
+    store = TaskStore.open(tmp_path / "out")
+    in_test = write_instruction(store, task_of(store, "in_test"))
+    assert "- test_planted.py::test_it" in in_test
+    assert "Docs." in in_test
+    assert "oracle" not in in_test
+    in_docs = write_instruction(store, task_of(store, "in_docs"))
+    assert "def in_docs(x):" in in_docs
+    assert "x - 7" not in in_docs
+
+
+def test_an_instruction_that_cannot_but_show_it_is_refused(
+    tiny_store: TaskStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = task_of(tiny_store, "clamp")
+    monkeypatch.setattr(TaskStore, "golden_body", lambda *_: "\n    def clamp(x, low, high):\n")
+    with pytest.raises(InputError, match="CR0429") as caught:
+        write_instruction(tiny_store, task)
+    assert caught.value.where == task.task_id
+
+
+def test_long_lists_are_clipped_and_say_so(tiny_store: TaskStore) -> None:
+    task = task_of(tiny_store, "clamp")
+    names = tuple(f"t.py::test_{i}" for i in range(25))
+    many = replace(task, tests=replace(task.tests, visible=names))
+    around = replace(
+        look_around(tiny_store.broken_text(task), task.hole), neighbours=tuple(f"n{i}" for i in range(30))
+    )
+    source = "\n".join(["def test():", *(f"    x{i} = '```'" for i in range(40))])
+    text = instruction_text(many, around, [("t.py", source)] * 8)
+    assert "- and 5 more" in text
+    assert "t.py::test_19\n" in text
+    assert "t.py::test_20" not in text
+    assert "`n19`, 10 more." in text
+    assert "# 11 more lines\n````" in text  # a fence longer than what stands in the code
+    assert "2 more functions" in text
+    assert text.count("From `t.py`") == instructions.MAX_SOURCES
+
+
+def test_the_files_own_lines_are_valid_python(tiny_store: TaskStore) -> None:
+    task = task_of(tiny_store, "clamp")
+    found = look_around(tiny_store.broken_text(task), task.hole)
+    parsed = ast.parse(f"{found.header}\n{found.docstring}\n    pass\n").body[0]
+    assert isinstance(parsed, ast.FunctionDef)
+    assert parsed.name == "clamp"

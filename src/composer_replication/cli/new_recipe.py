@@ -24,16 +24,16 @@ from composer_replication.cli.recipe_settings import (
 from composer_replication.cli.stored_split import FILE_NAME
 from composer_replication.cli.task_division import RunTasks, divide_tasks
 from composer_replication.config import RunConfig, parse_config
-from composer_replication.errors import MissingError, UsageError
+from composer_replication.errors import UsageError
 from composer_replication.records import Task
 from composer_replication.tasks.store import TaskStore
 
 if TYPE_CHECKING:
     from composer_replication.trainer.cost_probe import ModelCosts, StepSize
+    from composer_replication.trainer.model_trial import TrainingDevice
 
 MEMORY_SHARE = 0.8
 """Of the free memory that the estimate may fill before a smaller step is taken."""
-_FEW_CORES = 4
 _TRIED_GRADINGS = 2
 
 
@@ -63,11 +63,12 @@ def new_recipe(
     ``memory_bytes`` is ``ModelCosts.memory_bytes`` for the longest prompts, on the CPU plus what
     the process held before the model was loaded. ``seconds_per_step`` is
 
-        sampling + training + R g / j + (E / R sampling + E g (visible and hidden: x 2) / j) / every
+        sampling + training + R g / j + (E sampling / R + 2 E g / j) / every
 
     with R completions a step, g the measured seconds of one test run, j test runs at a time, E
-    completions of a held-out evaluation. It takes every completion for as long as allowed and for
-    different from all others, so that it is an upper bound of the same order.
+    completions of a held-out evaluation, each judged by visible and by hidden tests. Every
+    completion is taken for as long as allowed and for different from all others, which is more
+    than a run does; the machine is taken for as busy as it was during the try.
 
     Raises:
         UsageError: the file exists (CR0231) or cannot be written (CR0209).
@@ -112,66 +113,44 @@ def new_recipe(
 class _Estimate:
     costs: ModelCosts
     size: StepSize
-    longest: StepSize
     num_parameters: int
-    device: str
+    device: TrainingDevice
     memory_bytes: int
-    free_bytes: int | None
-    cpu_threads: int
 
     @property
     def fits(self) -> bool:
-        return self.free_bytes is None or self.memory_bytes <= MEMORY_SHARE * self.free_bytes
+        free = self.device.free_bytes
+        return free is None or self.memory_bytes <= MEMORY_SHARE * free
 
 
 def _estimate_model(config: RunConfig, first: dict[str, Any], store: TaskStore, tasks: RunTasks) -> _Estimate:
     """Load, try, and take the largest step that fits."""
-    import torch
-    from peft import get_peft_model
-
     from composer_replication.trainer.cost_probe import StepSize, measure_costs
-    from composer_replication.trainer.model_loading import load_model
-    from composer_replication.trainer.run_setup import lora_config
+    from composer_replication.trainer.model_trial import load_for_trial, training_device, within_memory
 
-    on_gpu = torch.cuda.is_available()
-    threads = 1 if not on_gpu and len(os.sched_getaffinity(0)) <= _FEW_CORES else 0
-    if threads:
-        torch.set_num_threads(threads)
-    before = 0 if on_gpu else _resident_bytes()
-    free = torch.cuda.mem_get_info()[0] if on_gpu else available_memory_bytes()
-    as_chat = config.rollouts.prompt_style == "chat"
-    model, tokenizer = load_model(config.model, seed=config.seed, needs_chat_template=as_chat)
-    num_parameters = sum(weight.numel() for weight in model.parameters())
+    device = training_device(available_memory_bytes())
+    model, tokenizer, num_parameters = load_for_trial(config, device)
     first["model"]["dtype"] = str(model.dtype).removeprefix("torch.")
     lengths = _lengths(config, store, tasks, model, tokenizer)
     shapes = [shape for shape in STEP_SHAPES if shape[0] <= len(tasks.train)]
-    try:
-        adapted = get_peft_model(model.to("cuda") if on_gpu else model, lora_config(config.model.lora))
+    with within_memory(config.model.name):
         costs = measure_costs(
-            adapted.eval(),
+            model,
             tokenizer,
             lengths.typical(shapes[0][0]),
             group_size=shapes[0][1],
             completion_tokens=lengths.completion,
         )
-    except torch.OutOfMemoryError as error:
-        raise MissingError(
-            "CR0232",
-            f"the graphics memory does not hold a step of this model of {num_parameters / 1e9:.1f} billion parameters.",
-            where=config.model.name,
-            fix="take a smaller model or a larger GPU, or stop what else uses this one.",
-        ) from error
     shared = costs.probed.is_shared
     for num_prompts, group_size in shapes:
         longest = StepSize(num_prompts, group_size, lengths.longest, lengths.completion, shared)
-        memory = costs.memory_bytes(longest) + before
-        if free is None or memory <= MEMORY_SHARE * free:
+        size = StepSize(num_prompts, group_size, costs.probed.prompt_tokens, lengths.completion, shared)
+        estimate = _Estimate(
+            costs, size, num_parameters, device, costs.memory_bytes(longest) + device.held_bytes
+        )
+        if estimate.fits:
             break
-    size = StepSize(num_prompts, group_size, costs.probed.prompt_tokens, lengths.completion, shared)
-    device = torch.cuda.get_device_name() if on_gpu else "the processor"
-    return _Estimate(
-        costs, size, longest, num_parameters, device, memory, None if free is None else free + before, threads
-    )
+    return estimate
 
 
 def _lengths(config: RunConfig, store: TaskStore, tasks: RunTasks, model: Any, tokenizer: Any) -> _Lengths:
@@ -219,7 +198,7 @@ def _finish(
         num_tokens=size.completion_tokens,
         num_parameters=estimate.num_parameters,
         is_shared=size.is_shared,
-        cpu_threads=estimate.cpu_threads,
+        cpu_threads=estimate.device.cpu_threads,
     )
     config = parse_config(table, where="the recipe")
     heldout, jobs = config.heldout, config.rollouts.grading_jobs
@@ -235,9 +214,9 @@ def _finish(
     }
     return table, {
         "memory_bytes": estimate.memory_bytes,
-        "free_memory_bytes": estimate.free_bytes,
+        "free_memory_bytes": estimate.device.free_bytes,
         "fits": estimate.fits,
-        "device": estimate.device,
+        "device": estimate.device.name,
         "seconds_per_step": round(sum(seconds.values()), 3),
         "seconds": seconds,
         "steps": config.trl["max_steps"],
@@ -270,9 +249,3 @@ def _exists(out: Path) -> UsageError:
         where=str(out),
         fix="choose another --out FILE, or move it away.",
     )
-
-
-def _resident_bytes() -> int:
-    """Memory of this process that is its own: resident without the pages of files."""
-    pages = Path("/proc/self/statm").read_text().split()
-    return (int(pages[1]) - int(pages[2])) * os.sysconf("SC_PAGE_SIZE")

@@ -75,9 +75,9 @@ def render(result: dict[str, Any]) -> str:
         f"tasks      {result['train_tasks']} to train on, {result['heldout_tasks']} held out",
         f"memory     {result['memory_bytes'] / 1e9:.1f} GB on {result['device']}"
         + (f", {free / 1e9:.1f} GB are free" if free else ""),
-        f"a step     at most about {result['seconds_per_step']:.1f} s: "
+        f"a step     about {result['seconds_per_step']:.1f} s: "
         + ", ".join(f"{name} {value:.1f}" for name, value in seconds.items()),
-        f"the run    {result['steps']} steps, at most about {result['steps'] * result['seconds_per_step'] / 60:.0f} minutes",
+        f"the run    {result['steps']} steps, about {result['steps'] * result['seconds_per_step'] / 60:.0f} minutes",
     ]
     if not result["fits"]:
         lines.append("It does not fit: take a smaller model, or a machine with more memory.")

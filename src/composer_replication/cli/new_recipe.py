@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from composer_replication.trainer.cost_probe import ModelCosts, StepSize
     from composer_replication.trainer.model_trial import TrainingDevice
 
-MEMORY_SHARE = 0.8
-"""Of the free memory that the estimate may fill before a smaller step is taken."""
+MEMORY_SHARE = 0.7
+"""Of the free memory that the estimate may fill before a smaller step is taken: evaluations, checkpoints and
+the allocator are not in the formula, and a run's peak can be a third above it."""
 _TRIED_GRADINGS = 2
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from composer_replication.cli import new_recipe
 from composer_replication.cli.main import main
 from composer_replication.config import load_config
 from composer_replication.tasks.build import build_tasks
@@ -122,3 +123,17 @@ def test_errors_are_those_of_train(store: Path, tmp_path: Path, capsys: pytest.C
         assert result["error"]["code"] == expected, words
         assert code in (2, 4)
     assert not Path(out).exists()
+
+
+def test_where_nothing_fits_the_smallest_step_is_written_and_said_so(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(new_recipe, "available_memory_bytes", lambda: 1)
+    out = tmp_path / "run.toml"
+    words = ("recipe", "new", "--tasks", str(store), "--model", "tiny-random", "--out", str(out))
+    assert main(words) == 0
+    streams = capsys.readouterr()
+    assert "It does not fit" in streams.out
+    assert f"Next: composer-rl train {out}" in streams.err
+    trl = load_config(out).trl
+    assert (trl["per_device_train_batch_size"], trl["num_generations"]) == (4, 4)

@@ -7,9 +7,11 @@ import torch
 from peft import get_peft_model
 
 from composer_replication.config import LoraSection
+from composer_replication.errors import MissingError
 from composer_replication.trainer import cost_probe
 from composer_replication.trainer.cost_probe import ModelCosts, StepSize, measure_costs
 from composer_replication.trainer.model_loading import make_tiny_model
+from composer_replication.trainer.model_trial import training_device, within_memory
 from composer_replication.trainer.parameter_hash import parameter_sha256
 from composer_replication.trainer.run_setup import lora_config
 
@@ -96,3 +98,18 @@ def test_prompts_that_are_not_shared_keep_more(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(cost_probe, "unsupported_reason", lambda model: "for this test")
     alone = measure_costs(model, tokenizer, prompts, group_size=4, completion_tokens=4)
     assert alone.saved_bytes > 2 * shared.saved_bytes
+
+
+def test_graphics_memory_that_runs_out_is_a_sentence() -> None:
+    with pytest.raises(MissingError, match="CR0232"), within_memory("big"):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    with pytest.raises(RuntimeError, match="another"), within_memory("big"):
+        raise RuntimeError("another")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="speaks of the processor")
+def test_what_is_free_counts_what_this_process_holds() -> None:
+    device = training_device(10**9)
+    assert device.free_bytes == 10**9 + device.held_bytes
+    assert device.held_bytes > 10**7
+    assert training_device(None).free_bytes is None

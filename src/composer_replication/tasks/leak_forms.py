@@ -24,8 +24,14 @@ from dataclasses import dataclass
 MAX_DEPTH = 4
 MAX_UNPACKED_BYTES = 256 * 1024**2
 MAX_MEMBERS = 20_000
+MIN_ENCODED = 40
+# Everything but the letters of base64 becomes a space: a quick look whether there is a long run.
+_ONLY_BASE64 = bytes(code if chr(code).isascii() and (chr(code).isalnum() or chr(code) in "+/-_") else 32 for code in range(256))
 _BASE64 = re.compile(rb"(?:[A-Za-z0-9+/_-]{16,}(?:\\n|[\r\n\"' ,])*)+={0,2}")
-_NOT_BASE64 = re.compile(rb"\\n|[^A-Za-z0-9+/_-]")
+_NOTMIN_ENCODED = 40
+# Everything but the letters of base64 becomes a space: a quick look whether there is a long run.
+_ONLY_BASE64 = bytes(code if chr(code).isascii() and (chr(code).isalnum() or chr(code) in "+/-_") else 32 for code in range(256))
+_BASE64 = re.compile(rb"\\n|[^A-Za-z0-9+/_-]")
 _HEX = re.compile(rb"(?:[0-9a-fA-F]{2}){32,}")
 _MAGIC = (b"PK\x03\x04", b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"PACK")
 _TAG = re.compile(r"<[^<>]{0,400}>")
@@ -107,11 +113,12 @@ def _inside(path: str, data: bytes, budget: _Budget) -> Iterator[tuple[str, str,
         yield from ((path, kind, found) for kind, found in _decoded_texts(data))
     elif data[:2] in (b"\xff\xfe", b"\xfe\xff"):
         yield path, "encoded", data.decode("utf-16", "replace").encode()
-    for match in _BASE64.finditer(data):
-        if len(match[0]) >= 40:
-            yield from ((path, "base64", found) for found in _base64_of(match[0]))
-    for match in _HEX.finditer(data):
-        yield path, "hex", binascii.unhexlify(match[0])
+    if max(map(len, data.translate(_ONLY_BASE64).split()), default=0) >= MIN_ENCODED:
+        for match in _BASE64.finditer(data):
+            if len(match[0]) >= MIN_ENCODED:
+                yield from ((path, "base64", found) for found in _base64_of(match[0]))
+        for match in _HEX.finditer(data):
+            yield path, "hex", binascii.unhexlify(match[0])
 
 
 def _members(path: str, data: bytes, budget: _Budget) -> Iterator[tuple[str, str, bytes]]:

@@ -127,12 +127,13 @@ class Search:
     def _lines_found(self, data: bytes, *, in_tree: bool) -> list[Target]:
         hashes: list[str] = []
         any_known = False
+        is_text = b"\0" not in data[:4096]
         for line in data.decode("utf-8", "replace").splitlines():
             stripped = line.strip()
             if not stripped:
                 continue
             digest = hashed(self.salt, stripped) if len(stripped) in self.lengths else ""
-            if digest not in self.known and (stripped[0] in _MARK_STARTS or stripped[-1] in "\"',|"):
+            if digest not in self.known and is_text and (stripped[0] in _MARK_STARTS or stripped[-1] in "\"',|"):
                 bare = _ENDS.sub("", _MARKS.sub("", stripped)).strip()
                 bare_digest = hashed(self.salt, bare) if bare != stripped and len(bare) in self.lengths else ""
                 digest = bare_digest
@@ -187,7 +188,7 @@ class Search:
             root: where to begin; links are not followed.
             tree: folder inside which one line is enough.
             skip: folders left out.
-            binaries: also read programs and libraries (ELF).
+            binaries: also read programs and libraries (ELF, ar).
         """
         found: set[Leak] = set()
         left_out = set(skip)
@@ -209,7 +210,7 @@ class Search:
                 return None
             with open(path, "rb") as handle:
                 head = handle.read(4)
-                if head == b"\x7fELF" and not binaries:
+                if head in (b"\x7fELF", b"!<ar") and not binaries:
                     return None
                 if status.st_size > MAX_FILE_BYTES:
                     self.not_searched.append(f"{path} (larger than {MAX_FILE_BYTES // 1024**2} MiB)")

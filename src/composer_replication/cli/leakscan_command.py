@@ -22,7 +22,9 @@ def add_leakscan(verbs: Any, common: argparse.ArgumentParser) -> None:
         "code: from outside, and by a thief inside a real sandbox. Exit code 4 when some is found.",
     )
     scan.add_argument("folder", metavar="DIR", type=Path, help="a task store")
-    scan.add_argument("--backend", metavar="NAME", help="sandbox backend (default: the first that works here)")
+    scan.add_argument(
+        "--backend", metavar="NAME", help="sandbox backend (default: the first that works here)"
+    )
     scan.set_defaults(run=f"{_HERE}:run_leakscan", render=f"{_HERE}:render_leakscan")
 
 
@@ -56,5 +58,7 @@ def render_leakscan(result: dict[str, Any]) -> str:
         f"no distinctive line, searched by code objects only: {task_id}"
         for task_id in result["without_distinctive_lines"]
     ]
-    total = f"{len(result['leaks'])} leaks in {result['tasks']} tasks, {result['files_searched']} files searched"
+    total = (
+        f"{len(result['leaks'])} leaks in {result['tasks']} tasks, {result['files_searched']} files searched"
+    )
     return "\n".join([*lines, total])

@@ -26,12 +26,10 @@ MAX_UNPACKED_BYTES = 256 * 1024**2
 MAX_MEMBERS = 20_000
 MIN_ENCODED = 40
 # Everything but the letters of base64 becomes a space: a quick look whether there is a long run.
-_ONLY_BASE64 = bytes(code if chr(code).isascii() and (chr(code).isalnum() or chr(code) in "+/-_") else 32 for code in range(256))
+_LETTERS = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/-_")
+_ONLY_BASE64 = bytes(code if code in _LETTERS else 32 for code in range(256))
 _BASE64 = re.compile(rb"(?:[A-Za-z0-9+/_-]{16,}(?:\\n|[\r\n\"' ,])*)+={0,2}")
-_NOTMIN_ENCODED = 40
-# Everything but the letters of base64 becomes a space: a quick look whether there is a long run.
-_ONLY_BASE64 = bytes(code if chr(code).isascii() and (chr(code).isalnum() or chr(code) in "+/-_") else 32 for code in range(256))
-_BASE64 = re.compile(rb"\\n|[^A-Za-z0-9+/_-]")
+_NOT_BASE64 = re.compile(rb"\\n|[^A-Za-z0-9+/_-]")
 _HEX = re.compile(rb"(?:[0-9a-fA-F]{2}){32,}")
 _MAGIC = (b"PK\x03\x04", b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"PACK")
 _TAG = re.compile(r"<[^<>]{0,400}>")
@@ -72,7 +70,9 @@ class _Budget:
         self.left_bytes = MAX_UNPACKED_BYTES
         self.left_members = MAX_MEMBERS
 
-    def take(self, stream: io.BufferedIOBase | io.RawIOBase | tarfile.ExFileObject | zipfile.ZipExtFile) -> bytes:
+    def take(
+        self, stream: io.BufferedIOBase | io.RawIOBase | tarfile.ExFileObject | zipfile.ZipExtFile
+    ) -> bytes:
         data = stream.read(self.left_bytes + 1)
         return self.count(data or b"")
 

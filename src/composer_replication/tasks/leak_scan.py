@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import secrets
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -51,9 +51,7 @@ class ScanSummary:
     not_searched: tuple[str, ...]
 
 
-def scan_store(
-    path: Path, *, backend: str | None = None, progress: Progress | None = None
-) -> ScanSummary:
+def scan_store(path: Path, *, backend: str | None = None, progress: Progress | None = None) -> ScanSummary:
     """Search for the golden code of every task of a store.
 
     What lies outside the tree is the same for all tasks of an environment and is walked
@@ -84,12 +82,18 @@ def scan_store(
             search = Search(same, salt, unmarshal=False)
             found.add(search.search_folder(str(environment.root), tree="/nowhere"), search)
             found.add_answer(steal({}, (), same, environment, salt, backend=backend))
-        scan_tree(store.files(task, "rollout"), task, prints[task.task_id].target, environment, salt, found, backend)
+        target, tree = prints[task.task_id].target, store.files(task, "rollout")
+        _search_tree(tree, target, salt, found)
+        found.add_answer(steal(tree, (task,), [target], environment, salt, backend=backend))
         if progress is not None:
             progress(done, len(tasks), task.task_id)
     silent = tuple(name for name, known in prints.items() if not known.num_distinctive_lines)
     return ScanSummary(
-        len(tasks), tuple(sorted(found.leaks, key=_order)), silent, found.num_files, tuple(sorted(found.not_searched))
+        len(tasks),
+        tuple(sorted(found.leaks, key=_order)),
+        silent,
+        found.num_files,
+        tuple(sorted(found.not_searched)),
     )
 
 
@@ -116,25 +120,16 @@ class _Found:
         self.num_files += int(answer["num_files"])
 
 
-def scan_tree(
-    tree_files: dict[str, bytes],
-    task: Task,
-    target: Target,
-    environment: Environment,
-    salt: str,
-    found: _Found,
-    backend: str | None = None,
-) -> None:
-    """Search the tree of one task, outside and inside."""
+def _search_tree(files: Mapping[str, bytes], target: Target, salt: str, found: _Found) -> None:
     search = Search([target], salt, unmarshal=False)
-    for name, data in sorted(tree_files.items()):
-        found.add(search.search_bytes(name, data, in_tree=True), Search([], salt, unmarshal=False))
-    found.add((), search)
-    found.add_answer(steal(tree_files, (task,), [target], environment, salt, backend=backend))
+    leaks: set[Leak] = set()
+    for name, data in sorted(files.items()):
+        leaks |= search.search_bytes(name, data, in_tree=True)
+    found.add(leaks, search)
 
 
 def steal(
-    tree_files: dict[str, bytes],
+    tree_files: Mapping[str, bytes],
     tasks: Sequence[Task],
     targets: Sequence[Target],
     environment: Environment,
@@ -151,7 +146,10 @@ def steal(
         SandboxFailure: the sandbox broke, or his answer did not come (CR0426).
     """
     nonce = secrets.token_hex(16)
-    shown = {str(path) for path in (*environment.read_only, *system_folders().read_only, *base_interpreter().read_only)}
+    shown = {
+        str(path)
+        for path in (*environment.read_only, *system_folders().read_only, *base_interpreter().read_only)
+    }
     shown |= {str(Path(path).resolve()) for path in shown}
     with tempfile.TemporaryDirectory(prefix="thief-", dir=process_folder()) as folder:
         tree = Path(folder) / "tree"
@@ -190,7 +188,9 @@ def _answer(done: ExecResult, nonce: str, targets: Sequence[Target]) -> dict[str
         if isinstance(value, dict) and value.get("nonce") == nonce:
             return value
     words = done.stderr.strip().splitlines()
-    problem = "it ran too long" if done.timed_out else words[-1][:200] if words else f"exit code {done.exit_code}"
+    problem = (
+        "it ran too long" if done.timed_out else words[-1][:200] if words else f"exit code {done.exit_code}"
+    )
     raise SandboxFailure(
         "CR0426",
         f"the search inside the sandbox did not end: {problem}.",

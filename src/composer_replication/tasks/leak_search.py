@@ -74,7 +74,9 @@ def hashed(salt: str, text: str) -> str:
 
 def code_hash(salt: str, code: types.CodeType) -> str:
     """A hash of what a function does: names, constants and instructions, not its place."""
-    consts = [item.co_code.hex() if isinstance(item, types.CodeType) else repr(item) for item in code.co_consts]
+    consts = [
+        item.co_code.hex() if isinstance(item, types.CodeType) else repr(item) for item in code.co_consts
+    ]
     parts = (code.co_qualname, code.co_code.hex(), code.co_names, code.co_varnames, consts)
     return hashed(salt, repr(parts))
 
@@ -133,9 +135,15 @@ class Search:
             if not stripped:
                 continue
             digest = hashed(self.salt, stripped) if len(stripped) in self.lengths else ""
-            if digest not in self.known and is_text and (stripped[0] in _MARK_STARTS or stripped[-1] in "\"',|"):
+            if (
+                digest not in self.known
+                and is_text
+                and (stripped[0] in _MARK_STARTS or stripped[-1] in "\"',|")
+            ):
                 bare = _ENDS.sub("", _MARKS.sub("", stripped)).strip()
-                bare_digest = hashed(self.salt, bare) if bare != stripped and len(bare) in self.lengths else ""
+                bare_digest = (
+                    hashed(self.salt, bare) if bare != stripped and len(bare) in self.lengths else ""
+                )
                 digest = bare_digest
             digest = digest if digest in self.known else ""
             any_known = any_known or bool(digest)
@@ -163,7 +171,9 @@ class Search:
         cache = next((channel for part, channel in _CACHES.items() if part in parts), "")
         found: set[Leak] = set()
         if cache:
-            words = {word.decode() for word in re.findall(rb"\w+", form.data) if len(word) < 200 and word.isascii()}
+            words = {
+                word.decode() for word in re.findall(rb"\w+", form.data) if len(word) < 200 and word.isascii()
+            }
             hashes = {hashed(self.salt, word) for word in words}
             for target in self.targets:
                 if target.name in words or target.names & hashes:
@@ -174,9 +184,9 @@ class Search:
             for target in self.targets:
                 if target.module in lines:
                     found.add(Leak(target.task_id, "metadata", form.path))
-        elif not in_tree and leaf.endswith((".pth", ".egg-link", "direct_url.json")):
-            if _LEADS_AWAY.search(form.data):
-                found |= {Leak(target.task_id, "editable", form.path) for target in self.targets}
+        elif leaf.endswith((".pth", ".egg-link", "direct_url.json")) and not in_tree:
+            paths = [form.path] if _LEADS_AWAY.search(form.data) else []
+            found |= {Leak(target.task_id, "editable", path) for target in self.targets for path in paths}
         return found
 
     def search_folder(

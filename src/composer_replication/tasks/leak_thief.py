@@ -77,7 +77,17 @@ def ask_network(engine, target, request):
     """Fetch the original with pip, or reach an index at all."""
     package = request["packages"][target.task_id]
     attempts = {
-        "pip download": [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "-d", "/tmp/pip", package],
+        "pip download": [
+            sys.executable,
+            "-P",
+            "-m",
+            "pip",
+            "download",
+            "--no-deps",
+            "-d",
+            "/tmp/pip",
+            package,
+        ],
         "pip": ["pip", "download", "--no-deps", "-d", "/tmp/pip", package],
         "urllib": [sys.executable, "-I", "-c", FETCH, request["url"]],
     }
@@ -105,7 +115,9 @@ def ask_environment(engine, search):
         for name in ("environ", "cmdline") if who.isdigit() and int(who) != os.getpid() else ():
             try:
                 with open(f"/proc/{who}/{name}", "rb") as handle:
-                    texts[f"/proc/{who}/{name}"] = handle.read().replace(b"\0", b"\n").decode("utf-8", "replace")
+                    texts[f"/proc/{who}/{name}"] = (
+                        handle.read().replace(b"\0", b"\n").decode("utf-8", "replace")
+                    )
             except OSError:
                 continue
     for path, text in texts.items():

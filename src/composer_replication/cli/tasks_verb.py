@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from composer_replication.cli.leakscan_command import add_leakscan
 from composer_replication.cli.progress_bar import progress_bar
 
 if TYPE_CHECKING:
@@ -26,11 +27,12 @@ Result = dict[str, object]
 def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     """Add the verb with its sub-verbs; ``common`` brings ``--json`` and ``--quiet``."""
     parser = subparsers.add_parser(
-        "tasks", help="build, validate, show, export and split tasks", description=__doc__
+        "tasks", help="build, validate, search for leaks, show, export and split tasks", description=__doc__
     )
     verbs = parser.add_subparsers(dest="tasks_verb", metavar="VERB", required=True, title="verbs")
     _add_build(verbs, common)
     _add_validate(verbs, common)
+    add_leakscan(verbs, common)
     _add_views(verbs, common)
     _add_split(verbs, common)
 

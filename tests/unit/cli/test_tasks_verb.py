@@ -249,3 +249,32 @@ def test_the_parser_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(("leaks", "code"), [((), 0), ((("t1", "pyc", "a.pyc"),), 4)])
+def test_leakscan(
+    leaks: tuple[tuple[str, str, str], ...], code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Keys and exit codes; the walk itself is tested where it lives."""
+    from composer_replication.tasks import leak_scan
+    from composer_replication.tasks.leak_search import Leak
+
+    summary = leak_scan.ScanSummary(2, tuple(Leak(*leak) for leak in leaks), ("t2",), 7, ("b.gz (broken)",))
+    monkeypatch.setattr(leak_scan, "scan_store", lambda *_, **__: summary)
+    result, found, text = call("leakscan", str(tmp_path), "--quiet")
+    assert found == code
+    assert result == {
+        "tasks": 2,
+        "leaks": [{"task_id": name, "channel": channel, "path": path} for name, channel, path in leaks],
+        "without_distinctive_lines": ["t2"],
+        "files_searched": 7,
+        "not_searched": ["b.gz (broken)"],
+    }
+    assert f"{len(leaks)} leaks in 2 tasks, 7 files searched" in text
+    assert ("LEAK t1  pyc: a.pyc" in text) == bool(leaks)
+
+
+def test_leakscan_of_no_store(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        call("leakscan", str(tmp_path), "--quiet")
+    assert caught.value.code == "CR0410"

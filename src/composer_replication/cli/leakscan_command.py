@@ -1,0 +1,64 @@
+"""``composer-rl tasks leakscan``: can a rollout read the deleted code anywhere?"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from composer_replication.cli.progress_bar import progress_bar
+
+_HERE = "composer_replication.cli.leakscan_command"
+_LEAKS_FOUND = 4
+
+
+def add_leakscan(verbs: Any, common: argparse.ArgumentParser) -> None:
+    """Add ``leakscan`` to the sub-verbs of ``tasks``; ``common`` brings ``--json`` and ``--quiet``."""
+    scan = verbs.add_parser(
+        "leakscan",
+        parents=[common],
+        help="search everything that a rollout can see for the deleted code",
+        description="Search the tree, the environment and the whole file system that a sandbox shows for the deleted "
+        "code: from outside, and by a thief inside a real sandbox. Exit code 4 when some is found.",
+    )
+    scan.add_argument("folder", metavar="DIR", type=Path, help="a task store")
+    scan.add_argument(
+        "--backend", metavar="NAME", help="sandbox backend (default: the first that works here)"
+    )
+    scan.set_defaults(run=f"{_HERE}:run_leakscan", render=f"{_HERE}:render_leakscan")
+
+
+def run_leakscan(args: argparse.Namespace) -> tuple[dict[str, object], int]:
+    """Search a store; exit code 4 when a leak is found.
+
+    Raises:
+        InputError: not a task store, or a damaged one (CR0410, CR0411).
+        SandboxFailure: the sandbox broke, or the search inside it did not end (CR0426).
+    """
+    from composer_replication.tasks.leak_scan import scan_store
+
+    with progress_bar(quiet=args.quiet) as report:
+        summary = scan_store(args.folder, backend=args.backend, progress=report)
+    leaks = [{"task_id": leak.task_id, "channel": leak.channel, "path": leak.path} for leak in summary.leaks]
+    result: dict[str, object] = {
+        "tasks": summary.tasks,
+        "leaks": leaks,
+        "without_distinctive_lines": list(summary.without_distinctive_lines),
+        "files_searched": summary.files_searched,
+        "not_searched": list(summary.not_searched),
+    }
+    return result, _LEAKS_FOUND if leaks else 0
+
+
+def render_leakscan(result: dict[str, Any]) -> str:
+    """One line for each leak, what could not be searched, and the counts."""
+    lines = [f"LEAK {row['task_id']}  {row['channel']}: {row['path']}" for row in result["leaks"]]
+    lines += [f"not searched: {path}" for path in result["not_searched"]]
+    lines += [
+        f"no distinctive line, searched by code objects only: {task_id}"
+        for task_id in result["without_distinctive_lines"]
+    ]
+    total = (
+        f"{len(result['leaks'])} leaks in {result['tasks']} tasks, {result['files_searched']} files searched"
+    )
+    return "\n".join([*lines, total])

@@ -1,0 +1,251 @@
+"""The forms in which code may lie in a file: unpacked, decoded, and said how.
+
+Standard library only: the same text runs outside and, as the thief's tool, inside a jail.
+Nothing is executed here, and each file unpacks to a bounded amount.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import bz2
+import gzip
+import html
+import io
+import json
+import lzma
+import re
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import IO
+
+MAX_DEPTH = 4
+MAX_UNPACKED_BYTES = 256 * 1024**2
+MAX_MEMBERS = 20_000
+MIN_ENCODED = 40
+# Everything but the letters of base64 becomes a space: a quick look whether there is a long run.
+_LETTERS = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/-_")
+_ONLY_BASE64 = bytes(code if code in _LETTERS else 32 for code in range(256))
+_BASE64 = re.compile(rb"(?:[A-Za-z0-9+/_-]{16,}(?:\\n|[\r\n\"' ,])*)+={0,2}")
+_NOT_BASE64 = re.compile(rb"\\n|[^A-Za-z0-9+/_-]")
+_HEX = re.compile(rb"(?:[0-9a-fA-F]{2}){32,}")
+_MAGIC = (b"PK\x03\x04", b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"PACK")
+_TAG = re.compile(r"<[^<>]{0,400}>")
+_BROKEN = (
+    OSError,
+    EOFError,
+    ValueError,
+    KeyError,
+    IndexError,
+    RuntimeError,
+    NotImplementedError,
+    RecursionError,
+    zlib.error,
+    lzma.LZMAError,
+    tarfile.TarError,
+    zipfile.BadZipFile,
+)
+
+
+@dataclass(frozen=True)
+class Form:
+    """One reading of a file: ``kind`` says how the outermost wrapping was taken off.
+
+    ``path`` goes on into archives (``a.zip!/b.py``). ``problem`` is not empty where
+    something could not be unpacked, so that it is counted and not passed over.
+    """
+
+    path: str
+    kind: str
+    data: bytes
+    problem: str = ""
+
+
+class _Budget:
+    """How much one file may still unpack to."""
+
+    def __init__(self) -> None:
+        self.left_bytes = MAX_UNPACKED_BYTES
+        self.left_members = MAX_MEMBERS
+
+    def take(self, stream: io.BufferedIOBase | io.RawIOBase | IO[bytes]) -> bytes:
+        data = stream.read(self.left_bytes + 1)
+        return self.count(data or b"")
+
+    def count(self, data: bytes) -> bytes:
+        self.left_bytes -= len(data)
+        self.left_members -= 1
+        if self.left_bytes < 0 or self.left_members < 0:
+            raise ValueError("it unpacks to too much data")
+        return data
+
+
+def forms_of(path: str, data: bytes) -> Iterator[Form]:
+    """The bytes as they are, then every form found in them, wrappings within wrappings included."""
+    yield from _unwrap(path, "", data, 0, _Budget())
+
+
+def _unwrap(path: str, kind: str, data: bytes, depth: int, budget: _Budget) -> Iterator[Form]:
+    yield Form(path, kind, data)
+    try:
+        inner = [] if depth >= MAX_DEPTH else list(_inside(path, data, budget))
+    except _BROKEN as error:
+        if data.startswith(_MAGIC) or data[257:262] == b"ustar":  # others only looked like an archive
+            yield Form(path, kind, b"", f"{type(error).__name__}: {error}"[:200])
+        return
+    for name, inner_kind, found in inner:
+        yield from _unwrap(name, kind or inner_kind, found, depth + 1, budget)
+
+
+def _inside(path: str, data: bytes, budget: _Budget) -> Iterator[tuple[str, str, bytes]]:
+    yield from _members(path, data, budget)
+    plain = _inflated(data, budget)
+    if plain is not None:
+        is_git = re.match(rb"(?:blob|tree|commit|tag) \d+\0", plain)
+        yield path, "git" if is_git else "archive", plain
+    if data[:4] == b"PACK":
+        yield from ((f"{path}!/{number}", "git", found) for number, found in _pack_objects(data, budget))
+    if b"\0" not in data[:4096]:
+        yield from ((path, kind, found) for kind, found in _decoded_texts(data))
+    elif data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        yield path, "encoded", data.decode("utf-16", "replace").encode()
+    if max(map(len, data.translate(_ONLY_BASE64).split()), default=0) >= MIN_ENCODED:
+        for match in _BASE64.finditer(data):
+            if len(match[0]) >= MIN_ENCODED:
+                yield from ((path, "base64", found) for found in _base64_of(match[0]))
+        for match in _HEX.finditer(data):
+            yield path, "hex", binascii.unhexlify(match[0])
+
+
+def _members(path: str, data: bytes, budget: _Budget) -> Iterator[tuple[str, str, bytes]]:
+    kind = "wheel" if path.endswith((".whl", ".egg")) else "archive"
+    if b"PK\x05\x06" in data[-66_000:] and zipfile.is_zipfile(io.BytesIO(data)):
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            for info in archive.infolist():
+                if not info.is_dir():
+                    with archive.open(info) as stream:
+                        yield f"{path}!/{info.filename}", kind, budget.take(stream)
+    elif data[257:262] == b"ustar":
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
+            for member in tar:
+                handle = tar.extractfile(member) if member.isfile() else None
+                if handle is not None:
+                    yield f"{path}!/{member.name}", kind, budget.take(handle)
+
+
+def _inflated(data: bytes, budget: _Budget) -> bytes | None:
+    if data[:2] == b"\x1f\x8b":
+        return budget.take(gzip.GzipFile(fileobj=io.BytesIO(data)))
+    if data[:3] == b"BZh":
+        return budget.take(bz2.BZ2File(io.BytesIO(data)))
+    if data[:6] == b"\xfd7zXZ\0" or data[:5] == b"\x5d\0\0\x80\0":
+        return budget.take(lzma.LZMAFile(io.BytesIO(data)))
+    if data[:1] == b"\x78" and len(data) > 2 and int.from_bytes(data[:2], "big") % 31 == 0:
+        try:
+            return budget.count(zlib.decompressobj().decompress(data, budget.left_bytes + 1))
+        except zlib.error:
+            return None  # any text may begin with an x
+    return None
+
+
+def _base64_of(run: bytes) -> Iterator[bytes]:
+    letters = _NOT_BASE64.sub(b"", run).translate(bytes.maketrans(b"-_", b"+/"))
+    yield base64.b64decode(letters[: len(letters) // 4 * 4])
+    if len(letters) % 4 > 1:
+        yield base64.b64decode(letters + b"=" * (-len(letters) % 4))
+
+
+def _decoded_texts(data: bytes) -> Iterator[tuple[str, bytes]]:
+    """The text without JSON or string escapes, and without the tags and entities of HTML."""
+    if b"\\n" in data or b'\\"' in data:
+        found = data
+        if data[:1] in b"[{":
+            try:
+                found = "\n".join(_strings(json.loads(data))).encode("utf-8", "replace")
+            except ValueError:
+                found = data  # lines of JSON, or only like it
+        if found is data:
+            found = data.replace(b"\\\\", b"\\").replace(b"\\n", b"\n").replace(b"\\t", b"\t")
+            found = found.replace(b'\\"', b'"').replace(b"\\'", b"'")
+        yield "escaped", found
+    if b"</" in data or b"&lt;" in data or b"&quot;" in data or b"&#" in data:
+        text = _TAG.sub("", data.decode("utf-8", "replace"))
+        yield "markup", html.unescape(text).encode("utf-8", "replace")
+
+
+def _strings(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        if value and all(isinstance(item, str) for item in value):
+            yield "".join(item if item.endswith("\n") else f"{item}\n" for item in value)
+        else:
+            for item in value:
+                yield from _strings(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _strings(item)
+
+
+def _pack_objects(data: bytes, budget: _Budget) -> Iterator[tuple[int, bytes]]:
+    """The objects of a git pack; a delta is applied to the object that it names by offset.
+
+    A delta to an object that is named by hash gives the literal bytes that it brings.
+    """
+    count = int.from_bytes(data[8:12], "big")
+    place = 12
+    known: dict[int, bytes] = {}
+    for _ in range(count):
+        start, byte = place, data[place]
+        place += 1
+        kind = byte >> 4 & 7
+        while byte & 0x80:
+            byte = data[place]
+            place += 1
+        source = b""
+        if kind == 6:
+            back, place = _offset(data, place)
+            source = known.get(start - back, b"")
+        elif kind == 7:
+            place += 20
+        stream = zlib.decompressobj()
+        found = budget.count(stream.decompress(data[place:], budget.left_bytes + 1))
+        place = len(data) - len(stream.unused_data)
+        known[start] = _apply_delta(source, found) if kind in (6, 7) else found
+        yield start, known[start]
+
+
+def _offset(data: bytes, place: int) -> tuple[int, int]:
+    byte = data[place]
+    value, place = byte & 0x7F, place + 1
+    while byte & 0x80:
+        byte = data[place]
+        value, place = ((value + 1) << 7) | (byte & 0x7F), place + 1
+    return value, place
+
+
+def _apply_delta(source: bytes, delta: bytes) -> bytes:
+    place = 0
+    for _ in range(2):  # the sizes of source and result
+        while delta[place] & 0x80:
+            place += 1
+        place += 1
+    parts: list[bytes] = []
+    while place < len(delta):
+        code = delta[place]
+        place += 1
+        if code & 0x80:
+            numbers = []
+            for bit in range(7):
+                numbers.append(delta[place] if code >> bit & 1 else 0)
+                place += code >> bit & 1
+            begin = int.from_bytes(bytes(numbers[:4]), "little")
+            size = int.from_bytes(bytes(numbers[4:]), "little") or 0x10000
+            parts.append(source[begin : begin + size])
+        else:
+            parts.append(delta[place : place + code])
+            place += code
+    return b"".join(parts)

@@ -1,0 +1,372 @@
+"""Golden code planted through every channel is found, and clean stores are clean."""
+
+from __future__ import annotations
+
+import base64
+import bz2
+import gzip
+import html
+import io
+import json
+import lzma
+import marshal
+import pickle
+import py_compile
+import shutil
+import subprocess
+import tarfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from composer_replication.errors import InputError, SandboxFailure
+from composer_replication.records import ExecResult, Task
+from composer_replication.tasks import leak_scan
+from composer_replication.tasks.environment import Environment
+from composer_replication.tasks.leak_fingerprints import Fingerprint, fingerprint
+from composer_replication.tasks.leak_search import Leak, Search, target_from_json, target_to_json
+from composer_replication.tasks.leaks import distinctive_lines
+from composer_replication.tasks.store import TaskStore
+
+SALT = "salt"
+BODY = "\n    if x < low:\n        return low\n    return min(x, high)"
+
+
+@pytest.fixture(scope="module")
+def task(tiny_store: TaskStore) -> Task:
+    (found,) = (task for task in tiny_store.tasks() if task.symbol == "clamp")
+    return found
+
+
+@pytest.fixture(scope="module")
+def known(tiny_store: TaskStore, task: Task) -> Fingerprint:
+    return fingerprint(tiny_store, task, SALT)
+
+
+@pytest.fixture(scope="module")
+def original(tiny_store: TaskStore, task: Task) -> bytes:
+    return tiny_store.files(task, "golden")["tinymath/numbers.py"]
+
+
+def zip_of(name: str, data: bytes) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(name, data)
+    return out.getvalue()
+
+
+def tar_of(name: str, data: bytes) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        info = tarfile.TarInfo(name)
+        info.size = len(data)
+        archive.addfile(info, io.BytesIO(data))
+    return out.getvalue()
+
+
+def notebook_of(text: str) -> bytes:
+    cell = {"cell_type": "code", "source": text.splitlines(keepends=True), "outputs": []}
+    return json.dumps({"cells": [cell], "nbformat": 4}).encode()
+
+
+def html_of(text: str) -> bytes:
+    marked = (
+        html.escape(text).replace("return", '<span class="k">return</span>').replace("&lt;", "<i>&lt;</i>")
+    )
+    return f"<html><pre>{marked}</pre></html>".encode()
+
+
+def mypy_of(_: str) -> bytes:
+    return json.dumps({".class": "MypyFile", "names": {"clamp": {"type": "def (x, low, high)"}}}).encode()
+
+
+PLANTS: dict[str, tuple[str, Callable[[str], bytes], str]] = {
+    "copy": ("tests/old_numbers.txt", str.encode, "copy"),
+    "one line": ("tests/note.txt", lambda text: b"so:\n  + return min(x, high)\n", "copy"),
+    "commented out": ("tests/note.py", lambda text: b"# return min(x, high)\n", "copy"),
+    "utf-16": ("tests/wide.txt", lambda text: text.encode("utf-16"), "encoded"),
+    "zip": ("tests/data/a.zip", lambda text: zip_of("n.py", text.encode()), "archive"),
+    "wheel": ("tests/data/a-1-py3-none-any.whl", lambda text: zip_of("n.py", text.encode()), "wheel"),
+    "tar.gz": ("tests/data/a.tar.gz", lambda text: gzip.compress(tar_of("n.py", text.encode())), "archive"),
+    "tar.bz2": ("tests/data/a.bin", lambda text: bz2.compress(tar_of("n.py", text.encode())), "archive"),
+    "tar.xz": ("tests/data/b.bin", lambda text: lzma.compress(tar_of("n.py", text.encode())), "archive"),
+    "zip in zip": ("tests/z", lambda text: zip_of("i", zip_of("n.py", text.encode())), "archive"),
+    "notebook": ("tests/a.ipynb", notebook_of, "notebook"),
+    "html": ("tests/a.html", html_of, "docs"),
+    "markdown": ("tests/a.md", lambda text: f"```\n{text}\n```".encode(), "docs"),
+    "json": ("tests/a.json", lambda text: json.dumps({"code": text}).encode(), "escaped"),
+    "json lines": ("tests/a.jsonl", lambda text: (json.dumps({"code": text}) + "\n{}\n").encode(), "escaped"),
+    "base64": (
+        "tests/b.json",
+        lambda text: json.dumps(base64.b64encode(text.encode()).decode()).encode(),
+        "base64",
+    ),
+    "wrapped base64": ("tests/b.txt", lambda text: base64.encodebytes(text.encode()), "base64"),
+    "hex": ("tests/h.txt", lambda text: text.encode().hex().encode(), "hex"),
+    "pickle": ("tests/p", lambda text: pickle.dumps({"code": text}), "copy"),
+    "mypy cache": (".mypy_cache/3.11/tinymath/numbers.data.json", mypy_of, "type-checker-cache"),
+    "pytest cache": (".pytest_cache/v/cache/nodeids", lambda _: b'["tests/t.py::clamp"]', "test-cache"),
+    "installed files": ("x.egg-info/SOURCES.txt", lambda _: b"setup.py\ntinymath/numbers.py\n", "metadata"),
+}
+
+
+@pytest.mark.parametrize("name", PLANTS)
+def test_a_planted_file_is_found(name: str, known: Fingerprint, original: bytes, task: Task) -> None:
+    path, make, channel = PLANTS[name]
+    search = Search([known.target], SALT, unmarshal=False)
+    found = search.search_bytes(path, make(original.decode()), in_tree=True)
+    assert {(leak.task_id, leak.channel) for leak in found} == {(task.task_id, channel)}
+    assert all(leak.path.startswith(path) for leak in found)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name, plant in PLANTS.items()
+        if plant[2] not in ("test-cache", "metadata", "type-checker-cache")
+    ],
+)
+def test_the_broken_text_in_the_same_form_is_no_leak(
+    name: str, known: Fingerprint, tiny_store: TaskStore, task: Task
+) -> None:
+    path, make, _ = PLANTS[name]
+    if make(BODY) == make(""):
+        return  # the plant is a line of its own
+    search = Search([known.target], SALT, unmarshal=False)
+    assert search.search_bytes(path, make(tiny_store.broken_text(task)), in_tree=True) == set()
+
+
+def pyc(tree: Path, source: bytes, optimize: int = -1) -> str:
+    (tree.parent / "numbers.py").write_bytes(source)
+    path = "tinymath/__pycache__/numbers.cpython-311.pyc"
+    py_compile.compile(str(tree.parent / "numbers.py"), str(tree / path), doraise=True, optimize=optimize)
+    return path
+
+
+@pytest.mark.parametrize(
+    "kind", ["pyc", "pyc -O", "pyc -OO", "marshal", "pickled marshal", "zipped pyc", "base64 marshal"]
+)
+def test_code_objects_are_found_and_broken_ones_are_not(
+    kind: str, tmp_path: Path, known: Fingerprint, original: bytes, tiny_store: TaskStore, task: Task
+) -> None:
+    for source, is_leak in ((original, True), (tiny_store.broken_text(task).encode(), False)):
+        tree = tmp_path / "tree"
+        path = pyc(tree, source, {"pyc -O": 1, "pyc -OO": 2}.get(kind, 0))
+        data, channel = (tree / path).read_bytes(), "pyc"
+        code = marshal.dumps(compile(source, "other.py", "exec"))
+        if kind == "marshal":
+            path, data, channel = "tests/blob", b"head" + code, "code-object"
+        elif kind == "pickled marshal":
+            path, data, channel = "tests/p", pickle.dumps([code]), "code-object"
+        elif kind == "zipped pyc":
+            path, data, channel = "tests/a.zip", zip_of("numbers.pyc", data), "archive"
+        elif kind == "base64 marshal":
+            path, data, channel = "tests/a.txt", base64.b64encode(code), "base64"
+        found = Search([known.target], SALT, unmarshal=True).search_bytes(path, data, in_tree=True)
+        assert {leak.channel for leak in found} == ({channel} if is_leak else set())
+
+
+def test_compiled_hidden_tests_are_found(known: Fingerprint, task: Task) -> None:
+    hidden = task.tests.hidden[0].rpartition("::")[2]
+    code = marshal.dumps(compile(f"def {hidden}():\n    assert clamp(1, 2, 3)\n", "t.py", "exec"))
+    found = Search([known.target], SALT, unmarshal=True).search_bytes("t.pyc", b"0" * 16 + code, in_tree=True)
+    assert {leak.channel for leak in found} == {"pyc"}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_git_objects_are_found(
+    packed: bool, tmp_path: Path, known: Fingerprint, original: bytes, task: Task, tiny_store: TaskStore
+) -> None:
+    def git(*words: str) -> None:
+        author = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "gc.auto=0"]
+        subprocess.run(["git", *author, "-C", str(tmp_path), *words], check=True, capture_output=True)
+
+    git("init", "-q")
+    for data in (original, tiny_store.broken_text(task).encode()):
+        (tmp_path / "numbers.py").write_bytes(data + b"# filler\n" * 200)
+        git("add", ".")
+        git("commit", "-q", "-m", "x")
+    if packed:
+        git("repack", "-adq")
+    found = Search([known.target], SALT, unmarshal=False).search_folder(str(tmp_path), tree=str(tmp_path))
+    assert {leak.channel for leak in found} == {"git"}
+    assert all(leak.path.startswith(".git/objects/" + ("pack" if packed else "")) for leak in found)
+
+
+def test_broken_archives_are_counted_not_passed_over(known: Fingerprint) -> None:
+    search = Search([known.target], SALT, unmarshal=False)
+    assert search.search_bytes("a.gz", gzip.compress(b"x" * 9000)[:-12], in_tree=True) == set()
+    assert len(search.not_searched) == 1
+    assert search.not_searched[0].startswith("a.gz (")
+
+
+def test_short_lines_outside_the_tree_need_a_run(known: Fingerprint, original: bytes) -> None:
+    search = Search([known.target], SALT, unmarshal=False)
+    line = b"def other(x):\n    return min(x, high)\n"
+    assert search.search_bytes("/usr/lib/a.py", line, in_tree=False) == set()
+    assert search.search_bytes("a.py", line, in_tree=True)
+    assert {leak.channel for leak in search.search_bytes("/usr/lib/a.py", original, in_tree=False)} == {
+        "visible-copy"
+    }
+    assert not search.search_bytes(
+        "/usr/lib/a.py", b"x = 1\n" + b"\n".join(reversed(original.splitlines())), in_tree=False
+    )
+
+
+def test_what_is_told_holds_no_golden_text(known: Fingerprint) -> None:
+    told = json.dumps(target_to_json(known.target))
+    assert target_from_json(json.loads(told)) == known.target
+    assert not any(line in told for line in distinctive_lines(BODY))
+    assert known.num_distinctive_lines == 3
+
+
+@pytest.fixture
+def own_environment(environment: Environment, tmp_path: Path) -> Environment:
+    """A copy of the environment that a test may plant into."""
+    root = tmp_path / "environment"
+    shutil.copytree(environment.root, root, symlinks=True)
+    return replace(
+        environment, root=root, python=root / "bin" / "python", read_only=(root, *environment.read_only[1:])
+    )
+
+
+def packages_of(environment: Environment) -> Path:
+    return next(environment.root.glob("lib/python*/site-packages"))
+
+
+def steal(
+    store: TaskStore, task: Task, environment: Environment, extra: dict[str, bytes] | None = None
+) -> set[Leak]:
+    target = fingerprint(store, task, SALT).target
+    files = {**store.files(task, "rollout"), **(extra or {})}
+    answer = leak_scan.steal(files, (task,), [target], environment, SALT)
+    return {Leak(*leak) for leak in answer["leaks"]}
+
+
+def test_the_thief_finds_nothing_in_a_clean_tree(tiny_store: TaskStore, environment: Environment) -> None:
+    for task in tiny_store.tasks():
+        assert steal(tiny_store, task, environment) == set()
+
+
+def test_the_thief_finds_what_lies_in_the_tree(
+    tiny_store: TaskStore, task: Task, environment: Environment, original: bytes, tmp_path: Path
+) -> None:
+    path = pyc(tmp_path / "tree", original)
+    extra = {path: (tmp_path / "tree" / path).read_bytes(), "tests/a.zip": zip_of("n.py", original)}
+    found = steal(tiny_store, task, environment, extra)
+    assert {(leak.channel, leak.path) for leak in found} == {("pyc", path), ("archive", "tests/a.zip!/n.py")}
+
+
+def test_the_thief_inspects(
+    tiny_store: TaskStore, task: Task, environment: Environment, original: bytes
+) -> None:
+    found = steal(tiny_store, task, environment, {"tinymath/numbers.py": original})
+    assert ("inspect", "tinymath/numbers.py") in {(leak.channel, leak.path) for leak in found}
+
+
+def test_an_installed_copy_is_found_inside_and_outside(
+    tiny_store: TaskStore, task: Task, known: Fingerprint, own_environment: Environment, original: bytes
+) -> None:
+    real = packages_of(own_environment)
+    alone = own_environment.root.parent / "alone" / "site-packages"
+    for packages in (real, alone):
+        plant_installation(packages, original)
+    assert ("importable", str(real / "tinymath" / "numbers.py")) in {
+        (leak.channel, leak.path) for leak in steal(tiny_store, task, own_environment)
+    }
+    search = Search([known.target], SALT, unmarshal=False)
+    found = search.search_folder(str(alone), tree="/nowhere")
+    assert {(leak.channel, Path(leak.path).name) for leak in found} == {
+        ("installed", "numbers.py"),
+        ("metadata", "RECORD"),
+        ("editable", "__editable__.tinymath.pth"),
+        ("editable", "tinymath.egg-link"),
+    }
+
+
+def plant_installation(packages: Path, original: bytes) -> None:
+    (packages / "tinymath").mkdir(parents=True)
+    (packages / "tinymath" / "__init__.py").write_text("")
+    (packages / "tinymath" / "numbers.py").write_bytes(original)
+    (packages / "tinymath-1.0.dist-info").mkdir()
+    (packages / "tinymath-1.0.dist-info" / "RECORD").write_text("tinymath/numbers.py,sha256=x,1\n")
+    (packages / "__editable__.tinymath.pth").write_text("/home/somebody/tinymath\n")
+    (packages / "tinymath.egg-link").write_text("/home/somebody/tinymath\n.\n")
+
+
+def test_a_pip_that_downloads_is_found(
+    tiny_store: TaskStore, task: Task, own_environment: Environment
+) -> None:
+    (packages_of(own_environment) / "pip.py").write_text("print('Saved')\n")
+    found = steal(tiny_store, task, own_environment)
+    assert {(leak.channel, leak.path) for leak in found} == {("network", "pip download")}
+
+
+@pytest.mark.parametrize(
+    ("stdout", "timed_out"), [("", False), ("", True), ('{"nonce": "other", "leaks": []}', False)]
+)
+def test_a_thief_without_answer_is_no_clean_result(stdout: str, timed_out: bool, known: Fingerprint) -> None:
+    done = ExecResult(0, stdout, "", False, timed_out, False, 1.0)
+    with pytest.raises(SandboxFailure) as caught:
+        leak_scan._answer(done, "nonce", [known.target])
+    assert caught.value.code == "CR0426"
+
+
+def test_distinctive_lines_are_counted_by_hand(tiny_store: TaskStore) -> None:
+    """Of ``sign``, ``return -1`` has no name in it: it could stand anywhere."""
+    counts = {
+        task.symbol: fingerprint(tiny_store, task, SALT).num_distinctive_lines for task in tiny_store.tasks()
+    }
+    assert counts == {"clamp": 3, "sign": 2, "initials": 1, "Vector.length": 1}
+
+
+class TestScanOfAStore:
+    """The whole scan; the walk of the system's folders, which takes long, is left to the command."""
+
+    @pytest.fixture(autouse=True)
+    def _short_walk(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        real = leak_scan.steal
+
+        def steal_here(
+            files: dict[str, bytes], tasks: tuple[Task, ...], *words: object, **named: object
+        ) -> object:
+            return (
+                real(files, tasks, *words, **named)
+                if tasks
+                else {"leaks": [], "num_files": 0, "not_searched": []}
+            )
+
+        monkeypatch.setattr(leak_scan, "steal", steal_here)
+
+    def test_a_clean_store_is_clean(self, tiny_store: TaskStore) -> None:
+        summary = leak_scan.scan_store(tiny_store.root)
+        assert (summary.tasks, summary.leaks, summary.without_distinctive_lines) == (4, (), ())
+        assert summary.files_searched > 900
+
+    def test_a_store_whose_tree_holds_a_copy_leaks(
+        self, tiny_store: TaskStore, monkeypatch: pytest.MonkeyPatch, original: bytes
+    ) -> None:
+        real = TaskStore.files
+
+        def files(self: TaskStore, task: Task, view: str) -> dict[str, bytes]:
+            return {**real(self, task, view), "tests/data.json": json.dumps(original.decode()).encode()}
+
+        # The copy enters the tree after the lines were told apart: as a build's mistake would do it.
+        prints = {task.task_id: fingerprint(tiny_store, task, SALT) for task in tiny_store.tasks()}
+        monkeypatch.setattr(leak_scan, "fingerprint", lambda _, task, salt: prints[task.task_id])
+        monkeypatch.setattr(leak_scan.secrets, "token_hex", lambda _: SALT)
+        monkeypatch.setattr(TaskStore, "files", files)
+        summary = leak_scan.scan_store(tiny_store.root)
+        symbols = {leak.task_id.split("--")[2] for leak in summary.leaks}
+        assert symbols == {"clamp", "sign"}
+        assert {(leak.channel, leak.path) for leak in summary.leaks} == {("escaped", "tests/data.json")}
+
+
+def test_no_store(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        leak_scan.scan_store(tmp_path)
+    assert caught.value.code == "CR0410"

@@ -268,7 +268,8 @@ def run_show(args: argparse.Namespace) -> tuple[Result, int]:
 
 
 def _row(store: TaskStore, task: Task) -> Result:
-    text = store.broken_text(task)
+    text, hole = store.broken_text(task), task.hole
+    marker = hole.end - len(text[hole.start : hole.end].lstrip())
     return {
         "task_id": task.task_id,
         "repository": task.repository,
@@ -276,7 +277,7 @@ def _row(store: TaskStore, task: Task) -> Result:
         "granularity": task.granularity,
         "removal": task.removal,
         "path": task.hole.path,
-        "line": text.count("\n", 0, task.hole.start) + 1,
+        "line": text.count("\n", 0, marker) + 1,
         "num_body_lines": task.num_body_lines,
         "visible_tests": list(task.tests.visible),
         "num_hidden_tests": len(task.tests.hidden),

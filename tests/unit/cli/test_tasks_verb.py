@@ -109,7 +109,8 @@ def test_the_page_of_a_task(folder: Path) -> None:
     ]
     assert "  deleted      body of a function, 3 lines" in lines
     assert any(line.endswith("- ... 3 lines removed") for line in lines)
-    assert any(line.endswith("+     raise NotImplementedError") for line in lines)
+    assert "  place        tinymath/numbers.py:28" in lines  # where its first statement stood
+    assert "     28 +     raise NotImplementedError" in lines
     visible, hidden = len(task.tests.visible), len(task.tests.hidden)
     assert f"{visible} visible and {hidden} hidden fail without it" in text
     assert all(f"  {test}" in lines for test in task.tests.visible)

@@ -51,14 +51,22 @@ def fingerprint(store: TaskStore, task: Task, salt: str) -> Fingerprint:
     body_lines = [line for line in map(str.strip, body.splitlines()) if line]
     window = [*before[-NUM_LINES_AROUND:], *body_lines, *after[:NUM_LINES_AROUND]]
     visible_words = " ".join(data.decode("utf-8", "replace") for data in files.values())
-    hidden = {test.rpartition("::")[2].partition("[")[0] for test in task.tests.hidden}
+    hidden = {
+        (posixpath.basename(test.partition("::")[0]), test.partition("[")[0].rpartition("::")[2])
+        for test in task.tests.hidden
+    }
     name = task.symbol.partition("#")[0].rpartition(".")[2]
     target = Target(
         task_id=task.task_id,
         window=tuple((hashed(salt, line), len(line), line in distinctive) for line in window),
         codes=_code_hashes(restored_text, broken_text, task, salt),
         name=name,
-        names=frozenset(hashed(salt, test) for test in hidden if f"{test}(" not in visible_words),
+        names=frozenset(
+            hashed(salt, text)
+            for leaf, test in hidden
+            if f"{test}(" not in visible_words
+            for text in (test, f"{leaf}::{test}")
+        ),
         module=_module_path(task.hole.path, files),
     )
     return Fingerprint(target, len(distinctive))

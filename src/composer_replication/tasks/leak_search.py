@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import marshal
 import os
+import posixpath
 import re
 import stat
 import types
@@ -158,9 +159,11 @@ class Search:
         found: set[Leak] = set()
         is_pyc = form.path.endswith((".pyc", ".pyo"))
         for code in {code for top in _marshalled(form.data, is_pyc=is_pyc) for code in all_codes(top)}:
-            digest, name = code_hash(self.salt, code), hashed(self.salt, code.co_name)
+            # A test's name alone stands in many suites: its file must have the same name too.
+            digest = code_hash(self.salt, code)
+            test = hashed(self.salt, f"{posixpath.basename(code.co_filename)}::{code.co_name}")
             for target in self.targets:
-                if digest in target.codes or name in target.names:
+                if digest in target.codes or test in target.names:
                     channel = "pyc" if is_pyc and not form.kind else form.kind or "code-object"
                     found.add(Leak(target.task_id, channel, form.path))
         return found

@@ -43,6 +43,20 @@ class Hole:
 
 
 @dataclass(frozen=True, slots=True)
+class Edit:
+    """One span of a text file and what stands there instead.
+
+    ``text[:start] + edit.text + text[end:]`` is the edited file; offsets count characters of
+    the file at ``path`` (POSIX, relative to the tree) as it was before any edit.
+    """
+
+    path: str
+    start: int
+    end: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class TestSplit:
     """Node ids by their use: reward, held-out twin, and must-not-break."""
 
@@ -58,8 +72,11 @@ class Task:
     """One deleted feature of one real repository.
 
     ``repository`` is ``NAME==VERSION`` (a folder's version may be empty), ``symbol``
-    the qualified name without the module (``Version.minor``), ``environment`` the
-    fingerprint of the locked environment in which its tests run.
+    the qualified name without the module (``Version.minor``; a module's is its dotted name),
+    ``environment`` the fingerprint of the locked environment in which its tests run.
+    ``granularity`` is function, class, module or feature; ``removal`` is body (signatures and
+    docstrings stay) or whole. ``holes`` are the places of the broken files where code was
+    taken out, ``removed_files`` those that are gone altogether.
     """
 
     task_id: str
@@ -67,10 +84,27 @@ class Task:
     symbol: str
     granularity: str
     removal: str
-    hole: Hole
+    holes: tuple[Hole, ...]
     tests: TestSplit
     environment: str
     num_body_lines: int
+    removed_files: tuple[str, ...] = ()
+
+    @property
+    def is_one_hole(self) -> bool:
+        """Whether one text spliced into one file can be an answer, which single-turn rollouts need."""
+        return len(self.holes) == 1 and self.granularity == "function" and self.removal == "body"
+
+    @property
+    def hole(self) -> Hole:
+        """The only hole.
+
+        Raises:
+            ValueError: the task is not one hole.
+        """
+        if not self.is_one_hole:
+            raise ValueError(f"{self.task_id} has no single hole")
+        return self.holes[0]
 
     @property
     def has_hidden_tests(self) -> bool:

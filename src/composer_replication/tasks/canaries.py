@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from composer_replication.records import Outcome, Task
-from composer_replication.tasks.deletion import STUB_EXPRESSIONS, stub_answer
+from composer_replication.tasks.body_cuts import STUB_EXPRESSIONS, stub_answer
 from composer_replication.tasks.gates import Bench, Subject
 from composer_replication.tasks.repository import make_bench
 from composer_replication.tasks.store import TaskStore

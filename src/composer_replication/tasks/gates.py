@@ -21,7 +21,7 @@ from pathlib import Path
 
 from composer_replication.records import Hole
 from composer_replication.sandbox.process_folder import process_folder
-from composer_replication.tasks.deletion import STUB_EXPRESSIONS, Deletion, fill, stub_answer
+from composer_replication.tasks.body_cuts import STUB_EXPRESSIONS, Deletion, fill, stub_answer
 from composer_replication.tasks.environment import Environment
 from composer_replication.tasks.leaks import find_copy
 from composer_replication.tasks.store_records import RepositoryRecord

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from composer_replication.records import Task
-from composer_replication.tasks.deletion import fill
+from composer_replication.tasks.body_cuts import fill
 from composer_replication.tasks.leak_search import Target, all_codes, code_hash, hashed
 from composer_replication.tasks.leaks import distinctive_lines
 from composer_replication.tasks.store import TaskStore

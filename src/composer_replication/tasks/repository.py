@@ -144,7 +144,7 @@ def _deletions(source: RepositorySource) -> tuple[Deletion, ...]:
     for path, data in source.files.items():
         if is_subject_path(path):
             try:
-                found.extend(find_deletions(path, data.decode()))
+                found.extend(find_body_cuts(path, data.decode()))
             except UnicodeDecodeError:
                 continue
     return tuple(found)

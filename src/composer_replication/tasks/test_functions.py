@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from composer_replication.tasks.deletion import Lines
+from composer_replication.tasks.lines import Lines
 from composer_replication.tasks.tree_rules import is_test_path
 
 Place = tuple[str, int, str]

@@ -16,7 +16,7 @@ from composer_replication.errors import InputError
 from composer_replication.records import Task
 from composer_replication.tasks import instructions
 from composer_replication.tasks.build import build_tasks
-from composer_replication.tasks.deletion import find_deletions
+from composer_replication.tasks.body_cuts import find_body_cuts
 from composer_replication.tasks.instructions import (
     broken_region,
     instruction_text,
@@ -60,7 +60,7 @@ def outside(x: int) -> int:
 
 
 def broken(symbol: str) -> tuple[str, Any]:
-    (deletion,) = [found for found in find_deletions("box.py", FILE) if found.symbol == symbol]
+    (deletion,) = [found for found in find_body_cuts("box.py", FILE) if found.symbol == symbol]
     return deletion.break_text(FILE), deletion
 
 

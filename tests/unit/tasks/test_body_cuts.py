@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_replication.tasks.deletion import MARKER_STATEMENT, Deletion, fill, find_deletions, stub_answer
+from composer_replication.tasks.body_cuts import MARKER_STATEMENT, BodyCut, fill, find_body_cuts, stub_answer
 
 STYLES = '''"""Many styles."""
 import functools
@@ -153,11 +153,11 @@ lambda: 1
 '''
 
 
-def by_symbol(text: str) -> dict[str, Deletion]:
-    return {deletion.symbol: deletion for deletion in find_deletions("m.py", text)}
+def by_symbol(text: str) -> dict[str, BodyCut]:
+    return {deletion.symbol: deletion for deletion in find_body_cuts("m.py", text)}
 
 
-def assert_exact(text: str, deletion: Deletion) -> None:
+def assert_exact(text: str, deletion: BodyCut) -> None:
     broken = deletion.break_text(text)
     hole = deletion.hole
     assert broken[hole.start : hole.end] == deletion.marker
@@ -203,7 +203,7 @@ def test_what_has_no_body_to_delete_is_left_out() -> None:
 
 @pytest.mark.parametrize("text", ["def f(:\n", "\ufeffdef f():\n    return 1\n", "", "x = 1\n", "\0"])
 def test_what_does_not_parse_has_no_candidates(text: str) -> None:
-    assert find_deletions("m.py", text) == []
+    assert find_body_cuts("m.py", text) == []
 
 
 def test_stub_stands_in_the_place_of_the_marker() -> None:
@@ -246,7 +246,7 @@ def test_any_mixture_restores_exactly(
     text = "\n\n\n".join(blocks).replace("{i}", indent) + ("\n" if ends_with_newline else "")
     text = text.replace("\n", line_end)
     ast.parse(text)
-    found = find_deletions("m.py", text)
+    found = find_body_cuts("m.py", text)
     assert len(found) == len(pieces)
     for deletion in found:
         assert_exact(text, deletion)

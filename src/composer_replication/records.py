@@ -75,7 +75,7 @@ class Task:
     the qualified name without the module (``Version.minor``; a module's is its dotted name),
     ``environment`` the fingerprint of the locked environment in which its tests run.
     ``granularity`` is function, class, module or feature; ``removal`` is body (signatures and
-    docstrings stay) or whole. ``holes`` are the places of the broken files where code was
+    docstrings stay) or whole. ``path`` is the file of the symbol, ``holes`` are the places of the broken files where code was
     taken out, ``removed_files`` those that are gone altogether.
     """
 
@@ -84,6 +84,7 @@ class Task:
     symbol: str
     granularity: str
     removal: str
+    path: str
     holes: tuple[Hole, ...]
     tests: TestSplit
     environment: str

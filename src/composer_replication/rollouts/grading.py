@@ -15,8 +15,8 @@ from composer_replication.errors import SandboxFailure
 from composer_replication.records import Limits, Score, Task
 from composer_replication.sandbox import choose_backend, require_selftest, runs_interrupted
 from composer_replication.sandbox.process_folder import process_folder
-from composer_replication.tasks.canaries import Canary, canary_files
 from composer_replication.tasks.body_cuts import fill
+from composer_replication.tasks.canaries import Canary, canary_files
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.test_run import run_tests
 from composer_replication.tasks.views import write_files

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import zip_longest
 from pathlib import Path, PurePosixPath
 
@@ -20,13 +20,15 @@ from composer_replication.sandbox import runs_interrupted
 from composer_replication.tasks.build_summary import BuildSummary
 from composer_replication.tasks.cache import sha256_of
 from composer_replication.tasks.deletion import Deletion
-from composer_replication.tasks.gates import GateFailed, Subject, judge_deletion
+from composer_replication.tasks.edits import edited_files
+from composer_replication.tasks.gates import GateFailed, judge_deletion
 from composer_replication.tasks.journal import Decision, Journal, decision_key
 from composer_replication.tasks.lock import UnusableRepository
 from composer_replication.tasks.repository import PreparedRepository, prepare, slug_of
 from composer_replication.tasks.sources import RepositorySource, open_source
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import SecretRecord, TaskRecord
+from composer_replication.tasks.subject import Subject
 
 __all__ = ["BuildSummary", "Progress", "build_tasks", "keep_task", "make_task_id"]
 
@@ -256,9 +258,9 @@ class _Build:
             not earlier.is_valid or self.store.has_record(f"tasks/{earlier.task_id}.json")
         ):
             return earlier
-        place = (candidate.deletion.path, candidate.deletion.first_line)
         called = candidate.repository.record.called
-        if candidate.is_pinned or called is None or place in called:
+        functions = candidate.deletion.functions
+        if candidate.is_pinned or called is None or not functions or not functions.isdisjoint(called):
             return None
         return Decision(
             candidate.key, candidate.repository.record.repository, candidate.deletion.pin, reason="untested"
@@ -357,30 +359,47 @@ def _pinned(repository: PreparedRepository, pins: Sequence[str]) -> list[Deletio
 
 def keep_task(store: TaskStore, repository: PreparedRepository, deletion: Deletion, subject: Subject) -> str:
     """Write a candidate that passed all gates into the store; its task id."""
-    broken_sha256 = store.put_blob(subject.broken_text.encode())
-    task_id = make_task_id(repository.slug, deletion, broken_sha256)
+    task_id = make_task_id(repository.slug, deletion, repository.bench.original)
+    golden = deletion.golden_code(repository.bench.original)
+    is_edited_by_stubs = deletion.removal == "body"
     record = TaskRecord(
         task_id=task_id,
         repository=repository.record.repository,
         repository_record=repository.slug,
+        path=deletion.path,
         symbol=deletion.symbol,
-        granularity="function",
-        removal="body",
-        hole=subject.hole,
-        broken_sha256=broken_sha256,
+        granularity=deletion.granularity,
+        removal=deletion.removal,
+        edits=subject.changes.edits,
+        stub_edits=() if is_edited_by_stubs else subject.stub_edits,
+        removed_files=subject.changes.removed_files,
+        test_edits=subject.changes.test_edits,
+        visible_edits=subject.changes.visible_edits,
         visible=subject.visible,
-        visible_files={path: store.put_blob(data) for path, data in sorted(subject.visible_files.items())},
         environment=repository.record.environment,
-        num_body_lines=deletion.num_body_lines,
+        num_body_lines=sum(bool(line.strip()) for line in golden.splitlines()),
     )
-    store.put_task(record, SecretRecord(task_id, subject.golden_body, subject.hidden, subject.withheld))
+    store.put_task(record, SecretRecord(task_id, subject.hidden, subject.withheld))
     return task_id
 
 
-def make_task_id(slug: str, deletion: Deletion, broken_sha256: str) -> str:
+def make_task_id(slug: str, deletion: Deletion, original: Mapping[str, bytes]) -> str:
     """``toolz-1.2.0--toolz.itertoolz--concatv--1a2b3c4d``: safe in a file name, derived from the content."""
     path = PurePosixPath(deletion.path)
     parts = [part for part in (*path.parts[:-1], path.stem) if part not in ("src", "lib", "__init__")]
-    content = json.dumps([deletion.path, deletion.symbol, broken_sha256, deletion.golden_body])
-    readable = re.sub(r"[^A-Za-z0-9._+-]", "-", f"{slug}--{'.'.join(parts)}--{deletion.symbol}")[:160]
-    return f"{readable}--{sha256_of(content.encode())[:8]}"
+    size = f"{deletion.granularity}-{deletion.removal}"
+    if size == "function-body":
+        broken = edited_files(original, deletion.edits)[deletion.path]
+        content: list[object] = [
+            deletion.path,
+            deletion.symbol,
+            sha256_of(broken),
+            deletion.golden_code(original),
+        ]
+        names = [slug, ".".join(parts), deletion.symbol]
+    else:
+        edits = [astuple(edit) for edit in deletion.edits]
+        content = [deletion.pin, edits, deletion.removed_files, deletion.golden_code(original)]
+        names = [slug, ".".join(parts), deletion.symbol, size]
+    readable = re.sub(r"[^A-Za-z0-9._+-]", "-", "--".join(names))[:160]
+    return f"{readable}--{sha256_of(json.dumps(content).encode())[:8]}"

@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from composer_replication.records import Outcome, Task
-from composer_replication.tasks.body_cuts import STUB_EXPRESSIONS, stub_answer
-from composer_replication.tasks.gates import Bench, Subject
+from composer_replication.tasks.bench import Bench
+from composer_replication.tasks.body_cuts import STUB_EXPRESSIONS
 from composer_replication.tasks.repository import make_bench
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.subject import Subject
 from composer_replication.tasks.validate import subject_of
 
 _SUFFIX = "_contradicted"
@@ -68,7 +69,7 @@ def make_canary(store: TaskStore, task: Task) -> Canary:
     subject = subject_of(store, task)
     slug = store.record(task.task_id).repository_record
     bench = make_bench(store.repository_files(slug), store.environment(task), store.backend)
-    tree = subject.files(bench.original, "visible")
+    tree = subject.broken(bench.original, "visible")
     test_files, twins = _contradict(tree, task.tests.visible)
     if not twins:
         raise CanaryRefused("no visible test stands as a plain function of a module or class")
@@ -99,16 +100,16 @@ def canary_files(store: TaskStore, canary: Canary) -> dict[str, bytes]:
 
 
 def _prove(canary: Canary, subject: Subject, bench: Bench, twins: Mapping[str, str]) -> None:
-    golden = {**subject.files(bench.original, "visible", subject.golden_body), **canary.test_files}
+    golden = {**subject.golden(bench.original, "visible"), **canary.test_files}
     report = bench.run(golden, canary.node_ids)
     if report.error:
         raise CanaryRefused(f"its tests do not run: {report.error}")
     for test, twin in twins.items():
         if report.outcomes[test] is not Outcome.PASSED or report.outcomes[twin] is not Outcome.FAILED:
             raise CanaryRefused(f"{test} and its twin do not contradict each other")
-    stubs = [stub_answer(subject.broken_text, subject.hole, expression) for expression in STUB_EXPRESSIONS]
-    for answer in (None, *stubs):
-        files = {**subject.files(bench.original, "visible", answer), **canary.test_files}
+    stubs = [subject.stubbed(bench.original, "visible", expression) for expression in STUB_EXPRESSIONS]
+    for tree in (subject.broken(bench.original, "visible"), *stubs):
+        files = {**tree, **canary.test_files}
         report = bench.run(files, canary.node_ids, stop_at_first_failure=True)
         if not report.error and len(report.passed) == len(canary.node_ids):
             raise CanaryRefused("a stub passes")

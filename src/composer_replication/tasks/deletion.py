@@ -64,7 +64,9 @@ class Deletion:
     def golden_code(self, original: Mapping[str, bytes]) -> str:
         """The deleted text, span after span. Never to be shown to a policy."""
         spans = [original[edit.path].decode()[edit.start : edit.end] for edit in self.edits]
-        return "\n".join([*spans, *(original[path].decode("utf-8", "replace") for path in self.removed_files)])
+        return "\n".join(
+            [*spans, *(original[path].decode("utf-8", "replace") for path in self.removed_files)]
+        )
 
 
 def body_deletion(cut: BodyCut) -> Deletion:

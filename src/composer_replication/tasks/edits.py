@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 
 from composer_replication.records import Edit, Hole
-from composer_replication.tasks.lines import Lines
+from composer_replication.tasks.lines import LINE_END, Lines
 
 
 def edited_text(text: str, edits: Iterable[Edit]) -> str:
@@ -37,9 +37,7 @@ def edited_files(original: Mapping[str, bytes], edits: Iterable[Edit]) -> dict[s
     missing = sorted(set(by_path) - set(original))
     if missing:
         raise ValueError(f"{missing[0]} is edited, but it is not in the tree")
-    return {
-        path: edited_text(original[path].decode(), own).encode() for path, own in sorted(by_path.items())
-    }
+    return {path: edited_text(original[path].decode(), own).encode() for path, own in sorted(by_path.items())}
 
 
 def holes_of(edits: Sequence[Edit]) -> tuple[Hole, ...]:
@@ -70,3 +68,16 @@ def line_edits(path: str, old: str, new: str) -> tuple[Edit, ...]:
             end = ends[last - 1] if last > first else start
             edits.append(Edit(path, start, end, "".join(b[other_first:other_last])))
     return tuple(edits)
+
+
+def shifted_line(text: str, edits: Iterable[Edit], number: int) -> int:
+    """Where a line of a file, counted from 1, stands after the file's edits.
+
+    A line that an edit replaces keeps the place where the edit began.
+    """
+    offset = Lines(text).starts[number - 1]
+    before = [edit for edit in edits if edit.start < offset]
+    return number + sum(
+        len(LINE_END.findall(edit.text)) - len(LINE_END.findall(text[edit.start : min(edit.end, offset)]))
+        for edit in before
+    )

@@ -1,35 +1,37 @@
 """The proofs that a deletion is a task; each can fail, and each failure has a name that is counted.
 
-breaks-import      without the body other tests are collected than with it
+breaks-import      without the code other tests are collected than with it
 broken-run-fails   the suite of the broken tree ends with an error or runs too long
-no-failing-test    no green test fails without the body
-breaks-everything  no green test passes without the body
-golden-copy        the body is still to be read in the tree that a rollout sees
+no-failing-test    no green test fails without the code
+breaks-everything  no green test passes without the code
+golden-copy        most of the code is still to be read in the tree that a rollout sees
 hidden-split       taking the hidden tests out changes what the visible files collect
-golden-fails       the visible or hidden tests fail although the body is back
-broken-passes      the visible tests pass without the body
-stub-passes        the visible tests pass with ``return None``, ``True`` or ``''``
-not-restored       the golden body in the hole does not give the original file
+golden-fails       the visible or hidden tests fail although the code is back
+broken-passes      the visible or hidden tests pass without the code
+stub-passes        the visible or hidden tests pass when every function returns one constant
+not-restored       the golden code put back does not give the original files
 """
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
-from composer_replication.records import Hole
-from composer_replication.sandbox.process_folder import process_folder
-from composer_replication.tasks.body_cuts import STUB_EXPRESSIONS, Deletion, fill, stub_answer
-from composer_replication.tasks.environment import Environment
-from composer_replication.tasks.leaks import find_copy
+from composer_replication.records import Edit
+from composer_replication.tasks.bench import Bench, Trial
+from composer_replication.tasks.body_cuts import STUB_EXPRESSIONS
+from composer_replication.tasks.deletion import Deletion
+from composer_replication.tasks.edits import edited_text, line_edits, shifted_line
+from composer_replication.tasks.leaks import copied_share
 from composer_replication.tasks.store_records import RepositoryRecord
-from composer_replication.tasks.test_functions import part_tests
-from composer_replication.tasks.test_run import NOTHING_COLLECTED, TestReport, run_tests
-from composer_replication.tasks.views import view_files, write_files
+from composer_replication.tasks.subject import Subject, unsplit_subject
+from composer_replication.tasks.test_functions import Place, part_tests
+from composer_replication.tasks.test_run import NOTHING_COLLECTED, TestReport
+from composer_replication.tasks.tree_rules import is_test_path
 
 NUM_SPLITS = 3
+MAX_SELECTED_SHARE = 0.5
+"""Tests are selected by coverage first only where that leaves out at least half of the suite."""
 
 
 class GateFailed(Exception):
@@ -41,74 +43,86 @@ class GateFailed(Exception):
         self.detail = detail
 
 
-@dataclass(frozen=True, slots=True)
-class Bench:
-    """Where trees of one repository are tried out: each run has a fresh folder and sandbox."""
-
-    original: Mapping[str, bytes]
-    environment: Environment
-    backend: str | None
-    suite_seconds: float
-    test_seconds: float
-
-    def run(
-        self,
-        files: Mapping[str, bytes],
-        node_ids: Sequence[str] | None,
-        *,
-        stop_at_first_failure: bool = False,
-    ) -> TestReport:
-        with tempfile.TemporaryDirectory(prefix="gate-", dir=process_folder()) as folder:
-            tree = Path(folder) / "tree"
-            write_files(tree, files)
-            return run_tests(
-                tree,
-                self.environment,
-                node_ids,
-                backend=self.backend,
-                timeout_seconds=self.suite_seconds if node_ids is None else self.test_seconds,
-                stop_at_first_failure=stop_at_first_failure,
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """What the gates judge: one hole of one file, its golden body, its tests."""
-
-    hole: Hole
-    broken_text: str
-    golden_body: str
-    visible: tuple[str, ...]
-    hidden: tuple[str, ...]
-    withheld: tuple[str, ...]
-    visible_files: Mapping[str, bytes]
-
-    def files(self, original: Mapping[str, bytes], view: str, answer: str | None = None) -> dict[str, bytes]:
-        """A view of the tree, with the hole filled by ``answer`` if one is given."""
-        text = self.broken_text if answer is None else fill(self.broken_text, self.hole, answer)
-        return view_files(original, {self.hole.path: text.encode()}, self.visible_files, view)
-
-
 def judge_deletion(
-    deletion: Deletion, repository: RepositoryRecord, bench: Bench, *, hidden_share: float, seed: int
+    deletion: Deletion,
+    repository: RepositoryRecord,
+    bench: Bench,
+    *,
+    hidden_share: float,
+    seed: int,
+    selected: Sequence[str] | None = None,
 ) -> Subject:
     """Run all gates on a candidate.
+
+    The tests that a coverage map selects are run first, the whole suite once for what
+    survives: it has the last word on which tests fail.
+
+    Args:
+        deletion: the candidate.
+        repository: what its whole suite did.
+        bench: where it is tried.
+        hidden_share: of the failing test functions, in [0, 1).
+        seed: draws the hidden ones.
+        selected: the tests that call the deleted code; None: nobody knows.
 
     Raises:
         GateFailed: the first gate that it does not pass.
         SandboxFailure: the sandbox broke; nothing is known of the candidate.
     """
-    broken_text = deletion.break_text(bench.original[deletion.path].decode())
-    unsplit = Subject(deletion.hole, broken_text, deletion.golden_body, (), (), (), {})
+    unsplit = unsplit_subject(deletion)
+    check_restores(unsplit, bench.original)
+    check_no_copy(unsplit, bench.original)
+
+    def split_and_check(failing: frozenset[str]) -> Subject:
+        return _split_and_check(
+            unsplit, failing, repository, bench, hidden_share=hidden_share, seed=seed, pin=deletion.pin
+        )
+
+    first = _failing_selected(unsplit, repository, bench, selected)
+    subject = split_and_check(first) if first else None
     failing = find_failing(unsplit, repository, bench)
+    return subject if subject is not None and failing == first else split_and_check(failing)
+
+
+def _failing_selected(
+    unsplit: Subject, repository: RepositoryRecord, bench: Bench, selected: Sequence[str] | None
+) -> frozenset[str]:
+    """The selected tests that fail; empty where only the whole suite can tell.
+
+    Raises:
+        GateFailed: no-failing-test.
+    """
+    wanted = sorted(repository.green.intersection(selected or ()))
+    if not wanted or len(wanted) > MAX_SELECTED_SHARE * len(repository.green):
+        return frozenset()
+    report = bench.run(unsplit.broken(bench.original, "hidden"), wanted)
+    if report.error:
+        return frozenset()
+    failing = frozenset(wanted) - report.passed
+    if not failing:
+        raise GateFailed("no-failing-test", "all tests that call it pass without the code")
+    return failing
+
+
+def _split_and_check(
+    unsplit: Subject,
+    failing: frozenset[str],
+    repository: RepositoryRecord,
+    bench: Bench,
+    *,
+    hidden_share: float,
+    seed: int,
+    pin: str,
+) -> Subject:
     for attempt in range(NUM_SPLITS):
-        # The tests that tell a stub from the real body may all have been hidden: part them anew,
+        # The tests that tell a stub from the real code may all be on one side: part them anew,
         # at last not at all.
         share = hidden_share if attempt < NUM_SPLITS - 1 else 0.0
-        salt = f"{deletion.pin}/{attempt}"
-        subject = _split(unsplit, failing, repository, bench, hidden_share=share, seed=seed, salt=salt)
+        subject = _split(
+            unsplit, failing, repository, bench, hidden_share=share, seed=seed, salt=f"{pin}/{attempt}"
+        )
         try:
-            check_subject(subject, bench)
+            check_tests(subject, bench)
         except GateFailed as error:
             if error.gate not in ("stub-passes", "broken-passes") or not subject.hidden:
                 raise
@@ -128,105 +142,133 @@ def _split(
     salt: str,
 ) -> Subject:
     """Part the failing tests, and the trees with them."""
-    groups = sorted({repository.places[test] for test in failing})
-    texts = {
+    edits_of: dict[str, list[Edit]] = {}
+    for edit in unsplit.changes.test_edits:
+        edits_of.setdefault(edit.path, []).append(edit)
+    places = {repository.places[test] for test in failing}
+    original = {
         path: bench.original[path].decode("utf-8", "replace")
-        for path, _, _ in groups
-        if path in bench.original
+        for path in {p[0] for p in places} & set(bench.original)
     }
-    split = part_tests(groups, texts, hidden_share=hidden_share, seed=seed, salt=salt)
-    out = set(split.hidden)
+    texts = {path: edited_text(text, edits_of.get(path, ())) for path, text in original.items()}
+    now = {_moved(place, original, edits_of): place for place in places}
+    split = part_tests(sorted(now), texts, hidden_share=hidden_share, seed=seed, salt=salt)
+    out = {now[place] for place in split.hidden}
+    untouched = tuple(edit for edit in unsplit.changes.test_edits if edit.path not in split.files)
+    shorter = (
+        edit for path, text in sorted(split.files.items()) for edit in line_edits(path, original[path], text)
+    )
     return replace(
         unsplit,
+        changes=replace(unsplit.changes, visible_edits=(*untouched, *shorter)),
         visible=tuple(sorted(test for test in failing if repository.places[test] not in out)),
         hidden=tuple(sorted(test for test in failing if repository.places[test] in out)),
         withheld=tuple(sorted(test for test in repository.green - failing if repository.places[test] in out)),
-        visible_files={path: text.encode() for path, text in split.files.items()},
     )
 
 
+def _moved(place: Place, original: Mapping[str, str], edits_of: Mapping[str, Sequence[Edit]]) -> Place:
+    """Where a test function stands once the imports of its file are moved."""
+    path, line, name = place
+    if not edits_of.get(path) or path not in original:
+        return place
+    return path, shifted_line(original[path], edits_of[path], line), name
+
+
 def find_failing(subject: Subject, repository: RepositoryRecord, bench: Bench) -> frozenset[str]:
-    """Run the whole suite without the body: which green tests do not pass any more?
+    """Run the whole suite without the code: which green tests do not pass any more?
+
+    A test file that names the deleted code where it is imported belongs to the feature: all
+    its tests may be lost. Any other file must be collected as before.
 
     Raises:
         GateFailed: breaks-import, broken-run-fails, no-failing-test or breaks-everything.
         SandboxFailure: the sandbox broke.
     """
-    report = bench.run(subject.files(bench.original, "hidden"), None)
+    report = bench.run(subject.broken(bench.original, "hidden"), None)
     if report.error:
         # A conftest.py that cannot be imported ends the run before anything is collected.
         gate = "breaks-import" if report.error.startswith(NOTHING_COLLECTED) else "broken-run-fails"
         raise GateFailed(gate, report.error)
+    new = sorted(set(report.collect_errors) - set(repository.broken_files))
+    of_feature = tuple(path for path in new if subject.is_whole and is_test_path(path))
     lost = repository.green - set(report.collected)
-    if lost or set(report.collect_errors) != set(repository.broken_files):
-        new = sorted(set(report.collect_errors) - set(repository.broken_files)) or sorted(lost)
-        raise GateFailed(
-            "breaks-import", f"{len(lost)} tests are no longer collected ({new[0] if new else ''})"
-        )
+    others = sorted(test for test in lost if not test.startswith(tuple(f"{path}::" for path in of_feature)))
+    strange = [path for path in new if path not in of_feature]
+    if others or strange or set(repository.broken_files) - set(report.collect_errors):
+        example = [*strange, *others, ""][0]
+        raise GateFailed("breaks-import", f"{len(lost)} tests are no longer collected ({example})")
     failing = repository.green - report.passed
     if not failing:
-        raise GateFailed("no-failing-test", "all tests pass without the body")
+        raise GateFailed("no-failing-test", "all tests pass without the code")
     if failing == repository.green and len(repository.green) > 1:
-        raise GateFailed("breaks-everything", f"all {len(failing)} tests fail without the body")
+        raise GateFailed("breaks-everything", f"all {len(failing)} tests fail without the code")
     return failing
 
 
-def check_subject(subject: Subject, bench: Bench) -> None:
-    """The gates that need no whole suite; they need no more than a store keeps.
+def check_restores(subject: Subject, original: Mapping[str, bytes]) -> None:
+    """The golden code put back is the original tree, to the byte; edits stay inside their files.
 
     Raises:
-        GateFailed: golden-copy, not-restored, hidden-split, golden-fails, broken-passes or stub-passes.
-        SandboxFailure: the sandbox broke.
+        GateFailed: not-restored.
     """
-    check_restores(subject, bench.original)
-    check_no_copy(subject, bench.original)
-    check_golden(subject, bench)
-    check_stubs(subject, bench)
-
-
-def check_restores(subject: Subject, original: Mapping[str, bytes]) -> None:
-    """The golden body in the hole is the original file, to the byte."""
-    if fill(subject.broken_text, subject.hole, subject.golden_body).encode() != original.get(
-        subject.hole.path
-    ):
-        raise GateFailed("not-restored", f"{subject.hole.path} differs from the original")
+    try:
+        restored = subject.golden(original, "hidden")
+    except (KeyError, ValueError) as error:
+        raise GateFailed("not-restored", str(error)) from error
+    for path in subject.changes.source_files:
+        if restored[path] != original[path]:
+            raise GateFailed("not-restored", f"{path} differs from the original")
 
 
 def check_no_copy(subject: Subject, original: Mapping[str, bytes]) -> None:
-    """No file that a rollout sees holds the body line for line."""
-    copy = find_copy(subject.golden_body, subject.files(original, "rollout"))
-    if copy:
-        raise GateFailed("golden-copy", f"{copy} holds the same lines")
+    """Half of the code or less stands a second time, line for line, in what a rollout sees.
+
+    Raises:
+        GateFailed: golden-copy.
+    """
+    share, path = copied_share(subject.golden_bodies(original), subject.broken(original, "rollout"))
+    if share > 0.5:
+        raise GateFailed("golden-copy", f"{path} holds the same lines")
 
 
-def check_golden(subject: Subject, bench: Bench) -> None:
-    """With the body back, visible tests pass in the rollout's tree and hidden ones in the original tree."""
-    report = bench.run(subject.files(bench.original, "rollout", subject.golden_body), subject.visible)
-    if report.error and subject.visible_files:
-        raise GateFailed("hidden-split", report.error)
-    if report.error or len(report.passed) != len(subject.visible):
-        raise GateFailed("golden-fails", report.error or f"{_first_not_passed(report)} does not pass")
-    if subject.hidden:
-        report = bench.run(subject.files(bench.original, "golden"), subject.hidden)
-        if report.error or len(report.passed) != len(subject.hidden):
-            # Which one stays unsaid: this text is printed, and a hidden test's name is a hint.
-            raise GateFailed("golden-fails", "a hidden test does not pass with the golden body")
+def check_tests(subject: Subject, bench: Bench) -> None:
+    """The gates that need the task's own tests alone, in one batch.
+
+    Raises:
+        GateFailed: hidden-split, golden-fails, broken-passes or stub-passes.
+        SandboxFailure: the sandbox broke.
+    """
+    original = bench.original
+    own = sorted({*subject.visible, *subject.hidden})
+    named = {
+        "golden": Trial(subject.golden(original, "rollout"), subject.visible),
+        "golden-hidden": Trial(subject.golden(original, "hidden"), subject.hidden),
+        "broken": Trial(subject.broken(original, "rollout"), subject.visible),
+        **{text: Trial(subject.stubbed(original, "hidden", text), own) for text in STUB_EXPRESSIONS},
+    }
+    if not subject.hidden:
+        del named["golden-hidden"]
+    reports = dict(zip(named, bench.run_all(list(named.values())), strict=True))
+    _check_golden(subject, reports["golden"], reports.get("golden-hidden"))
+    if _all_passed(reports["broken"], subject.visible):
+        raise GateFailed("broken-passes", "the visible tests pass without the code")
+    for text in STUB_EXPRESSIONS:
+        for kind, tests in (("visible", subject.visible), ("hidden", subject.hidden)):
+            if tests and _all_passed(reports[text], tests):
+                raise GateFailed("stub-passes", f"the {kind} tests pass with return {text}")
 
 
-def _first_not_passed(report: TestReport) -> str:
-    return min(set(report.outcomes) - report.passed)
+def _check_golden(subject: Subject, visible: TestReport, hidden: TestReport | None) -> None:
+    if visible.error and subject.hidden:
+        raise GateFailed("hidden-split", visible.error)
+    if not _all_passed(visible, subject.visible):
+        detail = visible.error or f"{min(set(visible.outcomes) - visible.passed)} does not pass"
+        raise GateFailed("golden-fails", detail)
+    if hidden is not None and not _all_passed(hidden, subject.hidden):
+        # Which one stays unsaid: this text is printed, and a hidden test's name is a hint.
+        raise GateFailed("golden-fails", "a hidden test does not pass with the golden code")
 
 
-def check_stubs(subject: Subject, bench: Bench) -> None:
-    """Neither the hole left open nor a constant passes the visible tests."""
-    if _passes(subject, bench, None):
-        raise GateFailed("broken-passes", "the visible tests pass without the body")
-    for expression in STUB_EXPRESSIONS:
-        if _passes(subject, bench, stub_answer(subject.broken_text, subject.hole, expression)):
-            raise GateFailed("stub-passes", f"the visible tests pass with return {expression}")
-
-
-def _passes(subject: Subject, bench: Bench, answer: str | None) -> bool:
-    files = subject.files(bench.original, "rollout", answer)
-    report = bench.run(files, subject.visible, stop_at_first_failure=True)
-    return not report.error and len(report.passed) == len(subject.visible)
+def _all_passed(report: TestReport, tests: Iterable[str]) -> bool:
+    return not report.error and report.passed.issuperset(tests)

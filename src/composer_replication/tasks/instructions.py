@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from composer_replication.errors import InputError
 from composer_replication.records import Hole, Task
 from composer_replication.tasks.body_cuts import MARKER_STATEMENT
-from composer_replication.tasks.lines import Lines
 from composer_replication.tasks.leaks import distinctive_lines
+from composer_replication.tasks.lines import Lines
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.test_functions import function_texts
 

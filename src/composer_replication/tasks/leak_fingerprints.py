@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from composer_replication.records import Task
-from composer_replication.tasks.body_cuts import fill
 from composer_replication.tasks.leak_search import Target, all_codes, code_hash, hashed
 from composer_replication.tasks.leaks import distinctive_lines
 from composer_replication.tasks.store import TaskStore
@@ -27,49 +26,85 @@ class Fingerprint:
     num_distinctive_lines: int
 
 
-def fingerprint(store: TaskStore, task: Task, salt: str) -> Fingerprint:
-    """The target of a task.
+def fingerprints(store: TaskStore, task: Task, salt: str) -> list[Fingerprint]:
+    """The targets of a task: one for each place where code was taken out.
 
-    A line of the body is distinctive if it occurs once in the restored tree, not in the broken
+    A line of the code is distinctive if it occurs once in the restored tree, not in the broken
     one, and has a name in it. Lines are compared without indentation.
 
     Raises:
         InputError: the store is damaged (CR0411).
     """
-    broken_text, body = store.broken_text(task), store.golden_body(task)
     files = store.files(task, "rollout")
-    broken = _line_counts(files)
-    restored_text = fill(broken_text, task.hole, body)
-    restored = _line_counts({**files, task.hole.path: restored_text.encode()})
-    distinctive = {
-        line
-        for line in distinctive_lines(body)
-        if restored[line] == 1 and not broken[line] and _has_a_name(line)
-    }
-    before = [line for line in map(str.strip, broken_text[: task.hole.start].splitlines()) if line]
-    after = [line for line in map(str.strip, broken_text[task.hole.end :].splitlines()) if line]
-    body_lines = [line for line in map(str.strip, body.splitlines()) if line]
-    window = [*before[-NUM_LINES_AROUND:], *body_lines, *after[:NUM_LINES_AROUND]]
+    original = store.repository_files(store.record(task.task_id).repository_record)
+    touched = {hole.path for hole in task.holes} | set(task.removed_files)
+    broken, restored = _line_counts(files), _line_counts({**files, **{p: original[p] for p in touched}})
+    names = _hidden_names(task, files, salt)
+    found = []
+    for place in _places(store, task):
+        golden_lines = [line for line in map(str.strip, place.golden.splitlines()) if line]
+        distinctive = {
+            line
+            for line in distinctive_lines(place.golden)
+            if restored[line] == 1 and not broken[line] and _has_a_name(line)
+        }
+        before = [line for line in map(str.strip, place.before.splitlines()) if line]
+        after = [line for line in map(str.strip, place.after.splitlines()) if line]
+        window = [*before[-NUM_LINES_AROUND:], *golden_lines, *after[:NUM_LINES_AROUND]]
+        target = Target(
+            task_id=task.task_id,
+            window=tuple((hashed(salt, line), len(line), line in distinctive) for line in window),
+            codes=_code_hashes(
+                original[place.path].decode("utf-8", "replace"),
+                files.get(place.path, b"").decode("utf-8", "replace"),
+                place.path, task, salt,
+            ),
+            name=task.symbol.partition("#")[0].rpartition(".")[2],
+            names=names,
+            module=_module_path(place.path, {**files, place.path: b""}),
+        )  # fmt: skip
+        found.append(Fingerprint(target, len(distinctive)))
+    return found
+
+
+@dataclass(frozen=True)
+class _Place:
+    path: str
+    golden: str
+    before: str
+    after: str
+
+
+def _places(store: TaskStore, task: Task) -> list[_Place]:
+    """Where code was taken out, and what stands around it in the broken file."""
+    record = store.record(task.task_id)
+    original = store.repository_files(record.repository_record)
+    places = []
+    for edit in record.edits:
+        text = original[edit.path].decode()
+        if text[edit.start : edit.end].strip():
+            places.append(
+                _Place(edit.path, text[edit.start : edit.end], text[: edit.start], text[edit.end :])
+            )
+    removed = [
+        _Place(path, original[path].decode("utf-8", "replace"), "", "") for path in record.removed_files
+    ]
+    return [*places, *removed]
+
+
+def _hidden_names(task: Task, files: Mapping[str, bytes], salt: str) -> frozenset[str]:
+    """Salted names of hidden tests that nothing visible calls so."""
     visible_words = " ".join(data.decode("utf-8", "replace") for data in files.values())
     hidden = {
         (posixpath.basename(test.partition("::")[0]), test.partition("[")[0].rpartition("::")[2])
         for test in task.tests.hidden
     }
-    name = task.symbol.partition("#")[0].rpartition(".")[2]
-    target = Target(
-        task_id=task.task_id,
-        window=tuple((hashed(salt, line), len(line), line in distinctive) for line in window),
-        codes=_code_hashes(restored_text, broken_text, task, salt),
-        name=name,
-        names=frozenset(
-            hashed(salt, text)
-            for leaf, test in hidden
-            if f"{test}(" not in visible_words
-            for text in (test, f"{leaf}::{test}")
-        ),
-        module=_module_path(task.hole.path, files),
+    return frozenset(
+        hashed(salt, text)
+        for leaf, test in hidden
+        if f"{test}(" not in visible_words
+        for text in (test, f"{leaf}::{test}")
     )
-    return Fingerprint(target, len(distinctive))
 
 
 def _line_counts(files: Mapping[str, bytes]) -> Counter[str]:
@@ -90,20 +125,21 @@ def _has_a_name(line: str) -> bool:
     return has_text or any(not keyword.iskeyword(name) for name in names)
 
 
-def _code_hashes(restored: str, broken: str, task: Task, salt: str) -> frozenset[str]:
+def _code_hashes(restored: str, broken: str, path: str, task: Task, salt: str) -> frozenset[str]:
     """Code objects that only the restored file compiles to, at each level of optimisation."""
     found: set[str] = set()
     for level in (0, 1, 2):
         try:
             # Compiled, never run.
-            new = compile(restored, task.hole.path, "exec", dont_inherit=True, optimize=level)
-            old = compile(broken, task.hole.path, "exec", dont_inherit=True, optimize=level)
+            new = compile(restored, path, "exec", dont_inherit=True, optimize=level)
+            old = compile(broken, path, "exec", dont_inherit=True, optimize=level)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return frozenset()
         before = {code_hash(salt, code) for code in all_codes(old)}
         symbol = task.symbol.partition("#")[0]
         for code in all_codes(new):
-            if code.co_qualname == symbol or code.co_qualname.startswith(f"{symbol}.<locals>"):
+            is_of_symbol = code.co_qualname == symbol or code.co_qualname.startswith(f"{symbol}.<locals>")
+            if is_of_symbol or not task.is_one_hole:
                 found |= {code_hash(salt, code)} - before
     return frozenset(found)
 

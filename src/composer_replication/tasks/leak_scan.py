@@ -22,7 +22,7 @@ from composer_replication.records import ExecResult, Limits, SandboxSpec, Task
 from composer_replication.sandbox import base_interpreter, open_sandbox, system_folders
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.environment import Environment
-from composer_replication.tasks.leak_fingerprints import fingerprint
+from composer_replication.tasks.leak_fingerprints import fingerprints
 from composer_replication.tasks.leak_search import Leak, Search, Target, target_to_json
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.test_run import import_roots
@@ -72,22 +72,27 @@ def scan_store(path: Path, *, backend: str | None = None, progress: Progress | N
     tasks = store.tasks()
     salt = secrets.token_hex(16)
     found = _Found()
-    prints = {task.task_id: fingerprint(store, task, salt) for task in tasks}
+    prints = {task.task_id: fingerprints(store, task, salt) for task in tasks}
     walked: set[str] = set()
     for done, task in enumerate(tasks, start=1):
         environment = store.environment(task)
         if environment.fingerprint not in walked:
             walked.add(environment.fingerprint)
-            same = [prints[other.task_id].target for other in tasks if other.environment == task.environment]
+            same = [
+                known.target
+                for other in tasks
+                if other.environment == task.environment
+                for known in prints[other.task_id]
+            ]
             search = Search(same, salt, unmarshal=False)
             found.add(search.search_folder(str(environment.root), tree="/nowhere"), search)
             found.add_answer(steal({}, (), same, environment, salt, backend=backend))
-        target, tree = prints[task.task_id].target, store.files(task, "rollout")
-        _search_tree(tree, target, salt, found)
-        found.add_answer(steal(tree, (task,), [target], environment, salt, backend=backend))
+        targets, tree = [known.target for known in prints[task.task_id]], store.files(task, "rollout")
+        _search_tree(tree, targets, salt, found)
+        found.add_answer(steal(tree, (task,), targets, environment, salt, backend=backend))
         if progress is not None:
             progress(done, len(tasks), task.task_id)
-    silent = tuple(name for name, known in prints.items() if not known.num_distinctive_lines)
+    silent = tuple(name for name, known in prints.items() if not any(k.num_distinctive_lines for k in known))
     return ScanSummary(
         len(tasks),
         tuple(sorted(found.leaks, key=_order)),
@@ -120,8 +125,8 @@ class _Found:
         self.num_files += int(answer["num_files"])
 
 
-def _search_tree(files: Mapping[str, bytes], target: Target, salt: str, found: _Found) -> None:
-    search = Search([target], salt, unmarshal=False)
+def _search_tree(files: Mapping[str, bytes], targets: Sequence[Target], salt: str, found: _Found) -> None:
+    search = Search(targets, salt, unmarshal=False)
     leaks: set[Leak] = set()
     for name, data in sorted(files.items()):
         leaks |= search.search_bytes(name, data, in_tree=True)

@@ -12,10 +12,11 @@ from pathlib import Path, PurePosixPath
 from packaging.utils import canonicalize_name
 
 from composer_replication.sandbox.process_folder import process_folder
+from composer_replication.tasks.bench import Bench
+from composer_replication.tasks.body_cuts import find_body_cuts
 from composer_replication.tasks.cache import sha256_of
-from composer_replication.tasks.deletion import Deletion, find_deletions
+from composer_replication.tasks.deletion import Deletion, body_deletion
 from composer_replication.tasks.environment import Environment, open_environment
-from composer_replication.tasks.gates import Bench
 from composer_replication.tasks.lock import (
     TOOLCHAIN,
     EnvironmentLock,
@@ -144,7 +145,7 @@ def _deletions(source: RepositorySource) -> tuple[Deletion, ...]:
     for path, data in source.files.items():
         if is_subject_path(path):
             try:
-                found.extend(find_body_cuts(path, data.decode()))
+                found.extend(map(body_deletion, find_body_cuts(path, data.decode())))
             except UnicodeDecodeError:
                 continue
     return tuple(found)

@@ -30,7 +30,7 @@ from composer_replication.tasks.lock import EnvironmentLock, LockedWheel
 from composer_replication.tasks.store_records import RepositoryRecord, SecretRecord, TaskRecord
 from composer_replication.tasks.test_functions import function_texts
 from composer_replication.tasks.tree_rules import is_test_path
-from composer_replication.tasks.views import View, view_files, write_files
+from composer_replication.tasks.views import Changes, View, view_files, write_files
 
 Record = TypeVar("Record")
 _FOLDERS = ("locks", "repositories", "tasks", "secrets")
@@ -171,12 +171,22 @@ class TaskStore:
             return name in self._records
 
     def broken_text(self, task: Task) -> str:
-        """The file with the hole; ``task.hole`` counts its characters."""
-        return self.blob(self.record(task.task_id).broken_sha256).decode()
+        """The file with the hole; ``task.hole`` counts its characters. For tasks of one hole."""
+        return self.files(task, "rollout")[task.hole.path].decode()
 
     def golden_body(self, task: Task) -> str:
-        """The deleted body. Never to be shown to a policy."""
-        return self.secret(task.task_id).golden_body
+        """The deleted code, span after span, removed files last. Never to be shown to a policy."""
+        record = self.record(task.task_id)
+        paths = {edit.path for edit in record.edits} | set(record.removed_files)
+        texts = {path: self._original(record, path).decode("utf-8", "replace") for path in paths}
+        spans = [texts[edit.path][edit.start : edit.end] for edit in record.edits]
+        return "\n".join([*spans, *(texts[path] for path in record.removed_files)])
+
+    def _original(self, record: TaskRecord, path: str) -> bytes:
+        files = self.repository(record.repository_record).files
+        if path not in files:
+            raise _damaged(self.root / f"tasks/{record.task_id}.json", f"{path} is not in its repository")
+        return self.blob(files[path])
 
     def content(self, task: Task) -> TaskContent:
         """Everything a task is made of, for overlap checks only."""
@@ -206,9 +216,13 @@ class TaskStore:
     def files(self, task: Task, view: View) -> dict[str, bytes]:
         """The files of a view of a task by path; see ``views``."""
         record = self.record(task.task_id)
-        shortened = {path: self.blob(digest) for path, digest in record.visible_files.items()}
-        broken = {record.hole.path: self.blob(record.broken_sha256)}
-        return view_files(self.repository_files(record.repository_record), broken, shortened, view)
+        changes = Changes(record.edits, record.removed_files, record.test_edits, record.visible_edits)
+        try:
+            return view_files(self.repository_files(record.repository_record), changes, view)
+        except ValueError as error:
+            raise _damaged(
+                self.root / f"tasks/{task.task_id}.json", f"its edits do not fit: {error}"
+            ) from error
 
     def repository_files(self, slug: str) -> dict[str, bytes]:
         """All original files of a repository by path."""
@@ -299,8 +313,7 @@ class TaskStore:
             if kind == "repositories":
                 yield from self.repository(stem).files.values()
             elif kind == "tasks":
-                record = self.record(stem)
-                yield from (record.broken_sha256, *record.visible_files.values())
+                self.record(stem)
             elif kind == "secrets":
                 self.secret(stem)
             elif kind == "locks":

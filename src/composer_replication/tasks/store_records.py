@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any
 
-from composer_replication.records import Hole, Task, TestSplit
+from composer_replication.records import Edit, Task, TestSplit
+from composer_replication.tasks.edits import holes_of
 from composer_replication.tasks.test_functions import Place
 
 
@@ -92,33 +93,44 @@ def _names(value: object) -> tuple[str, ...] | None:
 
 @dataclass(frozen=True, slots=True)
 class TaskRecord:
-    """What may be known of a task; its hidden tests and golden body are in ``SecretRecord``.
+    """What may be known of a task; its hidden tests are in ``SecretRecord``.
 
-    ``visible_files`` are the test files without their hidden functions, by hash.
+    All edits are of the repository's original files, which the store keeps once for all
+    tasks. ``edits`` and ``removed_files`` take the code out; ``stub_edits`` are the cuts of
+    every function inside when they are not the edits themselves; ``test_edits`` move imports
+    of deleted names into the tests that use them; ``visible_edits`` do that and take the
+    hidden test functions out.
     """
 
     task_id: str
     repository: str
     repository_record: str
+    path: str
     symbol: str
     granularity: str
     removal: str
-    hole: Hole
-    broken_sha256: str
+    edits: tuple[Edit, ...]
+    stub_edits: tuple[Edit, ...]
+    removed_files: tuple[str, ...]
+    test_edits: tuple[Edit, ...]
+    visible_edits: tuple[Edit, ...]
     visible: tuple[str, ...]
-    visible_files: Mapping[str, str]
     environment: str
     num_body_lines: int
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        return {**fields, **{name: [list(astuple(edit)) for edit in fields[name]] for name in _EDITS}}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> TaskRecord:
         fields = {name: value[name] for name in cls.__slots__}
-        for path in (value["hole"]["path"], *value["visible_files"]):
-            inner_path(path)
-        return cls(**{**fields, "hole": Hole(**value["hole"]), "visible": tuple(value["visible"])})
+        for name in _EDITS:
+            fields[name] = tuple(
+                Edit(inner_path(path), start, end, text) for path, start, end, text in value[name]
+            )
+        fields["removed_files"] = tuple(map(inner_path, value["removed_files"]))
+        return cls(**{**fields, "path": inner_path(value["path"]), "visible": tuple(value["visible"])})
 
     def to_task(self, secret: SecretRecord, repository: RepositoryRecord) -> Task:
         out = {*self.visible, *secret.hidden, *secret.withheld}
@@ -128,19 +140,23 @@ class TaskRecord:
             symbol=self.symbol,
             granularity=self.granularity,
             removal=self.removal,
-            hole=self.hole,
+            path=self.path,
+            holes=holes_of(self.edits),
             tests=TestSplit(self.visible, secret.hidden, tuple(sorted(repository.green - out))),
             environment=self.environment,
             num_body_lines=self.num_body_lines,
+            removed_files=self.removed_files,
         )
+
+
+_EDITS = ("edits", "stub_edits", "test_edits", "visible_edits")
 
 
 @dataclass(frozen=True, slots=True)
 class SecretRecord:
-    """Golden body, hidden tests, and the tests that left the visible files with them (``withheld``)."""
+    """Hidden tests, and the tests that left the visible files with them (``withheld``)."""
 
     task_id: str
-    golden_body: str
     hidden: tuple[str, ...]
     withheld: tuple[str, ...]
 
@@ -149,4 +165,4 @@ class SecretRecord:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> SecretRecord:
-        return cls(value["task_id"], value["golden_body"], tuple(value["hidden"]), tuple(value["withheld"]))
+        return cls(value["task_id"], tuple(value["hidden"]), tuple(value["withheld"]))

@@ -10,18 +10,18 @@ from pathlib import Path
 from composer_replication.errors import InputError
 from composer_replication.records import Task
 from composer_replication.sandbox import runs_interrupted
+from composer_replication.tasks.bench import Bench
 from composer_replication.tasks.gates import (
-    Bench,
     GateFailed,
-    Subject,
-    check_golden,
     check_no_copy,
     check_restores,
-    check_stubs,
+    check_tests,
     find_failing,
 )
 from composer_replication.tasks.repository import make_bench
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.subject import Subject
+from composer_replication.tasks.views import Changes
 
 Progress = Callable[[int, int, str], None]
 
@@ -118,19 +118,17 @@ def _check(store: TaskStore, task: Task, bench: Bench, repeat: int) -> None:
             "other-tests-fail", f"{len(different)} tests differ from the stored ones ({different[0]})"
         )
     for _ in range(repeat):
-        check_golden(subject, bench)
-        check_stubs(subject, bench)
+        check_tests(subject, bench)
 
 
 def subject_of(store: TaskStore, task: Task) -> Subject:
     """A stored task as the gates see it."""
     record, secret = store.record(task.task_id), store.secret(task.task_id)
     return Subject(
-        hole=task.hole,
-        broken_text=store.broken_text(task),
-        golden_body=secret.golden_body,
+        changes=Changes(record.edits, record.removed_files, record.test_edits, record.visible_edits),
+        stub_edits=record.stub_edits or record.edits,
+        is_whole=record.removal == "whole",
         visible=task.tests.visible,
         hidden=task.tests.hidden,
         withheld=secret.withheld,
-        visible_files={path: store.blob(digest) for path, digest in record.visible_files.items()},
     )

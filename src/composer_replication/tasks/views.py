@@ -2,41 +2,59 @@
 
 - rollout: broken source, visible tests; what a policy's tools may see
 - visible: the same bytes, restored from the store, to grade by the visible tests
-- hidden: broken source, all original tests; only ever in a grading sandbox of its own
+- hidden: broken source, all tests; only ever in a grading sandbox of its own
 - golden: everything as it was
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
+
+from composer_replication.records import Edit
+from composer_replication.tasks.edits import edited_files
 
 View = Literal["rollout", "visible", "hidden", "golden"]
 VIEWS: tuple[str, ...] = get_args(View)
 
 
-def view_files(
-    original: Mapping[str, bytes], broken: Mapping[str, bytes], without_hidden: Mapping[str, bytes], view: str
-) -> dict[str, bytes]:
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """How the trees of a task differ from the original; see ``TaskRecord``."""
+
+    edits: tuple[Edit, ...]
+    removed_files: tuple[str, ...] = ()
+    test_edits: tuple[Edit, ...] = ()
+    visible_edits: tuple[Edit, ...] = ()
+
+    @property
+    def source_files(self) -> tuple[str, ...]:
+        """Every file that is not as it was, tests aside."""
+        return tuple(sorted({*(edit.path for edit in self.edits), *self.removed_files}))
+
+
+def view_files(original: Mapping[str, bytes], changes: Changes, view: str) -> dict[str, bytes]:
     """The files of one view.
 
     Args:
         original: all files of the repository.
-        broken: the file with the hole.
-        without_hidden: test files without their hidden functions.
+        changes: of the task.
         view: one of ``VIEWS``.
 
     Raises:
-        ValueError: no such view.
+        ValueError: no such view, or the edits do not fit the files.
     """
     if view not in VIEWS:
         raise ValueError(f"{view!r} is not one of {', '.join(VIEWS)}")
     if view == "golden":
         return dict(original)
-    if view == "hidden":
-        return {**original, **broken}
-    return {**original, **without_hidden, **broken}
+    tests = changes.test_edits if view == "hidden" else changes.visible_edits
+    files = {**original, **edited_files(original, (*tests, *changes.edits))}
+    for path in changes.removed_files:
+        files.pop(path, None)
+    return files
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:

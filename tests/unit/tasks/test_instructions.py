@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from composer_replication.errors import InputError
 from composer_replication.records import Task
 from composer_replication.tasks import instructions
-from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.body_cuts import find_body_cuts
+from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.instructions import (
     broken_region,
     instruction_text,

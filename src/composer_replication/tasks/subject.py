@@ -1,0 +1,55 @@
+"""What the gates judge: a deletion, its tests, and every tree that follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from composer_replication.records import Edit
+from composer_replication.tasks.body_cuts import MARKER_STATEMENT
+from composer_replication.tasks.deletion import Deletion
+from composer_replication.tasks.edits import edited_files
+from composer_replication.tasks.views import Changes, view_files
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A deletion and the tests that part it from the original.
+
+    ``stub_edits`` are the cuts of all functions inside the deleted code, in original offsets.
+    """
+
+    changes: Changes
+    stub_edits: tuple[Edit, ...]
+    is_whole: bool
+    visible: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()
+    withheld: tuple[str, ...] = ()
+
+    def broken(self, original: Mapping[str, bytes], view: str) -> dict[str, bytes]:
+        """A view of the tree with the code taken out."""
+        return view_files(original, self.changes, view)
+
+    def golden(self, original: Mapping[str, bytes], view: str) -> dict[str, bytes]:
+        """The same view with the code back."""
+        restored = {path: original[path] for path in self.changes.source_files}
+        return {**self.broken(original, view), **restored}
+
+    def stubbed(self, original: Mapping[str, bytes], view: str, expression: str) -> dict[str, bytes]:
+        """The same view with the code back, and every function of it only returning ``expression``."""
+        stubs = [
+            Edit(edit.path, edit.start, edit.end, edit.text.replace(MARKER_STATEMENT, f"return {expression}"))
+            for edit in self.stub_edits
+        ]
+        return {**self.golden(original, view), **edited_files(original, stubs)}
+
+    def golden_bodies(self, original: Mapping[str, bytes]) -> list[str]:
+        """The deleted function bodies; where there are none, the deleted spans."""
+        edits = self.stub_edits or self.changes.edits
+        return [original[edit.path].decode()[edit.start : edit.end] for edit in edits]
+
+
+def unsplit_subject(deletion: Deletion) -> Subject:
+    """A deletion whose tests are not known yet."""
+    changes = Changes(deletion.edits, deletion.removed_files, deletion.test_edits, deletion.test_edits)
+    return Subject(changes, tuple(cut.edit for cut in deletion.bodies), deletion.removal == "whole")

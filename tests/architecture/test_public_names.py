@@ -32,6 +32,7 @@ RECORDS = {
     "Completion",
     "ExecResult",
     "HeldoutReading",
+    "Edit",
     "Hole",
     "Limits",
     "Outcome",

@@ -28,9 +28,13 @@ def test_a_record_cannot_be_changed() -> None:
         hole.start = 3  # type: ignore[misc]
 
 
-def task(visible: tuple[str, ...] = (), hidden: tuple[str, ...] = ()) -> Task:
+def task(
+    visible: tuple[str, ...] = (),
+    hidden: tuple[str, ...] = (),
+    holes: tuple[Hole, ...] = (Hole("a.py", 0, 1),),
+) -> Task:
     return Task(
-        "id", "six==1", "f", "function", "body", Hole("a.py", 0, 1), TestSplit(visible, hidden, ()), "env", 3
+        "id", "six==1", "f", "function", "body", "a.py", holes, TestSplit(visible, hidden, ()), "env", 3
     )
 
 
@@ -38,6 +42,19 @@ def test_fail_to_pass_is_both_sides_in_order() -> None:
     assert task(("b", "c"), ("a",)).fail_to_pass == ("a", "b", "c")
     assert task(("b",), ("a",)).has_hidden_tests
     assert not task(("b",)).has_hidden_tests
+
+
+def test_only_a_function_body_is_one_hole() -> None:
+    assert task().hole == Hole("a.py", 0, 1)
+    two = task(holes=(Hole("a.py", 0, 1), Hole("b.py", 0, 1)))
+    for other in (
+        two,
+        dataclasses.replace(task(), removal="whole"),
+        dataclasses.replace(task(), granularity="class"),
+    ):
+        assert not other.is_one_hole
+        with pytest.raises(ValueError, match="id has no single hole"):
+            _ = other.hole
 
 
 def score(*outcomes: Outcome, error: str = "") -> Score:

@@ -30,7 +30,7 @@ from composer_replication.tasks.lock import EnvironmentLock, LockedWheel
 from composer_replication.tasks.store_records import RepositoryRecord, SecretRecord, TaskRecord
 from composer_replication.tasks.test_functions import function_texts
 from composer_replication.tasks.tree_rules import is_test_path
-from composer_replication.tasks.views import Changes, View, view_files, write_files
+from composer_replication.tasks.views import VIEWS, Changes, View, view_files, write_files
 
 Record = TypeVar("Record")
 _FOLDERS = ("locks", "repositories", "tasks", "secrets")
@@ -215,6 +215,8 @@ class TaskStore:
 
     def files(self, task: Task, view: View) -> dict[str, bytes]:
         """The files of a view of a task by path; see ``views``."""
+        if view not in VIEWS:
+            raise ValueError(f"{view!r} is not one of {', '.join(VIEWS)}")
         record = self.record(task.task_id)
         changes = Changes(record.edits, record.removed_files, record.test_edits, record.visible_edits)
         try:

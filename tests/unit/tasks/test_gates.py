@@ -8,20 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from composer_replication.records import Edit
 from composer_replication.tasks.gates import (
     GateFailed,
-    Subject,
-    check_golden,
     check_no_copy,
     check_restores,
-    check_stubs,
-    check_subject,
+    check_tests,
     judge_deletion,
 )
-from composer_replication.tasks.leaks import find_copy
+from composer_replication.tasks.leaks import copied_share
 from composer_replication.tasks.repository import PreparedRepository, prepare
 from composer_replication.tasks.sources import open_source
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.subject import Subject
 
 PACKAGE = """
 STATE = []
@@ -180,7 +179,7 @@ def test_each_gate_rejects_what_was_planted_for_it(planted: PreparedRepository, 
     assert caught.value.detail
 
 
-def test_a_good_candidate_passes_all(fine: Subject) -> None:
+def test_a_good_candidate_passes_all(planted: PreparedRepository, fine: Subject) -> None:
     subject = fine
     assert len(subject.visible) == len(subject.hidden) == 1
     assert set(subject.visible) | set(subject.hidden) == {
@@ -188,7 +187,7 @@ def test_a_good_candidate_passes_all(fine: Subject) -> None:
         "tests/test_all.py::test_fine_two",
     }
     hidden_name = subject.hidden[0].rpartition("::")[2]
-    assert hidden_name not in subject.visible_files["tests/test_all.py"].decode()
+    assert hidden_name not in subject.broken(planted.bench.original, "rollout")["tests/test_all.py"].decode()
 
 
 def test_the_same_seed_gives_the_same_subject(planted: PreparedRepository, fine: Subject) -> None:
@@ -223,46 +222,58 @@ def test_a_function_behind_everything_is_no_task(
         judge_deletion(deletion, prepared.record, prepared.bench, hidden_share=0.5, seed=0)
 
 
-def test_another_golden_body_does_not_restore(planted: PreparedRepository, fine: Subject) -> None:
-    subject = fine
+def test_edits_that_leave_their_file_do_not_restore(planted: PreparedRepository, fine: Subject) -> None:
+    outside = replace(fine.changes, edits=(*fine.changes.edits, Edit("planted.py", 5, 10_000, "")))
     with pytest.raises(GateFailed, match="not-restored"):
-        check_restores(replace(subject, golden_body=subject.golden_body + " "), planted.bench.original)
+        check_restores(replace(fine, changes=outside), planted.bench.original)
+    absent = replace(fine.changes, removed_files=("absent.py",))
     with pytest.raises(GateFailed, match="not-restored"):
-        check_subject(replace(subject, golden_body="\n    return 1"), planted.bench)
+        check_restores(replace(fine, changes=absent), planted.bench.original)
 
 
-def test_a_wrong_golden_body_fails_its_tests(planted: PreparedRepository, fine: Subject) -> None:
+def test_wrong_golden_code_fails_its_tests(planted: PreparedRepository, fine: Subject) -> None:
+    wrong = planted.bench.original["planted.py"].replace(b"x + 40", b"x + 41")
+    bench = replace(planted.bench, original={**planted.bench.original, "planted.py": wrong})
     with pytest.raises(GateFailed, match="golden-fails"):
-        check_golden(replace(fine, golden_body="\n    return 1", visible_files={}), planted.bench)
+        check_tests(fine, bench)
 
 
 def test_a_hidden_test_that_fails_alone_is_found(planted: PreparedRepository, fine: Subject) -> None:
     subject = replace(fine, hidden=("tests/test_all.py::test_needs_company",))
     with pytest.raises(GateFailed, match="golden-fails: a hidden test does not pass") as caught:
-        check_golden(subject, planted.bench)
+        check_tests(subject, planted.bench)
     assert "test_needs_company" not in str(caught.value)
 
 
-def test_stubs_are_tried_on_the_visible_tests_alone(planted: PreparedRepository, fine: Subject) -> None:
-    subject = replace(fine, visible=("tests/test_all.py::test_a_sets_state",))
+def test_a_task_whose_tests_ask_nothing_of_the_code_is_refused(
+    planted: PreparedRepository, fine: Subject
+) -> None:
     with pytest.raises(GateFailed, match="broken-passes"):
-        check_stubs(subject, planted.bench)
+        check_tests(replace(fine, visible=("tests/test_all.py::test_a_sets_state",)), planted.bench)
+    with pytest.raises(GateFailed, match="stub-passes: the hidden tests"):
+        check_tests(replace(fine, hidden=("tests/test_all.py::test_a_sets_state",)), planted.bench)
 
 
 def test_a_copy_is_found_behind_indentation_and_comments() -> None:
-    golden = "\n    y = x + 1\n    return y"
-    assert (
-        find_copy(golden, {"a.py": b"class A:\n\tdef f():\n\t\ty = x + 1\n\n\t\t# why\n\t\treturn y\n"})
-        == "a.py"
-    )
-    assert find_copy(golden, {"a.txt": b"y = x + 1\nreturn y"}) == "a.txt"
-    assert find_copy(golden, {"a.py": b"y = x + 1\nz = 1\nreturn y\n"}) == ""
-    assert find_copy(golden, {"a.py": b"y = x + 12\nreturn y\n"}) == ""
-    assert find_copy("\n    return y", {"a.py": b"return y\n"}) == ""
+    golden = ["\n    y = x + 1\n    return y"]
+    indented = {"a.py": b"class A:\n\tdef f():\n\t\ty = x + 1\n\n\t\t# why\n\t\treturn y\n"}
+    assert copied_share(golden, indented) == (1.0, "a.py")
+    assert copied_share(golden, {"a.txt": b"y = x + 1\nreturn y"}) == (1.0, "a.txt")
+    assert copied_share(golden, {"a.py": b"y = x + 1\nz = 1\nreturn y\n"}) == (0.0, "")
+    assert copied_share(golden, {"a.py": b"y = x + 12\nreturn y\n"}) == (0.0, "")
+    assert copied_share(["\n    return y"], {"a.py": b"return y\n"}) == (0.0, "")
+    assert copied_share([*golden, "a = 1\nb = 2\nc = 3"], indented) == (0.4, "a.py")
 
 
 def test_a_copy_in_the_visible_tests_is_found(planted: PreparedRepository, fine: Subject) -> None:
-    subject = replace(fine, golden_body="\n    a = 1\n    return a")
-    files = {**planted.bench.original, "tests/test_more.py": b"def reference():\n    a = 1\n    return a\n"}
+    two_lines = planted.bench.original["planted.py"].replace(b"return x + 40", b"a = x\n    return a + 40")
+    (cut,) = fine.stub_edits
+    longer = replace(cut, end=cut.end + len("a = x\n    "))
+    subject = replace(fine, changes=replace(fine.changes, edits=(longer,)), stub_edits=(longer,))
+    files = {
+        **planted.bench.original,
+        "planted.py": two_lines,
+        "tests/test_more.py": b"def reference(x):\n    a = x\n    return a + 40\n",
+    }
     with pytest.raises(GateFailed, match=r"golden-copy.*tests/test_more\.py"):
         check_no_copy(subject, files)

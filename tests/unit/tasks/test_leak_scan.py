@@ -26,7 +26,7 @@ from composer_replication.errors import InputError, SandboxFailure
 from composer_replication.records import ExecResult, Task
 from composer_replication.tasks import leak_scan
 from composer_replication.tasks.environment import Environment
-from composer_replication.tasks.leak_fingerprints import Fingerprint, fingerprint
+from composer_replication.tasks.leak_fingerprints import Fingerprint, fingerprints
 from composer_replication.tasks.leak_search import Leak, Search, target_from_json, target_to_json
 from composer_replication.tasks.leaks import distinctive_lines
 from composer_replication.tasks.store import TaskStore
@@ -43,7 +43,8 @@ def task(tiny_store: TaskStore) -> Task:
 
 @pytest.fixture(scope="module")
 def known(tiny_store: TaskStore, task: Task) -> Fingerprint:
-    return fingerprint(tiny_store, task, SALT)
+    (known,) = fingerprints(tiny_store, task, SALT)
+    return known
 
 
 @pytest.fixture(scope="module")
@@ -246,7 +247,7 @@ def packages_of(environment: Environment) -> Path:
 def steal(
     store: TaskStore, task: Task, environment: Environment, extra: dict[str, bytes] | None = None
 ) -> set[Leak]:
-    target = fingerprint(store, task, SALT).target
+    target = fingerprints(store, task, SALT)[0].target
     files = {**store.files(task, "rollout"), **(extra or {})}
     answer = leak_scan.steal(files, (task,), [target], environment, SALT)
     return {Leak(*leak) for leak in answer["leaks"]}
@@ -324,7 +325,8 @@ def test_a_thief_without_answer_is_no_clean_result(stdout: str, timed_out: bool,
 def test_distinctive_lines_are_counted_by_hand(tiny_store: TaskStore) -> None:
     """Of ``sign``, ``return -1`` has no name in it: it could stand anywhere."""
     counts = {
-        task.symbol: fingerprint(tiny_store, task, SALT).num_distinctive_lines for task in tiny_store.tasks()
+        task.symbol: fingerprints(tiny_store, task, SALT)[0].num_distinctive_lines
+        for task in tiny_store.tasks()
     }
     assert counts == {"clamp": 3, "sign": 2, "initials": 1, "Vector.length": 1}
 
@@ -361,8 +363,8 @@ class TestScanOfAStore:
             return {**real(self, task, view), "tests/data.json": json.dumps(original.decode()).encode()}
 
         # The copy enters the tree after the lines were told apart: as a build's mistake would do it.
-        prints = {task.task_id: fingerprint(tiny_store, task, SALT) for task in tiny_store.tasks()}
-        monkeypatch.setattr(leak_scan, "fingerprint", lambda _, task, salt: prints[task.task_id])
+        prints = {task.task_id: fingerprints(tiny_store, task, SALT) for task in tiny_store.tasks()}
+        monkeypatch.setattr(leak_scan, "fingerprints", lambda _, task, salt: prints[task.task_id])
         monkeypatch.setattr(leak_scan.secrets, "token_hex", lambda _: SALT)
         monkeypatch.setattr(TaskStore, "files", files)
         summary = leak_scan.scan_store(tiny_store.root)

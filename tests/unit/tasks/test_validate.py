@@ -52,8 +52,8 @@ def test_a_good_store_passes_offline_with_an_empty_cache(
     assert [step[:2] for step in told] == [(1, 1)]
 
 
-def other_golden(value: dict[str, Any]) -> None:
-    value["golden_body"] = "\n    return 1"
+def other_edits(value: dict[str, Any]) -> None:
+    value["edits"][0][2] = 10**9
 
 
 def other_hidden(value: dict[str, Any]) -> None:
@@ -68,8 +68,8 @@ def climbing_path(value: dict[str, Any]) -> None:
     value["files"]["../../escaped.py"] = next(iter(value["files"].values()))
 
 
-def climbing_hole(value: dict[str, Any]) -> None:
-    value["hole"]["path"] = "/etc/escaped.py"
+def climbing_edit(value: dict[str, Any]) -> None:
+    value["edits"][0][0] = "/etc/escaped.py"
 
 
 def climbing_wheel(value: dict[str, Any]) -> None:
@@ -77,14 +77,14 @@ def climbing_wheel(value: dict[str, Any]) -> None:
 
 
 def no_record(value: dict[str, Any]) -> None:
-    value.pop("golden_body")
+    value.pop("hidden")
 
 
 @pytest.mark.parametrize(
     ("kind", "change"),
     [
         ("repositories", climbing_path),
-        ("tasks", climbing_hole),
+        ("tasks", climbing_edit),
         ("locks", climbing_wheel),
         ("secrets", no_record),
     ],
@@ -104,7 +104,7 @@ def test_a_hostile_store_writes_nowhere(
 @pytest.mark.parametrize(
     ("kind", "change", "gate"),
     [
-        ("secrets", other_golden, "not-restored"),
+        ("tasks", other_edits, "not-restored"),
         ("secrets", other_hidden, "other-tests-fail"),
         ("tasks", weak_visible, "other-tests-fail"),
     ],
@@ -120,7 +120,8 @@ def test_each_change_fails_a_gate(
 
 def test_a_damaged_file_fails_the_task_that_needs_it(copy: Path) -> None:
     (task,) = TaskStore.open(copy).tasks()
-    digest = TaskStore.open(copy).record(task.task_id).broken_sha256
+    slug = TaskStore.open(copy).record(task.task_id).repository_record
+    digest = TaskStore.open(copy).repository(slug).files[task.path]
     (copy / "objects" / digest[:2] / digest).write_text("changed")
     summary = validate_store(copy, repeat=1)
     assert [(row.task_id, row.gate) for row in summary.failed] == [(task.task_id, "damaged")]

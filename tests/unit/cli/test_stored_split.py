@@ -15,6 +15,7 @@ from composer_replication.cli.stored_split import open_split, split_file, split_
 from composer_replication.cli.task_division import divide_tasks
 from composer_replication.config import RunConfig, parse_config
 from composer_replication.errors import InputError, NothingToDoError, SplitOverlapError, UsageError
+from composer_replication.records import Edit
 from composer_replication.run_folder import write_json
 from composer_replication.safety import HeldoutSplit
 from composer_replication.tasks.build import build_tasks
@@ -177,7 +178,8 @@ def test_a_task_that_changed_is_named(store: TaskStore) -> None:
     path = keep(store)
     name = store.task_ids()[0]
     record, secret = store.record(name), store.secret(name)
-    store.put_task(record, replace(secret, golden_body=f"{secret.golden_body} + 1"))
+    (edit,) = record.edits
+    store.put_task(replace(record, edits=(replace(edit, text=f"{edit.text} from None"),)), secret)
     error = refused(path, TaskStore.open(store.root))
     assert (error.code, error.message) == (
         "CR0506",
@@ -189,12 +191,11 @@ def test_a_file_of_the_repository_that_changed_changes_its_tasks(store: TaskStor
     path = keep(store)
     slug = store.record(store.task_ids()[0]).repository_record
     repository = store.repository(slug)
-    files = {**repository.files, "tinymath/text.py": store.put_blob(b"VALUE = 1\n")}
+    files = {**repository.files, "tinymath/__init__.py": store.put_blob(b"VALUE = 1\n")}
     store.put_repository(slug, replace(repository, files=files))
     error = refused(path, TaskStore.open(store.root))
     assert error.code == "CR0506"
-    # The other two are cut out of that file: their broken file stands in its place.
-    assert error.message.startswith("2 task(s) are changed")
+    assert error.message.startswith("4 task(s) are changed")
 
 
 def test_a_split_of_bare_ids_is_refused(store: TaskStore, tmp_path: Path) -> None:
@@ -210,9 +211,15 @@ def test_a_split_of_bare_ids_is_refused(store: TaskStore, tmp_path: Path) -> Non
 def test_sides_that_were_parted_by_hand_are_compared_in_full(store: TaskStore, tmp_path: Path) -> None:
     """Two near-copies, parted by a file that is consistent in itself: its hashes cannot tell."""
     one, other = (store.record(name) for name in store.task_ids()[:2])
-    golden = "\n    low = min(values, key=rank)\n    high = max(values, key=rank)\n    return scale(low, high, count=2)\n"
-    for record, text in ((one, golden), (other, golden.replace("low", "first").replace("2", "7"))):
-        store.put_task(record, replace(store.secret(record.task_id), golden_body=text))
+    golden = "def span(values):\n    low = min(values, key=rank)\n    high = max(values, key=rank)\n    return scale(low, high, count=2)\n"
+    copy = golden.replace("low", "first").replace("2", "7")
+    repository = store.repository(one.repository_record)
+    files = {**repository.files, "tinymath/copies.py": store.put_blob((golden + copy).encode())}
+    store.put_repository(one.repository_record, replace(repository, files=files))
+    spans = {one: (0, len(golden)), other: (len(golden), len(golden + copy))}
+    for record, (start, end) in spans.items():
+        edits = (Edit("tinymath/copies.py", start, end, ""),)
+        store.put_task(replace(record, edits=edits), store.secret(record.task_id))
     rows = {row["task_id"]: row for side in ("train", "heldout") for row in drawn(store).state_dict()[side]}
     train, heldout = [one.task_id, *store.task_ids()[2:]], [other.task_id]
     by_id = HeldoutSplit.from_state_dict(_parted(rows, train, heldout))

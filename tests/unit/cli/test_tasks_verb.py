@@ -188,7 +188,7 @@ def test_validate_of_a_broken_store_is_4(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "copy")
     task_id = call("show", str(folder))[0]["tasks"][0]["task_id"]
     secret = tmp_path / "copy" / "secrets" / f"{task_id}.json"
-    secret.write_text(secret.read_text().replace("return low", "return high"))
+    secret.write_text(secret.read_text().replace("test_", "tset_"))
     result, code, text = call("validate", str(tmp_path / "copy"), "--repeat", "1", "--quiet")
     assert (code, result["passed"]) == (4, 1)
     assert [row["gate"] for row in result["failed"]] == ["damaged"]

@@ -197,7 +197,7 @@ def test_the_same_seed_gives_the_same_subject(planted: PreparedRepository, fine:
 def test_what_is_called_while_tests_run_is_known(planted: PreparedRepository) -> None:
     assert planted.record.called is not None
     lines = {
-        deletion.symbol: deletion.first_line
+        deletion.symbol: deletion.bodies[0].first_line
         for deletion in planted.deletions
         if deletion.path == "planted.py"
     }

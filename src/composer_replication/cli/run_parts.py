@@ -34,7 +34,7 @@ from composer_replication.safety import (
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.cache import cache_folder, cache_lock, hold
 from composer_replication.tasks.canaries import make_canaries
-from composer_replication.tasks.sources import open_source
+from composer_replication.tasks.sources import is_pinned, needs_no_path, open_source
 from composer_replication.tasks.store import TaskStore
 
 _DAMAGED_STORE = "CR0411"
@@ -235,7 +235,7 @@ def write_environment(folder: RunFolder, config: RunConfig, store: TaskStore, ta
 
 def _resolve_source(source: str, recipe_folder: Path) -> str:
     """Sources that are paths are relative to the recipe."""
-    if source.startswith("sdist:"):
+    if needs_no_path(source):
         return source
     path = (recipe_folder / source).resolve()
     if not path.exists():
@@ -243,16 +243,16 @@ def _resolve_source(source: str, recipe_folder: Path) -> str:
             "CR0402",
             f"there is no {source!r} beside the recipe.",
             where=f"tasks.source = {path}",
-            fix="give a path relative to the recipe's folder, or sdist:NAME==VERSION.",
+            fix="give a path relative to the recipe's folder, sdist:NAME==VERSION or git+URL@REF.",
         )
     return str(path)
 
 
 def _tasks_key(config: RunConfig, sources: Sequence[str]) -> str:
-    """Names the cached store by the tasks table and by what a task could hold of every local source."""
+    """Names the cached store by the tasks table and by what a task could hold of every source that may change."""
     digest = hashlib.sha256(config.tasks.model_dump_json().encode())
     for source in sources:
-        if not source.startswith("sdist:"):
+        if not is_pinned(source):
             digest.update(open_source(source).sha256.encode())
     return digest.hexdigest()[:16]
 

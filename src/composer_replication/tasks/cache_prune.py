@@ -52,6 +52,7 @@ KINDS = (
     Kind("environments", r"[0-9a-f]{24}-[0-9a-f]{8}", lock="environment-{}"),
     Kind("models", r".+-[0-9a-f]{16}|\.unpack-\w+", lock="models"),
     Kind("resolutions", r"[0-9a-f]{64}\.json"),
+    Kind("git", r"[0-9a-f]{16}-([0-9a-f]{40}|[0-9a-f]{64})|fetch-\w+", lock="git-{}"),
     Kind("sdists", _RELEASE, mark="SHA256", is_shelf=True),
     Kind("wheels", _RELEASE, mark="SHA256", is_shelf=True),
     Kind("crash", r"composer-rl-crash-.+\.txt", can_be_made_again=False),

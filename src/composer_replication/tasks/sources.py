@@ -1,4 +1,4 @@
-"""Open a SOURCE: a folder, an archive, or ``sdist:NAME==VERSION``; only reading and fetching.
+"""Open a SOURCE: a folder, an archive, ``sdist:NAME==VERSION`` or a git address; only reading and fetching.
 
 A repository enters as a mapping of paths to bytes. None of its code is run here, and
 none of its links is followed.
@@ -18,12 +18,14 @@ from typing import Any
 from composer_replication.errors import InputError
 from composer_replication.tasks.archives import ARCHIVE_SUFFIXES, is_archive, read_archive, read_folder
 from composer_replication.tasks.cache import sha256_of
+from composer_replication.tasks.git_source import fetch_commit, is_git_source, names_commit, read_commit
 from composer_replication.tasks.index import fetch_sdist, fetch_wheel
 from composer_replication.tasks.tree_rules import is_metadata_path, is_test_path, skips_folder, tree_rule
 
-__all__ = ["RepositorySource", "fetch_wheel", "open_source", "read_toml"]
+__all__ = ["RepositorySource", "fetch_wheel", "is_pinned", "needs_no_path", "open_source", "read_toml"]
 
 _PIN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([A-Za-z0-9][A-Za-z0-9._+!-]*)")
+_SHORT_ID = 12
 _PROJECT_FILES = ("pyproject.toml", "setup.cfg", "setup.py", "PKG-INFO")
 
 
@@ -33,6 +35,7 @@ class RepositorySource:
 
     ``files`` are those of the task tree, ``metadata`` those that declare name, version
     and requirements; ``sha256`` covers both (for an archive also what was left out).
+    ``commit`` is the full id of the commit that a git address led to, else empty.
     """
 
     source: str
@@ -41,6 +44,7 @@ class RepositorySource:
     sha256: str
     files: Mapping[str, bytes]
     metadata: Mapping[str, bytes]
+    commit: str = ""
 
     @property
     def repository(self) -> str:
@@ -51,12 +55,17 @@ def open_source(source: str) -> RepositorySource:
     """Read a repository.
 
     Args:
-        source: a folder, an archive (``.tar.gz``, ``.tgz``, ``.zip`` …) or ``sdist:NAME==VERSION``.
+        source: a folder, an archive (``.tar.gz``, ``.tgz``, ``.zip`` …), ``sdist:NAME==VERSION``, or
+            ``git+https://HOST/OWNER/REPO@REF`` (also ssh, file, ``git@HOST:…``; HEAD without a REF).
 
     Raises:
         InputError: no such path or not a SOURCE (CR0402), not a Python project (CR0403), no
-            tests (CR0404), a hostile archive (CR0405), not in the index (CR0406, CR0407, CR0408).
+            tests (CR0404), a hostile archive (CR0405), not in the index (CR0406, CR0407, CR0408),
+            a repository that git cannot reach, without that commit, or too large (CR0441 to CR0443).
+        MissingError: a git address, and no git (CR0440).
     """
+    if is_git_source(source):
+        return _open_git(source)
     path = _sdist_path(source) if source.startswith("sdist:") else Path(source).expanduser()
     if path.is_dir():
         found = read_folder(path, _wanted, skip=skips_folder)
@@ -70,9 +79,28 @@ def open_source(source: str) -> RepositorySource:
             "CR0402",
             f"the source {problem}.",
             where=source,
-            fix=f"give a folder, an archive ({', '.join(ARCHIVE_SUFFIXES)}) or sdist:NAME==VERSION.",
+            fix=f"give a folder, an archive ({', '.join(ARCHIVE_SUFFIXES)}), sdist:NAME==VERSION or git+URL@REF.",
         )
-    return _repository(source, path, digest, found)
+    fallback = path.resolve().name
+    for suffix in ARCHIVE_SUFFIXES:
+        fallback = fallback.removesuffix(suffix)
+    return _repository(source, fallback, digest, found)
+
+
+def needs_no_path(source: str) -> bool:
+    """Whether a SOURCE is fetched, so that it is the same from every folder."""
+    return source.startswith("sdist:") or is_git_source(source)
+
+
+def is_pinned(source: str) -> bool:
+    """Whether a SOURCE names its bytes for good: an exact version, or a full commit id."""
+    return source.startswith("sdist:") or (is_git_source(source) and names_commit(source))
+
+
+def _open_git(source: str) -> RepositorySource:
+    fetched = fetch_commit(source)
+    found = read_commit(fetched, _wanted, skip=skips_folder)
+    return _repository(source, fetched.address.name, _digest(found), found, fetched.commit)
 
 
 def _sdist_path(source: str) -> Path:
@@ -96,7 +124,9 @@ def _digest(files: Mapping[str, bytes]) -> str:
     return sha256_of("\n".join(f"{sha256_of(files[name])} {name}" for name in sorted(files)).encode())
 
 
-def _repository(source: str, path: Path, digest: str, found: Mapping[str, bytes]) -> RepositorySource:
+def _repository(
+    source: str, fallback: str, digest: str, found: Mapping[str, bytes], commit: str = ""
+) -> RepositorySource:
     in_tree = tree_rule(frozenset(found))
     files = {name: data for name, data in sorted(found.items()) if in_tree(PurePosixPath(name))}
     metadata = {name: data for name, data in sorted(found.items()) if is_metadata_path(PurePosixPath(name))}
@@ -115,15 +145,15 @@ def _repository(source: str, path: Path, digest: str, found: Mapping[str, bytes]
             fix="choose a repository whose archive carries its tests.",
         )
     name, version = _name_and_version(metadata)
-    if name and version:
-        # Some packages ask importlib.metadata for their own version; the long description stays out.
-        files[f"{_safe(name)}-{version}.dist-info/METADATA"] = (
-            f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode()
+    # Some packages ask importlib.metadata for their own version; the long description stays out.
+    # Many checkouts leave it to a tool that reads the tags: then it is a local version of 0.
+    shown = version or (f"0+g{commit[:_SHORT_ID]}" if commit else "")
+    if name and shown:
+        files[f"{_safe(name)}-{shown}.dist-info/METADATA"] = (
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: {shown}\n".encode()
         )
-    fallback = path.resolve().name
-    for suffix in ARCHIVE_SUFFIXES:
-        fallback = fallback.removesuffix(suffix)
-    return RepositorySource(source, _safe(name or fallback), version, digest, files, metadata)
+    version = version or commit[:_SHORT_ID]
+    return RepositorySource(source, _safe(name or fallback), version, digest, files, metadata, commit)
 
 
 def _safe(name: str) -> str:

@@ -26,7 +26,9 @@ _SOURCE_SUFFIXES = frozenset({".py", ".pyi"})
 _CONFIG_NAMES = frozenset(
     {"pyproject.toml", "setup.cfg", "tox.ini", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml"}
 )
-_TOP_TEXTS = ("README*", "LICEN[CS]E*", "VERSION*", "version*")
+_TOP_TEXTS = ("README*", "VERSION*", "version*")
+LICENCE_TEXTS = ("LICEN[CS]E*", "COPYING*", "UNLICEN[CS]E*")
+"""At the top, whatever their letters' case: the licence goes with every copy."""
 _TEST_FOLDERS = frozenset({"tests", "test", "testing"})
 _NOT_A_SUBJECT = frozenset(
     "setup.py conftest.py noxfile.py tasks.py fabfile.py versioneer.py _version.py __about__.py __main__.py dodo.py".split()
@@ -73,7 +75,9 @@ def tree_rule(names: frozenset[str]) -> Callable[[PurePosixPath], bool]:
         if path.name.startswith("."):
             return False
         if not folders:
-            return any(fnmatch.fnmatch(path.name, pattern) for pattern in _TOP_TEXTS)
+            return any(fnmatch.fnmatchcase(path.name, pattern) for pattern in _TOP_TEXTS) or any(
+                fnmatch.fnmatchcase(path.name.upper(), pattern) for pattern in LICENCE_TEXTS
+            )
         return in_test_folder(path) or not packages.isdisjoint(path.parents)
 
     return belongs

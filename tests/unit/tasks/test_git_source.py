@@ -1,0 +1,413 @@
+"""Git addresses against real repositories: the same bytes as a checkout, by commit, and nothing of theirs is run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from composer_replication.errors import ComposerError, InputError, MissingError
+from composer_replication.tasks import archives, git_source
+from composer_replication.tasks.cache_prune import prune
+from composer_replication.tasks.git_source import parse_address
+from composer_replication.tasks.sources import RepositorySource, is_pinned, needs_no_path, open_source
+
+FILES = {
+    "pyproject.toml": b'[project]\nname = "Some_Thing"\nversion = "2.1"\n',
+    "thing/__init__.py": b"def f():\r\n    return 1\n",
+    "thing/data.bin": bytes(range(256)),
+    "thing/empty.py": b"",
+    "tests/test_thing.py": b"def test_f():\n    pass\n",
+    "tests/data/a file with spaces \xc3\xa9.txt".encode("latin-1").decode(): b"1,2\n",
+}
+PERSON = ("-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "protocol.file.allow=always")
+
+
+def git(folder: Path, *words: str) -> str:
+    done = subprocess.run(["git", "-C", str(folder), *PERSON, *words], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def write(root: Path, files: Mapping[str, bytes]) -> None:
+    for name, data in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(data)
+
+
+def commit(root: Path, files: Mapping[str, bytes]) -> str:
+    write(root, files)
+    git(root, "add", "--all", "--force")
+    git(root, "commit", "--quiet", "--message", "change")
+    return git(root, "rev-parse", "HEAD")
+
+
+@pytest.fixture(autouse=True)
+def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("COMPOSER_RL_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A repository of two commits: ``v1`` (an annotated tag) and the branch ``main`` after it."""
+    root = tmp_path / "remote" / "thing.git"
+    root.mkdir(parents=True)
+    git(root, "init", "--quiet", "--initial-branch=main")
+    commit(root, FILES)
+    git(root, "tag", "--annotate", "v1", "--message", "one")
+    commit(root, {"thing/__init__.py": b"def f():\n    return 2\n"})
+    return root
+
+
+def code_of(source: str) -> str:
+    with pytest.raises(ComposerError) as caught:
+        open_source(source)
+    return caught.value.code
+
+
+def own_files(source: RepositorySource) -> dict[str, bytes]:
+    return {name: data for name, data in source.files.items() if ".dist-info" not in name}
+
+
+def test_a_commit_gives_the_bytes_of_its_files(repository: Path) -> None:
+    found = open_source(f"git+file://{repository}@v1")
+    assert own_files(found) == FILES
+    assert found.commit == git(repository, "rev-parse", "v1^{commit}")
+    assert found.repository == "some-thing==2.1"
+
+
+@pytest.mark.parametrize("ref", ["main", "refs/heads/main", "", "HEAD~0", "ID"])
+def test_every_way_to_name_a_commit(repository: Path, ref: str) -> None:
+    head = git(repository, "rev-parse", "main")
+    if ref == "HEAD~0":  # an expression is no name
+        assert code_of(f"git+file://{repository}@{ref}") == "CR0402"
+        return
+    wanted = head if ref == "ID" else ref
+    found = open_source(f"git+file://{repository}" + (f"@{wanted}" if wanted else ""))
+    assert (found.commit, found.files["thing/__init__.py"]) == (head, b"def f():\n    return 2\n")
+
+
+def test_a_commit_is_the_same_as_a_folder_of_its_files(repository: Path, tmp_path: Path) -> None:
+    write(tmp_path / "folder", FILES)
+    folder, found = open_source(str(tmp_path / "folder")), open_source(f"git+file://{repository}@v1")
+    assert (found.files, found.metadata, found.sha256) == (folder.files, folder.metadata, folder.sha256)
+    assert folder.commit == ""
+
+
+def test_a_tag_wins_over_a_branch_of_the_same_name(repository: Path) -> None:
+    git(repository, "branch", "v1", "main")
+    assert open_source(f"git+file://{repository}@v1").files["thing/__init__.py"] == FILES["thing/__init__.py"]
+
+
+def test_an_old_commit_that_no_ref_names(repository: Path) -> None:
+    old = git(repository, "rev-parse", "main~1")
+    git(repository, "tag", "--delete", "v1")
+    assert open_source(f"git+file://{repository}@{old}").commit == old
+
+
+def test_an_id_of_a_tag_object_means_its_commit(repository: Path) -> None:
+    tag = git(repository, "rev-parse", "v1")
+    assert own_files(open_source(f"git+file://{repository}@{tag}")) == FILES
+
+
+def test_a_fetched_commit_needs_no_repository_any_more(repository: Path) -> None:
+    source = f"git+file://{repository}@{git(repository, 'rev-parse', 'v1^{commit}')}"
+    before = open_source(source)
+    repository.rename(repository.with_name("gone"))
+    after = open_source(source)
+    assert (after.files, after.sha256, after.commit) == (before.files, before.sha256, before.commit)
+    assert code_of(f"git+file://{repository}@v1") == "CR0441"  # what a tag means must be asked
+
+
+def test_another_address_does_not_answer_from_the_cache(repository: Path, tmp_path: Path) -> None:
+    head = git(repository, "rev-parse", "main")
+    open_source(f"git+file://{repository}@{head}")
+    other = tmp_path / "other.git"
+    git(tmp_path, "init", "--quiet", "--bare", str(other))
+    assert code_of(f"git+file://{other}@{head}") == "CR0442"
+
+
+def test_a_version_that_a_tool_would_compute_is_the_commit(repository: Path) -> None:
+    head = commit(repository, {"pyproject.toml": b'[project]\nname = "thing"\ndynamic = ["version"]\n'})
+    found = open_source(f"git+file://{repository}")
+    assert found.repository == f"thing=={head[:12]}"
+    written = found.files[f"thing-0+g{head[:12]}.dist-info/METADATA"].decode()
+    assert written.splitlines()[2] == f"Version: 0+g{head[:12]}"
+
+
+def test_without_any_name_it_is_that_of_the_address(repository: Path) -> None:
+    commit(repository, {"pyproject.toml": b"[tool.x]\n"})
+    assert open_source(f"git+file://{repository}").name == "thing"
+
+
+def test_a_repository_of_sha256(tmp_path: Path) -> None:
+    root = tmp_path / "new"
+    git(tmp_path, "init", "--quiet", "--object-format=sha256", str(root))
+    head = commit(root, FILES)
+    assert len(head) == 64
+    assert open_source(f"git+file://{root}").commit == head
+    assert own_files(open_source(f"git+file://{root}@{head}")) == FILES
+
+
+def test_a_folder_with_an_at_in_its_name(tmp_path: Path) -> None:
+    root = tmp_path / "me@home" / "thing"
+    root.mkdir(parents=True)
+    git(root, "init", "--quiet", "--initial-branch=main")
+    head = commit(root, FILES)
+    assert open_source(f"git+file://{root}").commit == head
+    assert open_source(f"git+file://{root}@main").commit == head
+
+
+# --- addresses -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "url", "ref", "name"),
+    [
+        ("git+https://example.org/o/thing@v1.0", "https://example.org/o/thing", "v1.0", "thing"),
+        ("git+https://example.org/o/thing.git@feature/x", "https://example.org/o/thing.git", "feature/x", "thing"),
+        ("https://example.org/o/thing.git", "https://example.org/o/thing.git", "", "thing"),
+        ("https://example.org:8443/o/thing.git@v1", "https://example.org:8443/o/thing.git", "v1", "thing"),
+        ("git+ssh://git@example.org/o/thing@v1", "ssh://git@example.org/o/thing", "v1", "thing"),
+        ("git@example.org:o/thing.git", "git@example.org:o/thing.git", "", "thing"),
+        ("git@example.org:thing.git@v1", "git@example.org:thing.git", "v1", "thing"),
+        ("git+git@example.org:o/thing@v1", "git@example.org:o/thing", "v1", "thing"),
+        ("git+file:///no/such/thing@v1", "file:///no/such/thing", "v1", "thing"),
+    ],
+)  # fmt: skip
+def test_an_address_is_taken_apart(source: str, url: str, ref: str, name: str) -> None:
+    address = parse_address(source)
+    assert (address.url, address.ref, address.name) == (url, ref, name)
+    assert needs_no_path(source)
+    assert not is_pinned(source)
+    assert is_pinned(f"{source.rpartition('@')[0] if ref else source}@{'0' * 40}")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "git+ext::sh -c 'touch /tmp/x'",
+        "ext::sh -c true://",
+        "git+ext://sh",
+        "git+fd://3",
+        "git+http://example.org/o/thing",
+        "git://example.org/o/thing.git",
+        "git+https://example.org",
+        "git+https:///o/thing",
+        "git+https://-oProxyCommand=x/o/thing",
+        "git+ssh://-oProxyCommand=x/o/thing",
+        "git@-oProxyCommand=x:o/thing",
+        "git+file://host/o/thing",
+        "git+file:thing",
+        "git+https://example.org/o/thing@--upload-pack=x",
+        "git+https://example.org/o/thing@a..b",
+        "git+https://example.org/o/thing@",
+        "git+https://example.org/o/thing#subdirectory=x",
+        "git+https://[broken/o/thing",
+        "https://example.org/o/thing",
+        "git+",
+        "git+thing",
+    ],
+)
+def test_what_git_may_not_be_given_is_refused(source: str) -> None:
+    with pytest.raises(InputError) as caught:
+        open_source(source)
+    assert caught.value.code == "CR0402"
+
+
+def test_a_password_is_not_repeated() -> None:
+    for source in ("git+https://me:s3cret@example.org/o/thing", "git+https://s3cret@example.org/o/thing"):
+        with pytest.raises(InputError) as caught:
+            open_source(source)
+        assert "s3cret" not in str(caught.value)
+        assert "password" in str(caught.value)
+
+
+# --- what fails ------------------------------------------------------------------------------
+
+
+def test_no_git(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, repository: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MissingError) as caught:
+        open_source(f"git+file://{repository}")
+    assert caught.value.code == "CR0440"
+
+
+def test_unreachable_and_unknown_are_told_apart(tmp_path: Path, repository: Path) -> None:
+    assert code_of(f"git+file://{tmp_path}/absent") == "CR0441"
+    assert code_of(f"git+file://{tmp_path}/absent@{'a' * 40}") == "CR0441"
+    assert code_of("git+https://127.0.0.1:9/o/thing@v1") == "CR0441"  # nobody listens there
+    assert code_of(f"git+file://{repository}@no-such-tag") == "CR0442"
+    assert code_of(f"git+file://{repository}@{'a' * 40}") == "CR0442"
+    blob = git(repository, "rev-parse", "main:pyproject.toml")
+    assert code_of(f"git+file://{repository}@{blob}") == "CR0442"
+    short = git(repository, "rev-parse", "main")[:10]
+    with pytest.raises(InputError, match="all 40 digits"):
+        open_source(f"git+file://{repository}@{short}")
+
+
+def test_a_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, repository: Path) -> None:
+    monkeypatch.setattr(git_source, "_ASK_SECONDS", 0.0)
+    with pytest.raises(InputError, match="in time"):
+        open_source(f"git+file://{repository}")
+
+
+def test_too_large_to_fetch(monkeypatch: pytest.MonkeyPatch, repository: Path, private_cache: Path) -> None:
+    commit(repository, {"docs/large.bin": os.urandom(300_000)})
+    monkeypatch.setattr(git_source, "MAX_FETCH_BYTES", 200_000)
+    assert code_of(f"git+file://{repository}") == "CR0443"
+    assert list((private_cache / "git").iterdir()) == []
+    monkeypatch.setattr(git_source, "MAX_FETCH_BYTES", 400_000)
+    assert "docs/large.bin" not in open_source(f"git+file://{repository}").files
+
+
+@pytest.mark.parametrize(("limit", "value"), [("MAX_MEMBERS", 3), ("MAX_MEMBER_BYTES", 255), ("MAX_TOTAL_BYTES", 300)])
+def test_too_large_to_read(
+    monkeypatch: pytest.MonkeyPatch, repository: Path, limit: str, value: int
+) -> None:
+    assert getattr(git_source, limit) == getattr(archives, limit)
+    monkeypatch.setattr(git_source, limit, value)
+    assert code_of(f"git+file://{repository}") == "CR0443"
+
+
+def test_a_tree_that_holds_itself_many_times_over(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten levels of ten: some hundred objects that stand for ten thousand million files."""
+    below = git(repository, "hash-object", "-w", "pyproject.toml")
+    kind = "100644 blob"
+    for _ in range(10):
+        rows = "".join(f"{kind} {below}\tf{index}.py\n" for index in range(10))
+        below = subprocess.run(
+            ["git", "-C", str(repository), "mktree"], input=rows, text=True, capture_output=True, check=True
+        ).stdout.strip()
+        kind = "040000 tree"
+    head = git(repository, "commit-tree", below, "-m", "bomb")
+    git(repository, "update-ref", "refs/heads/bomb", head)
+    monkeypatch.setattr(git_source, "MAX_LISTING_BYTES", 1_000_000)
+    assert code_of(f"git+file://{repository}@bomb") == "CR0443"
+
+
+def test_a_damaged_copy_in_the_cache_says_what_to_remove(repository: Path, private_cache: Path) -> None:
+    open_source(f"git+file://{repository}")
+    (kept,) = (private_cache / "git").iterdir()
+    for pack in (kept / "objects" / "pack").iterdir():
+        pack.chmod(0o644)
+        pack.write_bytes(b"")
+    with pytest.raises(InputError, match=kept.name) as caught:
+        open_source(f"git+file://{repository}")
+    assert caught.value.code == "CR0441"
+
+
+def test_prune_removes_what_was_fetched(repository: Path, private_cache: Path) -> None:
+    script = "import sys; from composer_replication.tasks.sources import open_source; open_source(sys.argv[1])"
+    import sys
+
+    subprocess.run([sys.executable, "-c", script, f"git+file://{repository}"], check=True)
+    (private_cache / "git" / "fetch-killed").mkdir()
+    assert len(prune(private_cache).removed) == 2
+    assert list((private_cache / "git").iterdir()) == []
+
+
+# --- hostile repositories ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def marker(tmp_path: Path) -> Path:
+    """A file that nothing of a repository may make."""
+    return tmp_path / "marker"
+
+
+def test_hooks_filters_and_attributes_are_not_run(repository: Path, marker: Path) -> None:
+    for name in ("post-checkout", "post-merge", "pre-auto-gc", "reference-transaction", "post-upload-pack"):
+        hook = repository / ".git" / "hooks" / name
+        hook.parent.mkdir(exist_ok=True)
+        hook.write_text(f"#!/bin/sh\necho {name} >> {marker}\n")
+        hook.chmod(0o755)
+    for key in ("filter.evil.smudge", "diff.evil.textconv", "uploadpack.packObjectsHook", "core.fsmonitor", "core.sshCommand"):
+        git(repository, "config", key, f"touch {marker}")
+    attributes = b"*.py filter=evil diff=evil export-ignore\n*.toml export-subst ident\n"
+    (repository / ".git" / "info" / "attributes").write_bytes(attributes)
+    tree = git(repository, "hash-object", "-w", "--stdin", "--no-filters") if False else None
+    assert tree is None
+    marker.unlink(missing_ok=True)  # git's own work here ran them: see the test below
+    found = open_source(f"git+file://{repository}@v1")
+    assert not marker.exists()
+    assert own_files(found) == FILES
+
+
+def test_git_attributes_of_a_commit_change_no_byte(repository: Path) -> None:
+    files = {"thing/ident.py": b"# $Id$ $Format:%H$\r\n", ".gitattributes": b"* export-ignore ident export-subst eol=lf\n"}
+    write(repository, files)
+    for name, data in files.items():
+        stored = subprocess.run(
+            ["git", "-C", str(repository), "hash-object", "-w", "--stdin", "--no-filters"],
+            input=data, capture_output=True, check=True,
+        ).stdout.decode().strip()  # fmt: skip
+        git(repository, "update-index", "--add", "--cacheinfo", f"100644,{stored},{name}")
+    git(repository, "commit", "--quiet", "--message", "attributes")
+    assert open_source(f"git+file://{repository}").files["thing/ident.py"] == files["thing/ident.py"]
+
+
+def test_settings_of_the_user_that_name_programs_are_not_read(
+    repository: Path, marker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = tmp_path / "gitconfig"
+    settings.write_text(
+        f"[uploadpack]\n\tpackObjectsHook = touch {marker};\n[core]\n\tsshCommand = touch {marker};\n"
+        f"[credential]\n\thelper = !touch {marker}\n[core]\n\taskPass = {marker}\n"
+    )
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(settings))
+    monkeypatch.setenv("GIT_SSH_COMMAND", f"touch {marker};")
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
+    open_source(f"git+file://{repository}")
+    assert code_of("git+ssh://git@127.0.0.1:9/o/thing") == "CR0441"
+    assert not marker.exists()
+    subprocess.run(  # the marker can appear: git itself, with that setting
+        ["git", "clone", "--quiet", "--bare", f"file://{repository}", str(tmp_path / "clone")],
+        check=False, capture_output=True, env={**os.environ, "GIT_DIR": ""} | {"GIT_CONFIG_GLOBAL": str(settings)},
+    )  # fmt: skip
+
+
+def test_objects_that_are_missing_are_not_fetched_by_a_program_of_the_repository(
+    repository: Path, marker: Path
+) -> None:
+    blob = git(repository, "rev-parse", "main:thing/__init__.py")
+    (repository / ".git" / "objects" / blob[:2] / blob[2:]).unlink()
+    git(repository, "config", "extensions.partialClone", "origin")
+    git(repository, "config", "core.repositoryFormatVersion", "1")
+    git(repository, "config", "remote.origin.promisor", "true")
+    git(repository, "config", "remote.origin.url", f"file://{repository}")
+    git(repository, "config", "remote.origin.uploadpack", f"touch {marker};")
+    assert code_of(f"git+file://{repository}") in ("CR0441", "CR0442")
+    assert not marker.exists()
+
+
+def test_links_and_submodules_are_left_out(repository: Path, tmp_path: Path, marker: Path) -> None:
+    (repository / "thing" / "link.py").symlink_to("/etc/passwd")
+    (repository / "thing" / "loop").symlink_to("loop")
+    head = git(repository, "rev-parse", "main")
+    git(repository, "update-index", "--add", "--cacheinfo", f"160000,{head},thing/sub")
+    modules = f'[submodule "thing/sub"]\n\tpath = thing/sub\n\turl = ext::touch {marker}\n'
+    commit(repository, {".gitmodules": modules.encode()})
+    found = open_source(f"git+file://{repository}")
+    assert not [name for name in found.files if "link" in name or "loop" in name or "sub" in name]
+    assert not marker.exists()
+
+
+def test_a_path_that_leaves_the_tree_is_refused(repository: Path) -> None:
+    blob = git(repository, "hash-object", "-w", "pyproject.toml")
+    raw = b"100644 pyproject.toml\0" + bytes.fromhex(blob)
+    outer = b"40000 ..\0"
+    inner = subprocess.run(
+        ["git", "-C", str(repository), "hash-object", "-w", "-t", "tree", "--literally", "--stdin"],
+        input=raw, capture_output=True, check=True,
+    ).stdout.decode().strip()  # fmt: skip
+    tree = subprocess.run(
+        ["git", "-C", str(repository), "hash-object", "-w", "-t", "tree", "--literally", "--stdin"],
+        input=outer + bytes.fromhex(inner), capture_output=True, check=True,
+    ).stdout.decode().strip()  # fmt: skip
+    head = git(repository, "commit-tree", tree, "-m", "climb")
+    git(repository, "update-ref", "refs/heads/climb", head)
+    assert code_of(f"git+file://{repository}@climb") == "CR0405"

@@ -1,7 +1,7 @@
 """Tasks on disk: content-addressed files, public records, and secrets apart from them.
 
     manifest.json              schema version, sha256 of every record, one fingerprint over all
-    objects/ab/<sha256>        files of repositories, broken and shortened files, wheels
+    objects/ab/<sha256>.zst    files of repositories, by the hash of their content; wheels as they are
     repositories/<slug>.json   paths and hashes of one repository, its green tests
     locks/<fingerprint>.json   the wheels of an environment, so that it can be made offline
     tasks/<task_id>.json       what may be known of a task
@@ -24,7 +24,8 @@ from typing import Any, TypeVar
 from composer_replication.errors import InputError, UsageError
 from composer_replication.records import Task, TaskContent
 from composer_replication.run_folder import SCHEMA_VERSION, write_atomic
-from composer_replication.tasks.cache import put_file, sha256_of
+from composer_replication.tasks.blobs import find_blob, read_blob, write_blob
+from composer_replication.tasks.cache import sha256_of
 from composer_replication.tasks.environment import Environment, open_environment
 from composer_replication.tasks.lock import EnvironmentLock, LockedWheel
 from composer_replication.tasks.store_records import RepositoryRecord, SecretRecord, TaskRecord
@@ -45,6 +46,7 @@ class TaskStore:
 
     def __init__(self, root: Path, records: dict[str, str], backend: str | None) -> None:
         self.root = root.resolve()
+        self._objects = self.root / "objects"
         self.backend = backend
         self._records = records
         self._lock = threading.RLock()
@@ -262,17 +264,16 @@ class TaskStore:
         Raises:
             InputError: absent or changed (CR0411).
         """
-        path = self._blob_path(digest)
+        path = find_blob(self._objects, digest)
+        if path is None:
+            raise _damaged(self._objects / digest[:2] / digest, "it is missing")
         try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise _damaged(path, "it is missing") from error
+            data = read_blob(path)
+        except (OSError, ValueError) as error:
+            raise _damaged(path, str(error).rstrip(".")) from error
         if sha256_of(data) != digest:
             raise _damaged(path, f"its sha256 is {sha256_of(data)}")
         return data
-
-    def _blob_path(self, digest: str) -> Path:
-        return self.root / "objects" / digest[:2] / digest
 
     def _read(self, name: str) -> Mapping[str, Any]:
         with self._lock:
@@ -324,17 +325,14 @@ class TaskStore:
 
     # --- writing ---------------------------------------------------------------------
 
-    def put_blob(self, data: bytes) -> str:
-        """Keep some bytes; their sha256."""
-        digest = sha256_of(data)
-        if not self._blob_path(digest).exists():
-            put_file(self._blob_path(digest), data)
-        return digest
+    def put_blob(self, data: bytes, *, is_packed: bool = False) -> str:
+        """Keep some bytes; their sha256. ``is_packed`` says that they are compressed already."""
+        return write_blob(self._objects, data, is_packed=is_packed)
 
     def put_lock(self, lock: EnvironmentLock, read_wheel: Any) -> None:
         for wheel in (*lock.wheels, lock.installer):
-            if not self._blob_path(wheel.sha256).exists():
-                self.put_blob(read_wheel(wheel))
+            if find_blob(self._objects, wheel.sha256) is None:
+                self.put_blob(read_wheel(wheel), is_packed=True)
         self._write(f"locks/{lock.fingerprint}.json", lock.to_json())
 
     def put_repository(self, slug: str, record: RepositoryRecord) -> None:

@@ -1,0 +1,260 @@
+"""Unified diffs of whole trees: written here, applied by ``git apply``.
+
+The writer and the program that applies are independent of each other, so "the golden diff
+applied to the broken tree restores everything" is more than the code agreeing with itself.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+
+from composer_replication.errors import InputError, MissingError
+from composer_replication.sandbox.process_folder import process_folder
+from composer_replication.tasks.views import write_files
+
+CONTEXT_LINES = 3
+"""As git has it; readers of SWE-bench patches expect no other."""
+APPLY_SECONDS = 120
+_MODE = "100644"
+_NO_NEWLINE = b"\\ No newline at end of file\n"
+_PLAIN_NAME = re.compile(r"[^\x00-\x1f\x7f\"\\]+")
+_ESCAPES = {"\a": "\\a", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\v": "\\v", "\f": "\\f", "\r": "\\r"}
+_BINARY = re.compile(r"^(GIT binary patch|Binary files .* differ)\r?$", re.MULTILINE)
+_SPECIAL_MODE = re.compile(r"^(?:new file mode|new mode) (?!100)\d+|^index \S+ (?!100)\d+\r?$", re.MULTILINE)
+
+_ATTRIBUTES = "* -text !eol -filter -ident -working-tree-encoding\n"
+"""Above every ``.gitattributes`` of the tree: bytes go in and come out as they are."""
+_CONFIG = "[core]\n\trepositoryformatversion = 0\n\tfilemode = false\n\tbare = false\n\tsymlinks = false\n"
+
+
+def make_patch(old: Mapping[str, bytes], new: Mapping[str, bytes]) -> str:
+    """The unified diff that turns one tree into another.
+
+    Paths in order; three lines of context; git's headers, so that new, deleted and empty
+    files and a missing newline at the end survive. Carriage returns stay in their lines.
+
+    Args:
+        old: files by POSIX path.
+        new: the same, afterwards.
+
+    Returns:
+        The patch; empty when the trees are equal.
+
+    Raises:
+        InputError: a file that differs is not UTF-8, or a path leaves the tree (CR0441).
+    """
+    changed = sorted(path for path in {*old, *new} if old.get(path) != new.get(path))
+    return "".join(_file_patch(path, old.get(path), new.get(path)) for path in changed)
+
+
+def _file_patch(path: str, old: bytes | None, new: bytes | None) -> str:
+    _check_path(path)
+    lines = [f"diff --git {_quoted('a/' + path)} {_quoted('b/' + path)}\n"]
+    if old is None:
+        lines.append(f"new file mode {_MODE}\n")
+    elif new is None:
+        lines.append(f"deleted file mode {_MODE}\n")
+    hunks = b"".join(_hunks(_lines(old or b""), _lines(new or b"")))
+    if hunks:
+        lines.append(f"--- {'/dev/null' if old is None else _named('a/' + path)}\n")
+        lines.append(f"+++ {'/dev/null' if new is None else _named('b/' + path)}\n")
+    try:
+        return "".join(lines) + hunks.decode()
+    except UnicodeDecodeError as error:
+        raise _refused("the file is not UTF-8 text, so no patch can hold it", path) from error
+
+
+def _check_path(path: str) -> None:
+    pure = PurePosixPath(path)
+    if (
+        pure.is_absolute()
+        or str(pure) != path
+        or "\0" in path
+        or not pure.parts
+        or any(part == ".." or part.lower() == ".git" for part in pure.parts)
+    ):
+        raise _refused("the path leaves the tree or is none", path[:80])
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        raise _refused("the path is not UTF-8", ascii(path[:80])) from error
+
+
+def _quoted(name: str) -> str:
+    """A name as git writes it: in C's notation where a reader could go astray, else plain."""
+    if _PLAIN_NAME.fullmatch(name) and name == name.strip():
+        return name
+    body = "".join(
+        _ESCAPES.get(c)
+        or (f"\\{c}" if c in '"\\' else f"\\{ord(c):03o}" if ord(c) < 32 or ord(c) == 127 else c)
+        for c in name
+    )
+    return f'"{body}"'
+
+
+def _named(name: str) -> str:
+    """A name after ``---`` or ``+++``: one with spaces ends in a tab, or a date could follow."""
+    quoted = _quoted(name)
+    return f"{quoted}\t" if " " in quoted and quoted == name else quoted
+
+
+def _lines(data: bytes) -> list[bytes]:
+    parts = data.split(b"\n")
+    return [part + b"\n" for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
+
+
+def _hunks(old: Sequence[bytes], new: Sequence[bytes]) -> Iterator[bytes]:
+    for group in _groups(old, new):
+        a, b = group[0][1], group[0][3]
+        yield f"@@ -{_range(a, group[-1][2])} +{_range(b, group[-1][4])} @@\n".encode()
+        for tag, first, last, other_first, other_last in group:
+            if tag == "equal":
+                yield from (_line(b" ", line) for line in old[first:last])
+                continue
+            yield from (_line(b"-", line) for line in old[first:last])
+            yield from (_line(b"+", line) for line in new[other_first:other_last])
+
+
+def _groups(old: Sequence[bytes], new: Sequence[bytes]) -> Iterator[list[tuple[str, int, int, int, int]]]:
+    """Opcodes in groups with context. What is equal at both ends is cut off first: matching is quadratic."""
+    head = _num_equal(old, new)
+    tail = _num_equal(old[head:][::-1], new[head:][::-1])
+    head_kept, tail_kept = min(head, CONTEXT_LINES), min(tail, CONTEXT_LINES)
+    skip = head - head_kept
+    matcher = difflib.SequenceMatcher(
+        None,
+        old[skip : len(old) - tail + tail_kept],
+        new[skip : len(new) - tail + tail_kept],
+        autojunk=False,
+    )
+    for group in matcher.get_grouped_opcodes(CONTEXT_LINES):
+        yield [(tag, a + skip, b + skip, c + skip, d + skip) for tag, a, b, c, d in group]
+
+
+def _num_equal(one: Sequence[bytes], other: Sequence[bytes]) -> int:
+    count = 0
+    for left, right in zip(one, other, strict=False):
+        if left != right:
+            break
+        count += 1
+    return count
+
+
+def _range(first: int, last: int) -> str:
+    """``start,count`` of a hunk: lines count from 1, and an empty span names the line before it."""
+    return f"{first if first == last else first + 1},{last - first}"
+
+
+def _line(sign: bytes, line: bytes) -> bytes:
+    return sign + line if line.endswith(b"\n") else sign + line + b"\n" + _NO_NEWLINE
+
+
+def apply_patch(files: Mapping[str, bytes], patch: str) -> dict[str, bytes]:
+    """A tree after a patch, by the real ``git apply`` in a temporary folder of its own.
+
+    No configuration of the user or the system, no hooks, no attributes of the tree, no
+    ``--unsafe-paths``: git itself refuses a path that climbs out or goes through a link.
+
+    Args:
+        files: the tree by POSIX path; it is not changed.
+        patch: a unified diff with ``a/`` and ``b/``; empty or blank changes nothing.
+
+    Returns:
+        The new tree; file modes are not part of it.
+
+    Raises:
+        InputError: the patch does not apply as a whole, leaves the tree, makes links or is
+            binary (CR0441).
+        MissingError: there is no git (CR0447).
+    """
+    for path in files:
+        _check_path(path)
+    if not patch.strip():
+        return dict(files)
+    if _BINARY.search(patch):
+        raise _refused("the patch holds binary files, only text can be applied", "")
+    if _SPECIAL_MODE.search(patch):
+        raise _refused("the patch makes a link or a submodule", "")
+    try:
+        data = patch.encode()
+    except UnicodeEncodeError as error:
+        raise _refused("the patch is not UTF-8", "") from error
+    with tempfile.TemporaryDirectory(prefix="patch-", dir=process_folder()) as folder:
+        tree = Path(folder) / "tree"
+        tree.mkdir()
+        write_files(tree, files)
+        _make_git_folder(Path(folder))
+        _run_git_apply(Path(folder), data)
+        return _read_back(tree)
+
+
+def _make_git_folder(folder: Path) -> None:
+    git = folder / "git"
+    for name in ("objects", "refs", "info"):
+        (git / name).mkdir(parents=True)
+    (git / "HEAD").write_text("ref: refs/heads/main\n")
+    (git / "config").write_text(_CONFIG)
+    (git / "info" / "attributes").write_text(_ATTRIBUTES)
+
+
+def _run_git_apply(folder: Path, patch: bytes) -> None:
+    environment = {
+        "PATH": os.environ.get("PATH", os.defpath),
+        "HOME": str(folder),
+        "LC_ALL": "C",
+        "GIT_DIR": str(folder / "git"),
+        "GIT_WORK_TREE": str(folder / "tree"),
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        "GIT_CONFIG_SYSTEM": os.devnull,
+        "GIT_ATTR_NOSYSTEM": "1",
+        "GIT_TERMINAL_PROMPT": "0",
+    }
+    try:
+        done = subprocess.run(
+            ["git", "apply", "--whitespace=nowarn", "-"],
+            input=patch,
+            cwd=folder / "tree",
+            env=environment,
+            capture_output=True,
+            timeout=APPLY_SECONDS,
+            check=False,
+        )
+    except FileNotFoundError as error:
+        raise MissingError(
+            "CR0447", "patches are applied by git, which is not installed.", where="git", fix="install git."
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise _refused(f"git apply did not end within {APPLY_SECONDS} seconds", "") from error
+    if done.returncode:
+        said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        reason = next((line for line in said if line.startswith(("error:", "fatal:"))), "git apply failed")
+        raise _refused(f"the patch does not apply, {reason.partition(': ')[2] or reason}"[:300], "")
+
+
+def _read_back(tree: Path) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    for folder, subfolders, names in os.walk(tree):
+        subfolders.sort()
+        for name in [*subfolders, *names]:
+            if os.path.islink(os.path.join(folder, name)):
+                raise _refused("the patch makes a link", name)
+        for name in sorted(names):
+            path = Path(folder, name)
+            found[path.relative_to(tree).as_posix()] = path.read_bytes()
+    return found
+
+
+def _refused(detail: str, where: str) -> InputError:
+    return InputError(
+        "CR0441",
+        f"{detail.rstrip('.')}.",
+        where=where,
+        fix="give a patch of text files, made by git diff against exactly that tree.",
+    )

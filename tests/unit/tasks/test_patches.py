@@ -1,0 +1,185 @@
+"""A patch written here and applied by git gives the other tree, to the byte; a bad one is refused."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from composer_replication.errors import InputError, MissingError
+from composer_replication.tasks.patches import apply_patch, make_patch
+
+NAMES = st.sampled_from(
+    [
+        "a.py",
+        "b c.py",
+        " lead.py",
+        "trail ",
+        "pkg/mod.py",
+        "pkg/ünïcode ✓.txt",
+        'pkg/quo"te.py',
+        "back\\slash.py",
+        "tab\there.py",
+        "x b/x.py",
+        "new\nline.py",
+        ".gitattributes",
+        "deep/er/still/f",
+        "-dash",
+    ]
+)
+LINES = st.sampled_from(
+    ["x = 1", "", "def f():", "    return 'ü✓'", "\ttab", "--- a", "+++ b", "\\ No", "a\rb"]
+)
+ENDS = st.sampled_from(["\n", "\r\n"])
+
+
+@st.composite
+def texts(draw: st.DrawFn) -> bytes:
+    """A file of few different lines, so that two files share some; often without a last newline."""
+    lines = draw(st.lists(st.tuples(LINES, ENDS), max_size=20))
+    text = "".join(line + end for line, end in lines)
+    return (text if draw(st.booleans()) else text.rstrip("\r\n")).encode()
+
+
+TREES = st.dictionaries(
+    NAMES, texts() | st.text().map(lambda text: text.encode("utf-8", "replace")), max_size=5
+)
+
+
+@given(old=TREES, new=TREES)
+@settings(max_examples=150, deadline=None)
+def test_the_patch_of_two_trees_turns_one_into_the_other(
+    old: dict[str, bytes], new: dict[str, bytes]
+) -> None:
+    assert apply_patch(old, make_patch(old, new)) == new
+
+
+@given(tree=TREES, data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_small_changes_of_large_files(tree: dict[str, bytes], data: st.DataObject) -> None:
+    body = b"".join(b"line %d\n" % number for number in range(60))
+    old = {**tree, "big.py": body}
+    cut = data.draw(st.integers(0, len(body)))
+    until = data.draw(st.integers(cut, len(body)))
+    new = {**tree, "big.py": body[:cut] + data.draw(texts()) + body[until:]}
+    assert apply_patch(old, make_patch(old, new)) == new
+
+
+def test_the_text_is_the_one_that_git_writes(tmp_path: Path) -> None:
+    """Written down by hand: hunk ranges, headers, the tab after a name with a space."""
+    old = {"a b.py": b"1\n2\n3\n4\n5\n6\n7\n8\n", "gone": b"x", "same": b"s\n"}
+    new = {"a b.py": b"1\n2\n3\n4\nfive\n6\n7\n8\n", "empty": b"", "same": b"s\n"}
+    assert make_patch(old, new) == (
+        "diff --git a/a b.py b/a b.py\n"
+        "--- a/a b.py\t\n+++ b/a b.py\t\n"
+        "@@ -2,7 +2,7 @@\n 2\n 3\n 4\n-5\n+five\n 6\n 7\n 8\n"
+        "diff --git a/empty b/empty\nnew file mode 100644\n"
+        "diff --git a/gone b/gone\ndeleted file mode 100644\n"
+        "--- a/gone\n+++ /dev/null\n@@ -1,0 +0,0 @@\n-x\n\\ No newline at end of file\n".replace("1,0", "1,1")
+    )
+
+
+def test_equal_trees_have_no_patch() -> None:
+    assert make_patch({"a": b"x"}, {"a": b"x"}) == ""
+    assert apply_patch({"a": b"x"}, " \n") == {"a": b"x"}
+
+
+def test_a_patch_of_git_diff_applies(tmp_path: Path) -> None:
+    """The other way round: git writes, with renames, and we read."""
+    (tmp_path / "old").mkdir()
+    (tmp_path / "new").mkdir()
+    text = "".join(f"line {number}\n" for number in range(20))
+    (tmp_path / "old" / "a.py").write_text(text)
+    (tmp_path / "new" / "b.py").write_text(text.replace("line 7", "line seven"))
+    done = subprocess.run(
+        ["git", "diff", "--no-index", "-M", "old", "new"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    patch = (
+        done.stdout.replace("/old/", "/").replace("/new/", "/").replace(" old/", " ").replace(" new/", " ")
+    )
+    assert "rename from" in patch
+    assert apply_patch({"a.py": text.encode()}, patch) == {
+        "b.py": text.replace("line 7", "line seven").encode()
+    }
+
+
+def test_attributes_and_settings_of_the_tree_or_user_change_no_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".gitconfig").write_text("[core]\n\tautocrlf = true\n[apply]\n\twhitespace = fix\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
+    monkeypatch.setenv("GIT_CONFIG_KEY_0", "apply.whitespace")
+    monkeypatch.setenv("GIT_CONFIG_VALUE_0", "error-all")
+    old = {".gitattributes": b"*.py text eol=crlf ident\n", "a.py": b"x\n$Id$\ny \n"}
+    new = {**old, "a.py": b"x\r\n$Id$\nz  \n\n\n"}
+    assert apply_patch(old, make_patch(old, new)) == new
+
+
+def test_nothing_is_changed_in_what_is_given() -> None:
+    old = {"a": b"1\n"}
+    apply_patch(old, make_patch(old, {"a": b"2\n"}))
+    assert old == {"a": b"1\n"}
+
+
+NEW_FILE = "diff --git a/{0} b/{0}\nnew file mode {1}\n--- /dev/null\n+++ b/{0}\n@@ -0,0 +1 @@\n+x\n"
+
+
+@pytest.mark.parametrize(
+    ("patch", "said"),
+    [
+        (make_patch({"a": b"other\n"}, {"a": b"new\n"}), "does not apply, patch failed: a:1"),
+        ("just words\n", "No valid patches"),
+        (NEW_FILE.format("../evil", "100644"), "invalid path '../evil'"),
+        (NEW_FILE.format("sub/../../evil", "100644"), "invalid path"),
+        (NEW_FILE.format(".git/hooks/x", "100644"), "invalid path"),
+        (NEW_FILE.format("link", "120000"), "makes a link"),
+        (NEW_FILE.format("sub", "160000"), "makes a link or a submodule"),
+        ("--- /dev/null\n+++ b//etc/evil\n@@ -0,0 +1 @@\n+x\n", "invalid path '/etc/evil'"),
+        ("diff --git a/x b/x\nGIT binary patch\nliteral 1\nIcmZ\n", "binary"),
+        ("diff --git a/x b/x\nBinary files a/x and b/x differ\n", "binary"),
+        (make_patch({}, {"a": b"twice\n"}), "already exists"),
+        (make_patch({"a": b"1\n"}, {"a": b"2\n"}) + make_patch({"b": b"1\n"}, {}), "does not apply"),
+    ],
+)
+def test_a_bad_patch_is_refused(patch: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        apply_patch({"a": b"1\n"}, patch)
+    assert caught.value.code == "CR0441"
+    assert said in caught.value.message
+
+
+def test_an_absolute_path_lands_inside() -> None:
+    """Git takes the first part away, which is the one before the first slash."""
+    assert apply_patch({}, "--- /dev/null\n+++ /etc/evil\n@@ -0,0 +1 @@\n+x\n") == {"etc/evil": b"x\n"}
+    assert not Path("/etc/evil").exists()
+
+
+@pytest.mark.parametrize(
+    "path", ["/abs", "../up", "a/../b", "", "a//b", ".git/config", "a/.GIT/x", "nul\0", "\udcff"]
+)
+def test_a_path_that_leaves_the_tree_is_refused(path: str) -> None:
+    for act in (lambda: make_patch({}, {path: b"x"}), lambda: apply_patch({path: b"x"}, "x")):
+        with pytest.raises(InputError, match="CR0441"):
+            act()
+
+
+def test_bytes_that_are_no_text_are_refused_unless_they_stay() -> None:
+    binary = {"a.bin": b"\xff\xfe\n"}
+    assert make_patch(binary, {**binary, "b": b""})
+    with pytest.raises(InputError, match="not UTF-8 text") as caught:
+        make_patch({}, binary)
+    assert caught.value.where == "a.bin"
+
+
+def test_without_git_it_is_said_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MissingError, match="CR0447"):
+        apply_patch({}, make_patch({}, {"a": b"x"}))

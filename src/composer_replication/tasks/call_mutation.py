@@ -1,0 +1,191 @@
+"""Changes recorded calls a little, so that a table of the recorded ones does not answer.
+
+Runs inside the sandbox; its text is sent along. Everything is drawn from one seeded
+generator, in one order, so the same calls and seed give the same changes.
+"""
+
+import collections
+
+OTHER_VALUE_SHARE = 0.3
+"""How often an argument is replaced by another recorded value of the same parameter."""
+_TEXTS = ("é", "ß", "漢", " ", "_", "-", "A", "z", "0", ".", "'", "\n")
+
+
+class CallPool:
+    """Recorded calls, loaded afresh whenever one of their values is used."""
+
+    def __init__(self, blobs, loads):
+        self.blobs = blobs
+        self.loads = loads
+        self.places = collections.defaultdict(list)
+        for number, blob in enumerate(blobs):
+            args, kwargs = loads(blob)
+            for place in [*range(len(args)), *kwargs]:
+                self.places[place].append(number)
+
+    def value(self, number, place):
+        """A fresh copy of one argument of one recorded call."""
+        args, kwargs = self.loads(self.blobs[number])
+        return args[place] if isinstance(place, int) else kwargs[place]
+
+    def mutated(self, draw):
+        """A recorded call with one or two arguments changed; None when nothing can be changed.
+
+        Raises:
+            Exception: what the values themselves raise while they are handled.
+        """
+        args, kwargs = self.loads(self.blobs[draw.randrange(len(self.blobs))])
+        args, kwargs = list(args), dict(kwargs)
+        places = [*range(len(args)), *kwargs]
+        if not places:
+            return None
+        is_changed = False
+        for place in draw.sample(places, min(len(places), draw.choice((1, 1, 2)))):
+            holder = args if isinstance(place, int) else kwargs
+            is_changed |= self._change(holder, place, draw)
+        return (tuple(args), kwargs) if is_changed else None
+
+    def _change(self, holder, place, draw):
+        value = holder[place]
+        if draw.random() < OTHER_VALUE_SHARE or not has_mutator(value):
+            numbers = self.places[place]
+            if len(numbers) < 2:
+                return False
+            holder[place] = self.value(draw.choice(numbers), place)
+            return True
+        holder[place] = mutate(value, draw)
+        return True
+
+
+def has_mutator(value):
+    """Whether a value of this exact type can be changed; callables and objects are only exchanged."""
+    return type(value) in _MUTATORS
+
+
+def mutate(value, draw, depth=0):
+    """A value of the same type that is a little different; others come back as they are."""
+    mutator = _MUTATORS.get(type(value))
+    return value if mutator is None or depth > 4 else mutator(value, draw, depth)
+
+
+def _integer(value, draw, _depth):
+    return draw.choice((value + 1, value - 1, 0, -value, 2 * value))
+
+
+def _float(value, draw, _depth):
+    return draw.choice((value + 1.0, value - 0.5, 0.0, -value, 2.0 * value, value / 3.0))
+
+
+def _complex(value, draw, _depth):
+    return draw.choice((value + 1, value * 2, -value, value.conjugate()))
+
+
+def _flag(value, _draw, _depth):
+    return not value
+
+
+def _text(value, draw, _depth):
+    if not value:
+        return draw.choice(_TEXTS)
+    cut, other = draw.randrange(len(value)), draw.randrange(len(value) + 1)
+    low, high = min(cut, other), max(cut, other)
+    return draw.choice(
+        (
+            value[:cut] + value[cut + 1 :],
+            value[low:high],
+            value[:other] + draw.choice(_TEXTS) + value[other:],
+            value[::-1],
+            value.swapcase(),
+            value.title(),
+            value[:other] + value[low:high] + value[other:],
+            value[other:] + value[:other],
+            value + value,
+        )
+    )
+
+
+def _bytes(value, draw, _depth):
+    cut = draw.randrange(len(value) + 1)
+    changed = draw.choice((value[cut:], value[:cut], value[:cut] + b"a" + value[cut:], bytes(value[::-1])))
+    return type(value)(changed)
+
+
+def _list(value, draw, depth):
+    items = list(value)
+    if not items:
+        return [draw.choice((0, 1, "a", None))]
+    place = draw.randrange(len(items))
+    way = draw.randrange(6)
+    if way == 0:
+        del items[place]
+    elif way == 1:
+        items.insert(draw.randrange(len(items) + 1), items[place])
+    elif way == 2:
+        items.reverse()
+    elif way == 3:
+        draw.shuffle(items)
+    elif way == 4:
+        items.insert(place, mutate(items[place], draw, depth + 1))
+    else:
+        items[place] = mutate(items[place], draw, depth + 1)
+    return items
+
+
+def _tuple(value, draw, depth):
+    return tuple(_list(list(value), draw, depth)) if value else value
+
+
+def _deque(value, draw, depth):
+    return collections.deque(_list(list(value), draw, depth), value.maxlen)
+
+
+def _mapping(value, draw, depth):
+    # Not type(value)(...): an empty one keeps a default factory, too.
+    changed = value.copy()
+    keys = list(changed)
+    if not keys:
+        changed[draw.choice((0, 1, "a"))] = draw.choice((0, 1, "a"))
+        return changed
+    key = draw.choice(keys)
+    way = draw.randrange(4)
+    if way == 0:
+        del changed[key]
+    elif way == 1:
+        changed[mutate(key, draw, depth + 1)] = changed[key]
+    elif way == 2:
+        changed[draw.choice(keys)] = changed[key]
+    else:
+        changed[key] = mutate(changed[key], draw, depth + 1)
+    return changed
+
+
+def _set(value, draw, depth):
+    # Sorted by type and text: the order of a set is not the same in every process.
+    items = sorted(value, key=lambda item: (type(item).__name__, repr(item)))
+    return type(value)(_list(items, draw, depth))
+
+
+def _iterator(value, draw, depth):
+    return iter(_list(list(value), draw, depth))
+
+
+_MUTATORS = {
+    bool: _flag,
+    int: _integer,
+    float: _float,
+    complex: _complex,
+    str: _text,
+    bytes: _bytes,
+    bytearray: _bytes,
+    list: _list,
+    tuple: _tuple,
+    collections.deque: _deque,
+    dict: _mapping,
+    collections.OrderedDict: _mapping,
+    collections.defaultdict: _mapping,
+    collections.Counter: _mapping,
+    set: _set,
+    frozenset: _set,
+    type(iter([])): _iterator,
+    type(iter(())): _iterator,
+}

@@ -1,0 +1,84 @@
+"""Pickles calls the same way on every machine. Runs inside the sandbox; its text is sent along.
+
+cloudpickle's text comes with the request and becomes a module of a name of its own: the
+task's environment needs no cloudpickle, and one that it has stays as it is.
+"""
+
+import collections
+import hashlib
+import io
+import os
+import pickle
+import sys
+import types
+
+MODULE = "composer_call_pickle"
+"""The name under which pickles refer to cloudpickle's functions."""
+
+
+class TooLarge(Exception):
+    """The pickle is larger than allowed."""
+
+
+class NotPortable(Exception):
+    """The pickle holds something of this process, such as a path of its tree."""
+
+
+def load_cloudpickle(source):
+    """Make cloudpickle from its text, with names for classes that do not change from run to run."""
+    module = sys.modules[MODULE] = types.ModuleType(MODULE)
+    exec(compile(source, MODULE, "exec"), module.__dict__)
+    numbers = collections.Counter()
+
+    def tracker_id(class_def):
+        with module._DYNAMIC_CLASS_TRACKER_LOCK:
+            found = module._DYNAMIC_CLASS_TRACKER_BY_CLASS.get(class_def)
+            if found is None:
+                # cloudpickle draws a uuid; the how-manieth class of that name is as distinct.
+                name = f"{class_def.__module__}.{getattr(class_def, '__qualname__', class_def.__name__)}"
+                numbers[name] += 1
+                found = hashlib.sha256(f"{name}#{numbers[name]}".encode()).hexdigest()[:32]
+                module._DYNAMIC_CLASS_TRACKER_BY_CLASS[class_def] = found
+                module._DYNAMIC_CLASS_TRACKER_BY_ID[found] = class_def
+            return found
+
+    module._get_or_create_tracker_id = tracker_id
+    return module
+
+
+def make_dumps(module, root, max_bytes):
+    """A function that pickles by cloudpickle, without paths and up to ``max_bytes``.
+
+    Raises (the function):
+        TooLarge, NotPortable: as they say.
+        Exception: what the value's own pickling raises.
+    """
+    home = os.fsencode(root)
+
+    def reduce_code(code):
+        return module._code_reduce(code.replace(co_filename="<recorded>"))
+
+    class Pickler(module.Pickler):
+        dispatch_table = collections.ChainMap({types.CodeType: reduce_code}, module.Pickler.dispatch_table)
+
+        def _function_getnewargs(self, func):
+            made = super()._function_getnewargs(func)
+            made[1].pop("__file__", None)
+            made[1].pop("__path__", None)
+            return made
+
+    class Bounded(io.BytesIO):
+        def write(self, data):
+            if self.tell() + len(data) > max_bytes:
+                raise TooLarge
+            return super().write(data)
+
+    def dumps(value):
+        with Bounded() as file:
+            Pickler(file, protocol=4).dump(value)
+            data = file.getvalue()
+        if home in data:
+            raise NotPortable
+        return data
+
+    return dumps, pickle.loads

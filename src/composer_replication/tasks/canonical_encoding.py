@@ -1,0 +1,197 @@
+"""One canonical form for what a call returned, so that equal behaviour gives equal text.
+
+Runs inside the sandbox (its text is sent along) and is imported outside by tests alone.
+Nothing here asks a value whether it equals another one: an ``__eq__`` that always says
+yes is worth nothing.
+
+scalars              exact type name and ``repr``; floats to 12 digits, -0.0 as 0.0
+list, tuple          type name, items in order
+dict, set            type name, entries sorted by their own encoding
+OrderedDict          entries in order
+iterators            the first 300 items, without the type: a generator equals a list iterator
+exceptions           the type's name alone, never the message
+classes, modules     their names
+functions            in a result: ``OpaqueValue``; in arguments: their names
+other objects        type name and what ``__reduce_ex__(2)`` gives
+"""
+
+import collections
+import copyreg
+import hashlib
+import types
+
+MAX_ITERATED = 300
+"""Items taken from an iterator: an endless one is compared by its beginning."""
+MAX_NODES = 50_000
+"""Parts of one value; a larger one is opaque, for comparing it would cost more than it tells."""
+MAX_DEPTH = 120
+
+_SCALARS = (type(None), bool, str, bytes, bytearray, type(Ellipsis), type(NotImplemented), range)
+_FUNCTIONS = (
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+    types.MethodWrapperType,
+    types.WrapperDescriptorType,
+    types.MethodDescriptorType,
+    types.ClassMethodDescriptorType,
+)
+_VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
+
+
+class OpaqueValue(Exception):
+    """The value has no canonical form: a function, a lock, or too large."""
+
+
+def type_name(kind):
+    """Module and qualified name of a type; of a built-in one the name alone."""
+    module = type.__getattribute__(kind, "__module__")
+    name = type.__getattribute__(kind, "__qualname__")
+    return str(name) if module == "builtins" else f"{module}.{name}"
+
+
+def encode_float(value):
+    """Twelve significant digits; the two zeros are one."""
+    return format(value + 0.0 if value else 0.0, ".12g")
+
+
+def encode(value, *, is_result=True, with_code=False):
+    """The canonical form: nested tuples whose leaves are text.
+
+    Args:
+        value: anything; iterators are used up to ``MAX_ITERATED`` items.
+        is_result: a function anywhere inside makes the whole value opaque; otherwise it is
+            encoded by its name.
+        with_code: functions are also told apart by their code, closure and defaults, which
+            tells two lambdas apart; for inputs.
+
+    Raises:
+        OpaqueValue: there is no canonical form.
+        Exception: whatever an iterator or ``__reduce_ex__`` inside raises.
+    """
+    return _Encoder(is_result=is_result, with_code=with_code).encode(value)
+
+
+def digest(encoded):
+    """32 hexadecimal digits for a canonical form."""
+    return hashlib.sha256(repr(encoded).encode("utf-8", "backslashreplace")).hexdigest()[:32]
+
+
+class _Encoder:
+    def __init__(self, *, is_result, with_code):
+        self.is_result = is_result
+        self.with_code = with_code
+        self.path = []
+        self.num_nodes = 0
+
+    def encode(self, value):
+        self.num_nodes += 1
+        if self.num_nodes > MAX_NODES or len(self.path) > MAX_DEPTH:
+            raise OpaqueValue("too large")
+        kind = type(value)
+        if kind in _SCALARS:
+            return (type_name(kind), repr(value))
+        if kind is int:
+            return ("int", repr(value) if value.bit_length() < 4000 else hex(value))
+        if kind is float:
+            return ("float", encode_float(value))
+        if kind is complex:
+            return ("complex", encode_float(value.real), encode_float(value.imag))
+        if id(value) in self.path:
+            return ("cycle", str(len(self.path) - self.path.index(id(value))))
+        self.path.append(id(value))
+        try:
+            return self._encode_nested(value, kind)
+        finally:
+            self.path.pop()
+
+    def _encode_nested(self, value, kind):
+        if kind in (list, tuple, collections.deque):
+            return (type_name(kind), *(self.encode(item) for item in list(value)))
+        if kind in (set, frozenset):
+            return (type_name(kind), *self._sorted(value))
+        if kind is collections.OrderedDict:
+            return (type_name(kind), *(self._pair(*pair) for pair in list(value.items())))
+        if kind in (dict, collections.Counter, types.MappingProxyType):
+            return (type_name(kind), *sorted((self._pair(*pair) for pair in list(value.items())), key=repr))
+        if kind in _VIEWS:
+            return (type_name(kind), *self._sorted(value))
+        if kind is memoryview:
+            return ("memoryview", repr(value.tobytes()))
+        if isinstance(value, types.ModuleType):
+            return ("module", str(value.__name__))
+        if issubclass(kind, type):
+            return ("class", type_name(value))
+        if kind in _FUNCTIONS:
+            return self._encode_function(value)
+        if issubclass(kind, BaseException):
+            return ("exception", kind.__name__)
+        if hasattr(kind, "__next__"):
+            return self._encode_iterator(value)
+        return self._encode_object(value, kind)
+
+    def _sorted(self, values):
+        return sorted((self.encode(item) for item in list(values)), key=repr)
+
+    def _pair(self, key, value):
+        return (self.encode(key), self.encode(value))
+
+    def _encode_iterator(self, value):
+        items = []
+        for item in value:
+            items.append(self.encode(item))
+            if len(items) == MAX_ITERATED:
+                return ("iterator", *items, "...")
+        return ("iterator", *items)
+
+    def _encode_function(self, value):
+        if self.is_result:
+            raise OpaqueValue("a function")
+        name = f"{getattr(value, '__module__', None)}.{getattr(value, '__qualname__', '')}"
+        if isinstance(value, types.MethodType):
+            return ("method", name, self.encode(value.__self__))
+        owner = getattr(value, "__self__", None)
+        if owner is not None and not isinstance(owner, types.ModuleType):
+            return ("method", name, self.encode(owner))
+        if not self.with_code or not isinstance(value, types.FunctionType):
+            return ("function", name)
+        cells = []
+        for cell in value.__closure__ or ():
+            try:
+                cells.append(self.encode(cell.cell_contents))
+            except ValueError:
+                cells.append(("empty",))
+        return ("function", name, self._code(value.__code__), tuple(cells), self.encode(value.__defaults__))
+
+    def _code(self, code):
+        constants = [
+            self._code(constant) if isinstance(constant, types.CodeType) else self.encode(constant)
+            for constant in code.co_consts
+        ]
+        return (code.co_code.hex(), repr(code.co_names), *constants)
+
+    def _encode_object(self, value, kind):
+        try:
+            reduce = copyreg.dispatch_table.get(kind)
+            reduced = reduce(value) if reduce is not None else value.__reduce_ex__(2)
+        except OpaqueValue:
+            raise
+        except Exception as error:
+            if self.is_result:
+                raise OpaqueValue(type_name(kind)) from error
+            return ("unknown", type_name(kind))
+        if isinstance(reduced, str):
+            return ("global", type_name(kind), reduced)
+        parts = [*reduced, None, None, None, None][:5]
+        maker, arguments, state, items, pairs = parts
+        return (
+            type_name(kind),
+            str(getattr(maker, "__qualname__", "")),
+            # The class itself is already named, and a class made by a test has no better name.
+            tuple(self.encode(item) for item in arguments if item is not kind),
+            self.encode(state),
+            tuple(self.encode(item) for item in list(items or ())),
+            tuple(sorted((self._pair(*pair) for pair in list(pairs or ())), key=repr))
+            if not isinstance(value, collections.OrderedDict)
+            else tuple(self._pair(*pair) for pair in list(pairs or ())),
+        )

@@ -1,0 +1,319 @@
+"""Runs inside the sandbox, given as ``python -c``: calls functions of a tree with recorded arguments.
+
+Not imported by the package and never placed in a tree. Inputs come on standard input,
+canonical digests go out; what they ought to be is never here. Each job runs in a child
+process of its own that imports the tree itself, so no job sees the state of another, and
+a crash costs one job. Every digest is written before the next call begins.
+"""
+
+import base64
+import importlib
+import json
+import os
+import random
+import resource
+import signal
+import sys
+import time
+import traceback
+import types
+
+MAX_TIMEOUTS = 11  # past the 5 % of 200 calls that a candidate may get wrong
+JOB_SECONDS = 60.0
+NOT_STABLE = (MemoryError, RecursionError)  # they depend on what else the process holds
+
+
+class Late(BaseException):
+    """A call took too long. No ``Exception``: code that swallows those does not swallow this one."""
+
+
+def make_channel():
+    """Standard output under a private descriptor; what the tree prints goes to standard error."""
+    descriptor = os.dup(1)
+    os.set_inheritable(descriptor, False)
+    os.dup2(2, 1)
+    request = json.loads(sys.stdin.buffer.read())
+    nonce, dump, write = request.pop("nonce"), json.dumps, os.write
+
+    def send(event, **fields):
+        line = "\n" + dump({"nonce": nonce, "event": event, **fields}) + "\n"
+        data = line.encode("utf-8", "backslashreplace")
+        while data:
+            data = data[write(descriptor, data) :]
+
+    return request, send
+
+
+def load(sources):
+    """Make the modules that came as text importable under their own names."""
+    for name, source in sources:
+        module = sys.modules[name] = types.ModuleType(name)
+        exec(compile(source, name, "exec"), module.__dict__)
+
+
+def find_function(path, symbol, module_names):
+    """The innermost function behind a qualified name: decorators and descriptors are taken off.
+
+    Raises:
+        Exception: what importing the module raises.
+        LookupError: there is no such name, or nothing there that can be called.
+    """
+    module = None
+    for name in module_names:
+        module = importlib.import_module(name)
+    value = module
+    for part in symbol.split("."):
+        value = vars(value)[part]
+    todo, seen = [value], set()
+    while todo:
+        found = todo.pop(0)
+        if id(found) in seen or len(seen) > 200:
+            continue
+        seen.add(id(found))
+        if isinstance(found, types.FunctionType):
+            code = found.__code__
+            if code.co_qualname == symbol and code.co_filename.endswith("/" + path):
+                return found
+            todo += closure_values(found)
+        for name in ("__wrapped__", "__func__", "fget", "func", "_partial", "_func"):
+            inner = getattr(found, "__dict__", {}).get(name)
+            inner = getattr(found, name, None) if inner is None and not isinstance(found, type) else inner
+            if callable(inner):
+                todo.append(inner)
+    if not callable(value):
+        raise LookupError(symbol)
+    return value
+
+
+def closure_values(function):
+    """What a function keeps of the scopes around it."""
+    values = []
+    for cell in function.__closure__ or ():
+        try:
+            values.append(cell.cell_contents)
+        except ValueError:  # not filled yet
+            continue
+    return values
+
+
+class Replay:
+    """Calls one function and encodes what comes of it."""
+
+    def __init__(self, request, function, encoding, loads):
+        self.function = function
+        self.encode, self.digest = encoding.encode, encoding.digest
+        self.opaque = encoding.OpaqueValue
+        self.loads = loads
+        self.seconds = request["call_seconds"]
+        self.is_late = False
+        self.num_timeouts = 0
+        signal.signal(signal.SIGALRM, self._on_alarm)
+
+    def _on_alarm(self, _number, _frame):
+        self.is_late = True
+        raise Late
+
+    def outcome(self, blob):
+        """``(kind, digest)``; the kind is ret, exc, opaque, timeout, unstable or unloadable."""
+        self.is_late = False
+        found = ("timeout", "")
+        try:
+            # Again and again: a candidate may swallow the first one.
+            signal.setitimer(signal.ITIMER_REAL, self.seconds, 0.05)
+            try:
+                found = self._outcome(blob)
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        except Late:
+            pass
+        if self.is_late:
+            self.num_timeouts += 1
+            return ("timeout", "")
+        return found
+
+    def _outcome(self, blob):
+        try:
+            args, kwargs = self.loads(blob)
+        except Late:
+            raise
+        except BaseException:
+            return ("unloadable", "")
+        try:
+            result = self.function(*args, **kwargs)
+            encoded = ("ret", self.encode(result), self.encode((args, kwargs), is_result=False))
+        except self.opaque:
+            return ("opaque", "")
+        except NOT_STABLE:
+            return ("unstable", "")
+        except Late:
+            raise
+        except BaseException as error:
+            encoded = ("exc", type(error).__name__)
+        return (encoded[0], self.digest(encoded))
+
+    def input_digest(self, blob):
+        """What tells this input from others; None for one that cannot be told."""
+        try:
+            signal.setitimer(signal.ITIMER_REAL, self.seconds)
+            try:
+                return self.digest(self.encode(self.loads(blob), is_result=False, with_code=True))
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        except (Exception, Late):
+            return None
+
+
+class Job:
+    """One function, one task: replay, mutate, constants or answers."""
+
+    def __init__(self, request, number, send):
+        self.request = request
+        self.number = number
+        self.send = send
+        self.job = request["jobs"][number]
+        self.twin = request["twins"][self.job["twin"]]
+        self.blobs = [base64.b64decode(blob) for blob in self.twin["blobs"]]
+
+    def run(self):
+        for path, text in self.job.get("overlay", {}).items():
+            with open(path, "w", encoding="utf-8", newline="") as file:
+                file.write(text)
+        encoding = sys.modules["canonical_encoding"]
+        call_pickle = sys.modules["call_pickle"]
+        pickler = call_pickle.load_cloudpickle(self.request["cloudpickle"])
+        self.dumps, loads = call_pickle.make_dumps(pickler, os.getcwd(), self.request["max_bytes"])
+        try:
+            function = find_function(self.twin["path"], self.twin["symbol"], self.twin["modules"])
+        except BaseException as error:
+            self.send("done", job=self.number, line=0, error=f"{type(error).__name__}: {error}"[:300])
+            return
+        line = getattr(getattr(function, "__code__", None), "co_firstlineno", 0)
+        self.replay = Replay(self.request, function, encoding, loads)
+        if self.job["mode"] == "mutate":
+            self._mutate()
+        elif self.job["mode"] == "constant":
+            value = {"None": None, "True": True, "''": ""}[self.job["constant"]]
+            self.replay.function = lambda *_args, **_kwargs: value
+            self._replay_all()
+        elif self.job["mode"] == "answers":
+            self._answer()
+        else:
+            self._replay_all()
+        self.send("done", job=self.number, line=line, error="")
+
+    def _replay_all(self):
+        order = range(len(self.blobs))
+        for index in reversed(order) if self.job.get("backwards") else order:
+            kind, digest = self.replay.outcome(self.blobs[index])
+            self.send("vector", job=self.number, index=index, kind=kind, digest=digest)
+            if self.replay.num_timeouts >= MAX_TIMEOUTS:
+                return
+
+    def _mutate(self):
+        mutation = sys.modules["call_mutation"]
+        recorded = []
+        for blob in self.blobs:
+            kind, digest = self.replay.outcome(blob)
+            recorded.append([kind, digest, self.replay.input_digest(blob)])
+        self.send("recorded", job=self.number, outcomes=recorded)
+        usable = [
+            blob for blob, (kind, _, _) in zip(self.blobs, recorded, strict=True) if kind in ("ret", "exc")
+        ]
+        seen = {known for _, _, known in recorded}
+        groups = {}
+        num_kept = 0
+        if usable:
+            pool = mutation.CallPool(usable, self.replay.loads)
+            draw = random.Random(self.job["seed"])
+            for _ in range(self.job["tries"]):
+                blob = self._mutated_blob(pool, draw)
+                known = None if blob is None else self.replay.input_digest(blob)
+                if known is None or known in seen:
+                    continue
+                seen.add(known)
+                kind, digest = self.replay.outcome(blob)
+                if kind == "ret":
+                    num_kept += 1
+                    groups.setdefault(digest, []).append(blob)
+                if self.replay.num_timeouts >= MAX_TIMEOUTS or num_kept >= 4 * self.job["wanted"]:
+                    break
+        chosen = round_robin(groups, self.job["wanted"])
+        vectors = [[base64.b64encode(blob).decode(), digest] for blob, digest in chosen]
+        self.send("mutated", job=self.number, vectors=vectors)
+
+    def _mutated_blob(self, pool, draw):
+        try:
+            signal.setitimer(signal.ITIMER_REAL, self.request["call_seconds"])
+            try:
+                call = pool.mutated(draw)
+                return None if call is None else self.dumps(call)
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        except (Exception, Late):
+            return None
+
+    def _answer(self):
+        for index, blob in enumerate(self.blobs):
+            try:
+                args, kwargs = self.replay.loads(blob)
+                try:
+                    result = self.replay.function(*args, **kwargs)
+                    if hasattr(type(result), "__next__"):
+                        result = ("iterator", [item for item, _ in zip(result, range(300), strict=False)])
+                    else:
+                        result = ("value", result)
+                except Exception as error:
+                    result = ("raise", error)
+                data = base64.b64encode(self.dumps(result)).decode()
+            except Exception:
+                data = ""
+            self.send("answer", job=self.number, index=index, data=data)
+
+
+def round_robin(groups, wanted):
+    """One call of each outcome in turn, so that common outcomes do not crowd out rare ones."""
+    chosen = []
+    for turn in range(max(map(len, groups.values()), default=0)):
+        for digest, blobs in groups.items():
+            if turn < len(blobs) and len(chosen) < wanted:
+                chosen.append((blobs[turn], digest))
+    return chosen
+
+
+def run_job(request, number, send):
+    """Run a job in a child process; the answer tells how it ended when it did not say so itself."""
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setsid()
+            Job(request, number, send).run()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(0)
+    deadline = time.monotonic() + request.get("job_seconds", JOB_SECONDS)
+    wait = 0.001
+    while os.waitpid(child, os.WNOHANG) == (0, 0):
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            break
+        time.sleep(wait)
+        wait = min(0.02, wait * 1.5)
+
+
+def main():
+    """Do the jobs of the request on standard input."""
+    request, send = make_channel()
+    root = os.getcwd()
+    load(request["sources"])
+    sys.path[:0] = [os.path.normpath(os.path.join(root, path)) for path in request["import_roots"]]
+    resource.setrlimit(resource.RLIMIT_AS, (request["memory_bytes"], request["memory_bytes"]))
+    send("ready")
+    for number in range(len(request["jobs"])):
+        run_job(request, number, send)
+    send("end")
+    os._exit(0)
+
+
+main()

@@ -1,0 +1,195 @@
+"""Runs inside the sandbox, given as ``python -c``: pytest while a profile hook keeps real calls.
+
+Not imported by the package and never placed in a tree. The functions stay what they are:
+nothing is wrapped, so identity, signature and pickle name are those of the repository. A
+call is kept the moment it begins, before the function can change its arguments.
+"""
+
+import base64
+import dis
+import gc
+import json
+import os
+import sys
+import types
+import zlib
+
+ASYNC_FLAGS = 0x80 | 0x200  # coroutines and asynchronous generators: no call to replay
+MAX_ATTEMPTS = 1000  # of one function; a hot one must not make the suite slow
+
+
+def make_channel():
+    """Standard output under a private descriptor; what tests print goes to standard error."""
+    descriptor = os.dup(1)
+    os.set_inheritable(descriptor, False)
+    os.dup2(2, 1)
+    request = json.loads(sys.stdin.buffer.read())
+    nonce = request.pop("nonce")
+
+    def send(event, **fields):
+        data = ("\n" + json.dumps({"nonce": nonce, "event": event, **fields}) + "\n").encode(
+            "utf-8", "backslashreplace"
+        )
+        while data:
+            data = data[os.write(descriptor, data) :]
+
+    return request, send
+
+
+def load(sources):
+    """Make the modules that came as text importable under their own names."""
+    for name, source in sources:
+        module = sys.modules[name] = types.ModuleType(name)
+        exec(compile(source, name, "exec"), module.__dict__)
+
+
+def function_of(code, module):
+    """The function object that runs a code object, whatever it is wrapped in; None if it is gone."""
+    found, *parts = code.co_qualname.split(".")
+    value = module.get(found)
+    for part in parts:
+        value = getattr(value, "__dict__", {}).get(part)
+        value = getattr(value, "__func__", None) or getattr(value, "fget", None) or value
+    if getattr(value, "__code__", None) is code:
+        return value
+    return next((f for f in gc.get_referrers(code) if isinstance(f, types.FunctionType)), None)
+
+
+class Target:
+    """One function and what was kept of its calls."""
+
+    def __init__(self, code, module):
+        self.blobs = {}
+        self.num_attempts = 0
+        self.is_async = bool(code.co_flags & ASYNC_FLAGS)
+        # A generator is resumed many times; only its first RESUME is a call.
+        self.first_resume = next(
+            (step.offset for step in dis.get_instructions(code) if step.opname == "RESUME"), -1
+        )
+        count = code.co_argcount
+        self.only_positional = code.co_varnames[: code.co_posonlyargcount]
+        self.positional = code.co_varnames[:count]
+        self.keywords = code.co_varnames[count : count + code.co_kwonlyargcount]
+        rest = list(code.co_varnames[count + code.co_kwonlyargcount :])
+        self.more = rest.pop(0) if code.co_flags & 0x04 else None
+        self.named = rest.pop(0) if code.co_flags & 0x08 else None
+        function = function_of(code, module)
+        defaults = (function and function.__defaults__) or ()
+        self.defaults = dict(zip(self.positional[count - len(defaults) :], defaults, strict=True))
+        self.keyword_defaults = dict((function and function.__kwdefaults__) or {})
+
+    def arguments(self, values):
+        """Positional and keyword arguments of a call, without trailing ones that are the default itself."""
+        more = values[self.more] if self.more else ()
+        args = [values[name] for name in self.positional]
+        names = list(self.positional)
+        while not more and names and names[-1] in self.defaults and args[-1] is self.defaults[names[-1]]:
+            names.pop()
+            args.pop()
+        kwargs = {
+            name: values[name]
+            for name in self.keywords
+            if name not in self.keyword_defaults or values[name] is not self.keyword_defaults[name]
+        }
+        kwargs.update(values[self.named] if self.named else {})
+        return (*args, *more), kwargs
+
+
+class Recorder:
+    """The profile hook and the plugin that says which test runs."""
+
+    def __init__(self, request, root, dumps, pickle_by_value):
+        self.max_calls = request["max_calls"]
+        self.wanted = {
+            (os.path.join(root, path), line): number
+            for number, (path, line) in enumerate(request["targets"])
+        }
+        self.targets = {}
+        self.by_code = {}
+        self.tests = []
+        self.dumps = dumps
+        self.pickle_by_value = pickle_by_value
+
+    def hook(self, frame, event, _argument):
+        if event != "call":
+            return
+        code = frame.f_code
+        # By identity: two equal functions of two files have equal code objects.
+        known = self.by_code.get(id(code))
+        if known is None:
+            number = self.wanted.get((code.co_filename, code.co_firstlineno))
+            target = None
+            if number is not None and not code.co_name.startswith("<"):
+                target = self.targets.setdefault(number, Target(code, frame.f_globals))
+            known = self.by_code[id(code)] = (code, target)
+        target = known[1]
+        if target is None or target.is_async or frame.f_lasti != target.first_resume:
+            return
+        if target.num_attempts < MAX_ATTEMPTS:
+            target.num_attempts += 1
+            self.keep(target, frame)
+
+    def keep(self, target, frame):
+        try:
+            blob = self.dumps(target.arguments(frame.f_locals))
+        except Exception:  # whatever a value raises when it is pickled, this call is not kept
+            return
+        if blob in target.blobs:
+            target.blobs[blob].add(len(self.tests) - 1)
+        elif len(target.blobs) < self.max_calls:
+            target.blobs[blob] = {len(self.tests) - 1}
+
+    def plugin(self):
+        import pytest
+
+        recorder = self
+
+        class Plugin:
+            @pytest.hookimpl(trylast=True)
+            def pytest_collection_finish(self):
+                recorder.pickle_by_value()
+
+            @pytest.hookimpl(wrapper=True, tryfirst=True)
+            def pytest_runtest_protocol(self, item):
+                recorder.tests.append(item.nodeid)
+                sys.setprofile(recorder.hook)
+                try:
+                    return (yield)
+                finally:
+                    sys.setprofile(None)
+
+        return Plugin()
+
+
+def main():
+    """Run what the request on standard input asks for."""
+    request, send = make_channel()
+    root = os.getcwd()
+    load(request["sources"])
+    call_pickle = sys.modules["call_pickle"]
+    pickler = call_pickle.load_cloudpickle(request["cloudpickle"])
+    dumps, _ = call_pickle.make_dumps(pickler, root, request["max_bytes"])
+    roots = [os.path.normpath(os.path.join(root, path)) for path in request["import_roots"]]
+    sys.path[:0] = roots
+    os.environ["PYTHONPATH"] = os.pathsep.join(roots)
+    by_value = {os.path.join(root, path) for path in request["by_value"]}
+
+    def pickle_by_value():
+        for module in list(sys.modules.values()):
+            if getattr(module, "__file__", None) in by_value:
+                pickler.register_pickle_by_value(module)
+
+    import pytest
+
+    recorder = Recorder(request, root, dumps, pickle_by_value)
+    code = pytest.main([*request["arguments"], f"--rootdir={root}"], plugins=[recorder.plugin()])
+    send("tests", ids=recorder.tests)
+    for number, target in sorted(recorder.targets.items()):
+        blobs = [[base64.b64encode(blob).decode(), sorted(tests)] for blob, tests in target.blobs.items()]
+        packed = zlib.compress(json.dumps(blobs).encode(), 1)
+        send("calls", target=number, attempts=target.num_attempts, calls=base64.b64encode(packed).decode())
+    send("end", exit_code=int(code))
+    os._exit(0)  # threads that a test left behind must not hold the result back
+
+
+main()

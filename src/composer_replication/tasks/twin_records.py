@@ -1,0 +1,157 @@
+"""The twin of one function, what it says about a candidate, and its form in a file.
+
+A twin is SECRET: it tells what the deleted code answers. It lies beside hidden tests, never
+in a sandbox that holds a policy's tools; a judging sandbox gets its inputs alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import zstandard
+
+from composer_replication.errors import InputError
+
+FORMAT_VERSION = 1
+MUTATED_SHARE = 0.95
+"""Share of the mutated calls that must agree. Lookup solvers miss a median of all of them, so this
+is as strict against them as 1 would be, and forgives an honest candidate an unfair call."""
+_LEVEL = 19
+_MAX_BYTES = 512 * 1024**2
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """One call: its pickled arguments, and the canonical digest of what the golden code did."""
+
+    blob: bytes
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Twin:
+    """Recorded and mutated calls of one function.
+
+    ``tests`` has for each recorded call the node ids of the tests in which it was made.
+    ``num_lookup_misses`` is on how many of the mutated calls a table of all recorded ones
+    fails. ``pickler`` is the hash of the cloudpickle that its blobs need.
+    """
+
+    pin: str
+    path: str
+    symbol: str
+    recorded: tuple[Vector, ...]
+    mutated: tuple[Vector, ...]
+    tests: tuple[tuple[str, ...], ...]
+    num_lookup_misses: int
+    pickler: str
+
+    @property
+    def vectors(self) -> tuple[Vector, ...]:
+        """The recorded calls, then the mutated ones: the order in which they are judged."""
+        return (*self.recorded, *self.mutated)
+
+    @property
+    def lookup_failing_share(self) -> float:
+        """Share of the mutated calls on which a lookup solver fails."""
+        return self.num_lookup_misses / len(self.mutated)
+
+
+@dataclass(frozen=True, slots=True)
+class TwinScore:
+    """On how many calls a candidate does what the golden code did.
+
+    ``error`` is empty, or says why the run as a whole is a failure of the candidate.
+    """
+
+    recorded_agree: int
+    num_recorded: int
+    mutated_agree: int
+    num_mutated: int
+    error: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """All recorded calls agree, and at least 95% of the mutated ones."""
+        return (
+            not self.error
+            and self.num_recorded > 0
+            and self.recorded_agree == self.num_recorded
+            and self.mutated_agree >= math.ceil(MUTATED_SHARE * self.num_mutated)
+        )
+
+
+def score_digests(twin: Twin, digests: Mapping[int, str], error: str = "") -> TwinScore:
+    """Compare a candidate's digests, by index in ``twin.vectors``, with the expected ones."""
+    agree = [digests.get(index) == vector.digest for index, vector in enumerate(twin.vectors)]
+    split = len(twin.recorded)
+    return TwinScore(sum(agree[:split]), split, sum(agree[split:]), len(twin.mutated), error)
+
+
+def twin_bytes(twin: Twin) -> bytes:
+    """The compressed form of a twin: equal twins give equal bytes."""
+    ids = sorted({test for tests in twin.tests for test in tests})
+    numbers = {test: number for number, test in enumerate(ids)}
+    value = {
+        "version": FORMAT_VERSION,
+        "pin": twin.pin,
+        "path": twin.path,
+        "symbol": twin.symbol,
+        "pickler": twin.pickler,
+        "num_lookup_misses": twin.num_lookup_misses,
+        "tests": ids,
+        "recorded": _vectors_to_json(twin.recorded),
+        "recorded_in": [[numbers[test] for test in tests] for tests in twin.tests],
+        "mutated": _vectors_to_json(twin.mutated),
+    }
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return zstandard.ZstdCompressor(level=_LEVEL).compress(text.encode())
+
+
+def read_twin(data: bytes, *, where: str = "") -> Twin:
+    """A twin from its compressed form. Nothing is unpickled.
+
+    Raises:
+        InputError: the bytes are no twin, or one of another version (CR0471).
+    """
+    try:
+        text = zstandard.ZstdDecompressor().decompress(data, max_output_size=_MAX_BYTES)
+        value = json.loads(text)
+        if value["version"] != FORMAT_VERSION:
+            raise ValueError(f"version {value['version']}")
+        ids = value["tests"]
+        twin = Twin(
+            pin=str(value["pin"]),
+            path=str(value["path"]),
+            symbol=str(value["symbol"]),
+            recorded=_vectors_from_json(value["recorded"]),
+            mutated=_vectors_from_json(value["mutated"]),
+            tests=tuple(tuple(str(ids[number]) for number in numbers) for numbers in value["recorded_in"]),
+            num_lookup_misses=int(value["num_lookup_misses"]),
+            pickler=str(value["pickler"]),
+        )
+        if len(twin.tests) != len(twin.recorded):
+            raise ValueError("tests and calls differ in number")
+    except (zstandard.ZstdError, ValueError, KeyError, TypeError, IndexError) as error:
+        raise damaged(f"the recorded behaviour of a function cannot be read: {error}", where) from error
+    return twin
+
+
+def damaged(problem: str, where: str) -> InputError:
+    """The error for a twin that cannot be used."""
+    return InputError(
+        "CR0471", f"{problem}.", where=where, fix="build the tasks again with composer-rl tasks build."
+    )
+
+
+def _vectors_to_json(vectors: Sequence[Vector]) -> list[list[str]]:
+    return [[base64.b64encode(vector.blob).decode(), vector.digest] for vector in vectors]
+
+
+def _vectors_from_json(values: Any) -> tuple[Vector, ...]:
+    return tuple(Vector(base64.b64decode(blob, validate=True), str(digest)) for blob, digest in values)

@@ -47,7 +47,7 @@ def make_patch(old: Mapping[str, bytes], new: Mapping[str, bytes]) -> str:
         The patch; empty when the trees are equal.
 
     Raises:
-        InputError: a file that differs is not UTF-8, or a path leaves the tree (CR0441).
+        InputError: a file that differs is not UTF-8, or a path leaves the tree (CR0446).
     """
     changed = sorted(path for path in {*old, *new} if old.get(path) != new.get(path))
     return "".join(_file_patch(path, old.get(path), new.get(path)) for path in changed)
@@ -170,7 +170,7 @@ def apply_patch(files: Mapping[str, bytes], patch: str) -> dict[str, bytes]:
 
     Raises:
         InputError: the patch does not apply as a whole, leaves the tree, makes links or is
-            binary (CR0441).
+            binary (CR0446).
         MissingError: there is no git (CR0447).
     """
     for path in files:
@@ -253,7 +253,7 @@ def _read_back(tree: Path) -> dict[str, bytes]:
 
 def _refused(detail: str, where: str) -> InputError:
     return InputError(
-        "CR0441",
+        "CR0446",
         f"{detail.rstrip('.')}.",
         where=where,
         fix="give a patch of text files, made by git diff against exactly that tree.",

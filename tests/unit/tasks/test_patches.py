@@ -152,7 +152,7 @@ NEW_FILE = "diff --git a/{0} b/{0}\nnew file mode {1}\n--- /dev/null\n+++ b/{0}\
 def test_a_bad_patch_is_refused(patch: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         apply_patch({"a": b"1\n"}, patch)
-    assert caught.value.code == "CR0441"
+    assert caught.value.code == "CR0446"
     assert said in caught.value.message
 
 
@@ -167,7 +167,7 @@ def test_an_absolute_path_lands_inside() -> None:
 )
 def test_a_path_that_leaves_the_tree_is_refused(path: str) -> None:
     for act in (lambda: make_patch({}, {path: b"x"}), lambda: apply_patch({path: b"x"}, "x")):
-        with pytest.raises(InputError, match="CR0441"):
+        with pytest.raises(InputError, match="CR0446"):
             act()
 
 

@@ -379,7 +379,7 @@ def keep_task(store: TaskStore, repository: PreparedRepository, deletion: Deleti
         environment=repository.record.environment,
         num_body_lines=sum(bool(line.strip()) for line in golden.splitlines()),
     )
-    store.put_task(record, SecretRecord(task_id, subject.hidden, subject.withheld))
+    store.put_task(record, SecretRecord(task_id, subject.golden_patch, subject.hidden, subject.withheld))
     return task_id
 
 

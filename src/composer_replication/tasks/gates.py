@@ -17,12 +17,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from composer_replication.errors import InputError
 from composer_replication.records import Edit
 from composer_replication.tasks.bench import Bench, Trial
 from composer_replication.tasks.body_cuts import STUB_EXPRESSIONS
 from composer_replication.tasks.deletion import Deletion
 from composer_replication.tasks.edits import edited_text, line_edits, shifted_line
 from composer_replication.tasks.leaks import copied_share
+from composer_replication.tasks.patches import apply_patch
 from composer_replication.tasks.store_records import RepositoryRecord
 from composer_replication.tasks.subject import Subject, unsplit_subject
 from composer_replication.tasks.test_functions import Place, part_tests
@@ -69,7 +71,10 @@ def judge_deletion(
         GateFailed: the first gate that it does not pass.
         SandboxFailure: the sandbox broke; nothing is known of the candidate.
     """
-    unsplit = unsplit_subject(deletion)
+    try:
+        unsplit = unsplit_subject(deletion, bench.original)
+    except (InputError, KeyError, ValueError) as error:
+        raise GateFailed("not-restored", str(error)) from error
     check_restores(unsplit, bench.original)
     check_no_copy(unsplit, bench.original)
 
@@ -207,17 +212,22 @@ def find_failing(subject: Subject, repository: RepositoryRecord, bench: Bench) -
 
 
 def check_restores(subject: Subject, original: Mapping[str, bytes]) -> None:
-    """The golden code put back is the original tree, to the byte; edits stay inside their files.
+    """The golden patch, applied by git to the broken tree, gives the original files, to the byte.
 
     Raises:
         GateFailed: not-restored.
+        MissingError: git is not installed (CR0447).
     """
+    touched = subject.changes.source_files
     try:
-        restored = subject.golden(original, "hidden")
-    except (KeyError, ValueError) as error:
+        broken = subject.broken(original, "rollout")
+        restored = apply_patch(
+            {path: broken[path] for path in touched if path in broken}, subject.golden_patch
+        )
+    except (InputError, KeyError, ValueError) as error:
         raise GateFailed("not-restored", str(error)) from error
-    for path in subject.changes.source_files:
-        if restored[path] != original[path]:
+    for path in touched:
+        if restored.get(path) != original.get(path):
             raise GateFailed("not-restored", f"{path} differs from the original")
 
 

@@ -82,7 +82,10 @@ def run_git(
     """
     if shutil.which("git") is None:
         raise MissingError(
-            "CR0440", "this machine has no git.", where="PATH", fix="install git, or give a folder or an archive."
+            "CR0440",
+            "this machine has no git.",
+            where="PATH",
+            fix="install git, or give a folder or an archive.",
         )
     settings = [*_SETTINGS.items(), *_user_settings()]
     options = [word for key, value in settings for word in ("-c", f"{key}={value}")]

@@ -25,8 +25,8 @@ from composer_replication.tasks.archives import (
     Wanted,
     hostile,
 )
-from composer_replication.tasks.cache_prune import tree_bytes
 from composer_replication.tasks.cache import cache_folder, cache_lock, hold, sha256_of
+from composer_replication.tasks.cache_prune import tree_bytes
 from composer_replication.tasks.git_command import GitFailed, run_git
 
 MAX_FETCH_BYTES = MAX_TOTAL_BYTES
@@ -39,7 +39,9 @@ _FULL_ID = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _REF = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+/-]*")
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]+)?|\[[0-9A-Fa-f:]+\](:[0-9]+)?")
 _SCP = re.compile(r"([A-Za-z0-9_][\w.-]*)@([A-Za-z0-9][A-Za-z0-9.-]*):([^/:][^:]*)")
-_SYNTAX = "git+https://HOST/OWNER/REPO@REF, git+ssh://…, git+file:///FOLDER@REF or git@HOST:OWNER/REPO.git@REF"
+_SYNTAX = (
+    "git+https://HOST/OWNER/REPO@REF, git+ssh://…, git+file:///FOLDER@REF or git@HOST:OWNER/REPO.git@REF"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +124,16 @@ def _problem(parts: SplitResult) -> str:
 
 def _checked(source: str, url: str, ref: str, path: str) -> GitAddress:
     if not path.strip("/") or (ref and (not _REF.fullmatch(ref) or ".." in ref)):
-        raise _bad_address(source, f"{ref!r} is no name of a commit" if ref else "the address names no repository")
+        raise _bad_address(
+            source, f"{ref!r} is no name of a commit" if ref else "the address names no repository"
+        )
     return GitAddress(source, url, ref)
 
 
 def _bad_address(source: str, problem: str) -> InputError:
-    return InputError("CR0402", f"the source is no repository that git can read: {problem}.", where=source, fix=_SYNTAX)
+    return InputError(
+        "CR0402", f"the source is no repository that git can read: {problem}.", where=source, fix=_SYNTAX
+    )
 
 
 def fetch_commit(source: str) -> GitCommit:
@@ -165,7 +171,9 @@ def _resolve(address: GitAddress) -> tuple[str, str]:
         listed = run_git(["ls-remote", "--quiet", "--", address.url, *asked], seconds=_ASK_SECONDS)
     except GitFailed as error:
         raise _unreachable(address, error) from error
-    found = {name: commit for commit, _, name in (row.partition("\t") for row in listed.decode().splitlines())}
+    found = {
+        name: commit for commit, _, name in (row.partition("\t") for row in listed.decode().splitlines())
+    }
     for name in names:
         commit = found.get(f"{name}^{{}}") or found.get(name, "")
         if _FULL_ID.fullmatch(commit):
@@ -199,8 +207,20 @@ def _fetch_into(made: Path, address: GitAddress, commit: str, ref_name: str) -> 
     failure: GitFailed | None = None
     for depth, wanted in ((way[:1], way[1:]) if way[0].startswith("--") else ([], way) for way in ways):
         shutil.rmtree(made, ignore_errors=True)
-        run_git(["init", "--quiet", "--bare", "--template=", f"--object-format={kind}", str(made)], seconds=_ASK_SECONDS)
-        arguments = ["fetch", "--quiet", "--no-tags", "--no-recurse-submodules", *depth, "--", address.url, *wanted]
+        run_git(
+            ["init", "--quiet", "--bare", "--template=", f"--object-format={kind}", str(made)],
+            seconds=_ASK_SECONDS,
+        )
+        arguments = [
+            "fetch",
+            "--quiet",
+            "--no-tags",
+            "--no-recurse-submodules",
+            *depth,
+            "--",
+            address.url,
+            *wanted,
+        ]
         try:
             run_git(arguments, repository=made, seconds=_FETCH_SECONDS, most_bytes=MAX_FETCH_BYTES)
             run_git(["cat-file", "-e", f"{commit}^{{tree}}"], repository=made, seconds=_ASK_SECONDS)

@@ -148,7 +148,9 @@ def read_licence(files: Mapping[str, bytes], metadata: Mapping[str, bytes] | Non
     exact = sorted({ids[0] for ids in claims if len(ids) == 1})
     known = [spdx for spdx in found.values() if spdx]
     if len(exact) == 1 and all(_family(exact[0]) in map(_family, ids) for ids in claims) and not known:
-        return Licence(exact[0], file, "metadata", is_copyleft(exact[0]), f"{note}; the metadata says {exact[0]}")
+        return Licence(
+            exact[0], file, "metadata", is_copyleft(exact[0]), f"{note}; the metadata says {exact[0]}"
+        )
     said = sorted({*known, *(" or ".join(ids) for ids in claims)})
     return Licence(None, file, "", _worst(said), note + (f"; else it says {', '.join(said)}" if said else ""))
 
@@ -187,7 +189,9 @@ def is_copyleft(expression: str) -> bool:
 
 def _is_licence_file(name: str) -> bool:
     path = PurePosixPath(name)
-    return len(path.parts) == 1 and any(fnmatch.fnmatchcase(path.name.upper(), text) for text in LICENCE_TEXTS)
+    return len(path.parts) == 1 and any(
+        fnmatch.fnmatchcase(path.name.upper(), text) for text in LICENCE_TEXTS
+    )
 
 
 def _text_id(data: bytes) -> str | None:
@@ -286,7 +290,9 @@ def _declared(metadata: Mapping[str, bytes]) -> tuple[list[str], list[str]]:
     expressions.append(config.get("metadata", "license", fallback=""))
     classifiers += config.get("metadata", "classifiers", fallback="").splitlines()
     for name, value in _setup_literals(metadata.get("setup.py", b"")):
-        (expressions if name == "license" else classifiers).extend([value] if isinstance(value, str) else value)
+        (expressions if name == "license" else classifiers).extend(
+            [value] if isinstance(value, str) else value
+        )
     texts = [text for text in expressions if isinstance(text, str) and text.strip()]
     return texts, [text.strip() for text in classifiers if isinstance(text, str)]
 

@@ -17,6 +17,7 @@ from composer_replication.tasks.body_cuts import find_body_cuts
 from composer_replication.tasks.cache import sha256_of
 from composer_replication.tasks.deletion import Deletion, body_deletion
 from composer_replication.tasks.environment import Environment, open_environment
+from composer_replication.tasks.licences import read_licence
 from composer_replication.tasks.lock import (
     TOOLCHAIN,
     EnvironmentLock,
@@ -204,6 +205,8 @@ def _measure(
         broken_files=tuple(sorted(first.collect_errors)),
         called=tuple(sorted(first.called)) if map_calls else None,
         flaky=tuple(sorted(frozenset.union(*(run.passed for run in runs)) - green)),
+        licence=read_licence(source.files, source.metadata),
+        commit=source.commit,
     )
 
 

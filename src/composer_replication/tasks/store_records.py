@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, field
 from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any
 
 from composer_replication.records import Edit, Task, TestSplit
 from composer_replication.tasks.edits import holes_of
+from composer_replication.tasks.licences import Licence
 from composer_replication.tasks.test_functions import Place
 
 
@@ -33,7 +34,7 @@ class RepositoryRecord:
     counts all; ``flaky`` are those that were green in some runs and not in others, sorted, or
     None in a store of an earlier version, which did not look for them; ``broken_files`` could
     not be collected from the start; ``called`` are the functions (file, first line) called
-    while tests ran, or None where nobody asked.
+    while tests ran, or None where nobody asked. ``commit`` is that of a git address, else empty.
     """
 
     repository: str
@@ -45,6 +46,8 @@ class RepositoryRecord:
     broken_files: tuple[str, ...]
     called: tuple[tuple[str, int], ...] | None
     flaky: tuple[str, ...] | None
+    licence: Licence
+    commit: str = ""
 
     @cached_property
     def green(self) -> frozenset[str]:
@@ -61,6 +64,8 @@ class RepositoryRecord:
             "broken_files": list(self.broken_files),
             "called": None if self.called is None else [list(function) for function in self.called],
             "flaky": None if self.flaky is None else list(self.flaky),
+            "licence": self.licence.to_json(),
+            "commit": self.commit,
         }
 
     @classmethod
@@ -75,6 +80,8 @@ class RepositoryRecord:
             broken_files=tuple(value["broken_files"]),
             called=None if value["called"] is None else tuple((path, line) for path, line in value["called"]),
             flaky=_names(value.get("flaky")),
+            licence=Licence.from_json(value["licence"]),
+            commit=value["commit"],
         )
 
 
@@ -154,15 +161,26 @@ _EDITS = ("edits", "stub_edits", "test_edits", "visible_edits")
 
 @dataclass(frozen=True, slots=True)
 class SecretRecord:
-    """Hidden tests, and the tests that left the visible files with them (``withheld``)."""
+    """The golden patch, hidden tests, and the tests that left the visible files with them (``withheld``).
+
+    ``twins`` are the hashes of the recorded behaviour of its functions, by pin; see ``twin``.
+    """
 
     task_id: str
+    golden_patch: str
     hidden: tuple[str, ...]
     withheld: tuple[str, ...]
+    twins: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "twins": dict(sorted(self.twins.items()))}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> SecretRecord:
-        return cls(value["task_id"], tuple(value["hidden"]), tuple(value["withheld"]))
+        return cls(
+            value["task_id"],
+            value["golden_patch"],
+            tuple(value["hidden"]),
+            tuple(value["withheld"]),
+            dict(value["twins"]),
+        )

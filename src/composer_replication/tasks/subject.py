@@ -9,6 +9,7 @@ from composer_replication.records import Edit
 from composer_replication.tasks.body_cuts import MARKER_STATEMENT
 from composer_replication.tasks.deletion import Deletion
 from composer_replication.tasks.edits import edited_files
+from composer_replication.tasks.patches import make_patch
 from composer_replication.tasks.views import Changes, view_files
 
 
@@ -16,12 +17,14 @@ from composer_replication.tasks.views import Changes, view_files
 class Subject:
     """A deletion and the tests that part it from the original.
 
-    ``stub_edits`` are the cuts of all functions inside the deleted code, in original offsets.
+    ``stub_edits`` are the cuts of all functions inside the deleted code, in original offsets;
+    ``golden_patch`` is the unified diff that puts the code back.
     """
 
     changes: Changes
     stub_edits: tuple[Edit, ...]
     is_whole: bool
+    golden_patch: str
     visible: tuple[str, ...] = ()
     hidden: tuple[str, ...] = ()
     withheld: tuple[str, ...] = ()
@@ -49,7 +52,17 @@ class Subject:
         return [original[edit.path].decode()[edit.start : edit.end] for edit in edits]
 
 
-def unsplit_subject(deletion: Deletion) -> Subject:
-    """A deletion whose tests are not known yet."""
+def unsplit_subject(deletion: Deletion, original: Mapping[str, bytes]) -> Subject:
+    """A deletion whose tests are not known yet.
+
+    Raises:
+        ValueError: its edits do not fit the files.
+        InputError: no patch can be made of it (CR0446).
+    """
     changes = Changes(deletion.edits, deletion.removed_files, deletion.test_edits, deletion.test_edits)
-    return Subject(changes, tuple(cut.edit for cut in deletion.bodies), deletion.removal == "whole")
+    broken = view_files(original, changes, "rollout")
+    touched = changes.source_files
+    patch = make_patch(
+        {path: broken[path] for path in touched if path in broken}, {path: original[path] for path in touched}
+    )
+    return Subject(changes, tuple(cut.edit for cut in deletion.bodies), deletion.removal == "whole", patch)

@@ -155,9 +155,7 @@ class _Build:
         self.seed = seed
         self.tell = tell
 
-    def play(
-        self, subjects: Sequence[Subject], jobs: Sequence[Job], hash_seed: str = "0"
-    ) -> list[JobReport]:
+    def play(self, subjects: Sequence[Subject], jobs: Sequence[Job], hash_seed: str = "0") -> list[JobReport]:
         if not jobs:
             return []
         reports, problem = play(
@@ -176,7 +174,9 @@ class _Build:
 
     def draft(self, cuts: Sequence[BodyCut], calls: Mapping[str, Sequence[RecordedCall]]) -> list[Twin]:
         """Replay the recorded calls and mutate them."""
-        subjects = [Subject(cut.path, cut.symbol, tuple(call.blob for call in calls[cut.pin])) for cut in cuts]
+        subjects = [
+            Subject(cut.path, cut.symbol, tuple(call.blob for call in calls[cut.pin])) for cut in cuts
+        ]
         jobs = [Job(number, "mutate", self._mutation(cut)) for number, cut in enumerate(cuts)]
         twins = []
         for cut, report in zip(cuts, self.play(subjects, jobs), strict=True):

@@ -101,8 +101,7 @@ class Recorder:
     def __init__(self, request, root, dumps, pickle_by_value):
         self.max_calls = request["max_calls"]
         self.wanted = {
-            (os.path.join(root, path), line): number
-            for number, (path, line) in enumerate(request["targets"])
+            (os.path.join(root, path), line): number for number, (path, line) in enumerate(request["targets"])
         }
         self.targets = {}
         self.by_code = {}

@@ -213,9 +213,7 @@ def _run(
 ) -> ExecResult:
     chosen = limits or Limits()
     chosen = replace(chosen, output_bytes=max(chosen.output_bytes, _OUTPUT_BYTES))
-    spec = SandboxSpec(
-        tree=tree, read_only=environment.read_only, masked=environment.masked, limits=chosen
-    )
+    spec = SandboxSpec(tree=tree, read_only=environment.read_only, masked=environment.masked, limits=chosen)
     variables = {**_ENV, "PATH": f"{environment.root}/bin:{_ENV['PATH']}", "PYTHONHASHSEED": hash_seed}
     if not environment.has_plugins:
         variables["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"

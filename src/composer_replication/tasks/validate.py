@@ -128,6 +128,7 @@ def subject_of(store: TaskStore, task: Task) -> Subject:
         changes=Changes(record.edits, record.removed_files, record.test_edits, record.visible_edits),
         stub_edits=record.stub_edits or record.edits,
         is_whole=record.removal == "whole",
+        golden_patch=secret.golden_patch,
         visible=task.tests.visible,
         hidden=task.tests.hidden,
         withheld=secret.withheld,

@@ -27,7 +27,9 @@ PERSON = ("-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "protocol
 
 
 def git(folder: Path, *words: str) -> str:
-    done = subprocess.run(["git", "-C", str(folder), *PERSON, *words], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["git", "-C", str(folder), *PERSON, *words], capture_output=True, text=True, check=True
+    )
     return done.stdout.strip()
 
 
@@ -264,10 +266,10 @@ def test_too_large_to_fetch(monkeypatch: pytest.MonkeyPatch, repository: Path, p
     assert "docs/large.bin" not in open_source(f"git+file://{repository}").files
 
 
-@pytest.mark.parametrize(("limit", "value"), [("MAX_MEMBERS", 3), ("MAX_MEMBER_BYTES", 255), ("MAX_TOTAL_BYTES", 300)])
-def test_too_large_to_read(
-    monkeypatch: pytest.MonkeyPatch, repository: Path, limit: str, value: int
-) -> None:
+@pytest.mark.parametrize(
+    ("limit", "value"), [("MAX_MEMBERS", 3), ("MAX_MEMBER_BYTES", 255), ("MAX_TOTAL_BYTES", 300)]
+)
+def test_too_large_to_read(monkeypatch: pytest.MonkeyPatch, repository: Path, limit: str, value: int) -> None:
     assert getattr(git_source, limit) == getattr(archives, limit)
     monkeypatch.setattr(git_source, limit, value)
     assert code_of(f"git+file://{repository}") == "CR0443"
@@ -301,7 +303,9 @@ def test_a_damaged_copy_in_the_cache_says_what_to_remove(repository: Path, priva
 
 
 def test_prune_removes_what_was_fetched(repository: Path, private_cache: Path) -> None:
-    script = "import sys; from composer_replication.tasks.sources import open_source; open_source(sys.argv[1])"
+    script = (
+        "import sys; from composer_replication.tasks.sources import open_source; open_source(sys.argv[1])"
+    )
     import sys
 
     subprocess.run([sys.executable, "-c", script, f"git+file://{repository}"], check=True)
@@ -325,7 +329,13 @@ def test_hooks_filters_and_attributes_are_not_run(repository: Path, marker: Path
         hook.parent.mkdir(exist_ok=True)
         hook.write_text(f"#!/bin/sh\necho {name} >> {marker}\n")
         hook.chmod(0o755)
-    for key in ("filter.evil.smudge", "diff.evil.textconv", "uploadpack.packObjectsHook", "core.fsmonitor", "core.sshCommand"):
+    for key in (
+        "filter.evil.smudge",
+        "diff.evil.textconv",
+        "uploadpack.packObjectsHook",
+        "core.fsmonitor",
+        "core.sshCommand",
+    ):
         git(repository, "config", key, f"touch {marker}")
     attributes = b"*.py filter=evil diff=evil export-ignore\n*.toml export-subst ident\n"
     (repository / ".git" / "info" / "attributes").write_bytes(attributes)
@@ -338,7 +348,10 @@ def test_hooks_filters_and_attributes_are_not_run(repository: Path, marker: Path
 
 
 def test_git_attributes_of_a_commit_change_no_byte(repository: Path) -> None:
-    files = {"thing/ident.py": b"# $Id$ $Format:%H$\r\n", ".gitattributes": b"* export-ignore ident export-subst eol=lf\n"}
+    files = {
+        "thing/ident.py": b"# $Id$ $Format:%H$\r\n",
+        ".gitattributes": b"* export-ignore ident export-subst eol=lf\n",
+    }
     write(repository, files)
     for name, data in files.items():
         stored = subprocess.run(

@@ -52,9 +52,10 @@ def view_files(original: Mapping[str, bytes], changes: Changes, view: str) -> di
         return dict(original)
     tests = changes.test_edits if view == "hidden" else changes.visible_edits
     files = {**original, **edited_files(original, (*tests, *changes.edits))}
-    for path in changes.removed_files:
-        files.pop(path, None)
-    return files
+    missing = sorted(set(changes.removed_files) - set(files))
+    if missing:
+        raise ValueError(f"{missing[0]} is removed, but it is not in the tree")
+    return {path: data for path, data in files.items() if path not in changes.removed_files}
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:

@@ -1,0 +1,616 @@
+"""Every candidate: the broken texts by hand, byte for byte, and what must be no candidate."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from composer_replication.tasks.candidates import find_deletions
+from composer_replication.tasks.deletion import GRANULARITIES, REMOVALS, Deletion
+from composer_replication.tasks.edits import edited_files, holes_of
+
+INIT = b'''"""A package."""
+from .areas import (
+    area,  # in square metres
+    volume as space,
+)
+from .words import shout, whisper
+
+__all__ = [
+    "area",
+    "shout",
+    "space",
+    "whisper",
+]
+'''
+AREAS = b'''"""Areas."""
+import math
+from functools import lru_cache
+
+from .rounding import nearest
+
+
+# Area of a circle.
+# In square metres.
+@lru_cache(
+    maxsize=None,
+)
+def area(radius):
+    """Area.
+
+    >>> area(0)
+    0
+    """
+    return nearest(math.pi * _square(radius))
+
+
+def _square(x):
+    return x * x
+
+
+def volume(radius):
+    return 4 / 3 * radius**3
+'''
+ROUNDING = b'''"""Rounding."""
+
+
+def nearest(x):
+    return _half_up(x)
+
+
+def _half_up(x):
+    return int(x + 0.5)
+'''
+WORDS = b'''"""Words."""
+
+
+def shout(text):
+    return text.upper()
+
+
+class Voice:
+    """A voice."""
+
+    def __init__(self, pitch):
+        self._pitch = pitch
+
+    @property
+    def pitch(self):
+        return self._pitch
+
+    # The other half.
+    @pitch.setter
+    def pitch(self, value):
+        self._pitch = value
+
+    def say(self):
+        return self._pitch
+
+
+def whisper(text):
+    area = text.lower()
+    return area
+'''
+TEST_AREAS = b'''from pkg import area, shout
+import pytest
+
+
+def test_area():
+    """Doc."""
+    assert area(0) == 0
+
+
+def test_shout():
+    assert shout("a") == "A"
+
+
+class TestBoth:
+    def test_both(self):
+        # both
+        assert shout(str(area(1))) == "3"
+'''
+README = b"""# pkg
+
+* `area` - of a circle
+* `pkg.areas.area(radius)`
+* shout: in capitals
+| area | circle |
+An area is large.
+"""
+PYPROJECT = b"""[project]
+name = "pkg"
+[project.scripts]
+area = "pkg.areas:area"
+shout = "pkg.words:shout"
+"""
+PACKAGE = {
+    "README.md": README,
+    "pyproject.toml": PYPROJECT,
+    "src/pkg/__init__.py": INIT,
+    "src/pkg/areas.py": AREAS,
+    "src/pkg/rounding.py": ROUNDING,
+    "src/pkg/words.py": WORDS,
+    "tests/test_areas.py": TEST_AREAS,
+}
+
+
+def every(files: dict[str, bytes]) -> dict[str, Deletion]:
+    return {deletion.pin: deletion for deletion in find_deletions(files, GRANULARITIES, REMOVALS)}
+
+
+def whole(files: dict[str, bytes | str], pin: str) -> dict[str, str]:
+    """All edited files of one candidate as text, tests included."""
+    found = {path: text.encode() if isinstance(text, str) else text for path, text in files.items()}
+    deletion = every(found)[pin]
+    edited = edited_files(found, [*deletion.edits, *deletion.test_edits])
+    return {path: content.decode() for path, content in edited.items()}
+
+
+def test_the_plan_of_a_small_package():
+    found = every(PACKAGE)
+    assert sorted(found) == sorted(
+        [
+            *(f"src/pkg/areas.py::{name}" for name in ("area", "_square", "volume")),
+            *(f"src/pkg/areas.py::{name}@function/whole" for name in ("area", "_square", "volume")),
+            *(f"src/pkg/rounding.py::{name}" for name in ("nearest", "_half_up")),
+            *(f"src/pkg/rounding.py::{name}@function/whole" for name in ("nearest", "_half_up")),
+            *(f"src/pkg/words.py::{name}" for name in ("shout", "whisper", "Voice.__init__", "Voice.pitch")),
+            *(f"src/pkg/words.py::{name}" for name in ("Voice.pitch#2", "Voice.say")),
+            *(f"src/pkg/words.py::{name}@function/whole" for name in ("shout", "whisper", "Voice.__init__")),
+            *(f"src/pkg/words.py::{name}@function/whole" for name in ("Voice.pitch", "Voice.say")),
+            "src/pkg/words.py::Voice@class/body",
+            "src/pkg/words.py::Voice@class/whole",
+            "src/pkg/areas.py::pkg.areas@module/body",
+            "src/pkg/areas.py::pkg.areas@module/whole",
+            "src/pkg/rounding.py::pkg.rounding@module/body",
+            "src/pkg/rounding.py::pkg.rounding@module/whole",
+            "src/pkg/words.py::pkg.words@module/body",
+            "src/pkg/words.py::pkg.words@module/whole",
+            "src/pkg/areas.py::area@feature/body",
+            "src/pkg/areas.py::area@feature/whole",
+            "src/pkg/rounding.py::nearest@feature/whole",
+        ]
+    )
+    # `nearest` and `_half_up` are all that their module holds: their bodies are the module's, said once.
+    assert found["src/pkg/areas.py::area@feature/body"].functions == {
+        ("src/pkg/areas.py", 10),
+        ("src/pkg/areas.py", 22),
+        ("src/pkg/rounding.py", 4),
+        ("src/pkg/rounding.py", 8),
+    }
+
+
+def test_a_whole_feature_goes_from_every_file():
+    assert whole(PACKAGE, "src/pkg/areas.py::area@feature/whole") == {
+        "README.md": "# pkg\n\n* shout: in capitals\nAn area is large.\n",
+        "pyproject.toml": '[project]\nname = "pkg"\n[project.scripts]\nshout = "pkg.words:shout"\n',
+        "src/pkg/__init__.py": '''"""A package."""
+from .areas import (
+    volume as space,
+)
+from .words import shout, whisper
+
+__all__ = [
+    "shout",
+    "space",
+    "whisper",
+]
+''',
+        "src/pkg/areas.py": '"""Areas."""\n\n\ndef volume(radius):\n    return 4 / 3 * radius**3\n',
+        "src/pkg/rounding.py": '"""Rounding."""\n',
+        "tests/test_areas.py": '''from pkg import shout
+import pytest
+
+
+def test_area():
+    """Doc."""
+    from pkg import area
+    assert area(0) == 0
+
+
+def test_shout():
+    assert shout("a") == "A"
+
+
+class TestBoth:
+    def test_both(self):
+        # both
+        from pkg import area
+        assert shout(str(area(1))) == "3"
+''',
+    }
+
+
+def test_a_property_goes_with_its_setter():
+    text = whole(PACKAGE, "src/pkg/words.py::Voice.pitch@function/whole")["src/pkg/words.py"]
+    assert text == WORDS.decode().replace(
+        """    @property
+    def pitch(self):
+        return self._pitch
+
+    # The other half.
+    @pitch.setter
+    def pitch(self, value):
+        self._pitch = value
+
+""",
+        "",
+    )
+
+
+def test_a_whole_module_goes_with_its_imports():
+    deletion = every(PACKAGE)["src/pkg/words.py::pkg.words@module/whole"]
+    assert deletion.removed_files == ("src/pkg/words.py",)
+    edited = whole(PACKAGE, deletion.pin)
+    assert edited["src/pkg/__init__.py"] == INIT.decode().replace(
+        "from .words import shout, whisper\n", ""
+    ).replace('    "shout",\n', "").replace('    "whisper",\n', "")
+    assert edited["tests/test_areas.py"].startswith("from pkg import area\nimport pytest\n")
+    assert "def test_shout():\n    from pkg import shout\n    assert" in edited["tests/test_areas.py"]
+    assert "words" not in edited["pyproject.toml"]
+
+
+def test_the_body_of_a_class_is_all_its_methods():
+    deletion = every(PACKAGE)["src/pkg/words.py::Voice@class/body"]
+    broken = edited_files(PACKAGE, deletion.edits)["src/pkg/words.py"].decode()
+    assert broken.count("raise NotImplementedError") == 4
+    assert "return text.upper()" in broken
+
+
+def module(text: str, **others: str) -> dict[str, bytes]:
+    return {
+        "pkg/__init__.py": b"",
+        "pkg/a.py": text.encode(),
+        **{f"pkg/{name}.py": other.encode() for name, other in others.items()},
+    }
+
+
+FUNCTION = "def gone(x):\n    return x + 1\n"
+PIN = "pkg/a.py::gone@function/whole"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        pytest.param(FUNCTION + "\n\ny = 1\n", "y = 1\n", id="first"),
+        pytest.param("y = 1\n\n\n" + FUNCTION, "y = 1\n", id="last"),
+        pytest.param("y = 1\n\n\n" + FUNCTION + "\n\nz = 1\n", "y = 1\n\n\nz = 1\n", id="between"),
+        pytest.param("y = 1\r\n\r\n\r\ndef gone(x):\r\n    return x\r\n", "y = 1\r\n", id="crlf"),
+        pytest.param("y = 1\r\rdef gone(x):\r    return x\r", "y = 1\r", id="cr"),
+        pytest.param("if 1:\n\tdef gone(x):\n\t\treturn x\n", "if 1:\n\tpass\n", id="tabs"),
+        pytest.param("y = 1\n\x0c\ndef gone(x):\n    return x\n", "y = 1\n", id="form feed"),
+        pytest.param("# -*- coding: utf-8 -*-\n" + FUNCTION, "# -*- coding: utf-8 -*-\n", id="coding line"),
+        pytest.param("y = 'ä𝒳'; z = 2\n" + FUNCTION, "y = 'ä𝒳'; z = 2\n", id="wide characters"),
+        pytest.param(
+            "def f():\n    pass\n    # not its\n" + FUNCTION,
+            "def f():\n    pass\n    # not its\n",
+            id="deep comment",
+        ),
+        pytest.param(
+            "from typing import overload\n\n@overload\ndef gone(x: int) -> int: ...\n@overload\n"
+            "def gone(x: str) -> str: ...\n" + FUNCTION,
+            "",
+            id="overloads",
+        ),
+        pytest.param(
+            "import sys\nif sys.platform == 'win32':\n    def gone(x):\n        return 1\nelse:\n"
+            "    # here\n    def gone(x):\n        return 2\n",
+            "import sys\nif sys.platform == 'win32':\n    pass\nelse:\n    pass\n",
+            id="conditional",
+        ),
+        pytest.param(
+            FUNCTION + "if __name__ == '__main__':\n    gone(1)\n",
+            "if __name__ == '__main__':\n    gone(1)\n",
+            id="main",
+        ),
+        pytest.param(
+            FUNCTION + "def f():\n    return gone(1)\n", "def f():\n    return gone(1)\n", id="call time"
+        ),
+        pytest.param(
+            FUNCTION + "def f(gone):\n    return gone\n", "def f(gone):\n    return gone\n", id="parameter"
+        ),
+        pytest.param("__all__ = ['gone', 'y']\n" + FUNCTION, "__all__ = ['y']\n", id="all first"),
+        pytest.param("__all__ = ('y', 'gone')\n" + FUNCTION, "__all__ = ('y',)\n", id="all tuple of one"),
+        pytest.param("__all__ = ('gone',)\n" + FUNCTION, "__all__ = ()\n", id="all empty tuple"),
+        pytest.param("__all__ = 'gone',\n" + FUNCTION, "__all__ = ()\n", id="all bare tuple"),
+        pytest.param(
+            "__all__ = ['y']\n__all__ += ['gone']\n" + FUNCTION,
+            "__all__ = ['y']\n__all__ += []\n",
+            id="all +=",
+        ),
+        pytest.param(
+            "__all__ = ['y'] + [\n  'gone', 'z'\n]\n" + FUNCTION,
+            "__all__ = ['y'] + [\n  'z'\n]\n",
+            id="all sum",
+        ),
+        pytest.param(
+            "__all__ = ['y']\n__all__.append('gone')\n" + FUNCTION, "__all__ = ['y']\n", id="all append"
+        ),
+        pytest.param(
+            "__all__ = ['y']\n__all__.extend(['gone'])\n" + FUNCTION,
+            "__all__ = ['y']\n__all__.extend([])\n",
+            id="all extend",
+        ),
+        pytest.param(
+            "import re, os\nimport json\ndef gone(x):\n    return json.dumps(re.sub(x, x, x))\nz = os\n",
+            "import os\nz = os\n",
+            id="spare imports",
+        ),
+        pytest.param(
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from x import y\ndef gone(x: 'y') -> y:\n    return y\n",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    pass\n",
+            id="typing import",
+        ),
+        pytest.param("import re\n" + FUNCTION, "import re\n", id="an import that it did not use"),
+    ],
+)
+def test_a_whole_function_goes_out_of_its_file(before, after):
+    edited = whole(module(before), PIN)
+    assert edited["pkg/a.py"] == after
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        pytest.param("from .a import gone\n", "", id="alone"),
+        pytest.param("from .a import gone as other\n", "", id="aliased"),
+        pytest.param("from pkg.a import gone, y\n", "from pkg.a import y\n", id="absolute"),
+        pytest.param("from .a import y, gone  # noqa\n", "from .a import y  # noqa\n", id="comment"),
+        pytest.param("from .a import y, \\\n    gone\n", "from .a import y\n", id="backslash"),
+        pytest.param(
+            "from .a import y, gone, \\\n    z\n", "from .a import y, \\\n    z\n", id="backslash after"
+        ),
+        pytest.param("from .a import (y, gone,\n    z)\n", "from .a import (y,\n    z)\n", id="brackets"),
+        pytest.param(
+            "from .a import (y,  # why\n    gone)\n", "from .a import (y,  # why\n    )\n", id="brackets last"
+        ),
+        pytest.param(
+            "from .a import (\n    y,\n    gone,  # g\n    z,\n)\n",
+            "from .a import (\n    y,\n    z,\n)\n",
+            id="one each",
+        ),
+        pytest.param("import os; from .a import gone; z = 1\n", "import os; pass; z = 1\n", id="semicolons"),
+        pytest.param("if 1:\n    from .a import gone\n", "if 1:\n    pass\n", id="block"),
+        pytest.param(
+            "def f():\n    from .a import gone\n    return gone(1)\n",
+            "def f():\n    return gone(1)\n",
+            id="inside",
+        ),
+        pytest.param("if TYPE_CHECKING: from .a import gone\n", "if TYPE_CHECKING: pass\n", id="typing"),
+    ],
+)
+def test_imports_in_other_files_go(before, after):
+    assert whole(module(FUNCTION, b=before), PIN)["pkg/b.py"] == after
+
+
+def test_a_chain_of_re_exports_goes():
+    files = module(
+        FUNCTION,
+        b="from .a import gone as there\n__all__ = ['there', 'more']\nmore = 1\n",
+        c="from .b import *\n__all__ = ['there']\n",
+        d="from pkg.c import there, more\n",
+    )
+    files["pkg/a.pyi"] = b"def gone(x: int) -> int: ...\ny: int\n"
+    assert whole(files, PIN) == {
+        "pkg/a.py": "",
+        "pkg/a.pyi": "y: int\n",
+        "pkg/b.py": "__all__ = ['more']\nmore = 1\n",
+        "pkg/c.py": "from .b import *\n__all__ = []\n",
+        "pkg/d.py": "from pkg.c import more\n",
+    }
+
+
+@pytest.mark.parametrize(
+    ("own", "other"),
+    [
+        pytest.param(FUNCTION + "y = gone(1)\n", "", id="module level"),
+        pytest.param(FUNCTION + "@gone\ndef f(): pass\n", "", id="decorator"),
+        pytest.param(FUNCTION + "def f(x=gone): pass\n", "", id="default"),
+        pytest.param(FUNCTION + "class C(gone): pass\n", "", id="base"),
+        pytest.param(FUNCTION + "class C:\n    x = gone\n", "", id="class body"),
+        pytest.param(FUNCTION + "def f(x: gone): pass\n", "", id="annotation"),
+        pytest.param(FUNCTION, "from .a import gone as g\ny = g(1)\n", id="through an alias"),
+        pytest.param(FUNCTION, "from . import a\ny = a.gone(1)\n", id="through its module"),
+        pytest.param(FUNCTION, "import pkg.a as m\ny = [m.gone]\n", id="through a named module"),
+        pytest.param(FUNCTION, "from .a import *\ny = gone\n", id="through a star"),
+        pytest.param(FUNCTION + "gone = print(gone)\n", "", id="bound again"),
+        pytest.param(
+            "try:\n    from x import gone\nexcept ImportError:\n    def gone(x):\n        return 1\n",
+            "",
+            id="fallback",
+        ),
+        pytest.param(
+            FUNCTION, "try:\n    from .a import gone\nexcept ImportError:\n    gone = None\n", id="guarded"
+        ),
+    ],
+)
+def test_what_is_needed_at_import_time_is_no_whole_candidate(own, other):
+    found = every(module(own, b=other))
+    assert PIN not in found
+    assert "pkg/a.py::gone" in found  # its body still is
+
+
+def test_a_future_import_makes_annotations_harmless():
+    assert PIN in every(module("from __future__ import annotations\n" + FUNCTION + "def f(x: gone): pass\n"))
+
+
+@pytest.mark.parametrize(
+    "use",
+    ["other = m", "@m\n    def f(self): pass", "def f(self, x=m): pass"],
+)
+def test_a_method_that_its_class_body_names_stays(use):
+    text = f"class C:\n    def m(self):\n        return 1\n    {use}\n"
+    assert "pkg/a.py::C.m@function/whole" not in every(module(text))
+    assert "pkg/a.py::C.m@function/whole" in every(module("class C:\n    def m(self):\n        return 1\n"))
+
+
+def test_a_method_named_by_a_subclass_at_import_time_stays():
+    own = "class C:\n    def m(self):\n        return 1\n"
+    assert "pkg/a.py::C.m@function/whole" not in every(
+        module(own, b="from .a import C\nclass D(C):\n    n = C.m\n")
+    )
+    assert "pkg/a.py::C.m@function/whole" in every(
+        module(own, b="from .a import C\nclass D(C):\n    n = C.o\n")
+    )
+
+
+def test_a_class_that_loses_its_last_method_keeps_pass():
+    text = "class C:\n    # why\n    def m(self):\n        return 1\n\n\ny = 1\n"
+    assert (
+        whole(module(text), "pkg/a.py::C.m@function/whole")["pkg/a.py"] == "class C:\n    pass\n\n\ny = 1\n"
+    )
+
+
+TESTS = "tests/test_a.py"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        pytest.param("import pkg.a as m\ndef test(): assert m.gone\n", None, id="through the module"),
+        pytest.param("from pkg.a import *\ndef test(): assert gone\n", None, id="star"),
+        pytest.param(
+            "from pkg.a import gone\nimport pytest\n@pytest.mark.parametrize('f', [gone])\ndef test(f): pass\n",
+            None,
+            id="parameters",
+        ),
+        pytest.param(
+            "try:\n    from pkg.a import gone\nexcept ImportError:\n    gone = 1\n", None, id="guarded"
+        ),
+        pytest.param(
+            "from pkg.a import gone as g, y\ndef test(): assert g(1)\ndef test_y(): assert y\n",
+            "from pkg.a import y\ndef test(): from pkg.a import gone as g; assert g(1)\ndef test_y(): assert y\n",
+            id="one line",
+        ),
+        pytest.param(
+            "from pkg.a import gone\ndef test(gone):\n    assert gone\nasync def test_b():\n    await gone()\n",
+            "def test(gone):\n    assert gone\nasync def test_b():\n    from pkg.a import gone\n    await gone()\n",
+            id="parameter of the same name",
+        ),
+        pytest.param(
+            "from pkg.a import gone\r\ndef test():\r\n\t@gone\r\n\tdef f(): pass\r\n",
+            "def test():\r\n\tfrom pkg.a import gone\r\n\t@gone\r\n\tdef f(): pass\r\n",
+            id="decorated first statement",
+        ),
+    ],
+)
+def test_the_imports_of_tests_move_into_the_tests(before, after):
+    files = {**module(FUNCTION), TESTS: before.encode()}
+    edited = whole(files, PIN)
+    assert edited.get(TESTS) == after
+
+
+def test_a_plain_import_of_a_deleted_module_moves_too():
+    files = {
+        **module("def f():\n    return 1\ndef g():\n    return 2\n"),
+        TESTS: b"import pkg.a\ndef test():\n    assert pkg.a.f()\ndef test_b():\n    assert pkg\n",
+    }
+    assert whole(files, "pkg/a.py::pkg.a@module/whole")[TESTS] == (
+        "import pkg\ndef test():\n    import pkg.a\n    assert pkg.a.f()\ndef test_b():\n    assert pkg\n"
+    )
+
+
+def test_a_directive_goes_with_its_options():
+    files = {
+        **module(FUNCTION),
+        "README.rst": b"API\n\n.. autofunction:: pkg.a.gone\n   :noindex:\n\n   Text.\n\nEnd gone\n",
+    }
+    assert whole(files, PIN)["README.rst"] == "API\n\n\nEnd gone\n"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xef\xbb\xbfdef gone():\n    return 1\n",
+        b"def gone():\n    return '\xff'\n",
+        b"print 'two'\n",
+        b"def f(:\n",
+        b"x\x00",
+    ],
+    ids=["byte order mark", "latin-1", "python 2", "broken", "null"],
+)
+def test_files_that_cannot_be_read_give_nothing(content):
+    found = every({**module("def f():\n    return 1\n"), "pkg/b.py": content})
+    assert found
+    assert not any(pin.startswith("pkg/b.py") for pin in found)
+
+
+def test_sizes_and_ways_are_chosen():
+    found = find_deletions(PACKAGE, ["class"], ["body"])
+    assert [deletion.pin for deletion in found] == ["src/pkg/words.py::Voice@class/body"]
+    assert find_deletions(PACKAGE, [], ["body"]) == ()
+
+
+NAMES = st.sampled_from(["alpha", "beta", "_gamma", "Δελτα"])
+ENDS = st.sampled_from(["\n", "\r\n"])
+
+
+@st.composite
+def repositories(draw) -> dict[str, bytes]:
+    """Two modules of functions and classes that use each other, with comments, decorators and exports."""
+    end = draw(ENDS)
+    files = {"pkg/__init__.py": b""}
+    names = draw(st.lists(NAMES, min_size=1, max_size=4, unique=True))
+    homes = {name: draw(st.sampled_from("ab")) for name in names}
+    for home in "ab":
+        lines = [
+            f"from .{homes[name]} import ({name})"
+            for name in names
+            if homes[name] != home and draw(st.booleans())
+        ]
+        lines.append(f"__all__ = {[name for name in names if homes[name] == home and draw(st.booleans())]}")
+        for name in names:
+            if homes[name] == home:
+                used = draw(NAMES)
+                lines += [""] * draw(st.integers(0, 3)) + ["# about it"] * draw(st.integers(0, 2))
+                lines += draw(
+                    st.sampled_from(
+                        [
+                            [f"def {name}(x):", f"    return {used}(x)"],
+                            [
+                                f"class {name}:",
+                                "    def m(self):",
+                                f"        return {used}",
+                                "",
+                                "    def n(self): return 1",
+                            ],
+                            [
+                                "if True:",
+                                f"    def {name}(x):",
+                                '        """Doc."""',
+                                f"        return '{used}'",
+                            ],
+                        ]
+                    )
+                )
+        files[f"pkg/{home}.py"] = end.join([*lines, ""]).encode()
+    files["tests/test_it.py"] = end.join(
+        [f"from pkg.{homes[name]} import {name}" for name in names]
+        + [f"def test_{name}():{end}    assert {name}" for name in names]
+        + [""]
+    ).encode()
+    return files
+
+
+@settings(max_examples=60, deadline=None)
+@given(repositories())
+def test_every_candidate_applies_parses_and_goes_back(files):
+    found = find_deletions(files, GRANULARITIES, REMOVALS)
+    contents = [(frozenset(deletion.edits), deletion.removed_files) for deletion in found]
+    assert len(set(contents)) == len(contents)
+    for deletion in found:
+        for edits in (deletion.edits, deletion.test_edits):
+            for path, content in edited_files(files, edits).items():
+                ast.parse(content)
+                own = [edit for edit in edits if edit.path == path]
+                holes = holes_of(own)
+                back, text = content.decode(), files[path].decode()
+                for edit, hole in reversed(
+                    list(zip(sorted(own, key=lambda e: (e.start, e.end)), holes, strict=True))
+                ):
+                    back = back[: hole.start] + text[edit.start : edit.end] + back[hole.end :]
+                assert back.encode() == files[path]
+        assert deletion.bodies

@@ -1,0 +1,171 @@
+"""What a repository's names denote, and what only one symbol needs: small repositories, answers by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from composer_replication.tasks.features import Needs
+from composer_replication.tasks.source_file import module_name
+from composer_replication.tasks.source_reader import read_source
+from composer_replication.tasks.symbol_graph import SymbolGraph
+
+
+def graph(**texts: str) -> SymbolGraph:
+    """A package ``p``; ``b_c`` is the module ``p.b.c``."""
+    files = {
+        f"p/{name.replace('_', '/') if not name.startswith('__') else name}.py": text.encode()
+        for name, text in texts.items()
+    }
+    return SymbolGraph({"p/__init__.py": b"", **files})
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("p/a.py", "p.a"),
+        ("p/__init__.py", "p"),
+        ("src/p/b/__init__.py", "p.b"),
+        ("lib/p/a.pyi", "p.a"),
+        ("src/space/p/a.py", "space.p.a"),
+        ("one.py", "one"),
+        ("src/one.py", "one"),
+        ("src.py", "src"),
+    ],
+)
+def test_module_names(path, name):
+    assert module_name(path) == name
+
+
+def test_names_are_followed_over_three_files_and_aliases():
+    reach = graph(
+        a="def f(): pass\ndef other(): pass\n",
+        b="from .a import f as g, other\n",
+        c="from p.b import g\nfrom .a import other as f\n",
+        d="from .c import *\n",
+        e="def h():\n    from .b import g as local\n",
+    ).reach([("p.a", "f")])
+    assert reach.names == {("p.a", "f"), ("p.b", "g"), ("p.c", "g"), ("p.d", "g")}
+    assert [(file.path, found.bound) for file, found in reach.aliases] == [
+        ("p/b.py", "g"),
+        ("p/c.py", "g"),
+        ("p/e.py", "local"),
+    ]
+
+
+def test_a_star_brings_what_all_lists_or_what_is_public():
+    listed = graph(a="__all__ = ['f']\n__all__ += ('_h',)\ndef f(): pass\ndef g(): pass\ndef _h(): pass\n")
+    assert [listed.star_exports("p.a", name) for name in ("f", "g", "_h")] == [True, False, True]
+    plain = graph(a="def f(): pass\ndef _h(): pass\n")
+    assert [plain.star_exports("p.a", name) for name in ("f", "_h")] == [True, False]
+
+
+def test_a_module_is_reached_by_every_form_of_import():
+    reach = graph(
+        a="x = 1\n",
+        b="import p.a\nimport p.a as m\nfrom p import a\nfrom . import a as n\nfrom .a import x, y\nfrom .a import *\n",
+    ).reach([], ["p.a"])
+    assert len(reach.aliases) == 7
+    assert reach.names == {("p.b", "m"), ("p.b", "a"), ("p.b", "n"), ("p.b", "x"), ("p.b", "y")}
+
+
+def test_relative_imports_count_dots_from_modules_and_packages():
+    found = SymbolGraph(
+        {
+            "p/__init__.py": b"from .a import x\n",
+            "p/q/__init__.py": b"from ..a import x\nfrom . import r\n",
+            "p/q/r.py": b"from ...z import y\nfrom . import s\n",
+        }
+    )
+    targets = {file.path: [imported.target for imported in file.imports] for file in found.files.values()}
+    assert targets == {
+        "p/__init__.py": ["p.a"],
+        "p/q/__init__.py": ["p.a", "p.q"],
+        "p/q/r.py": ["z", "p.q"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "when"),
+    [
+        ("f()", True),
+        ("@f\ndef g(): pass", True),
+        ("def g(x=f): pass", True),
+        ("def g(*, x=f): pass", True),
+        ("def g(x: f): pass", True),
+        ("class C(f): pass", True),
+        ("class C(metaclass=f): pass", True),
+        ("class C:\n    f", True),
+        ("x = lambda y=f: y", True),
+        ("x = [f for y in z]", True),
+        ("if f: pass", True),
+        ("__all__ = [f.__name__]", True),
+        ("x: f = 1", True),
+        ("def g(): f", False),
+        ("class C:\n    def g(self): f", False),
+        ("x = lambda: f", False),
+        ("if TYPE_CHECKING:\n    f", False),
+        ("if typing.TYPE_CHECKING:\n    f\nelse:\n    pass", False),
+        ("if __name__ == '__main__':\n    f()", False),
+        ("from __future__ import annotations\ndef g(x: f): pass", False),
+        ("from __future__ import annotations\nx: f = 1", False),
+    ],
+)
+def test_import_time_and_call_time(text, when):
+    found = read_source("a.py", text.encode())
+    assert [use.is_import_time for use in found.uses if use.identifier == "f"] == [when]
+
+
+def needs(root: str, **texts: str) -> list[str]:
+    module, name = root.split(".")
+    found = Needs(graph(**texts)).definitions_of((f"p.{module}", name))
+    return [f"{where.removeprefix('p.')}.{what}" for where, what in found]
+
+
+PRIVATE = "def _h(): pass\n"
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        ({"a": "def f(): _h()\n" + PRIVATE}, ["a.f", "a._h"]),
+        ({"a": "def f(): _h()\ndef g(): _h()\n" + PRIVATE}, ["a.f"]),
+        ({"a": "def f(): _h()\n" + PRIVATE + "_h()\n"}, ["a.f"]),
+        (
+            {"a": "from .b import h\ndef f(): h()\n", "b": "def h(): _i()\ndef _i(): pass\n"},
+            ["a.f", "b._i", "b.h"],
+        ),
+        ({"a": "from .b import h as x\ndef f(): x()\n", "b": "def h(): pass\n"}, ["a.f", "b.h"]),
+        ({"a": "from .b import h as x\ndef f(): x()\ndef g(): x()\n", "b": "def h(): pass\n"}, ["a.f"]),
+        ({"a": "from . import b\ndef f(): b.h()\n", "b": "def h(): pass\n"}, ["a.f", "b.h"]),
+        ({"a": "from . import b\ndef f(): b.h()\n", "b": "def h(): pass\n", "c": "x = y.h\n"}, ["a.f"]),
+        ({"a": "def f():\n    from .b import h\n    h()\n", "b": "def h(): pass\n"}, ["a.f", "b.h"]),
+        ({"a": "def f(): _h()\n" + PRIVATE, "b": "def g():\n    from .a import _h\n"}, ["a.f"]),
+        ({"a": "def f(): _h()\n" + PRIVATE + "x = ['_h']\n"}, ["a.f"]),
+        ({"a": 'def f(): _h()\ndef g():\n    """\n    >>> _h()\n    """\n' + PRIVATE}, ["a.f"]),
+        ({"a": "def f(): h()\ndef h(): pass\n__all__ = ['f', 'h']\n"}, ["a.f"]),
+        ({"a": "def f(): h()\ndef h(): pass\n", "__init__": "from .a import f, h\n"}, ["a.f"]),
+        ({"a": "def f(): h()\ndef h(): pass\n", "__init__": "from .a import *\n"}, ["a.f"]),
+        # Two helpers that need each other, and only the root needs one of them.
+        ({"a": "def f(): _h()\ndef _h(): _i()\ndef _i(): _h()\n"}, ["a.f", "a._h", "a._i"]),
+        # A chain that breaks in the middle takes the rest along.
+        ({"a": "def f(): _h()\ndef _h(): _i()\ndef _i(): pass\ndef g(): _h()\n"}, ["a.f"]),
+        # The name is a local variable in a file that cannot see the helper.
+        ({"a": "def f(): _h()\n" + PRIVATE, "b": "def g():\n    _h = 1\n    return _h\n"}, ["a.f", "a._h"]),
+        # And a method of the same name on one's own instance.
+        ({"a": "def f(): _h()\n" + PRIVATE + "class C:\n    def g(self): self._h()\n"}, ["a.f", "a._h"]),
+        ({"a": "class f:\n    def m(self): return _Part()\nclass _Part:\n    x = 1\n"}, ["a.f", "a._Part"]),
+    ],
+)
+def test_what_only_one_symbol_needs(texts, expected):
+    assert needs("a.f", **texts) == expected
+
+
+def test_tests_are_no_users():
+    found = SymbolGraph(
+        {
+            "p/__init__.py": b"",
+            "p/a.py": b"def f(): _h()\ndef _h(): pass\n",
+            "tests/test_a.py": b"from p.a import _h\ndef test(): _h()\n",
+        }
+    )
+    assert Needs(found).definitions_of(("p.a", "f")) == (("p.a", "f"), ("p.a", "_h"))

@@ -181,10 +181,13 @@ def run_build(args: argparse.Namespace) -> tuple[Result, int]:
         "bytes": summary.bytes,
         "fingerprint": summary.fingerprint,
         "flaky": {name: list(tests) for name, tests in summary.flaky.items()},
+        "parquet": summary.has_parquet,
     }
     write_json(summary.folder / "summary.json", result)
     summary.require_tasks()
     if not args.quiet:
+        if not summary.has_parquet:
+            sys.stderr.write("No Parquet files: they need pip install 'composer-replication[parquet]'\n")
         sys.stderr.write(f"Next: composer-rl recipe new --tasks {summary.folder} --model MODEL\n")
     return result, 0
 

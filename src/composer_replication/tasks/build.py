@@ -24,6 +24,7 @@ from composer_replication.tasks.edits import edited_files
 from composer_replication.tasks.gates import GateFailed, judge_deletion
 from composer_replication.tasks.journal import Decision, Journal, decision_key
 from composer_replication.tasks.lock import UnusableRepository
+from composer_replication.tasks.parquet import has_pyarrow, write_parquet
 from composer_replication.tasks.repository import PreparedRepository, prepare, slug_of
 from composer_replication.tasks.sources import RepositorySource, open_source
 from composer_replication.tasks.store import TaskStore
@@ -107,6 +108,8 @@ def build_tasks(
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
         run.finish()
+        if has_pyarrow():
+            write_parquet(store)
         return run.summary(time.monotonic() - started)
 
 
@@ -314,6 +317,7 @@ class _Build:
             fingerprint=self.store.fingerprint,
             examples=examples,
             flaky={record.repository: record.flaky or () for record in self.store.repositories()},
+            has_parquet=bool(self.store.derived),
         )
 
 

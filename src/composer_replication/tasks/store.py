@@ -7,6 +7,7 @@
     tasks/<task_id>.json       what may be known of a task
     secrets/<task_id>.json     golden body and hidden tests
     journal.jsonl              what became of each candidate, so that a build can go on
+    tasks.parquet, secrets.parquet   the tasks once more, in the shape of SWE-bench; see ``parquet``
 
 There is no time stamp in it: the same input and seed give the same bytes. No folder of
 the store is ever mounted into a sandbox; trees are written out file by file.
@@ -28,7 +29,7 @@ from composer_replication.tasks.blobs import find_blob, read_blob, write_blob
 from composer_replication.tasks.cache import sha256_of
 from composer_replication.tasks.environment import Environment, open_environment
 from composer_replication.tasks.lock import EnvironmentLock, LockedWheel
-from composer_replication.tasks.store_records import RepositoryRecord, SecretRecord, TaskRecord
+from composer_replication.tasks.store_records import RepositoryRecord, SecretRecord, TaskRecord, inner_path
 from composer_replication.tasks.test_functions import function_texts
 from composer_replication.tasks.tree_rules import is_test_path
 from composer_replication.tasks.views import VIEWS, Changes, View, view_files, write_files
@@ -44,11 +45,14 @@ class TaskStore:
     hash that is its name. Safe to use from several threads.
     """
 
-    def __init__(self, root: Path, records: dict[str, str], backend: str | None) -> None:
+    def __init__(
+        self, root: Path, records: dict[str, str], backend: str | None, derived: dict[str, str] | None = None
+    ) -> None:
         self.root = root.resolve()
         self._objects = self.root / "objects"
         self.backend = backend
         self._records = records
+        self._derived = derived or {}
         self._lock = threading.RLock()
         self._parsed: dict[str, Mapping[str, Any]] = {}
         self._environments: dict[str, Environment] = {}
@@ -98,13 +102,14 @@ class TaskStore:
         try:
             value = json.loads(manifest.read_text())
             records = {str(name): str(digest) for name, digest in value["records"].items()}
+            derived = {inner_path(name): str(sha256) for name, sha256 in value.get("derived", {}).items()}
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise _damaged(manifest, "it cannot be read") from error
         if value.get("schema_version") != SCHEMA_VERSION:
             raise _damaged(manifest, f"schema version {value.get('schema_version')} is not {SCHEMA_VERSION}")
         if value.get("fingerprint") != _fingerprint(records):
             raise _damaged(manifest, "its fingerprint does not cover its records")
-        return cls(Path(path), records, backend)
+        return cls(Path(path), records, backend, derived)
 
     @property
     def fingerprint(self) -> str:
@@ -297,10 +302,31 @@ class TaskStore:
         """Size of everything that belongs to the store."""
         folders = (self.root / name for name in ("objects", *_FOLDERS))
         inside = (path for folder in folders for path in folder.rglob("*") if path.is_file())
-        return sum(path.stat().st_size for path in (self.root / "manifest.json", *inside))
+        top = (self.root / name for name in ("manifest.json", *self.derived))
+        return sum(path.stat().st_size for path in (*top, *inside))
+
+    @property
+    def derived(self) -> Mapping[str, str]:
+        """Files that follow from the records, by sha256; the fingerprint does not cover them."""
+        with self._lock:
+            return dict(self._derived)
+
+    def read_derived(self, name: str) -> bytes:
+        """One of them.
+
+        Raises:
+            InputError: missing or changed (CR0411).
+        """
+        try:
+            data = (self.root / name).read_bytes()
+        except OSError as error:
+            raise _damaged(self.root / name, "it is missing") from error
+        if sha256_of(data) != self.derived.get(name):
+            raise _damaged(self.root / name, f"its sha256 is {sha256_of(data)}")
+        return data
 
     def verify(self) -> None:
-        """Read every record and every file that a record names.
+        """Read every record, every file that a record names, and the derived files.
 
         Raises:
             InputError: the first one that is damaged, by name (CR0411).
@@ -309,6 +335,8 @@ class TaskStore:
             self._read(name)
         for digest in sorted(set(self._digests())):
             self.blob(digest)
+        for name in sorted(self.derived):
+            self.read_derived(name)
 
     def _digests(self) -> Iterator[str]:
         for name in sorted(self._records):
@@ -342,6 +370,21 @@ class TaskStore:
         self._write(f"secrets/{record.task_id}.json", secret.to_json())
         self._write(f"tasks/{record.task_id}.json", record.to_json())
 
+    def put_derived(self, name: str, data: bytes) -> None:
+        """Keep a file that follows from the records; it is gone as soon as one of them changes."""
+        with self._lock:
+            write_atomic(self.root / name, data)
+            self._derived[name] = sha256_of(data)
+            self._write_manifest()
+
+    def _write_changed_manifest(self) -> None:
+        """The manifest without derived files first: a crash leaves one that nothing names."""
+        stale = list(self._derived)
+        self._derived.clear()
+        self._write_manifest()
+        for name in stale:
+            (self.root / name).unlink(missing_ok=True)
+
     def drop_task(self, task_id: str) -> None:
         self._drop(f"tasks/{task_id}.json")
         self._drop(f"secrets/{task_id}.json")
@@ -355,7 +398,7 @@ class TaskStore:
         with self._lock:
             self._records.pop(name, None)
             self._parsed.pop(name, None)
-            self._write_manifest()
+            self._write_changed_manifest()
             (self.root / name).unlink(missing_ok=True)
 
     def _write(self, name: str, value: Mapping[str, Any]) -> None:
@@ -368,13 +411,14 @@ class TaskStore:
                 write_atomic(self.root / name, data)
                 self._records[name] = sha256_of(data)
                 self._parsed.pop(name, None)
-                self._write_manifest()
+                self._write_changed_manifest()
 
     def _write_manifest(self) -> None:
         value = {
             "schema_version": SCHEMA_VERSION,
             "fingerprint": _fingerprint(self._records),
             "records": self._records,
+            "derived": self._derived,
         }
         write_atomic(self.root / "manifest.json", json.dumps(value, indent=1, sort_keys=True) + "\n")
 

@@ -18,6 +18,7 @@ from composer_replication.tasks.gates import (
     check_tests,
     find_failing,
 )
+from composer_replication.tasks.parquet import check_parquet
 from composer_replication.tasks.repository import make_bench
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.subject import Subject
@@ -66,10 +67,11 @@ def validate_store(
         progress: told after each task with (done, total, task id).
 
     Raises:
-        InputError: not a store (CR0410), or its manifest is damaged (CR0411).
+        InputError: not a store (CR0410), or its manifest or a Parquet file is damaged (CR0411).
         SandboxFailure: the sandbox broke; nothing is said about any task.
     """
     store = TaskStore.open(path, backend=backend)
+    check_parquet(store)
     task_ids = store.task_ids()
     failed: list[ValidationFailure] = []
     with ThreadPoolExecutor(max(1, jobs), thread_name_prefix="tasks-validate") as pool:

@@ -1,0 +1,143 @@
+"""The tasks of a store as two Parquet files, derived from its records.
+
+    tasks.parquet      what may be known: load it with any reader of SWE-bench rows
+    secrets.parquet    the same rows with golden patch, test patch and hidden tests
+
+The same records and the same pyarrow give the same bytes. The manifest lists both files by
+sha256, its fingerprint does not cover them: they add nothing to the records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from typing import Any
+
+from composer_replication.errors import InputError, MissingError
+from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.swebench_rows import PUBLIC_COLUMNS, SECRET_COLUMNS, Row, iter_rows
+
+TASKS_FILE = "tasks.parquet"
+SECRETS_FILE = "secrets.parquet"
+_INTEGERS = frozenset({"num_body_lines"})
+_ROW_GROUP = 1000
+_ZSTD_LEVEL = 12
+
+
+def has_pyarrow() -> bool:
+    """Whether Parquet can be written and read here."""
+    from importlib.util import find_spec
+
+    return find_spec("pyarrow") is not None
+
+
+def write_parquet(store: TaskStore) -> None:
+    """Write both files into the store and name them in its manifest.
+
+    Raises:
+        InputError: the store is damaged (CR0411).
+        MissingError: pyarrow is not installed; the store is whole without these files (CR0448).
+    """
+    _require_pyarrow()
+    pairs = list(iter_rows(store))
+    for name, columns, rows in (
+        (TASKS_FILE, PUBLIC_COLUMNS, [public for public, _ in pairs]),
+        (SECRETS_FILE, SECRET_COLUMNS, [secret for _, secret in pairs]),
+    ):
+        store.put_derived(name, parquet_bytes(rows, columns))
+
+
+def parquet_bytes(rows: Sequence[Row], columns: Sequence[str]) -> bytes:
+    """A Parquet file of these rows: zstd, format 2.6, no time, so equal rows give equal bytes.
+
+    Args:
+        rows: each with a value for every column; text, or an integer for ``num_body_lines``.
+        columns: in the order of the file.
+
+    Raises:
+        MissingError: pyarrow is not installed (CR0448).
+    """
+    _require_pyarrow()
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = pa.schema([(name, pa.int64() if name in _INTEGERS else pa.string()) for name in columns])
+    table = pa.Table.from_pylist([{name: row[name] for name in columns} for row in rows], schema=schema)
+    out = BytesIO()
+    pq.write_table(
+        table,
+        out,
+        version="2.6",
+        data_page_version="1.0",
+        compression="zstd",
+        compression_level=_ZSTD_LEVEL,
+        use_dictionary=False,
+        row_group_size=_ROW_GROUP,
+    )
+    return out.getvalue()
+
+
+def read_parquet(data: bytes) -> list[dict[str, Any]]:
+    """The rows of a Parquet file.
+
+    Raises:
+        ValueError: not a Parquet file, or a damaged one.
+        MissingError: pyarrow is not installed (CR0448).
+    """
+    _require_pyarrow()
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        rows: list[dict[str, Any]] = pq.read_table(BytesIO(data)).to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(str(error).splitlines()[0]) from error
+    return rows
+
+
+def check_parquet(store: TaskStore) -> None:
+    """The Parquet files of a store say what its records say; one without them is fine.
+
+    The hashes are checked always, the rows where pyarrow is installed.
+
+    Raises:
+        InputError: a file is missing, changed, or not what follows from the records (CR0411).
+    """
+    names = [name for name in (TASKS_FILE, SECRETS_FILE) if name in store.derived]
+    found = {name: store.read_derived(name) for name in names}
+    if not found or not has_pyarrow():
+        return
+    pairs = list(iter_rows(store))
+    for index, name in enumerate((TASKS_FILE, SECRETS_FILE)):
+        if name not in found:
+            continue
+        try:
+            rows = read_parquet(found[name])
+        except ValueError as error:
+            raise _differs(store, name, "it cannot be read") from error
+        if [_compared(row) for row in rows] != [_compared(pair[index]) for pair in pairs]:
+            raise _differs(store, name, "its rows are not those that follow from the records")
+
+
+def _compared(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row without its instruction: another version may write that in other words."""
+    return {name: value for name, value in row.items() if name != "problem_statement"}
+
+
+def _differs(store: TaskStore, name: str, detail: str) -> InputError:
+    return InputError(
+        "CR0411",
+        f"the task store is damaged: {detail}.",
+        where=str(store.root / name),
+        fix="copy it again, or build it into a new folder: composer-rl tasks build SOURCE --out NEW_DIR",
+    )
+
+
+def _require_pyarrow() -> None:
+    if not has_pyarrow():
+        raise MissingError(
+            "CR0448",
+            "Parquet files need pyarrow, which is not installed; the task store is whole without them.",
+            where="pyarrow",
+            fix="pip install 'composer-replication[parquet]'",
+        )

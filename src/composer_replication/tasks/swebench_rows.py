@@ -1,0 +1,154 @@
+"""Tasks in the shape of SWE-bench: a public row, and one with the patch and the hidden tests.
+
+``base_commit`` is not of git: it is the sha256 of the base tree, which is what a rollout sees
+(hidden test functions are not in it). In the secret row ``patch`` puts the code back,
+``test_patch`` the tests as they were; both together give the original tree. The public row has
+no ``patch``, an empty ``test_patch``, and knows of visible tests alone. Lists of tests are JSON
+strings, as in the published data sets.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from composer_replication.errors import InputError
+from composer_replication.records import Task
+from composer_replication.tasks.cache import sha256_of
+from composer_replication.tasks.instructions import write_instruction
+from composer_replication.tasks.patches import make_patch
+from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.tree_rules import is_test_path
+from composer_replication.tasks.views import Changes, view_files
+
+Row = dict[str, str | int | None]
+
+SWEBENCH_COLUMNS = (
+    "instance_id",
+    "repo",
+    "base_commit",
+    "problem_statement",
+    "hints_text",
+    "test_patch",
+    "FAIL_TO_PASS",
+    "PASS_TO_PASS",
+    "version",
+    "created_at",
+    "environment_setup_commit",
+)
+OWN_COLUMNS = ("granularity", "removal", "symbol", "path", "num_body_lines", "licence")
+PUBLIC_COLUMNS = (*SWEBENCH_COLUMNS, *OWN_COLUMNS)
+SECRET_COLUMNS = (*SWEBENCH_COLUMNS, "patch", *OWN_COLUMNS, "broken_patch", "hidden_tests")
+
+
+@dataclass(frozen=True, slots=True)
+class _Trees:
+    """The files of a task that differ between its views, and the digest of its whole base tree."""
+
+    base: Mapping[str, bytes]
+    golden: Mapping[str, bytes]
+    base_sha256: str
+
+
+def tree_sha256(digests: Mapping[str, str]) -> str:
+    """One hash over a tree: sha256 of the lines ``SHA256 PATH`` in the order of the paths."""
+    return sha256_of("\n".join(f"{digests[path]} {path}" for path in sorted(digests)).encode())
+
+
+def iter_rows(store: TaskStore) -> Iterator[tuple[Row, Row]]:
+    """The public and the secret row of every task, in the order of their ids.
+
+    Raises:
+        InputError: the store is damaged (CR0411).
+    """
+    for task in store.tasks():
+        yield rows_of(store, task)
+
+
+def rows_of(store: TaskStore, task: Task) -> tuple[Row, Row]:
+    """The public and the secret row of one task.
+
+    Raises:
+        InputError: as ``iter_rows``.
+    """
+    trees = _trees(store, task)
+    withheld = store.secret(task.task_id).withheld
+    name, _, version = task.repository.partition("==")
+    public: Row = {
+        "instance_id": task.task_id,
+        "repo": name,
+        "base_commit": trees.base_sha256,
+        "problem_statement": _statement(store, task),
+        "hints_text": "",
+        "test_patch": "",
+        "FAIL_TO_PASS": json.dumps(sorted(task.tests.visible)),
+        "PASS_TO_PASS": json.dumps(sorted(task.tests.pass_to_pass)),
+        "version": version,
+        "created_at": "",  # the same input gives the same bytes: there is no time in a store
+        "environment_setup_commit": task.environment,
+        "granularity": task.granularity,
+        "removal": task.removal,
+        "symbol": task.symbol,
+        "path": task.path,
+        "num_body_lines": task.num_body_lines,
+        "licence": _licence(store, task),
+    }
+    source, tests = _parted(trees)
+    secret: Row = {
+        **public,
+        "patch": _patch(*source),
+        "test_patch": _patch(*tests),
+        "FAIL_TO_PASS": json.dumps(sorted(task.fail_to_pass)),
+        "PASS_TO_PASS": json.dumps(sorted({*task.tests.pass_to_pass, *withheld})),
+        "broken_patch": _patch(source[1], source[0]),
+        "hidden_tests": json.dumps(sorted(task.tests.hidden)),
+    }
+    return public, {column: secret[column] for column in SECRET_COLUMNS}
+
+
+def _trees(store: TaskStore, task: Task) -> _Trees:
+    """Read the changed files alone: a repository may have thousands."""
+    record = store.record(task.task_id)
+    digests = store.repository(record.repository_record).files
+    changes = Changes(record.edits, record.removed_files, record.test_edits, record.visible_edits)
+    edited = {edit.path for edit in (*record.edits, *record.visible_edits)} | set(record.removed_files)
+    golden = {path: store.blob(digests[path]) for path in sorted(edited & set(digests))}
+    base = view_files(golden, changes, "rollout")
+    kept = {path: digest for path, digest in digests.items() if path not in golden}
+    return _Trees(base, golden, tree_sha256({**kept, **{path: sha256_of(base[path]) for path in base}}))
+
+
+def _parted(trees: _Trees) -> list[tuple[dict[str, bytes], dict[str, bytes]]]:
+    """(base, golden) of the sources, then of the tests."""
+    return [
+        (
+            {path: data for path, data in trees.base.items() if is_test_path(path) is of_tests},
+            {path: data for path, data in trees.golden.items() if is_test_path(path) is of_tests},
+        )
+        for of_tests in (False, True)
+    ]
+
+
+def _patch(old: Mapping[str, bytes], new: Mapping[str, bytes]) -> str | None:
+    """The patch; None where a changed file is no UTF-8 text, which no JSON or Parquet text can hold."""
+    try:
+        return make_patch(old, new)
+    except InputError:
+        return None
+
+
+def _statement(store: TaskStore, task: Task) -> str | None:
+    """The instruction; None where even the shortest one would show the code."""
+    try:
+        return write_instruction(store, task)
+    except InputError as error:
+        if error.code != "CR0429":
+            raise
+        return None
+
+
+def _licence(store: TaskStore, task: Task) -> str:
+    """The SPDX name where the repository's record has one."""
+    record = store.repository(store.record(task.task_id).repository_record)
+    return str(getattr(record, "licence", "") or "")

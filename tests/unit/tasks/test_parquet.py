@@ -1,0 +1,198 @@
+"""The Parquet files say what the records say, hold no secret in public, and are noticed when changed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from io import BytesIO
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from composer_replication.errors import InputError, MissingError
+from composer_replication.tasks import parquet
+from composer_replication.tasks.parquet import (
+    SECRETS_FILE,
+    TASKS_FILE,
+    check_parquet,
+    parquet_bytes,
+    read_parquet,
+    write_parquet,
+)
+from composer_replication.tasks.patches import apply_patch
+from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.swebench_rows import PUBLIC_COLUMNS, SECRET_COLUMNS, tree_sha256
+from composer_replication.tasks.validate import validate_store
+
+ROW = dict.fromkeys(PUBLIC_COLUMNS, "x") | {"num_body_lines": 1}
+
+
+@pytest.fixture
+def copy(tiny_store: TaskStore, tmp_path: Path) -> TaskStore:
+    shutil.copytree(tiny_store.root, tmp_path / "copy")
+    return TaskStore.open(tmp_path / "copy")
+
+
+def rows(store: TaskStore, name: str) -> dict[str, dict[str, object]]:
+    return {row["instance_id"]: row for row in pq.read_table(store.root / name).to_pylist()}
+
+
+def test_a_build_leaves_both_files_and_names_them(tiny_store: TaskStore) -> None:
+    manifest = json.loads((tiny_store.root / "manifest.json").read_text())
+    assert manifest["derived"] == {
+        name: hashlib.sha256((tiny_store.root / name).read_bytes()).hexdigest()
+        for name in (TASKS_FILE, SECRETS_FILE)
+    }
+    assert list(rows(tiny_store, TASKS_FILE)) == tiny_store.task_ids()
+    assert pq.read_schema(tiny_store.root / TASKS_FILE).names == list(PUBLIC_COLUMNS)
+    assert pq.read_schema(tiny_store.root / SECRETS_FILE).names == list(SECRET_COLUMNS)
+    metadata = pq.read_metadata(tiny_store.root / TASKS_FILE)
+    assert {metadata.row_group(0).column(i).compression for i in range(metadata.num_columns)} == {"ZSTD"}
+
+
+def test_written_twice_and_by_another_process_the_bytes_are_the_same(copy: TaskStore) -> None:
+    before = {name: (copy.root / name).read_bytes() for name in (TASKS_FILE, SECRETS_FILE)}
+    manifest = (copy.root / "manifest.json").read_text()
+    program = (
+        "import sys; from pathlib import Path; from composer_replication.tasks.store import TaskStore;"
+        "from composer_replication.tasks.parquet import write_parquet;"
+        "write_parquet(TaskStore.open(Path(sys.argv[1])))"
+    )
+    subprocess.run([sys.executable, "-c", program, str(copy.root)], check=True)
+    assert {name: (copy.root / name).read_bytes() for name in before} == before
+    write_parquet(TaskStore.open(copy.root))
+    assert {name: (copy.root / name).read_bytes() for name in before} == before
+    assert (copy.root / "manifest.json").read_text() == manifest
+
+
+def test_the_golden_patch_restores_the_original_tree_by_git(
+    tiny_store: TaskStore, tiny_project: Path
+) -> None:
+    secrets = rows(tiny_store, SECRETS_FILE)
+    for task in tiny_store.tasks():
+        row = secrets[task.task_id]
+        base = tiny_store.files(task, "rollout")
+        golden = tiny_store.files(task, "golden")
+        fixed = apply_patch(base, row["patch"])
+        assert fixed[task.path] == (tiny_project / task.path).read_bytes()
+        assert apply_patch(fixed, row["test_patch"]) == golden
+        assert apply_patch(golden, row["broken_patch"])[task.path] == base[task.path]
+        digests = {path: hashlib.sha256(data).hexdigest() for path, data in base.items()}
+        assert row["base_commit"] == tree_sha256(digests)
+        assert bool(row["test_patch"]) is task.has_hidden_tests
+
+
+def test_the_columns_mean_what_swebench_means(tiny_store: TaskStore) -> None:
+    public, secrets = rows(tiny_store, TASKS_FILE), rows(tiny_store, SECRETS_FILE)
+    for task in tiny_store.tasks():
+        row, secret = public[task.task_id], secrets[task.task_id]
+        assert (row["repo"], row["version"]) == ("tinymath", "1.0")
+        assert json.loads(row["FAIL_TO_PASS"]) == sorted(task.tests.visible)
+        assert json.loads(secret["FAIL_TO_PASS"]) == sorted((*task.tests.visible, *task.tests.hidden))
+        assert json.loads(secret["hidden_tests"]) == sorted(task.tests.hidden)
+        assert set(json.loads(row["PASS_TO_PASS"])) <= set(json.loads(secret["PASS_TO_PASS"]))
+        assert not set(json.loads(secret["FAIL_TO_PASS"])) & set(json.loads(secret["PASS_TO_PASS"]))
+        assert task.symbol.rpartition(".")[2] in row["problem_statement"]
+        assert (row["symbol"], row["granularity"], row["removal"]) == (task.symbol, "function", "body")
+        assert row["num_body_lines"] == task.num_body_lines
+        assert (row["created_at"], row["test_patch"]) == ("", "")
+
+
+def test_the_public_file_holds_no_secret(tiny_store: TaskStore) -> None:
+    public = json.dumps(list(rows(tiny_store, TASKS_FILE).values()))
+    assert "patch" not in PUBLIC_COLUMNS
+    own = rows(tiny_store, TASKS_FILE)
+    for task in tiny_store.tasks():
+        row = json.dumps(own[task.task_id])
+        for node_id in task.tests.hidden:
+            assert json.dumps(node_id)[1:-1] not in row
+        for line in tiny_store.golden_body(task).splitlines():
+            assert len(line.strip()) < 12 or json.dumps(line)[1:-1] not in public
+
+
+def test_datasets_loads_both_offline(tiny_store: TaskStore, tmp_path: Path) -> None:
+    from datasets import load_dataset
+
+    for name, columns in ((TASKS_FILE, PUBLIC_COLUMNS), (SECRETS_FILE, SECRET_COLUMNS)):
+        loaded = load_dataset(
+            "parquet",
+            data_files=str(tiny_store.root / name),
+            split="train",
+            cache_dir=str(tmp_path / "cache"),
+        )
+        assert loaded.column_names == list(columns)
+        assert loaded["instance_id"][:] == tiny_store.task_ids()
+        assert all(isinstance(json.loads(row["FAIL_TO_PASS"]), list) for row in loaded)
+
+
+@pytest.mark.parametrize("name", [TASKS_FILE, SECRETS_FILE])
+@pytest.mark.parametrize("damage", ["changed", "gone"])
+def test_a_changed_or_missing_file_is_noticed(copy: TaskStore, name: str, damage: str) -> None:
+    path = copy.root / name
+    if damage == "gone":
+        path.unlink()
+    else:
+        data = path.read_bytes()
+        path.write_bytes(data[:100] + bytes([data[100] ^ 1]) + data[101:])
+    for notice in (copy.verify, lambda: check_parquet(copy), lambda: validate_store(copy.root, repeat=1)):
+        with pytest.raises(InputError, match="CR0411") as caught:
+            notice()
+        assert caught.value.where == str(path)
+
+
+@pytest.mark.parametrize("name", [TASKS_FILE, SECRETS_FILE])
+def test_other_rows_are_noticed_although_the_manifest_agrees(copy: TaskStore, name: str) -> None:
+    columns = PUBLIC_COLUMNS if name == TASKS_FILE else SECRET_COLUMNS
+    other = read_parquet((copy.root / name).read_bytes())
+    other[0]["FAIL_TO_PASS"] = "[]"
+    copy.put_derived(name, parquet_bytes(other, columns))
+    copy.verify()
+    with pytest.raises(InputError, match="not those that follow from the records"):
+        check_parquet(copy)
+
+
+def test_what_is_no_parquet_is_noticed_although_the_manifest_agrees(copy: TaskStore) -> None:
+    copy.put_derived(TASKS_FILE, b"PAR1 no more PAR1")
+    with pytest.raises(InputError, match="it cannot be read"):
+        check_parquet(copy)
+
+
+def test_a_change_of_a_record_drops_the_files(copy: TaskStore) -> None:
+    copy.drop_task(copy.task_ids()[0])
+    assert not copy.derived
+    assert not (copy.root / TASKS_FILE).exists()
+    assert not (copy.root / SECRETS_FILE).exists()
+    check_parquet(copy)
+    TaskStore.open(copy.root).verify()
+
+
+def test_without_pyarrow_a_store_is_whole(copy: TaskStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet, "has_pyarrow", lambda: False)
+    with pytest.raises(MissingError, match="CR0448"):
+        write_parquet(copy)
+    check_parquet(copy)
+    assert copy.tasks()
+
+
+def test_reading_a_store_loads_no_pyarrow(tiny_store: TaskStore) -> None:
+    program = (
+        "import sys; from pathlib import Path; from composer_replication.tasks.store import TaskStore;"
+        "from composer_replication.tasks import build, parquet;"
+        "TaskStore.open(Path(sys.argv[1])).tasks(); sys.exit('pyarrow' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program, str(tiny_store.root)], check=False).returncode == 0
+
+
+def test_text_that_parquet_has_to_carry() -> None:
+    row = ROW | {"problem_statement": None, "symbol": "ünïcode\n\0\r\n"}
+    assert read_parquet(parquet_bytes([row], PUBLIC_COLUMNS)) == [row]
+    assert read_parquet(parquet_bytes([], PUBLIC_COLUMNS)) == []
+    with pytest.raises(ValueError, match="arquet"):
+        read_parquet(b"no")
+    with pytest.raises(KeyError):
+        parquet_bytes([{"instance_id": "x"}], PUBLIC_COLUMNS)
+    assert pq.read_table(BytesIO(parquet_bytes([ROW], PUBLIC_COLUMNS))).num_rows == 1

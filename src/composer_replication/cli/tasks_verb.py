@@ -258,14 +258,14 @@ def run_show(args: argparse.Namespace) -> tuple[Result, int]:
     if not args.task_id:
         tasks = store.tasks()
         return {"tasks": [_row(store, task) for task in tasks], **_counts(tasks)}, 0
-    from composer_replication.tasks.instructions import broken_region, write_instruction
+    from composer_replication.tasks.broken_regions import broken_regions
+    from composer_replication.tasks.instructions import write_instruction
 
     task = store.get(args.task_id)
-    text = store.broken_text(task)
     page: Result = {
         **_row(store, task),
         "instruction": write_instruction(store, task),
-        "broken_region": broken_region(text, task.hole, task.num_body_lines),
+        "broken_region": broken_regions(store, task),
     }
     return {"tasks": [page], **_counts([task])}, 0
 

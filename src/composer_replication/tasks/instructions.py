@@ -1,73 +1,78 @@
 """What is to be done, in words: written from what stays in the tree, without a model.
 
-A text says which body is missing, its signature and docstring, what stands around it, and
-which tests have to pass, with their source. Neither the golden body nor a hidden test is a
-source of it, and the finished text is searched for the golden body before anybody sees it.
+Where bodies were taken out, a text lists the functions with signature and docstring, as the
+broken files have them. Where code is gone altogether, it says what is missing by the imports
+and uses of the visible tests, and what else the files define. Both name the tests that have
+to pass and show their source. Neither golden code nor a hidden test is a source of a text,
+and the finished text is searched for every deleted span before anybody sees it.
 """
 
 from __future__ import annotations
 
-import ast
-import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from composer_replication.errors import InputError
-from composer_replication.records import Hole, Task
+from composer_replication.records import Task
 from composer_replication.tasks.body_cuts import MARKER_STATEMENT
-from composer_replication.tasks.leaks import distinctive_lines
-from composer_replication.tasks.lines import Lines
+from composer_replication.tasks.edits import shifted_line
+from composer_replication.tasks.golden_spans import golden_spans, shows_any
+from composer_replication.tasks.instruction_parts import and_more, clipped, fenced, listed, tests_part
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.test_functions import function_texts
+from composer_replication.tasks.surroundings import Surroundings, class_members, look_around, public_names
+from composer_replication.tasks.test_functions import Place, function_texts
+from composer_replication.tasks.test_uses import MissingUses, missing_uses
 
-MAX_NAMES = 20
-"""Names of tests or neighbours in one list; a prompt is short and the tree has the rest."""
-MAX_SOURCES = 6
-MAX_SOURCE_LINES = 30
-
-_Function = ast.FunctionDef | ast.AsyncFunctionDef
-_Definition = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+MAX_FUNCTIONS = 20
+MAX_DOCSTRING_LINES = 12
+"""Of each docstring where there are several functions; the tree has them in full."""
+MAX_FILES = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What the broken file says about a hole.
+class Material:
+    """Everything that may be known of a task, and nothing else: what an instruction is written from.
 
-    ``line`` is the marker's line, ``first_line`` the first one of the function around it
-    (decorators included). ``header`` are the lines from there to the docstring, ``docstring``
-    the docstring's own lines, both as they stand in the file. ``owner`` is the class around,
-    ``siblings`` its other members, ``neighbours`` what else the file defines at the top.
+    ``places`` are the surroundings of each hole with its path (body removals only), ``files``
+    the text of each file that lost code and is still there, ``sources`` path and source of
+    each visible test function, ``uses`` what those tests need that is gone (whole removals only).
     """
 
-    line: int
-    first_line: int
-    header: str
-    docstring: str
-    owner: str
-    siblings: tuple[str, ...]
-    neighbours: tuple[str, ...]
+    task: Task
+    places: tuple[tuple[str, Surroundings], ...]
+    files: Mapping[str, str]
+    sources: tuple[tuple[str, str], ...]
+    uses: MissingUses
 
 
 def write_instruction(store: TaskStore, task: Task) -> str:
     """The instruction of a task, in Markdown.
 
-    When the source of a visible test, or the docstring, holds the very lines that were
-    deleted, it is left out.
+    The source of a visible test, or a docstring, that holds the very lines that were deleted
+    is left out.
 
     Args:
         store: where the task is.
         task: the task.
 
     Raises:
-        InputError: even the shortest text would show the golden body (CR0429); the store is
+        InputError: even the shortest text would show golden code (CR0429); the store is
             damaged (CR0411).
     """
-    surroundings = look_around(store.broken_text(task), task.hole)
-    sources = _test_sources(store, task)
-    golden_body = store.golden_body(task)
-    for with_docstring, shown in ((True, sources), (True, ()), (False, ())):
-        text = instruction_text(task, surroundings, shown, with_docstring=with_docstring)
-        if not shows_body(text, golden_body):
+    spans = golden_spans(store, task)
+    material = read_material(store, task)
+    clean = replace(
+        material,
+        sources=tuple(source for source in material.sources if not shows_any(source[1], spans)),
+        places=tuple(
+            (path, replace(place, docstring="") if shows_any(place.docstring, spans) else place)
+            for path, place in material.places
+        ),
+    )
+    bare = replace(clean, sources=(), places=tuple((p, replace(s, docstring="")) for p, s in clean.places))
+    for shown in (clean, replace(clean, sources=()), bare, replace(bare, uses=MissingUses((), (), ()))):
+        text = instruction_text(shown)
+        if not shows_any(text, spans):
             return text
     raise InputError(
         "CR0429",
@@ -77,169 +82,141 @@ def write_instruction(store: TaskStore, task: Task) -> str:
     )
 
 
-def shows_body(text: str, golden_body: str) -> bool:
-    """Whether the body's lines stand in the text, one after the other.
+def read_material(store: TaskStore, task: Task) -> Material:
+    """What may be known of a task, from its rollout tree.
 
-    Indentation, blank lines and comments do not count. Other than in a whole tree
-    (``leaks.find_copy``), one line is enough: so short a text repeats nothing by nature.
+    Raises:
+        InputError: the store is damaged (CR0411).
     """
-    lines = distinctive_lines(golden_body)
-    needle = "\n" + "\n".join(lines) + "\n"
-    return bool(lines) and needle in "\n" + "\n".join(distinctive_lines(text)) + "\n"
-
-
-def look_around(broken_text: str, hole: Hole) -> Surroundings:
-    """Read the broken file around its hole; a file that does not parse tells the lines alone."""
-    lines = Lines(broken_text)
-    marker = broken_text[hole.start : hole.end]
-    start = hole.start + len(marker) - len(marker.lstrip())
-    line = sum(begin <= start for begin in lines.starts)
-    try:
-        module = ast.parse(broken_text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        module = ast.Module([], [])
-    chain = list(_chain(module, line))
-    function = next((node for node in reversed(chain) if isinstance(node, _Function)), None)
-    owner = next((node for node in reversed(chain) if isinstance(node, ast.ClassDef)), None)
-    first = line if function is None else _first_line(function)
-    head = broken_text[lines.starts[first - 1] : max(hole.start, lines.starts[first - 1])]
-    cut = len(head)
-    if function is not None and ast.get_docstring(function, clean=False) is not None:
-        begin = lines.starts[function.body[0].lineno - 1] - lines.starts[first - 1]
-        cut = begin if begin > 0 else cut  # else all on one line: it stays together
-    return Surroundings(
-        line=line,
-        first_line=first,
-        header=head[:cut].rstrip(),
-        docstring=head[cut:].rstrip(),
-        owner="" if owner is None else owner.name,
-        siblings=() if owner is None else _names(owner.body, chain),
-        neighbours=_names(module.body, chain),
+    tree = store.files(task, "rollout")
+    changed = sorted({task.path, *(hole.path for hole in task.holes)} - set(task.removed_files))
+    files = {path: tree[path].decode("utf-8", "replace") for path in changed if path in tree}
+    places = list(_visible_places(store, task))
+    sources = [(path, _source(tree, path, line, name)) for path, line, name in places]
+    is_whole = task.removal == "whole"
+    symbol = "" if task.granularity == "module" else task.symbol
+    return Material(
+        task,
+        () if is_whole else tuple((hole.path, look_around(files[hole.path], hole)) for hole in task.holes),
+        files,
+        tuple((path, source) for path, source in sources if source),
+        missing_uses(tree, places, symbol) if is_whole else MissingUses((), (), ()),
     )
 
 
-def _chain(node: ast.AST, line: int) -> Iterator[ast.AST]:
-    """The definitions around a line, from the outside in."""
-    for child in ast.iter_child_nodes(node):
-        if getattr(child, "lineno", 0) <= line <= (getattr(child, "end_lineno", None) or 0):
-            if isinstance(child, _Definition):
-                yield child
-            yield from _chain(child, line)
+def _source(tree: Mapping[str, bytes], path: str, line: int, name: str) -> str:
+    """A test function's source; one that the runner places elsewhere is known by its name if only one has it."""
+    texts = function_texts(tree.get(path, b"").decode("utf-8", "replace"))
+    named = {text for (_, other), text in texts.items() if other == name}
+    return texts.get((line, name), named.pop() if len(named) == 1 else "")
 
 
-def _first_line(node: _Function) -> int:
-    return min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-
-
-def _names(body: Sequence[ast.stmt], chain: Sequence[ast.AST]) -> tuple[str, ...]:
-    """What a block defines beside the nodes of the chain, each name once, in its order."""
-    return tuple(
-        dict.fromkeys(node.name for node in body if isinstance(node, _Definition) and node not in chain)
-    )
-
-
-def _test_sources(store: TaskStore, task: Task) -> tuple[tuple[str, str], ...]:
-    """Path and source of each visible test function; a function that is not in the tree has none."""
-    repository = store.repository(store.record(task.task_id).repository_record)
+def _visible_places(store: TaskStore, task: Task) -> Iterator[Place]:
+    """Where each visible test function stands in the rollout tree, whose files lost hidden tests above it."""
+    record = store.record(task.task_id)
+    repository = store.repository(record.repository_record)
     places = sorted({repository.places[test] for test in task.tests.visible if test in repository.places})
-    texts: dict[str, dict[tuple[int, str], str]] = {}
-    found = []
+    originals: dict[str, str] = {}
     for path, line, name in places:
-        if path in repository.files and path not in texts:
-            original = store.blob(repository.files[path]).decode("utf-8", "replace")
-            texts[path] = function_texts(original)  # the lines of the file before any test was hidden
-        source = texts.get(path, {}).get((line, name), "")
-        if source:
-            found.append((path, source))
-    return tuple(found)
+        if path not in repository.files:
+            continue
+        if path not in originals:
+            originals[path] = store.blob(repository.files[path]).decode("utf-8", "replace")
+        edits = [edit for edit in record.visible_edits if edit.path == path]
+        yield path, shifted_line(originals[path], edits, line), name
 
 
-def instruction_text(
-    task: Task,
-    surroundings: Surroundings,
-    sources: Sequence[tuple[str, str]],
-    *,
-    with_docstring: bool = True,
-) -> str:
-    """Put the instruction together; lists and sources that are too long are clipped and say so.
+def instruction_text(material: Material) -> str:
+    """Put the instruction together; lists and sources that are too long are clipped and say so."""
+    task = material.task
+    if task.removal == "whole":
+        parts = [*_whole_parts(material)]
+    elif len(material.places) == 1:
+        parts = [*_one_body_parts(task, material.places[0])]
+    else:
+        parts = [*_bodies_parts(material)]
+    return "\n\n".join([*parts, *tests_part(task.tests.visible, material.sources)]) + "\n"
 
-    Args:
-        task: of which id, symbol, path and visible tests are used.
-        surroundings: as ``look_around`` gives them.
-        sources: path and source of visible test functions.
-        with_docstring: show the docstring under the signature.
-    """
-    shown = surroundings.header
-    if with_docstring and surroundings.docstring:
-        shown += "\n" + surroundings.docstring
-    parts = [
-        f"Write the body of `{task.symbol}` in `{task.hole.path}`.",
-        f"The body was removed; at line {surroundings.line} stands `{MARKER_STATEMENT}` in its place.",
-    ]
+
+def _one_body_parts(task: Task, place: tuple[str, Surroundings]) -> Iterator[str]:
+    path, surroundings = place
+    name = task.symbol if task.granularity == "function" else surroundings.name or task.symbol
+    yield f"Write the body of `{name}` in `{path}`."
+    yield f"The body was removed; at line {surroundings.line} stands `{MARKER_STATEMENT}` in its place."
+    shown = "\n".join(part for part in (surroundings.header, surroundings.docstring) if part)
     if shown:
-        parts += ["Everything else stays as it is, this too:", _fenced(shown)]
+        yield from ("Everything else stays as it is, this too:", fenced(shown))
     if surroundings.owner:
-        beside = f", beside {_listed(surroundings.siblings)}" if surroundings.siblings else ""
-        parts.append(f"It belongs to the class `{surroundings.owner}`{beside}.")
+        beside = f", beside {listed(surroundings.siblings)}" if surroundings.siblings else ""
+        yield f"It belongs to the class `{surroundings.owner}`{beside}."
     if surroundings.neighbours:
-        parts.append(f"The file also defines {_listed(surroundings.neighbours)}.")
-    tests = task.tests.visible
-    parts.append(
-        "This test fails now and has to pass:"
-        if len(tests) == 1
-        else "These tests fail now and have to pass:"
-    )
-    names = [f"- {test}" for test in tests[:MAX_NAMES]]
-    parts.append("\n".join([*names, *_and_more(len(tests) - MAX_NAMES, "- and {} more")]))
-    for path, source in sources[:MAX_SOURCES]:
-        parts += [f"From `{path}`:", _fenced(_clipped(source))]
-    parts += _and_more(len(sources) - MAX_SOURCES, "The tests have {} more functions.")
-    return "\n\n".join(parts) + "\n"
+        yield f"The file also defines {listed(surroundings.neighbours)}."
 
 
-def _listed(names: Sequence[str]) -> str:
-    shown = [f"`{name}`" for name in names[:MAX_NAMES]]
-    return ", ".join([*shown, *_and_more(len(names) - MAX_NAMES, "{} more")])
+def _bodies_parts(material: Material) -> Iterator[str]:
+    """Each function with its line, signature and docstring, file after file."""
+    task, places = material.task, material.places
+    what = {"class": "the class ", "module": "the module "}.get(task.granularity, "")
+    ending = ", here and in the functions that only it needs" if task.granularity == "feature" else ""
+    yield f"Write the {len(places)} missing bodies of {what}`{task.symbol}` in `{task.path}`{ending}."
+    yield f"In the place of each stands `{MARKER_STATEMENT}`. Everything else stays as it is, this too:"
+    path = ""
+    for place_path, surroundings in places[:MAX_FUNCTIONS]:
+        if place_path != path:
+            path = place_path
+            yield f"In `{path}`:"
+        name = f"`{surroundings.name}`, line" if surroundings.name else "Line"
+        shown = [surroundings.header]
+        if surroundings.docstring:
+            shown.append(clipped(surroundings.docstring, MAX_DOCSTRING_LINES))
+        yield f"{name} {surroundings.line}:"
+        if any(shown):
+            yield fenced("\n".join(shown))
+    yield from and_more(len(places) - MAX_FUNCTIONS, "And {} more functions with that statement in them.")
+    yield from _other_names(material, {surroundings.name.split(".")[0] for _, surroundings in places})
 
 
-def _and_more(num_left: int, text: str) -> list[str]:
-    return [text.format(num_left)] if num_left > 0 else []
+def _whole_parts(material: Material) -> Iterator[str]:
+    """What is gone, how the tests import and use it, and which files lost lines."""
+    task, uses = material.task, material.uses
+    is_gone = task.path in task.removed_files
+    if task.granularity == "module":
+        where = (
+            f"the file `{task.path}` is gone" if is_gone else f"its definitions are gone from `{task.path}`"
+        )
+        yield f"Write the module `{task.symbol}` again: {where}."
+    else:
+        kind = {"class": "class", "feature": "feature"}.get(task.granularity, "function")
+        owner = task.symbol.rpartition(".")[0]
+        kind = "method" if kind == "function" and owner else kind
+        file = f"the file `{task.path}`, which is gone too" if is_gone else f"`{task.path}`"
+        ending = ", with everything that only it needs" if task.granularity == "feature" else ""
+        yield f"Write the {kind} `{task.symbol}` again: it was removed from {file}{ending}."
+        members = class_members(material.files.get(task.path, ""), owner) if owner else None
+        if members:
+            yield f"The class `{owner}` still has {listed(members)}."
+    if uses.imports:
+        yield from (
+            "The tests import what is missing like this:",
+            fenced("\n".join(uses.imports[:MAX_FUNCTIONS])),
+        )
+    elif uses.names:
+        yield f"The tests need {listed(uses.names)}."
+    if uses.uses:
+        yield from (
+            f"{'They' if uses.imports else 'The tests'} use it like this:",
+            fenced("\n".join(uses.uses)),
+        )
+    others = sorted({*material.files, *task.removed_files} - {task.path})
+    if others:
+        yield f"Lines are missing in other files too: {listed(others)}."
+    yield from _other_names(material, set())
 
 
-def _clipped(source: str) -> str:
-    lines = source.rstrip().splitlines()
-    left = len(lines) - MAX_SOURCE_LINES
-    return "\n".join([*lines[:MAX_SOURCE_LINES], *_and_more(left, "# {} more lines")])
-
-
-def _fenced(code: str) -> str:
-    """A code block whose fence is longer than any run of backticks in it."""
-    longest = max((len(run) for run in re.findall(r"`+", code)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return f"{fence}python\n{code}\n{fence}"
-
-
-def broken_region(broken_text: str, hole: Hole, num_body_lines: int, *, context_lines: int = 3) -> str:
-    """The broken place like a diff: what stands there with line numbers, what went as a count.
-
-    The removed lines themselves are never in it: ``-`` says how many they were.
-
-    Args:
-        broken_text: the file with the hole.
-        hole: where the body was.
-        num_body_lines: how many lines it had.
-        context_lines: lines before the function and after the hole.
-    """
-    surroundings = look_around(broken_text, hole)
-    lines = Lines(broken_text)
-    first = max(1, surroundings.first_line - context_lines)
-    num_lines = len(lines.starts) - (not lines.line(len(lines.starts)))  # none after the last line's end
-    last = min(num_lines, surroundings.line + context_lines)
-    noun = "line" if num_body_lines == 1 else "lines"
-    shown = [f"--- {hole.path}"]
-    for number in range(first, last + 1):
-        if number == surroundings.line:
-            shown.append(f"      - ... {num_body_lines} {noun} removed")
-        sign = "+" if number == surroundings.line else " "
-        shown.append(f"{number:>5} {sign} {lines.line(number)}".rstrip())
-    return "\n".join(shown)
+def _other_names(material: Material, taken: set[str]) -> Iterator[str]:
+    """What the files that lost code still define."""
+    for path, text in list(material.files.items())[:MAX_FILES]:
+        names = [name for name in public_names(text) if name not in taken]
+        if names:
+            yield f"`{path}` {'still' if material.task.removal == 'whole' else 'also'} defines {listed(names)}."
+    yield from and_more(len(material.files) - MAX_FILES, "{} more files are affected.")

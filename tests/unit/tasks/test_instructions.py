@@ -16,15 +16,13 @@ from composer_replication.errors import InputError
 from composer_replication.records import Task
 from composer_replication.tasks import instructions
 from composer_replication.tasks.body_cuts import find_body_cuts
+from composer_replication.tasks.broken_regions import broken_region
 from composer_replication.tasks.build import build_tasks
-from composer_replication.tasks.instructions import (
-    broken_region,
-    instruction_text,
-    look_around,
-    shows_body,
-    write_instruction,
-)
+from composer_replication.tasks.golden_spans import shows_body
+from composer_replication.tasks.instruction_parts import MAX_SOURCES
+from composer_replication.tasks.instructions import instruction_text, read_material, write_instruction
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.surroundings import look_around
 
 MakeProject = Callable[[Mapping[str, str]], Path]
 FILE = '''\
@@ -177,7 +175,7 @@ def test_an_instruction_that_cannot_but_show_it_is_refused(
     tiny_store: TaskStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = task_of(tiny_store, "clamp")
-    monkeypatch.setattr(TaskStore, "golden_body", lambda *_: "\n    def clamp(x, low, high):\n")
+    monkeypatch.setattr(instructions, "golden_spans", lambda *_: ("\n    def clamp(x, low, high):\n",))
     with pytest.raises(InputError, match="CR0429") as caught:
         write_instruction(tiny_store, task)
     assert caught.value.where == task.task_id
@@ -187,18 +185,20 @@ def test_long_lists_are_clipped_and_say_so(tiny_store: TaskStore) -> None:
     task = task_of(tiny_store, "clamp")
     names = tuple(f"t.py::test_{i}" for i in range(25))
     many = replace(task, tests=replace(task.tests, visible=names))
-    around = replace(
-        look_around(tiny_store.broken_text(task), task.hole), neighbours=tuple(f"n{i}" for i in range(30))
-    )
+    material = read_material(tiny_store, task)
+    ((path, place),) = material.places
+    around = replace(place, neighbours=tuple(f"n{i}" for i in range(30)))
     source = "\n".join(["def test():", *(f"    x{i} = '```'" for i in range(40))])
-    text = instruction_text(many, around, [("t.py", source)] * 8)
+    text = instruction_text(
+        replace(material, task=many, places=((path, around),), sources=(("t.py", source),) * 8)
+    )
     assert "- and 5 more" in text
     assert "t.py::test_19\n" in text
     assert "t.py::test_20" not in text
     assert "`n19`, 10 more." in text
     assert "# 11 more lines\n````" in text  # a fence longer than what stands in the code
     assert "2 more functions" in text
-    assert text.count("From `t.py`") == instructions.MAX_SOURCES
+    assert text.count("From `t.py`") == MAX_SOURCES
 
 
 def test_the_files_own_lines_are_valid_python(tiny_store: TaskStore) -> None:

@@ -1,0 +1,224 @@
+"""An instruction for every size and way: what it must say, and what it must never show."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from composer_replication.records import Edit
+from composer_replication.tasks.golden_spans import golden_spans, shows_any, shows_body, spans_of
+from composer_replication.tasks.instruction_parts import MAX_LINE_CHARS, clipped
+from composer_replication.tasks.instructions import (
+    MAX_FUNCTIONS,
+    instruction_text,
+    read_material,
+    write_instruction,
+)
+from composer_replication.tasks.store import TaskStore
+
+GOLDEN_LINES = (
+    "return min(x, high)",
+    "return self.x * other.x + self.y * other.y",
+    "** 0.5",
+    'text.upper() + "!"',
+    "letters == letters[::-1]",
+    "self.x = x",
+)
+
+
+def instruction(store: TaskStore, task_id: str) -> str:
+    return write_instruction(store, store.get(task_id))
+
+
+def test_every_size_and_way_is_there(sized_store: TaskStore) -> None:
+    kinds = {(task.granularity, task.removal) for task in sized_store.tasks()}
+    assert kinds == {(g, r) for g in ("function", "class", "module", "feature") for r in ("body", "whole")}
+
+
+def test_none_shows_golden_code_or_a_hidden_test(sized_store: TaskStore) -> None:
+    for task in sized_store.tasks():
+        text = write_instruction(sized_store, task)
+        assert not shows_any(text, golden_spans(sized_store, task)), task.task_id
+        assert not any(line in text for line in GOLDEN_LINES), task.task_id
+        for hidden in task.tests.hidden:
+            assert hidden.rpartition("::")[2] + "(" not in text
+            assert f"- {hidden}\n" not in text
+        assert all(f"- {test}\n" in text for test in task.tests.visible)
+        assert "def test_" in text
+
+
+@pytest.mark.parametrize(
+    ("task_id", "functions"),
+    [
+        ("t-class-body", ("Vector.__init__", "Vector.dot", "Vector.scaled", "Vector.length")),
+        ("t-module-body", ("shout", "repeat", "initials", "is_palindrome")),
+        ("t-feature-body", ("clamp", "shout")),
+    ],
+)
+def test_removed_bodies_are_listed_with_signature_and_docstring(
+    sized_store: TaskStore, task_id: str, functions: tuple[str, ...]
+) -> None:
+    text = instruction(sized_store, task_id)
+    files = sized_store.files(sized_store.get(task_id), "rollout")
+    assert f"Write the {len(functions)} missing bodies of " in text
+    for name in functions:
+        head, _, rest = text.partition(f"`{name}`, line ")
+        line = int(rest.partition(":")[0])
+        path = head.rpartition("In `")[2].partition("`")[0]
+        assert files[path].decode().splitlines()[line - 1].strip() == "raise NotImplementedError"
+        block = rest.partition("```python\n")[2].partition("\n```")[0]
+        assert f"def {name.rpartition('.')[2]}(" in block
+        assert block in files[path].decode()
+    assert text.count('"""') == 2 * len([name for name in functions if name != "Vector.__init__"])
+
+
+def test_names_beside_the_removed_ones(sized_store: TaskStore) -> None:
+    text = instruction(sized_store, "t-feature-body")
+    assert "`tinymath/text.py` also defines `repeat`, `initials`, `is_palindrome`." in text
+
+
+def test_a_whole_function_is_known_by_its_tests(sized_store: TaskStore) -> None:
+    text = instruction(sized_store, "t-function-whole")
+    assert text.startswith("Write the function `clamp` again: it was removed from `tinymath/numbers.py`.\n")
+    assert "```python\nfrom tinymath import clamp\n```" in text
+    assert "```python\nclamp(5, 0, 10)\nclamp(-5, 0, 10)\n```" in text
+    assert "clamp(50" not in text  # only a hidden test calls it so
+    assert "Lines are missing in other files too: `tinymath/__init__.py`." in text
+    assert "`tinymath/numbers.py` still defines `absolute`, `square`, `is_even`, `sign`, `mean`." in text
+    assert (
+        "def test_clamp_inside():\n    from tinymath import clamp\n" in text
+    )  # as it stands in the rollout's tree
+
+
+def test_what_only_the_deleted_code_knew_is_not_told(sized_store: TaskStore) -> None:
+    text = instruction(sized_store, "t-function-whole")
+    assert "nearest to" not in text  # its docstring
+    assert "x, low, high" not in text  # its parameters' names
+
+
+def test_a_whole_method_is_known_by_its_attribute(sized_store: TaskStore) -> None:
+    text = instruction(sized_store, "t-method-whole")
+    assert text.startswith("Write the method `Vector.length` again")
+    assert "The class `Vector` still has `__init__`, `dot`, `scaled`." in text
+    assert "The tests use it like this:\n\n```python\nVector(3, 4).length\n```" in text
+
+
+def test_a_whole_class_is_known_by_what_is_asked_of_it(sized_store: TaskStore) -> None:
+    text = instruction(sized_store, "t-class-whole")
+    assert "Write the class `Vector` again" in text
+    assert "```python\nVector(1, 2).dot(Vector(3, 4))\nVector(3, 4).length\n```" in text
+
+
+def test_a_removed_module_is_known_by_the_names_that_visible_tests_import(sized_store: TaskStore) -> None:
+    text = instruction(sized_store, "t-module-whole")
+    assert text.startswith("Write the module `tinymath.text` again: the file `tinymath/text.py` is gone.\n")
+    assert "from tinymath import shout\nfrom tinymath import initials\n" in text
+    assert "palindrome" not in text  # no visible test needs it
+    assert "initials('ada lovelace')" in text
+
+
+def test_a_feature_names_its_files(sized_store: TaskStore) -> None:
+    text = instruction(sized_store, "t-feature-whole")
+    assert "Write the feature `clamp` again" in text
+    assert "with everything that only it needs" in text
+    assert "other files too: `tinymath/__init__.py`, `tinymath/text.py`." in text
+
+
+def test_a_test_that_shows_one_of_many_bodies_is_left_out(make_store: Any, sized_tasks: Any) -> None:
+    from pathlib import Path
+
+    project = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "project"
+    files = {p.relative_to(project).as_posix(): p.read_bytes() for p in project.rglob("*.py")}
+    shown = b'\n\ndef test_oracle():\n    def oracle(text):\n        return text.upper() + "!"\n\n    assert oracle\n'
+    files["tests/test_text.py"] += shown
+    task = sized_tasks["t-module-body"]
+    task = replace(task, visible=(*task.visible, "tests/test_text.py::test_oracle"))
+    store = make_store(task, files=files)
+    text = instruction(store, task.task_id)
+    assert "- tests/test_text.py::test_oracle\n" in text
+    assert "def oracle" not in text
+    assert "def test_shout" in text  # the others stay
+
+
+def test_very_many_functions_are_bounded(make_store: Any, sized_tasks: Any) -> None:
+    source = "".join(f'def f{i}(x):\n    """Doc {i}."""\n    return x + {i} * 7\n\n\n' for i in range(60))
+    tests = "import many\n\n\ndef test_it():\n    assert many.f1(1) == 8\n"
+    task = replace(
+        sized_tasks["t-module-body"],
+        path="many.py",
+        symbol="many",
+        functions=tuple(f"many.py::f{i}" for i in range(60)),
+        visible=("test_many.py::test_it",),
+    )
+    store = make_store(task, files={"many.py": source.encode(), "test_many.py": tests.encode()})
+    text = instruction(store, task.task_id)
+    assert text.count("def f") == MAX_FUNCTIONS
+    assert f"And {60 - MAX_FUNCTIONS} more functions with that statement in them." in text
+    assert len(text) < 6000
+
+
+def test_long_lines_are_cut() -> None:
+    text = clipped("x = '" + "a" * 10_000 + "'")
+    assert len(text) < MAX_LINE_CHARS + 40
+    assert text.endswith("… 9606 more characters")  # 10 006 in all
+
+
+def test_which_spans_are_golden() -> None:
+    original = {
+        "a.py": "import os\nfrom b import (\n    c,\n)\n\n\ndef f():\n    return os\n\n\nx = f() + 1\n",
+        "g.py": "y = 2 * 3\n",
+    }
+    text = original["a.py"]
+
+    def edit(piece: str) -> Edit:
+        start = text.index(piece)
+        return Edit("a.py", start, start + len(piece), "")
+
+    names, function, body, value = (
+        edit(piece)
+        for piece in (
+            "from b import (\n    c,\n)\n",
+            "def f():\n    return os\n",
+            "    return os\n",
+            "x = f() + 1\n",
+        )
+    )
+    assert spans_of(original, (body,), (), ()) == ("    return os\n",)
+    # An import tells names, which the tests tell too; a body, a definition and a value are code.
+    assert spans_of(original, (names, function, value), (body,), ("g.py",)) == (
+        "    return os\n",
+        "def f():\n    return os\n",
+        "x = f() + 1\n",
+        "y = 2 * 3\n",
+    )
+
+
+def test_of_many_bodies_those_that_do_nothing_are_not_searched_for() -> None:
+    text = "def f():\n    return self\n\ndef g():\n    return 7 * 6\n"
+    cuts = [
+        Edit("a.py", text.index(piece), text.index(piece) + len(piece), "")
+        for piece in ("    return self", "    return 7 * 6")
+    ]
+    assert spans_of({"a.py": text}, cuts, (), ()) == ("    return 7 * 6",)
+    assert spans_of({"a.py": text}, cuts[:1], (), ()) == ("    return self",)  # alone it is the answer
+
+
+def test_a_long_span_without_code_is_read_in_no_time() -> None:
+    names = "from a import (\n" + "".join(f"    name_{i},\n" for i in range(5000)) + ")"
+    assert spans_of(
+        {"a.py": names + " + 1"}, (Edit("a.py", 0, len(names) + 4, ""),), (Edit("a.py", 0, 4, ""),), ()
+    ) == (
+        "from",
+        names + " + 1",
+    )
+
+
+def test_a_planted_golden_line_is_found_in_every_instruction(sized_store: TaskStore) -> None:
+    for task in sized_store.tasks():
+        spans = golden_spans(sized_store, task)
+        assert spans
+        text = instruction_text(read_material(sized_store, task))
+        for span in spans:
+            assert shows_body(f"{text}\n{span}\nend", span)

@@ -76,7 +76,8 @@ class Task:
     ``environment`` the fingerprint of the locked environment in which its tests run.
     ``granularity`` is function, class, module or feature; ``removal`` is body (signatures and
     docstrings stay) or whole. ``path`` is the file of the symbol, ``holes`` are the places of the broken files where code was
-    taken out, ``removed_files`` those that are gone altogether.
+    taken out, ``removed_files`` those that are gone altogether. ``num_twins`` is how many of
+    its functions have their recorded behaviour as a further hidden test.
     """
 
     task_id: str
@@ -90,6 +91,7 @@ class Task:
     environment: str
     num_body_lines: int
     removed_files: tuple[str, ...] = ()
+    num_twins: int = 0
 
     @property
     def is_one_hole(self) -> bool:
@@ -109,7 +111,8 @@ class Task:
 
     @property
     def has_hidden_tests(self) -> bool:
-        return bool(self.tests.hidden)
+        """Whether it has a truth that is not in the reward: tests held back, or recorded behaviour."""
+        return bool(self.tests.hidden) or self.num_twins > 0
 
     @property
     def fail_to_pass(self) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ _VALIDATION_FAILED = 4
 _BACKEND_HELP = "sandbox backend (default: the first that works here)"
 _GRANULARITIES = ("function", "class", "module", "feature")
 _REMOVALS = ("body", "whole")
+_ALL = "all"
 
 Result = dict[str, object]
 
@@ -53,23 +54,33 @@ def _add_build(verbs: Any, common: argparse.ArgumentParser) -> None:
     build.add_argument("--max-tasks", metavar="N", type=int, help="stop after N tasks (default: all)")
     build.add_argument(
         "--granularity",
-        choices=_GRANULARITIES,
-        default="function",
-        help="what is deleted (default: function)",
+        choices=(*_GRANULARITIES, _ALL),
+        action="append",
+        help="what is deleted; may be repeated (default: function, the size that a single-turn rollout can answer)",
     )
     build.add_argument(
-        "--removal", choices=_REMOVALS, default="body", help="how much of it is deleted (default: body)"
+        "--removal",
+        choices=(*_REMOVALS, _ALL),
+        action="append",
+        help="body: signatures and docstrings stay; whole: the definitions go, with every import of them; "
+        "may be repeated (default: body)",
     )
     build.add_argument(
         "--symbol",
         metavar="PATH::NAME",
         action="append",
         default=[],
-        help="delete this function only; may be repeated; the path is the one inside the tree",
+        help="delete this only; may be repeated; the path is the one inside the tree; other sizes are named as "
+        "PATH::NAME@SIZE/WAY, such as pkg/a.py::Reader@class/whole",
     )
     build.add_argument("--seed", metavar="N", type=int, default=0, help="draws candidates and hidden tests")
     build.add_argument(
         "--hidden-share", metavar="F", type=float, default=0.5, help="share of hidden tests (default: 0.5)"
+    )
+    build.add_argument(
+        "--no-twins",
+        action="store_true",
+        help="do not record what the deleted functions do as further hidden tests",
     )
     build.add_argument("--jobs", metavar="N", type=int, default=2, help="sandboxes at a time (default: 2)")
     build.add_argument("--backend", metavar="NAME", help=_BACKEND_HELP)
@@ -140,24 +151,16 @@ def run_build(args: argparse.Namespace) -> tuple[Result, int]:
     """Build a store.
 
     Raises:
-        UsageError: a granularity or removal that does not work yet (CR0416), a folder that
-            cannot be written (CR0209), and as ``build_tasks``.
+        UsageError: pins and several sources (CR0416), a folder that cannot be written
+            (CR0209), and as ``build_tasks``.
         InputError: a source, a pin or all repositories are not usable (CR0402 to CR0409, CR0419).
         NothingToDoError: no candidate is a task (CR0418).
     """
     from composer_replication.cli.output_folder import refuse_unwritable
-    from composer_replication.errors import UsageError
     from composer_replication.run_folder import write_json
     from composer_replication.sandbox import choose_backend
     from composer_replication.tasks.build import build_tasks
 
-    if (args.granularity, args.removal) != ("function", "body"):
-        raise UsageError(
-            "CR0416",
-            f"--granularity {args.granularity} with --removal {args.removal} does not work yet.",
-            where="composer-rl tasks build",
-            fix="--granularity function --removal body",
-        )
     refuse_unwritable(args.out)
     choose_backend(args.backend)  # said now, not after the packages have been fetched
     with progress_bar(quiet=args.quiet) as report:
@@ -165,6 +168,9 @@ def run_build(args: argparse.Namespace) -> tuple[Result, int]:
             args.sources,
             args.out,
             symbols=_symbols(args),
+            granularities=_chosen(args.granularity, _GRANULARITIES, "function"),
+            removals=_chosen(args.removal, _REMOVALS, "body"),
+            with_twins=not args.no_twins,
             max_tasks=args.max_tasks,
             seed=args.seed,
             jobs=args.jobs,
@@ -190,6 +196,12 @@ def run_build(args: argparse.Namespace) -> tuple[Result, int]:
             sys.stderr.write("No Parquet files: they need pip install 'composer-replication[parquet]'\n")
         sys.stderr.write(f"Next: composer-rl recipe new --tasks {summary.folder} --model MODEL\n")
     return result, 0
+
+
+def _chosen(given: list[str] | None, choices: tuple[str, ...], default: str) -> tuple[Any, ...]:
+    """The values of a repeated flag, in the order of its choices."""
+    wanted = given or [default]
+    return tuple(choice for choice in choices if choice in wanted or _ALL in wanted)
 
 
 def _symbols(args: argparse.Namespace) -> dict[str, list[str]] | None:

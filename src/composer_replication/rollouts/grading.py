@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
+import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,13 +13,14 @@ from threading import Lock
 from typing import Literal
 
 from composer_replication.errors import SandboxFailure
-from composer_replication.records import Limits, Score, Task
+from composer_replication.records import Limits, Outcome, Score, Task
 from composer_replication.sandbox import choose_backend, require_selftest, runs_interrupted
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.body_cuts import fill
 from composer_replication.tasks.canaries import Canary, canary_files
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.test_run import run_tests
+from composer_replication.tasks.twin import judge_twin
 from composer_replication.tasks.views import write_files
 from composer_replication.tasks.weakened_tests import without_assertions
 
@@ -144,20 +146,44 @@ class Grader:
 
     def _run(self, request: GradeRequest) -> Score:
         task = request.task
+        files = self._files(request)
+        answered = fill(self.store.broken_text(task), task.hole, request.answer)
+        files[task.hole.path] = answered.encode("utf-8", "replace")
+        score = self._run_tests(request, files) if request.node_ids else Score({})
+        if request.tests == "hidden" and not score.error:
+            score = self._with_twins(task, files, score)
+        return score
+
+    def _run_tests(self, request: GradeRequest, files: dict[str, bytes]) -> Score:
         with tempfile.TemporaryDirectory(prefix="grade-", dir=process_folder()) as folder:
             tree = Path(folder) / "tree"
-            write_files(tree, self._files(request))
-            answered = fill(self.store.broken_text(task), task.hole, request.answer)
-            (tree / task.hole.path).write_bytes(answered.encode("utf-8", "replace"))
+            write_files(tree, files)
             report = run_tests(
                 tree,
-                self.store.environment(task),
+                self.store.environment(request.task),
                 request.node_ids,
                 backend=self.backend,
                 timeout_seconds=self.timeout_seconds,
                 limits=self.limits,
             )
         return Score(outcomes=dict(report.outcomes), error=report.error, seconds=report.seconds)
+
+    def _with_twins(self, task: Task, files: dict[str, bytes], score: Score) -> Score:
+        """The hidden score with one more outcome for each function whose behaviour was recorded."""
+        outcomes, seconds = dict(score.outcomes), score.seconds
+        for pin, twin in self.store.twins(task).items():
+            started = time.monotonic()
+            judged = judge_twin(
+                files,
+                self.store.environment(task),
+                twin,
+                backend=self.backend,
+                limits=self.limits,
+                timeout_seconds=self.timeout_seconds,
+            )
+            outcomes[f"twin::{pin}"] = Outcome.PASSED if judged.passed else Outcome.FAILED
+            seconds += time.monotonic() - started
+        return Score(outcomes, score.error, seconds)
 
     def _files(self, request: GradeRequest) -> dict[str, bytes]:
         if request.canary is not None:

@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-import difflib
-import hashlib
-import json
-import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import astuple, dataclass
-from itertools import zip_longest
-from pathlib import Path, PurePosixPath
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
 
-from composer_replication.errors import InputError, UsageError
+from composer_replication.errors import UsageError
 from composer_replication.run_folder import RunFolder
 from composer_replication.sandbox import runs_interrupted
+from composer_replication.tasks.attach_twins import attach_twins
 from composer_replication.tasks.build_summary import BuildSummary
-from composer_replication.tasks.cache import sha256_of
-from composer_replication.tasks.deletion import Deletion
-from composer_replication.tasks.edits import edited_files
+from composer_replication.tasks.deletion import Deletion, Granularity, Removal
+from composer_replication.tasks.draw import drawn, in_turn, pinned, sizes_of
 from composer_replication.tasks.gates import GateFailed, judge_deletion
 from composer_replication.tasks.journal import Decision, Journal, decision_key
+from composer_replication.tasks.keep_task import keep_task
 from composer_replication.tasks.lock import UnusableRepository
 from composer_replication.tasks.parquet import has_pyarrow, write_parquet
 from composer_replication.tasks.repository import PreparedRepository, prepare, slug_of
 from composer_replication.tasks.sources import RepositorySource, open_source
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.store_records import SecretRecord, TaskRecord
-from composer_replication.tasks.subject import Subject
 
-__all__ = ["BuildSummary", "Progress", "build_tasks", "keep_task", "make_task_id"]
+__all__ = ["BuildSummary", "Progress", "build_tasks"]
 
+Result = TypeVar("Result")
 Progress = Callable[[int, int, str], None]
 """Called with (done, total, what is done now) from the calling thread."""
 
@@ -49,6 +45,9 @@ class _Candidate:
 class _Settings:
     seed: int
     hidden_share: float
+    granularities: Collection[Granularity]
+    removals: Collection[Removal]
+    with_twins: bool
 
 
 def build_tasks(
@@ -56,6 +55,9 @@ def build_tasks(
     out: Path,
     *,
     symbols: Mapping[str, Sequence[str]] | None = None,
+    granularities: Sequence[Granularity] = ("function",),
+    removals: Sequence[Removal] = ("body",),
+    with_twins: bool = False,
     max_tasks: int | None = None,
     seed: int = 0,
     jobs: int = 2,
@@ -73,7 +75,10 @@ def build_tasks(
         sources: folders, archives or ``sdist:NAME==VERSION``.
         out: folder of the store; new, or left by an earlier build of the same repositories.
         symbols: for a source, the functions to delete (``path/inside/tree.py::Qualified.name``);
-            a source without an entry gives all its functions, in an order drawn by ``seed``.
+            a source without an entry gives all its candidates, in an order drawn by ``seed``.
+        granularities: what is deleted; the sizes take turns.
+        removals: how much of it; see ``deletion``.
+        with_twins: also record what the deleted functions do, as further hidden tests; see ``twin``.
         max_tasks: stop after so many tasks.
         seed: draws candidates and hidden tests.
         jobs: candidates tried at the same time.
@@ -95,12 +100,15 @@ def build_tasks(
         opened = list(fetchers.map(open_source, sources))
     with RunFolder(out).locked():
         store = TaskStore.create(out, backend=backend)
+        settings = _Settings(seed, hidden_share, granularities, removals, with_twins)
         store.verify()  # what lies there already is taken over unread
         pool = ThreadPoolExecutor(jobs, thread_name_prefix="tasks-build")
         try:
-            run = _Build(store, pool, _Settings(seed, hidden_share), jobs, progress or _no_progress)
+            run = _Build(store, pool, settings, jobs, progress or _no_progress)
             prepared = run.prepare_all(opened, symbols or {})
             run.decide(run.candidates(prepared, symbols or {}), max_tasks)
+            if with_twins:
+                run.add_twins()
         except KeyboardInterrupt:
             with runs_interrupted():  # a killed run is no decision: the journal never hears of it
                 pool.shutdown(wait=True, cancel_futures=True)
@@ -151,6 +159,7 @@ class _Build:
         self.unusable: dict[str, UnusableRepository] = {}
         self.decisions: list[Decision] = []
         self.slugs: set[str] = set()
+        self.by_key: dict[str, _Candidate] = {}
 
     def prepare_all(
         self, opened: Sequence[RepositorySource], symbols: Mapping[str, Sequence[str]]
@@ -163,6 +172,9 @@ class _Build:
                 source,
                 self.store,
                 self.store.backend,
+                sizes=sizes_of(
+                    symbols.get(source.source, ()), self.settings.granularities, self.settings.removals
+                ),
                 map_calls=not symbols.get(source.source),
                 jobs=max(1, self.jobs // len(opened)),
             ): source.source
@@ -203,11 +215,12 @@ class _Build:
         columns = []
         for source, repository in ready.items():
             pins = symbols.get(source)
-            chosen = _pinned(repository, pins) if pins else self._drawn(repository)
+            chosen = pinned(repository, pins) if pins else drawn(repository, self.settings.seed)
             columns.append(
                 [self._candidate(repository, deletion, is_pinned=bool(pins)) for deletion in chosen]
             )
-        return [candidate for row in zip_longest(*columns) for candidate in row if candidate is not None]
+        self.by_key = {candidate.key: candidate for column in columns for candidate in column}
+        return in_turn(columns)
 
     def _candidate(
         self, repository: PreparedRepository, deletion: Deletion, *, is_pinned: bool
@@ -216,14 +229,6 @@ class _Build:
             repository.record, deletion.pin, hidden_share=self.settings.hidden_share, seed=self.settings.seed
         )
         return _Candidate(repository, deletion, is_pinned, key)
-
-    def _drawn(self, repository: PreparedRepository) -> list[Deletion]:
-        def rank(deletion: Deletion) -> str:
-            return hashlib.sha256(
-                f"{self.settings.seed}/{repository.slug}/{deletion.pin}".encode()
-            ).hexdigest()
-
-        return sorted(repository.deletions, key=rank)
 
     def decide(self, candidates: Sequence[_Candidate], max_tasks: int | None) -> None:
         """Judge candidates in order until there are enough; the cut does not depend on timing."""
@@ -290,6 +295,24 @@ class _Build:
         self.journal.add(decision)
         return decision
 
+    def add_twins(self) -> None:
+        """Record what the deleted functions of each repository do, once for all its tasks."""
+        rows: dict[str, list[tuple[str, Deletion]]] = {}
+        repositories: dict[str, PreparedRepository] = {}
+        for decision in self.decisions:
+            if decision.is_valid:
+                candidate = self.by_key[decision.key]
+                repositories[candidate.repository.slug] = candidate.repository
+                rows.setdefault(candidate.repository.slug, []).append((decision.task_id, candidate.deletion))
+        futures = {
+            self.pool.submit(attach_twins, self.store, repositories[slug], own, self.settings.seed): slug
+            for slug, own in rows.items()
+        }
+        self.progress(0, len(futures), "twins of repositories")
+        for done, future in enumerate(_as_completed(futures), start=1):
+            future.result()
+            self.progress(done, len(futures), "twins of repositories")
+
     def finish(self) -> None:
         """Leave exactly what was asked for: no task beyond the cut or of an earlier setting."""
         keep: set[str] = set()
@@ -338,72 +361,8 @@ def _until_enough(decisions: Sequence[Decision], max_tasks: int | None) -> Itera
         yield decision
 
 
-def _as_completed(futures: Mapping[Future[PreparedRepository], str]) -> Iterator[Future[PreparedRepository]]:
+def _as_completed(futures: Iterable[Future[Result]]) -> Iterator[Future[Result]]:
     pending = set(futures)
     while pending:
         finished, pending = wait(pending, return_when=FIRST_COMPLETED)
         yield from finished
-
-
-def _pinned(repository: PreparedRepository, pins: Sequence[str]) -> list[Deletion]:
-    chosen = []
-    for pin in pins:
-        deletion = repository.by_pin(pin)
-        if deletion is None:
-            near = difflib.get_close_matches(pin, [d.pin for d in repository.deletions], n=1, cutoff=0.0)
-            raise InputError(
-                "CR0409",
-                f"{repository.record.repository} has no function {pin!r} whose body can be deleted.",
-                where=pin,
-                fix=f"the nearest is {near[0]}." if near else "",
-            )
-        chosen.append(deletion)
-    return chosen
-
-
-def keep_task(store: TaskStore, repository: PreparedRepository, deletion: Deletion, subject: Subject) -> str:
-    """Write a candidate that passed all gates into the store; its task id."""
-    task_id = make_task_id(repository.slug, deletion, repository.bench.original)
-    golden = deletion.golden_code(repository.bench.original)
-    is_edited_by_stubs = deletion.removal == "body"
-    record = TaskRecord(
-        task_id=task_id,
-        repository=repository.record.repository,
-        repository_record=repository.slug,
-        path=deletion.path,
-        symbol=deletion.symbol,
-        granularity=deletion.granularity,
-        removal=deletion.removal,
-        edits=subject.changes.edits,
-        stub_edits=() if is_edited_by_stubs else subject.stub_edits,
-        removed_files=subject.changes.removed_files,
-        test_edits=subject.changes.test_edits,
-        visible_edits=subject.changes.visible_edits,
-        visible=subject.visible,
-        environment=repository.record.environment,
-        num_body_lines=sum(bool(line.strip()) for line in golden.splitlines()),
-    )
-    store.put_task(record, SecretRecord(task_id, subject.golden_patch, subject.hidden, subject.withheld))
-    return task_id
-
-
-def make_task_id(slug: str, deletion: Deletion, original: Mapping[str, bytes]) -> str:
-    """``toolz-1.2.0--toolz.itertoolz--concatv--1a2b3c4d``: safe in a file name, derived from the content."""
-    path = PurePosixPath(deletion.path)
-    parts = [part for part in (*path.parts[:-1], path.stem) if part not in ("src", "lib", "__init__")]
-    size = f"{deletion.granularity}-{deletion.removal}"
-    if size == "function-body":
-        broken = edited_files(original, deletion.edits)[deletion.path]
-        content: list[object] = [
-            deletion.path,
-            deletion.symbol,
-            sha256_of(broken),
-            deletion.golden_code(original),
-        ]
-        names = [slug, ".".join(parts), deletion.symbol]
-    else:
-        edits = [astuple(edit) for edit in deletion.edits]
-        content = [deletion.pin, edits, deletion.removed_files, deletion.golden_code(original)]
-        names = [slug, ".".join(parts), deletion.symbol, size]
-    readable = re.sub(r"[^A-Za-z0-9._+-]", "-", "--".join(names))[:160]
-    return f"{readable}--{sha256_of(json.dumps(content).encode())[:8]}"

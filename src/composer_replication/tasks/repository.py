@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import get_args
 
 from packaging.utils import canonicalize_name
 
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.bench import Bench
-from composer_replication.tasks.body_cuts import find_body_cuts
 from composer_replication.tasks.cache import sha256_of
-from composer_replication.tasks.deletion import Deletion, body_deletion
+from composer_replication.tasks.candidates import find_deletions
+from composer_replication.tasks.deletion import Deletion, Granularity, Removal
 from composer_replication.tasks.environment import Environment, open_environment
 from composer_replication.tasks.licences import read_licence
 from composer_replication.tasks.lock import (
@@ -99,14 +100,20 @@ def _refuse_second_copy(source: RepositorySource, environment: Environment) -> N
 
 
 def prepare(
-    source: RepositorySource, store: TaskStore, backend: str | None, *, map_calls: bool, jobs: int = 1
+    source: RepositorySource,
+    store: TaskStore,
+    backend: str | None,
+    *,
+    map_calls: bool,
+    jobs: int = 1,
+    sizes: Collection[tuple[str, str]] = (("function", "body"),),
 ) -> PreparedRepository:
     """Lock, install, run the suite three times, and keep all of it in the store.
 
     What an earlier build of the same bytes kept is used again, unless an earlier version
     kept it that did not look for flaky tests. ``map_calls`` also notes which functions are
     called at all, so that others need not be tried. ``jobs`` is how many sandboxes may run
-    at a time.
+    at a time, ``sizes`` are the (granularity, removal) pairs to plan.
 
     Raises:
         UnusableRepository: as ``lock_repository``, or ``red-baseline``.
@@ -132,7 +139,7 @@ def prepare(
             store.put_blob(data)
         store.put_repository(slug, record)
     return PreparedRepository(
-        slug, record, make_bench(source.files, environment, backend), _deletions(source)
+        slug, record, make_bench(source.files, environment, backend), _deletions(source, sizes)
     )
 
 
@@ -141,15 +148,11 @@ def make_bench(files: Mapping[str, bytes], environment: Environment, backend: st
     return Bench(files, environment, backend, suite_seconds=BASELINE_SECONDS, test_seconds=TEST_SECONDS)
 
 
-def _deletions(source: RepositorySource) -> tuple[Deletion, ...]:
-    found: list[Deletion] = []
-    for path, data in source.files.items():
-        if is_subject_path(path):
-            try:
-                found.extend(map(body_deletion, find_body_cuts(path, data.decode())))
-            except UnicodeDecodeError:
-                continue
-    return tuple(found)
+def _deletions(source: RepositorySource, sizes: Collection[tuple[str, str]]) -> tuple[Deletion, ...]:
+    granularities = tuple(size for size in get_args(Granularity) if any(size == pair[0] for pair in sizes))
+    removals = tuple(way for way in get_args(Removal) if any(way == pair[1] for pair in sizes))
+    found = find_deletions(source.files, granularities, removals)
+    return tuple(one for one in found if (one.granularity, one.removal) in sizes)
 
 
 def _run_suite(

@@ -32,6 +32,7 @@ from composer_replication.tasks.lock import EnvironmentLock, LockedWheel
 from composer_replication.tasks.store_records import RepositoryRecord, SecretRecord, TaskRecord, inner_path
 from composer_replication.tasks.test_functions import function_texts
 from composer_replication.tasks.tree_rules import is_test_path
+from composer_replication.tasks.twin_records import Twin, read_twin
 from composer_replication.tasks.views import VIEWS, Changes, View, view_files, write_files
 
 Record = TypeVar("Record")
@@ -195,6 +196,15 @@ class TaskStore:
             raise _damaged(self.root / f"tasks/{record.task_id}.json", f"{path} is not in its repository")
         return self.blob(files[path])
 
+    def twins(self, task: Task) -> dict[str, Twin]:
+        """The recorded behaviour of its functions, by pin. Never to enter a sandbox of a policy's tools.
+
+        Raises:
+            InputError: one is damaged (CR0411, CR0471).
+        """
+        known = self.secret(task.task_id).twins or {}
+        return {pin: read_twin(self.blob(digest), where=task.task_id) for pin, digest in known.items()}
+
     def content(self, task: Task) -> TaskContent:
         """Everything a task is made of, for overlap checks only."""
         files = {name: data.decode("utf-8", "replace") for name, data in self.files(task, "hidden").items()}
@@ -346,7 +356,7 @@ class TaskStore:
             elif kind == "tasks":
                 self.record(stem)
             elif kind == "secrets":
-                self.secret(stem)
+                yield from (self.secret(stem).twins or {}).values()
             elif kind == "locks":
                 lock = self.environment_lock(stem)
                 yield from (wheel.sha256 for wheel in (*lock.wheels, lock.installer))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, astuple, dataclass
 from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any
@@ -153,6 +153,7 @@ class TaskRecord:
             environment=self.environment,
             num_body_lines=self.num_body_lines,
             removed_files=self.removed_files,
+            num_twins=len(secret.twins or ()),
         )
 
 
@@ -163,17 +164,18 @@ _EDITS = ("edits", "stub_edits", "test_edits", "visible_edits")
 class SecretRecord:
     """The golden patch, hidden tests, and the tests that left the visible files with them (``withheld``).
 
-    ``twins`` are the hashes of the recorded behaviour of its functions, by pin; see ``twin``.
+    ``twins`` are the hashes of the recorded behaviour of its functions, by pin, or None where
+    nobody looked; see ``twin``.
     """
 
     task_id: str
     golden_patch: str
     hidden: tuple[str, ...]
     withheld: tuple[str, ...]
-    twins: Mapping[str, str] = field(default_factory=dict)
+    twins: Mapping[str, str] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "twins": dict(sorted(self.twins.items()))}
+        return {**asdict(self), "twins": None if self.twins is None else dict(sorted(self.twins.items()))}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> SecretRecord:
@@ -182,5 +184,5 @@ class SecretRecord:
             value["golden_patch"],
             tuple(value["hidden"]),
             tuple(value["withheld"]),
-            dict(value["twins"]),
+            None if value["twins"] is None else dict(value["twins"]),
         )

@@ -196,16 +196,15 @@ def test_validate_of_a_broken_store_is_4(folder: Path, tmp_path: Path) -> None:
     assert f"FAIL {task_id}" in text
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [("--granularity", "class"), ("--removal", "whole"), ("--granularity", "feature", "--removal", "whole")],
-)
-def test_what_does_not_work_yet_says_what_does(tmp_path: Path, flags: tuple[str, ...]) -> None:
-    with pytest.raises(UsageError) as caught:
-        call("build", str(TINY), "--out", str(tmp_path / "x"), *flags)
-    assert caught.value.code == "CR0416"
-    assert "--granularity function --removal body" in caught.value.fix
-    assert not (tmp_path / "x").exists()
+def test_all_sizes_and_ways_are_built(tmp_path: Path) -> None:
+    flags = ("--granularity", "all", "--removal", "all", "--no-twins", "--quiet")
+    result, code, _ = call("build", str(TINY), "--out", str(tmp_path / "x"), *flags)
+    assert code == 0
+    assert result["valid"] == result["tasks"] > 10
+    stats, _, _ = call("stats", str(tmp_path / "x"))
+    assert {"function", "class"} <= set(stats["by_granularity"])
+    summary, code, _ = call("validate", str(tmp_path / "x"), "--repeat", "1", "--quiet")
+    assert (code, summary["failed"]) == (0, [])
 
 
 def test_pins_need_one_source(tmp_path: Path) -> None:

@@ -1,0 +1,63 @@
+"""In which order the candidates of a repository are tried."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from collections.abc import Collection, Iterable, Sequence
+from itertools import product, zip_longest
+from typing import TypeVar
+
+from composer_replication.errors import InputError
+from composer_replication.tasks.deletion import Deletion
+from composer_replication.tasks.repository import PreparedRepository
+
+Item = TypeVar("Item")
+
+
+def drawn(repository: PreparedRepository, seed: int) -> list[Deletion]:
+    """All candidates in an order drawn by the seed; sizes and ways take turns."""
+
+    def rank(deletion: Deletion) -> str:
+        return hashlib.sha256(f"{seed}/{repository.slug}/{deletion.pin}".encode()).hexdigest()
+
+    groups: dict[tuple[str, str], list[Deletion]] = {}
+    for deletion in sorted(repository.deletions, key=rank):
+        groups.setdefault((deletion.granularity, deletion.removal), []).append(deletion)
+    return in_turn(groups[key] for key in sorted(groups))
+
+
+def in_turn(columns: Iterable[Sequence[Item]]) -> list[Item]:
+    """The first of each column, then the second of each, and so on."""
+    return [item for row in zip_longest(*columns) for item in row if item is not None]
+
+
+def sizes_of(
+    pins: Sequence[str], granularities: Collection[str], removals: Collection[str]
+) -> frozenset[tuple[str, str]]:
+    """The (size, way) pairs to plan: those that the pins name, or without pins all that are asked for."""
+    if not pins:
+        return frozenset(product(granularities, removals))
+    named = (pin.rpartition("@")[2].split("/") if "@" in pin else ("function", "body") for pin in pins)
+    return frozenset((size[0], size[-1]) for size in named)
+
+
+def pinned(repository: PreparedRepository, pins: Sequence[str]) -> list[Deletion]:
+    """The candidates that pins name, in their order.
+
+    Raises:
+        InputError: a pin is not in the repository; the nearest is named (CR0409).
+    """
+    chosen = []
+    for pin in pins:
+        deletion = repository.by_pin(pin)
+        if deletion is None:
+            near = difflib.get_close_matches(pin, [d.pin for d in repository.deletions], n=1, cutoff=0.0)
+            raise InputError(
+                "CR0409",
+                f"{repository.record.repository} has no {pin!r} that can be deleted.",
+                where=pin,
+                fix=f"the nearest is {near[0]}." if near else "",
+            )
+        chosen.append(deletion)
+    return chosen

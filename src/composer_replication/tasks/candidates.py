@@ -14,7 +14,7 @@ from composer_replication.tasks.deletion import (
     Removal,
     body_deletion,
 )
-from composer_replication.tasks.features import Needs
+from composer_replication.tasks.features import Feature, Needs
 from composer_replication.tasks.moved_imports import moved_import_edits
 from composer_replication.tasks.source_file import SourceFile
 from composer_replication.tasks.symbol_graph import Name, SymbolGraph
@@ -100,7 +100,12 @@ class _Plan:
                     places.append((nodes[0].lineno, part))
             for (owner, name), methods in file.methods.items():
                 cuts = self._inside(file, methods)
-                part = _Part(file.path, f"{owner}.{name}", cuts, Selection(method=(file.module, owner, name)))
+                part = _Part(
+                    file.path,
+                    f"{owner}.{name}",
+                    cuts,
+                    Selection(methods=frozenset({(file.module, f"{owner}.{name}")})),
+                )
                 places.append((methods[0].lineno, part))
             yield from (part for _, part in sorted(places, key=lambda place: place[0]) if part.cuts)
 
@@ -119,25 +124,45 @@ class _Plan:
 
     def _find_features(self) -> Iterable[_Part]:
         if self._features is None:
-            needs = Needs(self._graph)
-            self._features = []
-            for file in self._graph.subjects:
-                for name, nodes in file.definitions.items():
-                    cuts = self._inside(file, nodes)
-                    names = needs.definitions_of((file.module, name))
-                    if name.startswith("_") or not cuts or len(names) < 2:
-                        continue
-                    every = sorted({cut for one in names for cut in self._named(one)}, key=_place)
-                    selection = Selection(names=frozenset(names))
-                    self._features.append(_Part(file.path, name, tuple(every), selection))
+            self._features = list(self._all_features())
         return self._features
 
+    def _all_features(self) -> Iterator[_Part]:
+        needs = Needs(self._graph)
+        for file in self._graph.subjects:
+            found = [(name, needs.of_name((file.module, name))) for name in file.definitions]
+            for owner, method in file.methods:
+                name = f"{owner}.{method}"
+                if is_public(owner) and "." not in owner:
+                    found.append((name, needs.of_method((file.module, name))))
+            if is_public(file.module) and not file.is_package:
+                found.append((file.module, needs.of_module(file.module)))
+            for name, feature in found:
+                if is_public(name) and feature.num_definitions > 1:
+                    cuts = self._cuts_of(feature)
+                    own = [cut for cut in cuts if cut.path == file.path]
+                    if own:
+                        modules = frozenset({feature.module} if feature.module else ())
+                        selection = Selection(feature.names, feature.methods, modules)
+                        yield _Part(file.path, name, cuts, selection)
+
+    def _cuts_of(self, feature: Feature) -> tuple[BodyCut, ...]:
+        places = [*feature.names, *feature.methods]
+        cuts = {cut for place in places for cut in self._named(place)}
+        if feature.module:
+            cuts |= {
+                cut for file in self._graph.by_module[feature.module] for cut in self._cuts.get(file.path, [])
+            }
+        return tuple(sorted(cuts, key=_place))
+
     def _named(self, name: Name) -> tuple[BodyCut, ...]:
+        owner, _, last = name[1].rpartition(".")
         return tuple(
             cut
             for file in self._graph.by_module[name[0]]
-            if name[1] in file.definitions
-            for cut in self._inside(file, file.definitions[name[1]])
+            for cut in self._inside(
+                file, file.methods.get((owner, last), []) if owner else file.definitions.get(name[1], [])
+            )
         )
 
     def _inside(self, file: SourceFile, nodes: Iterable[object]) -> tuple[BodyCut, ...]:
@@ -162,7 +187,8 @@ class _Plan:
         return Deletion(part.path, part.symbol, granularity, "body", edits, part.cuts)  # type: ignore[arg-type]
 
     def _num_cut_names(self, part: _Part) -> int:
-        return sum(bool(self._named(name)) for name in part.selection.names)
+        places = [*part.selection.names, *part.selection.methods]
+        return len(part.selection.modules) + sum(bool(self._named(place)) for place in places)
 
     def _whole(self, part: _Part, granularity: str) -> Deletion | None:
         if granularity == "module" and self._graph.files[part.path].is_package:
@@ -188,12 +214,15 @@ class _Plan:
     def _written_names(self, part: _Part, removal: WholeRemoval) -> list[str]:
         names = [f"{module}.{name}" for module, name in removal.reach.names]
         names += part.selection.modules
-        if part.selection.method:
-            module, owner, name = part.selection.method
-            classes = self._graph.reach([(module, owner.partition(".")[0])]).names
-            rest = owner.partition(".")[2]
-            names += [".".join(filter(None, (where, bound, rest, name))) for where, bound in classes]
+        for module, dotted in part.selection.methods:
+            top, _, rest = dotted.partition(".")
+            names += [f"{where}.{bound}.{rest}" for where, bound in self._graph.reach([(module, top)]).names]
         return names
+
+
+def is_public(name: str) -> bool:
+    """Whether no part of a dotted name starts with an underscore."""
+    return not any(part.startswith("_") for part in name.split("."))
 
 
 def _place(cut: BodyCut) -> tuple[str, int]:

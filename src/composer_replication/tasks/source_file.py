@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import PurePosixPath
 
 from composer_replication.tasks.lines import Lines
@@ -43,7 +44,9 @@ class Use:
     """One occurrence of an identifier. ``chain`` is the dotted text before an attribute, if it is plain.
 
     ``kind`` is name, attribute, string or doctest; ``unit`` the top-level definition that
-    holds it, if any; ``in_class`` the class whose body (not a method) runs it.
+    holds it (``function``, ``Class``, ``Class.method``, a constant), if any; ``in_class`` the
+    class whose body (not a method) runs it. ``is_called`` is for a plain call or decorator,
+    ``depth`` the number of functions around.
     """
 
     identifier: str
@@ -53,9 +56,11 @@ class Use:
     unit: str | None
     in_class: str | None
     chain: str | None = None
+    is_called: bool = False
+    depth: int = 0
 
 
-@dataclass(slots=True)
+@dataclass
 class SourceFile:
     """What ``read_source`` finds. Names map to all parts: overloads, both arms of a condition, setters."""
 
@@ -70,10 +75,14 @@ class SourceFile:
     uses: list[Use] = field(default_factory=list)
     bindings: dict[str, int] = field(default_factory=dict)
     """Module-level bindings by name that are neither definitions nor imports: how many."""
+    assignments: dict[str, ast.stmt] = field(default_factory=dict)
+    """``NAME = …`` directly in the module, the last one of each name."""
     exports: list[Items] = field(default_factory=list)
     """The literal lists that make up ``__all__``."""
     appended: list[tuple[str, ast.stmt]] = field(default_factory=list)
     """``__all__.append("name")`` statements."""
+    string_lists: list[Items] = field(default_factory=list)
+    """Other literal lists of strings at module level."""
 
     phrases: list[tuple[int, frozenset[str]]] = field(default_factory=list)
     """Line and words of other strings on one line: they may be annotations."""
@@ -90,11 +99,25 @@ class SourceFile:
     def is_test(self) -> bool:
         return is_test_path(self.path)
 
-    @property
+    @cached_property
     def exported(self) -> frozenset[str]:
         """The strings in ``__all__``."""
-        listed = {name for items in self.exports for name in _strings(items)}
+        listed = {name for items in self.exports for name in strings_of(items)}
         return frozenset(listed | {name for name, _ in self.appended})
+
+    @cached_property
+    def uses_by_identifier(self) -> dict[str, list[Use]]:
+        """``uses``, grouped."""
+        found: dict[str, list[Use]] = {}
+        for use in self.uses:
+            found.setdefault(use.identifier, []).append(use)
+        return found
+
+    def constant(self, name: str) -> ast.stmt | None:
+        """The assignment of a module-level name that is bound nowhere else in the module."""
+        is_single = self.bindings.get(name) == 1 and name not in self.definitions
+        is_dunder = name.startswith("__") and name.endswith("__")
+        return self.assignments.get(name) if is_single and not is_dunder else None
 
     def span(self, node: ast.stmt) -> tuple[int, int]:
         """First line (decorators included) and last line of a statement."""
@@ -153,7 +176,8 @@ def is_type_checking(test: ast.expr) -> bool:
     return (dotted_text(test) or "").rpartition(".")[2] == "TYPE_CHECKING"
 
 
-def _strings(items: Items) -> Iterator[str]:
+def strings_of(items: Items) -> Iterator[str]:
+    """The strings among the elements of a literal list."""
     for element in items.elts:
         if isinstance(element, ast.Constant) and isinstance(element.value, str):
             yield element.value

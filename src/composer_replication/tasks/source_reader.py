@@ -17,6 +17,7 @@ from composer_replication.tasks.source_file import (
     dotted_text,
     is_type_checking,
     module_name,
+    strings_of,
 )
 
 _DOCTEST = re.compile(r"^\s*(?:>>>|\.\.\.)(.*)$", re.MULTILINE)
@@ -39,6 +40,16 @@ def read_source(path: str, content: bytes) -> SourceFile | None:
     return found
 
 
+def _single_target(statement: ast.stmt) -> str | None:
+    if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+        target: ast.expr = statement.targets[0]
+    elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
+        target = statement.target
+    else:
+        return None
+    return target.id if isinstance(target, ast.Name) else None
+
+
 class _Reader(ast.NodeVisitor):
     def __init__(self, found: SourceFile) -> None:
         self._found = found
@@ -46,6 +57,7 @@ class _Reader(ast.NodeVisitor):
         self._unit: str | None = None
         self._classes: list[str] = []
         self._depth = 0  # functions around
+        self._called: set[int] = set()
         self._future_annotations = any(
             isinstance(node, ast.ImportFrom)
             and node.module == "__future__"
@@ -55,16 +67,25 @@ class _Reader(ast.NodeVisitor):
 
     def read(self) -> None:
         for statement in self._found.tree.body:
+            name = _single_target(statement)
+            if name is not None:
+                self._found.assignments[name] = statement
+                self._unit = name
             self.visit(statement)
+            self._unit = None
 
     @property
     def _at_module_level(self) -> bool:
         return not self._depth and not self._classes
 
-    def _note(self, identifier: str, kind: str, line: int, chain: str | None = None) -> None:
+    def _note(
+        self, identifier: str, kind: str, line: int, chain: str | None = None, *, is_called: bool = False
+    ) -> None:
         inside = ".".join(self._classes) if self._classes and not self._depth else None
-        use = Use(identifier, kind, line, self._is_import_time, self._unit, inside, chain)
-        self._found.uses.append(use)
+        when, unit = self._is_import_time, self._unit
+        self._found.uses.append(
+            Use(identifier, kind, line, when, unit, inside, chain, is_called, self._depth)
+        )
 
     def _visit_all(self, nodes: Iterable[ast.AST | None], *, call_time: bool = False) -> None:
         before = self._is_import_time
@@ -75,13 +96,15 @@ class _Reader(ast.NodeVisitor):
         self._is_import_time = before
 
     def _visit_function(self, node: Function) -> None:
-        is_top = self._at_module_level
-        if is_top:
+        before = self._unit
+        if self._at_module_level:
             self._found.definitions.setdefault(node.name, []).append(node)
             self._unit = node.name
         elif not self._depth:
-            key = (".".join(self._classes), node.name)
-            self._found.methods.setdefault(key, []).append(node)
+            owner = ".".join(self._classes)
+            self._found.methods.setdefault((owner, node.name), []).append(node)
+            self._unit = f"{owner}.{node.name}"
+        self._called.update(map(id, node.decorator_list))
         arguments = node.args
         self._visit_all([*node.decorator_list, *arguments.defaults, *arguments.kw_defaults])
         every = [
@@ -96,8 +119,7 @@ class _Reader(ast.NodeVisitor):
         self._depth += 1
         self._visit_all([*getattr(node, "type_params", []), *node.body], call_time=True)
         self._depth -= 1
-        if is_top:
-            self._unit = None
+        self._unit = before
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         self._visit_function(node)
@@ -110,6 +132,7 @@ class _Reader(ast.NodeVisitor):
         if is_top:
             self._found.definitions.setdefault(node.name, []).append(node)
             self._unit = node.name
+        self._called.update(map(id, node.decorator_list))
         self._visit_all([*node.decorator_list, *node.bases, *node.keywords])
         self._classes.append(node.name)
         self._visit_all(node.body)
@@ -159,6 +182,9 @@ class _Reader(ast.NodeVisitor):
             self._export(value)
         else:
             self.visit(value)
+            is_list = self._at_module_level and isinstance(value, Items) and value.elts
+            if is_list and isinstance(value, Items) and len(list(strings_of(value))) == len(value.elts):
+                self._found.string_lists.append(value)
 
     def _export(self, value: ast.expr) -> None:
         """``[…]``, ``(…)``, ``[…] + other.__all__``: literal lists are exports, the rest are uses."""
@@ -186,6 +212,10 @@ class _Reader(ast.NodeVisitor):
                 return
         self.visit(call)
 
+    def visit_Call(self, node: ast.Call) -> None:
+        self._called.add(id(node.func))
+        self.generic_visit(node)
+
     def visit_Import(self, node: ast.Import) -> None:
         for index, alias in enumerate(node.names):
             bound = alias.asname or alias.name.partition(".")[0]
@@ -211,7 +241,7 @@ class _Reader(ast.NodeVisitor):
 
     def visit_Name(self, node: ast.Name) -> None:
         if not isinstance(node.ctx, ast.Store):
-            self._note(node.id, "name", node.lineno)
+            self._note(node.id, "name", node.lineno, is_called=id(node) in self._called)
         elif self._at_module_level:
             self._bind(node.id)
 
@@ -219,7 +249,9 @@ class _Reader(ast.NodeVisitor):
         self._found.bindings[name] = self._found.bindings.get(name, 0) + 1
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
-        self._note(node.attr, "attribute", node.end_lineno or node.lineno, dotted_text(node.value))
+        chain = dotted_text(node.value)
+        line = node.end_lineno or node.lineno
+        self._note(node.attr, "attribute", line, chain, is_called=id(node) in self._called)
         self.visit(node.value)
 
     def visit_Constant(self, node: ast.Constant) -> None:

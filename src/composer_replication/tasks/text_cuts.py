@@ -111,7 +111,7 @@ class _Rows:
         if margin.strip() or (after and not after.startswith("#")):
             self._inline.append((start, end, "pass"))
             return
-        if isinstance(node, Definition):
+        if isinstance(node, Definition | ast.Assign | ast.AnnAssign):
             first = self._with_comments(first, margin)
         for number in range(first, last + 1):
             self._gone[number] = ""

@@ -6,18 +6,17 @@ import ast
 from dataclasses import dataclass
 
 from composer_replication.records import Edit
-from composer_replication.tasks.source_file import ImportedName, SourceFile, is_type_checking
+from composer_replication.tasks.source_file import ImportedName, SourceFile, is_type_checking, strings_of
 from composer_replication.tasks.symbol_graph import Name, Reach, SymbolGraph
 from composer_replication.tasks.text_cuts import FileCut
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What goes: top-level names, or one method, or whole modules (by dotted name)."""
+    """What goes: top-level names (constants too), methods (``Class.method``), whole modules (dotted)."""
 
     names: frozenset[Name] = frozenset()
-    method: tuple[str, str, str] | None = None
-    """Module, class and name."""
+    methods: frozenset[Name] = frozenset()
     modules: frozenset[str] = frozenset()
 
 
@@ -81,8 +80,11 @@ class _Removal:
             for file in self._graph.by_module.get(module, []):
                 for node in file.definitions.get(name, []):
                     self._cut(file).take_statement(node)
-        if self._selection.method:
-            module, owner, name = self._selection.method
+                constant = file.constant(name)
+                if constant is not None:
+                    self._cut(file).take_statement(constant)
+        for module, dotted in sorted(self._selection.methods):
+            owner, _, name = dotted.rpartition(".")
             for file in self._graph.by_module.get(module, []):
                 for node in file.methods.get((owner, name), []):
                     self._cut(file).take_statement(node)
@@ -105,6 +107,10 @@ class _Removal:
                     value = getattr(element, "value", None)
                     if isinstance(value, str) and (file.module, value) in self._reach.names:
                         self._cut(file).take_entry(items, index)
+            for items in file.string_lists if file.is_package else ():
+                for index, name in enumerate(strings_of(items)):
+                    if f"{file.module}.{name}" in self._selection.modules:
+                        self._cut(file).take_entry(items, index)  # a package that imports its parts by name
             for name, statement in file.appended:
                 if (file.module, name) in self._reach.names:
                     self._cut(file).take_statement(statement)
@@ -116,9 +122,10 @@ class _Removal:
             for file in self._graph.by_module.get(module, []):
                 if file.path in self._removed or file.is_test:
                     continue
-                if file.bindings.get(name):
+                is_chosen = (module, name) in self._selection.names
+                if file.bindings.get(name) and not (is_chosen and file.constant(name) is not None):
                     return True
-                if name in file.definitions and (module, name) not in self._selection.names:
+                if name in file.definitions and not is_chosen:
                     return True
                 for imported in file.imports:
                     key = (file.path, id(imported.statement), imported.index)
@@ -138,14 +145,15 @@ class _Removal:
                     return True
                 if use.kind == "attribute" and use.chain and self._is_reached(file, use.chain, identifier):
                     return True
-        return self._selection.method is not None and self._is_method_needed(self._selection.method, gone)
+        return any(self._is_method_needed(method, gone) for method in self._selection.methods)
 
     def _is_reached(self, file: SourceFile, chain: str, name: str) -> bool:
         return (self._graph.resolve(file, chain), name) in self._reach.names
 
-    def _is_method_needed(self, method: tuple[str, str, str], gone: dict[str, set[int]]) -> bool:
+    def _is_method_needed(self, method: Name, gone: dict[str, set[int]]) -> bool:
         """Whether a class body or module level names the method: an alias, a decorator, ``Class.method``."""
-        module, owner, name = method
+        module = method[0]
+        owner, _, name = method[1].rpartition(".")
         classes = {f"{where}.{bound}" for where, bound in self._graph.reach([(module, owner)]).names}
         for file, use in self._graph.uses_of(name):
             if not use.is_import_time or use.line in gone.get(file.path, ()):
@@ -176,7 +184,7 @@ class _Removal:
             return False
         if file.bindings.get(bound) or bound in file.definitions:
             return False
-        uses = [use for use in file.uses if use.identifier == bound and use.kind != "attribute"]
+        uses = [use for use in file.uses_by_identifier.get(bound, ()) if use.kind != "attribute"]
         inside = any(use.line in gone and use.kind == "name" for use in uses)
         outside = any(use.line not in gone for use in uses)
         outside = outside or any(bound in words and line not in gone for line, words in file.phrases)

@@ -159,6 +159,3 @@ def main():
     code = int(pytest.main(arguments, plugins=[plugin]))
     channel.send("end", exit_code=code, functions=calls.functions() if calls is not None else [])
     os._exit(0)  # threads that a test left behind must not hold the result back
-
-
-main()

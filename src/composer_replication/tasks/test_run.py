@@ -35,7 +35,7 @@ _ENV = {
     "PYTHONDONTWRITEBYTECODE": "1",
     "OMP_NUM_THREADS": "1",
 }
-_ARGUMENTS = (
+ARGUMENTS = (
     "-q", "--tb=no", "--no-header", "--no-summary", "-p", "no:cacheprovider", "-p", "no:randomly",
     "-p", "no:faulthandler", "-o", "addopts=", "-o", "filterwarnings=ignore", "-o", "required_plugins=",
     "--continue-on-collection-errors",
@@ -102,12 +102,7 @@ def run_tests(
         SandboxFailure: the sandbox itself broke; never because of what the tests did.
     """
     nonce = secrets.token_hex(16)
-    request = {
-        "nonce": nonce,
-        "node_ids": None if node_ids is None else list(node_ids),
-        "files": sorted({node_id.partition("::")[0] for node_id in node_ids or ()}),
-        "arguments": [*_ARGUMENTS, *_import_mode(tree), *(["--maxfail=1"] if stop_at_first_failure else [])],
-        "import_roots": import_roots(tree),
+    request = make_request(tree, node_ids, nonce, stop_at_first_failure=stop_at_first_failure) | {
         "places": with_places,
         "map_calls": with_calls,
         "shuffle_seed": shuffle_seed,
@@ -118,24 +113,50 @@ def run_tests(
         tree=tree,
         read_only=environment.read_only,
         masked=environment.masked,
-        limits=replace(chosen, output_bytes=max(chosen.output_bytes, _RECORD_BYTES)),
+        limits=replace(chosen, output_bytes=record_bytes(chosen)),
     )
-    variables = {**_ENV, "PATH": f"{environment.root}/bin:{_ENV['PATH']}"}
-    if not environment.has_plugins:
-        variables["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     with open_sandbox(spec, backend) as sandbox:
         result = sandbox.exec(
-            [str(environment.python), "-P", "-B", "-c", _runner()],
+            [str(environment.python), "-P", "-B", "-c", runner_text("pytest_runner.py") + "\nmain()\n"],
             timeout_seconds=timeout_seconds,
             stdin=json.dumps(request).encode(),
-            env=variables,
+            env=variables(environment),
         )
     return judge(result, nonce, node_ids, timeout_seconds=timeout_seconds, is_partial=stop_at_first_failure)
 
 
+def make_request(
+    tree: Path, node_ids: Sequence[str] | None, nonce: str, *, stop_at_first_failure: bool
+) -> dict[str, Any]:
+    """What the runner inside the sandbox reads; nothing but outcomes is asked for."""
+    return {
+        "nonce": nonce,
+        "node_ids": None if node_ids is None else list(node_ids),
+        "files": sorted({node_id.partition("::")[0] for node_id in node_ids or ()}),
+        "arguments": [*ARGUMENTS, *_import_mode(tree), *(["--maxfail=1"] if stop_at_first_failure else [])],
+        "import_roots": import_roots(tree),
+        "places": False,
+        "map_calls": False,
+        "shuffle_seed": None,
+        "backwards": False,
+    }
+
+
+def variables(environment: Environment) -> dict[str, str]:
+    """The variables of a run."""
+    plugins = {} if environment.has_plugins else {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return {**_ENV, "PATH": f"{environment.root}/bin:{_ENV['PATH']}", **plugins}
+
+
+def record_bytes(limits: Limits) -> int:
+    """How much of each stream of a run is kept."""
+    return max(limits.output_bytes, _RECORD_BYTES)
+
+
 @cache
-def _runner() -> str:
-    return files("composer_replication.tasks").joinpath("pytest_runner.py").read_text()
+def runner_text(name: str) -> str:
+    """The source of a program that runs inside the sandbox."""
+    return files("composer_replication.tasks").joinpath(name).read_text()
 
 
 def import_roots(tree: Path) -> list[str]:

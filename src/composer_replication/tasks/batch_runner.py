@@ -1,0 +1,412 @@
+"""Runs inside the sandbox, behind ``pytest_runner.py`` in one ``python -c``: several test runs, one start.
+
+Three kinds of processes, so that no run can speak for another:
+
+- the *keeper* reads the orders, holds all nonces and the way out, and never runs code of a tree;
+- the *nursery*, forked off before the orders are read, imports the test runner once;
+- each *run* is forked off the nursery in its own session, with its own request on standard
+  input and its own pipe as standard output. Its memory and descriptors hold nothing of the others.
+
+Not imported by the package and never placed in a tree.
+"""
+
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+
+PATIENCE_SECONDS = 10.0
+NO_PLACE_FOR_LEFTOVERS = ("/tmp", "/dev/shm")
+
+
+class Lookout:
+    """Notes whether anything asked for a module that the trees have: it would come from elsewhere."""
+
+    def __init__(self, names):
+        self.names = frozenset(names)
+        self.seen = []
+
+    def find_spec(self, name, path=None, _target=None):
+        if path is None and name in self.names:
+            self.seen.append(name)
+
+
+def import_quietly(name, attributes=()):
+    """Import a module as a test file would; what cannot be imported fails again, and is seen, in the run."""
+    import importlib
+
+    try:
+        module = importlib.import_module(name)
+    except Exception:
+        return
+    for attribute in attributes:
+        if not hasattr(module, attribute):
+            import_quietly(f"{name}.{attribute}")
+
+
+def preload(wanted, lookout):
+    """Import the test runner, its plugins and what the trees import; False where a fork would not do."""
+    sys.meta_path.insert(0, lookout)
+    try:
+        import importlib.metadata
+
+        import pytest  # noqa: F401
+        from _pytest.config import default_plugins
+
+        for name in default_plugins:
+            if f"no:{name}" not in wanted["blocked"]:
+                import_quietly(f"_pytest.{name}")
+        if not os.environ.get("PYTEST_DISABLE_PLUGIN_AUTOLOAD"):
+            for entry in importlib.metadata.entry_points(group="pytest11"):
+                if f"no:{entry.name}" not in wanted["blocked"]:
+                    import_quietly(entry.module)
+        for name, attributes in wanted["modules"]:
+            import_quietly(name, attributes)
+    except BaseException:
+        return False
+    finally:
+        sys.meta_path.remove(lookout)
+    return not lookout.seen and not has_threads()
+
+
+def has_threads():
+    """Whether this process has more than one thread; without ``/proc``, whether it could have."""
+    import threading
+
+    try:
+        return threading.active_count() > 1 or len(os.listdir("/proc/self/task")) > 1
+    except OSError:
+        foreign = (getattr(module, "__file__", None) or "" for module in list(sys.modules.values()))
+        return threading.active_count() > 1 or any(
+            name.endswith(".so") and "site-packages" in name for name in foreign
+        )
+
+
+def nursery(link):
+    """Import once, then give birth to one run after the other; never returns."""
+    import gc
+
+    with link.makefile("rb") as lines:
+        wanted = json.loads(lines.readline())
+    is_forked = wanted["fork"] and preload(wanted, Lookout(wanted["tree_names"]))
+    gc.collect()
+    gc.freeze()
+    link.sendall(b"fork\n" if is_forked else b"spawn\n")
+    while True:
+        folder, descriptors, _, _ = socket.recv_fds(link, 4096, 3)
+        if not folder:
+            os._exit(0)
+        pid = os.fork()
+        if pid == 0:
+            link.close()
+            become_run(os.fsdecode(folder), descriptors, is_forked=is_forked)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        link.sendall(b"%d\n" % pid)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        link.sendall(b"%d\n" % (128 - status if status < 0 else status))
+
+
+def become_run(folder, descriptors, *, is_forked):
+    """Be what a lone runner is: its folder, its streams, nothing else; never returns."""
+    code = 1
+    try:
+        os.setsid()
+        os.chdir(folder)
+        for number, descriptor in enumerate(descriptors):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        if "PWD" in os.environ:
+            os.environ["PWD"] = folder
+        sys.argv[1:] = []
+        if not is_forked:
+            os.execv(sys.orig_argv[0], sys.orig_argv[:-1])
+        main()  # noqa: F821  of pytest_runner.py, which stands before this text
+    except SystemExit as error:  # what the interpreter does with it at the end of a program
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if error.code is not None and not isinstance(error.code, int):
+            print(error.code, file=sys.stderr)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        except BaseException:
+            code = 120  # as the interpreter says it
+        os._exit(code & 0xFF)
+
+
+class Keeper:
+    """Starts the runs, keeps their time, collects what they say, clears up behind them."""
+
+    def __init__(self, link, nursery_pid, orders):
+        self.link = link
+        self.answers = bytearray()
+        self.nursery_pid = nursery_pid
+        self.keep_bytes = orders["keep_bytes"]
+        self.root = os.getcwd()
+        self.pending = [run["folder"] for run in orders["runs"]]
+        self.before = {place: set(self.names(place)) for place in NO_PLACE_FOR_LEFTOVERS}
+
+    @staticmethod
+    def names(place):
+        try:
+            return os.listdir(place)
+        except OSError:
+            return []
+
+    def answer(self, deadline):
+        """The next line of the nursery; None when it is dead or silent."""
+        self.link.settimeout(max(0.001, deadline - time.monotonic()))
+        try:
+            while b"\n" not in self.answers:
+                data = self.link.recv(4096)
+                if not data:
+                    return None
+                self.answers += data
+        except OSError:
+            return None
+        line, _, rest = bytes(self.answers).partition(b"\n")
+        self.answers = bytearray(rest)
+        return line.decode()
+
+    def run(self, order):
+        """One run from its start to its last process; None when the nursery is lost."""
+        started = time.monotonic()
+        request_read, request_write = os.pipe()
+        records_read, records_write = os.pipe()
+        words_read, words_write = os.pipe()
+        theirs = [request_read, records_write, words_write]
+        streams = {records_read: bytearray(), words_read: bytearray()}
+        try:
+            folder = os.fsencode(os.path.join(self.root, order["folder"]))
+            socket.send_fds(self.link, [folder], theirs)
+        except OSError:
+            return None
+        finally:
+            for descriptor in theirs:
+                os.close(descriptor)
+        pid = self.answer(started + PATIENCE_SECONDS)
+        if pid is None:
+            return None
+        for descriptor in (request_write, records_read, words_read):
+            os.set_blocking(descriptor, False)
+        lost = set()
+        deadline = started + order["timeout_seconds"]
+        request = json.dumps(order["request"]).encode()
+        timed_out = self.feed_and_drain(request_write, request, streams, lost, deadline)
+        if timed_out:
+            self.kill(int(pid))
+        code = self.answer(time.monotonic() + PATIENCE_SECONDS)
+        self.kill(int(pid))
+        for descriptor, kept in streams.items():
+            while self.drain(descriptor, kept, lost):
+                pass
+            os.close(descriptor)
+        if code is None:
+            return None
+        return {
+            "exit_code": 137 if timed_out else int(code),
+            "stdout": streams[records_read].decode(errors="replace"),
+            "last_words": last_line(streams[words_read].decode(errors="replace")),
+            "truncated": bool(lost),
+            "timed_out": timed_out,
+            "seconds": time.monotonic() - started,
+        }
+
+    def feed_and_drain(self, request_write, request, streams, lost, deadline):
+        """Move bytes until the nursery says that the run is over; True when its time was over first."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.link, selectors.EVENT_READ)
+            selector.register(request_write, selectors.EVENT_WRITE)
+            for descriptor in streams:
+                selector.register(descriptor, selectors.EVENT_READ)
+            try:
+                while b"\n" not in self.answers:
+                    pause = deadline - time.monotonic()
+                    if pause <= 0:
+                        return True
+                    for key, _ in selector.select(pause):
+                        if key.fileobj is self.link:
+                            return False
+                        if key.fd == request_write:
+                            request = write_some(request_write, request)
+                            if not request:
+                                selector.unregister(request_write)
+                                os.close(request_write)
+                                request_write = None
+                        elif self.drain(key.fd, streams[key.fd], lost) is None:
+                            selector.unregister(key.fd)
+                return False
+            finally:
+                if request_write is not None:
+                    os.close(request_write)
+
+    def drain(self, descriptor, kept, lost):
+        """Take what is there: True for something, False for nothing yet, None at the end."""
+        try:
+            data = os.read(descriptor, 1 << 18)
+        except BlockingIOError:
+            return False
+        room = self.keep_bytes - len(kept)
+        kept += data[:room]
+        if len(data) > room:
+            lost.add(descriptor)
+        return True if data else None
+
+    def kill(self, group):
+        """End the run's session, and whatever left it, as far as this sandbox lets us see processes."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < deadline:
+            try:
+                os.killpg(group, signal.SIGKILL)
+            except OSError:
+                pass
+            alive = orphans(os.getpid(), {self.nursery_pid})
+            for pid in alive:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except OSError:
+                    pass
+            collect_dead(self.nursery_pid)
+            if not alive:
+                return
+            time.sleep(0.001)
+
+    def clear_up(self, folder):
+        """Remove the tree of a run that is over and all that it left in the places of all."""
+        self.pending.remove(folder)
+        for name in self.names(self.root):
+            if not any(other == name or other.startswith(f"{name}/") for other in self.pending):
+                remove(os.path.join(self.root, name))
+        for place in (os.environ.get("HOME"), os.environ.get("TMPDIR")):
+            for name in self.names(place) if place else ():
+                remove(os.path.join(place, name))
+        for place, before in self.before.items():
+            if is_ours_to_write(place):
+                for name in set(self.names(place)) - before:
+                    remove(os.path.join(place, name))
+
+
+def write_some(descriptor, data):
+    try:
+        return data[os.write(descriptor, data[: 1 << 16]) :]
+    except BlockingIOError:
+        return data
+    except OSError:  # it ended without reading: its own affair
+        return b""
+
+
+def last_line(text):
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:200] if lines else ""
+
+
+def orphans(keeper, spared):
+    """Living processes below the keeper, but for ``spared``; none where there is no ``/proc``."""
+    children = {}
+    for name in Keeper.names("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as handle:
+                    state, parent = handle.read().rpartition(")")[2].split()[:2]
+            except (OSError, ValueError):
+                continue
+            children.setdefault(int(parent), []).append((int(name), state))
+    found, queue = [], [keeper]
+    while queue:
+        for pid, state in children.get(queue.pop(), []):
+            queue.append(pid)
+            if pid not in spared and state not in "ZX":
+                found.append(pid)
+    return found
+
+
+def collect_dead(nursery_pid):
+    """Take the exit codes of orphans; the nursery's own state is not touched."""
+    try:
+        while True:
+            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if found is None or found.si_pid == nursery_pid:
+                return
+            os.waitpid(found.si_pid, os.WNOHANG)
+    except OSError:
+        return
+
+
+def is_ours_to_write(place):
+    """Whether a run could have left something there (a jail of Landlock shows the host's /tmp, closed)."""
+    name = os.path.join(place, f".{os.getpid()}-{time.monotonic_ns()}")
+    try:
+        os.mkdir(name, 0o700)
+        os.rmdir(name)
+    except OSError:
+        return False
+    return True
+
+
+def remove(path):
+    """Remove a file or folder, whatever modes a run gave it; a mount point stays."""
+    import shutil
+
+    try:
+        if os.path.islink(path) or not os.path.isdir(path):
+            os.unlink(path)
+            return
+        os.chmod(path, 0o700)
+        for folder, names, _ in os.walk(path):
+            for name in names:
+                if not os.path.islink(os.path.join(folder, name)):
+                    os.chmod(os.path.join(folder, name), 0o700)
+        shutil.rmtree(path, ignore_errors=True)
+    except OSError:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def adopt_orphans():
+    """Become the parent of whatever leaves its session, so that it can be found."""
+    try:
+        import ctypes
+
+        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+    except (ImportError, OSError, AttributeError):
+        pass
+
+
+def serve():
+    """Run the batch that standard input asks for; one JSON line for each run that was seen to its end."""
+    mine, theirs = socket.socketpair()
+    nursery_pid = os.fork()
+    if nursery_pid == 0:
+        mine.close()
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+        os.dup2(2, 1)
+        try:
+            nursery(theirs)
+        finally:
+            os._exit(1)
+    theirs.close()
+    descriptor = os.dup(1)
+    os.set_inheritable(descriptor, False)
+    os.dup2(2, 1)
+    orders = json.loads(sys.stdin.buffer.read())
+    channel = Channel(descriptor, orders["nonce"])  # noqa: F821  of pytest_runner.py
+    mine.sendall(json.dumps(orders["nursery"]).encode() + b"\n")
+    adopt_orphans()
+    keeper = Keeper(mine, nursery_pid, orders)
+    way = keeper.answer(time.monotonic() + orders["preload_seconds"])
+    if way is not None:
+        channel.send("started", way=way)
+        for number, order in enumerate(orders["runs"]):
+            result = keeper.run(order)
+            if result is None:
+                break
+            channel.send("run", number=number, **result)
+            keeper.clear_up(order["folder"])
+    os._exit(0)

@@ -1,0 +1,425 @@
+"""A batch says of each run what a sandbox of its own would have said."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from composer_replication.records import Limits, Outcome
+from composer_replication.sandbox import choose_backend
+from composer_replication.sandbox.choice import BACKENDS
+from composer_replication.tasks import test_batch
+from composer_replication.tasks.environment import Environment
+from composer_replication.tasks.test_batch import BatchRun, run_batch
+from composer_replication.tasks.test_run import TestReport, run_tests
+
+IDS = ["tests/test_package.py::test_answer", "tests/test_package.py::test_other"]
+TESTS = "from package import answer\n\n\ndef test_answer():\n    assert answer() == 42\n\n\ndef test_other():\n    assert True\n"
+FORGED = (
+    "import json, os\n    for e in ('collected', 'test', 'end'):\n"
+    "        os.write(1, (json.dumps({'nonce': '', 'event': e, 'id': '" + IDS[0] + "', 'outcome': 'passed',"
+    " 'ids': [], 'places': [], 'exit_code': 0, 'functions': []}) + '\\n').encode())\n    return 0"
+)
+DAEMON = (
+    "import subprocess, sys\n    subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(51)']{})\n"
+    "    return 42"
+)
+BODIES = {
+    "passes": "return 42",
+    "fails": "return 1",
+    "raises": "raise ValueError('no')",
+    "os._exit": "import os; os._exit(0)",
+    "kills itself": "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+    "kills its group": "import os, signal; os.killpg(0, signal.SIGKILL)",
+    "prints forged records": FORGED,
+    "closes every descriptor": "import os; os.closerange(0, 100); return 42",
+    "leaves a process behind": DAEMON.format(""),
+    "leaves a daemon behind": DAEMON.format(", start_new_session=True"),
+    "leaves a thread behind": "import threading, time\n    threading.Thread(target=time.sleep, args=(50,)).start()\n    return 42",
+    "pytest.exit": "import pytest; pytest.exit('done', returncode=0)",
+    "keyboard interrupt": "raise KeyboardInterrupt",
+    "recursion": "return answer()",
+    "changes the folder": "import os; os.chdir('/'); return 42",
+    "writes a lot to standard output": "print('x' * 10**6); return 42",
+}
+
+
+def project(body: str, **more: str) -> dict[str, bytes]:
+    texts = {"package.py": f"def answer():\n    {body}\n", "tests/test_package.py": TESTS, **more}
+    return {name.replace("__", "/"): text.encode() for name, text in texts.items()}
+
+
+def files(**texts: str) -> dict[str, bytes]:
+    return {f"{name}.py".replace("__", "/"): text.encode() for name, text in texts.items()}
+
+
+def alone(run: BatchRun, folder: Path, environment: Environment, backend: str | None) -> TestReport:
+    for name, data in run.files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    return run_tests(
+        folder, environment, run.node_ids, backend=backend, timeout_seconds=run.timeout_seconds,
+        stop_at_first_failure=run.stop_at_first_failure,
+    )  # fmt: skip
+
+
+def said(report: TestReport) -> TestReport:
+    """All but the seconds and the place of the tree."""
+    return replace(report, seconds=0.0, error=re.sub(r"/[^ ]*/(?=(tests|conftest)\b)", "", report.error))
+
+
+@pytest.fixture(params=sorted(BACKENDS))
+def backend(request: pytest.FixtureRequest) -> str:
+    chosen = choose_backend(request.param)
+    check = chosen.is_available()
+    if not check.ok:
+        pytest.skip(f"{chosen.name} is not available here: {check.detail}")
+    return str(request.param)
+
+
+def assert_equal(
+    runs: Mapping[str, BatchRun], tmp_path: Path, environment: Environment, backend: str | None, *, fork: bool
+) -> dict[str, TestReport]:
+    together = dict(
+        zip(runs, run_batch(list(runs.values()), environment, backend=backend, fork=fork), strict=True)
+    )
+    for number, (name, run) in enumerate(runs.items()):
+        expected = alone(run, tmp_path / str(number), environment, backend)
+        assert said(together[name]) == said(expected), name
+    return together
+
+
+@pytest.mark.parametrize("fork", [True, False])
+def test_each_kind_of_end_is_reported_as_alone(
+    tmp_path: Path, environment: Environment, backend: str, fork: bool
+) -> None:
+    runs = {name: BatchRun(project(body), IDS, 60.0) for name, body in BODIES.items()}
+    runs["passes again"] = BatchRun(project("return 42"), IDS, 60.0)
+    together = assert_equal(runs, tmp_path, environment, backend, fork=fork)
+    # By hand, so that both cannot be wrong in the same way.
+    assert together["passes again"].passed == set(IDS)
+    assert together["fails"].outcomes == {IDS[0]: Outcome.FAILED, IDS[1]: Outcome.PASSED}
+    for name in ("os._exit", "kills itself", "kills its group", "pytest.exit", "closes every descriptor"):
+        assert together[name].error, name
+        assert not together[name].passed
+    assert "exit code 137" in together["kills its group"].error
+    assert IDS[0] not in together["prints forged records"].passed
+    assert together["leaves a daemon behind"].passed == set(IDS)
+
+
+def test_other_trees_and_requests_are_reported_as_alone(tmp_path: Path, environment: Environment) -> None:
+    good = project("return 42")
+    runs = {
+        "everything": BatchRun(good, None, 60.0),
+        "one test": BatchRun(good, IDS[:1], 60.0),
+        "first failure": BatchRun(project("return 1"), IDS, 60.0, stop_at_first_failure=True),
+        "a test is gone": BatchRun(good, [*IDS, "tests/test_package.py::test_gone"], 60.0),
+        "a file is gone": BatchRun(good, [*IDS, "tests/test_gone.py::test_gone"], 60.0),
+        "no tests": BatchRun(files(package="X = 1\n"), None, 60.0),
+        "no node ids": BatchRun(good, [], 60.0),
+        "collection error": BatchRun(good | files(tests__test_bad="import no_such_module\n"), None, 60.0),
+        "syntax error": BatchRun(good | {"package.py": b"def answer(:\n"}, IDS, 60.0),
+        "conftest exits": BatchRun(good | files(conftest="import sys\nsys.exit(3)\n"), IDS, 60.0),
+        "conftest exits with words": BatchRun(good | files(conftest="raise SystemExit('bye')\n"), IDS, 60.0),
+        "conftest breaks": BatchRun(good | files(conftest="raise ValueError\n"), IDS, 60.0),
+        "other import mode": BatchRun(
+            {"pytest.ini": b"[pytest]\naddopts = --import-mode=importlib\n"}
+            | files(a__test_same="def test_same(): pass\n", b__test_same="def test_same(): pass\n"),
+            None,
+            60.0,
+        ),
+        "odd ids": BatchRun(
+            files(
+                test_odd="import pytest\n@pytest.mark.parametrize('x', ['ü', '\\ud800', 'n\\nl'])\ndef test_odd(x): pass\n"
+            ),
+            None,
+            60.0,
+        ),
+        "src layout": BatchRun(
+            {"src/thing.py": b"X = 1\n", "tests/test_t.py": b"import thing\n\ndef test_it():\n    assert thing.X == 1\n"},
+            None,
+            60.0,
+        ),
+        "places": BatchRun(
+            files(
+                test_place="import os, sys\n\ndef test_it():\n    here = os.getcwd()\n    assert os.environ['PYTHONPATH'] == here == sys.path[0]\n"
+                "    assert os.path.dirname(__file__) == here and sys.argv == ['-c'] and '' not in sys.path\n"
+                "    assert os.environ.get('PWD', here) == here and os.listdir(os.environ['TMPDIR']) == []\n"
+            ),
+            None,
+            60.0,
+        ),
+    }  # fmt: skip
+    together = assert_equal(runs, tmp_path, environment, None, fork=True)
+    assert together["conftest exits"].error.startswith(
+        "the run ended without its closing record (exit code 3"
+    )
+    assert "bye" in together["conftest exits with words"].error
+    assert set(together["first failure"].outcomes.values()) == {Outcome.FAILED}
+    assert len(together["places"].passed) == len(together["src layout"].passed) == 1
+    assert "no_such_module" in together["collection error"].collect_errors["tests/test_bad.py"]
+
+
+def test_a_run_that_hangs_costs_its_own_time_only(
+    tmp_path: Path, environment: Environment, backend: str
+) -> None:
+    hangs = "import os, signal, time\n    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n    os.fork()\n    time.sleep(60)"
+    runs = {
+        "hangs": BatchRun(project(hangs), IDS, 2.0),
+        "good": BatchRun(project("return 42"), IDS, 60.0),
+        "conftest hangs": BatchRun(project("return 42") | files(conftest="import time\ntime.sleep(60)\n"), None, 2.0),
+    }  # fmt: skip
+    together = assert_equal(runs, tmp_path, environment, backend, fork=True)
+    assert together["hangs"].error.startswith("the tests ran longer than 2 s")
+    assert together["good"].passed == set(IDS)
+
+
+def test_modules_of_one_run_are_not_seen_by_the_next(environment: Environment) -> None:
+    test = "import package\n\ndef test_it():\n    package.SEEN.append(1)\n    assert (package.VERSION, package.SEEN) == ({}, [1])\n"
+    runs = [
+        BatchRun(files(package=f"VERSION = {number}\nSEEN = []\n", test_it=test.format(number)), None, 60.0)
+        for number in (1, 2, 2)
+    ]
+    assert [len(report.passed) for report in run_batch(runs, environment)] == [1, 1, 1]
+    other = BatchRun(files(package="VERSION = 3\nSEEN = []\n", test_it=test.format(2)), None, 60.0)
+    assert [len(report.passed) for report in run_batch([runs[1], other], environment)] == [1, 0]
+
+
+def test_nothing_is_left_for_the_next_run(environment: Environment, backend: str) -> None:
+    leave = """
+import os, pathlib, subprocess, sys, tempfile
+
+def places():
+    return [os.path.expanduser('~'), os.environ['TMPDIR'], '/tmp', '/dev/shm', os.path.join(os.getcwd(), '..', '..')]
+
+def test_leaves():
+    for place in places():
+        try:
+            (pathlib.Path(place) / 'left' / 'deep').mkdir(parents=True)
+            (pathlib.Path(place) / 'left' / 'deep' / 'file').write_text('x')
+            (pathlib.Path(place) / 'left' / 'deep').chmod(0)
+            (pathlib.Path(place) / 'left').chmod(0)
+        except OSError:
+            assert place.startswith('/tmp') or place.startswith('/dev')
+    subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(52)'])
+
+def test_finds_nothing():
+    assert not [place for place in places() if os.path.lexists(os.path.join(place, 'left'))]
+"""
+    tree = files(test_l=leave)
+    runs = [
+        BatchRun(tree, [f"test_l.py::test_{name}"], 60.0)
+        for name in ("finds_nothing", "leaves", "finds_nothing")
+    ]
+    reports = run_batch(runs, environment, backend=backend)
+    assert [(report.error, len(report.passed)) for report in reports] == [("", 1)] * 3
+    both = run_batch([BatchRun(tree, None, 60.0, stop_at_first_failure=True)], environment, backend=backend)[
+        0
+    ]
+    assert both.outcomes["test_l.py::test_finds_nothing"] is Outcome.FAILED  # it does look
+    commands = (path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists())
+    assert not [command for command in commands if b"time.sleep(52)" in command and b"-P" not in command]
+
+
+KILLERS = {
+    "its parent": "import os, signal; os.kill(os.getppid(), signal.SIGKILL); return 42",
+    "the whole batch": (
+        "import os, signal\n    for n in os.listdir('/proc'):\n        if n.isdigit() and int(n) not in (1, os.getpid()):\n"
+        "            os.kill(int(n), signal.SIGKILL)\n    import time; time.sleep(1)\n    return 42"
+    ),
+}
+
+
+@pytest.mark.parametrize("killer", KILLERS)
+def test_a_run_that_takes_the_batch_down_is_done_again_alone(
+    tmp_path: Path, environment: Environment, killer: str
+) -> None:
+    runs = {
+        "before": BatchRun(project("return 42"), IDS, 60.0),
+        "killer": BatchRun(project(KILLERS[killer]), IDS, 60.0),
+        "after": BatchRun(project("return 1"), IDS, 60.0),
+    }
+    together = assert_equal(runs, tmp_path, environment, "bubblewrap", fork=True)
+    assert together["before"].passed == set(IDS)
+    assert together["after"].passed == {IDS[1]}
+
+
+def test_a_run_over_the_limits_of_the_sandbox_is_named_and_harms_no_other(environment: Environment) -> None:
+    eats = "pieces = [b'x' * 10**7 for _ in range(30)]; import os, time; [os.fork() for _ in range(3)]\n    pieces = [bytearray(p) for p in pieces]; time.sleep(20); return 42"
+    good = BatchRun(project("return 42"), IDS, 60.0)
+    reports = run_batch(
+        [good, BatchRun(project(eats), IDS, 60.0), good],
+        environment,
+        limits=Limits(memory_bytes=700 * 1024**2),
+    )
+    assert [len(report.passed) for report in reports] == [2, 0, 2]
+    assert reports[1].error.startswith("the tests used more memory than allowed")
+
+
+# --- whose records count -----------------------------------------------------------------
+
+
+def test_records_with_another_runs_nonce_do_not_count(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is told the nonce of another one can neither speak for it nor use it for itself."""
+    nonces = iter("0123456789")
+    monkeypatch.setattr(test_batch.secrets, "token_hex", lambda _: next(nonces) * 32)
+    forger = (
+        "import gc, json, os\n    record = {'event': 'test', 'id': '%s', 'outcome': 'passed', 'nonce': '%s' * 32}\n"
+        "    for fd in range(64):\n        try: os.write(fd, (json.dumps(record) + '\\n').encode())\n        except OSError: pass\n"
+        "    return 1"
+    )
+    failing = BatchRun(project("return 1"), IDS, 60.0)
+    for other in "023":  # of the batch itself, of the run before, of the run behind
+        nonces = iter("0123456789")
+        spy = BatchRun(project(forger % (IDS[0], other if other != "2" else "1")), IDS, 60.0)
+        reports = run_batch([failing, spy, failing], environment)
+        assert [sorted(report.passed) for report in reports] == [[IDS[1]]] * 3
+        assert [report.error for report in reports] == [""] * 3
+    # With its own nonce, here the third that is drawn, the same lines are heard, and are an error.
+    nonces = iter("0123456789")
+    reports = run_batch([failing, BatchRun(project(forger % (IDS[0], "2")), IDS, 60.0), failing], environment)
+    assert reports[1].error.startswith("a second or unknown result")
+    assert [reports[0].error, reports[2].error] == ["", ""]
+
+
+def test_a_run_finds_no_nonce_of_another_in_its_memory(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks through all of its own memory: its nonce is there, no other one is."""
+    mark = "feedfacefeedface"
+    drawn = iter("0123456789")
+    monkeypatch.setattr(test_batch.secrets, "token_hex", lambda _: mark + next(drawn))
+    look = f"""
+import re
+
+def memory():
+    with open('/proc/self/maps') as maps, open('/proc/self/mem', 'rb', 0) as mem:
+        for line in maps:
+            spot = re.match(r'([0-9a-f]+)-([0-9a-f]+) rw', line)
+            if spot:
+                first, last = (int(part, 16) for part in spot.groups())
+                try:
+                    mem.seek(first)
+                    yield mem.read(last - first)
+                except OSError:
+                    continue
+
+def test_look():
+    found = set()
+    for piece in memory():
+        found.update(re.findall(rb'{mark}([0-9])', piece))
+    assert NUMBER == b''.join(sorted(found)).decode()
+"""
+    tests = [look.replace("NUMBER", repr(number)) for number in "123"]
+    runs = [BatchRun(files(test_look=test), None, 60.0) for test in tests]
+    reports = run_batch(runs, environment, backend="bubblewrap")
+    assert [(report.error, list(report.outcomes.values())) for report in reports] == [("", ["passed"])] * 3
+
+
+# --- when a fork would not do -----------------------------------------------------------------
+
+
+def way_of(runs: Sequence[BatchRun], environment: Environment, monkeypatch: pytest.MonkeyPatch) -> tuple[str, list[TestReport]]:  # fmt: skip
+    ways: list[str] = []
+    original = test_batch._results
+
+    def spy(stdout: str, nonce: str) -> object:
+        ways.extend(json.loads(line)["way"] for line in stdout.splitlines() if '"event": "started"' in line)
+        return original(stdout, nonce)
+
+    monkeypatch.setattr(test_batch, "_results", spy)
+    reports = run_batch(runs, environment)
+    return ways[0], reports
+
+
+def test_what_the_trees_import_is_imported_once(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    test = "import sys\nBEFORE = set(sys.modules)\nimport colorsys\n\ndef test_it():\n    assert 'colorsys' in BEFORE\n"
+    way, reports = way_of([BatchRun(files(test_x=test), None, 60.0)] * 2, environment, monkeypatch)
+    assert (way, [len(report.passed) for report in reports]) == ("fork", [1, 1])
+
+
+def test_a_module_that_the_tree_has_is_never_imported_beforehand(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tree's own ``colorsys`` wins; ``wave``, imported beforehand elsewhere, would ask for its ``chunk``."""
+    test = "import colorsys\n\ndef test_it():\n    assert colorsys.MINE\n"
+    tree = files(colorsys="MINE = True\n", test_x=test)
+    way, reports = way_of([BatchRun(tree, None, 60.0)], environment, monkeypatch)
+    assert (way, len(reports[0].passed)) == ("fork", 1)
+    tree = files(
+        hashlib="MINE = True\n",
+        hmac="MINE = 1\n",
+        test_x="import smtplib\n\ndef test_it():\n    assert smtplib.hmac.MINE\n",
+    )
+    way, reports = way_of([BatchRun(tree, None, 60.0)], environment, monkeypatch)
+    assert (way, len(reports[0].passed)) == ("spawn", 1)
+
+
+def test_threads_before_the_fork_mean_fresh_interpreters(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    original = test_batch.runner_text
+
+    def with_thread(name: str) -> str:
+        start = "\nimport threading as _t, time as _s\n_old = import_quietly\ndef import_quietly(name, attributes=()):\n    _t.Thread(target=_s.sleep, args=(9,), daemon=True).start()\n    _old(name, attributes)\n"
+        return original(name) + (start if name == "batch_runner.py" else "")
+
+    monkeypatch.setattr(test_batch, "runner_text", with_thread)
+    runs = [BatchRun(project(body), IDS, 60.0) for body in ("return 42", "return 1")]
+    way, reports = way_of(runs, environment, monkeypatch)
+    assert (way, [len(report.passed) for report in reports]) == ("spawn", [2, 1])
+
+
+def test_packages_that_break_when_forked_mean_fresh_interpreters(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = replace(environment, names=environment.names | {"gevent"})
+    way, reports = way_of([BatchRun(project("return 42"), IDS, 60.0)], odd, monkeypatch)
+    assert (way, len(reports[0].passed)) == ("spawn", 2)
+
+
+# --- how a batch is cut ---------------------------------------------------------------------
+
+
+def test_large_trees_are_parted(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    # 3 files of one block and 2 folders (the root, tests) are 5 blocks of 4 KiB a tree: 20,480 bytes.
+    runs = [BatchRun(project("return 42", data=f"{number}"), IDS, 60.0) for number in range(5)]
+    sizes: list[int] = []
+    original = test_batch._run_part
+
+    def spy(part, *args, **options):  # type: ignore[no-untyped-def]
+        sizes.append(len(part))
+        return original(part, *args, **options)
+
+    monkeypatch.setattr(test_batch, "_run_part", spy)
+    limits = Limits(disk_bytes=4 * 2 * 20_480)
+    reports = run_batch(runs, environment, limits=limits)
+    assert (sizes, [len(report.passed) for report in reports]) == ([2, 2, 1], [2] * 5)
+    sizes.clear()
+    run_batch(runs[:3], environment, limits=Limits(disk_bytes=4 * 3 * 20_480 - 4))
+    assert sizes == [2, 1]
+
+
+def test_no_runs_no_reports(environment: Environment) -> None:
+    assert run_batch([], environment) == []
+
+
+def test_only_what_a_file_imports_at_its_top_counts() -> None:
+    source = (
+        b"'''\nimport this\n'''\nimport a.b, c\nfrom d.e import f, g\nfrom . import h\nfrom i import *\n"
+        b"try:\n    import j\nexcept ImportError:\n    import k\nif sys:\n    import l\ndef m():\n    import n\n"
+    )
+    found = [("a.b", ()), ("c", ()), ("d.e", ("f", "g")), ("i", ()), ("j", ())]
+    assert list(test_batch._top_imports(source)) == found
+    assert test_batch._top_imports(b"import (") == ()
+    assert sys.version_info >= (3, 11)

@@ -48,7 +48,10 @@ def _add_build(verbs: Any, common: argparse.ArgumentParser) -> None:
         "command goes on. Exit code 4 when no repository can be used, 6 when no candidate is a task.",
     )
     build.add_argument(
-        "sources", metavar="SOURCE", nargs="+", help="a folder, an archive, or sdist:NAME==VERSION"
+        "sources",
+        metavar="SOURCE",
+        nargs="+",
+        help="a folder, an archive, sdist:NAME==VERSION, or git+https://HOST/OWNER/REPO@REF",
     )
     build.add_argument("--out", metavar="DIR", type=Path, required=True, help="folder of the task store")
     build.add_argument("--max-tasks", metavar="N", type=int, help="stop after N tasks (default: all)")

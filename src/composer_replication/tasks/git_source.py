@@ -164,8 +164,8 @@ def _cached(address: GitAddress, commit: str) -> GitCommit | None:
 def _resolve(address: GitAddress) -> tuple[str, str]:
     """Full name and commit id of a ref; a tag wins over a branch of the same name, as in git."""
     ref = address.ref
-    names = (ref,) if ref.startswith("refs/") else (f"refs/tags/{ref}", f"refs/heads/{ref}")
-    names = names if ref else ("HEAD",)
+    plain = (f"refs/tags/{ref}", f"refs/heads/{ref}") if ref else ("HEAD",)
+    names = (ref,) if ref.startswith("refs/") else plain
     asked = [*names, *(f"{name}^{{}}" for name in names)]
     try:
         listed = run_git(["ls-remote", "--quiet", "--", address.url, *asked], seconds=_ASK_SECONDS)
@@ -324,12 +324,8 @@ def _damaged(found: GitCommit) -> InputError:
 
 def _unreachable(address: GitAddress, error: GitFailed) -> InputError:
     late = " in time" if error.is_late else ""
-    return InputError(
-        "CR0441",
-        f"git cannot reach the repository{late}.",
-        where=address.source,
-        fix=f"git ls-remote {address.url}",
-    )
+    message = f"git cannot reach the repository{late}."
+    return InputError("CR0441", message, where=address.source, fix=f"git ls-remote {address.url}")
 
 
 def _unknown(address: GitAddress) -> InputError:

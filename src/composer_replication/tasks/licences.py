@@ -7,21 +7,17 @@ a help for a person who decides what to redistribute, and no legal advice.
 
 from __future__ import annotations
 
-import ast
-import configparser
+import difflib
 import fnmatch
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from email.parser import Parser
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
-
 from composer_replication.sandbox.process_folder import process_folder
-from composer_replication.tasks.sources import read_toml
+from composer_replication.tasks.licence_claims import read_claims
 from composer_replication.tasks.tree_rules import LICENCE_TEXTS
 
 _COPYLEFT = re.compile(
@@ -30,61 +26,19 @@ _COPYLEFT = re.compile(
     re.IGNORECASE,
 )
 """Licences that ask for changed copies to stay under them, in whole or file by file."""
-_BSD = ("BSD-2-Clause", "BSD-3-Clause", "BSD-4-Clause", "0BSD")
-_CLASSIFIERS = {
-    "MIT License": ("MIT",),
-    "MIT No Attribution License (MIT-0)": ("MIT-0",),
-    "BSD License": _BSD,
-    "Apache Software License": ("Apache-2.0", "Apache-1.1"),
-    "ISC License (ISCL)": ("ISC",),
-    "Mozilla Public License 2.0 (MPL 2.0)": ("MPL-2.0",),
-    "Mozilla Public License 1.1 (MPL 1.1)": ("MPL-1.1",),
-    "GNU General Public License (GPL)": ("GPL-1.0", "GPL-2.0", "GPL-3.0"),
-    "GNU General Public License v2 (GPLv2)": ("GPL-2.0-only",),
-    "GNU General Public License v2 or later (GPLv2+)": ("GPL-2.0-or-later",),
-    "GNU General Public License v3 (GPLv3)": ("GPL-3.0-only",),
-    "GNU General Public License v3 or later (GPLv3+)": ("GPL-3.0-or-later",),
-    "GNU Library or Lesser General Public License (LGPL)": ("LGPL-2.0", "LGPL-2.1", "LGPL-3.0"),
-    "GNU Lesser General Public License v2 (LGPLv2)": ("LGPL-2.0-only", "LGPL-2.1-only"),
-    "GNU Lesser General Public License v2 or later (LGPLv2+)": ("LGPL-2.0-or-later", "LGPL-2.1-or-later"),
-    "GNU Lesser General Public License v3 (LGPLv3)": ("LGPL-3.0-only",),
-    "GNU Lesser General Public License v3 or later (LGPLv3+)": ("LGPL-3.0-or-later",),
-    "GNU Affero General Public License v3": ("AGPL-3.0-only",),
-    "GNU Affero General Public License v3 or later (AGPLv3+)": ("AGPL-3.0-or-later",),
-    "Python Software Foundation License": ("PSF-2.0", "Python-2.0"),
-    "Zope Public License": ("ZPL-2.0", "ZPL-2.1"),
-    "The Unlicense (Unlicense)": ("Unlicense",),
-    "zlib/libpng License": ("Zlib",),
-    "Boost Software License 1.0 (BSL-1.0)": ("BSL-1.0",),
-    "Eclipse Public License 2.0 (EPL-2.0)": ("EPL-2.0",),
-    "European Union Public Licence 1.2 (EUPL 1.2)": ("EUPL-1.2",),
-    "CC0 1.0 Universal (CC0 1.0) Public Domain Dedication": ("CC0-1.0",),
-}
-"""Trove classifiers after the last `` :: ``; several ids where one classifier stands for several licences."""
-_FREE_TEXTS = {
-    "mit": ("MIT",),
-    "mit license": ("MIT",),
-    "the mit license": ("MIT",),
-    "bsd": _BSD,
-    "bsd license": _BSD,
-    "new bsd": ("BSD-3-Clause",),
-    "bsd 3-clause": ("BSD-3-Clause",),
-    "3-clause bsd": ("BSD-3-Clause",),
-    "apache": ("Apache-2.0", "Apache-1.1"),
-    "apache 2.0": ("Apache-2.0",),
-    "apache license 2.0": ("Apache-2.0",),
-    "apache license, version 2.0": ("Apache-2.0",),
-    "apache software license": ("Apache-2.0", "Apache-1.1"),
-    "lgpl": ("LGPL-2.0", "LGPL-2.1", "LGPL-3.0"),
-    "gpl": ("GPL-1.0", "GPL-2.0", "GPL-3.0"),
-    "gpl-2+": ("GPL-2.0-or-later",),
-    "gplv2+": ("GPL-2.0-or-later",),
-    "gplv3": ("GPL-3.0",),
-    "gplv3+": ("GPL-3.0-or-later",),
-    "isc": ("ISC",),
-    "mpl 2.0": ("MPL-2.0",),
-    "zpl 2.1": ("ZPL-2.1",),
-}
+_GRANT = re.compile(
+    r"^(Permission is hereby granted|Permission to use, copy|Redistribution and use in)", re.MULTILINE
+)
+_TERMS = re.compile(
+    r"\b(may|must|shall|only|not|terms|conditions|granted|permi\w+|commercial\w*|except\w*|exclu\w+|prohibit\w*|subject|unless"
+    r"|provided|restrict\w*|under)\b",
+    re.IGNORECASE,
+)
+"""Words that a list of authors does not hold: a text before the grant which has one may add a condition."""
+_CONDITION = frozenset(
+    "not no non shall must may only except excluding unless prohibited forbidden commercial sell restricted required".split()
+)
+_MIN_CONDITION_WORDS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +94,7 @@ def read_licence(files: Mapping[str, bytes], metadata: Mapping[str, bytes] | Non
     """
     names = sorted(name for name in files if _is_licence_file(name) and files[name].strip())
     found = {name: _text_id(files[name]) for name in names}
-    claims = list(_claims(metadata or {}))
+    claims = read_claims(metadata or {})
     file = ", ".join(names)
     if names and all(found.values()):
         return _from_texts(file, sorted({str(spdx) for spdx in found.values()}), claims)
@@ -204,8 +158,40 @@ def _text_id(data: bytes) -> str | None:
         text = data.decode("latin-1")
     with tempfile.TemporaryDirectory(prefix="licence-", dir=process_folder()) as folder:
         path = Path(folder) / "LICENSE"
-        path.write_text(text, encoding="utf-8")
-        return license_id(str(path))
+        for variant in _variants(text):
+            path.write_text(variant, encoding="utf-8")
+            spdx = license_id(str(path))
+            if spdx is not None and not _adds_a_condition(text, spdx):
+                return spdx
+    return None
+
+
+def _adds_a_condition(text: str, spdx: str) -> bool:
+    """Whether words are added to a known text that a mere change of names does not bring.
+
+    "The Software shall be used for Good, not Evil" is less than 5% of the MIT licence.
+    """
+    from identify.vendor.licenses import LICENSES
+
+    known, read = (re.findall(r"[a-z0-9]+", words.lower()) for words in (dict(LICENSES)[spdx], text))
+    changes = difflib.SequenceMatcher(None, known, read, autojunk=False).get_opcodes()
+    added = [read[start:end] for kind, _, _, start, end in changes if kind in ("insert", "replace")]
+    return any(len(run) >= _MIN_CONDITION_WORDS and _CONDITION.intersection(run) for run in added)
+
+
+def _variants(text: str) -> Iterator[str]:
+    """The text; the same with a line for each paragraph; that without names and title before it.
+
+    The comparison leaves out lines that begin with "Copyright", and in a wrapped text "COPYRIGHT
+    HOLDERS BE LIABLE …" may be such a line, so paragraphs are joined. What stands before the first
+    words that grant something is left out only when it is made of names and a title.
+    """
+    yield text
+    joined = "\n\n".join(" ".join(paragraph.split()) for paragraph in re.split(r"\n\s*\n", text))
+    yield joined
+    grant = _GRANT.search(joined)
+    if grant is not None and not _TERMS.search(joined[: grant.start()]):
+        yield joined[grant.start() :]
 
 
 def _first_unknown(found: Mapping[str, str | None]) -> str:
@@ -246,68 +232,3 @@ def _family(spdx: str) -> str:
 def _parts(expression: str) -> set[str]:
     words = re.sub(r"\bWITH\s+\S+", "", expression).replace("(", " ").replace(")", " ").split()
     return {_family(word) for word in words if word not in ("AND", "OR")}
-
-
-def _claims(metadata: Mapping[str, bytes]) -> Iterator[tuple[str, ...]]:
-    """What each declaration can mean; one that means nothing known is left out."""
-    expressions, classifiers = _declared(metadata)
-    for text in expressions:
-        ids = _FREE_TEXTS.get(text.strip().lower().removesuffix(".")) or _expression(text)
-        if ids:
-            yield ids
-    for classifier in classifiers:
-        ids = _CLASSIFIERS.get(classifier.rpartition(" :: ")[2])
-        if classifier.startswith("License :: ") and ids:
-            yield ids
-
-
-def _expression(text: str) -> tuple[str, ...]:
-    if "\n" in text.strip() or len(text) > 200:
-        return ()  # a whole licence text
-    try:
-        return (str(canonicalize_license_expression(text.strip())),)
-    except InvalidLicenseExpression:
-        return ()
-
-
-def _declared(metadata: Mapping[str, bytes]) -> tuple[list[str], list[str]]:
-    """Licence fields and classifiers of all metadata files."""
-    expressions: list[str] = []
-    classifiers: list[str] = []
-    header = Parser().parsestr(metadata.get("PKG-INFO", b"").decode("utf-8", "replace"), headersonly=True)
-    expressions += [header.get("License-Expression", ""), header.get("License", "")]
-    classifiers += header.get_all("Classifier", [])
-    table = read_toml(metadata, "pyproject.toml")
-    for project in (table.get("project", {}), table.get("tool", {}).get("poetry", {})):
-        licence = project.get("license", "") if isinstance(project, dict) else ""
-        expressions.append(licence.get("text", "") if isinstance(licence, dict) else licence)
-        classifiers += project.get("classifiers", []) if isinstance(project, dict) else []
-    config = configparser.ConfigParser(interpolation=None, strict=False)
-    try:
-        config.read_string(metadata.get("setup.cfg", b"").decode("utf-8", "replace"))
-    except configparser.Error:
-        config = configparser.ConfigParser(interpolation=None)
-    expressions.append(config.get("metadata", "license", fallback=""))
-    classifiers += config.get("metadata", "classifiers", fallback="").splitlines()
-    for name, value in _setup_literals(metadata.get("setup.py", b"")):
-        (expressions if name == "license" else classifiers).extend(
-            [value] if isinstance(value, str) else value
-        )
-    texts = [text for text in expressions if isinstance(text, str) and text.strip()]
-    return texts, [text.strip() for text in classifiers if isinstance(text, str)]
-
-
-def _setup_literals(data: bytes) -> Iterator[tuple[str, Any]]:
-    """``license`` and ``classifiers`` in a call of ``setup``, where they are literals; nothing is run."""
-    try:
-        module = ast.parse(data)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return
-    for node in ast.walk(module):
-        if isinstance(node, ast.keyword) and node.arg in ("license", "classifiers"):
-            try:
-                value = ast.literal_eval(node.value)
-            except (ValueError, TypeError, RecursionError, MemoryError):
-                continue
-            if isinstance(value, str | list | tuple):
-                yield node.arg, value

@@ -22,7 +22,15 @@ from composer_replication.tasks.git_source import fetch_commit, is_git_source, n
 from composer_replication.tasks.index import fetch_sdist, fetch_wheel
 from composer_replication.tasks.tree_rules import is_metadata_path, is_test_path, skips_folder, tree_rule
 
-__all__ = ["RepositorySource", "fetch_wheel", "is_pinned", "needs_no_path", "open_source", "read_toml"]
+__all__ = [
+    "RepositorySource",
+    "fetch_wheel",
+    "inner_table",
+    "is_pinned",
+    "needs_no_path",
+    "open_source",
+    "read_toml",
+]
 
 _PIN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([A-Za-z0-9][A-Za-z0-9._+!-]*)")
 _SHORT_ID = 12
@@ -172,13 +180,21 @@ def read_toml(metadata: Mapping[str, bytes], name: str) -> dict[str, Any]:
         return {}
 
 
+def inner_table(table: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    """The table at a path of keys; empty when absent, or when something else stands there."""
+    value: Any = table
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return dict(value) if isinstance(value, Mapping) else {}
+
+
 def _name_and_version(metadata: Mapping[str, bytes]) -> tuple[str, str]:
     """Name and version where they are written down; a version that code computes stays empty."""
     if "PKG-INFO" in metadata:
         header = Parser().parsestr(metadata["PKG-INFO"].decode("utf-8", "replace"), headersonly=True)
         return str(header.get("Name", "")), str(header.get("Version", ""))
     table = read_toml(metadata, "pyproject.toml")
-    for project in (table.get("project", {}), table.get("tool", {}).get("poetry", {})):
+    for project in (inner_table(table, "project"), inner_table(table, "tool", "poetry")):
         if project.get("name"):
             return str(project["name"]), str(project.get("version", ""))
     config = configparser.ConfigParser(interpolation=None, strict=False)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.environment import Environment
-from composer_replication.tasks.test_run import TestReport, run_tests
-from composer_replication.tasks.views import write_files
+from composer_replication.tasks.test_batch import BatchRun, run_batch
+from composer_replication.tasks.test_run import TestReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +49,13 @@ class Bench:
         Raises:
             SandboxFailure: the sandbox broke; nothing is known of the tests.
         """
-        return [self._run(trial) for trial in trials]
-
-    def _run(self, trial: Trial) -> TestReport:
-        with tempfile.TemporaryDirectory(prefix="gate-", dir=process_folder()) as folder:
-            tree = Path(folder) / "tree"
-            write_files(tree, trial.files)
-            return run_tests(
-                tree,
-                self.environment,
+        runs = [
+            BatchRun(
+                trial.files,
                 trial.node_ids,
-                backend=self.backend,
-                timeout_seconds=self.suite_seconds if trial.node_ids is None else self.test_seconds,
-                stop_at_first_failure=trial.stop_at_first_failure,
+                self.suite_seconds if trial.node_ids is None else self.test_seconds,
+                trial.stop_at_first_failure,
             )
+            for trial in trials
+        ]
+        return run_batch(runs, self.environment, backend=self.backend)

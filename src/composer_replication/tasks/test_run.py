@@ -133,7 +133,7 @@ def make_request(
         "nonce": nonce,
         "node_ids": None if node_ids is None else list(node_ids),
         "files": sorted({node_id.partition("::")[0] for node_id in node_ids or ()}),
-        "arguments": [*ARGUMENTS, *_import_mode(tree), *(["--maxfail=1"] if stop_at_first_failure else [])],
+        "arguments": [*ARGUMENTS, *import_mode(tree), *(["--maxfail=1"] if stop_at_first_failure else [])],
         "import_roots": import_roots(tree),
         "places": False,
         "map_calls": False,
@@ -168,7 +168,7 @@ def import_roots(tree: Path) -> list[str]:
     return roots
 
 
-def _import_mode(tree: Path) -> list[str]:
+def import_mode(tree: Path) -> list[str]:
     """The repository's own ``--import-mode``; all its other default options are left out."""
     found = re.search(r"--import-mode[= ](\w+)", _added_options(tree))
     return [f"--import-mode={found[1]}"] if found else []

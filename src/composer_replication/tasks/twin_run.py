@@ -26,7 +26,8 @@ from composer_replication.sandbox import open_sandbox
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.body_cuts import BodyCut
 from composer_replication.tasks.environment import Environment
-from composer_replication.tasks.test_run import _ARGUMENTS, _ENV, _import_mode, import_roots
+from composer_replication.tasks.test_run import ARGUMENTS, import_mode, import_roots
+from composer_replication.tasks.test_run import variables as run_variables
 from composer_replication.tasks.tree_rules import is_subject_path
 from composer_replication.tasks.views import write_files
 
@@ -121,7 +122,7 @@ def record_calls(
             "cloudpickle": _cloudpickle(),
             "targets": [[cut.path, cut.first_line] for cut in cuts],
             "by_value": sorted(path for path in files if path.endswith(".py") and not is_subject_path(path)),
-            "arguments": [*_ARGUMENTS, *_import_mode(tree)],
+            "arguments": [*ARGUMENTS, *import_mode(tree)],
             "import_roots": import_roots(tree),
             "max_calls": max_calls,
             "max_bytes": MAX_CALL_BYTES,
@@ -214,7 +215,7 @@ def _run(
     chosen = limits or Limits()
     chosen = replace(chosen, output_bytes=max(chosen.output_bytes, _OUTPUT_BYTES))
     spec = SandboxSpec(tree=tree, read_only=environment.read_only, masked=environment.masked, limits=chosen)
-    variables = {**_ENV, "PATH": f"{environment.root}/bin:{_ENV['PATH']}", "PYTHONHASHSEED": hash_seed}
+    variables = {**run_variables(environment), "PYTHONHASHSEED": hash_seed}
     if not environment.has_plugins:
         variables["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     with open_sandbox(spec, backend) as sandbox:

@@ -169,7 +169,6 @@ def fine(planted: PreparedRepository) -> Subject:
         ("falsy", "stub-passes"),
         ("behind_state", "broken-passes"),
         ("needs_company", "golden-fails"),
-        ("counted", "hidden-split"),
     ],
 )
 def test_each_gate_rejects_what_was_planted_for_it(planted: PreparedRepository, name: str, gate: str) -> None:
@@ -188,6 +187,11 @@ def test_a_good_candidate_passes_all(planted: PreparedRepository, fine: Subject)
     }
     hidden_name = subject.hidden[0].rpartition("::")[2]
     assert hidden_name not in subject.broken(planted.bench.original, "rollout")["tests/test_all.py"].decode()
+
+
+def test_a_file_that_cannot_be_parted_hides_nothing(planted: PreparedRepository) -> None:
+    subject = judge(planted, "counted")  # its file counts its own tests
+    assert (len(subject.visible), subject.hidden) == (2, ())
 
 
 def test_the_same_seed_gives_the_same_subject(planted: PreparedRepository, fine: Subject) -> None:

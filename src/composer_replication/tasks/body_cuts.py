@@ -18,7 +18,7 @@ from composer_replication.records import Edit, Hole
 from composer_replication.tasks.lines import LINE_END, Lines
 
 MARKER_STATEMENT = "raise NotImplementedError"
-STUB_EXPRESSIONS = ("None", "True", "''")
+STUB_EXPRESSIONS = ("None", "True", "False", "0", "1", "''", "[]", "{}")
 
 _STUB_DECORATORS = frozenset({"overload", "abstractmethod", "abstractproperty", "singledispatch"})
 _ABSTRACT_BASES = frozenset({"Protocol"})

@@ -254,7 +254,7 @@ def test_a_task_whose_tests_ask_nothing_of_the_code_is_refused(
 ) -> None:
     with pytest.raises(GateFailed, match="broken-passes"):
         check_tests(replace(fine, visible=("tests/test_all.py::test_a_sets_state",)), planted.bench)
-    with pytest.raises(GateFailed, match="stub-passes: the hidden tests"):
+    with pytest.raises(GateFailed, match="broken-passes: the hidden tests"):
         check_tests(replace(fine, hidden=("tests/test_all.py::test_a_sets_state",)), planted.bench)
 
 

@@ -113,6 +113,14 @@ class SourceFile:
             found.setdefault(use.identifier, []).append(use)
         return found
 
+    @cached_property
+    def uses_by_unit(self) -> dict[str, list[Use]]:
+        """The uses inside each definition."""
+        found: dict[str, list[Use]] = {}
+        for use in self.uses:
+            found.setdefault(use.unit or "", []).append(use)
+        return found
+
     def constant(self, name: str) -> ast.stmt | None:
         """The assignment of a module-level name that is bound nowhere else in the module."""
         is_single = self.bindings.get(name) == 1 and name not in self.definitions

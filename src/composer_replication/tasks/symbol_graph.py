@@ -184,14 +184,26 @@ class SymbolGraph:
     def resolve(self, file: SourceFile, chain: str) -> str:
         """The absolute dotted text of ``a.b`` as one file sees it; its own names get its module in front."""
         root, _, rest = chain.partition(".")
-        base = f"{file.module}.{root}"
-        for imported in file.imports:
-            if imported.bound != root or imported.name == "*":
-                continue
-            if imported.name is not None:
-                base = f"{imported.target}.{imported.name}"
-            else:
-                has_alias = imported.statement.names[imported.index].asname is not None
-                base = imported.target if has_alias else root
-            break
-        return f"{base}.{rest}" if rest else base
+        found = self._step(file.module, root)
+        if found == f"{file.module}.{root}" and any(
+            imported.bound == root and imported.name is None for imported in file.imports
+        ):
+            found = root  # ``import root.other`` binds the root
+        for part in filter(None, rest.split(".")):
+            found = self._step(found, part)
+        return found
+
+    def _step(self, module: str, name: str, hops: int = 9) -> str:
+        """What ``module.name`` is called at home: an import there is followed, a submodule is not."""
+        here = f"{module}.{name}"
+        if here in self.by_module or not hops:
+            return here
+        for file in self.by_module.get(module, []):
+            for imported in file.imports:
+                if imported.bound != name or imported.name == "*":
+                    continue
+                if imported.name is not None:
+                    return self._step(imported.target, imported.name, hops - 1)
+                if imported.statement.names[imported.index].asname:
+                    return imported.target
+        return here

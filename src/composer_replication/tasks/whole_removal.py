@@ -48,6 +48,9 @@ class _Removal:
         )
         names = set(selection.names)
         for module in selection.modules:
+            parent, _, last = module.rpartition(".")
+            if not any(file.binds(last) for file in graph.by_module.get(parent, [])):
+                names.add((parent, last))  # importing a module binds it in its package
             for file in graph.by_module.get(module, []):
                 bound = {imported.bound for imported in file.imports if imported.is_module_level}
                 names |= {(module, name) for name in {*file.definitions, *file.bindings, *bound}}

@@ -60,7 +60,7 @@ class Use:
     depth: int = 0
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class SourceFile:
     """What ``read_source`` finds. Names map to all parts: overloads, both arms of a condition, setters."""
 
@@ -99,6 +99,11 @@ class SourceFile:
     def is_test(self) -> bool:
         return is_test_path(self.path)
 
+    def binds(self, name: str) -> bool:
+        """Whether the module itself gives the name a meaning at module level."""
+        imported = any(found.bound == name and found.is_module_level for found in self.imports)
+        return imported or name in self.definitions or name in self.bindings
+
     @cached_property
     def exported(self) -> frozenset[str]:
         """The strings in ``__all__``."""
@@ -111,6 +116,14 @@ class SourceFile:
         found: dict[str, list[Use]] = {}
         for use in self.uses:
             found.setdefault(use.identifier, []).append(use)
+        return found
+
+    @cached_property
+    def uses_by_unit(self) -> dict[str, list[Use]]:
+        """The uses inside each definition."""
+        found: dict[str, list[Use]] = {}
+        for use in self.uses:
+            found.setdefault(use.unit or "", []).append(use)
         return found
 
     def constant(self, name: str) -> ast.stmt | None:

@@ -57,6 +57,7 @@ class _Reader(ast.NodeVisitor):
         self._unit: str | None = None
         self._classes: list[str] = []
         self._depth = 0  # functions around
+        self._comprehensions = 0
         self._called: set[int] = set()
         self._future_annotations = any(
             isinstance(node, ast.ImportFrom)
@@ -76,12 +77,13 @@ class _Reader(ast.NodeVisitor):
 
     @property
     def _at_module_level(self) -> bool:
-        return not self._depth and not self._classes
+        return not (self._depth or self._classes or self._comprehensions)
 
     def _note(
         self, identifier: str, kind: str, line: int, chain: str | None = None, *, is_called: bool = False
     ) -> None:
-        inside = ".".join(self._classes) if self._classes and not self._depth else None
+        in_body = self._classes and not (self._depth or self._comprehensions)
+        inside = ".".join(self._classes) if in_body else None
         when, unit = self._is_import_time, self._unit
         self._found.uses.append(
             Use(identifier, kind, line, when, unit, inside, chain, is_called, self._depth)
@@ -147,9 +149,9 @@ class _Reader(ast.NodeVisitor):
         self._depth -= 1
 
     def _visit_comprehension(self, node: ast.AST) -> None:
-        self._depth += 1  # its variables are its own
+        self._comprehensions += 1  # its variables are its own
         self.generic_visit(node)
-        self._depth -= 1
+        self._comprehensions -= 1
 
     visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = _visit_comprehension
 

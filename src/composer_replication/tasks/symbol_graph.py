@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from composer_replication.tasks.source_file import ImportedName, SourceFile, Use
 from composer_replication.tasks.source_reader import read_source
@@ -121,17 +122,88 @@ class SymbolGraph:
             file.is_package and not file.is_test for module in packages for file in self.by_module[module]
         )
 
+    def origin(self, module: str, name: str, hops: int = 9) -> Name | None:
+        """Where a module-level name is defined, imports followed; None when that is outside or unclear."""
+        for file in self.by_module.get(module, []) if hops else ():
+            if name in file.definitions:
+                return (module, name)
+            for imported in file.imports:
+                if imported.name == "*" and self.star_exports(imported.target, name):
+                    found = self.origin(imported.target, name, hops - 1)
+                elif imported.bound == name and imported.name:
+                    found = self.origin(imported.target, imported.name, hops - 1)
+                else:
+                    continue
+                if found is not None:
+                    return found
+        return None
+
+    @cached_property
+    def run_at_import(self) -> frozenset[Name]:
+        """The functions and methods (``Class.method``) that module level calls, directly or through others.
+
+        Calls and decorators are followed by name; of a class that is called, ``__init__``,
+        ``__new__`` and ``__post_init__`` run.
+        """
+        pending = [
+            called
+            for file in self.sources
+            for use in file.uses
+            if use.is_import_time and use.is_called
+            for called in self._called(file, use)
+        ]
+        found: set[Name] = set()
+        while pending:
+            unit = pending.pop()
+            if unit in found:
+                continue
+            found.add(unit)
+            for file in self.by_module[unit[0]]:
+                for use in file.uses_by_unit.get(unit[1], ()):
+                    if use.is_called and use.depth == 1:
+                        pending += self._called(file, use)
+        return frozenset(found)
+
+    def runs_at_import(self, file: SourceFile, use: Use) -> bool:
+        """Whether the line of a use is reached when its module is imported."""
+        in_running = use.depth == 1 and (file.module, use.unit or "") in self.run_at_import
+        return use.is_import_time or in_running
+
+    def _called(self, file: SourceFile, use: Use) -> list[Name]:
+        if use.kind == "name":
+            found = self.origin(file.module, use.identifier)
+        elif use.chain in ("self", "cls") and use.unit and "." in use.unit:
+            return [(file.module, f"{use.unit.rpartition('.')[0]}.{use.identifier}")]
+        else:
+            found = self.origin(self.resolve(file, use.chain), use.identifier) if use.chain else None
+        if found is None:
+            return []
+        makers = [(found[0], f"{found[1]}.{name}") for name in ("__init__", "__new__", "__post_init__")]
+        return [found, *makers]
+
     def resolve(self, file: SourceFile, chain: str) -> str:
         """The absolute dotted text of ``a.b`` as one file sees it; its own names get its module in front."""
         root, _, rest = chain.partition(".")
-        base = f"{file.module}.{root}"
-        for imported in file.imports:
-            if imported.bound != root or imported.name == "*":
-                continue
-            if imported.name is not None:
-                base = f"{imported.target}.{imported.name}"
-            else:
-                has_alias = imported.statement.names[imported.index].asname is not None
-                base = imported.target if has_alias else root
-            break
-        return f"{base}.{rest}" if rest else base
+        found = self._step(file.module, root)
+        if found == f"{file.module}.{root}" and any(
+            imported.bound == root and imported.name is None for imported in file.imports
+        ):
+            found = root  # ``import root.other`` binds the root
+        for part in filter(None, rest.split(".")):
+            found = self._step(found, part)
+        return found
+
+    def _step(self, module: str, name: str, hops: int = 9) -> str:
+        """What ``module.name`` is called at home: an import there is followed, a submodule is not."""
+        here = f"{module}.{name}"
+        if here in self.by_module or not hops:
+            return here
+        for file in self.by_module.get(module, []):
+            for imported in file.imports:
+                if imported.bound != name or imported.name == "*":
+                    continue
+                if imported.name is not None:
+                    return self._step(imported.target, imported.name, hops - 1)
+                if imported.statement.names[imported.index].asname:
+                    return imported.target
+        return here

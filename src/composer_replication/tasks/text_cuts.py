@@ -181,7 +181,7 @@ def _alias_spans(
     replaced = [(*spans[index], text) for index, text in doomed.items() if text]
     going = {index for index, text in doomed.items() if not text}
     has_brackets = "(" in lines.text[begin : spans[0][0]]
-    return [*replaced, *_item_spans(lines.text, spans, going, has_brackets=has_brackets, keeps_comma=False)]
+    return [*replaced, *_item_spans(lines.text, spans, going, has_brackets=has_brackets)]
 
 
 def _entry_spans(lines: Lines, items: Items, doomed: set[int]) -> list[tuple[int, int, str]]:
@@ -189,13 +189,20 @@ def _entry_spans(lines: Lines, items: Items, doomed: set[int]) -> list[tuple[int
     start, end = _place(lines, items)
     if isinstance(items, ast.Tuple) and lines.text[start] != "(" and len(doomed) == len(spans):
         return [(start, end, "()")]
-    return _item_spans(
-        lines.text,
-        spans,
-        doomed,
-        has_brackets=lines.text[start] in "([{",
-        keeps_comma=isinstance(items, ast.Tuple) and len(spans) - len(doomed) == 1,
-    )
+    found = _item_spans(lines.text, spans, doomed, has_brackets=lines.text[start] in "([{")
+    kept = [place for index, place in enumerate(spans) if index not in doomed]
+    is_tuple_of_one = isinstance(items, ast.Tuple) and len(kept) == 1
+    return _with_comma(lines.text, found, kept[0][1]) if is_tuple_of_one else found
+
+
+def _with_comma(text: str, spans: list[tuple[int, int, str]], end: int) -> list[tuple[int, int, str]]:
+    """Keep a comma after the last element that a tuple has left."""
+    comma = _COMMA.match(text, end)
+    if comma and not any(first < comma.end() <= last for first, last, _ in spans):
+        return spans
+    if any(first == end for first, _, _ in spans):
+        return [(first, last, "," if first == end else said) for first, last, said in spans]
+    return [*spans, (end, end, ",")]
 
 
 def _place(lines: Lines, node: ast.alias | ast.expr) -> tuple[int, int]:
@@ -206,7 +213,7 @@ def _place(lines: Lines, node: ast.alias | ast.expr) -> tuple[int, int]:
 
 
 def _item_spans(
-    text: str, places: Sequence[tuple[int, int]], doomed: set[int], *, has_brackets: bool, keeps_comma: bool
+    text: str, places: Sequence[tuple[int, int]], doomed: set[int], *, has_brackets: bool
 ) -> list[tuple[int, int, str]]:
     """The spans that take items out of a comma-separated list, one for each run of doomed items."""
     found: list[tuple[int, int, str]] = []
@@ -218,7 +225,7 @@ def _item_spans(
         stop = index
         while stop < len(places) and stop in doomed:
             stop += 1
-        found += _run_spans(text, places, index, stop, has_brackets=has_brackets, keeps_comma=keeps_comma)
+        found += _run_spans(text, places, index, stop, has_brackets=has_brackets)
         index = stop
     return found
 
@@ -230,7 +237,6 @@ def _run_spans(
     stop: int,
     *,
     has_brackets: bool,
-    keeps_comma: bool,
 ) -> list[tuple[int, int, str]]:
     start, end = places[index][0], places[stop - 1][1]
     comma = _COMMA.match(text, end)
@@ -240,14 +246,11 @@ def _run_spans(
     alone = not text[line_start:start].strip() and (not rest or rest.startswith("#"))
     previous = places[index - 1][1] if index else None
     following = places[stop][0] if stop < len(places) else None
-    if has_brackets and alone and (comma or not keeps_comma):
+    if has_brackets and alone:
         return [(line_start, after_line, "")]
     if following is not None and not LINE_END.search(text, end, following):
         return [(start, following, "")]
     if previous is not None and (not LINE_END.search(text, previous, start) or not has_brackets):
-        if keeps_comma and following is None and not comma:
-            before = _COMMA.match(text, previous)
-            previous = before.end() if before else previous
         return [(previous, end, "")]
     if following is not None:
         return [(start, following, "")]

@@ -48,6 +48,9 @@ class _Removal:
         )
         names = set(selection.names)
         for module in selection.modules:
+            parent, _, last = module.rpartition(".")
+            if not any(file.binds(last) for file in graph.by_module.get(parent, [])):
+                names.add((parent, last))  # importing a module binds it in its package
             for file in graph.by_module.get(module, []):
                 bound = {imported.bound for imported in file.imports if imported.is_module_level}
                 names |= {(module, name) for name in {*file.definitions, *file.bindings, *bound}}
@@ -137,9 +140,9 @@ class _Removal:
         gone = {path: cut.gone_lines() for path, cut in self._cuts.items()}
         for identifier in {name for _, name in self._reach.names}:
             for file, use in self._graph.uses_of(identifier):
-                if not use.is_import_time or file.path in self._removed:
+                if file.path in self._removed or use.line in gone.get(file.path, ()):
                     continue
-                if use.line in gone.get(file.path, ()):
+                if not self._graph.runs_at_import(file, use):
                     continue
                 if use.kind == "name" and (file.module, identifier) in self._reach.names:
                     return True
@@ -154,6 +157,8 @@ class _Removal:
         """Whether a class body or module level names the method: an alias, a decorator, ``Class.method``."""
         module = method[0]
         owner, _, name = method[1].rpartition(".")
+        if method in self._graph.run_at_import:
+            return True
         classes = {f"{where}.{bound}" for where, bound in self._graph.reach([(module, owner)]).names}
         for file, use in self._graph.uses_of(name):
             if not use.is_import_time or use.line in gone.get(file.path, ()):

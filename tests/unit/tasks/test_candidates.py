@@ -316,6 +316,16 @@ PIN = "pkg/a.py::gone@function/whole"
         ),
         pytest.param("__all__ = ['gone', 'y']\n" + FUNCTION, "__all__ = ['y']\n", id="all first"),
         pytest.param("__all__ = ('y', 'gone')\n" + FUNCTION, "__all__ = ('y',)\n", id="all tuple of one"),
+        pytest.param("__all__ = ('gone', 'y')\n" + FUNCTION, "__all__ = ('y',)\n", id="all tuple, last left"),
+        pytest.param(
+            "__all__ = (\n 'y',\n 'gone')\n" + FUNCTION, "__all__ = (\n 'y',\n )\n", id="all tuple of lines"
+        ),
+        pytest.param(
+            "__all__ = (\n 'gone',\n 'y'\n)\n" + FUNCTION,
+            "__all__ = (\n 'y',\n)\n",
+            id="all lines, last left",
+        ),
+        pytest.param("__all__ = 'y', 'gone'\n" + FUNCTION, "__all__ = 'y',\n", id="all bare, first left"),
         pytest.param("__all__ = ('gone',)\n" + FUNCTION, "__all__ = ()\n", id="all empty tuple"),
         pytest.param("__all__ = 'gone',\n" + FUNCTION, "__all__ = ()\n", id="all bare tuple"),
         pytest.param(
@@ -433,6 +443,114 @@ def test_what_is_needed_at_import_time_is_no_whole_candidate(own, other):
     found = every(module(own, b=other))
     assert PIN not in found
     assert "pkg/a.py::gone" in found  # its body still is
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        pytest.param("def start():\n    return gone(1)\nx = start()\n", id="called"),
+        pytest.param(
+            "def start(f):\n    return [gone(1) for y in f]\n@start\ndef f(): pass\n", id="a decorator"
+        ),
+        pytest.param(
+            "class C:\n    def __init__(self):\n        self.m()\n    def m(self):\n        gone(1)\nx = C()\n",
+            id="made",
+        ),
+    ],
+)
+def test_what_module_level_reaches_by_calls_is_no_whole_candidate(own):
+    assert PIN not in every(module(FUNCTION + own))
+    assert PIN not in every(module(FUNCTION, b="from .a import gone\n" + own))
+    assert PIN not in every(module(FUNCTION, b="from . import a as m\n" + own.replace("gone(", "m.gone(")))
+    later = own.replace("x = ", "x = lambda: ").replace("@start\n", "")
+    assert PIN in every(module(FUNCTION + later))
+
+
+def test_a_package_that_lists_its_modules_forgets_a_deleted_one():
+    files = module("def f():\n    return 1\ndef g():\n    return 2\n", b="x = 1\n")
+    files["pkg/__init__.py"] = b"parts = ('a', 'b')\nother = ['a', 1]\n"
+    assert whole(files, "pkg/a.py::pkg.a@module/whole") == {
+        "pkg/__init__.py": "parts = ('b',)\nother = ['a', 1]\n"
+    }
+
+
+def test_a_module_that_its_package_uses_by_name_stays():
+    files = module("def f():\n    return 1\ndef g():\n    return 2\n")
+    files["pkg/__init__.py"] = b"from .a import f\ndel a\n"
+    assert "pkg/a.py::pkg.a@module/whole" not in every(files)
+    files["pkg/__init__.py"] = b"from .a import f\n"
+    assert "pkg/a.py::pkg.a@module/whole" in every(files)
+
+
+def test_a_feature_takes_the_constants_that_only_it_needs():
+    text = """import re
+# Digits.
+_DIGITS = re.compile("[0-9]+")
+_SIGN = "-"
+
+
+def gone(x):
+    return _DIGITS.match(x) or _SIGN
+
+
+def stays(x):
+    return _SIGN
+"""
+    pin = "pkg/a.py::gone@feature/whole"
+    assert whole(module(text), pin) == {"pkg/a.py": '_SIGN = "-"\n\n\ndef stays(x):\n    return _SIGN\n'}
+    assert "pkg/a.py::gone@feature/body" not in every(module(text))  # one body is no feature
+    assert pin not in every(module(text + "_DIGITS = None\n"))
+
+
+METHODS = """from .b import halve
+
+
+class C:
+    def m(self):
+        return self._part(halve(1))
+
+    def _part(self, x):
+        return x
+
+    def n(self):
+        return self._shared()
+
+    def o(self):
+        return self._shared()
+
+    def _shared(self):
+        return 1
+"""
+
+
+def test_a_method_takes_the_private_methods_and_helpers_that_only_it_needs():
+    files = module(METHODS, b="def halve(x):\n    return x / 2\n")
+    found = every(files)
+    deletion = found["pkg/a.py::C.m@feature/body"]
+    assert [cut.pin for cut in deletion.bodies] == ["pkg/a.py::C.m", "pkg/a.py::C._part", "pkg/b.py::halve"]
+    assert whole(files, "pkg/a.py::C.m@feature/whole") == {
+        "pkg/a.py": METHODS.replace("from .b import halve\n\n\n", "").replace(
+            METHODS[METHODS.index("    def m") : METHODS.index("    def n")], ""
+        ),
+        "pkg/b.py": "",
+    }
+    assert "pkg/a.py::C.n@feature/body" not in found
+    assert "pkg/a.py::C.m@feature/whole" in every({**files, "pkg/c.py": b"class D:\n    x = 1\n"})
+    for other in ("class D:\n    def _part(self):\n        pass\n", "def f(c):\n    return c._part\n"):
+        cuts = every({**files, "pkg/c.py": other.encode()})["pkg/a.py::C.m@feature/body"].bodies
+        assert [cut.pin for cut in cuts] == ["pkg/a.py::C.m", "pkg/b.py::halve"]
+
+
+def test_a_module_takes_what_only_it_needs_elsewhere():
+    files = module(
+        "from .b import halve, double\ndef f(x):\n    return halve(x)\ndef g(x):\n    return double(x)\n",
+        b="def halve(x):\n    return x / 2\n\n\ndef double(x):\n    return x * 2\n",
+        c="from .b import double\ndef h(x):\n    return double(x)\n",
+    )
+    deletion = every(files)["pkg/a.py::pkg.a@feature/whole"]
+    assert deletion.removed_files == ("pkg/a.py",)
+    assert whole(files, deletion.pin) == {"pkg/b.py": "def double(x):\n    return x * 2\n"}
+    assert [cut.pin for cut in deletion.bodies] == ["pkg/a.py::f", "pkg/a.py::g", "pkg/b.py::halve"]
 
 
 def test_a_future_import_makes_annotations_harmless():

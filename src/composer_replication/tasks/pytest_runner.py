@@ -33,7 +33,7 @@ class CallMap:
         self.codes = set()
         self.monitoring = getattr(sys, "monitoring", None)
 
-    def start(self):
+    def start_tests(self):
         monitoring = self.monitoring
         if monitoring is None:
             import threading
@@ -84,12 +84,11 @@ def shuffle_key(item, seed):
     ]
 
 
-def make_plugin(channel, request, root):
+def make_plugin(channel, request, root, calls):
     """The plugin that selects the wanted tests and reports what became of each."""
     import pytest
 
     wanted = None if request["node_ids"] is None else set(request["node_ids"])
-    calls = CallMap(root) if request["map_calls"] else None
     seed = request["shuffle_seed"]
 
     class Recorder:
@@ -108,7 +107,7 @@ def make_plugin(channel, request, root):
             places = [place_of(item, root) for item in items] if request["places"] else []
             channel.send("collected", ids=[item.nodeid for item in items], places=places)
             if calls is not None:
-                calls.start()
+                calls.start_tests()
             return result
 
         def pytest_collectreport(self, report):
@@ -134,11 +133,11 @@ def make_plugin(channel, request, root):
             worst = ("", "passed", "skipped", "failed", "error")
             self.states[report.nodeid] = max(before, state, key=worst.index)
 
-    return Recorder(), calls
+    return Recorder()
 
 
-def main():
-    """Run what the request on standard input asks for."""
+def main(make_contexts=None):
+    """Run what the request on standard input asks for; ``make_contexts`` makes the map of each test's calls."""
     descriptor = os.dup(1)
     os.set_inheritable(descriptor, False)
     os.dup2(2, 1)
@@ -155,7 +154,10 @@ def main():
         f"--rootdir={root}",
         *(os.path.join(root, name) for name in request["files"]),
     ]
-    plugin, calls = make_plugin(channel, request, root)
-    code = int(pytest.main(arguments, plugins=[plugin]))
-    channel.send("end", exit_code=code, functions=calls.functions() if calls is not None else [])
+    contexts = make_contexts(root) if make_contexts else None
+    calls = contexts or (CallMap(root) if request["map_calls"] else None)
+    plugins = [make_plugin(channel, request, root, calls), *([contexts] if contexts else [])]
+    code = int(pytest.main(arguments, plugins=plugins))
+    more = {"contexts": contexts.contexts()} if contexts else {}
+    channel.send("end", exit_code=code, functions=calls.functions() if calls else [], **more)
     os._exit(0)  # threads that a test left behind must not hold the result back

@@ -41,7 +41,7 @@ TREE_SHARE = 0.25
 MAX_RUNS = 64
 _NUM_OWN_PROCESSES = 2
 _BLOCK_BYTES = 4096
-_CALL = '\nserve() if sys.argv[1:] == ["batch"] else main()\n'
+_CALL = 'serve(lambda link: nursery(link, main), Channel) if sys.argv[1:] == ["batch"] else main()\n'
 _UNSAFE_AFTER_FORK = frozenset(
     "gevent eventlet grpcio tensorflow jax jaxlib torch ray pytest-twisted pytest-qt pytest-xdist pytest-xvfb".split()
 )
@@ -172,7 +172,12 @@ def _run_part(
                 num_processes=limits.num_processes + _NUM_OWN_PROCESSES,
             ),
         )
-        source = runner_text("pytest_runner.py") + "\n\n" + runner_text("batch_runner.py") + _CALL
+        source = "\n\n".join(
+            [
+                *(runner_text(f"{name}.py") for name in ("pytest_runner", "batch_nursery", "batch_keeper")),
+                _CALL,
+            ]
+        )
         with open_sandbox(spec, backend) as sandbox:
             result = sandbox.exec(
                 [str(environment.python), "-P", "-B", "-c", source, "batch"],

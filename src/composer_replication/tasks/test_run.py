@@ -21,6 +21,7 @@ from typing import Any
 
 from composer_replication.records import ExecResult, Limits, Outcome, SandboxSpec
 from composer_replication.sandbox import open_sandbox
+from composer_replication.tasks.call_contexts import Contexts, read_contexts
 from composer_replication.tasks.environment import Environment
 from composer_replication.tasks.test_functions import Place
 
@@ -49,8 +50,10 @@ class TestReport:
     ``outcomes`` holds the tests that ran (after an ``error``: all requested ones, failed).
     ``collected`` are the node ids in run order. ``error`` is empty, or says why the run as
     a whole is a failure. ``places`` gives the file, first line and name of each test's
-    function; ``called`` the functions (file, first line) called while tests ran; both only
-    when asked for. ``collect_errors`` maps files that could not be collected to the reason.
+    function; ``called`` the functions (file, first line) called while tests ran; ``contexts``
+    those that each test called, and under ``""`` those called for all of them (see
+    ``call_contexts``); all three only when asked for. ``collect_errors`` maps files that could
+    not be collected to the reason.
     """
 
     __test__ = False  # the name starts with Test; pytest must not collect it
@@ -62,6 +65,7 @@ class TestReport:
     places: Mapping[str, Place] = field(default_factory=dict)
     called: frozenset[tuple[str, int]] = frozenset()
     collect_errors: Mapping[str, str] = field(default_factory=dict)
+    contexts: Contexts = field(default_factory=dict)
 
     @property
     def passed(self) -> frozenset[str]:
@@ -79,6 +83,7 @@ def run_tests(
     stop_at_first_failure: bool = False,
     with_places: bool = False,
     with_calls: bool = False,
+    with_contexts: bool = False,
     shuffle_seed: int | None = None,
     backwards: bool = False,
 ) -> TestReport:
@@ -94,6 +99,7 @@ def run_tests(
         stop_at_first_failure: enough for a gate that wants one failure; ``outcomes`` is then partial.
         with_places: also report where test functions stand.
         with_calls: also report which functions are called.
+        with_contexts: also report which functions each single test calls.
         shuffle_seed: draws another order, with folders, modules and classes kept together; None:
             the order of the files.
         backwards: the drawn order from its end, so that any two tests meet both ways round.
@@ -117,7 +123,7 @@ def run_tests(
     )
     with open_sandbox(spec, backend) as sandbox:
         result = sandbox.exec(
-            [str(environment.python), "-P", "-B", "-c", runner_text("pytest_runner.py") + "\nmain()\n"],
+            [str(environment.python), "-P", "-B", "-c", _program(with_contexts=with_contexts)],
             timeout_seconds=timeout_seconds,
             stdin=json.dumps(request).encode(),
             env=variables(environment),
@@ -151,6 +157,15 @@ def variables(environment: Environment) -> dict[str, str]:
 def record_bytes(limits: Limits) -> int:
     """How much of each stream of a run is kept."""
     return max(limits.output_bytes, _RECORD_BYTES)
+
+
+def _program(*, with_contexts: bool) -> str:
+    text = runner_text("pytest_runner.py")
+    return (
+        f"{text}\n\n{runner_text('context_recorder.py')}\nmain(ContextMap)\n"
+        if with_contexts
+        else f"{text}\nmain()\n"
+    )
 
 
 @cache
@@ -236,6 +251,7 @@ def judge(
         places=report.places,
         called=report.called,
         collect_errors=report.collect_errors,
+        contexts=report.contexts,
     )
 
 
@@ -274,11 +290,14 @@ class _Tally:
         self.places: dict[str, Place] = {}
         self.called: frozenset[tuple[str, int]] = frozenset()
         self.collect_errors: dict[str, str] = {}
+        self.contexts: Contexts = {}
         self._was_collected = False
 
     def read(self, records: list[dict[str, Any]]) -> str:
         """Take all records; the answer is empty, or what is out of order."""
         self.called = frozenset((str(path), int(line)) for path, line in records[-1]["functions"])
+        if "contexts" in records[-1]:
+            self.contexts = read_contexts(records[-1]["contexts"])
         for record in records[:-1]:
             problem = self._take(record)
             if problem:

@@ -372,7 +372,7 @@ def test_threads_before_the_fork_mean_fresh_interpreters(
 
     def with_thread(name: str) -> str:
         start = "\nimport threading as _t, time as _s\n_old = import_quietly\ndef import_quietly(name, attributes=()):\n    _t.Thread(target=_s.sleep, args=(9,), daemon=True).start()\n    _old(name, attributes)\n"
-        return original(name) + (start if name == "batch_runner.py" else "")
+        return original(name) + (start if name == "batch_nursery.py" else "")
 
     monkeypatch.setattr(test_batch, "runner_text", with_thread)
     runs = [BatchRun(project(body), IDS, 60.0) for body in ("return 42", "return 1")]

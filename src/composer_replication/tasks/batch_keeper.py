@@ -1,143 +1,20 @@
-"""Runs inside the sandbox, behind ``pytest_runner.py`` in one ``python -c``: several test runs, one start.
+"""Runs inside the sandbox behind ``batch_nursery.py``: starts the runs of a batch and answers for them.
 
-Three kinds of processes, so that no run can speak for another:
-
-- the *keeper* reads the orders, holds all nonces and the way out, and never runs code of a tree;
-- the *nursery*, forked off before the orders are read, imports the test runner once;
-- each *run* is forked off the nursery in its own session, with its own request on standard
-  input and its own pipe as standard output. Its memory and descriptors hold nothing of the others.
-
-Not imported by the package and never placed in a tree.
+Not imported by the package and never placed in a tree. It never runs code of a tree.
 """
 
+import contextlib
 import json
 import os
 import selectors
+import shutil
 import signal
 import socket
 import sys
 import time
 
 PATIENCE_SECONDS = 10.0
-NO_PLACE_FOR_LEFTOVERS = ("/tmp", "/dev/shm")
-
-
-class Lookout:
-    """Notes whether anything asked for a module that the trees have: it would come from elsewhere."""
-
-    def __init__(self, names):
-        self.names = frozenset(names)
-        self.seen = []
-
-    def find_spec(self, name, path=None, _target=None):
-        if path is None and name in self.names:
-            self.seen.append(name)
-
-
-def import_quietly(name, attributes=()):
-    """Import a module as a test file would; what cannot be imported fails again, and is seen, in the run."""
-    import importlib
-
-    try:
-        module = importlib.import_module(name)
-    except Exception:
-        return
-    for attribute in attributes:
-        if not hasattr(module, attribute):
-            import_quietly(f"{name}.{attribute}")
-
-
-def preload(wanted, lookout):
-    """Import the test runner, its plugins and what the trees import; False where a fork would not do."""
-    sys.meta_path.insert(0, lookout)
-    try:
-        import importlib.metadata
-
-        import pytest  # noqa: F401
-        from _pytest.config import default_plugins
-
-        for name in default_plugins:
-            if f"no:{name}" not in wanted["blocked"]:
-                import_quietly(f"_pytest.{name}")
-        if not os.environ.get("PYTEST_DISABLE_PLUGIN_AUTOLOAD"):
-            for entry in importlib.metadata.entry_points(group="pytest11"):
-                if f"no:{entry.name}" not in wanted["blocked"]:
-                    import_quietly(entry.module)
-        for name, attributes in wanted["modules"]:
-            import_quietly(name, attributes)
-    except BaseException:
-        return False
-    finally:
-        sys.meta_path.remove(lookout)
-    return not lookout.seen and not has_threads()
-
-
-def has_threads():
-    """Whether this process has more than one thread; without ``/proc``, whether it could have."""
-    import threading
-
-    try:
-        return threading.active_count() > 1 or len(os.listdir("/proc/self/task")) > 1
-    except OSError:
-        foreign = (getattr(module, "__file__", None) or "" for module in list(sys.modules.values()))
-        return threading.active_count() > 1 or any(
-            name.endswith(".so") and "site-packages" in name for name in foreign
-        )
-
-
-def nursery(link):
-    """Import once, then give birth to one run after the other; never returns."""
-    import gc
-
-    with link.makefile("rb") as lines:
-        wanted = json.loads(lines.readline())
-    is_forked = wanted["fork"] and preload(wanted, Lookout(wanted["tree_names"]))
-    gc.collect()
-    gc.freeze()
-    link.sendall(b"fork\n" if is_forked else b"spawn\n")
-    while True:
-        folder, descriptors, _, _ = socket.recv_fds(link, 4096, 3)
-        if not folder:
-            os._exit(0)
-        pid = os.fork()
-        if pid == 0:
-            link.close()
-            become_run(os.fsdecode(folder), descriptors, is_forked=is_forked)
-        for descriptor in descriptors:
-            os.close(descriptor)
-        link.sendall(b"%d\n" % pid)
-        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        link.sendall(b"%d\n" % (128 - status if status < 0 else status))
-
-
-def become_run(folder, descriptors, *, is_forked):
-    """Be what a lone runner is: its folder, its streams, nothing else; never returns."""
-    code = 1
-    try:
-        os.setsid()
-        os.chdir(folder)
-        for number, descriptor in enumerate(descriptors):
-            os.dup2(descriptor, number)
-            os.close(descriptor)
-        if "PWD" in os.environ:
-            os.environ["PWD"] = folder
-        sys.argv[1:] = []
-        if not is_forked:
-            os.execv(sys.orig_argv[0], sys.orig_argv[:-1])
-        main()  # noqa: F821  of pytest_runner.py, which stands before this text
-    except SystemExit as error:  # what the interpreter does with it at the end of a program
-        code = error.code if isinstance(error.code, int) else int(error.code is not None)
-        if error.code is not None and not isinstance(error.code, int):
-            print(error.code, file=sys.stderr)
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        try:
-            sys.stdout.flush()
-            sys.stderr.flush()
-        except BaseException:
-            code = 120  # as the interpreter says it
-        os._exit(code & 0xFF)
+PLACES_OF_ALL = ("/tmp", "/dev/shm")
 
 
 class Keeper:
@@ -150,7 +27,7 @@ class Keeper:
         self.keep_bytes = orders["keep_bytes"]
         self.root = os.getcwd()
         self.pending = [run["folder"] for run in orders["runs"]]
-        self.before = {place: set(self.names(place)) for place in NO_PLACE_FOR_LEFTOVERS}
+        self.before = {place: set(self.names(place)) for place in PLACES_OF_ALL}
 
     @staticmethod
     def names(place):
@@ -195,7 +72,7 @@ class Keeper:
             return None
         for descriptor in (request_write, records_read, words_read):
             os.set_blocking(descriptor, False)
-        lost = set()
+        lost: set[int] = set()
         deadline = started + order["timeout_seconds"]
         request = json.dumps(order["request"]).encode()
         timed_out = self.feed_and_drain(request_write, request, streams, lost, deadline)
@@ -262,16 +139,12 @@ class Keeper:
         """End the run's session, and whatever left it, as far as this sandbox lets us see processes."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < deadline:
-            try:
+            with contextlib.suppress(OSError):
                 os.killpg(group, signal.SIGKILL)
-            except OSError:
-                pass
             alive = orphans(os.getpid(), {self.nursery_pid})
             for pid in alive:
-                try:
+                with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
-                except OSError:
-                    pass
             collect_dead(self.nursery_pid)
             if not alive:
                 return
@@ -283,8 +156,8 @@ class Keeper:
         for name in self.names(self.root):
             if not any(other == name or other.startswith(f"{name}/") for other in self.pending):
                 remove(os.path.join(self.root, name))
-        for place in (os.environ.get("HOME"), os.environ.get("TMPDIR")):
-            for name in self.names(place) if place else ():
+        for place in (os.environ["HOME"], os.environ["TMPDIR"]):
+            for name in self.names(place):
                 remove(os.path.join(place, name))
         for place, before in self.before.items():
             if is_ours_to_write(place):
@@ -293,6 +166,7 @@ class Keeper:
 
 
 def write_some(descriptor, data):
+    """Write what fits now; the answer is the rest."""
     try:
         return data[os.write(descriptor, data[: 1 << 16]) :]
     except BlockingIOError:
@@ -302,13 +176,14 @@ def write_some(descriptor, data):
 
 
 def last_line(text):
+    """What a report shows of the last words."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:200] if lines else ""
 
 
 def orphans(keeper, spared):
     """Living processes below the keeper, but for ``spared``; none where there is no ``/proc``."""
-    children = {}
+    children: dict[int, list[tuple[int, str]]] = {}
     for name in Keeper.names("/proc"):
         if name.isdigit():
             try:
@@ -351,8 +226,6 @@ def is_ours_to_write(place):
 
 def remove(path):
     """Remove a file or folder, whatever modes a run gave it; a mount point stays."""
-    import shutil
-
     try:
         if os.path.islink(path) or not os.path.isdir(path):
             os.unlink(path)
@@ -369,15 +242,13 @@ def remove(path):
 
 def adopt_orphans():
     """Become the parent of whatever leaves its session, so that it can be found."""
-    try:
+    with contextlib.suppress(ImportError, OSError, AttributeError):
         import ctypes
 
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
-    except (ImportError, OSError, AttributeError):
-        pass
 
 
-def serve():
+def serve(nursery, make_channel):
     """Run the batch that standard input asks for; one JSON line for each run that was seen to its end."""
     mine, theirs = socket.socketpair()
     nursery_pid = os.fork()
@@ -396,7 +267,7 @@ def serve():
     os.set_inheritable(descriptor, False)
     os.dup2(2, 1)
     orders = json.loads(sys.stdin.buffer.read())
-    channel = Channel(descriptor, orders["nonce"])  # noqa: F821  of pytest_runner.py
+    channel = make_channel(descriptor, orders["nonce"])
     mine.sendall(json.dumps(orders["nursery"]).encode() + b"\n")
     adopt_orphans()
     keeper = Keeper(mine, nursery_pid, orders)

@@ -1,0 +1,136 @@
+"""Which tests call which functions: a compact form to keep, and the tests that a deletion can touch.
+
+Contexts map a test's node id to the functions (file, first line) of the tree that were called
+while it ran. Under ``""`` are those called for all tests: while modules were imported, tests
+collected, or a fixture of wider scope made or ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+Function = tuple[str, int]
+Contexts = Mapping[str, frozenset[Function]]
+
+EVERY_TEST = ""
+UNKNOWN: Function = ("", 0)
+"""Called by a test whose calls could not be watched to the end: it may have called anything."""
+MAX_SINGLE_TESTS = 5000
+FORM = 1
+
+
+def select_tests(contexts: Contexts, functions: Iterable[Function]) -> tuple[str, ...]:
+    """The tests that called one of the functions, in the order of the contexts; all, if all did.
+
+    A test is also chosen when its calls are not fully known. What is not seen: a call that an
+    earlier test made in its place because its result was kept (``lru_cache``, a lazy global),
+    and calls in child processes. So the choice saves time where a whole run confirms it.
+    """
+    wanted = {*functions, UNKNOWN}
+    is_for_all = not wanted.isdisjoint(contexts.get(EVERY_TEST, ()))
+    return tuple(
+        test
+        for test, called in contexts.items()
+        if test != EVERY_TEST and (is_for_all or not wanted.isdisjoint(called))
+    )
+
+
+def encode(contexts: Contexts, *, max_single_tests: int = MAX_SINGLE_TESTS) -> dict[str, Any]:
+    """The contexts as JSON: functions once, each distinct set of them once, the tests by set.
+
+    Above ``max_single_tests`` tests, those of one function (``path::Class::name[…]``) share the
+    union of their sets: what is then selected holds what would have been, and may hold more.
+    """
+    tests = {test: called for test, called in contexts.items() if test != EVERY_TEST}
+    if len(tests) > max_single_tests:
+        tests = _by_test_function(tests)
+    shared = contexts.get(EVERY_TEST, frozenset())
+    functions = sorted(shared.union(*tests.values()))
+    numbers = {function: number for number, function in enumerate(functions)}
+    sets: dict[frozenset[Function], int] = {}
+    for called in tests.values():
+        sets.setdefault(called, len(sets))
+    return {
+        "form": FORM,
+        "functions": [list(function) for function in functions],
+        "shared": sorted(numbers[function] for function in shared),
+        "sets": [sorted(numbers[function] for function in called) for called in sets],
+        "tests": [[test, sets[called]] for test, called in tests.items()],
+    }
+
+
+def decode(value: Mapping[str, Any]) -> dict[str, frozenset[Function]]:
+    """The contexts that ``encode`` wrote.
+
+    Raises:
+        ValueError: another form, or something that ``encode`` never writes.
+    """
+    try:
+        if value["form"] != FORM:
+            raise ValueError(f"form {value['form']!r}")
+        functions = _functions(value["functions"])
+        sets = [_chosen(functions, numbers) for numbers in value["sets"]]
+        contexts = {EVERY_TEST: _chosen(functions, value["shared"])}
+        for test, number in value["tests"]:
+            if not isinstance(test, str) or test in contexts:
+                raise ValueError(f"test {test!r}")
+            contexts[test] = sets[_index(number, len(sets))]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"the call contexts are damaged: {error}") from error
+    return contexts
+
+
+def read_contexts(value: Mapping[str, Any]) -> dict[str, frozenset[Function]]:
+    """The contexts as a test run says them.
+
+    Raises:
+        KeyError, TypeError, ValueError: they are malformed.
+    """
+    functions = _functions(value["functions"])
+    contexts = {EVERY_TEST: _chosen(functions, value["shared"])}
+    kept: dict[frozenset[Function], frozenset[Function]] = {}
+    for test, numbers in value["tests"]:
+        called = _chosen(functions, numbers)
+        contexts[str(test)] = kept.setdefault(called, called)
+    return contexts
+
+
+def _by_test_function(tests: Contexts) -> dict[str, frozenset[Function]]:
+    groups: dict[str, set[Function]] = {}
+    for test, called in tests.items():
+        groups.setdefault(_function_of(test), set()).update(called)
+    unions = {name: frozenset(called) for name, called in groups.items()}
+    return {test: unions[_function_of(test)] for test in tests}
+
+
+def _function_of(test: str) -> str:
+    path, _, name = test.partition("::")
+    return f"{path}::{name.partition('[')[0]}"
+
+
+def _functions(value: Iterable[Any]) -> list[Function]:
+    return [(_text(path), _whole(line)) for path, line in value]
+
+
+def _chosen(functions: list[Function], numbers: Iterable[Any]) -> frozenset[Function]:
+    return frozenset(functions[_index(number, len(functions))] for number in numbers)
+
+
+def _index(value: object, size: int) -> int:
+    number = _whole(value)
+    if not 0 <= number < size:
+        raise ValueError(f"there is no number {number}")
+    return number
+
+
+def _whole(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{value!r} is no whole number")
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value

@@ -1,0 +1,373 @@
+"""Which functions each test calls, in a real run and on disk; the small project's calls are known by hand."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from composer_replication.tasks.call_contexts import UNKNOWN, decode, encode, select_tests
+from composer_replication.tasks.environment import Environment
+from composer_replication.tasks.test_run import TestReport, run_tests
+
+PACKAGE = """\
+def decorate(function):
+    return function
+
+
+@decorate
+def first():
+    return second()
+
+
+def second():
+    return 2
+
+
+def third():
+    yield 3
+
+
+def for_module():
+    return 4
+
+
+def at_module_end():
+    return 5
+
+
+def never():
+    return 6
+
+
+def for_test():
+    return 7
+
+
+def in_thread():
+    return 8
+
+
+async def awaited():
+    return 9
+"""
+TESTS = """\
+import threading
+import pytest
+import package
+
+
+@pytest.fixture(scope='module')
+def wide():
+    yield package.for_module()
+    package.at_module_end()
+
+
+@pytest.fixture
+def narrow():
+    yield package.for_test()
+    next(package.third())
+
+
+def test_first(wide):
+    assert package.first() == 2
+
+
+def test_second():
+    assert package.second() == 2
+
+
+@pytest.mark.parametrize('x', [1, 2])
+def test_narrow(narrow, x):
+    assert x == 1
+
+
+def test_thread():
+    thread = threading.Thread(target=package.in_thread)
+    thread.start()
+    thread.join()
+
+
+def test_imports():
+    import late
+    assert late.X == 2
+
+
+def test_awaits():
+    import asyncio
+    assert asyncio.run(package.awaited()) == 9
+
+
+def test_nothing():
+    pass
+"""
+LATE = "from package import second\n\n\ndef helper():\n    return second()\n\n\nX = helper()\n"
+LINES = {
+    "decorate": 1, "first": 5, "second": 10, "third": 14, "for_module": 18, "at_module_end": 22, "never": 26,
+    "for_test": 30, "in_thread": 34, "awaited": 38,
+}  # fmt: skip
+EXPECTED = {
+    "": {"decorate", "for_module", "at_module_end", "second"},  # second: while late is imported
+    "test_first": {"first", "second"},
+    "test_second": {"second"},
+    "test_narrow[1]": {"for_test", "third"},
+    "test_narrow[2]": {"for_test", "third"},
+    "test_thread": {"in_thread"},
+    "test_imports": set(),
+    "test_awaits": {"awaited"},
+    "test_nothing": set(),
+}
+TREE = {"package.py": PACKAGE, "late.py": LATE, "test_it.py": TESTS}
+
+
+def names_of(contexts: Mapping[str, frozenset[tuple[str, int]]]) -> dict[str, set[str]]:
+    names = {line: name for name, line in LINES.items()}
+    return {
+        test.rpartition("::")[2]: {names[line] for path, line in called if path == "package.py"}
+        for test, called in contexts.items()
+    }
+
+
+def write(folder: Path, files: Mapping[str, str]) -> Path:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path: Path, environment: Environment):
+    def run_files(files: Mapping[str, str], **options: object) -> TestReport:
+        return run_tests(
+            write(tmp_path / "tree", files), environment, None, timeout_seconds=60.0, **options
+        )
+
+    return run_files
+
+
+def test_each_test_has_the_functions_that_it_calls(run) -> None:
+    report = run(TREE, with_contexts=True, with_places=True)
+    assert report.error == ""
+    assert names_of(report.contexts) == EXPECTED
+    assert set(report.contexts) == {"", *report.collected}
+    # The test functions themselves are functions of the tree, too.
+    for test, (path, line, _) in report.places.items():
+        assert (path, line) in report.contexts[test]
+    assert ("late.py", 4) in report.contexts[""]
+
+
+def test_the_outcomes_are_those_of_a_plain_run(run) -> None:
+    plain, recorded = run(TREE), run(TREE, with_contexts=True)
+    assert (recorded.outcomes, recorded.collected, recorded.error) == (plain.outcomes, plain.collected, "")
+    assert plain.contexts == {}
+    assert list(map(str, plain.outcomes.values())).count("failed") == 1
+
+
+def test_calls_and_contexts_agree(run) -> None:
+    both, calls = run(TREE, with_calls=True, with_contexts=True), run(TREE, with_calls=True)
+    during = {function for function in calls.called if function[1] != 1}
+    assert both.called == during  # all but the code of the module late itself, at line 1
+    assert ("package.py", LINES["decorate"]) not in both.called
+    assert ("package.py", LINES["for_module"]) in both.called
+
+
+def test_without_the_switch_for_wider_fixtures_the_first_test_would_pay(run) -> None:
+    """The same fixture with the scope of one test belongs to its test alone."""
+    narrow = TESTS.replace("scope='module'", "scope='function'")
+    found = names_of(run(TREE | {"test_it.py": narrow}, with_contexts=True).contexts)
+    assert found["test_first"] == {"first", "second", "for_module", "at_module_end"}
+    assert found[""] == {"decorate", "second"}
+
+
+def test_setup_and_teardown_of_classes_and_units(run) -> None:
+    tests = """\
+import unittest
+import package
+
+
+class TestUnit(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        package.for_module()
+
+    def setUp(self):
+        package.for_test()
+
+    def tearDown(self):
+        package.first()
+
+    def test_a(self):
+        pass
+
+    def test_b(self):
+        package.never()
+
+
+def teardown_module():
+    package.at_module_end()
+"""
+    found = names_of(run({"package.py": PACKAGE, "test_it.py": tests}, with_contexts=True).contexts)
+    assert found == {
+        "": {"decorate", "for_module", "at_module_end"},
+        "test_a": {"for_test", "first", "second"},
+        "test_b": {"for_test", "first", "second", "never"},
+    }
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="sys.monitoring cannot be taken away")
+def test_a_test_that_brings_its_own_profiler_may_have_called_anything(run) -> None:
+    tests = """\
+import sys
+import package
+
+
+def test_takes_it():
+    sys.setprofile(None)
+    package.never()
+
+
+def test_after():
+    package.first()
+"""
+    report = run({"package.py": PACKAGE, "test_it.py": tests}, with_contexts=True)
+    assert (report.error, len(report.passed)) == ("", 2)
+    assert UNKNOWN in report.contexts["test_it.py::test_takes_it"]
+    assert UNKNOWN not in report.contexts["test_it.py::test_after"]
+    assert select_tests(report.contexts, [("package.py", LINES["never"])]) == ("test_it.py::test_takes_it",)
+    assert select_tests(report.contexts, [("package.py", LINES["second"])]) == tuple(report.collected)
+
+
+@pytest.mark.parametrize("version", ["3.12", "3.13"])
+def test_newer_pythons_say_the_same(version: str, tmp_path: Path) -> None:
+    """The runner as it stands, under an interpreter with ``sys.monitoring`` and our own test runner."""
+    python = newer_python(version)
+    from composer_replication.tasks.test_run import _program, make_request
+
+    tree = write(tmp_path / "tree", TREE)
+    request = make_request(tree, None, "n", stop_at_first_failure=False)
+    done = subprocess.run(
+        [str(python), "-P", "-B", "-c", _program(with_contexts=True)], input=json.dumps(request).encode(),
+        env={"PYTHONPATH": str(Path(pytest.__file__).parents[1]), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True, cwd=tree, check=True, timeout=60,
+    )  # fmt: skip
+    last = json.loads(done.stdout.splitlines()[-1])["contexts"]
+    places = [tuple(place) for place in last["functions"]]
+    contexts = {test: frozenset(places[n] for n in numbers) for test, numbers in [["", last["shared"]], *last["tests"]]}
+    assert names_of(contexts) == EXPECTED
+
+
+def newer_python(version: str) -> Path:
+    for folder in sorted(Path(sys.base_prefix).parent.glob(f"{version}*")):
+        if (folder / "bin" / "python").exists():
+            return folder / "bin" / "python"
+    pytest.skip(f"no Python {version} beside the one that runs the tests")
+
+
+# --- choosing -----------------------------------------------------------------
+
+A, B, C, D = ("a.py", 1), ("a.py", 9), ("b.py", 1), ("c.py", 3)
+CONTEXTS = {
+    "": frozenset({D}),
+    "t.py::one": frozenset({A}),
+    "t.py::two": frozenset({A, B}),
+    "t.py::none": frozenset[tuple[str, int]](),
+    "t.py::lost": frozenset({UNKNOWN}),
+}
+
+
+@pytest.mark.parametrize(
+    ("functions", "chosen"),
+    [
+        ([A], ["one", "two", "lost"]),
+        ([B], ["two", "lost"]),
+        ([B, A], ["one", "two", "lost"]),
+        ([C], ["lost"]),
+        ([C, D], ["one", "two", "none", "lost"]),
+        ([], ["lost"]),
+    ],
+)
+def test_selection(functions: list[tuple[str, int]], chosen: list[str]) -> None:
+    assert select_tests(CONTEXTS, functions) == tuple(f"t.py::{name}" for name in chosen)
+
+
+def test_a_shared_context_that_is_not_known_chooses_all() -> None:
+    lost = CONTEXTS | {"": frozenset({UNKNOWN})}
+    assert len(select_tests(lost, [C])) == 4
+
+
+# --- on disk -----------------------------------------------------------------
+
+FUNCTIONS = st.tuples(st.sampled_from(["a.py", "b/c.py", ""]), st.integers(0, 5))
+ALL_CONTEXTS = st.dictionaries(
+    st.text(min_size=1, max_size=8), st.frozensets(FUNCTIONS, max_size=6), max_size=12
+).flatmap(lambda tests: st.frozensets(FUNCTIONS, max_size=4).map(lambda shared: {"": shared, **tests}))
+
+
+@given(ALL_CONTEXTS)
+def test_round_trip(contexts: dict[str, frozenset[tuple[str, int]]]) -> None:
+    assert decode(json.loads(json.dumps(encode(contexts)))) == contexts
+
+
+def test_the_form_lists_functions_and_equal_sets_once() -> None:
+    value = encode({"": frozenset({D}), "x": frozenset({A, B}), "y": frozenset({B, A}), "z": frozenset({A})})
+    assert value == {
+        "form": 1,
+        "functions": [["a.py", 1], ["a.py", 9], ["c.py", 3]],
+        "shared": [2],
+        "sets": [[0, 1], [0]],
+        "tests": [["x", 0], ["y", 0], ["z", 1]],
+    }
+
+
+def test_many_parametrised_tests_share_the_set_of_their_function() -> None:
+    contexts = {"": frozenset({D}), "t.py::C::f[a-b]": frozenset({A}), "t.py::C::f[[x]]": frozenset({B}), "t.py::C::g": frozenset({C})}  # fmt: skip
+    assert decode(encode(contexts, max_single_tests=3)) == contexts
+    grouped = decode(encode(contexts, max_single_tests=2))
+    union = frozenset({A, B})
+    assert grouped == contexts | {"t.py::C::f[a-b]": union, "t.py::C::f[[x]]": union}
+
+
+@given(ALL_CONTEXTS, st.lists(FUNCTIONS, max_size=3))
+def test_grouping_never_loses_a_test(
+    contexts: dict[str, frozenset[tuple[str, int]]], functions: list[tuple[str, int]]
+) -> None:
+    named = {f"t.py::f{len(test) % 3}[{test}]" if test else "": called for test, called in contexts.items()}
+    grouped = decode(encode(named, max_single_tests=0))
+    assert set(select_tests(named, functions)) <= set(select_tests(grouped, functions))
+
+
+GOOD = encode(CONTEXTS)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"form": 2},
+        {"functions": [["a.py", "1"]]},
+        {"functions": [["a.py"]]},
+        {"functions": None},
+        {"shared": [99]},
+        {"shared": [-1]},
+        {"shared": [True]},
+        {"sets": [["0"]]},
+        {"sets": []},
+        {"tests": [["x", 99]]},
+        {"tests": [["x", 0], ["x", 0]]},
+        {"tests": [["", 0]]},
+        {"tests": [[1, 0]]},
+        {"tests": ["xyz"]},
+    ],
+)
+def test_a_damaged_form_is_refused(change: dict[str, object]) -> None:
+    assert decode(GOOD) == CONTEXTS
+    with pytest.raises(ValueError, match="the call contexts are damaged"):
+        decode({**GOOD, **change})
+    missing = {name: value for name, value in GOOD.items() if name not in change}
+    with pytest.raises(ValueError, match="the call contexts are damaged"):
+        decode(missing)

@@ -11,7 +11,7 @@ OrderedDict          entries in order
 iterators            the first 300 items, without the type: a generator equals a list iterator
 exceptions           the type's name alone, never the message
 classes, modules     their names
-functions            in a result: ``OpaqueValue``; in arguments: their names
+functions            and callable objects in a result: ``OpaqueValue``; in arguments: their names
 other objects        type name and what ``__reduce_ex__(2)`` gives
 """
 
@@ -183,6 +183,8 @@ class _Encoder:
         return (code.co_code.hex(), repr(code.co_names), *constants)
 
     def _encode_object(self, value, kind):
+        if self.is_result and callable(value):
+            raise OpaqueValue(type_name(kind))  # a partial and a lambda may do the same
         try:
             reduce = copyreg.dispatch_table.get(kind)
             reduced = reduce(value) if reduce is not None else value.__reduce_ex__(2)

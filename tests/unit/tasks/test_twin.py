@@ -346,7 +346,7 @@ return ""
 FORGE_WITH_NONCE = """
 import gc
 for found in gc.get_objects():
-    if type(found).__name__ == "function" and found.__name__ == "send":
+    if type(found).__name__ == "function" and found.__qualname__ == "make_channel.<locals>.send":
         for index in range(300):
             found("vector", job=0, index=index, kind="ret", digest="0" * 32)
         found("done", job=0, line=1, error="")

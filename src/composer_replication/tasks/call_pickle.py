@@ -11,6 +11,7 @@ import os
 import pickle
 import sys
 import types
+from typing import Any
 
 MODULE = "composer_call_pickle"
 """The name under which pickles refer to cloudpickle's functions."""
@@ -26,9 +27,10 @@ class NotPortable(Exception):
 
 def load_cloudpickle(source):
     """Make cloudpickle from its text, with names for classes that do not change from run to run."""
-    module = sys.modules[MODULE] = types.ModuleType(MODULE)
+    module: Any = types.ModuleType(MODULE)
+    sys.modules[MODULE] = module
     exec(compile(source, MODULE, "exec"), module.__dict__)
-    numbers = collections.Counter()
+    numbers: collections.Counter[str] = collections.Counter()
 
     def tracker_id(class_def):
         with module._DYNAMIC_CLASS_TRACKER_LOCK:
@@ -58,8 +60,9 @@ def make_dumps(module, root, max_bytes):
     def reduce_code(code):
         return module._code_reduce(code.replace(co_filename="<recorded>"))
 
-    class Pickler(module.Pickler):
-        dispatch_table = collections.ChainMap({types.CodeType: reduce_code}, module.Pickler.dispatch_table)
+    class Pickler(module.Pickler):  # type: ignore[misc, name-defined]
+        # A class attribute: the pickler reads it while it is made.
+        dispatch_table = collections.ChainMap({types.CodeType: reduce_code}, module.Pickler.dispatch_table)  # noqa: RUF012
 
         def _function_getnewargs(self, func):
             made = super()._function_getnewargs(func)

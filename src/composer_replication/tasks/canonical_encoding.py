@@ -11,7 +11,7 @@ OrderedDict          entries in order
 iterators            the first 300 items, without the type: a generator equals a list iterator
 exceptions           the type's name alone, never the message
 classes, modules     their names
-functions            in a result: ``OpaqueValue``; in arguments: their names
+functions            and callable objects in a result: ``OpaqueValue``; in arguments: their names
 other objects        type name and what ``__reduce_ex__(2)`` gives
 """
 
@@ -36,7 +36,19 @@ _FUNCTIONS = (
     types.MethodDescriptorType,
     types.ClassMethodDescriptorType,
 )
-_VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
+_CONTAINERS = (
+    list,
+    tuple,
+    collections.deque,
+    set,
+    frozenset,
+    collections.OrderedDict,
+    dict,
+    collections.Counter,
+    types.MappingProxyType,
+    memoryview,
+)
+_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 
 
 class OpaqueValue(Exception):
@@ -106,18 +118,8 @@ class _Encoder:
             self.path.pop()
 
     def _encode_nested(self, value, kind):
-        if kind in (list, tuple, collections.deque):
-            return (type_name(kind), *(self.encode(item) for item in list(value)))
-        if kind in (set, frozenset):
-            return (type_name(kind), *self._sorted(value))
-        if kind is collections.OrderedDict:
-            return (type_name(kind), *(self._pair(*pair) for pair in list(value.items())))
-        if kind in (dict, collections.Counter, types.MappingProxyType):
-            return (type_name(kind), *sorted((self._pair(*pair) for pair in list(value.items())), key=repr))
-        if kind in _VIEWS:
-            return (type_name(kind), *self._sorted(value))
-        if kind is memoryview:
-            return ("memoryview", repr(value.tobytes()))
+        if kind in _CONTAINERS or kind in _VIEWS:
+            return self._encode_container(value, kind)
         if isinstance(value, types.ModuleType):
             return ("module", str(value.__name__))
         if issubclass(kind, type):
@@ -130,8 +132,18 @@ class _Encoder:
             return self._encode_iterator(value)
         return self._encode_object(value, kind)
 
-    def _sorted(self, values):
-        return sorted((self.encode(item) for item in list(values)), key=repr)
+    def _encode_container(self, value, kind):
+        if kind is memoryview:
+            parts = [repr(value.tobytes())]
+        elif kind in (list, tuple, collections.deque):
+            parts = [self.encode(item) for item in list(value)]
+        elif kind is collections.OrderedDict:
+            parts = [self._pair(*pair) for pair in list(value.items())]
+        elif kind in (dict, collections.Counter, types.MappingProxyType):
+            parts = sorted((self._pair(*pair) for pair in list(value.items())), key=repr)
+        else:
+            parts = sorted((self.encode(item) for item in list(value)), key=repr)
+        return (type_name(kind), *parts)
 
     def _pair(self, key, value):
         return (self.encode(key), self.encode(value))
@@ -171,6 +183,8 @@ class _Encoder:
         return (code.co_code.hex(), repr(code.co_names), *constants)
 
     def _encode_object(self, value, kind):
+        if self.is_result and callable(value):
+            raise OpaqueValue(type_name(kind))  # a partial and a lambda may do the same
         try:
             reduce = copyreg.dispatch_table.get(kind)
             reduced = reduce(value) if reduce is not None else value.__reduce_ex__(2)
@@ -182,8 +196,10 @@ class _Encoder:
             return ("unknown", type_name(kind))
         if isinstance(reduced, str):
             return ("global", type_name(kind), reduced)
-        parts = [*reduced, None, None, None, None][:5]
-        maker, arguments, state, items, pairs = parts
+        maker, arguments, state, items, pairs = [*reduced, None, None, None][:5]
+        entries = [self._pair(*pair) for pair in list(pairs or ())]
+        if not isinstance(value, collections.OrderedDict):
+            entries.sort(key=repr)
         return (
             type_name(kind),
             str(getattr(maker, "__qualname__", "")),
@@ -191,7 +207,5 @@ class _Encoder:
             tuple(self.encode(item) for item in arguments if item is not kind),
             self.encode(state),
             tuple(self.encode(item) for item in list(items or ())),
-            tuple(sorted((self._pair(*pair) for pair in list(pairs or ())), key=repr))
-            if not isinstance(value, collections.OrderedDict)
-            else tuple(self._pair(*pair) for pair in list(pairs or ())),
+            tuple(entries),
         )

@@ -14,15 +14,21 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import PurePosixPath
 
-from composer_replication.records import Limits
 from composer_replication.tasks.body_cuts import STUB_EXPRESSIONS, BodyCut
 from composer_replication.tasks.environment import Environment
+from composer_replication.tasks.twin_judge import (
+    PLAY_SECONDS,
+    RELATIVE_LIMITS,
+    judge_relatives,
+    judge_twin,
+    subject_of,
+)
 from composer_replication.tasks.twin_records import (
     Twin,
     TwinScore,
     Vector,
-    damaged,
     read_twin,
     score_digests,
     twin_bytes,
@@ -44,6 +50,7 @@ __all__ = [
     "Vector",
     "build_twins",
     "is_candidate",
+    "judge_relatives",
     "judge_twin",
     "read_twin",
     "score_digests",
@@ -63,8 +70,6 @@ NUM_GOLDEN_RUNS = 3
 _FILTER_SEEDS = ("1", "4242")
 _GATE_SEEDS = ("0", "7", "123")
 _RECORD_SECONDS = 600.0
-_PLAY_SECONDS = 1800.0
-_BUILD_LIMITS = Limits(memory_bytes=4 * 1024**3)
 _TEXT_WORK = re.compile(
     r"\bre\.\w|\.(sub|match|fullmatch|search|finditer|findall|split|rsplit|splitlines|replace|join|lower|upper|strip"
     r"|lstrip|rstrip|title|capitalize|startswith|endswith|translate|zfill|ljust|rjust|casefold|encode|decode)\("
@@ -72,9 +77,10 @@ _TEXT_WORK = re.compile(
 
 
 def is_candidate(cut: BodyCut, *, min_body_lines: int = MIN_BODY_LINES, public_only: bool = True) -> bool:
-    """Whether a function may get a twin: public (dunder methods are not), long enough, one definition."""
-    parts = cut.symbol.split(".")
-    is_public = not any(part.startswith("_") for part in parts)
+    """Whether a function may get a twin: public (dunder methods are not), long enough, defined once."""
+    parts = [*PurePosixPath(cut.path).with_suffix("").parts, *cut.symbol.split(".")]
+    is_public = not any(part.startswith("_") and part != "__init__" for part in parts[:-1])
+    is_public = is_public and not parts[-1].startswith("_")
     return (
         "#" not in cut.symbol
         and cut.num_body_lines >= max(min_body_lines, MIN_LINES_EVER)
@@ -164,8 +170,8 @@ class _Build:
             subjects,
             jobs,
             backend=self.backend,
-            limits=_BUILD_LIMITS,
-            timeout_seconds=_PLAY_SECONDS,
+            limits=RELATIVE_LIMITS,
+            timeout_seconds=PLAY_SECONDS,
             hash_seed=hash_seed,
         )
         if problem:  # then no job's answer counts
@@ -255,11 +261,6 @@ class _Build:
         return kept
 
 
-def subject_of(twin: Twin) -> Subject:
-    """A twin's function and inputs, as the player takes them; no digest is among them."""
-    return Subject(twin.path, twin.symbol, tuple(vector.blob for vector in twin.vectors))
-
-
 def _draft_of(cut: BodyCut, calls: Sequence[RecordedCall], report: JobReport) -> Twin:
     recorded: dict[str, tuple[Vector, set[str]]] = {}
     for index, call in enumerate(calls):
@@ -291,45 +292,3 @@ def _with_stable(twin: Twin, digests: Mapping[int, str]) -> Twin:
         tests=tuple(t for t, keep in zip(twin.tests, stable[:split], strict=True) if keep),
         mutated=tuple(v for v, keep in zip(twin.mutated, stable[split:], strict=True) if keep),
     )
-
-
-def judge_twin(
-    tree_files: Mapping[str, bytes],
-    environment: Environment,
-    twin: Twin,
-    *,
-    backend: str | None = None,
-    limits: Limits | None = None,
-    timeout_seconds: float,
-) -> TwinScore:
-    """Does a candidate do what the golden code did?
-
-    The candidate runs in a fresh sandbox of its own. It gets the inputs; its canonical
-    digests come out and are compared here. A call that is missing, hangs (1 s) or takes down
-    its process disagrees.
-
-    Args:
-        tree_files: the candidate's tree; tests are not needed in it.
-        environment: as when the twin was built.
-        twin: of the deleted function.
-        backend: sandbox backend; None for the best of this machine.
-        limits: of the sandbox.
-        timeout_seconds: above 0; past it the whole run is a failure of the candidate.
-
-    Raises:
-        InputError: the twin needs another cloudpickle than this installation has (CR0471).
-        SandboxFailure: the sandbox itself broke; never because of what the candidate did.
-    """
-    if twin.pickler != pickler_fingerprint():
-        raise damaged("the recorded behaviour needs another version of cloudpickle", twin.pin)
-    reports, problem = play(
-        tree_files,
-        environment,
-        [subject_of(twin)],
-        [Job(0)],
-        backend=backend,
-        limits=limits,
-        timeout_seconds=timeout_seconds,
-    )
-    report = reports[0]
-    return score_digests(twin, report.digests, problem or report.error)

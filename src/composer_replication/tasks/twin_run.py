@@ -100,6 +100,7 @@ def record_calls(
     cuts: Sequence[BodyCut],
     *,
     backend: str | None = None,
+    limits: Limits | None = None,
     timeout_seconds: float,
     max_calls: int = MAX_CALLS,
 ) -> tuple[dict[str, tuple[RecordedCall, ...]], str]:
@@ -118,7 +119,7 @@ def record_calls(
         write_files(tree, files)
         request = {
             "nonce": nonce,
-            "sources": _sources(("call_pickle",)),
+            "sources": helper_sources(("call_pickle",)),
             "cloudpickle": _cloudpickle(),
             "targets": [[cut.path, cut.first_line] for cut in cuts],
             "by_value": sorted(path for path in files if path.endswith(".py") and not is_subject_path(path)),
@@ -127,11 +128,14 @@ def record_calls(
             "max_calls": max_calls,
             "max_bytes": MAX_CALL_BYTES,
         }
-        done = _run("twin_recorder", tree, environment, request, backend, None, timeout_seconds, "0")
+        done = _run(
+            "twin_recorder", tree, environment, request,
+            backend=backend, limits=limits, timeout_seconds=timeout_seconds, hash_seed="0",
+        )  # fmt: skip
     records = _records(done.stdout, nonce)
     if not records or records[-1].get("event") != "end":
         return {}, f"the recording did not end{_last_words(done)}"
-    ids = next((record["ids"] for record in records if record["event"] == "tests"), [])
+    ids: list[str] = next((record["ids"] for record in records if record["event"] == "tests"), [])
     found: dict[str, tuple[RecordedCall, ...]] = {}
     for record in records:
         if record["event"] == "calls":
@@ -171,7 +175,7 @@ def play(
         roots = import_roots(tree)
         request = {
             "nonce": nonce,
-            "sources": _sources(_SHARED),
+            "sources": helper_sources(_SHARED),
             "cloudpickle": _cloudpickle(),
             "import_roots": roots,
             "twins": [_subject_to_json(subject, roots) for subject in subjects],
@@ -183,7 +187,10 @@ def play(
             "max_bytes": 4 * MAX_CALL_BYTES,
             "memory_bytes": PLAYER_BYTES,
         }
-        done = _run("twin_player", tree, environment, request, backend, limits, timeout_seconds, hash_seed)
+        done = _run(
+            "twin_player", tree, environment, request,
+            backend=backend, limits=limits, timeout_seconds=timeout_seconds, hash_seed=hash_seed,
+        )  # fmt: skip
     return _read_player(done, nonce, len(jobs), timeout_seconds)
 
 
@@ -191,7 +198,7 @@ def _subject_to_json(subject: Subject, roots: Sequence[str]) -> dict[str, Any]:
     return {
         "path": subject.path,
         "symbol": subject.symbol,
-        "modules": [module_name(subject.path, roots)],
+        "module": module_name(subject.path, roots),
         "blobs": [base64.b64encode(blob).decode() for blob in subject.blobs],
     }
 
@@ -207,6 +214,7 @@ def _run(
     tree: Path,
     environment: Environment,
     request: Mapping[str, Any],
+    *,
     backend: str | None,
     limits: Limits | None,
     timeout_seconds: float,
@@ -303,8 +311,9 @@ def _source(name: str) -> str:
     return resources("composer_replication.tasks").joinpath(f"{name}.py").read_text(encoding="utf-8")
 
 
-def _sources(names: Sequence[str]) -> list[tuple[str, str]]:
-    return [(name, _source(name)) for name in names]
+def helper_sources(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Name and text of modules that run inside a sandbox; ``cloudpickle`` is our own one's."""
+    return [(name, _cloudpickle() if name == "cloudpickle" else _source(name)) for name in names]
 
 
 @cache

@@ -1,0 +1,127 @@
+"""A table passes the visible tests that it was made from, and fails the twin."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from composer_replication.tasks.body_cuts import find_body_cuts
+from composer_replication.tasks.environment import Environment, open_environment
+from composer_replication.tasks.lock import resolve
+from composer_replication.tasks.lookup_solver import lookup_files, visible_calls
+from composer_replication.tasks.test_run import TestReport, run_tests
+from composer_replication.tasks.twin import Twin, build_twins, judge_twin
+from composer_replication.tasks.views import write_files
+
+PATH = "lib/trade.py"
+SOURCE = '''
+class Till:
+    def __init__(self, coins):
+        self.coins = coins
+
+    def give(self, amount, *, most=10):
+        """The coins for an amount, largest first, one at a time."""
+        for coin in sorted(self.coins, reverse=True):
+            while amount >= coin and most:
+                amount -= coin
+                most -= 1
+                yield coin
+
+
+def share(total, *people, rest="last"):
+    """Who gets how much."""
+    if not people:
+        raise ValueError("nobody")
+    each, left = divmod(total, len(people))
+    found = {name: each for name in people}
+    found[people[-1 if rest == "last" else 0]] += left
+    return found
+'''
+TESTS = """
+import pytest
+from trade import Till, share
+
+
+def test_give():
+    assert list(Till([1, 5, 10]).give(18)) == [10, 5, 1, 1, 1]
+    assert list(Till([2]).give(9, most=2)) == [2, 2]
+
+
+def test_give_nothing():
+    assert list(Till([5, 1]).give(0)) == []
+
+
+def test_share():
+    assert share(7, "ann", "bob") == {"ann": 3, "bob": 4}
+    assert share(7, "ann", "bob", rest="first") == {"ann": 4, "bob": 3}
+    with pytest.raises(ValueError, match="nobody"):
+        share(7)
+
+
+def test_share_hidden():
+    assert share(9, "eve", "joe") == {"eve": 4, "joe": 5}
+"""
+FILES = {PATH: SOURCE.encode(), "tests/test_trade.py": TESTS.encode()}
+CUTS = {cut.symbol: cut for cut in find_body_cuts(PATH, SOURCE)}
+VISIBLE = {
+    "share": ["tests/test_trade.py::test_share"],
+    "Till.give": ["tests/test_trade.py::test_give", "tests/test_trade.py::test_give_nothing"],
+}
+HIDDEN = ["tests/test_trade.py::test_share_hidden"]
+
+
+@pytest.fixture(scope="module")
+def runner() -> Environment:
+    return open_environment(resolve([], "the tests"))
+
+
+@pytest.fixture(scope="module")
+def twins(runner: Environment) -> dict[str, Twin]:
+    found = build_twins(FILES, runner, list(CUTS.values()))
+    return {twin.symbol: twin for twin in found.values()}
+
+
+@pytest.fixture
+def run(tmp_path: Path, runner: Environment):
+    def run_files(files: dict[str, bytes], node_ids: list[str]) -> TestReport:
+        write_files(tmp_path / "tree", files)
+        return run_tests(tmp_path / "tree", runner, node_ids, timeout_seconds=60)
+
+    return run_files
+
+
+def solved(symbol: str, runner: Environment, twin: Twin) -> dict[str, bytes]:
+    cut = CUTS[symbol]
+    broken = {**FILES, PATH: cut.break_text(SOURCE).encode()}
+    return lookup_files(broken, cut, visible_calls(FILES, runner, twin, VISIBLE[symbol]))
+
+
+@pytest.mark.parametrize("symbol", ["Till.give", "share"])
+def test_visible_tests_pass_and_the_twin_fails(run, runner: Environment, twins, symbol: str) -> None:
+    files = solved(symbol, runner, twins[symbol])
+    assert set(files) == {*FILES, "lib/composer_lookup_table.py"}
+    report = run(files, VISIBLE[symbol])
+    assert (report.error, sorted(report.passed)) == ("", sorted(VISIBLE[symbol]))
+    score = judge_twin(files, runner, twins[symbol], timeout_seconds=60)
+    assert not score.passed
+    assert score.mutated_agree <= 0.5 * score.num_mutated
+
+
+def test_the_table_holds_visible_calls_alone(run, runner: Environment, twins) -> None:
+    files = solved("share", runner, twins["share"])
+    assert run(files, HIDDEN).passed == frozenset()
+    twin = twins["share"]
+    assert len(twin.recorded) == 4
+    assert len(visible_calls(FILES, runner, twin, VISIBLE["share"])) == 3
+    assert len(visible_calls(FILES, runner, twin)) == 4
+    assert visible_calls(FILES, runner, twin, []) == ()
+
+
+def test_all_recorded_calls_agree_with_the_table_of_all(runner: Environment, twins) -> None:
+    cut = CUTS["share"]
+    broken = {**FILES, PATH: cut.break_text(SOURCE).encode()}
+    files = lookup_files(broken, cut, visible_calls(FILES, runner, twins["share"]))
+    score = judge_twin(files, runner, twins["share"], timeout_seconds=60)
+    assert (score.recorded_agree, score.num_recorded) == (4, 4)
+    assert score.num_mutated - score.mutated_agree == twins["share"].num_lookup_misses

@@ -1,0 +1,139 @@
+"""Small faults in a body, worked out by hand, and who notices them."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from composer_replication.tasks.body_cuts import BodyCut, find_body_cuts
+from composer_replication.tasks.environment import Environment, open_environment
+from composer_replication.tasks.lock import resolve
+from composer_replication.tasks.mutants import Mutant, mutants_of, passes_tests, passes_twin, strength
+from composer_replication.tasks.twin import build_twins
+
+SOURCE = '''
+def first(a, b="x"):
+    """Doc 1 < 2."""
+    if a < 1 and not b:
+        return -a
+    for c in b:
+        if c == "é":  # é moves columns in bytes
+            break
+        a += 2
+    print(f"{a + 1}")
+    return a
+
+
+def other():
+    return 1 + 1
+'''
+CUT = find_body_cuts("m.py", SOURCE)[0]
+
+
+def changed_lines(mutant: Mutant) -> set[tuple[str, str]]:
+    """The lines of the golden body that are not those of the mutant, beside what stands there."""
+    before, after = CUT.golden_body.split("\n"), mutant.body.split("\n")
+    assert len(before) == len(after)
+    return {(a.strip(), b.strip()) for a, b in zip(before, after, strict=True) if a != b}
+
+
+def test_all_mutants_of_a_body_by_hand() -> None:
+    found = [(mutant.operator, *changed_lines(mutant).pop()) for mutant in mutants_of(SOURCE, CUT)]
+    test = "if a < 1 and not b:"
+    loop = 'if c == "é":  # é moves columns in bytes'
+    assert sorted(found) == sorted(
+        [
+            ("and/or", test, "if (a < 1 or not b):"),
+            ("comparison", test, "if (a <= 1) and not b:"),
+            ("constant", test, "if a < 2 and not b:"),
+            ("not", test, "if a < 1 and (b):"),
+            ("negated test", test, "if (not (a < 1 and (not b))):"),
+            ("return None", "return -a", "return None"),
+            ("sign", "return -a", "return (a)"),
+            ("comparison", loop, "if (c != 'é'):  # é moves columns in bytes"),
+            ("string", loop, "if c == 'XXé':  # é moves columns in bytes"),
+            ("negated test", loop, "if (not (c == 'é')):  # é moves columns in bytes"),
+            ("continue for break", "break", "continue"),
+            ("statement deleted", "a += 2", "pass"),
+            ("arithmetic", "a += 2", "a -= 2"),
+            ("constant", "a += 2", "a += 3"),
+            ("statement deleted", 'print(f"{a + 1}")', "pass"),
+            ("return None", "return a", "return None"),
+        ]
+    )
+
+
+def test_the_cap_draws_and_keeps_the_order() -> None:
+    every = mutants_of(SOURCE, CUT)
+    some = mutants_of(SOURCE, CUT, max_mutants=5)
+    assert len(some) == 5
+    assert some == mutants_of(SOURCE, CUT, max_mutants=5)
+    assert list(some) == [mutant for mutant in every if mutant in some]
+    assert some != mutants_of(SOURCE, CUT, max_mutants=5, seed=1)
+
+
+def test_a_nested_docstring_stays() -> None:
+    text = 'def f():\n    def g():\n        """Doc."""\n        return 1\n    return g\n'
+    bodies = [mutant.body for mutant in mutants_of(text, find_body_cuts("m.py", text)[0])]
+    assert bodies
+    assert all('"""Doc."""' in body for body in bodies)
+
+
+def test_a_cut_of_another_text_is_refused() -> None:
+    with pytest.raises(ValueError, match="is not in the text"):
+        mutants_of("x = 1\n", CUT)
+
+
+@given(st.sampled_from(["<", "==", "in", "is not"]), st.integers(0, 9), st.text("ab é", max_size=3))
+def test_mutants_parse_and_differ(operator: str, number: int, word: str) -> None:
+    text = f"class A:\n    def f(self, x):\n        y = x {operator} [{number}, {word!r}]\n        return y or x\n"
+    (cut,) = find_body_cuts("m.py", text)
+    golden = ast.dump(ast.parse(text))
+    found = mutants_of(text, cut)
+    for mutant in found:
+        assert ast.dump(ast.parse(text[: cut.start] + mutant.body + text[cut.end :])) != golden
+    assert len({mutant.body for mutant in found}) == len(found)
+
+
+def test_strength_counts() -> None:
+    mutants = [Mutant("string", 1, body) for body in "abcd"]
+    found = strength(
+        mutants, lambda bodies: [body in "abd" for body in bodies], lambda bodies: [b in "ac" for b in bodies]
+    )
+    # visible kills c, hidden kills b and d; a survives both
+    assert (found.num_mutants, found.killed_by_visible, found.killed_by_hidden, found.killed_by_both) == (
+        4, 1, 2, 3,
+    )  # fmt: skip
+    assert [mutant.body for mutant in found.survivors] == ["a"]
+
+
+REAL = "def clip(x, low, high):\n    if x < low:\n        return low\n    if x > high:\n        return high\n    return x\n"
+TESTS = """
+from clip import clip
+
+def test_low():
+    assert clip(1, 2, 9) == 2
+
+def test_all():
+    assert [clip(x, 3, 5) for x in (1, 3, 4, 5, 8)] == [3, 3, 4, 5, 5]
+"""
+
+
+def test_a_weak_test_misses_what_the_twin_finds() -> None:
+    files = {"clip.py": REAL.encode(), "test_clip.py": TESTS.encode()}
+    cut: BodyCut = find_body_cuts("clip.py", REAL)[0]
+    runner: Environment = open_environment(resolve([], "the tests"))
+    twin = build_twins(files, runner, [cut])[cut.pin]
+    mutants = mutants_of(REAL, cut)
+    # comparison x2, negated test x2, return None x3; "<=" for "<" changes nothing that can be seen
+    assert len(mutants) == 7
+    weak = passes_tests(files, cut, ["test_clip.py::test_low"], runner, timeout_seconds=30)
+    hidden = passes_twin(files, cut, twin, runner)
+    assert (list(weak([cut.golden_body])), list(hidden([cut.golden_body]))) == ([True], [True])
+    found = strength(mutants, weak, hidden)
+    assert found.killed_by_visible == 2  # the first test negated, its return None
+    assert found.killed_by_both == 5
+    assert {mutant.operator for mutant in found.survivors} == {"comparison"}

@@ -1,0 +1,526 @@
+"""A twin tells an honest other implementation from wrong ones, and cannot be talked into anything."""
+
+from __future__ import annotations
+
+import dataclasses
+import textwrap
+from collections.abc import Mapping
+
+import pytest
+
+from composer_replication.errors import InputError
+from composer_replication.tasks.body_cuts import BodyCut, find_body_cuts
+from composer_replication.tasks.environment import Environment, open_environment
+from composer_replication.tasks.lock import resolve
+from composer_replication.tasks.twin import (
+    Twin,
+    TwinScore,
+    build_twins,
+    is_candidate,
+    judge_relatives,
+    judge_twin,
+    read_twin,
+    score_digests,
+    twin_bytes,
+)
+from composer_replication.tasks.twin_records import Vector
+from composer_replication.tasks.twin_run import record_calls
+
+PATH = "src/shop/goods.py"
+SOURCE = '''
+import functools, random
+
+
+def squeeze(text, mark=" "):
+    """Every run of the mark becomes one."""
+    found = []
+    for sign in text:
+        if sign != mark or not found or found[-1] != mark:
+            found.append(sign)
+    return "".join(found)
+
+
+def spread(items, times=2):
+    """Each item so many times, lazily."""
+    for item in items:
+        for _ in range(times):
+            yield item
+    return
+
+
+def top_up(stock, name, amount):
+    """Add to a stock in place and give the new number."""
+    before = stock.get(name, 0)
+    after = before + amount
+    stock[name] = after
+    return after
+
+
+def chosen(test, values):
+    """Sorted values for which the test holds."""
+    found = []
+    for value in values:
+        if test(value):
+            found.append(value)
+    return sorted(found)
+
+
+def noted(function):
+    @functools.wraps(function)
+    def inner(*args, **kwargs):
+        inner.count += 1
+        return function(*args, **kwargs)
+
+    inner.count = 0
+    return inner
+
+
+@noted
+def price(number, *, rate=0.25):
+    """With tax, rounded."""
+    if number < 0:
+        raise ValueError("negative")
+    total = number * (1 + rate)
+    return round(total, 2)
+
+
+class Box:
+    def __init__(self, size):
+        self.size = size
+        self.items = []
+
+    def push(self, item):
+        """Put in; tells whether there was room."""
+        if len(self.items) >= self.size:
+            return False
+        self.items.append(item)
+        return True
+
+
+def drawn(values):
+    """Not the same twice."""
+    values = list(values)
+    random.seed()
+    number = random.random()
+    return [number, *values]
+
+
+def silent(value):
+    """Does nothing that can be seen."""
+    other = value
+    del other
+    value = None
+    return value
+
+
+def unused(value):
+    a = value
+    b = a
+    c = b
+    return c
+
+
+def make_adder(number):
+    n = number
+    n += 0
+    n -= 0
+    return lambda x: x + n
+
+
+async def later(value):
+    a = value
+    b = a
+    c = b
+    return c
+'''
+TESTS = """
+import asyncio
+import pytest
+from shop.goods import *
+
+
+@pytest.mark.parametrize("text, expected", [("a  b", "a b"), ("", ""), ("   ", " "), (" x  y ", " x y "), ("abc", "abc")])
+def test_squeeze(text, expected):
+    assert squeeze(text) == expected
+
+
+def test_squeeze_marks():
+    assert squeeze("a--b", "-") == "a-b"
+
+
+def test_spread():
+    assert list(spread([1, 2])) == [1, 1, 2, 2]
+    assert list(spread("ab", times=3)) == list("aaabbb")
+    assert list(spread(iter([5, 6, 7]))) == [5, 5, 6, 6, 7, 7]
+
+
+def test_top_up():
+    stock = {"tea": 1}
+    assert top_up(stock, "tea", 4) == 5
+    assert top_up(stock, "rum", 2) == 2
+    assert stock == {"tea": 5, "rum": 2}
+
+
+def test_chosen():
+    limit = 2
+    assert chosen(lambda x: x > limit, [5, 1, 3]) == [3, 5]
+    assert chosen(lambda x: x % 2 == 0, [4, 2, 7, 8]) == [2, 4, 8]
+    assert chosen(str.isdigit, ["a", "1"]) == ["1"]
+
+
+def test_price():
+    assert price(100) == 125
+    assert price(80, rate=0.5) == 120
+    assert price(8.5) == 10.62
+    with pytest.raises(ValueError):
+        price(-1)
+
+
+def test_box():
+    box = Box(2)
+    assert [box.push(x) for x in (1, "b", 3)] == [True, True, False]
+
+
+def test_drawn():
+    assert len(drawn([1, 2])) == 3 and len(drawn([3])) == 2 and drawn([])
+
+
+def test_silent():
+    assert silent(1) is None and silent([2]) is None and silent("c") is None
+
+
+def test_make_adder():
+    assert make_adder(1)(2) == 3 and make_adder(5)(2) == 7
+
+
+def test_later():
+    assert asyncio.run(later(1)) == 1 and asyncio.run(later(2)) == 2
+"""
+FILES = {
+    PATH: SOURCE.encode(),
+    "src/shop/__init__.py": b"",
+    "tests/test_goods.py": TESTS.encode(),
+    "pyproject.toml": b"",
+}
+CUTS = {cut.symbol: cut for cut in find_body_cuts(PATH, SOURCE)}
+PIN = f"{PATH}::"
+
+
+@pytest.fixture(scope="module")
+def runner() -> Environment:
+    return open_environment(resolve([], "the tests"))
+
+
+@pytest.fixture(scope="module")
+def built(runner: Environment) -> tuple[Mapping[str, Twin], dict[str, str]]:
+    notes: dict[str, str] = {}
+    twins = build_twins(FILES, runner, list(CUTS.values()), note=notes.__setitem__)
+    short = {pin.removeprefix(PIN): twin for pin, twin in twins.items()}
+    return short, {pin.removeprefix(PIN): reason for pin, reason in notes.items()}
+
+
+@pytest.fixture(scope="module")
+def twins(built) -> Mapping[str, Twin]:
+    return built[0]
+
+
+def with_body(cut: BodyCut, body: str, before: str = "") -> dict[str, bytes]:
+    """The tree with another body for one function, and code before everything else."""
+    margin = cut.marker.strip("\n").partition("raise")[0]
+    text = SOURCE[: cut.start] + "\n" + textwrap.indent(textwrap.dedent(body).strip(), margin)
+    return {**FILES, PATH: (before + text + SOURCE[cut.end :]).encode()}
+
+
+@pytest.fixture
+def judge(runner: Environment, twins):
+    def run(symbol: str, body: str, before: str = "", seconds: float = 60.0) -> TwinScore:
+        tree = with_body(CUTS[symbol], body, before)
+        return judge_twin(tree, runner, twins[symbol], timeout_seconds=seconds)
+
+    return run
+
+
+def test_who_gets_a_twin(built) -> None:
+    twins, notes = built
+    assert set(twins) == {"squeeze", "spread", "top_up", "chosen", "price", "Box.push"}
+    assert notes == {
+        "Box.__init__": "not public, too short, or defined twice",
+        "drawn": "fewer than 2 recorded calls have a result that can be compared",
+        "later": "fewer than 2 recorded calls",
+        "make_adder": "fewer than 2 recorded calls have a result that can be compared",
+        "noted": "fewer than 2 recorded calls",
+        "silent": "a stub passes",
+        "unused": "fewer than 2 recorded calls",
+    }
+
+
+def test_what_a_twin_holds(twins) -> None:
+    twin = twins["squeeze"]
+    assert (twin.pin, twin.path, twin.symbol) == (f"{PIN}squeeze", PATH, "squeeze")
+    assert len(twin.recorded) == 6
+    assert 150 <= len(twin.mutated) <= 200  # it works on text
+    assert len({vector.blob for vector in twin.vectors}) == 6 + len(twin.mutated)
+    assert set().union(*twin.tests) == {
+        "tests/test_goods.py::test_squeeze_marks",
+        *(
+            f"tests/test_goods.py::test_squeeze[{text}-{out}]"
+            for text, out in [("a  b", "a b"), ("", ""), ("   ", " "), (" x  y ", " x y "), ("abc", "abc")]
+        ),
+    }
+    assert twin.tests[-1] == ("tests/test_goods.py::test_squeeze_marks",)
+    assert twin.lookup_failing_share == 1.0
+    assert all(10 <= len(other.mutated) <= 60 for name, other in twins.items() if name != "squeeze")
+
+
+HONEST = {
+    "squeeze": """
+        import re
+        return re.sub(re.escape(mark) + "+", lambda _: mark, text, flags=re.S) if len(mark) == 1 else text
+    """,
+    "spread": "return iter([item for item in items for _ in range(times)])",
+    "top_up": "stock.update({name: stock.get(name, 0) + amount}); return stock[name]",
+    "chosen": "return sorted(filter(test, values))",
+    "price": """
+        if number < 0:
+            raise ValueError
+        return round(number + number * rate, 2)
+    """,
+    "Box.push": """
+        fits = len(self.items) < self.size
+        if fits:
+            self.items += [item]
+        return fits
+    """,
+}
+
+
+@pytest.mark.parametrize("symbol", HONEST)
+def test_another_honest_implementation_passes(judge, symbol: str) -> None:
+    score = judge(symbol, HONEST[symbol])
+    assert (score.error, score.passed) == ("", True), score
+    assert score.recorded_agree == score.num_recorded
+
+
+@pytest.mark.parametrize(
+    ("symbol", "body"),
+    [
+        ("squeeze", "return ' '.join(text.split(' '))"),
+        ("squeeze", "return text.replace(mark * 2, mark)"),
+        ("spread", "return [item for item in items for _ in range(times)]"),  # no iterator
+        ("spread", "yield from (item for _ in range(times) for item in items)"),
+        ("top_up", "return stock.get(name, 0) + amount"),  # forgets the stock
+        ("top_up", "stock[name] = amount; return stock[name]"),
+        ("chosen", "return [value for value in values if test(value)]"),
+        (
+            "chosen",
+            "values.sort(); return [value for value in values if test(value)]",
+        ),  # changes its argument
+        ("chosen", "return tuple(sorted(filter(test, values)))"),
+        ("price", "return round(number * (1 + rate), 2)"),
+        ("price", "if number <= 0: raise ValueError\nreturn round(number * (1 + rate), 1)"),
+        ("Box.push", "self.items.append(item); return len(self.items) <= self.size"),
+        ("Box.push", "return len(self.items) < self.size"),
+        ("squeeze", "return None"),
+        ("squeeze", "raise NotImplementedError"),
+        ("squeeze", "return found"),
+    ],
+)
+def test_a_slightly_wrong_one_fails(judge, symbol: str, body: str) -> None:
+    score = judge(symbol, body)
+    assert not score.error
+    assert not score.passed, score
+
+
+ALWAYS = "class Always:\n    def __eq__(self, other): return True\n    def __ne__(self, other): return False\n    def __hash__(self): return 0\n\n"
+FORGE = """
+import json, os, sys
+for number in range(3, 30):
+    for index in range(300):
+        line = json.dumps({"nonce": "0" * 32, "event": "vector", "job": 0, "index": index, "kind": "ret", "digest": ""})
+        try:
+            os.write(number, (line + "\\n").encode())
+        except OSError:
+            break
+return ""
+"""
+FORGE_WITH_NONCE = """
+import gc
+for found in gc.get_objects():
+    if type(found).__name__ == "function" and found.__qualname__ == "make_channel.<locals>.send":
+        for index in range(300):
+            found("vector", job=0, index=index, kind="ret", digest="0" * 32)
+        found("done", job=0, line=1, error="")
+return ""
+"""
+PATCH = """
+import pickle, json, hashlib, sys
+same = lambda *a, **k: hashlib.sha256(b"")
+for name in ("canonical_encoding", "call_pickle"):
+    for key in list(vars(sys.modules[name])):
+        if not key.startswith("__"):
+            setattr(sys.modules[name], key, lambda *a, **k: "0")
+pickle.loads = pickle.dumps = json.dumps = json.loads = lambda *a, **k: "{}"
+hashlib.sha256 = same
+return ""
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "before", "error"),
+    [
+        ("return Always()", ALWAYS, ""),
+        (FORGE, "", ""),
+        (FORGE_WITH_NONCE, "", "a call has two outcomes"),
+        (PATCH, "", "it ended early"),
+        ("import os; os._exit(0)", "", "it ended early"),
+        ("import sys; sys.exit(0)", "", ""),
+        ("import os, signal; os.kill(os.getppid(), signal.SIGKILL)", "", "the run ended without"),
+        ("return ''", "import os; os._exit(0)\n", "it ended early"),
+        ("return ''", "raise SystemExit\n", "SystemExit"),
+        ("return (", "", "SyntaxError"),
+        ("import ctypes; ctypes.string_at(0)", "", "it ended early"),
+    ],
+)
+def test_what_a_cheat_may_try(judge, body: str, before: str, error: str) -> None:
+    score = judge("squeeze", body, before)
+    assert not score.passed
+    assert score.error.startswith(error) if error else score.error == "", score
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "while True: pass",
+        "while True:\n    try:\n        while True: pass\n    except BaseException: pass",
+    ],
+)
+def test_one_that_hangs_is_stopped(judge, body: str) -> None:
+    score = judge("top_up", body, seconds=40.0)
+    assert not score.passed
+    assert score.recorded_agree == 0
+
+
+def test_the_whole_run_has_an_end(judge) -> None:
+    score = judge(
+        "top_up", "import signal; signal.signal(14, lambda *a: None)\nwhile True: pass", seconds=4.0
+    )
+    assert score.error == "the calls ran longer than 4 s"
+
+
+def test_no_expected_digest_enters_the_sandbox(judge, twins) -> None:
+    """What the candidate's process holds in memory and on its standard input has none of them."""
+    body = """
+        import gc, json, os
+        texts = [found for found in gc.get_objects() if type(found) is dict]
+        seen = repr([list(found.values()) for found in texts])
+        digests = {digests!r}
+        if any(digest in seen for digest in digests): return "found"
+        found = []
+        for sign in text:
+            if sign != mark or not found or found[-1] != mark:
+                found.append(sign)
+        return "".join(found)
+    """
+    # The digests are told in two halves, so that the source itself is no hit.
+    wanted = [(vector.digest[:16], vector.digest[16:]) for vector in twins["squeeze"].vectors[:3]]
+    halves = f"[a + b for a, b in {wanted!r}]"
+    score = judge("squeeze", body.replace("{digests!r}", halves))
+    assert score.passed, score
+
+
+def test_equal_input_and_seed_give_equal_bytes(runner: Environment, twins) -> None:
+    cuts = [CUTS[name] for name in ("chosen", "Box.push", "top_up")]
+    again = build_twins(FILES, runner, cuts)
+    for cut in cuts:
+        assert twin_bytes(again[cut.pin]) == twin_bytes(twins[cut.symbol])
+    other = build_twins(FILES, runner, cuts[:1], seed=1)[cuts[0].pin]
+    assert other.recorded == twins["chosen"].recorded
+    assert other.mutated != twins["chosen"].mutated
+
+
+def test_a_twin_survives_a_file(twins) -> None:
+    for twin in twins.values():
+        data = twin_bytes(twin)
+        assert read_twin(data) == twin
+        assert b"tests/test_goods" not in data
+
+
+@pytest.mark.parametrize("change", ["cut", "empty", "noise"])
+def test_a_damaged_file_is_said_so(twins, change: str) -> None:
+    data = twin_bytes(twins["chosen"])
+    bad = {"cut": data[:-20], "empty": b"", "noise": data[:30] + b"xx" + data[32:]}[change]
+    with pytest.raises(InputError, match="CR0471"):
+        read_twin(bad, where="chosen")
+
+
+def test_another_pickler_is_refused(runner: Environment, twins) -> None:
+    twin = dataclasses.replace(twins["chosen"], pickler="other")
+    with pytest.raises(InputError, match="CR0471"):
+        judge_twin(FILES, runner, twin, timeout_seconds=30)
+
+
+def test_the_rule_of_passing() -> None:
+    """95% of 60 is 57; one recorded call that differs fails."""
+    vectors = tuple(Vector(b"", str(number)) for number in range(62))
+    twin = Twin("p", "p", "s", vectors[:2], vectors[2:], ((), ()), 0, "")
+    right = {number: str(number) for number in range(62)}
+    assert score_digests(twin, right) == TwinScore(2, 2, 60, 60)
+    assert score_digests(twin, {**right, 61: "", 60: "", 59: ""}).passed
+    assert not score_digests(twin, {**right, 61: "", 60: "", 59: "", 58: ""}).passed
+    assert not score_digests(twin, {**right, 0: ""}).passed
+    assert not score_digests(twin, right, "it ended early").passed
+    assert not score_digests(twin, {}).passed
+
+
+def test_relatives_are_judged_apart_from_each_other(runner: Environment, twins) -> None:
+    """One that patches the standard library does not change what the next one does."""
+
+    def overlay(body):
+        return {PATH: with_body(CUTS["chosen"], body)[PATH].decode()}
+
+    bodies = [
+        "import builtins; builtins.sorted = lambda x: []; return []",
+        "return sorted(filter(test, values))",
+        "import os; os._exit(0)",
+        "return sorted(filter(test, values))",
+    ]
+    scores = judge_relatives(FILES, runner, twins["chosen"], [overlay(body) for body in bodies])
+    assert [score.passed for score in scores] == [False, True, False, True]
+
+
+def test_recording_changes_no_test(runner: Environment) -> None:
+    """Calls are kept as they began, and functions stay what they are."""
+    tests = """
+import inspect
+from shop.goods import top_up, spread
+
+def test_signature():
+    assert str(inspect.signature(top_up)) == "(stock, name, amount)" and not hasattr(top_up, "__wrapped__")
+
+def test_generator_counts_once():
+    found = spread([1, 2, 3])
+    assert [next(found) for _ in range(4)] == [1, 1, 2, 2]
+
+def test_call():
+    assert top_up({}, "a", 1) == 1
+    assert top_up({}, "a", 1) == 1
+"""
+    files = {**FILES, "tests/test_goods.py": tests.encode()}
+    cuts = [CUTS["top_up"], CUTS["spread"]]
+    calls, problem = record_calls(files, runner, cuts, timeout_seconds=60)
+    assert problem == ""
+    assert [len(calls[cut.pin]) for cut in cuts] == [1, 1]
+    assert calls[CUTS["top_up"].pin][0].tests == ("tests/test_goods.py::test_call",)
+
+
+def test_who_may_be_a_candidate() -> None:
+    cut = CUTS["squeeze"]
+    assert is_candidate(cut)
+    assert not is_candidate(dataclasses.replace(cut, symbol="_squeeze"))
+    assert not is_candidate(dataclasses.replace(cut, symbol="_Box.push"))
+    assert not is_candidate(dataclasses.replace(cut, symbol="Box.__len__"))
+    assert not is_candidate(dataclasses.replace(cut, symbol="squeeze#2"))
+    assert not is_candidate(dataclasses.replace(cut, path="shop/_goods.py"))
+    assert is_candidate(dataclasses.replace(cut, path="shop/__init__.py"))
+    assert is_candidate(dataclasses.replace(cut, symbol="_squeeze"), public_only=False)
+    assert not is_candidate(cut, min_body_lines=6)

@@ -13,10 +13,8 @@ if TYPE_CHECKING:
     from composer_replication.records import Task
     from composer_replication.tasks.difficulty import Difficulty
     from composer_replication.tasks.store import TaskStore
-    from composer_replication.tasks.store_records import RepositoryRecord
 
 _HERE = "composer_replication.cli.show_command"
-_LICENCE_FILES = ("licen", "copying", "unlicense")
 
 Result = dict[str, object]
 
@@ -50,11 +48,14 @@ def run_show(args: argparse.Namespace) -> tuple[Result, int]:
     from composer_replication.tasks.broken_regions import broken_regions
     from composer_replication.tasks.difficulty import read_difficulty
     from composer_replication.tasks.instructions import write_instruction
+    from composer_replication.tasks.written_instructions import written_instruction
 
     task = store.get(args.task_id)
+    written = written_instruction(store, task.task_id)
     page: Result = {
         **_row(store, task),
         "instruction": write_instruction(store, task),
+        "written_instruction": None if written is None else {"model": written.model, "text": written.text},
         "broken_region": broken_regions(store, task),
         "strength": _strength(store, task),
         "difficulty": [row.to_json() for row in read_difficulty(store.root).get(task.task_id, ())],
@@ -129,7 +130,7 @@ def run_stats(args: argparse.Namespace) -> tuple[Result, int]:
     """Count tasks; ``hidden`` counts those with hidden tests, ``flaky`` names left-out tests.
 
     A repository of a store that an earlier version built has ``flaky`` null: nobody looked.
-    ``licences`` gives each repository's SPDX expression, null where it is unknown.
+    ``licences`` says under which licence each repository comes, ``spdx`` null where that is unknown.
 
     Raises:
         InputError: not a store, or damaged (CR0410, CR0411); measured pass rates cannot be
@@ -147,25 +148,10 @@ def run_stats(args: argparse.Namespace) -> tuple[Result, int]:
     return {
         "tasks": len(tasks),
         **_counts(tasks),
-        "licences": {record.repository: _licence(store, record) for record in repositories},
+        "licences": {record.repository: record.licence.to_json() for record in repositories},
         "flaky": flaky,
         "difficulty": _policies([row for task in tasks for row in measured.get(task.task_id, ())]),
     }, 0
-
-
-def _licence(store: TaskStore, record: RepositoryRecord) -> str | None:
-    """The licence that the record tells, or that the stored licence file is the text of."""
-    from composer_replication.tasks.licences import Licence, read_licence
-
-    licence = getattr(record, "licence", None)
-    if not isinstance(licence, Licence):
-        texts = {
-            path: store.blob(digest)
-            for path, digest in record.files.items()
-            if path.lower().startswith(_LICENCE_FILES)
-        }
-        licence = read_licence(texts)
-    return licence.spdx
 
 
 def _policies(rows: Sequence[Difficulty]) -> list[Result]:
@@ -194,8 +180,8 @@ def render_stats(result: dict[str, Any]) -> str:
     for title, counts in (("by_repo", "repository"), ("by_granularity", "size"), ("by_removal", "removed")):
         lines += [f"{count:>6}  {counts} {name}" for name, count in result[title].items()]
     lines += [
-        f"{name}: {'licence not known' if spdx is None else spdx}"
-        for name, spdx in result["licences"].items()
+        f"{name}: {licence['spdx'] or 'licence not known'}{', copyleft' if licence['is_copyleft'] else ''}"
+        for name, licence in result["licences"].items()
     ]
     lines += [
         f"{row['policy']}, temperature {row['temperature']:g}: {row['mean_pass_rate']:.3f} of {row['samples']} samples "

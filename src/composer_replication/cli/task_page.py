@@ -29,6 +29,11 @@ def render_task(row: dict[str, Any]) -> str:
         ),
         ("Instruction", [*_markdown(row["instruction"])]),
     ]
+    written = row["written_instruction"]
+    if written:
+        sections.append(
+            (_cut(f"Instruction, written by {_printable(written['model'])}"), [*_markdown(written["text"])])
+        )
     for title, texts in sections:
         lines += ["", title, *texts]
     return "\n".join(lines)

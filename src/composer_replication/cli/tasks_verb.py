@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from composer_replication.cli.instruction_flags import add_instruction_flags, have_written, named_endpoint
 from composer_replication.cli.leakscan_command import add_leakscan
 from composer_replication.cli.progress_bar import progress_bar
 from composer_replication.cli.show_command import add_views, flaky_lines
@@ -85,6 +86,7 @@ def _add_build(verbs: Any, common: argparse.ArgumentParser) -> None:
         action="store_true",
         help="do not record what the deleted functions do as further hidden tests",
     )
+    add_instruction_flags(build)
     build.add_argument("--jobs", metavar="N", type=int, default=2, help="sandboxes at a time (default: 2)")
     build.add_argument("--backend", metavar="NAME", help=_BACKEND_HELP)
     build.set_defaults(run=f"{_HERE}:run_build", render=f"{_HERE}:render_build")
@@ -146,7 +148,7 @@ def run_build(args: argparse.Namespace) -> tuple[Result, int]:
 
     Raises:
         UsageError: pins and several sources (CR0416), a folder that cannot be written
-            (CR0209), and as ``build_tasks``.
+            (CR0209), flags that name no server or model (CR0455), and as ``build_tasks``.
         InputError: a source, a pin or all repositories are not usable (CR0402 to CR0409, CR0419).
         NothingToDoError: no candidate is a task (CR0418).
     """
@@ -155,6 +157,7 @@ def run_build(args: argparse.Namespace) -> tuple[Result, int]:
     from composer_replication.sandbox import choose_backend
     from composer_replication.tasks.build import build_tasks
 
+    endpoint = named_endpoint(args)
     refuse_unwritable(args.out)
     choose_backend(args.backend)  # said now, not after the packages have been fetched
     with progress_bar(quiet=args.quiet) as report:
@@ -183,6 +186,9 @@ def run_build(args: argparse.Namespace) -> tuple[Result, int]:
         "flaky": {name: list(tests) for name, tests in summary.flaky.items()},
         "parquet": summary.has_parquet,
     }
+    if endpoint is not None and summary.tasks:
+        with progress_bar(quiet=args.quiet) as report:
+            result |= have_written(summary.folder, endpoint, report)
     write_json(summary.folder / "summary.json", result)
     summary.require_tasks()
     if not args.quiet:
@@ -222,6 +228,7 @@ def render_build(result: dict[str, Any]) -> str:
     """Counts, and why candidates were not taken."""
     lines = [f"{result['tasks']} tasks of {result['candidates']} candidates in {result['seconds']:.0f} s"]
     lines += [f"  rejected {count:>5}  {reason}" for reason, count in result["rejected"].items()]
+    lines += [f"  instructions {count:>5}  {what}" for what, count in result.get("instructions", {}).items()]
     lines += flaky_lines(result["flaky"])
     return "\n".join([*lines, f"fingerprint {result['fingerprint']}"])
 

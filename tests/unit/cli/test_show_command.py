@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import unicodedata
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from composer_replication.cli.show_command import render_show, render_stats, run
 from composer_replication.cli.task_page import WIDTH, render_task
 from composer_replication.errors import InputError
 from composer_replication.tasks.difficulty import Difficulty, MeasuredPolicy, record_difficulty
+from composer_replication.tasks.licences import Licence
 from composer_replication.tasks.store import TaskStore
 
 POLICY = MeasuredPolicy("small", "a" * 64, 0.8, "completion", 12, 64)
@@ -130,18 +131,20 @@ def test_counts(sized_store: TaskStore) -> None:
     assert stats["by_removal"] == {"body": 4, "whole": 5}
     assert stats["fail_to_pass"] == 3 + 3 + 2 + 3 + 3 + 2 + 2 + 2 + 3
     assert stats["hidden"] == 4
-    assert stats["licences"] == {"tinymath==1.0": None}
+    assert stats["licences"]["tinymath==1.0"]["spdx"] is None
     text = render_stats(stats)
     assert "     2  size class" in text
     assert "     5  removed whole" in text
     assert "tinymath==1.0: licence not known" in text
 
 
-def test_the_licence_of_the_stored_text(make_store: Any) -> None:
-    licence = (Path(__file__).parents[3] / "LICENSE").read_bytes()
-    store = make_store(files={"LICENSE": licence, "a.py": b"x = 1\n"})
-    stats, _ = run_stats(argparse.Namespace(folder=store.root))
-    assert stats["licences"] == {"tinymath==1.0": "Apache-2.0"}
+def test_licences(sized_store: TaskStore) -> None:
+    (record,) = sized_store.repositories()
+    licence = Licence("GPL-3.0-or-later", "COPYING", "file", is_copyleft=True)
+    sized_store.put_repository("tinymath-1.0", replace(record, licence=licence))
+    stats, _ = run_stats(argparse.Namespace(folder=sized_store.root))
+    assert stats["licences"] == {"tinymath==1.0": licence.to_json()}
+    assert "tinymath==1.0: GPL-3.0-or-later, copyleft" in render_stats(stats).splitlines()
 
 
 def test_the_list_of_all_sizes(sized_store: TaskStore) -> None:

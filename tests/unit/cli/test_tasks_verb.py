@@ -92,7 +92,9 @@ def test_show_and_stats(folder: Path) -> None:
     one, _, text = call("show", str(folder), row["task_id"])
     assert set(one) == set(shown)
     assert {key: one["tasks"][0][key] for key in row} == row
-    assert set(one["tasks"][0]) - set(row) == {"instruction", "broken_region", "strength", "difficulty"}
+    assert set(one["tasks"][0]) - set(row) == {
+        "instruction", "written_instruction", "broken_region", "strength", "difficulty",
+    }  # fmt: skip
     assert "return low" not in json.dumps(one)
 
 

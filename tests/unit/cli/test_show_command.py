@@ -16,6 +16,7 @@ from composer_replication.errors import InputError
 from composer_replication.tasks.difficulty import Difficulty, MeasuredPolicy, record_difficulty
 from composer_replication.tasks.licences import Licence
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.written_instructions import WrittenInstruction
 
 POLICY = MeasuredPolicy("small", "a" * 64, 0.8, "completion", 12, 64)
 GOLDEN = ("return min(x, high)", "self.x * other.x", "** 0.5", "text.upper()", "letters[::-1]", "self.x = x")
@@ -153,3 +154,15 @@ def test_the_list_of_all_sizes(sized_store: TaskStore) -> None:
     assert len(lines) == 18
     assert "    tinymath/text.py  9 lines deleted, 2 visible and 0 hidden tests" in lines
     assert "    tinymath/numbers.py:28  9 lines deleted, 2 visible and 1 hidden tests" in lines
+
+
+def test_a_written_instruction_is_shown_beside_the_plain_one(sized_store: TaskStore) -> None:
+    written = WrittenInstruction("t-class-body", "some-model", f"# Vector\n\n{'Words of `Vector`. ' * 20}\n")
+    sized_store.put_record("instructions/t-class-body.json", written.to_json())
+    row = page(sized_store, "t-class-body")
+    assert row["written_instruction"] == {"model": "some-model", "text": written.text}
+    lines = render_task(row).splitlines()
+    assert "Instruction" in lines
+    assert "Instruction, written by some-model" in lines
+    assert max(map(len, lines)) <= WIDTH
+    assert page(sized_store, "t-class-whole")["written_instruction"] is None

@@ -12,6 +12,7 @@ import pytest
 from composer_replication.records import Edit
 from composer_replication.tasks.body_cuts import find_body_cuts
 from composer_replication.tasks.edits import line_edits
+from composer_replication.tasks.licences import Licence
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import RepositoryRecord, SecretRecord, TaskRecord
 
@@ -90,7 +91,7 @@ def put_hand_task(store: TaskStore, files: Mapping[str, bytes], task: HandTask) 
         environment="e" * 64,
         num_body_lines=9,
     )
-    store.put_task(record, SecretRecord(task.task_id, task.hidden, ()))
+    store.put_task(record, SecretRecord(task.task_id, "", task.hidden, ()))
 
 
 @pytest.fixture
@@ -106,7 +107,18 @@ def make_store(tmp_path: Path) -> MakeStore:
         places = places_of(files)
         store.put_repository(
             SLUG,
-            RepositoryRecord(REPOSITORY, "s" * 64, "e" * 64, hashes, places, len(places), (), None, ()),
+            RepositoryRecord(
+                REPOSITORY,
+                "s" * 64,
+                "e" * 64,
+                hashes,
+                places,
+                len(places),
+                (),
+                None,
+                (),
+                Licence(None, "", "", None),
+            ),
         )
         for task in tasks:
             put_hand_task(store, files, task)

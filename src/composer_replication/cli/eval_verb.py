@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from composer_replication.rollouts.pass_rates import TaskResult
+    from composer_replication.rollouts.policy_sampler import PolicySampler
+    from composer_replication.tasks.difficulty import Difficulty, MeasuredPolicy
 
 
 def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
@@ -29,6 +31,11 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt-style", choices=["completion", "chat"], default="completion")
     parser.add_argument("--max-new-tokens", type=int, metavar="N", help="default 64; a run brings its own")
     parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument(
+        "--update-difficulty",
+        action="store_true",
+        help="keep each task's pass rate in the store; the same seed replaces, another adds its samples",
+    )
     parser.set_defaults(run="composer_replication.cli.eval_verb:run")
 
 
@@ -36,30 +43,34 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     """Evaluate.
 
     Raises:
-        UsageError: a number out of range (CR0206).
-        NothingToDoError: the store is empty (CR0604).
+        UsageError: a number out of range (CR0206), or ``--update-difficulty`` for a store that
+            cannot be written to (CR0209).
+        NothingToDoError: the store is empty (CR0604), or none of its tasks is the body of one
+            function (CR0457).
         MissingError: torch and its like are not installed (CR0101).
-        InputError: the run has no whole checkpoint (CR0706), or as ``load_model``.
+        InputError: the run has no whole checkpoint (CR0706), or as ``load_model``; what an earlier
+            evaluation measured cannot be read (CR0456).
     """
     from composer_replication.cli import run_parts
     from composer_replication.cli.needed_packages import needs_extra
+    from composer_replication.cli.output_folder import refuse_unwritable
     from composer_replication.cli.progress_bar import progress_bar
-    from composer_replication.errors import NothingToDoError, UsageError
+    from composer_replication.cli.task_division import one_hole_tasks, other_sizes_note
+    from composer_replication.errors import UsageError
     from composer_replication.rollouts.pass_rates import summarise
+    from composer_replication.tasks.difficulty import read_difficulty, record_difficulty
     from composer_replication.tasks.store import TaskStore
 
     problem = _problem(args)
     if problem:
         raise UsageError("CR0206", problem, fix="composer-rl eval MODEL --tasks DIR --samples 4")
     store = TaskStore.open(args.tasks)
-    tasks = store.tasks()
-    if not tasks:
-        raise NothingToDoError(
-            "CR0604",
-            "the task store holds no task.",
-            where=str(args.tasks),
-            fix="composer-rl tasks build SOURCE --out DIR",
-        )
+    tasks, num_others = one_hole_tasks(store)
+    if num_others and not args.quiet:
+        run_parts.note(other_sizes_note(num_others))
+    if args.update_difficulty:  # what would be in the way is said now, not after the evaluation
+        read_difficulty(store.root)
+        refuse_unwritable(store.root)
     with ExitStack() as stack:
         with needs_extra("train", "evaluating a model"):
             from composer_replication.trainer.library_notices import calm_libraries
@@ -73,6 +84,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         report = stack.enter_context(progress_bar(quiet=args.quiet))
         with sampler.reporting(report, "eval"):
             results, dropped = sampler.sample(tasks, num_samples=args.samples, seed=args.seed)
+        measured_policy = _measured_policy(args, sampler, model) if args.update_difficulty else None
     rates = summarise(results, infrastructure_failures=dropped)
     result: dict[str, object] = {
         "tasks": rates.num_tasks,
@@ -94,7 +106,37 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
             for r in results
         ],
     }
+    if measured_policy is not None:
+        path = record_difficulty(store.root, args.seed, difficulty_of(measured_policy, results))
+        result["difficulty"] = None if path is None else str(path)
     return result, 0
+
+
+def difficulty_of(policy: MeasuredPolicy, results: Sequence[TaskResult]) -> list[Difficulty]:
+    """What each task's samples say of it; a task whose samples were all dropped says nothing."""
+    from composer_replication.tasks.difficulty import Difficulty
+
+    return [
+        Difficulty(r.task_id, policy, len(r.visible), sum(r.visible), sum(r.hidden) if r.hidden else None)
+        for r in results
+        if r.visible
+    ]
+
+
+def _measured_policy(args: argparse.Namespace, sampler: PolicySampler, model: Any) -> MeasuredPolicy:
+    """The model by its weights, under a name without this machine's folders."""
+    from composer_replication.tasks.difficulty import MeasuredPolicy
+    from composer_replication.trainer.parameter_hash import parameter_sha256
+
+    path = Path(args.model)
+    return MeasuredPolicy(
+        name=path.resolve().name if path.is_dir() else args.model,
+        parameter_sha256=parameter_sha256(model),
+        temperature=float(sampler.temperature),
+        prompt_style=sampler.prompt_style,
+        context_lines=sampler.context_lines,
+        max_new_tokens=sampler.max_new_tokens,
+    )
 
 
 def _gap_bound(results: Sequence[TaskResult]) -> float | None:
@@ -132,7 +174,8 @@ def render(result: dict[str, Any]) -> str:
         if bound is None
         else [f"gap      {result['gap']:.3f}  99% upper bound {bound:.3f}, over tasks drawn alike"]
     )
-    return "\n".join([*rows, "", *(_line(side, result) for side in ("visible", "hidden")), *gap])
+    kept = [f"kept in  {result['difficulty']}"] if result.get("difficulty") else []
+    return "\n".join([*rows, "", *(_line(side, result) for side in ("visible", "hidden")), *gap, *kept])
 
 
 def _line(side: str, result: dict[str, Any]) -> str:

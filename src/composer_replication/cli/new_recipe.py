@@ -22,7 +22,7 @@ from composer_replication.cli.recipe_settings import (
     whole_table,
 )
 from composer_replication.cli.stored_split import FILE_NAME
-from composer_replication.cli.task_division import RunTasks, divide_tasks
+from composer_replication.cli.task_division import RunTasks, divide_tasks, other_sizes_note
 from composer_replication.config import RunConfig, parse_config
 from composer_replication.errors import UsageError
 from composer_replication.records import Task
@@ -93,6 +93,8 @@ def new_recipe(
     opened = TaskStore.open(store)
     tasks = divide_tasks(config, opened, out.resolve().parent)
     progress = (lambda _: None) if quiet else run_parts.note
+    if tasks.num_other_sizes:
+        progress(other_sizes_note(tasks.num_other_sizes))
     with ExitStack() as stack:
         progress("loading torch, transformers and trl")
         with needs_extra("train", "trying the model"):

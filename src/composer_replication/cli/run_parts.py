@@ -229,6 +229,7 @@ def write_environment(folder: RunFolder, config: RunConfig, store: TaskStore, ta
             "heldout_tasks": [task.task_id for task in tasks.heldout],
             "heldout_without_hidden_tests": tasks.num_blind,
             "left_out_prompt_shows_golden": tasks.num_leaking,
+            "left_out_other_sizes": tasks.num_other_sizes,
         },
     )
 

@@ -22,7 +22,8 @@ _NEEDED_KINDS = {"id", "content", "near-duplicate", "origin"}
 class RunTasks:
     """The tasks of a run by use; ``num_blind`` were of held-out repositories but have no hidden tests.
 
-    ``num_leaking`` were left out because the lines around the function show its deleted body.
+    ``num_leaking`` were left out because the lines around the function show its deleted body,
+    ``num_other_sizes`` because one answer cannot fill them.
     """
 
     train: tuple[Task, ...]
@@ -30,6 +31,44 @@ class RunTasks:
     num_blind: int
     split: HeldoutSplit | None
     num_leaking: int = 0
+    num_other_sizes: int = 0
+
+
+def one_hole_tasks(store: TaskStore) -> tuple[list[Task], int]:
+    """The tasks that one answer can solve, and how many others the store holds.
+
+    Single-turn rollouts splice one text into one file, so a class, a module, a feature or a
+    removed definition is nothing for them.
+
+    Raises:
+        NothingToDoError: no task at all (CR0604), or only others (CR0457).
+        InputError: the store is damaged (CR0411).
+    """
+    tasks = store.tasks()
+    if not tasks:
+        raise NothingToDoError(
+            "CR0604",
+            "the task store holds no task.",
+            where=str(store.root),
+            fix="composer-rl tasks build SOURCE --out DIR",
+        )
+    found = [task for task in tasks if task.is_one_hole]
+    if not found:
+        raise NothingToDoError(
+            "CR0457",
+            f"none of the {len(tasks)} tasks is the body of one function, which a single answer needs.",
+            where=str(store.root),
+            fix="composer-rl tasks build SOURCE --out NEW_DIR --granularity function --removal body",
+        )
+    return found, len(tasks) - len(found)
+
+
+def other_sizes_note(num_others: int) -> str:
+    """One line about the tasks that were left out; empty when there are none."""
+    if not num_others:
+        return ""
+    noun = "task is" if num_others == 1 else "tasks are"
+    return f"tasks: {num_others} other {noun} left out: one answer fills the body of one function only"
 
 
 def divide_tasks(config: RunConfig, store: TaskStore, recipe_folder: Path) -> RunTasks:
@@ -37,27 +76,27 @@ def divide_tasks(config: RunConfig, store: TaskStore, recipe_folder: Path) -> Ru
 
     Raises:
         SplitOverlapError: the two sides overlap.
-        NothingToDoError: one side would be empty (CR0604).
+        NothingToDoError: one side would be empty (CR0604), or no task is the body of one
+            function (CR0457).
         UsageError: a held-out repository has no task (CR0452), or the tasks have nothing
             that could be compared (CR0505).
         InputError: the stored split is not usable (CR0504 to CR0506).
     """
+    one_hole, num_others = one_hole_tasks(store)
     tasks = [
-        task
-        for task in store.tasks()
-        if not shows_golden(prompt_of(config, store, task), store.golden_body(task))
+        task for task in one_hole if not shows_golden(prompt_of(config, store, task), store.golden_body(task))
     ]
-    num_leaking = len(store.tasks()) - len(tasks)
+    num_leaking = len(one_hole) - len(tasks)
     section = config.heldout
     if section is None:
         if not tasks:
             raise NothingToDoError(
                 "CR0604",
-                "the task store holds no task.",
+                "the prompt of every task shows the deleted code.",
                 where=str(store.root),
-                fix="composer-rl tasks build SOURCE --out DIR",
+                fix="set rollouts.context_lines to a smaller number, or build other tasks.",
             )
-        return RunTasks(tuple(tasks), (), 0, None, num_leaking)
+        return RunTasks(tuple(tasks), (), 0, None, num_leaking, num_others)
     split = _stored_or_drawn(config, store, recipe_folder, tasks)
     held_ids = set(split.heldout_ids) if split else _ids_of(section.repositories, store, tasks)
     train = [task for task in tasks if task.task_id not in held_ids]
@@ -75,7 +114,7 @@ def divide_tasks(config: RunConfig, store: TaskStore, recipe_folder: Path) -> Ru
         split = HeldoutSplit(split_items(store, train), split_items(store, heldout))
     _require_comparison(split, store)
     split = split.restricted_to({task.task_id for task in (*train, *heldout)})
-    return RunTasks(tuple(train), tuple(heldout), len(held) - len(heldout), split, num_leaking)
+    return RunTasks(tuple(train), tuple(heldout), len(held) - len(heldout), split, num_leaking, num_others)
 
 
 def prompt_of(config: RunConfig, store: TaskStore, task: Task) -> str:

@@ -1,34 +1,122 @@
-"""One task for a person in a terminal: what it is, what it asks for, the broken place, its tests."""
+"""One task for a person in a terminal of 80 columns: what it is, what it asks for, where, its tests."""
 
 from __future__ import annotations
 
+import textwrap
+import unicodedata
+from collections.abc import Iterator
 from typing import Any
+
+WIDTH = 80
+_INDENT = "  "
 
 
 def render_task(row: dict[str, Any]) -> str:
     """The page of one task, from its row of ``tasks show DIR ID``.
 
     The row holds neither golden code nor the name of a hidden test, so the page does not.
-    Control characters of a foreign source never reach the terminal.
+    Prose is wrapped, code is cut at the margin (``--json`` has it in full), and control
+    characters of a foreign source never reach the terminal.
     """
-    facts = {
-        "repository": row["repository"],
-        "symbol": row["symbol"],
-        "place": f"{row['path']}:{row['line']}",
-        "deleted": f"{row['removal']} of a {row['granularity']}, {_count(row['num_body_lines'], 'line')}",
-        "tests": f"{len(row['visible_tests'])} visible and {row['num_hidden_tests']} hidden fail without it, "
-        f"{row['num_pass_to_pass']} pass with and without it",
-        "environment": row["environment"][:12],
-    }
+    lines = [*_wrapped(_printable(row["task_id"]), "")]
+    for name, value in _facts(row):
+        lines += _wrapped(f"{name:<12} {_printable(value)}", _INDENT, hang=" " * 13)
     sections = [
-        ("Broken place", row["broken_region"].splitlines()),
-        ("Visible tests", row["visible_tests"]),
-        ("Instruction", row["instruction"].splitlines()),
+        ("Broken places" if row["num_holes"] > 1 else "Broken place", _code(row["broken_region"])),
+        (
+            "Visible tests",
+            [line for test in row["visible_tests"] for line in _wrapped(_printable(test), _INDENT)],
+        ),
+        ("Instruction", [*_markdown(row["instruction"])]),
     ]
-    lines = [row["task_id"], *(f"  {name:<12} {value}" for name, value in facts.items())]
+    written = row["written_instruction"]
+    if written:
+        sections.append(
+            (_cut(f"Instruction, written by {_printable(written['model'])}"), [*_markdown(written["text"])])
+        )
     for title, texts in sections:
-        lines += ["", title, *(f"  {text}".rstrip() for text in texts)]
-    return _printable("\n".join(lines))
+        lines += ["", title, *texts]
+    return "\n".join(lines)
+
+
+def _facts(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "repository", row["repository"]
+    yield "symbol", row["symbol"]
+    yield "place", row["path"] if row["line"] is None else f"{row['path']}:{row['line']}"
+    others = [path for path in row["files"] if path != row["path"]]
+    if others:
+        yield "other files", ", ".join(others)
+    what = f"body of a {row['granularity']}" if row["removal"] == "body" else f"a whole {row['granularity']}"
+    yield "deleted", f"{what}, {_count(row['num_body_lines'], 'line')}"
+    visible, hidden = len(row["visible_tests"]), row["num_hidden_tests"]
+    fail = f"{visible} visible and {hidden} hidden fail without it"
+    yield "tests", f"{fail}, {row['num_pass_to_pass']} pass with and without it"
+    strength = row["strength"]
+    if strength:
+        noticed = f"the visible tests notice {strength['killed_visible']}"
+        both = f"with the hidden ones {strength['killed_all']}"
+        yield "strength", f"of {strength['mutants']} wrong variants of the code {noticed}, {both}"
+    for number, measured in enumerate(row["difficulty"]):
+        yield "" if number else "difficulty", _difficulty(measured)
+    yield "environment", row["environment"][:12]
+
+
+def _difficulty(measured: dict[str, Any]) -> str:
+    policy, (low, high) = measured["policy"], measured["ci95"]
+    hidden = measured["num_hidden_passed"]
+    return (
+        f"{policy['name']} at temperature {policy['temperature']:g}: {measured['num_passed']} of "
+        f"{measured['num_samples']} pass, {measured['pass_rate']:.3f} [{low:.3f}, {high:.3f}]"
+        + ("" if hidden is None else f"; hidden {hidden} of {measured['num_samples']}")
+    )
+
+
+def _markdown(text: str) -> Iterator[str]:
+    """Prose wrapped, what stands between fences cut."""
+    fence = ""
+    for line in text.splitlines():
+        mark = line[: len(line) - len(line.lstrip("`"))]
+        if fence:
+            fence = "" if line == fence else fence
+        elif len(mark) >= 3:
+            fence = mark
+        else:
+            yield from _wrapped(_printable(line), _INDENT, hang="  " if line.startswith("- ") else "")
+            continue
+        yield from _code(line)
+
+
+def _code(text: str) -> list[str]:
+    return [_cut(f"{_INDENT}{_printable(line)}".rstrip()) for line in text.splitlines()]
+
+
+def _cut(line: str) -> str:
+    """The line as far as the terminal goes; a sign that takes two columns counts as two."""
+    if _columns(line) <= WIDTH:
+        return line
+    while _columns(line) > WIDTH - 1:
+        line = line[:-1] if len(line) <= WIDTH else line[:WIDTH]
+    return f"{line}…"
+
+
+def _wrapped(text: str, indent: str, hang: str = "") -> list[str]:
+    """Lines of at most ``WIDTH`` columns; words that are longer are broken."""
+    if not text.strip():
+        return [""]
+    is_wide = _columns(text) > len(text)
+    return textwrap.wrap(
+        text,
+        WIDTH // 2 if is_wide else WIDTH,  # each sign may take two columns
+        initial_indent=indent,
+        subsequent_indent=indent + hang,
+        break_on_hyphens=False,
+        replace_whitespace=False,
+        drop_whitespace=True,
+    )
+
+
+def _columns(text: str) -> int:
+    return sum(1 + (unicodedata.east_asian_width(sign) in "WF") for sign in text)
 
 
 def _count(number: int, noun: str) -> str:
@@ -36,6 +124,4 @@ def _count(number: int, noun: str) -> str:
 
 
 def _printable(text: str) -> str:
-    return "".join(
-        sign if sign.isprintable() or sign in "\n\t" else "\N{REPLACEMENT CHARACTER}" for sign in text
-    )
+    return "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in text.expandtabs(4))

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from composer_replication.cli.instruction_flags import add_instruction_flags, have_written, named_endpoint
 from composer_replication.cli.leakscan_command import add_leakscan
 from composer_replication.cli.progress_bar import progress_bar
+from composer_replication.cli.show_command import add_views, flaky_lines
 
 if TYPE_CHECKING:
-    from composer_replication.records import Task
     from composer_replication.tasks.store import TaskStore
 
 _HERE = "composer_replication.cli.tasks_verb"
@@ -34,7 +34,8 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     _add_build(verbs, common)
     _add_validate(verbs, common)
     add_leakscan(verbs, common)
-    _add_views(verbs, common)
+    add_views(verbs, common)
+    _add_export(verbs, common)
     _add_split(verbs, common)
 
 
@@ -85,6 +86,7 @@ def _add_build(verbs: Any, common: argparse.ArgumentParser) -> None:
         action="store_true",
         help="do not record what the deleted functions do as further hidden tests",
     )
+    add_instruction_flags(build)
     build.add_argument("--jobs", metavar="N", type=int, default=2, help="sandboxes at a time (default: 2)")
     build.add_argument("--backend", metavar="NAME", help=_BACKEND_HELP)
     build.set_defaults(run=f"{_HERE}:run_build", render=f"{_HERE}:render_build")
@@ -104,16 +106,7 @@ def _add_validate(verbs: Any, common: argparse.ArgumentParser) -> None:
     validate.set_defaults(run=f"{_HERE}:run_validate", render=f"{_HERE}:render_validate")
 
 
-def _add_views(verbs: Any, common: argparse.ArgumentParser) -> None:
-    show = verbs.add_parser("show", parents=[common], help="list the tasks, or look at one")
-    show.add_argument("folder", metavar="DIR", type=Path, help="a task store")
-    show.add_argument(
-        "task_id", metavar="ID", nargs="?", help="one task: what it asks for, its broken place, its tests"
-    )
-    show.set_defaults(run=f"{_HERE}:run_show", render=f"{_HERE}:render_show")
-    stats = verbs.add_parser("stats", parents=[common], help="count the tasks")
-    stats.add_argument("folder", metavar="DIR", type=Path, help="a task store")
-    stats.set_defaults(run=f"{_HERE}:run_stats", render=f"{_HERE}:render_stats")
+def _add_export(verbs: Any, common: argparse.ArgumentParser) -> None:
     export = verbs.add_parser(
         "export",
         parents=[common],
@@ -155,7 +148,7 @@ def run_build(args: argparse.Namespace) -> tuple[Result, int]:
 
     Raises:
         UsageError: pins and several sources (CR0416), a folder that cannot be written
-            (CR0209), and as ``build_tasks``.
+            (CR0209), flags that name no server or model (CR0455), and as ``build_tasks``.
         InputError: a source, a pin or all repositories are not usable (CR0402 to CR0409, CR0419).
         NothingToDoError: no candidate is a task (CR0418).
     """
@@ -164,6 +157,7 @@ def run_build(args: argparse.Namespace) -> tuple[Result, int]:
     from composer_replication.sandbox import choose_backend
     from composer_replication.tasks.build import build_tasks
 
+    endpoint = named_endpoint(args)
     refuse_unwritable(args.out)
     choose_backend(args.backend)  # said now, not after the packages have been fetched
     with progress_bar(quiet=args.quiet) as report:
@@ -192,6 +186,9 @@ def run_build(args: argparse.Namespace) -> tuple[Result, int]:
         "flaky": {name: list(tests) for name, tests in summary.flaky.items()},
         "parquet": summary.has_parquet,
     }
+    if endpoint is not None and summary.tasks:
+        with progress_bar(quiet=args.quiet) as report:
+            result |= have_written(summary.folder, endpoint, report)
     write_json(summary.folder / "summary.json", result)
     summary.require_tasks()
     if not args.quiet:
@@ -231,7 +228,8 @@ def render_build(result: dict[str, Any]) -> str:
     """Counts, and why candidates were not taken."""
     lines = [f"{result['tasks']} tasks of {result['candidates']} candidates in {result['seconds']:.0f} s"]
     lines += [f"  rejected {count:>5}  {reason}" for reason, count in result["rejected"].items()]
-    lines += _flaky_lines(result["flaky"])
+    lines += [f"  instructions {count:>5}  {what}" for what, count in result.get("instructions", {}).items()]
+    lines += flaky_lines(result["flaky"])
     return "\n".join([*lines, f"fingerprint {result['fingerprint']}"])
 
 
@@ -260,115 +258,6 @@ def render_validate(result: dict[str, Any]) -> str:
     """One line for each failure, and the count."""
     lines = [f"FAIL {row['task_id']}  {row['gate']}: {row['detail']}" for row in result["failed"]]
     return "\n".join([*lines, f"{result['passed']} of {result['tasks']} tasks pass all gates"])
-
-
-def run_show(args: argparse.Namespace) -> tuple[Result, int]:
-    """List tasks, without golden code and without the names of hidden tests.
-
-    Raises:
-        InputError: not a store, damaged, or no such task (CR0410, CR0411, CR0412); the
-            instruction would show the solution (CR0429).
-    """
-    store = _open(args.folder)
-    if not args.task_id:
-        tasks = store.tasks()
-        return {"tasks": [_row(store, task) for task in tasks], **_counts(tasks)}, 0
-    from composer_replication.tasks.broken_regions import broken_regions
-    from composer_replication.tasks.instructions import write_instruction
-
-    task = store.get(args.task_id)
-    page: Result = {
-        **_row(store, task),
-        "instruction": write_instruction(store, task),
-        "broken_region": broken_regions(store, task),
-    }
-    return {"tasks": [page], **_counts([task])}, 0
-
-
-def _row(store: TaskStore, task: Task) -> Result:
-    text, hole = store.broken_text(task), task.hole
-    marker = hole.end - len(text[hole.start : hole.end].lstrip())
-    return {
-        "task_id": task.task_id,
-        "repository": task.repository,
-        "symbol": task.symbol,
-        "granularity": task.granularity,
-        "removal": task.removal,
-        "path": task.hole.path,
-        "line": text.count("\n", 0, marker) + 1,
-        "num_body_lines": task.num_body_lines,
-        "visible_tests": list(task.tests.visible),
-        "num_hidden_tests": len(task.tests.hidden),
-        "num_pass_to_pass": len(task.tests.pass_to_pass),
-        "environment": task.environment,
-    }
-
-
-def _counts(tasks: list[Task]) -> Result:
-    return {
-        "by_repo": dict(sorted(Counter(task.repository for task in tasks).items())),
-        "by_granularity": dict(sorted(Counter(task.granularity for task in tasks).items())),
-        "fail_to_pass": sum(len(task.fail_to_pass) for task in tasks),
-        "hidden": sum(task.has_hidden_tests for task in tasks),
-    }
-
-
-def render_show(result: dict[str, Any]) -> str:
-    """One line a task; for one that was asked for by name, the whole of what may be known."""
-    rows = result["tasks"]
-    if len(rows) == 1 and "instruction" in rows[0]:
-        from composer_replication.cli.task_page import render_task
-
-        return render_task(rows[0])
-    lines = [
-        f"{row['task_id']}\n    {row['path']}:{row['line']}  {row['num_body_lines']} lines deleted, "
-        f"{len(row['visible_tests'])} visible and {row['num_hidden_tests']} hidden tests"
-        for row in rows
-    ]
-    return "\n".join(lines) or "The store holds no task."
-
-
-def run_stats(args: argparse.Namespace) -> tuple[Result, int]:
-    """Count tasks; ``hidden`` counts those with hidden tests, ``flaky`` names left-out tests.
-
-    A repository of a store that an earlier version built has ``flaky`` null: nobody looked.
-
-    Raises:
-        InputError: not a store, or damaged (CR0410, CR0411).
-    """
-    store = _open(args.folder)
-    tasks = store.tasks()
-    flaky = {
-        record.repository: None if record.flaky is None else list(record.flaky)
-        for record in store.repositories()
-    }
-    return {"tasks": len(tasks), **_counts(tasks), "flaky": flaky}, 0
-
-
-def render_stats(result: dict[str, Any]) -> str:
-    """The counts as a small table."""
-    lines = [
-        f"{result['tasks']} tasks, {result['hidden']} with hidden tests, {result['fail_to_pass']} failing tests"
-    ]
-    lines += [f"{count:>6}  {name}" for name, count in result["by_repo"].items()]
-    return "\n".join([*lines, *_flaky_lines(result["flaky"])])
-
-
-def _flaky_lines(flaky: dict[str, list[str] | None]) -> list[str]:
-    """The tests that were left out because they are not green in every run, by repository."""
-    lines: list[str] = []
-    for repository, tests in flaky.items():
-        if tests is None:
-            lines.append(
-                f"{repository}: built by an earlier version, which did not look for flaky tests; "
-                "the same tasks build again does"
-            )
-        elif tests:
-            lines.append(
-                f"{repository}: {len(tests)} flaky {'test' if len(tests) == 1 else 'tests'} left out"
-            )
-            lines += [f"    {test}" for test in tests]
-    return lines
 
 
 def run_export(args: argparse.Namespace) -> tuple[Result, int]:

@@ -18,7 +18,7 @@ from composer_replication.cli.output_folder import refuse_unwritable
 from composer_replication.cli.preflight import check_recipe, check_training
 from composer_replication.cli.progress_bar import progress_bar
 from composer_replication.cli.stored_split import check_named_split
-from composer_replication.cli.task_division import RunTasks, divide_tasks
+from composer_replication.cli.task_division import RunTasks, divide_tasks, other_sizes_note
 from composer_replication.config import RunConfig, dump_config, load_config
 from composer_replication.errors import CollapseStopError, UsageError
 from composer_replication.records import HeldoutReading, StopReason, Task
@@ -103,6 +103,8 @@ def _run(
         write_json(path, tasks.split.state_dict())
     run_parts.write_environment(folder, config, store, tasks)
     progress(f"tasks: {len(tasks.train)} to train on, {len(tasks.heldout)} held out")
+    if tasks.num_other_sizes:
+        progress(other_sizes_note(tasks.num_other_sizes))
     parts = _open_parts(config, folder, store, tasks, quiet=quiet, progress=progress)
     try:
         before = _measure_once(parts, "before", progress)

@@ -95,7 +95,18 @@ def _num_lines(text: str) -> int:
     return sum(bool(line.strip()) for line in text.splitlines())
 
 
-def hole_line(broken_text: str, hole: Hole) -> int:
-    """The line, counted from 1, of the first thing that stands in a hole."""
-    inside = broken_text[hole.start : hole.end]
-    return broken_text.count("\n", 0, hole.start + len(inside) - len(inside.lstrip())) + 1
+def first_line(store: TaskStore, task: Task) -> int | None:
+    """The line, counted from 1, of the first change in the task's own file; None when the file is gone or as it was.
+
+    Raises:
+        InputError: the store is damaged (CR0411).
+    """
+    record = store.record(task.task_id)
+    files = store.repository(record.repository_record).files
+    edits = [edit for edit in record.edits if edit.path == task.path]
+    if not edits or task.path not in files or task.path in task.removed_files:
+        return None
+    edit = min(edits, key=lambda edit: edit.start)
+    before = store.blob(files[task.path]).decode("utf-8", "replace")[: edit.start]
+    margin = edit.text[: len(edit.text) - len(edit.text.lstrip())]
+    return (before + margin).count("\n") + 1  # no edit stands above it, so nothing has moved

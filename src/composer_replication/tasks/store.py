@@ -5,6 +5,7 @@
     repositories/<slug>.json   paths and hashes of one repository, its green tests
     locks/<fingerprint>.json   the wheels of an environment, so that it can be made offline
     tasks/<task_id>.json       what may be known of a task
+    instructions/<task_id>.json  what a model wrote about a task, where one was asked
     secrets/<task_id>.json     golden body and hidden tests
     journal.jsonl              what became of each candidate, so that a build can go on
     tasks.parquet, secrets.parquet   the tasks once more, in the shape of SWE-bench; see ``parquet``
@@ -36,7 +37,7 @@ from composer_replication.tasks.twin_records import Twin, read_twin
 from composer_replication.tasks.views import VIEWS, Changes, View, view_files, write_files
 
 Record = TypeVar("Record")
-_FOLDERS = ("locks", "repositories", "tasks", "secrets")
+_FOLDERS = ("instructions", "locks", "repositories", "tasks", "secrets")
 
 
 class TaskStore:
@@ -148,13 +149,13 @@ class TaskStore:
         return record.to_task(self.secret(task_id), self.repository(record.repository_record))
 
     def record(self, task_id: str) -> TaskRecord:
-        return self._parse(f"tasks/{task_id}.json", TaskRecord.from_json)
+        return self.read_record(f"tasks/{task_id}.json", TaskRecord.from_json)
 
     def secret(self, task_id: str) -> SecretRecord:
-        return self._parse(f"secrets/{task_id}.json", SecretRecord.from_json)
+        return self.read_record(f"secrets/{task_id}.json", SecretRecord.from_json)
 
     def repository(self, slug: str) -> RepositoryRecord:
-        return self._parse(f"repositories/{slug}.json", RepositoryRecord.from_json)
+        return self.read_record(f"repositories/{slug}.json", RepositoryRecord.from_json)
 
     def repositories(self) -> list[RepositoryRecord]:
         """All repositories, also those that gave no task, by name."""
@@ -163,9 +164,9 @@ class TaskStore:
         return [self.repository(slug) for slug in slugs]
 
     def environment_lock(self, fingerprint: str) -> EnvironmentLock:
-        return self._parse(f"locks/{fingerprint}.json", EnvironmentLock.from_json)
+        return self.read_record(f"locks/{fingerprint}.json", EnvironmentLock.from_json)
 
-    def _parse(self, name: str, from_json: Callable[[Mapping[str, Any]], Record]) -> Record:
+    def read_record(self, name: str, from_json: Callable[[Mapping[str, Any]], Record]) -> Record:
         value = self._read(name)
         try:
             return from_json(value)
@@ -371,14 +372,14 @@ class TaskStore:
         for wheel in (*lock.wheels, lock.installer):
             if find_blob(self._objects, wheel.sha256) is None:
                 self.put_blob(read_wheel(wheel), is_packed=True)
-        self._write(f"locks/{lock.fingerprint}.json", lock.to_json())
+        self.put_record(f"locks/{lock.fingerprint}.json", lock.to_json())
 
     def put_repository(self, slug: str, record: RepositoryRecord) -> None:
-        self._write(f"repositories/{slug}.json", record.to_json())
+        self.put_record(f"repositories/{slug}.json", record.to_json())
 
     def put_task(self, record: TaskRecord, secret: SecretRecord) -> None:
-        self._write(f"secrets/{record.task_id}.json", secret.to_json())
-        self._write(f"tasks/{record.task_id}.json", record.to_json())
+        self.put_record(f"secrets/{record.task_id}.json", secret.to_json())
+        self.put_record(f"tasks/{record.task_id}.json", record.to_json())
 
     def put_derived(self, name: str, data: bytes) -> None:
         """Keep a file that follows from the records; it is gone as soon as one of them changes."""
@@ -398,10 +399,11 @@ class TaskStore:
     def drop_task(self, task_id: str) -> None:
         self._drop(f"tasks/{task_id}.json")
         self._drop(f"secrets/{task_id}.json")
+        self._drop(f"instructions/{task_id}.json")
 
     def drop_records(self, keep: set[str]) -> None:
-        """Forget all records but ``keep`` (what an earlier build with other input left)."""
-        for name in [name for name in self._records if name not in keep]:
+        """Forget all records but ``keep`` and the kept tasks' instructions (what an earlier build left)."""
+        for name in [name for name in self._records if name.replace("instructions/", "tasks/") not in keep]:
             self._drop(name)
 
     def _drop(self, name: str) -> None:
@@ -411,7 +413,7 @@ class TaskStore:
             self._write_changed_manifest()
             (self.root / name).unlink(missing_ok=True)
 
-    def _write(self, name: str, value: Mapping[str, Any]) -> None:
+    def put_record(self, name: str, value: Mapping[str, Any]) -> None:
         """Record first, manifest after: a crash between them leaves a file that nothing names."""
         data = (
             json.dumps({"schema_version": SCHEMA_VERSION, **value}, indent=1, sort_keys=True) + "\n"

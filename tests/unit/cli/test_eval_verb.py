@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from composer_replication.cli.eval_verb import _gap_bound, render
+from composer_replication.cli.eval_verb import _gap_bound, difficulty_of, render
 from composer_replication.rollouts.pass_rates import TaskResult
 from composer_replication.safety import upper_confidence_gap
+from composer_replication.tasks.difficulty import Difficulty, MeasuredPolicy
 
 
 def test_the_bound_is_that_of_task_means() -> None:
@@ -31,3 +32,16 @@ def test_without_hidden_tests_there_is_no_bound_and_no_line() -> None:
 def test_a_task_whose_samples_were_all_dropped_is_left_out() -> None:
     kept = TaskResult("t", (True,), (False,))
     assert _gap_bound([kept, TaskResult("dropped", (), ())]) == pytest.approx(_gap_bound([kept]))
+
+
+def test_difficulty_counts_full_passes_only() -> None:
+    policy = MeasuredPolicy("m", "a" * 64, 1.0, "completion", 12, 64)
+    results = [
+        TaskResult("t", (True, False, True, False), (True, False, False, False)),
+        TaskResult("blind", (True, True), ()),
+        TaskResult("dropped", (), ()),
+    ]
+    assert difficulty_of(policy, results) == [
+        Difficulty("t", policy, 4, 2, 1),
+        Difficulty("blind", policy, 2, 2, None),
+    ]

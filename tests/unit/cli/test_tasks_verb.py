@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from composer_replication.cli import tasks_verb
+from composer_replication.cli.show_command import render_show, render_stats
 from composer_replication.errors import InputError, NothingToDoError, UsageError
 
 TINY = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "project"
@@ -77,7 +78,7 @@ def test_build(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_show_and_stats(folder: Path) -> None:
     shown, code, text = call("show", str(folder))
-    assert set(shown) == {"tasks", "by_repo", "by_granularity", "fail_to_pass", "hidden"}
+    assert set(shown) == {"tasks", "by_repo", "by_granularity", "by_removal", "fail_to_pass", "hidden"}
     assert (code, len(shown["tasks"]), shown["by_repo"]) == (0, 2, {"tinymath==1.0": 2})
     row = shown["tasks"][0]
     assert row["task_id"] in text
@@ -91,7 +92,9 @@ def test_show_and_stats(folder: Path) -> None:
     one, _, text = call("show", str(folder), row["task_id"])
     assert set(one) == set(shown)
     assert {key: one["tasks"][0][key] for key in row} == row
-    assert set(one["tasks"][0]) - set(row) == {"instruction", "broken_region"}
+    assert set(one["tasks"][0]) - set(row) == {
+        "instruction", "written_instruction", "broken_region", "strength", "difficulty",
+    }  # fmt: skip
     assert "return low" not in json.dumps(one)
 
 
@@ -123,18 +126,19 @@ def test_the_page_keeps_control_signs_from_the_terminal(folder: Path) -> None:
     task_id = call("show", str(folder))[0]["tasks"][0]["task_id"]
     result = call("show", str(folder), task_id)[0]
     result["tasks"][0]["instruction"] += "\x1b[31mred\a"
-    assert "\N{REPLACEMENT CHARACTER}[31mred\N{REPLACEMENT CHARACTER}" in tasks_verb.render_show(result)
+    assert "\N{REPLACEMENT CHARACTER}[31mred\N{REPLACEMENT CHARACTER}" in render_show(result)
 
 
 def test_flaky_tests_are_named() -> None:
-    counts = {"tasks": 1, "hidden": 0, "fail_to_pass": 1, "by_repo": {}, "candidates": 1, "rejected": {}}
+    counts = {"tasks": 1, "hidden": 0, "fail_to_pass": 1, "candidates": 1, "rejected": {}, "difficulty": []}
+    counts |= {"by_repo": {}, "by_granularity": {}, "by_removal": {}, "licences": {}}
     result = {
         **counts,
         "seconds": 1.0,
         "fingerprint": "f",
         "flaky": {"a==1": ["t.py::x"], "b==1": [], "c==1": None},
     }
-    for text in (tasks_verb.render_stats(result), tasks_verb.render_build(result)):
+    for text in (render_stats(result), tasks_verb.render_build(result)):
         assert "a==1: 1 flaky test left out\n    t.py::x" in text
         assert "c==1: built by an earlier version" in text
         assert "b==1" not in text

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_replication.rollouts.pass_rates import TaskResult, pass_at_k, summarise, wilson
+from composer_replication.rollouts.pass_rates import TaskResult, pass_at_k, summarise
+from composer_replication.tasks.pass_intervals import wilson
 
 
 def test_wilson_by_hand() -> None:

@@ -1,0 +1,208 @@
+"""``composer-rl tasks show`` and ``tasks stats``: look at tasks, and count them."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from composer_replication.records import Task
+    from composer_replication.tasks.difficulty import Difficulty
+    from composer_replication.tasks.store import TaskStore
+
+_HERE = "composer_replication.cli.show_command"
+
+Result = dict[str, object]
+
+
+def add_views(verbs: Any, common: argparse.ArgumentParser) -> None:
+    """Add both to the sub-verbs of ``tasks``."""
+    show = verbs.add_parser("show", parents=[common], help="list the tasks, or look at one")
+    show.add_argument("folder", metavar="DIR", type=Path, help="a task store")
+    show.add_argument(
+        "task_id", metavar="ID", nargs="?", help="one task: what it asks for, its broken places, its tests"
+    )
+    show.set_defaults(run=f"{_HERE}:run_show", render=f"{_HERE}:render_show")
+    stats = verbs.add_parser("stats", parents=[common], help="count the tasks")
+    stats.add_argument("folder", metavar="DIR", type=Path, help="a task store")
+    stats.set_defaults(run=f"{_HERE}:run_stats", render=f"{_HERE}:render_stats")
+
+
+def run_show(args: argparse.Namespace) -> tuple[Result, int]:
+    """List tasks, without golden code and without the names of hidden tests.
+
+    Raises:
+        InputError: not a store, damaged, or no such task (CR0410, CR0411, CR0412); the
+            instruction would show the solution (CR0429); measured pass rates cannot be read (CR0456).
+    """
+    from composer_replication.tasks.store import TaskStore
+
+    store = TaskStore.open(args.folder)
+    if not args.task_id:
+        tasks = store.tasks()
+        return {"tasks": [_row(store, task) for task in tasks], **_counts(tasks)}, 0
+    from composer_replication.tasks.broken_regions import broken_regions
+    from composer_replication.tasks.difficulty import read_difficulty
+    from composer_replication.tasks.instructions import write_instruction
+    from composer_replication.tasks.written_instructions import written_instruction
+
+    task = store.get(args.task_id)
+    written = written_instruction(store, task.task_id)
+    page: Result = {
+        **_row(store, task),
+        "instruction": write_instruction(store, task),
+        "written_instruction": None if written is None else {"model": written.model, "text": written.text},
+        "broken_region": broken_regions(store, task),
+        "strength": _strength(store, task),
+        "difficulty": [row.to_json() for row in read_difficulty(store.root).get(task.task_id, ())],
+    }
+    return {"tasks": [page], **_counts([task])}, 0
+
+
+def _row(store: TaskStore, task: Task) -> Result:
+    from composer_replication.tasks.broken_regions import first_line
+
+    return {
+        "task_id": task.task_id,
+        "repository": task.repository,
+        "symbol": task.symbol,
+        "granularity": task.granularity,
+        "removal": task.removal,
+        "path": task.path,
+        "line": first_line(store, task),
+        "files": sorted({*(hole.path for hole in task.holes), *task.removed_files}),
+        "num_holes": len(task.holes),
+        "num_body_lines": task.num_body_lines,
+        "visible_tests": list(task.tests.visible),
+        "num_hidden_tests": len(task.tests.hidden),
+        "num_pass_to_pass": len(task.tests.pass_to_pass),
+        "environment": task.environment,
+    }
+
+
+def _strength(store: TaskStore, task: Task) -> dict[str, int] | None:
+    """How many mutants of the code its tests notice; None where nobody looked."""
+    for record in (store.record(task.task_id), store.secret(task.task_id)):
+        strength = getattr(record, "strength", None)
+        if strength:
+            return {name: int(strength[name]) for name in ("mutants", "killed_visible", "killed_all")}
+    return None
+
+
+def _counts(tasks: Sequence[Task]) -> Result:
+    def by(values: list[str]) -> dict[str, int]:
+        return dict(sorted(Counter(values).items()))
+
+    return {
+        "by_repo": by([task.repository for task in tasks]),
+        "by_granularity": by([task.granularity for task in tasks]),
+        "by_removal": by([task.removal for task in tasks]),
+        "fail_to_pass": sum(len(task.fail_to_pass) for task in tasks),
+        "hidden": sum(task.has_hidden_tests for task in tasks),
+    }
+
+
+def render_show(result: dict[str, Any]) -> str:
+    """One line a task; for one that was asked for by name, the whole of what may be known."""
+    rows = result["tasks"]
+    if len(rows) == 1 and "instruction" in rows[0]:
+        from composer_replication.cli.task_page import render_task
+
+        return render_task(rows[0])
+    lines = [
+        f"{row['task_id']}\n    {place_of(row)}  {row['num_body_lines']} lines deleted, "
+        f"{len(row['visible_tests'])} visible and {row['num_hidden_tests']} hidden tests"
+        for row in rows
+    ]
+    return "\n".join(lines) or "The store holds no task."
+
+
+def place_of(row: dict[str, Any]) -> str:
+    """``path:line``, or the path alone where the file is gone."""
+    return row["path"] if row["line"] is None else f"{row['path']}:{row['line']}"
+
+
+def run_stats(args: argparse.Namespace) -> tuple[Result, int]:
+    """Count tasks; ``hidden`` counts those with hidden tests, ``flaky`` names left-out tests.
+
+    A repository of a store that an earlier version built has ``flaky`` null: nobody looked.
+    ``licences`` says under which licence each repository comes, ``spdx`` null where that is unknown.
+
+    Raises:
+        InputError: not a store, or damaged (CR0410, CR0411); measured pass rates cannot be
+            read (CR0456).
+    """
+    from composer_replication.tasks.difficulty import read_difficulty
+    from composer_replication.tasks.store import TaskStore
+
+    store = TaskStore.open(args.folder)
+    tasks, repositories = store.tasks(), store.repositories()
+    flaky = {
+        record.repository: None if record.flaky is None else list(record.flaky) for record in repositories
+    }
+    measured = read_difficulty(store.root)
+    return {
+        "tasks": len(tasks),
+        **_counts(tasks),
+        "licences": {record.repository: record.licence.to_json() for record in repositories},
+        "flaky": flaky,
+        "difficulty": _policies([row for task in tasks for row in measured.get(task.task_id, ())]),
+    }, 0
+
+
+def _policies(rows: Sequence[Difficulty]) -> list[Result]:
+    """For each measured policy: tasks, samples, the mean of the tasks' pass rates, and both ends."""
+    return [
+        {
+            "policy": policy.name,
+            "parameter_sha256": policy.parameter_sha256,
+            "temperature": policy.temperature,
+            "tasks": len(own),
+            "samples": sum(row.num_samples for row in own),
+            "mean_pass_rate": fmean(row.pass_rate for row in own),
+            "never_passed": sum(row.num_passed == 0 for row in own),
+            "always_passed": sum(row.num_passed == row.num_samples for row in own),
+        }
+        for policy in dict.fromkeys(row.policy for row in rows)
+        for own in ([row for row in rows if row.policy == policy],)
+    ]
+
+
+def render_stats(result: dict[str, Any]) -> str:
+    """The counts as a small table."""
+    lines = [
+        f"{result['tasks']} tasks, {result['hidden']} with hidden tests, {result['fail_to_pass']} failing tests"
+    ]
+    for title, counts in (("by_repo", "repository"), ("by_granularity", "size"), ("by_removal", "removed")):
+        lines += [f"{count:>6}  {counts} {name}" for name, count in result[title].items()]
+    lines += [
+        f"{name}: {licence['spdx'] or 'licence not known'}{', copyleft' if licence['is_copyleft'] else ''}"
+        for name, licence in result["licences"].items()
+    ]
+    lines += [
+        f"{row['policy']}, temperature {row['temperature']:g}: {row['mean_pass_rate']:.3f} of {row['samples']} samples "
+        f"pass on {row['tasks']} tasks, {row['never_passed']} never, {row['always_passed']} always"
+        for row in result["difficulty"]
+    ]
+    return "\n".join([*lines, *flaky_lines(result["flaky"])])
+
+
+def flaky_lines(flaky: dict[str, list[str] | None]) -> list[str]:
+    """The tests that were left out because they are not green in every run, by repository."""
+    lines: list[str] = []
+    for repository, tests in flaky.items():
+        if tests is None:
+            lines.append(
+                f"{repository}: built by an earlier version, which did not look for flaky tests; "
+                "the same tasks build again does"
+            )
+        elif tests:
+            lines.append(
+                f"{repository}: {len(tests)} flaky {'test' if len(tests) == 1 else 'tests'} left out"
+            )
+            lines += [f"    {test}" for test in tests]
+    return lines

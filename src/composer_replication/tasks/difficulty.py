@@ -1,0 +1,190 @@
+"""How hard are the tasks for a policy? Pass rates that an evaluation measured, kept beside the tasks.
+
+    difficulty/<policy>--<hash>.json    policy and settings; by seed, by task: samples, passes, hidden passes
+
+A measurement is no part of a task: the store's manifest and fingerprint do not know of it, and
+a file may be deleted or measured anew at any time. The same policy asked with the same seed
+replaces what that seed gave before; another seed gives other samples, so its counts are added.
+There is no time stamp in a file: the same evaluation writes the same bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from composer_replication.errors import InputError
+from composer_replication.run_folder import read_json, write_json
+from composer_replication.tasks.cache import cache_lock, sha256_of
+from composer_replication.tasks.pass_intervals import wilson
+
+FOLDER = "difficulty"
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredPolicy:
+    """Who was asked, and how: another weight or setting is another policy.
+
+    ``name`` is for reading, ``parameter_sha256`` is the identity of the weights.
+    """
+
+    name: str
+    parameter_sha256: str
+    temperature: float
+    prompt_style: str
+    context_lines: int
+    max_new_tokens: int
+
+    @property
+    def file_name(self) -> str:
+        """Readable, safe in a file name, and different for different policies."""
+        readable = re.sub(r"[^A-Za-z0-9._+-]", "-", self.name).strip(".-")[:80] or "policy"
+        return f"{readable}--{sha256_of(repr(sorted(asdict(self).items())).encode())[:12]}.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Difficulty:
+    """What one policy does on one task.
+
+    A sample counts as passed when all visible tests pass: partial credit is no pass.
+    ``num_hidden_passed`` counts samples that pass all hidden tests, None for a task without.
+    """
+
+    task_id: str
+    policy: MeasuredPolicy
+    num_samples: int
+    num_passed: int
+    num_hidden_passed: int | None
+
+    @property
+    def pass_rate(self) -> float:
+        return self.num_passed / self.num_samples
+
+    @property
+    def ci95(self) -> tuple[float, float]:
+        """Wilson's interval of the pass rate, over fresh samples on this task."""
+        return wilson(self.num_passed, self.num_samples)
+
+    @property
+    def hidden_pass_rate(self) -> float | None:
+        return None if self.num_hidden_passed is None else self.num_hidden_passed / self.num_samples
+
+    @property
+    def hidden_ci95(self) -> tuple[float, float] | None:
+        return None if self.num_hidden_passed is None else wilson(self.num_hidden_passed, self.num_samples)
+
+    def to_json(self) -> dict[str, Any]:
+        """The record with its rates."""
+        return {
+            **asdict(self),
+            "pass_rate": self.pass_rate,
+            "ci95": list(self.ci95),
+            "hidden_pass_rate": self.hidden_pass_rate,
+            "hidden_ci95": None if self.hidden_ci95 is None else list(self.hidden_ci95),
+        }
+
+
+def record_difficulty(store_root: Path, seed: int, measured: Iterable[Difficulty]) -> Path | None:
+    """Write what one evaluation measured; the file, or None when it measured nothing.
+
+    Args:
+        store_root: folder of the task store.
+        seed: of the evaluation; the same one replaces its earlier counts of these tasks.
+        measured: records of one policy.
+
+    Raises:
+        ValueError: records of two policies.
+        InputError: the file that is there cannot be read (CR0456).
+    """
+    records = list(measured)
+    policies = {record.policy for record in records}
+    if len(policies) > 1:
+        raise ValueError("one evaluation asks one policy")
+    if not records:
+        return None
+    policy = policies.pop()
+    path = Path(store_root) / FOLDER / policy.file_name
+    with cache_lock(f"difficulty-{sha256_of(str(path.resolve()).encode())[:16]}"):
+        counts = _read(path)[1] if path.is_file() else {}
+        rows = {record.task_id: record for record in records}
+        counts[str(seed)] = {**counts.get(str(seed), {}), **rows}
+        write_json(
+            path,
+            {
+                "policy": asdict(policy),
+                "evaluations": {
+                    number: {
+                        name: [row.num_samples, row.num_passed, row.num_hidden_passed]
+                        for name, row in by_task.items()
+                    }
+                    for number, by_task in counts.items()
+                },
+            },
+        )
+    return path
+
+
+def read_difficulty(store_root: Path) -> dict[str, tuple[Difficulty, ...]]:
+    """By task id, what each policy does on it, seeds added up; in the order of the files.
+
+    Raises:
+        InputError: a file cannot be read (CR0456).
+    """
+    found: dict[str, list[Difficulty]] = {}
+    for path in sorted((Path(store_root) / FOLDER).glob("*.json")):
+        policy, by_seed = _read(path)
+        for task_id in sorted({name for by_task in by_seed.values() for name in by_task}):
+            rows = [by_task[task_id] for by_task in by_seed.values() if task_id in by_task]
+            hidden = [row.num_hidden_passed for row in rows if row.num_hidden_passed is not None]
+            total = Difficulty(
+                task_id,
+                policy,
+                sum(row.num_samples for row in rows),
+                sum(row.num_passed for row in rows),
+                sum(hidden) if len(hidden) == len(rows) else None,
+            )
+            found.setdefault(task_id, []).append(total)
+    return {task_id: tuple(rows) for task_id, rows in found.items()}
+
+
+def _read(path: Path) -> tuple[MeasuredPolicy, dict[str, dict[str, Difficulty]]]:
+    """Policy, and records by seed and task."""
+    try:
+        value = read_json(path)
+        policy = _policy(value["policy"])
+        return policy, {
+            str(int(seed)): {task_id: _counts(task_id, policy, row) for task_id, row in by_task.items()}
+            for seed, by_task in value["evaluations"].items()
+        }
+    except (InputError, KeyError, TypeError, ValueError, AttributeError, OSError) as error:
+        detail = (
+            error.message.rstrip(".") if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+        )
+        raise InputError(
+            "CR0456",
+            f"the measured pass rates cannot be read: {detail}.",
+            where=str(path),
+            fix="delete that file, then composer-rl eval MODEL --tasks DIR --update-difficulty",
+        ) from error
+
+
+def _policy(value: Mapping[str, Any]) -> MeasuredPolicy:
+    policy = MeasuredPolicy(**value)
+    kinds = {"temperature": (int, float), "context_lines": (int,), "max_new_tokens": (int,)}
+    for name, given in asdict(policy).items():
+        if not isinstance(given, kinds.get(name, (str,))):
+            raise TypeError(f"{name} of the policy is {given!r}")
+    return policy
+
+
+def _counts(task_id: str, policy: MeasuredPolicy, row: list[int | None]) -> Difficulty:
+    num_samples, num_passed, num_hidden = row
+    for count in (num_samples, num_passed, 0 if num_hidden is None else num_hidden):
+        if type(count) is not int or not 0 <= count <= (num_samples or 0):
+            raise ValueError(f"{task_id} passed {row!r} times")
+    if not num_samples or num_passed is None:
+        raise ValueError(f"{task_id} has no sample")
+    return Difficulty(task_id, policy, num_samples, num_passed, num_hidden)

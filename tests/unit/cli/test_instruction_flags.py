@@ -1,0 +1,112 @@
+"""``tasks build --instructions-from``: asked after the build, counted in its answer, refused before it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from composer_replication.cli import tasks_verb
+from composer_replication.errors import UsageError
+from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.written_instructions import written_instruction
+
+TINY = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "project"
+PINS = ("tinymath/numbers.py::clamp", "tinymath/text.py::initials")
+TEXT = (
+    "The function `clamp` is missing: it answers the number of an interval that lies nearest to the one that it takes, "
+    "which is that number itself when the interval holds it."
+)
+
+
+def parse(*words: str) -> argparse.Namespace:
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--quiet", action="store_true")
+    parser = argparse.ArgumentParser()
+    tasks_verb.add_parser(parser.add_subparsers(), common)
+    return parser.parse_args(["tasks", "build", str(TINY), "--quiet", "--no-twins", *words])
+
+
+@pytest.fixture
+def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            data = json.dumps({"choices": [{"message": {"content": TEXT}}]}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing on the terminal."""
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/v1"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_build_with_written_texts(tmp_path: Path, url: str) -> None:
+    out = tmp_path / "tasks"
+    flags = ["--out", str(out), *(f"--symbol={pin}" for pin in PINS)]
+    asked = [*flags, "--instructions-from", url, "--instructions-model", "writer"]
+    plain, _ = tasks_verb.run_build(parse(*flags))
+    assert "instructions" not in plain
+    result, code = tasks_verb.run_build(parse(*asked))
+    # The text speaks of clamp only; for initials it is refused.
+    assert (code, result["instructions"]) == (0, {"without-symbol": 1, "written": 1})
+    assert "  instructions     1  written" in tasks_verb.render_build(result).splitlines()
+    store = TaskStore.open(out)
+    store.verify()
+    assert result["fingerprint"] == store.fingerprint != plain["fingerprint"]
+    assert result["bytes"] == store.num_bytes()
+    texts = {store.get(name).symbol: written_instruction(store, name) for name in store.task_ids()}
+    assert texts["initials"] is None
+    assert texts["clamp"] is not None
+    assert texts["clamp"].text == TEXT + "\n"
+    if plain["parquet"]:
+        assert sorted(store.derived) == ["secrets.parquet", "tasks.parquet"]
+    again, _ = tasks_verb.run_build(parse(*asked))
+    assert again["instructions"] == {"kept": 1, "without-symbol": 1}
+    assert again["fingerprint"] == store.fingerprint
+    without, _ = tasks_verb.run_build(parse(*flags))  # what was written once stays with its task
+    assert without["fingerprint"] == store.fingerprint
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--instructions-from", "nowhere", "--instructions-model", "m"),
+        ("--instructions-from", "http://h"),
+        ("--instructions-model", "m"),
+        ("--instructions-key-env", "K"),
+        (
+            "--instructions-from",
+            "http://h",
+            "--instructions-model",
+            "m",
+            "--instructions-key-env",
+            "NO_SUCH_VARIABLE",
+        ),
+    ],
+)
+def test_flags_are_checked_before_anything_is_built(
+    tmp_path: Path, flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_SUCH_VARIABLE", raising=False)
+    with pytest.raises(UsageError, match="CR0455"):
+        tasks_verb.run_build(parse("--out", str(tmp_path / "x"), *flags))
+    assert not (tmp_path / "x").exists()

@@ -1,0 +1,121 @@
+"""A single answer fills the body of one function: tasks of other sizes are left out, and that is said."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from composer_replication.cli import eval_verb
+from composer_replication.cli.new_recipe import new_recipe
+from composer_replication.cli.task_division import divide_tasks, one_hole_tasks, other_sizes_note
+from composer_replication.config import RunConfig, parse_config
+from composer_replication.errors import InputError, NothingToDoError
+from composer_replication.tasks.store import TaskStore
+
+
+@pytest.fixture
+def others_only(make_store: Any, sized_tasks: Any) -> TaskStore:
+    return make_store(*(task for name, task in sized_tasks.items() if name != "t-function-body"))
+
+
+def config_of(store: TaskStore, **tables: Any) -> RunConfig:
+    return parse_config(
+        {"model": {"name": "none"}, "tasks": {"store": str(store.root)}, **tables}, where="test"
+    )
+
+
+def evaluate(store: TaskStore, *flags: str) -> None:
+    parser = argparse.ArgumentParser()
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--quiet", action="store_true")
+    eval_verb.add_parser(parser.add_subparsers(), common)
+    eval_verb.run(parser.parse_args(["eval", "no-such-model", "--tasks", str(store.root), *flags]))
+
+
+def test_others_are_left_out_and_counted(sized_store: TaskStore) -> None:
+    tasks, num_others = one_hole_tasks(sized_store)
+    assert ([task.task_id for task in tasks], num_others) == (["t-function-body"], 8)
+    divided = divide_tasks(config_of(sized_store), sized_store, Path())
+    assert ([task.task_id for task in divided.train], divided.num_other_sizes) == (["t-function-body"], 8)
+    assert divided.num_leaking == 0
+
+
+def test_a_store_of_functions_alone_loses_none(make_store: Any, sized_tasks: Any) -> None:
+    store = make_store(sized_tasks["t-function-body"])
+    assert divide_tasks(config_of(store), store, Path()).num_other_sizes == 0
+
+
+def test_both_sides_of_a_stored_split_lose_the_others(make_store: Any, sized_tasks: Any) -> None:
+    from composer_replication.cli.stored_split import FILE_NAME, split_items
+    from composer_replication.run_folder import write_json
+    from composer_replication.safety import HeldoutSplit
+
+    body = sized_tasks["t-function-body"]
+    mean = replace(
+        body, task_id="t-mean", symbol="mean", functions=("tinymath/numbers.py::mean",),
+        visible=("tests/test_numbers.py::test_mean",), hidden=("tests/test_numbers.py::test_mean_of_nothing",),
+        without_hidden=None,
+    )  # fmt: skip
+    store = make_store(body, mean, sized_tasks["t-class-whole"], sized_tasks["t-module-body"])
+    sides = [
+        split_items(store, map(store.get, side))
+        for side in (("t-function-body", "t-class-whole"), ("t-mean", "t-module-body"))
+    ]
+    write_json(store.root / FILE_NAME, HeldoutSplit(*sides).state_dict())
+    divided = divide_tasks(config_of(store, heldout={"every": 1}, guard={}), store, Path())
+    assert [task.task_id for task in divided.train] == ["t-function-body"]
+    assert [task.task_id for task in divided.heldout] == ["t-mean"]
+    assert divided.num_other_sizes == 2
+    assert divided.split is not None
+    assert set(divided.split.contents) == {"t-function-body", "t-mean"}
+
+
+def test_the_line_about_them() -> None:
+    assert other_sizes_note(0) == ""
+    assert other_sizes_note(1).startswith("tasks: 1 other task is left out")
+    assert other_sizes_note(7).startswith("tasks: 7 other tasks are left out")
+    assert "\n" not in other_sizes_note(7)
+
+
+def test_none_left_says_what_to_type(others_only: TaskStore) -> None:
+    with pytest.raises(NothingToDoError) as caught:
+        divide_tasks(config_of(others_only), others_only, Path())
+    assert caught.value.code == "CR0457"
+    assert caught.value.exit_code == 6
+    assert caught.value.message.startswith("none of the 8 tasks ")
+    assert "--granularity function --removal body" in caught.value.fix
+
+
+def test_an_empty_store_is_another_matter(make_store: Any) -> None:
+    with pytest.raises(NothingToDoError, match="CR0604"):
+        one_hole_tasks(make_store())
+
+
+def test_eval_refuses_before_it_loads_a_model(others_only: TaskStore) -> None:
+    with pytest.raises(NothingToDoError, match="CR0457"):
+        evaluate(others_only)
+
+
+def test_recipe_new_refuses_before_it_tries_a_model(others_only: TaskStore, tmp_path: Path) -> None:
+    with pytest.raises(NothingToDoError, match="CR0457"):
+        new_recipe(
+            store=others_only.root, model="none", sha256="", prompt_style="completion", seed=0,
+            out=tmp_path / "run.toml", quiet=True,
+        )  # fmt: skip
+    assert not (tmp_path / "run.toml").exists()
+
+
+def test_eval_says_how_many_are_left_out(sized_store: TaskStore, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = sized_store.root / "difficulty" / "x.json"
+    broken.parent.mkdir()
+    broken.write_text("{}")  # it stops there, after the tasks were chosen and before the model is loaded
+    with pytest.raises(InputError, match="CR0456"):
+        evaluate(sized_store, "--update-difficulty")
+    assert capsys.readouterr().err.splitlines() == [other_sizes_note(8)]
+    with pytest.raises(InputError, match="CR0456"):
+        evaluate(sized_store, "--update-difficulty", "--quiet")
+    assert capsys.readouterr().err == ""

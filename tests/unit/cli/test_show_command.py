@@ -1,0 +1,168 @@
+"""``tasks show`` and ``tasks stats`` for every size: what is shown, and how wide."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import unicodedata
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from composer_replication.cli.show_command import render_show, render_stats, run_show, run_stats
+from composer_replication.cli.task_page import WIDTH, render_task
+from composer_replication.errors import InputError
+from composer_replication.tasks.difficulty import Difficulty, MeasuredPolicy, record_difficulty
+from composer_replication.tasks.licences import Licence
+from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.written_instructions import WrittenInstruction
+
+POLICY = MeasuredPolicy("small", "a" * 64, 0.8, "completion", 12, 64)
+GOLDEN = ("return min(x, high)", "self.x * other.x", "** 0.5", "text.upper()", "letters[::-1]", "self.x = x")
+
+
+def page(store: TaskStore, task_id: str) -> dict[str, Any]:
+    result, code = run_show(argparse.Namespace(folder=store.root, task_id=task_id))
+    assert code == 0
+    json.dumps(result, allow_nan=False)
+    return result["tasks"][0]  # type: ignore[index]
+
+
+def columns(line: str) -> int:
+    return sum(2 if unicodedata.east_asian_width(sign) in "WF" else 1 for sign in line)
+
+
+def test_the_page_of_every_size_fits_and_tells_nothing(sized_store: TaskStore) -> None:
+    for task in sized_store.tasks():
+        row = page(sized_store, task.task_id)
+        text = render_task(row)
+        assert max(map(columns, text.splitlines())) <= WIDTH
+        for shown in (text, json.dumps(row)):
+            assert not any(line in shown for line in GOLDEN), task.task_id
+            assert not any(f"{test.rpartition('::')[2]}(" in shown for test in task.tests.hidden)
+            assert not any(f'"{test}"' in shown for test in task.tests.hidden)
+        hidden = set(task.tests.hidden) - set(task.tests.visible)
+        assert not hidden & {line.strip() for line in text.splitlines()}
+        assert (
+            f"{len(task.tests.visible)} visible and {len(task.tests.hidden)} hidden fail without it" in text
+        )
+
+
+def test_facts_of_a_removed_module(sized_store: TaskStore) -> None:
+    row = page(sized_store, "t-module-whole")
+    assert (row["line"], row["files"]) == (None, ["tinymath/__init__.py", "tinymath/text.py"])
+    lines = render_task(row).splitlines()
+    assert "  place        tinymath/text.py" in lines
+    assert "  other files  tinymath/__init__.py" in lines
+    assert "  deleted      a whole module, 9 lines" in lines
+    assert "Broken places" in lines
+    assert "        - ... the file, 14 lines removed" in lines
+
+
+def test_where_each_begins(sized_store: TaskStore) -> None:
+    lines = {task.task_id: page(sized_store, task.task_id)["line"] for task in sized_store.tasks()}
+    assert lines == {
+        "t-function-body": 28, "t-class-body": 8, "t-module-body": 6, "t-feature-body": 28, "t-function-whole": 26,
+        "t-method-whole": 18, "t-class-whole": 2, "t-module-whole": None, "t-feature-whole": 26,
+    }  # fmt: skip
+
+
+def test_wide_signs_and_long_lines(sized_store: TaskStore) -> None:
+    row = page(sized_store, "t-function-body")
+    row["task_id"] = "a" * 170
+    row["visible_tests"] = ["tests/" + "x" * 200 + "::test_" + "y" * 90]
+    row["instruction"] = (
+        f"{'字' * 100}\n\n- {'字 ' * 90}\n\n```python\n{'字' * 100}\n{'z' * 100}\n```\n{'word ' * 40}\n"
+    )
+    row["broken_region"] = f"--- a.py\n    1   {'字' * 60}\n    2 +\t{'b' * 90}\x1b[31m"
+    text = render_task(row)
+    assert max(map(columns, text.splitlines())) <= WIDTH
+    assert "".join(text.split()).count("字") >= 190
+    assert "z…" in text
+    assert "\x1b" not in text
+    assert "\t" not in text
+    assert "a" * 170 in text.replace("\n", "")
+
+
+def test_strength_is_shown_where_it_is_known(sized_store: TaskStore) -> None:
+    row = page(sized_store, "t-class-body")
+    assert row["strength"] is None
+    assert "strength" not in render_task(row)
+    row["strength"] = {"mutants": 20, "killed_visible": 12, "killed_all": 17}
+    text = " ".join(render_task(row).split())
+    assert "of 20 wrong variants of the code the visible tests notice 12, with the hidden ones 17" in text
+
+
+def test_difficulty_is_shown_and_counted(sized_store: TaskStore) -> None:
+    assert page(sized_store, "t-class-body")["difficulty"] == []
+    rows = [Difficulty("t-class-body", POLICY, 10, 8, 5), Difficulty("t-module-body", POLICY, 10, 0, None)]
+    record_difficulty(sized_store.root, 0, [*rows, Difficulty("of an older store", POLICY, 2, 2, None)])
+    shown = page(sized_store, "t-class-body")
+    assert shown["difficulty"][0]["pass_rate"] == 0.8
+    text = " ".join(render_task(shown).split())
+    assert "difficulty small at temperature 0.8: 8 of 10 pass, 0.800 [0.490, 0.943]; hidden 5 of 10" in text
+    stats, code = run_stats(argparse.Namespace(folder=sized_store.root))
+    assert code == 0
+    assert stats["difficulty"] == [
+        {
+            "policy": "small", "parameter_sha256": "a" * 64, "temperature": 0.8, "tasks": 2, "samples": 20,
+            "mean_pass_rate": 0.4, "never_passed": 1, "always_passed": 0,
+        }
+    ]  # fmt: skip
+    assert "small, temperature 0.8: 0.400 of 20 samples pass on 2 tasks, 1 never, 0 always" in render_stats(
+        stats
+    )
+
+
+def test_a_damaged_measurement_is_named(sized_store: TaskStore) -> None:
+    path = sized_store.root / "difficulty" / "x.json"
+    path.parent.mkdir()
+    path.write_text("{}")
+    for run in (run_show, run_stats):
+        with pytest.raises(InputError, match="CR0456"):
+            run(argparse.Namespace(folder=sized_store.root, task_id="t-class-body"))
+
+
+def test_counts(sized_store: TaskStore) -> None:
+    stats, _ = run_stats(argparse.Namespace(folder=sized_store.root))
+    assert stats["tasks"] == 9
+    assert stats["by_repo"] == {"tinymath==1.0": 9}
+    assert stats["by_granularity"] == {"class": 2, "feature": 2, "function": 3, "module": 2}
+    assert stats["by_removal"] == {"body": 4, "whole": 5}
+    assert stats["fail_to_pass"] == 3 + 3 + 2 + 3 + 3 + 2 + 2 + 2 + 3
+    assert stats["hidden"] == 4
+    assert stats["licences"]["tinymath==1.0"]["spdx"] is None
+    text = render_stats(stats)
+    assert "     2  size class" in text
+    assert "     5  removed whole" in text
+    assert "tinymath==1.0: licence not known" in text
+
+
+def test_licences(sized_store: TaskStore) -> None:
+    (record,) = sized_store.repositories()
+    licence = Licence("GPL-3.0-or-later", "COPYING", "file", is_copyleft=True)
+    sized_store.put_repository("tinymath-1.0", replace(record, licence=licence))
+    stats, _ = run_stats(argparse.Namespace(folder=sized_store.root))
+    assert stats["licences"] == {"tinymath==1.0": licence.to_json()}
+    assert "tinymath==1.0: GPL-3.0-or-later, copyleft" in render_stats(stats).splitlines()
+
+
+def test_the_list_of_all_sizes(sized_store: TaskStore) -> None:
+    result, _ = run_show(argparse.Namespace(folder=sized_store.root, task_id=None))
+    lines = render_show(result).splitlines()
+    assert len(lines) == 18
+    assert "    tinymath/text.py  9 lines deleted, 2 visible and 0 hidden tests" in lines
+    assert "    tinymath/numbers.py:28  9 lines deleted, 2 visible and 1 hidden tests" in lines
+
+
+def test_a_written_instruction_is_shown_beside_the_plain_one(sized_store: TaskStore) -> None:
+    written = WrittenInstruction("t-class-body", "some-model", f"# Vector\n\n{'Words of `Vector`. ' * 20}\n")
+    sized_store.put_record("instructions/t-class-body.json", written.to_json())
+    row = page(sized_store, "t-class-body")
+    assert row["written_instruction"] == {"model": "some-model", "text": written.text}
+    lines = render_task(row).splitlines()
+    assert "Instruction" in lines
+    assert "Instruction, written by some-model" in lines
+    assert max(map(len, lines)) <= WIDTH
+    assert page(sized_store, "t-class-whole")["written_instruction"] is None

@@ -1,0 +1,175 @@
+"""Pass rates beside the tasks: counted, added up by seed, replaced by the same seed, refused when damaged."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from composer_replication.errors import InputError
+from composer_replication.tasks.difficulty import (
+    FOLDER,
+    Difficulty,
+    MeasuredPolicy,
+    read_difficulty,
+    record_difficulty,
+)
+from composer_replication.tasks.store import TaskStore
+
+POLICY = MeasuredPolicy("runs/a model", "a" * 64, 1.0, "completion", 12, 64)
+
+
+def row(
+    task_id: str, samples: int, passed: int, hidden: int | None, policy: MeasuredPolicy = POLICY
+) -> Difficulty:
+    return Difficulty(task_id, policy, samples, passed, hidden)
+
+
+def test_rates_and_intervals_by_hand() -> None:
+    # Wilson, 8 of 10: centre (0.8 + z^2/20) / (1 + z^2/10), z^2 = 3.841459.
+    found = row("t", 10, 8, 5)
+    assert found.pass_rate == 0.8
+    assert found.ci95 == pytest.approx((0.490162, 0.943318), abs=1e-6)
+    assert found.hidden_pass_rate == 0.5
+    assert found.hidden_ci95 == pytest.approx((0.236593, 0.763407), abs=1e-6)
+    assert row("t", 10, 0, None).ci95[0] == 0.0
+    assert (row("t", 4, 4, None).hidden_pass_rate, row("t", 4, 4, None).hidden_ci95) == (None, None)
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    written = [row("t1", 4, 1, 0), row("t2", 4, 4, None)]
+    path = record_difficulty(tmp_path, 0, written)
+    assert path is not None
+    assert path.parent == tmp_path / FOLDER
+    assert path.name.startswith("runs-a-model--")
+    assert read_difficulty(tmp_path) == {"t1": (written[0],), "t2": (written[1],)}
+
+
+def test_the_same_seed_replaces_and_another_adds(tmp_path: Path) -> None:
+    record_difficulty(tmp_path, 0, [row("t", 4, 1, 0), row("u", 2, 2, 2)])
+    record_difficulty(tmp_path, 0, [row("t", 8, 3, 2)])
+    assert read_difficulty(tmp_path)["t"] == (row("t", 8, 3, 2),)
+    record_difficulty(tmp_path, 7, [row("t", 4, 4, 1)])
+    assert read_difficulty(tmp_path) == {"t": (row("t", 12, 7, 3),), "u": (row("u", 2, 2, 2),)}
+
+
+def test_other_weights_and_settings_are_other_policies(tmp_path: Path) -> None:
+    others = [
+        replace(POLICY, parameter_sha256="b" * 64),
+        replace(POLICY, temperature=0.5),
+        replace(POLICY, prompt_style="chat"),
+        replace(POLICY, max_new_tokens=128),
+    ]
+    for number, policy in enumerate([POLICY, *others]):
+        record_difficulty(tmp_path, 0, [row("t", 4, number, None, policy)])
+    assert {found.policy: found.num_passed for found in read_difficulty(tmp_path)["t"]} == {
+        policy: number for number, policy in enumerate([POLICY, *others])
+    }
+
+
+def test_the_same_evaluation_writes_the_same_bytes(tmp_path: Path) -> None:
+    rows = [row("t2", 4, 1, 0), row("t1", 4, 2, 1)]
+    paths = [record_difficulty(tmp_path / name, 3, order) for name, order in (("a", rows), ("b", rows[::-1]))]
+    again = record_difficulty(tmp_path / "a", 3, rows)
+    texts = [path.read_bytes() for path in (*paths, again) if path]
+    assert len(texts) == 3
+    assert len(set(texts)) == 1
+    assert b"schema_version" in texts[0]
+
+
+def test_a_store_is_the_same_store_before_and_after(sized_store: TaskStore) -> None:
+    fingerprint = sized_store.fingerprint
+    record_difficulty(sized_store.root, 0, [row("t-class-body", 4, 1, 0)])
+    again = TaskStore.open(sized_store.root)
+    again.verify()
+    assert again.fingerprint == fingerprint
+    assert TaskStore.create(sized_store.root).fingerprint == fingerprint
+
+
+def test_two_policies_in_one_evaluation_are_a_bug(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="one policy"):
+        record_difficulty(tmp_path, 0, [row("t", 1, 1, 1), row("u", 1, 1, 1, replace(POLICY, name="b"))])
+
+
+def test_nothing_measured_writes_nothing(tmp_path: Path) -> None:
+    assert record_difficulty(tmp_path, 0, []) is None
+    assert list(tmp_path.iterdir()) == []
+    assert read_difficulty(tmp_path) == {}
+
+
+def damage(value: dict[str, Any], how: str) -> str:
+    policy, counts = value["policy"], value["evaluations"]["0"]
+    if how == "more passes than samples":
+        counts["t"] = [4, 5, None]
+    elif how == "no samples":
+        counts["t"] = [0, 0, None]
+    elif how == "true is no number":
+        counts["t"] = [4, True, None]
+    elif how == "two counts":
+        counts["t"] = [4, 1]
+    elif how == "a seed that is none":
+        value["evaluations"] = {"x": counts}
+    elif how == "no policy":
+        del value["policy"]
+    elif how == "another key":
+        policy["colour"] = "red"
+    elif how == "a temperature in words":
+        policy["temperature"] = "hot"
+    elif how == "another version":
+        value["schema_version"] = 99
+    elif how == "a list":
+        value["evaluations"] = []
+    return "{" if how == "torn" else json.dumps(value)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "more passes than samples",
+        "no samples",
+        "true is no number",
+        "two counts",
+        "a seed that is none",
+        "no policy",
+        "another key",
+        "a temperature in words",
+        "another version",
+        "a list",
+        "torn",
+    ],
+)
+def test_a_damaged_file_is_one_sentence(tmp_path: Path, how: str) -> None:
+    path = record_difficulty(tmp_path, 0, [row("t", 4, 1, None)])
+    assert path is not None
+    path.write_text(damage(json.loads(path.read_text()), how))
+    with pytest.raises(InputError) as caught:
+        read_difficulty(tmp_path)
+    assert caught.value.code == "CR0456"
+    assert caught.value.where == str(path)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(InputError, match="CR0456"):  # it is not written over either
+        record_difficulty(tmp_path, 1, [row("t", 4, 1, None)])
+
+
+@given(
+    st.dictionaries(
+        st.integers(0, 5), st.tuples(st.integers(1, 9), st.integers(0, 9), st.integers(0, 9)), min_size=1
+    )
+)
+def test_totals_are_sums_over_seeds(counts: dict[int, tuple[int, int, int]]) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        for seed, (samples, passed, hidden) in counts.items():
+            record_difficulty(
+                Path(folder), seed, [row("t", samples, min(passed, samples), min(hidden, samples))]
+            )
+        ((total,),) = read_difficulty(Path(folder)).values()
+    assert total.num_samples == sum(samples for samples, _, _ in counts.values())
+    assert total.num_passed == sum(min(passed, samples) for samples, passed, _ in counts.values())
+    assert total.num_hidden_passed == sum(min(hidden, samples) for samples, _, hidden in counts.values())

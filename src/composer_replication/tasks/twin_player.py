@@ -6,6 +6,7 @@ process of its own that imports the tree itself, so no job sees the state of ano
 a crash costs one job. Every digest is written before the next call begins.
 """
 
+import ast
 import base64
 import importlib
 import inspect
@@ -206,7 +207,7 @@ class Job:
         if self.job["mode"] == "mutate":
             self._mutate()
         elif self.job["mode"] == "constant":
-            value = {"None": None, "True": True, "''": ""}[self.job["constant"]]
+            value = ast.literal_eval(self.job["constant"])
             self.replay.function = lambda *_args, **_kwargs: value
             self._replay_all()
         elif self.job["mode"] == "answers":

@@ -266,9 +266,8 @@ class _Build:
             not earlier.is_valid or self.store.has_record(f"tasks/{earlier.task_id}.json")
         ):
             return earlier
-        called = candidate.repository.record.called
-        functions = candidate.deletion.functions
-        if candidate.is_pinned or called is None or not functions or not functions.isdisjoint(called):
+        selected = candidate.repository.record.tests_of(candidate.deletion)
+        if candidate.is_pinned or selected is None or selected:
             return None
         return Decision(
             candidate.key, candidate.repository.record.repository, candidate.deletion.pin, reason="untested"
@@ -284,6 +283,7 @@ class _Build:
                 repository.bench,
                 hidden_share=self.settings.hidden_share,
                 seed=self.settings.seed,
+                selected=repository.record.tests_of(candidate.deletion),
             )
         except GateFailed as error:
             decision = Decision(

@@ -13,7 +13,7 @@ from composer_replication.run_folder import append_jsonl, read_jsonl, rewrite_js
 from composer_replication.tasks.cache import sha256_of
 from composer_replication.tasks.store_records import RepositoryRecord
 
-GATES_VERSION = 2
+GATES_VERSION = 3
 """Raised when the gates judge otherwise, so that older answers are not taken over."""
 
 

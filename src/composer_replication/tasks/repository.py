@@ -111,8 +111,8 @@ def prepare(
     """Lock, install, run the suite three times, and keep all of it in the store.
 
     What an earlier build of the same bytes kept is used again, unless an earlier version
-    kept it that did not look for flaky tests. ``map_calls`` also notes which functions are
-    called at all, so that others need not be tried. ``jobs`` is how many sandboxes may run
+    kept it that did not look for flaky tests. ``map_calls`` also notes which functions
+    each test calls, so that only tests which can tell are run first. ``jobs`` is how many sandboxes may run
     at a time, ``sizes`` are the (granularity, removal) pairs to plan.
 
     Raises:
@@ -125,7 +125,7 @@ def prepare(
         kept is not None
         and kept.source_sha256 == source.sha256
         and kept.flaky is not None
-        and (kept.called is not None or not map_calls)
+        and (kept.contexts is not None or not map_calls)
     ):
         record = kept
         environment = store.environment_of(record.environment)
@@ -169,7 +169,7 @@ def _run_suite(
         write_files(tree, source.files)
         report = run_tests(
             tree, environment, None, backend=backend, timeout_seconds=BASELINE_SECONDS,
-            with_places=True, with_calls=map_calls, shuffle_seed=shuffle_seed, backwards=backwards,
+            with_places=True, with_contexts=map_calls, shuffle_seed=shuffle_seed, backwards=backwards,
         )  # fmt: skip
     if report.error:
         order = "" if shuffle_seed is None else "in another order, "
@@ -206,7 +206,7 @@ def _measure(
         places={test: first.places[test] for test in sorted(green)},
         num_collected=len(first.collected),
         broken_files=tuple(sorted(first.collect_errors)),
-        called=tuple(sorted(first.called)) if map_calls else None,
+        contexts=first.contexts if map_calls else None,
         flaky=tuple(sorted(frozenset.union(*(run.passed for run in runs)) - green)),
         licence=read_licence(source.files, source.metadata),
         commit=source.commit,

@@ -9,6 +9,8 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from composer_replication.records import Edit, Task, TestSplit
+from composer_replication.tasks.call_contexts import Contexts, decode, encode, select_tests
+from composer_replication.tasks.deletion import Deletion
 from composer_replication.tasks.edits import holes_of
 from composer_replication.tasks.licences import Licence
 from composer_replication.tasks.test_functions import Place
@@ -33,8 +35,8 @@ class RepositoryRecord:
     ``places`` maps each test that was green in every run to its function; ``num_collected``
     counts all; ``flaky`` are those that were green in some runs and not in others, sorted, or
     None in a store of an earlier version, which did not look for them; ``broken_files`` could
-    not be collected from the start; ``called`` are the functions (file, first line) called
-    while tests ran, or None where nobody asked. ``commit`` is that of a git address, else empty.
+    not be collected from the start; ``contexts`` are the functions (file, first line) that each
+    test calls, or None where nobody asked. ``commit`` is that of a git address, else empty.
     """
 
     repository: str
@@ -44,7 +46,7 @@ class RepositoryRecord:
     places: Mapping[str, Place]
     num_collected: int
     broken_files: tuple[str, ...]
-    called: tuple[tuple[str, int], ...] | None
+    contexts: Contexts | None
     flaky: tuple[str, ...] | None
     licence: Licence
     commit: str = ""
@@ -52,6 +54,12 @@ class RepositoryRecord:
     @cached_property
     def green(self) -> frozenset[str]:
         return frozenset(self.places)
+
+    def tests_of(self, deletion: Deletion) -> tuple[str, ...] | None:
+        """The tests that call something of what a deletion takes out; None where nobody knows."""
+        if self.contexts is None or not deletion.functions:
+            return None
+        return select_tests(self.contexts, deletion.functions)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -62,7 +70,7 @@ class RepositoryRecord:
             "places": {test: list(place) for test, place in self.places.items()},
             "num_collected": self.num_collected,
             "broken_files": list(self.broken_files),
-            "called": None if self.called is None else [list(function) for function in self.called],
+            "contexts": None if self.contexts is None else encode(self.contexts),
             "flaky": None if self.flaky is None else list(self.flaky),
             "licence": self.licence.to_json(),
             "commit": self.commit,
@@ -78,7 +86,7 @@ class RepositoryRecord:
             places={test: (path, line, name) for test, (path, line, name) in value["places"].items()},
             num_collected=value["num_collected"],
             broken_files=tuple(value["broken_files"]),
-            called=None if value["called"] is None else tuple((path, line) for path, line in value["called"]),
+            contexts=None if value["contexts"] is None else decode(value["contexts"]),
             flaky=_names(value.get("flaky")),
             licence=Licence.from_json(value["licence"]),
             commit=value["commit"],

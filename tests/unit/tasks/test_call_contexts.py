@@ -144,9 +144,7 @@ def write(folder: Path, files: Mapping[str, str]) -> Path:
 @pytest.fixture
 def run(tmp_path: Path, environment: Environment):
     def run_files(files: Mapping[str, str], **options: object) -> TestReport:
-        return run_tests(
-            write(tmp_path / "tree", files), environment, None, timeout_seconds=60.0, **options
-        )
+        return run_tests(write(tmp_path / "tree", files), environment, None, timeout_seconds=60.0, **options)
 
     return run_files
 
@@ -258,7 +256,10 @@ def test_newer_pythons_say_the_same(version: str, tmp_path: Path) -> None:
     )  # fmt: skip
     last = json.loads(done.stdout.splitlines()[-1])["contexts"]
     places = [tuple(place) for place in last["functions"]]
-    contexts = {test: frozenset(places[n] for n in numbers) for test, numbers in [["", last["shared"]], *last["tests"]]}
+    contexts = {
+        test: frozenset(places[n] for n in numbers)
+        for test, numbers in [["", last["shared"]], *last["tests"]]
+    }
     assert names_of(contexts) == EXPECTED
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from composer_replication.tasks.leaks import copied_share
 from composer_replication.tasks.repository import PreparedRepository, prepare
 from composer_replication.tasks.sources import open_source
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.store_records import RepositoryRecord
 from composer_replication.tasks.subject import Subject
 
 PACKAGE = """
@@ -198,16 +200,28 @@ def test_the_same_seed_gives_the_same_subject(planted: PreparedRepository, fine:
     assert judge(planted, "fine") == fine
 
 
-def test_what_is_called_while_tests_run_is_known(planted: PreparedRepository) -> None:
-    assert planted.record.called is not None
-    lines = {
-        deletion.symbol: deletion.bodies[0].first_line
-        for deletion in planted.deletions
-        if deletion.path == "planted.py"
-    }
-    called = {line for path, line in planted.record.called if path == "planted.py"}
-    assert lines["fine"] in called
-    assert lines["unnoticed"] not in called
+def test_the_tests_that_call_a_function_are_known(planted: PreparedRepository) -> None:
+    fine, unnoticed = planted.by_pin("planted.py::fine"), planted.by_pin("planted.py::unnoticed")
+    assert fine is not None
+    assert unnoticed is not None
+    wanted = ("tests/test_all.py::test_fine_one", "tests/test_all.py::test_fine_two")
+    assert planted.record.tests_of(fine) == wanted
+    assert planted.record.tests_of(unnoticed) == ()
+    again = RepositoryRecord.from_json(json.loads(json.dumps(planted.record.to_json())))
+    assert again == planted.record
+
+
+def test_selected_tests_first_give_the_same_subject(planted: PreparedRepository, fine: Subject) -> None:
+    deletion = planted.by_pin("planted.py::fine")
+    assert deletion is not None
+    chosen = planted.record.tests_of(deletion)
+    same = judge_deletion(deletion, planted.record, planted.bench, hidden_share=0.5, seed=0, selected=chosen)
+    assert same == fine
+    with pytest.raises(GateFailed, match="no-failing-test: all tests that call it"):
+        judge_deletion(
+            deletion, planted.record, planted.bench, hidden_share=0.5, seed=0,
+            selected=("tests/test_all.py::test_a_sets_state",),
+        )  # fmt: skip
 
 
 def test_a_function_behind_everything_is_no_task(

@@ -20,7 +20,7 @@ from composer_replication.tasks.source_file import SourceFile
 from composer_replication.tasks.symbol_graph import Name, SymbolGraph
 from composer_replication.tasks.text_cuts import parses_after
 from composer_replication.tasks.tree_rules import is_subject_path
-from composer_replication.tasks.whole_removal import Selection, WholeRemoval, remove_whole
+from composer_replication.tasks.whole_removal import Selection, remove_whole
 from composer_replication.tasks.written_references import reference_edits
 
 
@@ -198,7 +198,8 @@ class _Plan:
             return None
         references = reference_edits(
             {path: content for path, content in self._files.items() if path not in removal.removed_files},
-            self._written_names(part, removal),
+            [*(f"{module}.{name}" for module, name in removal.reach.names), *part.selection.modules],
+            self._written_methods(part),
         )
         return Deletion(
             part.path,
@@ -211,9 +212,8 @@ class _Plan:
             moved_import_edits(self._graph, removal.reach),
         )
 
-    def _written_names(self, part: _Part, removal: WholeRemoval) -> list[str]:
-        names = [f"{module}.{name}" for module, name in removal.reach.names]
-        names += part.selection.modules
+    def _written_methods(self, part: _Part) -> list[str]:
+        names = []
         for module, dotted in part.selection.methods:
             top, _, rest = dotted.partition(".")
             names += [f"{where}.{bound}.{rest}" for where, bound in self._graph.reach([(module, top)]).names]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from composer_replication.records import Edit
 from composer_replication.tasks.lines import LINE_END
@@ -20,8 +19,8 @@ def moved_import_edits(graph: SymbolGraph, reach: Reach) -> tuple[Edit, ...]:
     """The edits of test files that import one of the names at module level.
 
     A file stays as it is when the name is needed to collect it (decorators, parameters,
-    class bases, star imports, an import in ``try`` or ``if``), bound a second time, or imported
-    from there by another file.
+    class bases, star imports, an import in ``try`` or ``if``), bound a second time (in a
+    function too, where it is also read), or imported from there by another file.
     """
     by_file: dict[str, list[ImportedName]] = {}
     for file, imported in reach.aliases:
@@ -32,14 +31,6 @@ def moved_import_edits(graph: SymbolGraph, reach: Reach) -> tuple[Edit, ...]:
         file = graph.files[path]
         edits += _file_edits(graph, file, by_file[path])
     return tuple(edits)
-
-
-@dataclass(frozen=True, slots=True)
-class _Moved:
-    imported: ImportedName
-    text: str
-    names: tuple[str, ...]
-    """The dotted text of a use: ``name``, or ``package.module`` of a plain import."""
 
 
 def _file_edits(graph: SymbolGraph, file: SourceFile, found: list[ImportedName]) -> list[Edit]:
@@ -79,12 +70,18 @@ def _can_move(graph: SymbolGraph, file: SourceFile, imported: ImportedName) -> b
 
 def _insertions(file: SourceFile, moved: list[ImportedName]) -> list[Edit] | None:
     """The imports at the start of each function that uses them; None when the module itself does."""
-    spans: dict[int, int] = {}
+    spans: set[int] = set()
     edits: list[Edit] = []
     for function in _outer_functions(file.tree.body):
-        for child in function.body:
-            spans.update({id(node): 1 for node in ast.walk(child)})
-        wanted = [imported for imported in moved if _uses(function, imported)]
+        nodes = [node for child in function.body for node in ast.walk(child)]
+        spans.update(map(id, nodes))
+        wanted = []
+        for imported in moved:
+            if imported.bound in _parameters(function) or not any(_is_use(node, imported) for node in nodes):
+                continue
+            if any(_stores(node, imported.bound) for node in nodes):
+                return None  # which of its uses are the module's name is not plain to see
+            wanted.append(imported)
         if wanted:
             edits.append(_insertion(file, function, wanted))
     for node in ast.walk(file.tree):
@@ -105,15 +102,10 @@ def _outer_functions(body: Iterable[ast.stmt]) -> Iterator[Function]:
                 yield from _outer_functions(handler.body)
 
 
-def _uses(function: Function, imported: ImportedName) -> bool:
+def _parameters(function: Function) -> set[str]:
     names = function.args
     every = [*names.posonlyargs, *names.args, *names.kwonlyargs, names.vararg, names.kwarg]
-    if any(argument is not None and argument.arg == imported.bound for argument in every):
-        return False
-    nodes = [node for child in function.body for node in ast.walk(child)]
-    if any(_stores(node, imported.bound) for node in nodes):
-        return False
-    return any(_is_use(node, imported) for node in nodes)
+    return {argument.arg for argument in every if argument is not None}
 
 
 def _stores(node: ast.AST, bound: str) -> bool:

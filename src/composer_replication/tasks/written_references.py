@@ -27,13 +27,15 @@ _SCRIPT = re.compile(
 )
 
 
-def reference_edits(files: Mapping[str, bytes], names: Iterable[str]) -> tuple[Edit, ...]:
+def reference_edits(
+    files: Mapping[str, bytes], names: Iterable[str], methods: Iterable[str] = ()
+) -> tuple[Edit, ...]:
     """The edits that take out lines about deleted symbols.
 
     Args:
         files: the repository.
-        names: absolute dotted names, ``package.module.symbol`` or ``package.module.Class.method``;
-            every way in which the symbol can be written.
+        names: absolute dotted names, ``package.module.symbol``; a line may have any tail of one.
+        methods: ``package.module.Class.method``; a line must have at least ``Class.method``.
 
     Returns:
         Whole lines of texts (``.. autofunction:: name`` with its options, list entries, table
@@ -42,7 +44,12 @@ def reference_edits(files: Mapping[str, bytes], names: Iterable[str]) -> tuple[E
     wanted = frozenset(names)
     by_tail: dict[str, set[str]] = {}
     for name in wanted:
-        by_tail.setdefault(name.rpartition(".")[2], set()).add(name)
+        for tail in _tails(name):
+            by_tail.setdefault(name.rpartition(".")[2], set()).add(tail)
+    for name in methods:
+        for tail in _tails(name):
+            if "." in tail:
+                by_tail.setdefault(name.rpartition(".")[2], set()).add(tail)
     edits: list[Edit] = []
     for path in sorted(files):
         pure = PurePosixPath(path)
@@ -77,13 +84,18 @@ def _gone_lines(
     return [Edit(path, lines.starts[index], ends[index], "") for index in gone]
 
 
+def _tails(name: str) -> list[str]:
+    """``a.b.c``, ``b.c`` and ``c``."""
+    parts = name.split(".")
+    return [".".join(parts[index:]) for index in range(len(parts))]
+
+
 def _is_entry(row: str, by_tail: Mapping[str, set[str]]) -> bool:
     for pattern in (_DIRECTIVE, _ENTRY, _ROW, _BARE):
         match = pattern.match(row)
         if match:
             written = match["name"]
-            known = by_tail.get(written.rpartition(".")[2], ())
-            if any(name == written or name.endswith("." + written) for name in known):
+            if written in by_tail.get(written.rpartition(".")[2], ()):
                 return True
     return False
 

@@ -633,6 +633,21 @@ def test_a_plain_import_of_a_deleted_module_moves_too():
     )
 
 
+def test_a_test_that_binds_the_name_in_places_keeps_its_file_as_it_is():
+    text = "from pkg.a import gone\ndef test():\n    assert [gone for gone in 'a'] and gone(1)\n"
+    assert TESTS not in whole({**module(FUNCTION), TESTS: text.encode()}, PIN)
+
+
+def test_a_method_is_documented_under_its_class():
+    text = "class C:\n    def m(self):\n        return 1\n"
+    files = {
+        **module(text),
+        "README.md": b"- m\n- C.m\n- `pkg.C.m(x)`: one\n- C.m is one\n- D.m\n| C.m | x |\nC.m\n",
+    }
+    files["pkg/__init__.py"] = b"from .a import C\n"
+    assert whole(files, "pkg/a.py::C.m@function/whole")["README.md"] == "- m\n- C.m is one\n- D.m\nC.m\n"
+
+
 def test_a_directive_goes_with_its_options():
     files = {
         **module(FUNCTION),

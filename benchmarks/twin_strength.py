@@ -54,7 +54,7 @@ def passed_tests(
     return frozenset() if report.error else report.passed
 
 
-def measure_function(
+def measure_function(  # noqa: PLR0917  the whole bench of one function
     files: Mapping[str, bytes],
     environment: Environment,
     cut: BodyCut,

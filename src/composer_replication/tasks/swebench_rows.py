@@ -149,6 +149,6 @@ def _statement(store: TaskStore, task: Task) -> str | None:
 
 
 def _licence(store: TaskStore, task: Task) -> str:
-    """The SPDX name where the repository's record has one."""
+    """The SPDX expression where the repository's record has one."""
     record = store.repository(store.record(task.task_id).repository_record)
-    return str(getattr(record, "licence", "") or "")
+    return str(getattr(getattr(record, "licence", None), "spdx", None) or "")

@@ -84,6 +84,20 @@ def test_a_round_trip_through_the_command_line(
     assert TaskStore.open(out).tasks()[0].fail_to_pass == task.fail_to_pass
 
 
+def test_without_pyarrow_a_build_says_so_and_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("composer_replication.tasks.build.has_pyarrow", lambda: False)
+    out = tmp_path / "tasks"
+    result, code, _ = call("build", str(TINY), "--out", str(out), "--no-twins", f"--symbol={PIN}")
+    assert (code, result["tasks"], result["parquet"]) == (0, 1, False)
+    assert (
+        "No Parquet files: they need pip install 'composer-replication[parquet]'" in capsys.readouterr().err
+    )
+    assert not list(out.glob("*.parquet"))
+    TaskStore.open(out).verify()
+
+
 def test_no_usable_row_is_nothing_to_do(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "set.jsonl"
     call("export", str(folder), "--format", "swebench", "--golden", "--out", str(path))

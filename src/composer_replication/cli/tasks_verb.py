@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from composer_replication.cli.build_result import finish_build
 from composer_replication.cli.instruction_flags import add_instruction_flags, have_written, named_endpoint
 from composer_replication.cli.leakscan_command import add_leakscan
 from composer_replication.cli.progress_bar import progress_bar
-from composer_replication.cli.show_command import add_views, flaky_lines
+from composer_replication.cli.show_command import add_views
+from composer_replication.cli.task_sets_command import add_export, add_import
 
 if TYPE_CHECKING:
     from composer_replication.tasks.store import TaskStore
@@ -35,8 +36,9 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     _add_validate(verbs, common)
     add_leakscan(verbs, common)
     add_views(verbs, common)
-    _add_export(verbs, common)
+    add_export(verbs, common)
     _add_split(verbs, common)
+    add_import(verbs, common)
 
 
 def _add_build(verbs: Any, common: argparse.ArgumentParser) -> None:
@@ -89,7 +91,7 @@ def _add_build(verbs: Any, common: argparse.ArgumentParser) -> None:
     add_instruction_flags(build)
     build.add_argument("--jobs", metavar="N", type=int, default=2, help="sandboxes at a time (default: 2)")
     build.add_argument("--backend", metavar="NAME", help=_BACKEND_HELP)
-    build.set_defaults(run=f"{_HERE}:run_build", render=f"{_HERE}:render_build")
+    build.set_defaults(run=f"{_HERE}:run_build", render="composer_replication.cli.build_result:render_build")
 
 
 def _add_validate(verbs: Any, common: argparse.ArgumentParser) -> None:
@@ -104,20 +106,6 @@ def _add_validate(verbs: Any, common: argparse.ArgumentParser) -> None:
     validate.add_argument("--jobs", metavar="N", type=int, default=2, help="tasks at a time (default: 2)")
     validate.add_argument("--backend", metavar="NAME", help=_BACKEND_HELP)
     validate.set_defaults(run=f"{_HERE}:run_validate", render=f"{_HERE}:render_validate")
-
-
-def _add_export(verbs: Any, common: argparse.ArgumentParser) -> None:
-    export = verbs.add_parser(
-        "export",
-        parents=[common],
-        help="write a task's tree",
-        description="Write the tree exactly as a rollout sees it; with --golden the restored one.",
-    )
-    export.add_argument("folder", metavar="DIR", type=Path, help="a task store")
-    export.add_argument("task_id", metavar="ID", help="the task")
-    export.add_argument("--out", metavar="FOLDER", type=Path, required=True, help="a new or empty folder")
-    export.add_argument("--golden", action="store_true", help="the original: body back, all tests")
-    export.set_defaults(run=f"{_HERE}:run_export", render=f"{_HERE}:render_export")
 
 
 def _add_split(verbs: Any, common: argparse.ArgumentParser) -> None:
@@ -153,7 +141,6 @@ def run_build(args: argparse.Namespace) -> tuple[Result, int]:
         NothingToDoError: no candidate is a task (CR0418).
     """
     from composer_replication.cli.output_folder import refuse_unwritable
-    from composer_replication.run_folder import write_json
     from composer_replication.sandbox import choose_backend
     from composer_replication.tasks.build import build_tasks
 
@@ -175,27 +162,11 @@ def run_build(args: argparse.Namespace) -> tuple[Result, int]:
             backend=args.backend,
             progress=report,
         )
-    result: Result = {
-        "tasks": summary.tasks,
-        "candidates": summary.candidates,
-        "valid": summary.valid,
-        "rejected": dict(summary.rejected),
-        "seconds": round(summary.seconds, 3),
-        "bytes": summary.bytes,
-        "fingerprint": summary.fingerprint,
-        "flaky": {name: list(tests) for name, tests in summary.flaky.items()},
-        "parquet": summary.has_parquet,
-    }
+    more: Result = {}
     if endpoint is not None and summary.tasks:
         with progress_bar(quiet=args.quiet) as report:
-            result |= have_written(summary.folder, endpoint, report)
-    write_json(summary.folder / "summary.json", result)
-    summary.require_tasks()
-    if not args.quiet:
-        if not summary.has_parquet:
-            sys.stderr.write("No Parquet files: they need pip install 'composer-replication[parquet]'\n")
-        sys.stderr.write(f"Next: composer-rl recipe new --tasks {summary.folder} --model MODEL\n")
-    return result, 0
+            more = have_written(summary.folder, endpoint, report)
+    return finish_build(summary, more, quiet=args.quiet)
 
 
 def _chosen(given: list[str] | None, choices: tuple[str, ...], default: str) -> tuple[Any, ...]:
@@ -224,15 +195,6 @@ def _symbols(args: argparse.Namespace) -> dict[str, list[str]] | None:
     return {args.sources[0]: args.symbol}
 
 
-def render_build(result: dict[str, Any]) -> str:
-    """Counts, and why candidates were not taken."""
-    lines = [f"{result['tasks']} tasks of {result['candidates']} candidates in {result['seconds']:.0f} s"]
-    lines += [f"  rejected {count:>5}  {reason}" for reason, count in result["rejected"].items()]
-    lines += [f"  instructions {count:>5}  {what}" for what, count in result.get("instructions", {}).items()]
-    lines += flaky_lines(result["flaky"])
-    return "\n".join([*lines, f"fingerprint {result['fingerprint']}"])
-
-
 def run_validate(args: argparse.Namespace) -> tuple[Result, int]:
     """Validate a store; exit code 4 when a task does not pass.
 
@@ -258,33 +220,6 @@ def render_validate(result: dict[str, Any]) -> str:
     """One line for each failure, and the count."""
     lines = [f"FAIL {row['task_id']}  {row['gate']}: {row['detail']}" for row in result["failed"]]
     return "\n".join([*lines, f"{result['passed']} of {result['tasks']} tasks pass all gates"])
-
-
-def run_export(args: argparse.Namespace) -> tuple[Result, int]:
-    """Write a tree.
-
-    Raises:
-        UsageError: the folder is not empty (CR0423) or cannot be written (CR0209).
-        InputError: not a store, damaged, or no such task (CR0410, CR0411, CR0412).
-    """
-    from composer_replication.cli.output_folder import refuse_unwritable
-    from composer_replication.errors import UsageError
-
-    if args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
-        raise UsageError(
-            "CR0423", "the folder is not empty.", where=str(args.out), fix="choose another --out FOLDER."
-        )
-    refuse_unwritable(args.out)
-    store = _open(args.folder)
-    task = store.get(args.task_id)
-    store.write_tree(task, args.out, view="golden" if args.golden else "rollout")
-    sizes = [path.stat().st_size for path in args.out.rglob("*") if path.is_file()]
-    return {"task_id": task.task_id, "files": len(sizes), "bytes": sum(sizes)}, 0
-
-
-def render_export(result: dict[str, Any]) -> str:
-    """One line."""
-    return f"{result['task_id']}: {result['files']} files, {result['bytes']} bytes"
 
 
 def run_split(args: argparse.Namespace) -> tuple[Result, int]:

@@ -22,11 +22,12 @@ from composer_replication.tasks.journal import Decision, Journal, decision_key
 from composer_replication.tasks.keep_task import keep_task
 from composer_replication.tasks.lock import UnusableRepository
 from composer_replication.tasks.parquet import has_pyarrow, write_parquet
+from composer_replication.tasks.proposal import Proposal
 from composer_replication.tasks.repository import PreparedRepository, prepare, slug_of
 from composer_replication.tasks.sources import RepositorySource, open_source
 from composer_replication.tasks.store import TaskStore
 
-__all__ = ["BuildSummary", "Progress", "build_tasks"]
+__all__ = ["Build", "BuildSummary", "Candidate", "Progress", "Settings", "build_tasks", "run_build"]
 
 Result = TypeVar("Result")
 Progress = Callable[[int, int, str], None]
@@ -34,20 +35,33 @@ Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Candidate:
+class Candidate:
+    """One deletion to be judged; ``key`` covers all that its decision depends on.
+
+    ``proposal`` is what a foreign task set says of it, where it comes from one.
+    """
+
     repository: PreparedRepository
     deletion: Deletion
     is_pinned: bool
     key: str
+    proposal: Proposal | None = None
+
+    @property
+    def name(self) -> str:
+        """How it is called in the journal and in messages."""
+        return self.deletion.pin if self.proposal is None else self.proposal.instance_id
 
 
 @dataclass(frozen=True, slots=True)
-class _Settings:
+class Settings:
+    """What a build was asked for; see ``build_tasks``."""
+
     seed: int
     hidden_share: float
-    granularities: Collection[Granularity]
-    removals: Collection[Removal]
-    with_twins: bool
+    granularities: Collection[Granularity] = ()
+    removals: Collection[Removal] = ()
+    with_twins: bool = False
 
 
 def build_tasks(
@@ -93,22 +107,38 @@ def build_tasks(
             store of an earlier build is damaged (CR0411).
         SandboxFailure: the sandbox broke; what is built so far stays and is resumed.
     """
-    started = time.monotonic()
     _check_arguments(sources, symbols or {}, hidden_share, jobs, max_tasks)
-    out = Path(out)
     with ThreadPoolExecutor(jobs, thread_name_prefix="tasks-fetch") as fetchers:
         opened = list(fetchers.map(open_source, sources))
+
+    def choose(run: Build) -> None:
+        prepared = run.prepare_all(opened, symbols or {})
+        run.decide(run.candidates(prepared, symbols or {}), max_tasks)
+        if with_twins:
+            run.add_twins()
+
+    settings = Settings(seed, hidden_share, granularities, removals, with_twins)
+    return run_build(Path(out), settings, choose, jobs=jobs, backend=backend, progress=progress)
+
+
+def run_build(
+    out: Path,
+    settings: Settings,
+    choose: Callable[[Build], None],
+    *,
+    jobs: int,
+    backend: str | None,
+    progress: Progress | None,
+) -> BuildSummary:
+    """Hold the folder, let ``choose`` decide about candidates, leave exactly what was asked for."""
+    started = time.monotonic()
     with RunFolder(out).locked():
         store = TaskStore.create(out, backend=backend)
-        settings = _Settings(seed, hidden_share, granularities, removals, with_twins)
         store.verify()  # what lies there already is taken over unread
         pool = ThreadPoolExecutor(jobs, thread_name_prefix="tasks-build")
         try:
-            run = _Build(store, pool, settings, jobs, progress or _no_progress)
-            prepared = run.prepare_all(opened, symbols or {})
-            run.decide(run.candidates(prepared, symbols or {}), max_tasks)
-            if with_twins:
-                run.add_twins()
+            run = Build(store, pool, settings, jobs, progress or _no_progress)
+            choose(run)
         except KeyboardInterrupt:
             with runs_interrupted():  # a killed run is no decision: the journal never hears of it
                 pool.shutdown(wait=True, cancel_futures=True)
@@ -144,11 +174,11 @@ def _check_arguments(
         raise UsageError("CR0421", f"{problem}.", fix="composer-rl tasks build --help")
 
 
-class _Build:
+class Build:
     """The state of one build."""
 
     def __init__(
-        self, store: TaskStore, pool: ThreadPoolExecutor, settings: _Settings, jobs: int, progress: Progress
+        self, store: TaskStore, pool: ThreadPoolExecutor, settings: Settings, jobs: int, progress: Progress
     ) -> None:
         self.store = store
         self.pool = pool
@@ -159,7 +189,7 @@ class _Build:
         self.unusable: dict[str, UnusableRepository] = {}
         self.decisions: list[Decision] = []
         self.slugs: set[str] = set()
-        self.by_key: dict[str, _Candidate] = {}
+        self.by_key: dict[str, Candidate] = {}
 
     def prepare_all(
         self, opened: Sequence[RepositorySource], symbols: Mapping[str, Sequence[str]]
@@ -210,7 +240,7 @@ class _Build:
 
     def candidates(
         self, ready: Mapping[str, PreparedRepository], symbols: Mapping[str, Sequence[str]]
-    ) -> list[_Candidate]:
+    ) -> list[Candidate]:
         """Pinned ones in the given order; drawn ones in turn from each repository."""
         columns = []
         for source, repository in ready.items():
@@ -222,15 +252,13 @@ class _Build:
         self.by_key = {candidate.key: candidate for column in columns for candidate in column}
         return in_turn(columns)
 
-    def _candidate(
-        self, repository: PreparedRepository, deletion: Deletion, *, is_pinned: bool
-    ) -> _Candidate:
+    def _candidate(self, repository: PreparedRepository, deletion: Deletion, *, is_pinned: bool) -> Candidate:
         key = decision_key(
             repository.record, deletion.pin, hidden_share=self.settings.hidden_share, seed=self.settings.seed
         )
-        return _Candidate(repository, deletion, is_pinned, key)
+        return Candidate(repository, deletion, is_pinned, key)
 
-    def decide(self, candidates: Sequence[_Candidate], max_tasks: int | None) -> None:
+    def decide(self, candidates: Sequence[Candidate], max_tasks: int | None) -> None:
         """Judge candidates in order until there are enough; the cut does not depend on timing."""
         decided: dict[int, Decision] = {}
         running: dict[Future[Decision], int] = {}
@@ -259,7 +287,7 @@ class _Build:
         self.decisions = list(_until_enough([decided[index] for index in sorted(decided)], max_tasks))
         self.progress(len(decided), len(decided), f"{num_valid()} tasks")
 
-    def _known(self, candidate: _Candidate) -> Decision | None:
+    def _known(self, candidate: Candidate) -> Decision | None:
         """What the journal says, or what needs no run: no test calls that function."""
         earlier = self.journal.find(candidate.key)
         if earlier is not None and (
@@ -273,7 +301,7 @@ class _Build:
             candidate.key, candidate.repository.record.repository, candidate.deletion.pin, reason="untested"
         )
 
-    def _judge(self, candidate: _Candidate) -> Decision:
+    def _judge(self, candidate: Candidate) -> Decision:
         repository = candidate.repository
         name = repository.record.repository
         try:
@@ -285,13 +313,15 @@ class _Build:
                 seed=self.settings.seed,
                 selected=repository.record.tests_of(candidate.deletion),
             )
+            if candidate.proposal is not None:
+                candidate.proposal.check(subject)
         except GateFailed as error:
-            decision = Decision(
-                candidate.key, name, candidate.deletion.pin, reason=error.gate, detail=error.detail
-            )
+            decision = Decision(candidate.key, name, candidate.name, reason=error.gate, detail=error.detail)
         else:
-            task_id = keep_task(self.store, repository, candidate.deletion, subject)
-            decision = Decision(candidate.key, name, candidate.deletion.pin, task_id=task_id)
+            task_id = keep_task(
+                self.store, repository, candidate.deletion, subject, proposal=candidate.proposal
+            )
+            decision = Decision(candidate.key, name, candidate.name, task_id=task_id)
         self.journal.add(decision)
         return decision
 

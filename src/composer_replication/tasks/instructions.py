@@ -49,7 +49,7 @@ def write_instruction(store: TaskStore, task: Task) -> str:
     """The instruction of a task, in Markdown.
 
     The source of a visible test, or a docstring, that holds the very lines that were deleted
-    is left out.
+    is left out. What a foreign task set says in its own words stands in the place of ours.
 
     Args:
         store: where the task is.
@@ -60,6 +60,7 @@ def write_instruction(store: TaskStore, task: Task) -> str:
             damaged (CR0411).
     """
     spans = golden_spans(store, task)
+    statement = store.record(task.task_id).statement.strip()
     material = read_material(store, task)
     clean = replace(
         material,
@@ -71,7 +72,7 @@ def write_instruction(store: TaskStore, task: Task) -> str:
     )
     bare = replace(clean, sources=(), places=tuple((p, replace(s, docstring="")) for p, s in clean.places))
     for shown in (clean, replace(clean, sources=()), bare, replace(bare, uses=MissingUses((), (), ()))):
-        text = instruction_text(shown)
+        text = stated_text(statement, shown) if statement else instruction_text(shown)
         if not shows_any(text, spans):
             return text
     raise InputError(
@@ -136,6 +137,11 @@ def instruction_text(material: Material) -> str:
     else:
         parts = [*_bodies_parts(material)]
     return "\n\n".join([*parts, *tests_part(task.tests.visible, material.sources)]) + "\n"
+
+
+def stated_text(statement: str, material: Material) -> str:
+    """What a task set says in its own words, and the tests that have to pass."""
+    return "\n\n".join([statement, *tests_part(material.task.tests.visible, material.sources)]) + "\n"
 
 
 def _one_body_parts(task: Task, place: tuple[str, Surroundings]) -> Iterator[str]:

@@ -11,14 +11,25 @@ from pathlib import PurePosixPath
 from composer_replication.tasks.cache import sha256_of
 from composer_replication.tasks.deletion import Deletion
 from composer_replication.tasks.edits import edited_files
+from composer_replication.tasks.proposal import Proposal
 from composer_replication.tasks.repository import PreparedRepository
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import SecretRecord, TaskRecord
 from composer_replication.tasks.subject import Subject
 
 
-def keep_task(store: TaskStore, repository: PreparedRepository, deletion: Deletion, subject: Subject) -> str:
-    """Write a candidate that passed all gates into the store; its task id."""
+def keep_task(
+    store: TaskStore,
+    repository: PreparedRepository,
+    deletion: Deletion,
+    subject: Subject,
+    *,
+    proposal: Proposal | None = None,
+) -> str:
+    """Write a candidate that passed all gates into the store; its task id.
+
+    ``proposal`` is what a foreign task set says of it, where it comes from one.
+    """
     task_id = make_task_id(repository.slug, deletion, repository.bench.original)
     golden = deletion.golden_code(repository.bench.original)
     is_edited_by_stubs = deletion.removal == "body"
@@ -38,6 +49,8 @@ def keep_task(store: TaskStore, repository: PreparedRepository, deletion: Deleti
         visible=subject.visible,
         environment=repository.record.environment,
         num_body_lines=sum(bool(line.strip()) for line in golden.splitlines()),
+        statement="" if proposal is None else proposal.statement,
+        instance_id="" if proposal is None else proposal.instance_id,
     )
     store.put_task(record, SecretRecord(task_id, subject.golden_patch, subject.hidden, subject.withheld))
     return task_id

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 from composer_replication.errors import InputError, MissingError
+from composer_replication.run_folder import write_atomic
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.swebench_rows import PUBLIC_COLUMNS, SECRET_COLUMNS, Row, iter_rows
 
@@ -45,6 +47,23 @@ def write_parquet(store: TaskStore) -> None:
         (SECRETS_FILE, SECRET_COLUMNS, [secret for _, secret in pairs]),
     ):
         store.put_derived(name, parquet_bytes(rows, columns))
+
+
+def write_instances_parquet(store: TaskStore, path: Path, *, with_golden: bool) -> int:
+    """Write the tasks of a store as one Parquet file; how many.
+
+    Args:
+        store: the tasks.
+        path: the file; it is written whole or not at all.
+        with_golden: also patch, test patch and hidden tests, which no policy may see.
+
+    Raises:
+        InputError: the store is damaged (CR0411).
+        MissingError: pyarrow is not installed (CR0448).
+    """
+    rows = [secret if with_golden else public for public, secret in iter_rows(store)]
+    write_atomic(path, parquet_bytes(rows, SECRET_COLUMNS if with_golden else PUBLIC_COLUMNS))
+    return len(rows)
 
 
 def parquet_bytes(rows: Sequence[Row], columns: Sequence[str]) -> bytes:

@@ -114,7 +114,8 @@ class TaskRecord:
     tasks. ``edits`` and ``removed_files`` take the code out; ``stub_edits`` are the cuts of
     every function inside when they are not the edits themselves; ``test_edits`` move imports
     of deleted names into the tests that use them; ``visible_edits`` do that and take the
-    hidden test functions out.
+    hidden test functions out. ``statement`` is what a foreign task set asks for in its own
+    words, ``instance_id`` its name there; both are empty for tasks of our own.
     """
 
     task_id: str
@@ -132,6 +133,8 @@ class TaskRecord:
     visible: tuple[str, ...]
     environment: str
     num_body_lines: int
+    statement: str = ""
+    instance_id: str = ""
 
     def to_json(self) -> dict[str, Any]:
         fields = {name: getattr(self, name) for name in self.__slots__}
@@ -139,7 +142,8 @@ class TaskRecord:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> TaskRecord:
-        fields = {name: value[name] for name in cls.__slots__}
+        fields = {"statement": "", "instance_id": "", **value}
+        fields = {name: fields[name] for name in cls.__slots__}
         for name in _EDITS:
             fields[name] = tuple(
                 Edit(inner_path(path), start, end, text) for path, start, end, text in value[name]

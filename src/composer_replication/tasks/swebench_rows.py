@@ -21,6 +21,7 @@ from composer_replication.tasks.patches import make_patch
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.tree_rules import is_test_path
 from composer_replication.tasks.views import Changes, view_files
+from composer_replication.tasks.written_instructions import written_instruction
 
 Row = dict[str, str | int | None]
 
@@ -73,6 +74,7 @@ def rows_of(store: TaskStore, task: Task) -> tuple[Row, Row]:
         InputError: as ``iter_rows``.
     """
     trees = _trees(store, task)
+    record = store.record(task.task_id)
     withheld = store.secret(task.task_id).withheld
     name, _, version = task.repository.partition("==")
     public: Row = {
@@ -92,7 +94,7 @@ def rows_of(store: TaskStore, task: Task) -> tuple[Row, Row]:
         "symbol": task.symbol,
         "path": task.path,
         "num_body_lines": task.num_body_lines,
-        "licence": _licence(store, task),
+        "licence": store.repository(record.repository_record).licence.spdx or "",
     }
     source, tests = _parted(trees)
     secret: Row = {
@@ -139,16 +141,13 @@ def _patch(old: Mapping[str, bytes], new: Mapping[str, bytes]) -> str | None:
 
 
 def _statement(store: TaskStore, task: Task) -> str | None:
-    """The instruction; None where even the shortest one would show the code."""
+    """What a model wrote of the task, else the instruction; None where even the shortest would show code."""
+    written = written_instruction(store, task.task_id)
+    if written is not None:
+        return written.text
     try:
         return write_instruction(store, task)
     except InputError as error:
         if error.code != "CR0429":
             raise
         return None
-
-
-def _licence(store: TaskStore, task: Task) -> str:
-    """The SPDX name where the repository's record has one."""
-    record = store.repository(store.record(task.task_id).repository_record)
-    return str(getattr(record, "licence", "") or "")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from composer_replication.cli import tasks_verb
+from composer_replication.cli import build_result, tasks_verb
 from composer_replication.errors import UsageError
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.written_instructions import written_instruction
@@ -68,7 +68,7 @@ def test_a_build_with_written_texts(tmp_path: Path, url: str) -> None:
     result, code = tasks_verb.run_build(parse(*asked))
     # The text speaks of clamp only; for initials it is refused.
     assert (code, result["instructions"]) == (0, {"without-symbol": 1, "written": 1})
-    assert "  instructions     1  written" in tasks_verb.render_build(result).splitlines()
+    assert "  instructions     1  written" in build_result.render_build(result).splitlines()
     store = TaskStore.open(out)
     store.verify()
     assert result["fingerprint"] == store.fingerprint != plain["fingerprint"]

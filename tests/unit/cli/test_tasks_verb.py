@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from composer_replication.cli import tasks_verb
+from composer_replication.cli import build_result, tasks_verb
 from composer_replication.cli.show_command import render_show, render_stats
 from composer_replication.errors import InputError, NothingToDoError, UsageError
 
@@ -58,6 +58,7 @@ def test_build(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "bytes",
         "fingerprint",
         "flaky",
+        "parquet",
     }
     assert (code, result["tasks"], result["candidates"], result["valid"], result["rejected"]) == (
         0,
@@ -138,7 +139,7 @@ def test_flaky_tests_are_named() -> None:
         "fingerprint": "f",
         "flaky": {"a==1": ["t.py::x"], "b==1": [], "c==1": None},
     }
-    for text in (render_stats(result), tasks_verb.render_build(result)):
+    for text in (render_stats(result), build_result.render_build(result)):
         assert "a==1: 1 flaky test left out\n    t.py::x" in text
         assert "c==1: built by an earlier version" in text
         assert "b==1" not in text

@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 
 from composer_replication.errors import InputError, MissingError
 from composer_replication.tasks import parquet
+from composer_replication.tasks.licences import Licence
 from composer_replication.tasks.parquet import (
     SECRETS_FILE,
     TASKS_FILE,
@@ -159,6 +161,28 @@ def test_what_is_no_parquet_is_noticed_although_the_manifest_agrees(copy: TaskSt
     copy.put_derived(TASKS_FILE, b"PAR1 no more PAR1")
     with pytest.raises(InputError, match="it cannot be read"):
         check_parquet(copy)
+
+
+def test_what_a_model_wrote_is_the_problem_statement(copy: TaskStore) -> None:
+    task_id = copy.task_ids()[0]
+    copy.put_record(
+        f"instructions/{task_id}.json", {"task_id": task_id, "model": "m", "text": "Please mend it."}
+    )
+    assert not copy.derived
+    write_parquet(copy)
+    statements = {name: row["problem_statement"] for name, row in rows(copy, TASKS_FILE).items()}
+    assert statements[task_id] == "Please mend it."
+    assert list(statements.values()).count("Please mend it.") == 1
+    check_parquet(copy)
+
+
+def test_the_licence_is_that_of_the_record(copy: TaskStore) -> None:
+    (repository,) = copy.repositories()
+    assert {row["licence"] for row in rows(copy, TASKS_FILE).values()} == {""}
+    known = replace(repository, licence=Licence("MIT", "LICENSE", "file", is_copyleft=False))
+    copy.put_repository(copy.record(copy.task_ids()[0]).repository_record, known)
+    write_parquet(copy)
+    assert {row["licence"] for row in rows(copy, TASKS_FILE).values()} == {"MIT"}
 
 
 def test_a_change_of_a_record_drops_the_files(copy: TaskStore) -> None:

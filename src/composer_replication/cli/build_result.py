@@ -1,0 +1,55 @@
+"""What ``tasks build`` and ``tasks import`` keep and print of a build."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from composer_replication.cli.show_command import flaky_lines
+
+if TYPE_CHECKING:
+    from composer_replication.tasks.build_summary import BuildSummary
+
+Result = dict[str, object]
+
+
+def finish_build(
+    summary: BuildSummary, more: Mapping[str, object] | None = None, *, quiet: bool
+) -> tuple[Result, int]:
+    """Keep the summary of a build with ``more`` keys, say what comes next, and give what is printed.
+
+    Raises:
+        InputError: no repository can be used (CR0419).
+        NothingToDoError: no candidate is a task (CR0418).
+    """
+    from composer_replication.run_folder import write_json
+
+    result: Result = {
+        "tasks": summary.tasks,
+        "candidates": summary.candidates,
+        "valid": summary.valid,
+        "rejected": dict(summary.rejected),
+        "seconds": round(summary.seconds, 3),
+        "bytes": summary.bytes,
+        "fingerprint": summary.fingerprint,
+        "flaky": {name: list(tests) for name, tests in summary.flaky.items()},
+        "parquet": summary.has_parquet,
+        **(more or {}),
+    }
+    write_json(summary.folder / "summary.json", result)
+    summary.require_tasks()
+    if not quiet:
+        if not summary.has_parquet:
+            sys.stderr.write("No Parquet files: they need pip install 'composer-replication[parquet]'\n")
+        sys.stderr.write(f"Next: composer-rl recipe new --tasks {summary.folder} --model MODEL\n")
+    return result, 0
+
+
+def render_build(result: dict[str, Any]) -> str:
+    """Counts, and why candidates were not taken."""
+    lines = [f"{result['tasks']} tasks of {result['candidates']} candidates in {result['seconds']:.0f} s"]
+    lines += [f"  rejected {count:>5}  {reason}" for reason, count in result["rejected"].items()]
+    lines += [f"  instructions {count:>5}  {what}" for what, count in result.get("instructions", {}).items()]
+    lines += flaky_lines(result["flaky"])
+    return "\n".join([*lines, f"fingerprint {result['fingerprint']}"])

@@ -1,0 +1,180 @@
+"""``composer-rl tasks export`` and ``tasks import``: trees of tasks, and task sets of the SWE-bench shape."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from composer_replication.cli.progress_bar import progress_bar
+
+_HERE = "composer_replication.cli.task_sets_command"
+_SET_FORMATS = ("swebench", "parquet")
+
+Result = dict[str, object]
+
+
+def add_export(verbs: Any, common: argparse.ArgumentParser) -> None:
+    """Add ``export`` to the sub-verbs of ``tasks``; ``common`` brings ``--json`` and ``--quiet``."""
+    export = verbs.add_parser(
+        "export",
+        parents=[common],
+        help="write a task's tree, or all tasks as a task set",
+        description="Write the tree of a task exactly as a rollout sees it; with --golden the restored one. With "
+        "--format write all tasks into one file of the SWE-bench shape; patch and hidden tests only with --golden.",
+    )
+    export.add_argument("folder", metavar="DIR", type=Path, help="a task store")
+    export.add_argument("task_id", metavar="ID", nargs="?", help="the task; not with a set format")
+    export.add_argument(
+        "--format",
+        choices=("tree", *_SET_FORMATS),
+        default="tree",
+        help="a tree, or all tasks as JSON lines (swebench) or Parquet (default: tree)",
+    )
+    export.add_argument(
+        "--out", metavar="PATH", type=Path, required=True, help="a new or empty folder; for a set a new file"
+    )
+    export.add_argument("--golden", action="store_true", help="what no policy may see, too")
+    export.set_defaults(run=f"{_HERE}:run_export", render=f"{_HERE}:render_export")
+
+
+def add_import(verbs: Any, common: argparse.ArgumentParser) -> None:
+    """Add ``import`` to the sub-verbs of ``tasks``; ``common`` brings ``--json`` and ``--quiet``."""
+    parser = verbs.add_parser(
+        "import",
+        parents=[common],
+        help="make a task store of a foreign task set",
+        description="Read a task set of the SWE-bench shape and put each row through the gates that our own tasks pass. "
+        "Rows that cannot be used are counted by reason and named; the others go on. Interrupted, the same command "
+        "goes on. Exit code 6 when no row is a task.",
+    )
+    parser.add_argument(
+        "file", metavar="FILE", type=Path, help="JSON lines, a .json list, or a .parquet file"
+    )
+    parser.add_argument("--format", choices=("swebench",), required=True, help="the shape of its rows")
+    parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="folder of the task store")
+    parser.add_argument(
+        "--repositories",
+        metavar="FOLDER",
+        type=Path,
+        help="holds the repositories at their base commits: OWNER__NAME or NAME, with -COMMIT after it or not; folders, "
+        "archives or clones (default: fetch them by git)",
+    )
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="draws hidden tests")
+    parser.add_argument(
+        "--hidden-share", metavar="F", type=float, default=0.5, help="share of hidden tests (default: 0.5)"
+    )
+    parser.add_argument("--jobs", metavar="N", type=int, default=2, help="sandboxes at a time (default: 2)")
+    parser.add_argument(
+        "--backend", metavar="NAME", help="sandbox backend (default: the first that works here)"
+    )
+    parser.set_defaults(
+        run=f"{_HERE}:run_import", render="composer_replication.cli.build_result:render_build"
+    )
+
+
+def run_import(args: argparse.Namespace) -> tuple[Result, int]:
+    """Import a task set; the keys are those of ``build``.
+
+    Raises:
+        UsageError: a folder that cannot be written (CR0209), no folder of repositories (CR0462),
+            and as ``build_tasks``.
+        InputError: the set cannot be read (CR0460), no repository can be used (CR0419).
+        NothingToDoError: no row is a task (CR0418).
+    """
+    from composer_replication.cli.build_result import finish_build
+    from composer_replication.cli.output_folder import refuse_unwritable
+    from composer_replication.run_folder import read_jsonl
+    from composer_replication.sandbox import choose_backend
+    from composer_replication.tasks.swebench_import import import_swebench
+
+    refuse_unwritable(args.out)
+    choose_backend(args.backend)
+    with progress_bar(quiet=args.quiet) as report:
+        summary = import_swebench(
+            args.file,
+            args.out,
+            repositories=args.repositories,
+            seed=args.seed,
+            jobs=args.jobs,
+            hidden_share=args.hidden_share,
+            backend=args.backend,
+            progress=report,
+        )
+    if not args.quiet:
+        for row in read_jsonl(summary.folder / "journal.jsonl"):
+            if row["reason"]:
+                sys.stderr.write(f"{row['pin']}: {row['reason']}: {row['detail']}\n")
+    return finish_build(summary, quiet=args.quiet)
+
+
+def run_export(args: argparse.Namespace) -> tuple[Result, int]:
+    """Write a tree, or with a set format all tasks.
+
+    Raises:
+        UsageError: no ID (CR0416), the folder is not empty (CR0423) or cannot be written (CR0209).
+        InputError: not a store, damaged, or no such task (CR0410, CR0411, CR0412).
+    """
+    from composer_replication.cli.output_folder import refuse_unwritable
+    from composer_replication.errors import UsageError
+    from composer_replication.tasks.store import TaskStore
+
+    if args.format != "tree":
+        return _export_set(args)
+    if not args.task_id:
+        raise UsageError(
+            "CR0416",
+            "a tree is that of one task, and no ID is given.",
+            where="composer-rl tasks export",
+            fix=f"composer-rl tasks show {args.folder} lists the IDs; --format swebench writes all tasks.",
+        )
+    if args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
+        raise UsageError(
+            "CR0423", "the folder is not empty.", where=str(args.out), fix="choose another --out FOLDER."
+        )
+    refuse_unwritable(args.out)
+    store = TaskStore.open(args.folder)
+    task = store.get(args.task_id)
+    store.write_tree(task, args.out, view="golden" if args.golden else "rollout")
+    sizes = [path.stat().st_size for path in args.out.rglob("*") if path.is_file()]
+    return {"task_id": task.task_id, "files": len(sizes), "bytes": sum(sizes)}, 0
+
+
+def render_export(result: dict[str, Any]) -> str:
+    """One line."""
+    if "task_id" not in result:
+        return f"{result['tasks']} tasks, {result['bytes']} bytes in {result['out']}"
+    return f"{result['task_id']}: {result['files']} files, {result['bytes']} bytes"
+
+
+def _export_set(args: argparse.Namespace) -> tuple[Result, int]:
+    """Write all tasks of a store into one file.
+
+    Raises:
+        UsageError: an ID with a set format (CR0416), the file exists (CR0423) or cannot be
+            written (CR0209).
+        InputError: not a store, or damaged (CR0410, CR0411).
+        MissingError: Parquet without pyarrow (CR0448).
+    """
+    from composer_replication.cli.output_folder import refuse_unwritable
+    from composer_replication.errors import UsageError
+    from composer_replication.tasks.parquet import write_instances_parquet
+    from composer_replication.tasks.store import TaskStore
+    from composer_replication.tasks.swebench_files import write_instances
+
+    if args.task_id:
+        raise UsageError(
+            "CR0416",
+            f"--format {args.format} writes all tasks, not one.",
+            where=args.task_id,
+            fix=f"composer-rl tasks export {args.folder} --format {args.format} --out FILE",
+        )
+    if args.out.exists():
+        raise UsageError(
+            "CR0423", "the file exists already.", where=str(args.out), fix="choose another --out FILE."
+        )
+    refuse_unwritable(args.out.absolute().parent)
+    write = write_instances if args.format == "swebench" else write_instances_parquet
+    tasks = write(TaskStore.open(args.folder), args.out, with_golden=args.golden)
+    return {"tasks": tasks, "out": str(args.out.absolute()), "bytes": args.out.stat().st_size}, 0

@@ -1,0 +1,127 @@
+"""``tasks export`` and ``tasks import``: arguments, JSON keys, files, and what is refused."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from composer_replication.cli import tasks_verb
+from composer_replication.errors import InputError, NothingToDoError, UsageError
+from composer_replication.tasks.parquet import has_pyarrow
+from composer_replication.tasks.store import TaskStore
+
+TINY = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "project"
+PIN = "tinymath/numbers.py::clamp"
+
+
+def call(*words: str) -> tuple[dict[str, Any], int, str]:
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--json", action="store_true")
+    common.add_argument("--quiet", action="store_true")
+    parser = argparse.ArgumentParser()
+    tasks_verb.add_parser(parser.add_subparsers(), common)
+    args = parser.parse_args(["tasks", *words])
+    result, code = load(args.run)(args)
+    json.dumps(result, allow_nan=False)
+    return result, code, load(args.render)(result)
+
+
+def load(dotted: str) -> Any:
+    module, _, name = dotted.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("sets") / "tasks"
+    result, _, _ = call("build", str(TINY), "--out", str(out), "--quiet", "--no-twins", f"--symbol={PIN}")
+    assert result["parquet"] is has_pyarrow()
+    return out
+
+
+def test_the_set_formats_say_the_same_and_no_secret_without_golden(folder: Path, tmp_path: Path) -> None:
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for name, golden in (("public", []), ("secret", ["--golden"])):
+        lines, table = tmp_path / f"{name}.jsonl", tmp_path / f"{name}.parquet"
+        result, code, text = call("export", str(folder), "--format", "swebench", "--out", str(lines), *golden)
+        assert (code, result) == (0, {"tasks": 1, "out": str(lines), "bytes": lines.stat().st_size})
+        assert text == f"1 tasks, {lines.stat().st_size} bytes in {lines}"
+        call("export", str(folder), "--format", "parquet", "--out", str(table), *golden)
+        rows[name] = [json.loads(line) for line in lines.read_text().splitlines()]
+        assert pq.read_table(table).to_pylist() == rows[name]
+    assert "patch" not in rows["public"][0]
+    assert "return min(x, high)" in rows["secret"][0]["patch"]
+    assert "return min(x, high)" not in json.dumps(rows["public"])
+
+
+def test_a_round_trip_through_the_command_line(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "set.jsonl"
+    call("export", str(folder), "--format", "swebench", "--golden", "--out", str(path))
+    (task,) = TaskStore.open(folder).tasks()
+    row = json.loads(path.read_text())
+    with path.open("a") as handle:
+        handle.write(json.dumps({**row, "instance_id": "nowhere", "repo": "nothing"}) + "\n")
+    base = tmp_path / "bases" / f"tinymath-{row['base_commit']}"
+    call("export", str(folder), task.task_id, "--out", str(base))
+    out = tmp_path / "imported"
+    result, code, text = call(
+        "import", str(path), "--format", "swebench", "--out", str(out), "--repositories", str(base.parent)
+    )
+    assert code == 0
+    assert (result["tasks"], result["candidates"], result["rejected"]) == (1, 2, {"no-repository": 1})
+    built = json.loads((folder / "summary.json").read_text())
+    assert set(result) | {"schema_version"} == set(built)
+    assert "1 tasks of 2 candidates" in text
+    assert "nowhere: no-repository: there is no repository for nothing" in capsys.readouterr().err
+    assert TaskStore.open(out).tasks()[0].fail_to_pass == task.fail_to_pass
+
+
+def test_without_pyarrow_a_build_says_so_and_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("composer_replication.tasks.build.has_pyarrow", lambda: False)
+    out = tmp_path / "tasks"
+    result, code, _ = call("build", str(TINY), "--out", str(out), "--no-twins", f"--symbol={PIN}")
+    assert (code, result["tasks"], result["parquet"]) == (0, 1, False)
+    assert (
+        "No Parquet files: they need pip install 'composer-replication[parquet]'" in capsys.readouterr().err
+    )
+    assert not list(out.glob("*.parquet"))
+    TaskStore.open(out).verify()
+
+
+def test_no_usable_row_is_nothing_to_do(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "set.jsonl"
+    call("export", str(folder), "--format", "swebench", "--golden", "--out", str(path))
+    with pytest.raises(NothingToDoError, match="CR0418") as caught:
+        call("import", str(path), "--format", "swebench", "--out", str(tmp_path / "out"))
+    assert "no-repository 1" in caught.value.message
+
+
+def test_what_is_refused(folder: Path, tmp_path: Path) -> None:
+    (task_id,) = TaskStore.open(folder).task_ids()
+    taken = tmp_path / "taken"
+    taken.write_text("precious")
+    for words, code in (
+        (("export", str(folder), "--out", str(tmp_path / "x")), "CR0416"),
+        (("export", str(folder), task_id, "--format", "swebench", "--out", str(tmp_path / "x")), "CR0416"),
+        (("export", str(folder), "--format", "swebench", "--out", str(taken)), "CR0423"),
+        (("export", str(folder), "--format", "parquet", "--out", str(taken / "x")), "CR0209"),
+        (("import", str(taken), "--format", "swebench", "--out", str(taken / "x")), "CR0209"),
+    ):
+        with pytest.raises(UsageError, match=code):
+            call(*words)
+    with pytest.raises(InputError, match="CR0460"):
+        call("import", str(taken), "--format", "swebench", "--out", str(tmp_path / "y"))
+    with pytest.raises(SystemExit):
+        call("import", str(taken), "--format", "other", "--out", str(tmp_path / "y"))
+    assert taken.read_text() == "precious"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["taken"]

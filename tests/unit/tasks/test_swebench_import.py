@@ -1,0 +1,361 @@
+"""A SWE-bench set goes through our gates: what we export comes back as the same tasks; bad rows are named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from composer_replication.errors import InputError, UsageError
+from composer_replication.tasks.instructions import write_instruction
+from composer_replication.tasks.parquet import PUBLIC_COLUMNS, SECRET_COLUMNS, parquet_bytes, read_parquet
+from composer_replication.tasks.patches import make_patch
+from composer_replication.tasks.sources import open_source
+from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.swebench_bases import base_source
+from composer_replication.tasks.swebench_files import KEYS, Instance, read_instances, write_instances
+from composer_replication.tasks.swebench_import import Refused, import_swebench, make_deletion, propose
+from composer_replication.tasks.validate import validate_store
+
+Row = dict[str, Any]
+SOURCE = "def double(x):\n    return 2 * x\n\n\ndef triple(x):\n    return 3 * x\n"
+BROKEN = "def double(x):\n    return x\n\n\ndef triple(x):\n    return 3 * x\n"
+TESTS = (
+    "from planted import double, triple\n\n\ndef test_double():\n    assert double(4) == 8\n\n\n"
+    "def test_triple():\n    assert triple(4) == 12\n"
+)
+OLD_TESTS = "from planted import triple\n\n\ndef test_triple():\n    assert triple(4) == 12\n"
+BASE = {"planted/__init__.py": BROKEN, "tests/test_planted.py": OLD_TESTS}
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def patch_of(old: Mapping[str, str], new: Mapping[str, str]) -> str:
+    return make_patch(
+        {name: text.encode() for name, text in old.items()},
+        {name: text.encode() for name, text in new.items()},
+    )
+
+
+def row(**changes: object) -> Row:
+    """A row that is a task, against ``BASE``."""
+    return {
+        "instance_id": "people__planted-1",
+        "repo": "people/planted",
+        "base_commit": COMMIT,
+        "patch": patch_of({"planted/__init__.py": BROKEN}, {"planted/__init__.py": SOURCE}),
+        "test_patch": patch_of({"tests/test_planted.py": OLD_TESTS}, {"tests/test_planted.py": TESTS}),
+        "FAIL_TO_PASS": json.dumps(["tests/test_planted.py::test_double"]),
+        "PASS_TO_PASS": json.dumps(["tests/test_planted.py::test_triple"]),
+        "problem_statement": "double(4) gives 4.",
+        **changes,
+    }
+
+
+def write_rows(path: Path, *rows: Row) -> Path:
+    path.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    return path
+
+
+@pytest.fixture
+def base(make_project: Callable[[Mapping[str, str]], Path]) -> Path:
+    """A folder of repositories that has the base of ``row``."""
+    root = make_project(BASE)
+    folder = root.parent / "repositories"
+    folder.mkdir()
+    shutil.move(root, folder / "people__planted")
+    return folder
+
+
+# --- round trip -----------------------------------------------------------------------
+
+
+def test_what_we_export_comes_back_as_the_same_tasks(tiny_store: TaskStore, tmp_path: Path) -> None:
+    exported = tmp_path / "set.jsonl"
+    assert write_instances(tiny_store, exported, with_golden=True) == 4
+    for one in map(json.loads, exported.read_text().splitlines()):
+        folder = tmp_path / "repositories" / f"tinymath-{one['base_commit']}"
+        tiny_store.write_tree(tiny_store.get(one["instance_id"]), folder, view="rollout")
+    summary = import_swebench(exported, tmp_path / "store", repositories=tmp_path / "repositories")
+    assert (summary.tasks, summary.candidates, dict(summary.rejected)) == (4, 4, {})
+    store = TaskStore.open(tmp_path / "store")
+    store.verify()
+    assert len(store.repositories()) == 1
+    assert store.repositories()[0].repository.startswith("tinymath==1.0+")
+    found = {store.record(task.task_id).instance_id: task for task in store.tasks()}
+    for task in tiny_store.tasks():
+        other = found[task.task_id]
+        assert (other.granularity, other.removal, other.symbol) == ("feature", "whole", task.symbol)
+        assert other.fail_to_pass == task.fail_to_pass
+        assert store.files(other, "golden") == tiny_store.files(task, "golden")
+        broken, ours = store.files(other, "hidden"), tiny_store.files(task, "hidden")
+        assert broken[task.path] == ours[task.path]
+        assert broken == ours
+        statement = store.record(other.task_id).statement
+        assert statement == write_instruction(tiny_store, task)
+        assert write_instruction(store, other).startswith(statement.strip())
+    assert validate_store(tmp_path / "store", repeat=1).failed == ()
+
+
+def test_a_second_import_finds_everything_done(base: Path, tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "set.jsonl", row())
+    first = import_swebench(path, tmp_path / "store", repositories=base)
+    again = import_swebench(path, tmp_path / "store", repositories=base)
+    assert (first.tasks, first.fingerprint) == (1, again.fingerprint)
+
+
+def test_a_clone_gives_the_base_commit_and_a_pure_addition_is_a_task(tmp_path: Path) -> None:
+    """The clone has moved on since; the patch adds a whole file, which is removed again."""
+    clone = tmp_path / "repositories" / "planted"
+    old = {
+        "pyproject.toml": '[project]\nname = "planted"\nversion = "1.0"\n',
+        "planted/__init__.py": "def triple(x):\n    return 3 * x\n",
+        "tests/test_planted.py": OLD_TESTS,
+    }
+    for name, text in old.items():
+        (clone / name).parent.mkdir(parents=True, exist_ok=True)
+        (clone / name).write_text(text)
+    commits = []
+    for number in range(2):
+        (clone / "planted" / "later.py").write_text(f"x = {number}\n" * number)
+        git = ["git", "-C", str(clone), "-c", "user.name=A", "-c", "user.email=a@example.org"]
+        for words in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "x"]):
+            subprocess.run([*git, *words], check=True, capture_output=True)
+        done = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
+        commits.append(done.stdout.strip())
+    added = {"planted/twice.py": "def double(x):\n    return 2 * x\n"}
+    tests = {
+        "tests/test_twice.py": "def test_double():\n    from planted.twice import double\n    assert double(4) == 8\n"
+    }
+    one = row(
+        base_commit=commits[0],
+        patch=patch_of({}, {**added, "docs/more.rst": "outside of any task tree\n"}),
+        test_patch=patch_of({}, tests),
+        FAIL_TO_PASS=["tests/test_twice.py::test_double"],
+        PASS_TO_PASS=["tests/test_planted.py::test_triple"],
+    )
+    path = write_rows(tmp_path / "set.jsonl", one)
+    summary = import_swebench(path, tmp_path / "store", repositories=tmp_path / "repositories")
+    assert (summary.tasks, dict(summary.rejected)) == (1, {}), summary.examples
+    store = TaskStore.open(tmp_path / "store")
+    (task,) = store.tasks()
+    assert task.removed_files == ("planted/twice.py",)
+    assert store.files(task, "golden")["planted/later.py"] == b""
+    assert "planted/twice.py" not in store.files(task, "rollout")
+
+
+# --- rows that are no tasks -------------------------------------------------------------
+
+
+def test_bad_rows_are_counted_and_named_and_the_others_go_on(base: Path, tmp_path: Path) -> None:
+    same = {"planted/__init__.py": BROKEN}
+    rows = [
+        row(),
+        row(instance_id="unknown", repo="planet/mars", base_commit="v1"),
+        row(
+            instance_id="stale",
+            patch=patch_of({"planted/__init__.py": "other\n"}, {"planted/__init__.py": "x\n"}),
+        ),
+        row(instance_id="climbs", patch=patch_of({}, {"evil.py": "x\n"}).replace("evil.py", "../../evil.py")),
+        row(instance_id="wrong", FAIL_TO_PASS=json.dumps(["tests/test_planted.py::test_triple"])),
+        row(instance_id="breaks", PASS_TO_PASS=json.dumps(["tests/test_planted.py::test_double"])),
+        row(instance_id="empty", patch=""),
+        row(instance_id="constant", patch=patch_of(same, {"planted/__init__.py": BROKEN + "X = 1\n"})),
+        row(instance_id="tells", problem_statement="Write this:\n\n    return 2 * x\n"),
+    ]
+    summary = import_swebench(
+        write_rows(tmp_path / "set.jsonl", *rows), tmp_path / "store", repositories=base
+    )
+    assert dict(summary.rejected) == {
+        "no-function": 1,
+        "no-repository": 1,
+        "nothing-to-undo": 1,
+        "other-tests-fail": 2,
+        "patch-fails": 2,
+        "statement-shows-code": 1,
+    }
+    assert (summary.tasks, summary.valid, summary.candidates) == (1, 1, 9)
+    decisions = {
+        one["pin"]: one
+        for one in map(json.loads, (tmp_path / "store/journal.jsonl").read_text().splitlines())
+    }
+    assert set(decisions) == {one["instance_id"] for one in rows}
+    assert "patch failed: planted/__init__.py" in decisions["stale"]["detail"]
+    assert "leaves the tree" in decisions["climbs"]["detail"]
+    assert "tests/test_planted.py::test_triple" in decisions["wrong"]["detail"]
+    assert "1 tests should pass" in decisions["breaks"]["detail"]
+    assert "planet/mars" in decisions["unknown"]["detail"]
+    assert not (tmp_path / "evil.py").exists()
+
+
+def test_an_unusable_repository_counts_once_for_each_row(base: Path, tmp_path: Path) -> None:
+    red = TESTS.replace("== 8", "== 9").replace("== 12", "== 13")
+    tests = patch_of({"tests/test_planted.py": OLD_TESTS}, {"tests/test_planted.py": red})
+    path = write_rows(tmp_path / "set.jsonl", row(test_patch=tests), row(instance_id="two", test_patch=tests))
+    summary = import_swebench(path, tmp_path / "store", repositories=base)
+    assert (summary.tasks, summary.candidates, dict(summary.rejected)) == (0, 2, {"red-baseline": 2})
+
+
+# --- deletions from patches ---------------------------------------------------------------
+
+
+def test_the_broken_tree_is_the_base_with_the_test_patch(base: Path, tmp_path: Path) -> None:
+    (instance,) = read_instances(write_rows(tmp_path / "set.jsonl", row()))
+    source, proposal = propose(instance, open_source(str(base / "people__planted")))
+    assert source.files["planted/__init__.py"].decode() == SOURCE
+    assert source.files["tests/test_planted.py"].decode() == TESTS
+    (edit,) = proposal.deletion.edits
+    assert SOURCE[: edit.start] + edit.text + SOURCE[edit.end :] == BROKEN
+    assert [cut.symbol for cut in proposal.deletion.bodies] == ["double"]
+    assert proposal.deletion.pin == "planted/__init__.py::double@feature/whole"
+
+
+def test_rows_with_equal_originals_share_a_repository(base: Path, tmp_path: Path) -> None:
+    both = SOURCE.replace("3 *", "3 * 1 *")
+    rows = [row(), row(instance_id="b", test_patch="", patch=row()["patch"] + row()["test_patch"])]
+    other = row(
+        instance_id="c", patch=patch_of({"planted/__init__.py": BROKEN}, {"planted/__init__.py": both})
+    )
+    opened = open_source(str(base / "people__planted"))
+    instances = read_instances(write_rows(tmp_path / "set.jsonl", *rows, other))
+    names = [propose(instance, opened)[0].repository for instance in instances]
+    assert names[0] == names[1] != names[2]
+    assert all(name.startswith("planted==1.0+") for name in names)
+
+
+@pytest.mark.parametrize(
+    ("original", "broken", "reason"),
+    [
+        ({"a.py": b"x\n"}, {"a.py": b"x\n"}, "nothing-to-undo"),
+        ({"tests/test_a.py": b"x\n"}, {"tests/test_a.py": b"y\n"}, "nothing-to-undo"),
+        ({"a.py": b"x\n"}, {"a.py": b"x\n", "gone.py": b"x\n"}, "nothing-to-undo"),
+        ({"a.py": b"\xff\n"}, {"a.py": b"x\n"}, "not-text"),
+        ({"a.py": b"x\n"}, {"a.py": b"\xff\n"}, "not-text"),
+        ({"new.py": b"\xff\n"}, {}, "not-text"),
+        ({"a.py": b"X = 1\n"}, {"a.py": b"X = 2\n"}, "no-function"),
+    ],
+)
+def test_what_is_no_deletion(original: dict[str, bytes], broken: dict[str, bytes], reason: str) -> None:
+    with pytest.raises(Refused) as caught:
+        make_deletion(original, broken)
+    assert caught.value.reason == reason
+
+
+# --- where a base is looked for -------------------------------------------------------------
+
+
+def instance(**changes: str) -> Instance:
+    return Instance(**{"instance_id": "i", "repo": "people/planted", "base_commit": COMMIT, "patch": "", "test_patch": "", "fail_to_pass": frozenset(), "pass_to_pass": frozenset(), "problem_statement": "", **changes})  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "people__planted", "people-planted", "planted", f"planted-{COMMIT}", f"people__planted-{COMMIT[:12]}",
+        f"planted-{COMMIT[:7]}",
+    ],
+)  # fmt: skip
+def test_names_of_folders_and_archives(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir()
+    assert base_source(instance(), tmp_path) == str(tmp_path / name)
+    (tmp_path / name).rmdir()
+    (tmp_path / f"{name}.tar.gz").touch()
+    assert base_source(instance(), tmp_path) == str(tmp_path / f"{name}.tar.gz")
+
+
+def test_a_name_with_the_commit_wins_and_a_clone_is_asked_for_it(tmp_path: Path) -> None:
+    (tmp_path / "planted" / ".git").mkdir(parents=True)
+    assert base_source(instance(), tmp_path) == f"git+file://{tmp_path}/planted@{COMMIT}"
+    (tmp_path / f"planted-{COMMIT}").mkdir()
+    assert base_source(instance(), tmp_path) == str(tmp_path / f"planted-{COMMIT}")
+
+
+def test_without_a_folder_git_is_asked_if_the_row_says_where(tmp_path: Path) -> None:
+    expected = f"git+https://github.com/people/planted@{COMMIT}"
+    assert base_source(instance(), None) == base_source(instance(), tmp_path) == expected
+    for changes in ({"repo": "planted"}, {"base_commit": "a" * 64}, {"base_commit": "main"}):
+        with pytest.raises(InputError, match="CR0461"):
+            base_source(instance(**changes), tmp_path)
+
+
+# --- files ------------------------------------------------------------------------------------
+
+
+def test_three_kinds_of_files_say_the_same(tmp_path: Path) -> None:
+    rows = [row(), row(instance_id="b", FAIL_TO_PASS=[], PASS_TO_PASS=["t"])]
+    lines = read_instances(write_rows(tmp_path / "a.jsonl", *rows))
+    (tmp_path / "a.json").write_text(json.dumps(rows))
+    assert read_instances(tmp_path / "a.json") == lines
+    texts = [
+        {**one, "FAIL_TO_PASS": json.dumps(one["FAIL_TO_PASS"]), "PASS_TO_PASS": json.dumps(["t"])}
+        for one in rows
+    ]
+    texts[0] = rows[0]
+    texts[1]["FAIL_TO_PASS"] = "[]"
+    (tmp_path / "a.parquet").write_bytes(parquet_bytes(texts, KEYS))
+    assert read_instances(tmp_path / "a.parquet") == lines
+    assert lines[0].fail_to_pass == {"tests/test_planted.py::test_double"}
+    assert read_instances(write_rows(tmp_path / "b.jsonl", row(test_patch=None)))[0].test_patch == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (json.dumps(row()) + "\n{broken\n", "line 2 is not JSON"),
+        ("[1]\n", "line 1 is not a JSON object"),
+        ("\n", "it holds no rows"),
+        (json.dumps(row()) + "\n" + json.dumps(row()), "line 2 has the instance_id of an earlier one"),
+        (json.dumps(row(patch=3)), "line 1: patch is not text"),
+        (json.dumps(row(FAIL_TO_PASS="test_a")), "line 1: FAIL_TO_PASS is not JSON"),
+        (json.dumps(row(PASS_TO_PASS=[1])), "line 1: PASS_TO_PASS is not a list of tests"),
+        (json.dumps(row(repo="../../etc")), "repo is no name"),
+        (json.dumps(row(repo="a/b/c")), "repo is no name"),
+        (json.dumps(row(base_commit="--upload-pack=x")), "base_commit is no name"),
+        (json.dumps(row(instance_id="a/b")), "instance_id is no name"),
+        ("[" * 100_000, "line 1 is not JSON"),
+        *((json.dumps({k: v for k, v in row().items() if k != key}), f"line 1 has no {key}") for key in KEYS),
+    ],
+)
+def test_a_file_that_is_no_set_is_refused(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "set.jsonl").write_text(text)
+    with pytest.raises(InputError, match="CR0460") as caught:
+        read_instances(tmp_path / "set.jsonl")
+    assert said in caught.value.message
+    assert caught.value.where == str(tmp_path / "set.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("name", "data"), [("a.jsonl", b"\xff\xfe"), ("a.parquet", b"no"), ("a.json", b"[{]")]
+)
+def test_bytes_that_are_no_set_are_refused(name: str, data: bytes, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(InputError, match="CR0460"):
+        read_instances(tmp_path / name)
+    with pytest.raises(InputError, match="CR0460"):
+        read_instances(tmp_path / "gone" / name)
+
+
+def test_a_folder_that_does_not_exist_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="CR0462"):
+        import_swebench(
+            write_rows(tmp_path / "a.jsonl", row()), tmp_path / "out", repositories=tmp_path / "gone"
+        )
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_export_without_golden_has_no_patch_and_cannot_be_imported(
+    tiny_store: TaskStore, tmp_path: Path
+) -> None:
+    write_instances(tiny_store, tmp_path / "public.jsonl", with_golden=False)
+    rows = [json.loads(line) for line in (tmp_path / "public.jsonl").read_text().splitlines()]
+    assert all(list(one) == list(PUBLIC_COLUMNS) for one in rows)
+    with pytest.raises(InputError, match="line 1 has no patch"):
+        read_instances(tmp_path / "public.jsonl")
+    secrets = read_parquet((tiny_store.root / "secrets.parquet").read_bytes())
+    write_instances(tiny_store, tmp_path / "secret.jsonl", with_golden=True)
+    assert [json.loads(line) for line in (tmp_path / "secret.jsonl").read_text().splitlines()] == secrets
+    assert list(secrets[0]) == list(SECRET_COLUMNS)

@@ -12,6 +12,7 @@ import pytest
 
 from composer_replication.errors import InputError
 from composer_replication.tasks.cache import sha256_of
+from composer_replication.tasks.blobs import find_blob
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.validate import validate_store
 
@@ -122,7 +123,9 @@ def test_a_damaged_file_fails_the_task_that_needs_it(copy: Path) -> None:
     (task,) = TaskStore.open(copy).tasks()
     slug = TaskStore.open(copy).record(task.task_id).repository_record
     digest = TaskStore.open(copy).repository(slug).files[task.path]
-    (copy / "objects" / digest[:2] / digest).write_text("changed")
+    blob = find_blob(copy / "objects", digest)
+    assert blob is not None
+    blob.write_bytes(b"changed")
     summary = validate_store(copy, repeat=1)
     assert [(row.task_id, row.gate) for row in summary.failed] == [(task.task_id, "damaged")]
     assert digest in summary.failed[0].detail

@@ -84,9 +84,9 @@ def _add_build(verbs: Any, common: argparse.ArgumentParser) -> None:
         "--hidden-share", metavar="F", type=float, default=0.5, help="share of hidden tests (default: 0.5)"
     )
     build.add_argument(
-        "--no-twins",
+        "--visible-only",
         action="store_true",
-        help="do not record what the deleted functions do as further hidden tests",
+        help="keep tasks without a hidden truth: do not record what the deleted functions do, measure nothing",
     )
     add_instruction_flags(build)
     build.add_argument("--jobs", metavar="N", type=int, default=2, help="sandboxes at a time (default: 2)")
@@ -154,7 +154,7 @@ def run_build(args: argparse.Namespace) -> tuple[Result, int]:
             symbols=_symbols(args),
             granularities=_chosen(args.granularity, _GRANULARITIES, "function"),
             removals=_chosen(args.removal, _REMOVALS, "body"),
-            with_twins=not args.no_twins,
+            with_truth=not args.visible_only,
             max_tasks=args.max_tasks,
             seed=args.seed,
             jobs=args.jobs,

@@ -6,14 +6,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 from composer_replication.errors import UsageError
 from composer_replication.run_folder import RunFolder
 from composer_replication.sandbox import runs_interrupted
-from composer_replication.tasks.attach_twins import attach_twins
 from composer_replication.tasks.build_summary import BuildSummary
 from composer_replication.tasks.deletion import Deletion, Granularity, Removal
 from composer_replication.tasks.draw import drawn, in_turn, pinned, sizes_of
@@ -26,9 +25,11 @@ from composer_replication.tasks.proposal import Proposal
 from composer_replication.tasks.repository import PreparedRepository, prepare, slug_of
 from composer_replication.tasks.sources import RepositorySource, open_source
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.truth import NO_TRUTH, ValidTask, add_truth
 
 __all__ = ["Build", "BuildSummary", "Candidate", "Progress", "Settings", "build_tasks", "run_build"]
 
+Item = TypeVar("Item")
 Result = TypeVar("Result")
 Progress = Callable[[int, int, str], None]
 """Called with (done, total, what is done now) from the calling thread."""
@@ -61,7 +62,6 @@ class Settings:
     hidden_share: float
     granularities: Collection[Granularity] = ()
     removals: Collection[Removal] = ()
-    with_twins: bool = False
 
 
 def build_tasks(
@@ -71,7 +71,7 @@ def build_tasks(
     symbols: Mapping[str, Sequence[str]] | None = None,
     granularities: Sequence[Granularity] = ("function",),
     removals: Sequence[Removal] = ("body",),
-    with_twins: bool = False,
+    with_truth: bool = False,
     max_tasks: int | None = None,
     seed: int = 0,
     jobs: int = 2,
@@ -92,7 +92,8 @@ def build_tasks(
             a source without an entry gives all its candidates, in an order drawn by ``seed``.
         granularities: what is deleted; the sizes take turns.
         removals: how much of it; see ``deletion``.
-        with_twins: also record what the deleted functions do, as further hidden tests; see ``twin``.
+        with_truth: record what the deleted functions do, as further hidden tests (``twin``), refuse
+            tasks that have neither these nor hidden tests, and measure how strong both are.
         max_tasks: stop after so many tasks.
         seed: draws candidates and hidden tests.
         jobs: candidates tried at the same time.
@@ -113,11 +114,12 @@ def build_tasks(
 
     def choose(run: Build) -> None:
         prepared = run.prepare_all(opened, symbols or {})
-        run.decide(run.candidates(prepared, symbols or {}), max_tasks)
-        if with_twins:
-            run.add_twins()
+        candidates = run.candidates(prepared, symbols or {})
+        run.decide(candidates, max_tasks)
+        while with_truth and run.add_truth():
+            run.decide(candidates, max_tasks)  # for each that had none, the next one
 
-    settings = Settings(seed, hidden_share, granularities, removals, with_twins)
+    settings = Settings(seed, hidden_share, granularities, removals)
     return run_build(Path(out), settings, choose, jobs=jobs, backend=backend, progress=progress)
 
 
@@ -325,23 +327,28 @@ class Build:
         self.journal.add(decision)
         return decision
 
-    def add_twins(self) -> None:
-        """Record what the deleted functions of each repository do, once for all its tasks."""
-        rows: dict[str, list[tuple[str, Deletion]]] = {}
-        repositories: dict[str, PreparedRepository] = {}
-        for decision in self.decisions:
-            if decision.is_valid:
-                candidate = self.by_key[decision.key]
-                repositories[candidate.repository.slug] = candidate.repository
-                rows.setdefault(candidate.repository.slug, []).append((decision.task_id, candidate.deletion))
-        futures = {
-            self.pool.submit(attach_twins, self.store, repositories[slug], own, self.settings.seed): slug
-            for slug, own in rows.items()
-        }
-        self.progress(0, len(futures), "twins of repositories")
+    def add_truth(self) -> int:
+        """Give each task a truth that is not in its reward; refuse those for which there is none.
+
+        Returns:
+            How many were refused.
+        """
+        valid = {decision.task_id: decision for decision in self.decisions if decision.is_valid}
+        tasks = [
+            ValidTask(task_id, self.by_key[one.key].repository, self.by_key[one.key].deletion)
+            for task_id, one in valid.items()
+        ]
+        blind = add_truth(self.store, tasks, self.settings.seed, self._each)
+        for task_id in blind:
+            self.journal.add(replace(valid[task_id], task_id="", reason="no-truth", detail=NO_TRUTH))
+        return len(blind)
+
+    def _each(self, work: Callable[[Item], Result], items: Collection[Item], what: str) -> Iterator[Result]:
+        futures = [self.pool.submit(work, item) for item in items]
+        self.progress(0, len(futures), what)
         for done, future in enumerate(_as_completed(futures), start=1):
-            future.result()
-            self.progress(done, len(futures), "twins of repositories")
+            yield future.result()
+            self.progress(done, len(futures), what)
 
     def finish(self) -> None:
         """Leave exactly what was asked for: no task beyond the cut or of an earlier setting."""

@@ -115,7 +115,9 @@ class TaskRecord:
     every function inside when they are not the edits themselves; ``test_edits`` move imports
     of deleted names into the tests that use them; ``visible_edits`` do that and take the
     hidden test functions out. ``statement`` is what a foreign task set asks for in its own
-    words, ``instance_id`` its name there; both are empty for tasks of our own.
+    words, ``instance_id`` its name there; both are empty for tasks of our own. ``strength`` is
+    how many small faults in the golden code were tried (``mutants``) and noticed by the visible
+    tests (``killed_visible``) and by all (``killed_all``), or None where nobody measured.
     """
 
     task_id: str
@@ -135,6 +137,7 @@ class TaskRecord:
     num_body_lines: int
     statement: str = ""
     instance_id: str = ""
+    strength: Mapping[str, int] | None = None
 
     def to_json(self) -> dict[str, Any]:
         fields = {name: getattr(self, name) for name in self.__slots__}
@@ -142,7 +145,7 @@ class TaskRecord:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> TaskRecord:
-        fields = {"statement": "", "instance_id": "", **value}
+        fields = {"statement": "", "instance_id": "", "strength": None, **value}
         fields = {name: fields[name] for name in cls.__slots__}
         for name in _EDITS:
             fields[name] = tuple(

@@ -146,6 +146,7 @@ def _run_part(
     nonces = [secrets.token_hex(16) for _ in runs]
     with tempfile.TemporaryDirectory(prefix="batch-", dir=process_folder()) as folder:
         root = Path(folder) / "trees"
+        root.mkdir(mode=0o700)  # closed to others: the sign by which the keeper knows what it may clear
         orders = []
         for number, (run, nonce) in enumerate(zip(runs, nonces, strict=True)):
             tree = root / str(number) / "tree"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -225,6 +226,18 @@ def test_finds_nothing():
     assert both.outcomes["test_l.py::test_finds_nothing"] is Outcome.FAILED  # it does look
     commands = (path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists())
     assert not [command for command in commands if b"time.sleep(52)" in command and b"-P" not in command]
+
+
+def test_a_place_that_others_share_is_never_cleared(tmp_path: Path) -> None:
+    """Started without a sandbox by mistake, the keeper must leave the host's ``/tmp`` alone."""
+    private, shared, secret = (tmp_path / name for name in ("private", "shared", "secret"))
+    for folder, mode in ((private, 0o700), (shared, 0o1777), (secret, 0o750)):
+        folder.mkdir()
+        folder.chmod(mode)
+    code = f"{test_batch.runner_text('batch_keeper.py')}\nimport json\nprint(json.dumps([is_private(p) for p in sys.argv[1:]]))"
+    paths = [str(path) for path in (private, shared, secret, Path("/tmp"), tmp_path / "missing")]
+    done = subprocess.run([sys.executable, "-c", code, *paths], capture_output=True, check=True)
+    assert json.loads(done.stdout) == [True, False, False, False, False]
 
 
 KILLERS = {

@@ -27,7 +27,8 @@ class Keeper:
         self.keep_bytes = orders["keep_bytes"]
         self.root = os.getcwd()
         self.pending = [run["folder"] for run in orders["runs"]]
-        self.before = {place: set(self.names(place)) for place in PLACES_OF_ALL}
+        places = {*PLACES_OF_ALL, os.environ["HOME"], os.environ["TMPDIR"]}
+        self.before = {place: set(self.names(place)) for place in places if is_private(place)}
 
     @staticmethod
     def names(place):
@@ -153,16 +154,12 @@ class Keeper:
     def clear_up(self, folder):
         """Remove the tree of a run that is over and all that it left in the places of all."""
         self.pending.remove(folder)
-        for name in self.names(self.root):
+        for name in self.names(self.root) if is_private(self.root) else ():
             if not any(other == name or other.startswith(f"{name}/") for other in self.pending):
                 remove(os.path.join(self.root, name))
-        for place in (os.environ["HOME"], os.environ["TMPDIR"]):
-            for name in self.names(place):
-                remove(os.path.join(place, name))
         for place, before in self.before.items():
-            if is_ours_to_write(place):
-                for name in set(self.names(place)) - before:
-                    remove(os.path.join(place, name))
+            for name in set(self.names(place)) - before:
+                remove(os.path.join(place, name))
 
 
 def write_some(descriptor, data):
@@ -213,15 +210,17 @@ def collect_dead(nursery_pid):
         return
 
 
-def is_ours_to_write(place):
-    """Whether a run could have left something there (a jail of Landlock shows the host's /tmp, closed)."""
-    name = os.path.join(place, f".{os.getpid()}-{time.monotonic_ns()}")
+def is_private(place):
+    """Whether a folder was made for this sandbox alone: ours, and closed to all others.
+
+    The host's ``/tmp`` is open to all. Nothing in it is ever touched, whatever it may be that
+    runs this program.
+    """
     try:
-        os.mkdir(name, 0o700)
-        os.rmdir(name)
+        info = os.stat(place)
     except OSError:
         return False
-    return True
+    return info.st_uid == os.geteuid() and not info.st_mode & 0o077
 
 
 def remove(path):

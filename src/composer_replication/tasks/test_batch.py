@@ -146,6 +146,7 @@ def _run_part(
     nonces = [secrets.token_hex(16) for _ in runs]
     with tempfile.TemporaryDirectory(prefix="batch-", dir=process_folder()) as folder:
         root = Path(folder) / "trees"
+        root.mkdir(mode=0o700)  # closed to others: the sign by which the keeper knows what it may clear
         orders = []
         for number, (run, nonce) in enumerate(zip(runs, nonces, strict=True)):
             tree = root / str(number) / "tree"
@@ -223,7 +224,8 @@ def _results(stdout: str, nonce: str) -> tuple[list[ExecResult], bool]:
 
 def _nursery_order(runs: Sequence[BatchRun], *, fork: bool) -> dict[str, Any]:
     """What to import beforehand: what the trees import at their top and do not have themselves."""
-    paths = {PurePosixPath(path) for run in runs for path in run.files}
+    # Python files alone: a py.typed is no module py, which the test runner has.
+    paths = {PurePosixPath(path) for run in runs for path in run.files if path.endswith(".py")}
     own = {part for path in paths for part in (*path.parts[:-1], path.stem)}
     wanted: dict[str, set[str]] = {}
     for run in runs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -227,6 +228,18 @@ def test_finds_nothing():
     assert not [command for command in commands if b"time.sleep(52)" in command and b"-P" not in command]
 
 
+def test_a_place_that_others_share_is_never_cleared(tmp_path: Path) -> None:
+    """Started without a sandbox by mistake, the keeper must leave the host's ``/tmp`` alone."""
+    private, shared, secret = (tmp_path / name for name in ("private", "shared", "secret"))
+    for folder, mode in ((private, 0o700), (shared, 0o1777), (secret, 0o750)):
+        folder.mkdir()
+        folder.chmod(mode)
+    code = f"{test_batch.runner_text('batch_keeper.py')}\nimport json\nprint(json.dumps([is_private(p) for p in sys.argv[1:]]))"
+    paths = [str(path) for path in (private, shared, secret, Path("/tmp"), tmp_path / "missing")]
+    done = subprocess.run([sys.executable, "-c", code, *paths], capture_output=True, check=True)
+    assert json.loads(done.stdout) == [True, False, False, False, False]
+
+
 KILLERS = {
     "its parent": "import os, signal; os.kill(os.getppid(), signal.SIGKILL); return 42",
     "the whole batch": (
@@ -354,7 +367,8 @@ def test_a_module_that_the_tree_has_is_never_imported_beforehand(
     """The tree's own ``colorsys`` wins; ``wave``, imported beforehand elsewhere, would ask for its ``chunk``."""
     test = "import colorsys\n\ndef test_it():\n    assert colorsys.MINE\n"
     tree = files(colorsys="MINE = True\n", test_x=test)
-    way, reports = way_of([BatchRun(tree, None, 60.0)], environment, monkeypatch)
+    # A py.typed is no module: the test runner's own module py may be imported.
+    way, reports = way_of([BatchRun({**tree, "py.typed": b""}, None, 60.0)], environment, monkeypatch)
     assert (way, len(reports[0].passed)) == ("fork", 1)
     tree = files(
         hashlib="MINE = True\n",

@@ -233,9 +233,11 @@ class _Build:
                 for report in reports[first : first + len(STUB_EXPRESSIONS)]
             ]
             # A table knows every recorded call and no mutated one: there it returns None.
-            lookup = replace(scores[0], recorded_agree=scores[0].num_recorded)
-            if any(score.error for score in scores):
-                self.tell(twin.pin, scores[0].error)
+            none = scores[STUB_EXPRESSIONS.index("None")]
+            lookup = replace(none, recorded_agree=none.num_recorded)
+            errors = [score.error for score in scores if score.error]
+            if errors:
+                self.tell(twin.pin, errors[0])
             elif any(score.passed for score in scores):
                 self.tell(twin.pin, "a stub passes")
             elif lookup.passed:

@@ -32,7 +32,7 @@ def judge_twin(
     """Does a candidate do what the golden code did?
 
     The candidate runs in a fresh sandbox of its own. It gets the inputs; its canonical
-    digests come out and are compared here. A call that is missing, hangs (1 s) or takes down
+    digests come out and are compared here. A call that is missing, hangs (1 s of processor time) or takes down
     its process disagrees.
 
     Args:

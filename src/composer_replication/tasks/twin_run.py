@@ -32,7 +32,7 @@ from composer_replication.tasks.tree_rules import is_subject_path
 from composer_replication.tasks.views import write_files
 
 CALL_SECONDS = 1.0
-"""As long as one call may take."""
+"""Processor time of one call; one that sleeps may take twenty times as long."""
 MAX_CALL_BYTES = 30_000
 MAX_CALLS = 150
 PLAYER_BYTES = 3 * 1024**3

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import get_args
 
 from packaging.utils import canonicalize_name
@@ -26,6 +26,7 @@ from composer_replication.tasks.lock import (
     resolve,
     wheel_path,
 )
+from composer_replication.tasks.refusals import explain, refuse_second_copy
 from composer_replication.tasks.requirements import read_requirements
 from composer_replication.tasks.sources import RepositorySource
 from composer_replication.tasks.store import TaskStore
@@ -80,25 +81,6 @@ def lock_repository(source: RepositorySource) -> EnvironmentLock:
     return lock
 
 
-def _refuse_second_copy(source: RepositorySource, environment: Environment) -> None:
-    """No module of the tree may also be installed: tests would import the old code.
-
-    Raises:
-        UnusableRepository: ``runner-dependency``.
-    """
-    own = {PurePosixPath(path).parts for path in source.files if is_subject_path(path)}
-    tops = {
-        (parts[1] if parts[0] in ("src", "lib") and len(parts) > 1 else parts[0]).removesuffix(".py")
-        for parts in own
-    }
-    for folder in environment.root.glob("lib/python*/site-packages"):
-        installed = {path.name.removesuffix(".py") for path in folder.iterdir()}
-        if tops & installed:
-            raise UnusableRepository(
-                "runner-dependency", f"the environment holds a module {min(tops & installed)}, too"
-            )
-
-
 def prepare(
     source: RepositorySource,
     store: TaskStore,
@@ -116,7 +98,7 @@ def prepare(
     at a time, ``sizes`` are the (granularity, removal) pairs to plan.
 
     Raises:
-        UnusableRepository: as ``lock_repository``, or ``red-baseline``.
+        UnusableRepository: as ``lock_repository``, ``red-baseline``, or ``needs-compiling``.
         InputError, SandboxFailure: as their causes.
     """
     slug = slug_of(source.repository)
@@ -132,8 +114,11 @@ def prepare(
     else:
         lock = lock_repository(source)
         environment = open_environment(lock, backend=backend)
-        _refuse_second_copy(source, environment)
-        record = _measure(source, environment, backend, map_calls=map_calls, jobs=jobs)
+        refuse_second_copy(source, environment)
+        try:
+            record = _measure(source, environment, backend, map_calls=map_calls, jobs=jobs)
+        except UnusableRepository as error:
+            raise explain(error, source) from error
         store.put_lock(lock, lambda wheel: wheel_path(wheel).read_bytes())
         for data in source.files.values():
             store.put_blob(data)

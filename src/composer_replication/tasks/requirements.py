@@ -23,7 +23,7 @@ from packaging.markers import default_environment
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from composer_replication.tasks.sources import RepositorySource, read_toml
+from composer_replication.tasks.sources import RepositorySource, inner_table, read_toml
 from composer_replication.tasks.tree_rules import is_test_path
 
 _TEST_GROUPS = frozenset(
@@ -44,6 +44,8 @@ _WELL_KNOWN = {
     "attr": "attrs", "attrs": "attrs", "dateutil": "python-dateutil", "freezegun": "freezegun", "hypothesis": "hypothesis",
     "mock": "mock", "pytz": "pytz", "six": "six", "whatever": "whatever", "yaml": "pyyaml",
 }  # fmt: skip
+UNREADABLE = (SyntaxError, ValueError, TypeError, RecursionError, MemoryError)
+"""What the parser raises for a source that it cannot take: broken, too deep, or not a literal."""
 _OPTION = re.compile(r"\s(--\S.*|#.*)$")
 
 
@@ -108,8 +110,8 @@ def read_requirements(source: RepositorySource) -> Requirements:
     found = Requirements()
     table = read_toml(source.metadata, "pyproject.toml")
     _read_project(found, table)
-    _read_poetry(found, table.get("tool", {}).get("poetry", {}))
-    _read_groups(found, table.get("dependency-groups", {}))
+    _read_poetry(found, inner_table(table, "tool", "poetry"))
+    _read_groups(found, inner_table(table, "dependency-groups"))
     _read_package_info(found, source.metadata)
     _read_setup_cfg(found, source.metadata)
     _read_setup_py(found, source.metadata)
@@ -141,28 +143,32 @@ def _texts(value: object) -> list[str]:
 
 
 def _read_project(found: Requirements, table: Mapping[str, Any]) -> None:
-    project = table.get("project", {})
+    project = inner_table(table, "project")
     found.require(_texts(project.get("dependencies")), skip_tooling=False)
-    for name, texts in project.get("optional-dependencies", {}).items():
+    for name, texts in inner_table(project, "optional-dependencies").items():
         _add_group(found, name, _texts(texts))
 
 
 def _read_groups(found: Requirements, groups: Mapping[str, Any]) -> None:
     def expand(name: str, seen: frozenset[str]) -> Iterator[str]:
-        for item in groups.get(name, []):
+        listed = groups.get(name)
+        for item in listed if isinstance(listed, list) else ():
+            included = item.get("include-group") if isinstance(item, dict) else None
             if isinstance(item, str):
                 yield item
-            elif isinstance(item, dict) and item.get("include-group") not in (None, *seen):
-                yield from expand(item["include-group"], seen | {name})
+            elif isinstance(included, str) and included not in seen:
+                yield from expand(included, seen | {included})
 
     for name in groups:
         _add_group(found, name, expand(name, frozenset({name})))
 
 
 def _read_poetry(found: Requirements, poetry: Mapping[str, Any]) -> None:
-    found.require(_poetry_texts(poetry.get("dependencies", {})), skip_tooling=False)
-    groups = {"dev": poetry.get("dev-dependencies", {})}
-    groups |= {name: group.get("dependencies", {}) for name, group in poetry.get("group", {}).items()}
+    found.require(_poetry_texts(inner_table(poetry, "dependencies")), skip_tooling=False)
+    groups = {"dev": inner_table(poetry, "dev-dependencies")}
+    groups |= {
+        name: inner_table(poetry, "group", name, "dependencies") for name in inner_table(poetry, "group")
+    }
     for name, table in groups.items():
         _add_group(found, name, _poetry_texts(table))
 
@@ -173,9 +179,8 @@ def _poetry_texts(table: Mapping[str, Any]) -> list[str]:
     for name, value in table.items():
         if canonicalize_name(name) == "python" or (isinstance(value, dict) and value.get("optional")):
             continue
-        version = (
-            value if isinstance(value, str) else value.get("version", "") if isinstance(value, dict) else ""
-        )
+        given = value.get("version") if isinstance(value, dict) else value
+        version = given if isinstance(given, str) else ""
         bound = re.match(r"[\^~]=?\s*(\d[\w.]*)", version)
         specifier = f">={bound[1]}" if bound else version if re.match(r"[<>=!]", version) else ""
         texts.append(f"{name}{specifier}")
@@ -215,7 +220,7 @@ def _read_setup_py(found: Requirements, metadata: Mapping[str, bytes]) -> None:
     """Literal lists in the call of ``setup``; anything that would have to be run is not seen."""
     try:
         module = ast.parse(metadata.get("setup.py", b""))
-    except (SyntaxError, ValueError):
+    except UNREADABLE:
         return
     for node in ast.walk(module):
         if not isinstance(node, ast.keyword) or node.arg not in (
@@ -226,12 +231,12 @@ def _read_setup_py(found: Requirements, metadata: Mapping[str, bytes]) -> None:
             continue
         try:
             value = ast.literal_eval(node.value)
-        except (ValueError, TypeError):
+        except UNREADABLE:
             continue
         if node.arg == "extras_require" and isinstance(value, dict):
             for name, texts in value.items():
                 _add_group(found, str(name), _texts(texts))
-        else:
+        elif isinstance(value, list | tuple):
             found.require(_texts(list(value)), skip_tooling=node.arg == "tests_require")
 
 
@@ -278,7 +283,7 @@ def imported_modules(data: bytes) -> set[str]:
     """Top-level names of all modules that a source file imports."""
     try:
         module = ast.parse(data)
-    except (SyntaxError, ValueError):
+    except UNREADABLE:
         return set()
     names: set[str] = set()
     for node in ast.walk(module):

@@ -33,6 +33,8 @@ __all__ = [
 ]
 
 _PIN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([A-Za-z0-9][A-Za-z0-9._+!-]*)")
+_NO_TEXT = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+_VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_-]{0,99}")
 _SHORT_ID = 12
 _PROJECT_FILES = ("pyproject.toml", "setup.cfg", "setup.py", "PKG-INFO")
 
@@ -125,7 +127,12 @@ def _sdist_path(source: str) -> Path:
 
 def _wanted(names: frozenset[str]) -> Any:
     in_tree = tree_rule(names)
-    return lambda path: in_tree(path) or is_metadata_path(path)
+    return lambda path: _is_text(str(path)) and (in_tree(path) or is_metadata_path(path))
+
+
+def _is_text(name: str) -> bool:
+    """Whether a record can name a file; one with bytes that are no text, or a line break, is left out."""
+    return _NO_TEXT.search(name) is None
 
 
 def _digest(files: Mapping[str, bytes]) -> str:
@@ -189,14 +196,22 @@ def inner_table(table: Mapping[str, Any], *keys: str) -> dict[str, Any]:
 
 
 def _name_and_version(metadata: Mapping[str, bytes]) -> tuple[str, str]:
-    """Name and version where they are written down; a version that code computes stays empty."""
+    """Name and version where they are written down; a version that code computes stays empty.
+
+    Both become parts of file names, so nothing else than a version's letters is taken for one.
+    """
+    name, version = (text.strip() for text in _declared_name(metadata))
+    return name if "\n" not in name else "", version if _VERSION.fullmatch(version) else ""
+
+
+def _declared_name(metadata: Mapping[str, bytes]) -> tuple[str, str]:
     if "PKG-INFO" in metadata:
         header = Parser().parsestr(metadata["PKG-INFO"].decode("utf-8", "replace"), headersonly=True)
         return str(header.get("Name", "")), str(header.get("Version", ""))
     table = read_toml(metadata, "pyproject.toml")
     for project in (inner_table(table, "project"), inner_table(table, "tool", "poetry")):
-        if project.get("name"):
-            return str(project["name"]), str(project.get("version", ""))
+        if isinstance(project.get("name"), str) and project["name"]:
+            return project["name"], str(project.get("version", ""))
     config = configparser.ConfigParser(interpolation=None, strict=False)
     try:
         config.read_string(metadata.get("setup.cfg", b"").decode("utf-8", "replace"))

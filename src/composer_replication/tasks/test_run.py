@@ -23,6 +23,7 @@ from composer_replication.records import ExecResult, Limits, Outcome, SandboxSpe
 from composer_replication.sandbox import open_sandbox
 from composer_replication.tasks.call_contexts import Contexts, read_contexts
 from composer_replication.tasks.environment import Environment
+from composer_replication.tasks.sources import inner_table
 from composer_replication.tasks.test_functions import Place
 
 NOTHING_COLLECTED = "nothing was collected"
@@ -207,8 +208,8 @@ def _added_options(tree: Path) -> str:
         table = tomllib.loads((tree / "pyproject.toml").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return ""
-    options = table.get("tool", {}).get("pytest", {})
-    return str(options.get("ini_options", options).get("addopts", ""))
+    options = inner_table(table, "tool", "pytest")
+    return str((inner_table(options, "ini_options") or options).get("addopts", ""))
 
 
 def judge(

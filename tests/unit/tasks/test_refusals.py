@@ -1,0 +1,121 @@
+"""A second copy of a module, compiled parts, and metadata of any shape."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from hypothesis import given
+from hypothesis import strategies as st
+
+from composer_replication.tasks.environment import Environment
+from composer_replication.tasks.licence_claims import read_claims
+from composer_replication.tasks.lock import UnusableRepository
+from composer_replication.tasks.refusals import compiled_parts, explain, refuse_second_copy
+from composer_replication.tasks.requirements import read_requirements
+from composer_replication.tasks.sources import RepositorySource
+
+
+def source(*paths: str, **metadata: bytes) -> RepositorySource:
+    named = {name.replace("_", "."): data for name, data in metadata.items()}
+    return RepositorySource("x", "x", "1", "0" * 64, dict.fromkeys(paths, b"x = 1\n"), named)
+
+
+def environment(root: Path, *paths: str) -> Environment:
+    for path in paths:
+        file = root / "lib" / "python3.11" / "site-packages" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("")
+    return Environment("f", root / "python", root, (), (), frozenset())
+
+
+@pytest.mark.parametrize(
+    ("own", "installed", "clash"),
+    [
+        ("thing.py", "other.py", ""),
+        ("thing.py", "thing.py", "thing"),
+        ("src/thing/__init__.py", "thing/__init__.py", "thing"),
+        ("lib/thing.py", "thing.cpython-311-x86_64-linux-gnu.so", "thing"),
+        ("thing/__init__.py", "thing/other.py", "thing"),  # a regular package hides a namespace
+        ("thing/part.py", "thing/__init__.py", "thing"),
+        ("space/one.py", "space/two.py", ""),
+        ("src/space/one/__init__.py", "space/two/__init__.py", ""),
+        ("space/one.py", "space/one.py", "space.one"),
+        ("space/deep/one.py", "space/deep/two.py", ""),
+        ("space/deep/one.py", "space/deep/one/__init__.py", "space.deep.one"),
+        ("space/one/a.py", "space/one/__init__.py", "space.one"),
+        ("tests/thing.py", "tests/thing.py", ""),  # nothing is deleted from tests
+    ],
+)
+def test_a_second_copy(tmp_path: Path, own: str, installed: str, clash: str) -> None:
+    found = environment(tmp_path, installed, "pytest/__init__.py", "x-1.dist-info/METADATA")
+    if not clash:
+        refuse_second_copy(source(own), found)
+        return
+    with pytest.raises(UnusableRepository) as caught:
+        refuse_second_copy(source(own), found)
+    assert (caught.value.reason, caught.value.detail) == (
+        "runner-dependency",
+        f"the environment holds a module {clash}, too",
+    )
+
+
+@pytest.mark.parametrize(
+    ("metadata", "file"),
+    [
+        ({}, ""),
+        ({"setup_py": b"setup(ext_modules=[])"}, "setup.py"),
+        ({"setup_py": b"setup(cffi_modules=['x'])"}, "setup.py"),
+        ({"setup_py": b"setup(name='ext_modules')"}, ""),
+        ({"setup_py": b"def ("}, ""),
+        ({"pyproject_toml": b'[build-system]\nbuild-backend = "maturin"\n'}, "pyproject.toml"),
+        (
+            {"pyproject_toml": b'[build-system]\nbuild-backend = "scikit_build_core.build"\n'},
+            "pyproject.toml",
+        ),
+        ({"pyproject_toml": b'[[tool.setuptools.ext-modules]]\nname = "x"\n'}, "pyproject.toml"),
+        ({"pyproject_toml": b'[build-system]\nbuild-backend = "hatchling.build"\n'}, ""),
+        ({"pyproject_toml": b"build-system = 3\n"}, ""),
+    ],
+)
+def test_compiled_parts(metadata: dict[str, bytes], file: str) -> None:
+    found = source("x.py", **metadata)
+    assert compiled_parts(found) == file
+    error = explain(UnusableRepository("red-baseline", "0 of 3"), found)
+    assert (error.reason == "needs-compiling", file in error.detail) == (bool(file), True)
+    assert explain(UnusableRepository("runner-dependency", "x"), found).reason == "runner-dependency"
+
+
+values = st.recursive(
+    st.one_of(st.integers(-5, 5), st.booleans(), st.sampled_from(["", "x", ">=1", "a b", "x[y]>=1; extra == 'z'", "MIT"])),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["a", "python", "include-group", "version"]), inner, max_size=3),
+    max_leaves=6,
+)  # fmt: skip
+
+
+@st.composite
+def tables(draw: Any) -> dict[str, Any]:
+    """Tables whose keys are those that are read, with anything in them."""
+    inner = st.dictionaries(
+        st.sampled_from(
+            ["name", "version", "license", "classifiers", "dependencies", "optional-dependencies", "group", "test", "poetry",
+             "dev-dependencies", "deps"]
+        ),
+        values, max_size=4,
+    )  # fmt: skip
+    keys = st.sampled_from(["project", "tool", "dependency-groups", "build-system"])
+    return draw(
+        st.dictionaries(
+            keys, inner | values | st.dictionaries(st.sampled_from(["poetry", "hatch"]), inner), max_size=4
+        )
+    )
+
+
+@given(tables())
+def test_metadata_of_any_shape_is_read(table: dict[str, Any]) -> None:
+    found = source("x.py", pyproject_toml=tomli_w.dumps(table).encode())
+    read_requirements(found)
+    read_claims(found.metadata)
+    compiled_parts(found)

@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 
 from composer_replication.cli import build_result, tasks_verb
+from composer_replication.cli.instruction_flags import have_written
 from composer_replication.errors import UsageError
+from composer_replication.tasks.instruction_endpoint import open_endpoint
+from composer_replication.tasks.parquet import write_parquet
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.written_instructions import written_instruction
 
@@ -60,30 +63,40 @@ def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_a_build_with_written_texts(tmp_path: Path, url: str) -> None:
-    out = tmp_path / "tasks"
-    flags = ["--out", str(out), *(f"--symbol={pin}" for pin in PINS)]
-    asked = [*flags, "--instructions-from", url, "--instructions-model", "writer"]
-    plain, _ = tasks_verb.run_build(parse(*flags))
-    assert "instructions" not in plain
+    asked = ["--out", str(tmp_path / "tasks"), *(f"--symbol={pin}" for pin in PINS)]
+    asked += ["--instructions-from", url, "--instructions-model", "writer"]
     result, code = tasks_verb.run_build(parse(*asked))
     # The text speaks of clamp only; for initials it is refused.
     assert (code, result["instructions"]) == (0, {"without-symbol": 1, "written": 1})
     assert "  instructions     1  written" in build_result.render_build(result).splitlines()
-    store = TaskStore.open(out)
+    store = TaskStore.open(tmp_path / "tasks")
     store.verify()
-    assert result["fingerprint"] == store.fingerprint != plain["fingerprint"]
-    assert result["bytes"] == store.num_bytes()
+    assert (result["fingerprint"], result["bytes"]) == (store.fingerprint, store.num_bytes())
     texts = {store.get(name).symbol: written_instruction(store, name) for name in store.task_ids()}
     assert texts["initials"] is None
     assert texts["clamp"] is not None
     assert texts["clamp"].text == TEXT + "\n"
-    if plain["parquet"]:
-        assert sorted(store.derived) == ["secrets.parquet", "tasks.parquet"]
-    again, _ = tasks_verb.run_build(parse(*asked))
-    assert again["instructions"] == {"kept": 1, "without-symbol": 1}
+
+
+def test_the_parquet_files_are_made_anew(sized_store: TaskStore, url: str) -> None:
+    pytest.importorskip("pyarrow", reason="the Parquet files need it")
+    write_parquet(sized_store)
+    before, fingerprint = sized_store.derived, sized_store.fingerprint
+    assert sorted(before) == ["secrets.parquet", "tasks.parquet"]
+    changed = have_written(sized_store.root, open_endpoint(url, "writer"), None)
+    store = TaskStore.open(sized_store.root)
+    store.verify()
+    assert sorted(store.derived) == sorted(before)
+    assert changed["fingerprint"] == store.fingerprint != fingerprint
+    assert changed["instructions"]["written"] > 0
+    again = have_written(sized_store.root, open_endpoint(url, "writer"), None)
     assert again["fingerprint"] == store.fingerprint
-    without, _ = tasks_verb.run_build(parse(*flags))  # what was written once stays with its task
-    assert without["fingerprint"] == store.fingerprint
+    assert again["instructions"]["kept"] == changed["instructions"]["written"]
+
+
+def test_a_store_without_parquet_files_gets_none(sized_store: TaskStore, url: str) -> None:
+    have_written(sized_store.root, open_endpoint(url, "writer"), None)
+    assert TaskStore.open(sized_store.root).derived == {}
 
 
 @pytest.mark.parametrize(

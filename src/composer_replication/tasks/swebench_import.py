@@ -102,6 +102,7 @@ def import_swebench(
     proposals: list[Proposal] = []
     refused: list[Decision] = []
     bases: dict[str, RepositorySource] = {}
+    pool: dict[bytes, bytes] = {}
     for instance in read_instances(path):
         try:
             source, proposal = propose(instance, _open_base(instance, repositories, bases))
@@ -111,7 +112,8 @@ def import_swebench(
                 Decision(key, instance.repo, instance.instance_id, reason=error.reason, detail=error.detail)
             )
         else:
-            opened.setdefault(source.source, source)
+            if source.source not in opened:
+                opened[source.source] = _sharing(source, pool)
             proposals.append(proposal)
     return build_proposed(
         list(opened.values()),
@@ -123,6 +125,15 @@ def import_swebench(
         hidden_share=hidden_share,
         backend=backend,
         progress=progress,
+    )
+
+
+def _sharing(source: RepositorySource, pool: dict[bytes, bytes]) -> RepositorySource:
+    """The same repository without a second copy of what others have: commits differ in few files."""
+    return replace(
+        source,
+        files={name: pool.setdefault(data, data) for name, data in source.files.items()},
+        metadata={name: pool.setdefault(data, data) for name, data in source.metadata.items()},
     )
 
 

@@ -35,15 +35,7 @@ class Decision:
 
 def decision_key(record: RepositoryRecord, pin: str, *, hidden_share: float, seed: int) -> str:
     """A hash of everything that a decision depends on."""
-    parts = [
-        GATES_VERSION,
-        record.source_sha256,
-        record.environment,
-        sorted(record.places),
-        pin,
-        hidden_share,
-        seed,
-    ]
+    parts = [GATES_VERSION, record.baseline_sha256, pin, hidden_share, seed]
     return sha256_of(json.dumps(parts).encode())[:32]
 
 

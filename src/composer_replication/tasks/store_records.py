@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, astuple, dataclass
 from functools import cached_property
@@ -9,6 +10,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from composer_replication.records import Edit, Task, TestSplit
+from composer_replication.tasks.cache import sha256_of
 from composer_replication.tasks.call_contexts import Contexts, decode, encode, select_tests
 from composer_replication.tasks.deletion import Deletion
 from composer_replication.tasks.edits import holes_of
@@ -54,6 +56,12 @@ class RepositoryRecord:
     @cached_property
     def green(self) -> frozenset[str]:
         return frozenset(self.places)
+
+    @cached_property
+    def baseline_sha256(self) -> str:
+        """A hash of the source, the environment and the tests that are green in it."""
+        parts = [self.source_sha256, self.environment, sorted(self.places)]
+        return sha256_of(json.dumps(parts).encode())
 
     def tests_of(self, deletion: Deletion) -> tuple[str, ...] | None:
         """The tests that call something of what a deletion takes out; None where nobody knows."""

@@ -23,6 +23,7 @@ from composer_replication.tasks.lock import UnusableRepository
 from composer_replication.tasks.parquet import has_pyarrow, write_parquet
 from composer_replication.tasks.proposal import Proposal
 from composer_replication.tasks.repository import PreparedRepository, prepare, slug_of
+from composer_replication.tasks.secrecy import check_secrecy
 from composer_replication.tasks.sources import RepositorySource, open_source
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.truth import NO_TRUTH, ValidTask, add_truth
@@ -324,6 +325,11 @@ class Build:
                 self.store, repository, candidate.deletion, subject, proposal=candidate.proposal
             )
             decision = Decision(candidate.key, name, candidate.name, task_id=task_id)
+            try:
+                check_secrecy(self.store, self.store.get(task_id))
+            except GateFailed as error:
+                self.store.drop_task(task_id)
+                decision = replace(decision, task_id="", reason=error.gate, detail=error.detail)
         self.journal.add(decision)
         return decision
 

@@ -8,7 +8,9 @@ golden-copy        most of the code is still to be read in the tree that a rollo
 golden-fails       the visible or hidden tests fail although the code is back
 broken-passes      the visible or hidden tests pass without the code
 stub-passes        the visible or hidden tests pass when every function returns one constant
-not-restored       the golden code put back does not give the original files
+not-restored       the golden patch, applied by git, does not give the original files
+
+Two more follow once the task is written (``secrecy``): leak and instruction-leaks.
 """
 
 from __future__ import annotations

@@ -133,6 +133,19 @@ def _search_tree(files: Mapping[str, bytes], targets: Sequence[Target], salt: st
     found.add(leaks, search)
 
 
+def leaks_in_tree(store: TaskStore, task: Task) -> list[Leak]:
+    """What the tree of a task, as a rollout sees it, tells of the deleted code; nothing is run.
+
+    Raises:
+        InputError: the store is damaged (CR0411).
+    """
+    salt = secrets.token_hex(16)
+    found = _Found()
+    targets = [known.target for known in fingerprints(store, task, salt)]
+    _search_tree(store.files(task, "rollout"), targets, salt, found)
+    return sorted(found.leaks, key=_order)
+
+
 def steal(
     tree_files: Mapping[str, bytes],
     tasks: Sequence[Task],

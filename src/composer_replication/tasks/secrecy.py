@@ -1,0 +1,28 @@
+"""The last gates of a candidate: nothing that its policy is shown tells the deleted code."""
+
+from __future__ import annotations
+
+from composer_replication.errors import InputError
+from composer_replication.records import Task
+from composer_replication.tasks.gates import GateFailed
+from composer_replication.tasks.instructions import write_instruction
+from composer_replication.tasks.leak_scan import leaks_in_tree
+from composer_replication.tasks.store import TaskStore
+
+
+def check_secrecy(store: TaskStore, task: Task) -> None:
+    """Search the tree and the instruction of a task for its golden code.
+
+    Raises:
+        GateFailed: leak, or instruction-leaks.
+        InputError: the store is damaged (CR0411).
+    """
+    leaks = leaks_in_tree(store, task)
+    if leaks:
+        raise GateFailed("leak", f"{leaks[0].path} tells the code ({leaks[0].channel})")
+    try:
+        write_instruction(store, task)
+    except InputError as error:
+        if error.code != "CR0429":
+            raise
+        raise GateFailed("instruction-leaks", "the instruction would contain the deleted code") from error

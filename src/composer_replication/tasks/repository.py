@@ -32,7 +32,6 @@ from composer_replication.tasks.sources import RepositorySource
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import RepositoryRecord
 from composer_replication.tasks.test_run import TestReport, run_tests
-from composer_replication.tasks.tree_rules import is_subject_path
 from composer_replication.tasks.views import write_files
 
 BASELINE_SECONDS = 180.0

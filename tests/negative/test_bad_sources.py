@@ -326,7 +326,7 @@ def test_odd_files_when_candidates_are_drawn(command: Command, make: Make, tmp_p
         '[project]\nname = ["x"]\nversion = 3\ndependencies = {a = 1}\noptional-dependencies = [1]\n',
         '[project]\nname = "planted"\n[dependency-groups]\na = [{include-group = "a"}, {include-group = ["b"]}, 3]\nb = 4\n',
         '[project]\nname = "planted"\nversion = "/../../../../../../climbed"\n',
-        '[project]\nname = "../../climbed"\nversion = "1"\n[tool.poetry.dependencies]\nx = {version = 3}\n',
+        '[project]\nname = "../../climbed"\nversion = "1"\n[tool.poetry.dependencies]\npython = {version = 3}\n',
     ],
 )  # fmt: skip
 def test_metadata_of_another_shape(make: Make, builds: Callable[..., TaskStore], text: str) -> None:

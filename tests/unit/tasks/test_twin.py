@@ -26,6 +26,8 @@ from composer_replication.tasks.twin import (
 from composer_replication.tasks.twin_records import Vector
 from composer_replication.tasks.twin_run import record_calls
 
+pytestmark = pytest.mark.timeout(600)  # the first test of all builds the twins for the rest
+
 PATH = "src/shop/goods.py"
 SOURCE = '''
 import functools, random

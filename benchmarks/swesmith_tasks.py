@@ -1,8 +1,8 @@
 """How many valid tasks a minute, of how many bytes, and what a thief gets: against swesmith.
 
     python benchmarks/swesmith_tasks.py [--sources sdist:funcy==2.1 …] [--per-repository 40] [--jobs 2]
-                                        [--seed 0] [--tasks N] [--suite-seconds 90]
-                                        [--swesmith-python PATH]
+                                        [--seed 0] [--tasks N] [--granularities function …] [--removals body …]
+                                        [--suite-seconds 90] [--swesmith-python PATH]
 
 Both sides work on the same files (package code, no tests) of the same repositories, in the
 same sandbox, environment and number of parallel jobs, and are charged the same preparation:
@@ -73,6 +73,7 @@ from swesmith_peer.robbery import Tree, rob
 
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.build import build_tasks
+from composer_replication.tasks.deletion import GRANULARITIES, REMOVALS
 from composer_replication.tasks.environment import open_environment
 from composer_replication.tasks.repository import lock_repository, prepare
 from composer_replication.tasks.sources import open_source
@@ -175,11 +176,19 @@ def peer_side(bench: Bench, python: Path, options: argparse.Namespace) -> tuple[
     return side, answer
 
 
-def our_side(bench: Bench, max_tasks: int, jobs: int, seed: int) -> Side:
+def our_side(bench: Bench, max_tasks: int, options: argparse.Namespace) -> Side:
     """``build_tasks`` on one repository, from the preparation that both are charged."""
     fixed = store_bytes(bench.store)
     started = time.monotonic()
-    built = build_tasks([bench.source.source], bench.store, max_tasks=max_tasks, seed=seed, jobs=jobs)
+    built = build_tasks(
+        [bench.source.source],
+        bench.store,
+        granularities=options.granularities,
+        removals=options.removals,
+        max_tasks=max_tasks,
+        seed=options.seed,
+        jobs=options.jobs,
+    )
     side = Side(
         candidates=built.candidates,
         valid=built.valid,
@@ -233,6 +242,8 @@ def main() -> None:
     parser.add_argument("--sources", nargs="+", default=list(SOURCES))
     parser.add_argument("--per-repository", type=int, default=40, help="rewrites drawn from swesmith")
     parser.add_argument("--tasks", type=int, help="valid tasks of ours; as many as the peer got")
+    parser.add_argument("--granularities", nargs="+", choices=GRANULARITIES, default=["function"])
+    parser.add_argument("--removals", nargs="+", choices=REMOVALS, default=["body"])
     parser.add_argument("--suite-seconds", type=float, default=SUITE_SECONDS, help="swesmith's time limit")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
@@ -243,7 +254,7 @@ def main() -> None:
         for place, name in enumerate(options.sources):
             bench = bench_of(name, Path(scratch) / f"store-{place}", options.jobs)
             peer, answer = peer_side(bench, python, options)
-            own = our_side(bench, options.tasks or max(1, peer.valid), options.jobs, options.seed)
+            own = our_side(bench, options.tasks or max(1, peer.valid), options)
             version, peers, ours = answer["version"], peers + peer, ours + own
             turns = Counter(rewrite["modifier"] for rewrite in answer["rewrites"])
             print_table(f"{bench.source.repository}", peer, own, version)

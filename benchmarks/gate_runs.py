@@ -24,14 +24,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from composer_replication.sandbox.process_folder import process_folder
-from composer_replication.tasks.body_cuts import STUB_EXPRESSIONS, BodyCut, fill, find_body_cuts, stub_answer
-from composer_replication.tasks.environment import Environment, open_environment
-from composer_replication.tasks.lock import resolve
-from composer_replication.tasks.requirements import read_requirements
-from composer_replication.tasks.sources import RepositorySource, open_source
-from composer_replication.tasks.test_batch import BatchRun, run_batch
+from composer_replication.tasks.intake.environment import Environment, open_environment
+from composer_replication.tasks.intake.lock import resolve
+from composer_replication.tasks.intake.requirements import read_requirements
+from composer_replication.tasks.intake.sources import RepositorySource, open_source
+from composer_replication.tasks.intake.tree_rules import is_subject_path
+from composer_replication.tasks.planning.body_cuts import (
+    STUB_EXPRESSIONS,
+    BodyCut,
+    fill,
+    find_body_cuts,
+    stub_answer,
+)
+from composer_replication.tasks.running.test_batch import BatchRun, run_batch
 from composer_replication.tasks.test_run import TestReport, run_tests
-from composer_replication.tasks.tree_rules import is_subject_path
 from composer_replication.tasks.views import write_files
 
 SOURCES = ("sdist:toolz==1.2.0", "sdist:semver==3.1.1")

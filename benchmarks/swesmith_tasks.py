@@ -73,10 +73,10 @@ from swesmith_peer.robbery import Tree, rob
 
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.build import build_tasks
-from composer_replication.tasks.deletion import GRANULARITIES, REMOVALS
-from composer_replication.tasks.environment import open_environment
+from composer_replication.tasks.intake.environment import open_environment
+from composer_replication.tasks.intake.sources import open_source
+from composer_replication.tasks.planning.deletion import GRANULARITIES, REMOVALS
 from composer_replication.tasks.repository import lock_repository, prepare
-from composer_replication.tasks.sources import open_source
 from composer_replication.tasks.store import TaskStore
 
 SOURCES = ("sdist:funcy==2.1", "sdist:semver==3.1.1")

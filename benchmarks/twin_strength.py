@@ -20,15 +20,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from composer_replication.tasks.body_cuts import BodyCut, find_body_cuts
-from composer_replication.tasks.environment import Environment, open_environment
-from composer_replication.tasks.lookup_solver import lookup_files, visible_calls
-from composer_replication.tasks.mutants import mutants_of, passes_tests, passes_twin, strength
+from composer_replication.tasks.intake.environment import Environment, open_environment
+from composer_replication.tasks.intake.sources import open_source
+from composer_replication.tasks.intake.tree_rules import is_subject_path
+from composer_replication.tasks.planning.body_cuts import BodyCut, find_body_cuts
 from composer_replication.tasks.repository import lock_repository
-from composer_replication.tasks.sources import open_source
 from composer_replication.tasks.test_run import run_tests
-from composer_replication.tasks.tree_rules import is_subject_path
-from composer_replication.tasks.twin import Twin, build_twins, is_candidate, judge_twin
+from composer_replication.tasks.twin.build_twins import Twin, build_twins, is_candidate, judge_twin
+from composer_replication.tasks.twin.lookup_solver import lookup_files, visible_calls
+from composer_replication.tasks.twin.mutants import mutants_of, passes_tests, passes_twin, strength
 from composer_replication.tasks.views import write_files
 
 REPOSITORIES = ("inflection==0.5.1", "funcy==2.1", "toolz==1.2.0", "boltons==26.2.0", "cachetools==8.0.0")

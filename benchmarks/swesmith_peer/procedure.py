@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.sandbox.process_folder import process_folder
-from composer_replication.tasks.environment import Environment
-from composer_replication.tasks.sources import RepositorySource
+from composer_replication.tasks.intake.environment import Environment
+from composer_replication.tasks.intake.sources import RepositorySource
+from composer_replication.tasks.intake.tree_rules import is_subject_path
 from composer_replication.tasks.store_records import RepositoryRecord
 from composer_replication.tasks.test_run import NOTHING_COLLECTED, TestReport, run_tests
-from composer_replication.tasks.tree_rules import is_subject_path
 from composer_replication.tasks.views import write_files
 from swesmith_peer.robbery import Tree
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.sandbox.process_folder import process_folder
-from composer_replication.tasks.tree_rules import is_test_path
+from composer_replication.tasks.intake.tree_rules import is_test_path
 from composer_replication.tasks.views import write_files
 from swesmith_peer import thief
 

@@ -16,8 +16,8 @@ from packaging.requirements import Requirement
 
 from composer_replication.cli.machine_troubles import how_to_go_on, machine_error
 from composer_replication.errors import InputError
-from composer_replication.tasks.cache import cache_folder
-from composer_replication.tasks.lock import INSTALLER, resolve
+from composer_replication.tasks.intake.cache import cache_folder
+from composer_replication.tasks.intake.lock import INSTALLER, resolve
 from composer_replication.tasks.store import TaskStore
 
 Command = Callable[..., Any]

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from composer_replication.tasks import archives
+from composer_replication.tasks.intake import archives
 from composer_replication.tasks.store import TaskStore
 
 Command = Callable[..., Any]

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from composer_replication.records import Edit
-from composer_replication.tasks.body_cuts import find_body_cuts
-from composer_replication.tasks.edits import line_edits
-from composer_replication.tasks.licences import Licence
+from composer_replication.tasks.intake.licences import Licence
+from composer_replication.tasks.planning.body_cuts import find_body_cuts
+from composer_replication.tasks.planning.edits import line_edits
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import RepositoryRecord, SecretRecord, TaskRecord
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from composer_replication.tasks.cache_prune import CacheEntry
+    from composer_replication.tasks.intake.cache_prune import CacheEntry
 
 _HERE = "composer_replication.cli.cache_verb"
 _UNITS = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
@@ -49,7 +49,7 @@ def run_show(_: argparse.Namespace) -> tuple[dict[str, object], int]:
     Raises:
         UsageError: the cache folder cannot be made (CR0230).
     """
-    from composer_replication.tasks.cache_prune import survey
+    from composer_replication.tasks.intake.cache_prune import survey
 
     folder = _cache()
     entries = survey(folder)[0]
@@ -70,7 +70,7 @@ def run_prune(args: argparse.Namespace) -> tuple[dict[str, object], int]:
             be made (CR0230).
     """
     from composer_replication.errors import UsageError
-    from composer_replication.tasks.cache_prune import prune
+    from composer_replication.tasks.intake.cache_prune import prune
 
     if not (math.isfinite(args.older_than) and args.older_than >= 0):
         raise UsageError(
@@ -111,7 +111,7 @@ def render_prune(result: dict[str, Any]) -> str:
 
 def _cache() -> Path:
     from composer_replication.errors import UsageError
-    from composer_replication.tasks.cache import CACHE_VARIABLE, cache_folder
+    from composer_replication.tasks.intake.cache import CACHE_VARIABLE, cache_folder
 
     try:
         return cache_folder()

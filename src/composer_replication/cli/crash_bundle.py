@@ -101,7 +101,7 @@ def _try_write(folder_of: Callable[[], Path], text: str) -> Path | None:
 
 
 def _cache_crash_folder() -> Path:
-    from composer_replication.tasks.cache import cache_folder
+    from composer_replication.tasks.intake.cache import cache_folder
 
     folder = cache_folder() / "crash"
     folder.mkdir(exist_ok=True)

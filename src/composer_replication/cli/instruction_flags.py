@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from composer_replication.cli.progress_bar import Report
-    from composer_replication.tasks.instruction_endpoint import Endpoint
+    from composer_replication.tasks.instructions.instruction_endpoint import Endpoint
 
 
 def add_instruction_flags(build: argparse.ArgumentParser) -> None:
@@ -34,7 +34,7 @@ def named_endpoint(args: argparse.Namespace) -> Endpoint | None:
     Raises:
         UsageError: the flags name no server, no model or an empty variable (CR0455).
     """
-    from composer_replication.tasks.instruction_endpoint import open_endpoint
+    from composer_replication.tasks.instructions.instruction_endpoint import open_endpoint
 
     if args.instructions_from is None and not (args.instructions_model or args.instructions_key_env):
         return None
@@ -51,9 +51,9 @@ def have_written(folder: Path, endpoint: Endpoint, report: Report | None) -> dic
         InputError: the store is damaged (CR0411).
     """
     from composer_replication.run_folder import RunFolder
+    from composer_replication.tasks.instructions.written_instructions import write_instructions
     from composer_replication.tasks.parquet import write_parquet
     from composer_replication.tasks.store import TaskStore
-    from composer_replication.tasks.written_instructions import write_instructions
 
     with RunFolder(folder).locked():
         store = TaskStore.open(folder)

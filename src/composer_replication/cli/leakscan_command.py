@@ -35,7 +35,7 @@ def run_leakscan(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         InputError: not a task store, or a damaged one (CR0410, CR0411).
         SandboxFailure: the sandbox broke, or the search inside it did not end (CR0426).
     """
-    from composer_replication.tasks.leak_scan import scan_store
+    from composer_replication.tasks.leaks.leak_scan import scan_store
 
     with progress_bar(quiet=args.quiet) as report:
         summary = scan_store(args.folder, backend=args.backend, progress=report)

@@ -108,7 +108,7 @@ def check_cache() -> Iterator[Finding]:
     if importlib.util.find_spec("fcntl") is None:
         yield Finding(Check("cache", False, "needs a POSIX system", "run inside a Linux container"))
         return
-    from composer_replication.tasks.cache import CACHE_VARIABLE, cache_folder
+    from composer_replication.tasks.intake.cache import CACHE_VARIABLE, cache_folder
 
     try:
         folder = cache_folder()

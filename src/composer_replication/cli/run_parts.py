@@ -32,9 +32,9 @@ from composer_replication.safety import (
     JournalledEvaluation,
 )
 from composer_replication.tasks.build import build_tasks
-from composer_replication.tasks.cache import cache_folder, cache_lock, hold
 from composer_replication.tasks.canaries import make_canaries
-from composer_replication.tasks.sources import is_pinned, needs_no_path, open_source
+from composer_replication.tasks.intake.cache import cache_folder, cache_lock, hold
+from composer_replication.tasks.intake.sources import is_pinned, needs_no_path, open_source
 from composer_replication.tasks.store import TaskStore
 
 _DAMAGED_STORE = "CR0411"

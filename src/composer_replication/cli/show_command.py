@@ -45,10 +45,10 @@ def run_show(args: argparse.Namespace) -> tuple[Result, int]:
     if not args.task_id:
         tasks = store.tasks()
         return {"tasks": [_row(store, task) for task in tasks], **_counts(tasks)}, 0
-    from composer_replication.tasks.broken_regions import broken_regions
     from composer_replication.tasks.difficulty import read_difficulty
-    from composer_replication.tasks.instructions import write_instruction
-    from composer_replication.tasks.written_instructions import written_instruction
+    from composer_replication.tasks.instructions.broken_regions import broken_regions
+    from composer_replication.tasks.instructions.writing import write_instruction
+    from composer_replication.tasks.instructions.written_instructions import written_instruction
 
     task = store.get(args.task_id)
     written = written_instruction(store, task.task_id)
@@ -64,7 +64,7 @@ def run_show(args: argparse.Namespace) -> tuple[Result, int]:
 
 
 def _row(store: TaskStore, task: Task) -> Result:
-    from composer_replication.tasks.broken_regions import first_line
+    from composer_replication.tasks.instructions.broken_regions import first_line
 
     return {
         "task_id": task.task_id,

@@ -87,7 +87,7 @@ def run_import(args: argparse.Namespace) -> tuple[Result, int]:
     from composer_replication.cli.output_folder import refuse_unwritable
     from composer_replication.run_folder import read_jsonl
     from composer_replication.sandbox import choose_backend
-    from composer_replication.tasks.swebench_import import import_swebench
+    from composer_replication.tasks.swebench.swebench_import import import_swebench
 
     refuse_unwritable(args.out)
     choose_backend(args.backend)
@@ -161,7 +161,7 @@ def _export_set(args: argparse.Namespace) -> tuple[Result, int]:
     from composer_replication.errors import UsageError
     from composer_replication.tasks.parquet import write_instances_parquet
     from composer_replication.tasks.store import TaskStore
-    from composer_replication.tasks.swebench_files import write_instances
+    from composer_replication.tasks.swebench.swebench_files import write_instances
 
     if args.task_id:
         raise UsageError(

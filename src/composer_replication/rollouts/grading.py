@@ -16,11 +16,11 @@ from composer_replication.errors import SandboxFailure
 from composer_replication.records import Limits, Outcome, Score, Task
 from composer_replication.sandbox import choose_backend, require_selftest, runs_interrupted
 from composer_replication.sandbox.process_folder import process_folder
-from composer_replication.tasks.body_cuts import fill
 from composer_replication.tasks.canaries import Canary, canary_files
+from composer_replication.tasks.planning.body_cuts import fill
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.test_run import run_tests
-from composer_replication.tasks.twin import judge_twin
+from composer_replication.tasks.twin.build_twins import judge_twin
 from composer_replication.tasks.views import write_files
 from composer_replication.tasks.weakened_tests import without_assertions
 

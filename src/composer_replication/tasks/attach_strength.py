@@ -6,12 +6,12 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from composer_replication.tasks.bench import Bench, Trial
-from composer_replication.tasks.body_cuts import BodyCut
-from composer_replication.tasks.deletion import Deletion
-from composer_replication.tasks.mutants import mutants_of, passes_twin
+from composer_replication.tasks.planning.body_cuts import BodyCut
+from composer_replication.tasks.planning.deletion import Deletion
+from composer_replication.tasks.running.bench import Bench, Trial
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.subject import Subject
+from composer_replication.tasks.twin.mutants import mutants_of, passes_twin
 from composer_replication.tasks.validate import subject_of
 
 MAX_MUTANTS = 6

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from composer_replication.tasks.body_cuts import BodyCut
-from composer_replication.tasks.deletion import Deletion
+from composer_replication.tasks.planning.body_cuts import BodyCut
+from composer_replication.tasks.planning.deletion import Deletion
 from composer_replication.tasks.repository import PreparedRepository
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.twin import build_twins, twin_bytes
+from composer_replication.tasks.twin.build_twins import build_twins, twin_bytes
 
 
 def attach_twins(

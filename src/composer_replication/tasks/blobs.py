@@ -10,8 +10,8 @@ from pathlib import Path
 
 import zstandard
 
-from composer_replication.tasks.archives import MAX_MEMBER_BYTES
-from composer_replication.tasks.cache import put_file, sha256_of
+from composer_replication.tasks.intake.archives import MAX_MEMBER_BYTES
+from composer_replication.tasks.intake.cache import put_file, sha256_of
 
 SUFFIX = ".zst"
 LEVEL = 12

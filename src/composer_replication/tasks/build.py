@@ -14,17 +14,17 @@ from composer_replication.errors import UsageError
 from composer_replication.run_folder import RunFolder
 from composer_replication.sandbox import runs_interrupted
 from composer_replication.tasks.build_summary import BuildSummary
-from composer_replication.tasks.deletion import Deletion, Granularity, Removal
 from composer_replication.tasks.draw import drawn, in_turn, pinned, sizes_of
 from composer_replication.tasks.gates import GateFailed, judge_deletion
+from composer_replication.tasks.intake.lock import UnusableRepository
+from composer_replication.tasks.intake.sources import RepositorySource, open_source
 from composer_replication.tasks.journal import Decision, Journal, decision_key
 from composer_replication.tasks.keep_task import keep_task
-from composer_replication.tasks.lock import UnusableRepository
 from composer_replication.tasks.parquet import has_pyarrow, write_parquet
+from composer_replication.tasks.planning.deletion import Deletion, Granularity, Removal
 from composer_replication.tasks.proposal import Proposal
 from composer_replication.tasks.repository import PreparedRepository, prepare, slug_of
 from composer_replication.tasks.secrecy import check_secrecy
-from composer_replication.tasks.sources import RepositorySource, open_source
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.truth import NO_TRUTH, ValidTask, add_truth
 

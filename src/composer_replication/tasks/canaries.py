@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from composer_replication.records import Outcome, Task
-from composer_replication.tasks.bench import Bench
-from composer_replication.tasks.body_cuts import STUB_EXPRESSIONS
+from composer_replication.tasks.planning.body_cuts import STUB_EXPRESSIONS
 from composer_replication.tasks.repository import make_bench
+from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.subject import Subject
 from composer_replication.tasks.validate import subject_of

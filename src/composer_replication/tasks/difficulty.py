@@ -18,7 +18,7 @@ from typing import Any
 
 from composer_replication.errors import InputError
 from composer_replication.run_folder import read_json, write_json
-from composer_replication.tasks.cache import cache_lock, sha256_of
+from composer_replication.tasks.intake.cache import cache_lock, sha256_of
 from composer_replication.tasks.pass_intervals import wilson
 
 FOLDER = "difficulty"

@@ -9,7 +9,7 @@ from itertools import product, zip_longest
 from typing import TypeVar
 
 from composer_replication.errors import InputError
-from composer_replication.tasks.deletion import Deletion
+from composer_replication.tasks.planning.deletion import Deletion
 from composer_replication.tasks.repository import PreparedRepository
 
 Item = TypeVar("Item")

@@ -20,18 +20,18 @@ from dataclasses import replace
 
 from composer_replication.errors import InputError
 from composer_replication.records import Edit
-from composer_replication.tasks.bench import Bench, Trial
-from composer_replication.tasks.body_cuts import STUB_EXPRESSIONS
-from composer_replication.tasks.cache import sha256_of
-from composer_replication.tasks.deletion import Deletion
-from composer_replication.tasks.edits import edited_text, line_edits, shifted_line
-from composer_replication.tasks.leaks import copied_share
+from composer_replication.tasks.intake.cache import sha256_of
+from composer_replication.tasks.intake.tree_rules import is_test_path
+from composer_replication.tasks.leaks.copies import copied_share
 from composer_replication.tasks.patches import apply_patch
+from composer_replication.tasks.planning.body_cuts import STUB_EXPRESSIONS
+from composer_replication.tasks.planning.deletion import Deletion
+from composer_replication.tasks.planning.edits import edited_text, line_edits, shifted_line
+from composer_replication.tasks.running.bench import Bench, Trial
 from composer_replication.tasks.store_records import RepositoryRecord
 from composer_replication.tasks.subject import Subject, unsplit_subject
 from composer_replication.tasks.test_functions import Place, part_tests
 from composer_replication.tasks.test_run import NOTHING_COLLECTED, TestReport
-from composer_replication.tasks.tree_rules import is_test_path
 
 NUM_DRAWS = 24
 """How many ways to part the tests are looked at; a stub that would pass is known without a run."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from composer_replication.errors import InputError
 from composer_replication.run_folder import append_jsonl, read_jsonl, rewrite_jsonl
-from composer_replication.tasks.cache import sha256_of
+from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.store_records import RepositoryRecord
 
 GATES_VERSION = 3

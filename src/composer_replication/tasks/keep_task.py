@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import astuple
 from pathlib import PurePosixPath
 
-from composer_replication.tasks.cache import sha256_of
-from composer_replication.tasks.deletion import Deletion
-from composer_replication.tasks.edits import edited_files
+from composer_replication.tasks.intake.cache import sha256_of
+from composer_replication.tasks.planning.deletion import Deletion
+from composer_replication.tasks.planning.edits import edited_files
 from composer_replication.tasks.proposal import Proposal
 from composer_replication.tasks.repository import PreparedRepository
 from composer_replication.tasks.store import TaskStore

@@ -13,22 +13,22 @@ from typing import get_args
 from packaging.utils import canonicalize_name
 
 from composer_replication.sandbox.process_folder import process_folder
-from composer_replication.tasks.bench import Bench
-from composer_replication.tasks.cache import sha256_of
-from composer_replication.tasks.candidates import find_deletions
-from composer_replication.tasks.deletion import Deletion, Granularity, Removal
-from composer_replication.tasks.environment import Environment, open_environment
-from composer_replication.tasks.licences import read_licence
-from composer_replication.tasks.lock import (
+from composer_replication.tasks.intake.cache import sha256_of
+from composer_replication.tasks.intake.environment import Environment, open_environment
+from composer_replication.tasks.intake.licences import read_licence
+from composer_replication.tasks.intake.lock import (
     TOOLCHAIN,
     EnvironmentLock,
     UnusableRepository,
     resolve,
     wheel_path,
 )
-from composer_replication.tasks.refusals import explain, refuse_second_copy
-from composer_replication.tasks.requirements import read_requirements
-from composer_replication.tasks.sources import RepositorySource
+from composer_replication.tasks.intake.refusals import explain, refuse_second_copy
+from composer_replication.tasks.intake.requirements import read_requirements
+from composer_replication.tasks.intake.sources import RepositorySource
+from composer_replication.tasks.planning.candidates import find_deletions
+from composer_replication.tasks.planning.deletion import Deletion, Granularity, Removal
+from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import RepositoryRecord
 from composer_replication.tasks.test_run import TestReport, run_tests

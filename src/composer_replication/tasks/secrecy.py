@@ -5,8 +5,8 @@ from __future__ import annotations
 from composer_replication.errors import InputError
 from composer_replication.records import Task
 from composer_replication.tasks.gates import GateFailed
-from composer_replication.tasks.instructions import write_instruction
-from composer_replication.tasks.leak_scan import leaks_in_tree
+from composer_replication.tasks.instructions.writing import write_instruction
+from composer_replication.tasks.leaks.leak_scan import leaks_in_tree
 from composer_replication.tasks.store import TaskStore
 
 

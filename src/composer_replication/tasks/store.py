@@ -27,16 +27,17 @@ from composer_replication.errors import InputError, UsageError
 from composer_replication.records import Task, TaskContent
 from composer_replication.run_folder import SCHEMA_VERSION, write_atomic
 from composer_replication.tasks.blobs import find_blob, read_blob, write_blob
-from composer_replication.tasks.cache import sha256_of
-from composer_replication.tasks.environment import Environment, open_environment
-from composer_replication.tasks.lock import EnvironmentLock, LockedWheel
+from composer_replication.tasks.intake.cache import sha256_of
+from composer_replication.tasks.intake.environment import Environment, open_environment
+from composer_replication.tasks.intake.lock import EnvironmentLock, LockedWheel
+from composer_replication.tasks.intake.tree_rules import is_test_path
 from composer_replication.tasks.store_records import RepositoryRecord, SecretRecord, TaskRecord, inner_path
 from composer_replication.tasks.test_functions import function_texts
-from composer_replication.tasks.tree_rules import is_test_path
-from composer_replication.tasks.twin_records import Twin, read_twin
+from composer_replication.tasks.twin.twin_records import Twin, read_twin
 from composer_replication.tasks.views import VIEWS, Changes, View, view_files, write_files
 
 Record = TypeVar("Record")
+_BASELINE = ("contexts", "places")
 _FOLDERS = ("instructions", "locks", "repositories", "tasks", "secrets")
 
 
@@ -58,6 +59,7 @@ class TaskStore:
         self._lock = threading.RLock()
         self._parsed: dict[str, Mapping[str, Any]] = {}
         self._environments: dict[str, Environment] = {}
+        self._repositories: dict[str, RepositoryRecord] = {}
         self._test_functions: dict[str, dict[tuple[int, str], str]] = {}
 
     @classmethod
@@ -155,7 +157,15 @@ class TaskStore:
         return self.read_record(f"secrets/{task_id}.json", SecretRecord.from_json)
 
     def repository(self, slug: str) -> RepositoryRecord:
-        return self.read_record(f"repositories/{slug}.json", RepositoryRecord.from_json)
+        name = f"repositories/{slug}.json"
+        with self._lock:
+            digest = self._records.get(name, "")
+            if digest not in self._repositories:
+                self._repositories[digest] = self.read_record(name, self._whole_repository)
+            return self._repositories[digest]
+
+    def _whole_repository(self, value: Mapping[str, Any]) -> RepositoryRecord:
+        return RepositoryRecord.from_json({**value, **json.loads(self.blob(value["baseline"]))})
 
     def repositories(self) -> list[RepositoryRecord]:
         """All repositories, also those that gave no task, by name."""
@@ -353,6 +363,7 @@ class TaskStore:
         for name in sorted(self._records):
             kind, _, stem = name.removesuffix(".json").partition("/")
             if kind == "repositories":
+                yield str(self._read(name)["baseline"])
                 yield from self.repository(stem).files.values()
             elif kind == "tasks":
                 self.record(stem)
@@ -375,7 +386,11 @@ class TaskStore:
         self.put_record(f"locks/{lock.fingerprint}.json", lock.to_json())
 
     def put_repository(self, slug: str, record: RepositoryRecord) -> None:
-        self.put_record(f"repositories/{slug}.json", record.to_json())
+        """Keep a repository; what grows with its tests goes into a blob, which is compressed."""
+        value = record.to_json()
+        baseline = {name: value.pop(name) for name in _BASELINE}
+        digest = self.put_blob(json.dumps(baseline, sort_keys=True, separators=(",", ":")).encode())
+        self.put_record(f"repositories/{slug}.json", {**value, "baseline": digest})
 
     def put_task(self, record: TaskRecord, secret: SecretRecord) -> None:
         self.put_record(f"secrets/{record.task_id}.json", secret.to_json())

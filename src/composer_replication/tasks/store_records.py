@@ -10,11 +10,11 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from composer_replication.records import Edit, Task, TestSplit
-from composer_replication.tasks.cache import sha256_of
 from composer_replication.tasks.call_contexts import Contexts, decode, encode, select_tests
-from composer_replication.tasks.deletion import Deletion
-from composer_replication.tasks.edits import holes_of
-from composer_replication.tasks.licences import Licence
+from composer_replication.tasks.intake.cache import sha256_of
+from composer_replication.tasks.intake.licences import Licence
+from composer_replication.tasks.planning.deletion import Deletion
+from composer_replication.tasks.planning.edits import holes_of
 from composer_replication.tasks.test_functions import Place
 
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from composer_replication.records import Edit
-from composer_replication.tasks.body_cuts import MARKER_STATEMENT
-from composer_replication.tasks.deletion import Deletion
-from composer_replication.tasks.edits import edited_files
 from composer_replication.tasks.patches import make_patch
+from composer_replication.tasks.planning.body_cuts import MARKER_STATEMENT
+from composer_replication.tasks.planning.deletion import Deletion
+from composer_replication.tasks.planning.edits import edited_files
 from composer_replication.tasks.views import Changes, view_files
 
 

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 
 from composer_replication.errors import InputError
 from composer_replication.records import Task
-from composer_replication.tasks.cache import sha256_of
-from composer_replication.tasks.instructions import write_instruction
+from composer_replication.tasks.instructions.writing import write_instruction
+from composer_replication.tasks.instructions.written_instructions import written_instruction
+from composer_replication.tasks.intake.cache import sha256_of
+from composer_replication.tasks.intake.tree_rules import is_test_path
 from composer_replication.tasks.patches import make_patch
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.tree_rules import is_test_path
 from composer_replication.tasks.views import Changes, view_files
-from composer_replication.tasks.written_instructions import written_instruction
 
 Row = dict[str, str | int | None]
 

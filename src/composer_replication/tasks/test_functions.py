@@ -7,8 +7,8 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from composer_replication.tasks.lines import Lines
-from composer_replication.tasks.tree_rules import is_test_path
+from composer_replication.tasks.intake.tree_rules import is_test_path
+from composer_replication.tasks.planning.lines import Lines
 
 Place = tuple[str, int, str]
 """File, first line (of the first decorator) and name of a test function."""

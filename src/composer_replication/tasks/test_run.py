@@ -22,8 +22,8 @@ from typing import Any
 from composer_replication.records import ExecResult, Limits, Outcome, SandboxSpec
 from composer_replication.sandbox import open_sandbox
 from composer_replication.tasks.call_contexts import Contexts, read_contexts
-from composer_replication.tasks.environment import Environment
-from composer_replication.tasks.sources import inner_table
+from composer_replication.tasks.intake.environment import Environment
+from composer_replication.tasks.intake.sources import inner_table
 from composer_replication.tasks.test_functions import Place
 
 NOTHING_COLLECTED = "nothing was collected"
@@ -172,7 +172,7 @@ def _program(*, with_contexts: bool) -> str:
 @cache
 def runner_text(name: str) -> str:
     """The source of a program that runs inside the sandbox."""
-    return files("composer_replication.tasks").joinpath(name).read_text()
+    return files("composer_replication.tasks.running").joinpath(name).read_text()
 
 
 def import_roots(tree: Path) -> list[str]:

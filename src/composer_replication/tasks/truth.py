@@ -8,7 +8,7 @@ from typing import Any
 
 from composer_replication.tasks.attach_strength import attach_strength
 from composer_replication.tasks.attach_twins import attach_twins
-from composer_replication.tasks.deletion import Deletion
+from composer_replication.tasks.planning.deletion import Deletion
 from composer_replication.tasks.repository import PreparedRepository
 from composer_replication.tasks.store import TaskStore
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from composer_replication.errors import InputError
 from composer_replication.records import Task
 from composer_replication.sandbox import runs_interrupted
-from composer_replication.tasks.bench import Bench
 from composer_replication.tasks.gates import (
     GateFailed,
     check_no_copy,
@@ -20,6 +19,7 @@ from composer_replication.tasks.gates import (
 )
 from composer_replication.tasks.parquet import check_parquet
 from composer_replication.tasks.repository import make_bench
+from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.subject import Subject
 from composer_replication.tasks.views import Changes

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from composer_replication.records import Edit
-from composer_replication.tasks.edits import edited_files
+from composer_replication.tasks.planning.edits import edited_files
 
 View = Literal["rollout", "visible", "hidden", "golden"]
 VIEWS: tuple[str, ...] = get_args(View)

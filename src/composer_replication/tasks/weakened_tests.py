@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable
 
-from composer_replication.tasks.lines import Lines
+from composer_replication.tasks.planning.lines import Lines
 
 _TARGET = "_ ="
 

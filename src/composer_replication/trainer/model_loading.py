@@ -14,8 +14,8 @@ import torch
 from composer_replication.config import ModelSection, RunConfig
 from composer_replication.errors import InputError, MissingError, UsageError
 from composer_replication.run_folder import RunFolder
-from composer_replication.tasks.cache import cache_folder, cache_lock, hold
-from composer_replication.tasks.sources import fetch_wheel
+from composer_replication.tasks.intake.cache import cache_folder, cache_lock, hold
+from composer_replication.tasks.intake.sources import fetch_wheel
 from composer_replication.trainer.checkpoints import newest_whole_checkpoint
 
 PACKAGE_PREFIX = "package:"

@@ -14,9 +14,9 @@ from composer_replication.cli.show_command import render_show, render_stats, run
 from composer_replication.cli.task_page import WIDTH, render_task
 from composer_replication.errors import InputError
 from composer_replication.tasks.difficulty import Difficulty, MeasuredPolicy, record_difficulty
-from composer_replication.tasks.licences import Licence
+from composer_replication.tasks.instructions.written_instructions import WrittenInstruction
+from composer_replication.tasks.intake.licences import Licence
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.written_instructions import WrittenInstruction
 
 POLICY = MeasuredPolicy("small", "a" * 64, 0.8, "completion", 12, 64)
 GOLDEN = ("return min(x, high)", "self.x * other.x", "** 0.5", "text.upper()", "letters[::-1]", "self.x = x")

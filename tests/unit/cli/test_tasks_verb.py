@@ -261,8 +261,8 @@ def test_leakscan(
     leaks: tuple[tuple[str, str, str], ...], code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Keys and exit codes; the walk itself is tested where it lives."""
-    from composer_replication.tasks import leak_scan
-    from composer_replication.tasks.leak_search import Leak
+    from composer_replication.tasks.leaks.copies import leak_scan
+    from composer_replication.tasks.leaks.leak_search import Leak
 
     summary = leak_scan.ScanSummary(2, tuple(Leak(*leak) for leak in leaks), ("t2",), 7, ("b.gz (broken)",))
     monkeypatch.setattr(leak_scan, "scan_store", lambda *_, **__: summary)

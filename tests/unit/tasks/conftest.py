@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from composer_replication.tasks.build import build_tasks
-from composer_replication.tasks.environment import Environment, open_environment
-from composer_replication.tasks.lock import resolve
+from composer_replication.tasks.intake.environment import Environment, open_environment
+from composer_replication.tasks.intake.lock import resolve
 from composer_replication.tasks.store import TaskStore
 
 TINY = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "project"

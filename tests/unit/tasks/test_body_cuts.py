@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_replication.tasks.body_cuts import MARKER_STATEMENT, BodyCut, fill, find_body_cuts, stub_answer
+from composer_replication.tasks.planning.body_cuts import (
+    MARKER_STATEMENT,
+    BodyCut,
+    fill,
+    find_body_cuts,
+    stub_answer,
+)
 
 STYLES = '''"""Many styles."""
 import functools

@@ -6,8 +6,8 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from composer_replication.tasks.broken_regions import MAX_REGIONS, broken_regions
-from composer_replication.tasks.golden_spans import golden_spans, shows_any
+from composer_replication.tasks.instructions.broken_regions import MAX_REGIONS, broken_regions
+from composer_replication.tasks.instructions.golden_spans import golden_spans, shows_any
 from composer_replication.tasks.store import TaskStore
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from composer_replication.sandbox import process_folder
-from composer_replication.tasks import cache_prune
-from composer_replication.tasks.cache import CACHE_VARIABLE, cache_lock, hold
-from composer_replication.tasks.cache_prune import prune, survey, tree_bytes
+from composer_replication.tasks.intake import cache_prune
+from composer_replication.tasks.intake.cache import CACHE_VARIABLE, cache_lock, hold
+from composer_replication.tasks.intake.cache_prune import prune, survey, tree_bytes
 
 ENVIRONMENT = "0123456789abcdef01234567-89abcdef"
 STORE = "fedcba9876543210"
@@ -23,7 +23,7 @@ DAY = 86400.0
 LIVE = """
 import sys, time
 from pathlib import Path
-from composer_replication.tasks.cache import cache_lock, hold
+from composer_replication.tasks.intake.cache import cache_lock, hold
 if sys.argv[1] == "hold":
     assert hold(Path(sys.argv[2]))
     print("ready", flush=True)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.tasks.call_contexts import UNKNOWN, decode, encode, select_tests
-from composer_replication.tasks.environment import Environment
+from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.test_run import TestReport, run_tests
 
 PACKAGE = """\

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from composer_replication.tasks import canaries as module
-from composer_replication.tasks.body_cuts import fill
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.canaries import CanaryRefused, canary_files, make_canaries, make_canary
 from composer_replication.tasks.gates import Bench
+from composer_replication.tasks.planning.body_cuts import fill
 from composer_replication.tasks.repository import make_bench
 from composer_replication.tasks.store import TaskStore
 

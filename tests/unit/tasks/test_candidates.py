@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from composer_replication.tasks.candidates import find_deletions
-from composer_replication.tasks.deletion import GRANULARITIES, REMOVALS, Deletion
-from composer_replication.tasks.edits import edited_files, holes_of
+from composer_replication.tasks.planning.candidates import find_deletions
+from composer_replication.tasks.planning.deletion import GRANULARITIES, REMOVALS, Deletion
+from composer_replication.tasks.planning.edits import edited_files, holes_of
 
 INIT = b'''"""A package."""
 from .areas import (

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_replication.tasks.canonical_encoding import OpaqueValue, digest, encode
+from composer_replication.tasks.twin.canonical_encoding import OpaqueValue, digest, encode
 
 scalars = st.one_of(
     st.none(), st.booleans(), st.integers(), st.text(), st.binary(), st.floats(allow_nan=False).map(str)

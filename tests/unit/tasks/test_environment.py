@@ -16,10 +16,10 @@ from packaging.requirements import Requirement
 from composer_replication.errors import InputError
 from composer_replication.records import SandboxSpec
 from composer_replication.sandbox import open_sandbox
-from composer_replication.tasks import lock as lock_module
-from composer_replication.tasks.cache import cache_folder, cache_lock, put_file
-from composer_replication.tasks.environment import Environment, open_environment
-from composer_replication.tasks.lock import (
+from composer_replication.tasks.intake import lock as lock_module
+from composer_replication.tasks.intake.cache import cache_folder, cache_lock, put_file
+from composer_replication.tasks.intake.environment import Environment, open_environment
+from composer_replication.tasks.intake.lock import (
     TOOLCHAIN,
     EnvironmentLock,
     LockedWheel,

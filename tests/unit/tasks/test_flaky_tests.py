@@ -13,11 +13,11 @@ import pytest
 from composer_replication.errors import InputError
 from composer_replication.records import Outcome
 from composer_replication.tasks.build import build_tasks
-from composer_replication.tasks.cache import sha256_of
-from composer_replication.tasks.environment import Environment
-from composer_replication.tasks.lock import UnusableRepository
+from composer_replication.tasks.intake.cache import sha256_of
+from composer_replication.tasks.intake.environment import Environment
+from composer_replication.tasks.intake.lock import UnusableRepository
+from composer_replication.tasks.intake.sources import open_source
 from composer_replication.tasks.repository import prepare
-from composer_replication.tasks.sources import open_source
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import RepositoryRecord
 from composer_replication.tasks.test_run import TestReport, run_tests

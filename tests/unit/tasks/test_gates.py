@@ -17,9 +17,9 @@ from composer_replication.tasks.gates import (
     check_tests,
     judge_deletion,
 )
-from composer_replication.tasks.leaks import copied_share
+from composer_replication.tasks.intake.sources import open_source
+from composer_replication.tasks.leaks.copies import copied_share
 from composer_replication.tasks.repository import PreparedRepository, prepare
-from composer_replication.tasks.sources import open_source
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import RepositoryRecord
 from composer_replication.tasks.subject import Subject

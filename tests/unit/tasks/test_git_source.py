@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from composer_replication.errors import ComposerError, InputError, MissingError
-from composer_replication.tasks import archives, git_source
-from composer_replication.tasks.cache_prune import prune
-from composer_replication.tasks.git_source import parse_address
-from composer_replication.tasks.sources import RepositorySource, is_pinned, needs_no_path, open_source
+from composer_replication.tasks.intake import archives, git_source
+from composer_replication.tasks.intake.cache_prune import prune
+from composer_replication.tasks.intake.git_source import parse_address
+from composer_replication.tasks.intake.sources import RepositorySource, is_pinned, needs_no_path, open_source
 
 FILES = {
     "pyproject.toml": b'[project]\nname = "Some_Thing"\nversion = "2.1"\n',
@@ -304,9 +304,7 @@ def test_a_damaged_copy_in_the_cache_says_what_to_remove(repository: Path, priva
 
 
 def test_prune_removes_what_was_fetched(repository: Path, private_cache: Path) -> None:
-    script = (
-        "import sys; from composer_replication.tasks.sources import open_source; open_source(sys.argv[1])"
-    )
+    script = "import sys; from composer_replication.tasks.intake.sources import open_source; open_source(sys.argv[1])"
     subprocess.run([sys.executable, "-c", script, f"git+file://{repository}"], check=True)
     (private_cache / "git" / "fetch-killed").mkdir()
     assert len(prune(private_cache).removed) == 2

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from composer_replication.errors import InputError, MissingError
-from composer_replication.tasks import index
-from composer_replication.tasks.cache import cache_folder
-from composer_replication.tasks.sources import fetch_wheel, open_source
+from composer_replication.tasks.intake import index
+from composer_replication.tasks.intake.cache import cache_folder
+from composer_replication.tasks.intake.sources import fetch_wheel, open_source
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import pytest
 from identify.vendor.licenses import LICENSES
 
-from composer_replication.tasks.licences import Licence, is_copyleft, read_licence
+from composer_replication.tasks.intake.licences import Licence, is_copyleft, read_licence
 
 TEXTS = dict(LICENSES)
 NAMES = "Copyright (c) 2014 Ada Example\nBob Example\n\n"
@@ -216,5 +216,5 @@ def test_its_json_comes_back() -> None:
 
 
 def test_no_import_before_it_is_needed() -> None:
-    code = "import sys, composer_replication.tasks.licences; sys.exit('ukkonen' in sys.modules)"
+    code = "import sys, composer_replication.tasks.intake.licences; sys.exit('ukkonen' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.tasks.body_cuts import find_body_cuts
-from composer_replication.tasks.environment import Environment, open_environment
-from composer_replication.tasks.lock import resolve
-from composer_replication.tasks.lookup_solver import lookup_files, visible_calls
+from composer_replication.tasks.intake.environment import Environment, open_environment
+from composer_replication.tasks.intake.lock import resolve
+from composer_replication.tasks.planning.body_cuts import find_body_cuts
 from composer_replication.tasks.test_run import TestReport, run_tests
-from composer_replication.tasks.twin import Twin, build_twins, judge_twin
+from composer_replication.tasks.twin.build_twins import Twin, build_twins, judge_twin
+from composer_replication.tasks.twin.lookup_solver import lookup_files, visible_calls
 from composer_replication.tasks.views import write_files
 
 pytestmark = pytest.mark.timeout(600)  # the first test of all builds the twins for the rest

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_replication.tasks.body_cuts import BodyCut, find_body_cuts
-from composer_replication.tasks.environment import Environment, open_environment
-from composer_replication.tasks.lock import resolve
-from composer_replication.tasks.mutants import Mutant, mutants_of, passes_tests, passes_twin, strength
-from composer_replication.tasks.twin import build_twins
+from composer_replication.tasks.intake.environment import Environment, open_environment
+from composer_replication.tasks.intake.lock import resolve
+from composer_replication.tasks.planning.body_cuts import BodyCut, find_body_cuts
+from composer_replication.tasks.twin.build_twins import build_twins
+from composer_replication.tasks.twin.mutants import Mutant, mutants_of, passes_tests, passes_twin, strength
 
 pytestmark = pytest.mark.timeout(600)  # the first test of all builds the twins for the rest
 

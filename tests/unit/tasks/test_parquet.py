@@ -16,7 +16,7 @@ import pytest
 
 from composer_replication.errors import InputError, MissingError
 from composer_replication.tasks import parquet
-from composer_replication.tasks.licences import Licence
+from composer_replication.tasks.intake.licences import Licence
 from composer_replication.tasks.parquet import (
     SECRETS_FILE,
     TASKS_FILE,
@@ -30,7 +30,7 @@ from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.swebench_rows import PUBLIC_COLUMNS, SECRET_COLUMNS, tree_sha256
 from composer_replication.tasks.validate import validate_store
 
-ROW = dict.fromkeys(PUBLIC_COLUMNS, "x") | {"num_body_lines": 1}
+ROW: dict[str, str | int | None] = dict.fromkeys(PUBLIC_COLUMNS, "x") | {"num_body_lines": 1}
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_the_columns_mean_what_swebench_means(tiny_store: TaskStore) -> None:
         assert json.loads(secret["hidden_tests"]) == sorted(task.tests.hidden)
         assert set(json.loads(row["PASS_TO_PASS"])) <= set(json.loads(secret["PASS_TO_PASS"]))
         assert not set(json.loads(secret["FAIL_TO_PASS"])) & set(json.loads(secret["PASS_TO_PASS"]))
-        assert task.symbol.rpartition(".")[2] in row["problem_statement"]
+        assert task.symbol.rpartition(".")[2] in str(row["problem_statement"])
         assert (row["symbol"], row["granularity"], row["removal"]) == (task.symbol, "function", "body")
         assert row["num_body_lines"] == task.num_body_lines
         assert (row["created_at"], row["test_patch"]) == ("", "")
@@ -212,7 +212,7 @@ def test_reading_a_store_loads_no_pyarrow(tiny_store: TaskStore) -> None:
 
 
 def test_text_that_parquet_has_to_carry() -> None:
-    row = ROW | {"problem_statement": None, "symbol": "ünïcode\n\0\r\n"}
+    row: dict[str, str | int | None] = {**ROW, "problem_statement": None, "symbol": "ünïcode\n\0\r\n"}
     assert read_parquet(parquet_bytes([row], PUBLIC_COLUMNS)) == [row]
     assert read_parquet(parquet_bytes([], PUBLIC_COLUMNS)) == []
     with pytest.raises(ValueError, match="arquet"):

@@ -10,12 +10,12 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_replication.tasks.environment import Environment
-from composer_replication.tasks.licence_claims import read_claims
-from composer_replication.tasks.lock import UnusableRepository
-from composer_replication.tasks.refusals import compiled_parts, explain, refuse_second_copy
-from composer_replication.tasks.requirements import read_requirements
-from composer_replication.tasks.sources import RepositorySource
+from composer_replication.tasks.intake.environment import Environment
+from composer_replication.tasks.intake.licence_claims import read_claims
+from composer_replication.tasks.intake.lock import UnusableRepository
+from composer_replication.tasks.intake.refusals import compiled_parts, explain, refuse_second_copy
+from composer_replication.tasks.intake.requirements import read_requirements
+from composer_replication.tasks.intake.sources import RepositorySource
 
 
 def source(*paths: str, **metadata: bytes) -> RepositorySource:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from composer_replication.tasks.requirements import Requirements, imported_modules, read_requirements
-from composer_replication.tasks.sources import RepositorySource
+from composer_replication.tasks.intake.requirements import Requirements, imported_modules, read_requirements
+from composer_replication.tasks.intake.sources import RepositorySource
 
 
 def read(metadata: Mapping[str, str], files: Mapping[str, str] | None = None) -> Requirements:

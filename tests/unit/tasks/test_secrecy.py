@@ -41,7 +41,7 @@ def test_a_copy_in_the_tree_is_found(
     monkeypatch.setitem(secrecy.leaks_in_tree.__globals__, "fingerprints", lambda *_: known)
     monkeypatch.setattr(secrecy.leaks_in_tree.__globals__["secrets"], "token_hex", lambda _: "salt")
     monkeypatch.setattr(TaskStore, "files", files)
-    with pytest.raises(GateFailed, match="leak: notes.txt tells the code"):
+    with pytest.raises(GateFailed, match=r"leak: notes\.txt tells the code"):
         check_secrecy(tiny_store, clamp)
 
 

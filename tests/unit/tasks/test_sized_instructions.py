@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from composer_replication.records import Edit
-from composer_replication.tasks.golden_spans import golden_spans, shows_any, shows_body, spans_of
-from composer_replication.tasks.instruction_parts import MAX_LINE_CHARS, clipped
-from composer_replication.tasks.instructions import (
+from composer_replication.tasks.instructions.golden_spans import golden_spans, shows_any, shows_body, spans_of
+from composer_replication.tasks.instructions.instruction_parts import MAX_LINE_CHARS, clipped
+from composer_replication.tasks.instructions.writing import (
     MAX_FUNCTIONS,
     instruction_text,
     read_material,

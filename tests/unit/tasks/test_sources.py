@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from composer_replication.errors import InputError
-from composer_replication.tasks import archives
-from composer_replication.tasks.sources import open_source
+from composer_replication.tasks.intake import archives
+from composer_replication.tasks.intake.sources import open_source
 
 Pack = Callable[..., Path]
 

@@ -10,7 +10,7 @@ import pytest
 
 from composer_replication.errors import InputError, UsageError
 from composer_replication.records import Task
-from composer_replication.tasks.body_cuts import fill
+from composer_replication.tasks.planning.body_cuts import fill
 from composer_replication.tasks.store import TaskStore
 
 

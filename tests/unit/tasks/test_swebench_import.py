@@ -12,14 +12,19 @@ from typing import Any
 import pytest
 
 from composer_replication.errors import InputError, UsageError
-from composer_replication.tasks.instructions import write_instruction
+from composer_replication.tasks.instructions.writing import write_instruction
+from composer_replication.tasks.intake.sources import open_source
 from composer_replication.tasks.parquet import PUBLIC_COLUMNS, SECRET_COLUMNS, parquet_bytes, read_parquet
 from composer_replication.tasks.patches import make_patch
-from composer_replication.tasks.sources import open_source
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.swebench_bases import base_source
-from composer_replication.tasks.swebench_files import KEYS, Instance, read_instances, write_instances
-from composer_replication.tasks.swebench_import import Refused, import_swebench, make_deletion, propose
+from composer_replication.tasks.swebench.swebench_bases import base_source
+from composer_replication.tasks.swebench.swebench_files import KEYS, Instance, read_instances, write_instances
+from composer_replication.tasks.swebench.swebench_import import (
+    Refused,
+    import_swebench,
+    make_deletion,
+    propose,
+)
 from composer_replication.tasks.validate import validate_store
 
 Row = dict[str, Any]

@@ -15,9 +15,9 @@ import pytest
 from composer_replication.records import Limits, Outcome
 from composer_replication.sandbox import choose_backend
 from composer_replication.sandbox.choice import BACKENDS
-from composer_replication.tasks import test_batch
-from composer_replication.tasks.environment import Environment
-from composer_replication.tasks.test_batch import BatchRun, run_batch
+from composer_replication.tasks.intake.environment import Environment
+from composer_replication.tasks.running import test_batch
+from composer_replication.tasks.running.test_batch import BatchRun, run_batch
 from composer_replication.tasks.test_run import TestReport, run_tests
 
 IDS = ["tests/test_package.py::test_answer", "tests/test_package.py::test_other"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from composer_replication.records import ExecResult, Limits, Outcome
-from composer_replication.tasks.environment import Environment
+from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.test_run import TestReport, judge, run_tests
 
 PACKAGE = "def answer():\n    {body}\n"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from composer_replication.tasks.missing_names import ModuleNames
-from composer_replication.tasks.test_uses import MAX_USES, MissingUses, missing_uses
+from composer_replication.tasks.instructions.missing_names import ModuleNames
+from composer_replication.tasks.instructions.test_uses import MAX_USES, MissingUses, missing_uses
 
 TREE = {
     "src/pkg/__init__.py": b"from pkg.a import *\nfrom .b import left as renamed\n",

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 import pytest
 
 from composer_replication.errors import InputError
-from composer_replication.tasks.body_cuts import BodyCut, find_body_cuts
-from composer_replication.tasks.environment import Environment, open_environment
-from composer_replication.tasks.lock import resolve
-from composer_replication.tasks.twin import (
+from composer_replication.tasks.intake.environment import Environment, open_environment
+from composer_replication.tasks.intake.lock import resolve
+from composer_replication.tasks.planning.body_cuts import BodyCut, find_body_cuts
+from composer_replication.tasks.twin.build_twins import (
     Twin,
     TwinScore,
     build_twins,
@@ -23,8 +23,8 @@ from composer_replication.tasks.twin import (
     score_digests,
     twin_bytes,
 )
-from composer_replication.tasks.twin_records import Vector
-from composer_replication.tasks.twin_run import record_calls
+from composer_replication.tasks.twin.twin_records import Vector
+from composer_replication.tasks.twin.twin_run import record_calls
 
 pytestmark = pytest.mark.timeout(600)  # the first test of all builds the twins for the rest
 

@@ -13,14 +13,13 @@ from typing import Any
 import pytest
 
 from composer_replication.errors import InputError, UsageError
-from composer_replication.tasks.instruction_endpoint import (
+from composer_replication.tasks.instructions.instruction_endpoint import (
     MAX_ANSWER_BYTES,
     Endpoint,
     EndpointFailed,
     open_endpoint,
 )
-from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.written_instructions import (
+from composer_replication.tasks.instructions.written_instructions import (
     MAX_CHARS,
     REQUEST,
     WrittenInstruction,
@@ -29,6 +28,7 @@ from composer_replication.tasks.written_instructions import (
     write_instructions,
     written_instruction,
 )
+from composer_replication.tasks.store import TaskStore
 
 KEY = "sk-very-secret-key"
 GOOD = (

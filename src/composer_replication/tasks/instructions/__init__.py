@@ -1,0 +1,1 @@
+"""What is asked for? A text from what is known without the deleted code."""

@@ -1,0 +1,239 @@
+"""What is to be done, in words: written from what stays in the tree, without a model.
+
+Where bodies were taken out, a text lists the functions with signature and docstring, as the
+broken files have them. Where code is gone altogether, it says what is missing by the imports
+and uses of the visible tests, and what else the files define. Both name the tests that have
+to pass and show their source. Neither golden code nor a hidden test is a source of a text,
+and the finished text is searched for every deleted span before anybody sees it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from composer_replication.errors import InputError
+from composer_replication.records import Task
+from composer_replication.tasks.instructions.golden_spans import golden_spans, shows_any
+from composer_replication.tasks.instructions.instruction_parts import (
+    and_more,
+    clipped,
+    fenced,
+    listed,
+    tests_part,
+)
+from composer_replication.tasks.instructions.surroundings import (
+    Surroundings,
+    class_members,
+    look_around,
+    public_names,
+)
+from composer_replication.tasks.instructions.test_uses import MissingUses, missing_uses
+from composer_replication.tasks.planning.body_cuts import MARKER_STATEMENT
+from composer_replication.tasks.planning.edits import shifted_line
+from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.test_functions import Place, function_texts
+
+MAX_FUNCTIONS = 20
+MAX_DOCSTRING_LINES = 12
+"""Of each docstring where there are several functions; the tree has them in full."""
+MAX_FILES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """Everything that may be known of a task, and nothing else: what an instruction is written from.
+
+    ``places`` are the surroundings of each hole with its path (body removals only), ``files``
+    the text of each file that lost code and is still there, ``sources`` path and source of
+    each visible test function, ``uses`` what those tests need that is gone (whole removals only).
+    """
+
+    task: Task
+    places: tuple[tuple[str, Surroundings], ...]
+    files: Mapping[str, str]
+    sources: tuple[tuple[str, str], ...]
+    uses: MissingUses
+
+
+def write_instruction(store: TaskStore, task: Task) -> str:
+    """The instruction of a task, in Markdown.
+
+    The source of a visible test, or a docstring, that holds the very lines that were deleted
+    is left out. What a foreign task set says in its own words stands in the place of ours.
+
+    Args:
+        store: where the task is.
+        task: the task.
+
+    Raises:
+        InputError: even the shortest text would show golden code (CR0429); the store is
+            damaged (CR0411).
+    """
+    spans = golden_spans(store, task)
+    statement = store.record(task.task_id).statement.strip()
+    material = read_material(store, task)
+    clean = replace(
+        material,
+        sources=tuple(source for source in material.sources if not shows_any(source[1], spans)),
+        places=tuple(
+            (path, replace(place, docstring="") if shows_any(place.docstring, spans) else place)
+            for path, place in material.places
+        ),
+    )
+    bare = replace(clean, sources=(), places=tuple((p, replace(s, docstring="")) for p, s in clean.places))
+    for shown in (clean, replace(clean, sources=()), bare, replace(bare, uses=MissingUses((), (), ()))):
+        text = stated_text(statement, shown) if statement else instruction_text(shown)
+        if not shows_any(text, spans):
+            return text
+    raise InputError(
+        "CR0429",
+        "the instruction would contain the deleted code.",
+        where=task.task_id,
+        fix="leave this task out: build without that symbol.",
+    )
+
+
+def read_material(store: TaskStore, task: Task) -> Material:
+    """What may be known of a task, from its rollout tree.
+
+    Raises:
+        InputError: the store is damaged (CR0411).
+    """
+    tree = store.files(task, "rollout")
+    changed = sorted({task.path, *(hole.path for hole in task.holes)} - set(task.removed_files))
+    files = {path: tree[path].decode("utf-8", "replace") for path in changed if path in tree}
+    places = list(_visible_places(store, task))
+    sources = [(path, _source(tree, path, line, name)) for path, line, name in places]
+    is_whole = task.removal == "whole"
+    symbol = "" if task.granularity == "module" else task.symbol
+    return Material(
+        task,
+        () if is_whole else tuple((hole.path, look_around(files[hole.path], hole)) for hole in task.holes),
+        files,
+        tuple((path, source) for path, source in sources if source),
+        missing_uses(tree, places, symbol) if is_whole else MissingUses((), (), ()),
+    )
+
+
+def _source(tree: Mapping[str, bytes], path: str, line: int, name: str) -> str:
+    """A test function's source; one that the runner places elsewhere is known by its name if only one has it."""
+    texts = function_texts(tree.get(path, b"").decode("utf-8", "replace"))
+    named = {text for (_, other), text in texts.items() if other == name}
+    return texts.get((line, name), named.pop() if len(named) == 1 else "")
+
+
+def _visible_places(store: TaskStore, task: Task) -> Iterator[Place]:
+    """Where each visible test function stands in the rollout tree, whose files lost hidden tests above it."""
+    record = store.record(task.task_id)
+    repository = store.repository(record.repository_record)
+    places = sorted({repository.places[test] for test in task.tests.visible if test in repository.places})
+    originals: dict[str, str] = {}
+    for path, line, name in places:
+        if path not in repository.files:
+            continue
+        if path not in originals:
+            originals[path] = store.blob(repository.files[path]).decode("utf-8", "replace")
+        edits = [edit for edit in record.visible_edits if edit.path == path]
+        yield path, shifted_line(originals[path], edits, line), name
+
+
+def instruction_text(material: Material) -> str:
+    """Put the instruction together; lists and sources that are too long are clipped and say so."""
+    task = material.task
+    if task.removal == "whole":
+        parts = [*_whole_parts(material)]
+    elif len(material.places) == 1:
+        parts = [*_one_body_parts(task, material.places[0])]
+    else:
+        parts = [*_bodies_parts(material)]
+    return "\n\n".join([*parts, *tests_part(task.tests.visible, material.sources)]) + "\n"
+
+
+def stated_text(statement: str, material: Material) -> str:
+    """What a task set says in its own words, and the tests that have to pass."""
+    return "\n\n".join([statement, *tests_part(material.task.tests.visible, material.sources)]) + "\n"
+
+
+def _one_body_parts(task: Task, place: tuple[str, Surroundings]) -> Iterator[str]:
+    path, surroundings = place
+    name = task.symbol if task.granularity == "function" else surroundings.name or task.symbol
+    yield f"Write the body of `{name}` in `{path}`."
+    yield f"The body was removed; at line {surroundings.line} stands `{MARKER_STATEMENT}` in its place."
+    shown = "\n".join(part for part in (surroundings.header, surroundings.docstring) if part)
+    if shown:
+        yield from ("Everything else stays as it is, this too:", fenced(shown))
+    if surroundings.owner:
+        beside = f", beside {listed(surroundings.siblings)}" if surroundings.siblings else ""
+        yield f"It belongs to the class `{surroundings.owner}`{beside}."
+    if surroundings.neighbours:
+        yield f"The file also defines {listed(surroundings.neighbours)}."
+
+
+def _bodies_parts(material: Material) -> Iterator[str]:
+    """Each function with its line, signature and docstring, file after file."""
+    task, places = material.task, material.places
+    what = {"class": "the class ", "module": "the module "}.get(task.granularity, "")
+    ending = ", here and in the functions that only it needs" if task.granularity == "feature" else ""
+    yield f"Write the {len(places)} missing bodies of {what}`{task.symbol}` in `{task.path}`{ending}."
+    yield f"In the place of each stands `{MARKER_STATEMENT}`. Everything else stays as it is, this too:"
+    path = ""
+    for place_path, surroundings in places[:MAX_FUNCTIONS]:
+        if place_path != path:
+            path = place_path
+            yield f"In `{path}`:"
+        name = f"`{surroundings.name}`, line" if surroundings.name else "Line"
+        shown = [surroundings.header]
+        if surroundings.docstring:
+            shown.append(clipped(surroundings.docstring, MAX_DOCSTRING_LINES))
+        yield f"{name} {surroundings.line}:"
+        if any(shown):
+            yield fenced("\n".join(shown))
+    yield from and_more(len(places) - MAX_FUNCTIONS, "And {} more functions with that statement in them.")
+    yield from _other_names(material, {surroundings.name.split(".")[0] for _, surroundings in places})
+
+
+def _whole_parts(material: Material) -> Iterator[str]:
+    """What is gone, how the tests import and use it, and which files lost lines."""
+    task, uses = material.task, material.uses
+    is_gone = task.path in task.removed_files
+    if task.granularity == "module":
+        where = (
+            f"the file `{task.path}` is gone" if is_gone else f"its definitions are gone from `{task.path}`"
+        )
+        yield f"Write the module `{task.symbol}` again: {where}."
+    else:
+        kind = {"class": "class", "feature": "feature"}.get(task.granularity, "function")
+        owner = task.symbol.rpartition(".")[0]
+        kind = "method" if kind == "function" and owner else kind
+        file = f"the file `{task.path}`, which is gone too" if is_gone else f"`{task.path}`"
+        ending = ", with everything that only it needs" if task.granularity == "feature" else ""
+        yield f"Write the {kind} `{task.symbol}` again: it was removed from {file}{ending}."
+        members = class_members(material.files.get(task.path, ""), owner) if owner else None
+        if members:
+            yield f"The class `{owner}` still has {listed(members)}."
+    if uses.imports:
+        yield from (
+            "The tests import what is missing like this:",
+            fenced("\n".join(uses.imports[:MAX_FUNCTIONS])),
+        )
+    elif uses.names:
+        yield f"The tests need {listed(uses.names)}."
+    if uses.uses:
+        yield from (
+            f"{'They' if uses.imports else 'The tests'} use it like this:",
+            fenced("\n".join(uses.uses)),
+        )
+    others = sorted({*material.files, *task.removed_files} - {task.path})
+    if others:
+        yield f"Lines are missing in other files too: {listed(others)}."
+    yield from _other_names(material, set())
+
+
+def _other_names(material: Material, taken: set[str]) -> Iterator[str]:
+    """What the files that lost code still define."""
+    for path, text in list(material.files.items())[:MAX_FILES]:
+        names = [name for name in public_names(text) if name not in taken]
+        if names:
+            yield f"`{path}` {'still' if material.task.removal == 'whole' else 'also'} defines {listed(names)}."
+    yield from and_more(len(material.files) - MAX_FILES, "{} more files are affected.")

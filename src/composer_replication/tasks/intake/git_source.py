@@ -1,0 +1,347 @@
+"""Read one commit of a git repository as bytes; nothing of the repository is checked out or run.
+
+The system's git fetches a commit into a bare repository of our own, without history where the
+server allows it. The files are read from its objects (``ls-tree``, ``cat-file``), so that no
+hook, attribute, filter, submodule or work tree of the repository ever takes part. Git's own
+settings are left out, too, because some of them name programs; of the user's, only those
+are taken over that say where a server is reached.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from urllib.parse import SplitResult, urlsplit
+
+from composer_replication.errors import InputError
+from composer_replication.tasks.intake.archives import (
+    MAX_MEMBER_BYTES,
+    MAX_MEMBERS,
+    MAX_TOTAL_BYTES,
+    Wanted,
+    hostile,
+)
+from composer_replication.tasks.intake.cache import cache_folder, cache_lock, hold, sha256_of
+from composer_replication.tasks.intake.cache_prune import tree_bytes
+from composer_replication.tasks.intake.git_command import GitFailed, run_git
+
+MAX_FETCH_BYTES = MAX_TOTAL_BYTES
+MAX_LISTING_BYTES = 64 * 1024**2
+"""Of the list of a commit's files: some 500,000 of them."""
+_ASK_SECONDS = 60.0
+_FETCH_SECONDS = 600.0
+_READY = "READY"
+_FULL_ID = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_REF = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+/-]*")
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]+)?|\[[0-9A-Fa-f:]+\](:[0-9]+)?")
+_SCP = re.compile(r"([A-Za-z0-9_][\w.-]*)@([A-Za-z0-9][A-Za-z0-9.-]*):([^/:][^:]*)")
+_SYNTAX = (
+    "git+https://HOST/OWNER/REPO@REF, git+ssh://…, git+file:///FOLDER@REF or git@HOST:OWNER/REPO.git@REF"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GitAddress:
+    """A parsed source: ``url`` as git takes it, ``ref`` a tag, a branch, a full commit id, or empty for HEAD."""
+
+    source: str
+    url: str
+    ref: str
+
+    @property
+    def name(self) -> str:
+        """The last part of the address: what the repository is called when it does not say."""
+        return re.split(r"[/:]", self.url.rstrip("/"))[-1].removesuffix(".git")
+
+
+@dataclass(frozen=True, slots=True)
+class GitCommit:
+    """A commit that lies in the cache: ``folder`` is a bare repository which holds it."""
+
+    address: GitAddress
+    commit: str
+    folder: Path
+
+
+def is_git_source(source: str) -> bool:
+    """Whether a SOURCE is an address for git, right or wrong, and not a path."""
+    return source.startswith("git+") or "://" in source or _SCP.fullmatch(source) is not None
+
+
+def names_commit(source: str) -> bool:
+    """Whether the source names a commit by its full id, so that it means the same bytes for ever."""
+    return _FULL_ID.fullmatch(source.rpartition("@")[2]) is not None
+
+
+def parse_address(source: str) -> GitAddress:
+    """Take a source apart.
+
+    Raises:
+        InputError: no such form, another protocol than https, ssh and file, or a password in
+            the address (CR0402); the source is then not repeated.
+    """
+    plain = source.removeprefix("git+")
+    scp = _SCP.fullmatch(plain)
+    if scp is not None:
+        path, ref = _part(scp[3])
+        return _checked(source, f"{scp[1]}@{scp[2]}:{path}", ref, path)
+    try:
+        parts = urlsplit(plain)
+        problem = _problem(parts)
+    except ValueError:
+        raise _bad_address(source, "the address cannot be read") from None
+    if problem:
+        raise _bad_address("" if "password" in problem else source, problem)
+    path, ref = parts.path, ""
+    if parts.scheme != "file" or not Path(parts.path).is_dir():  # a folder may have an @ in its name
+        path, ref = _part(parts.path)
+    if plain == source and not path.endswith(".git"):
+        raise _bad_address(source, "an address that does not end in .git needs git+ before it")
+    return _checked(source, f"{parts.scheme}://{parts.netloc}{path}", ref, path)
+
+
+def _part(path: str) -> tuple[str, str]:
+    before, at, after = path.rpartition("@")
+    return (before, after or "@") if at else (path, "")
+
+
+def _problem(parts: SplitResult) -> str:
+    host = parts.netloc.rpartition("@")[2]
+    if parts.scheme not in ("https", "ssh", "file"):
+        return "git is asked over https, ssh and file alone"
+    if parts.password is not None or (parts.scheme == "https" and parts.username is not None):
+        return "the address holds a user name or a password, which would be kept with the tasks"
+    if parts.query or parts.fragment:
+        return "the address has a part after ? or #"
+    if parts.scheme == "file":
+        return "" if not parts.netloc and parts.path.startswith("/") else "file:// needs an absolute path"
+    return "" if _HOST.fullmatch(host) else "the address names no host"
+
+
+def _checked(source: str, url: str, ref: str, path: str) -> GitAddress:
+    if not path.strip("/") or (ref and (not _REF.fullmatch(ref) or ".." in ref)):
+        raise _bad_address(
+            source, f"{ref!r} is no name of a commit" if ref else "the address names no repository"
+        )
+    return GitAddress(source, url, ref)
+
+
+def _bad_address(source: str, problem: str) -> InputError:
+    return InputError(
+        "CR0402", f"the source is no repository that git can read: {problem}.", where=source, fix=_SYNTAX
+    )
+
+
+def fetch_commit(source: str) -> GitCommit:
+    """The commit that a source names, in the cache; a full id that is there needs no network.
+
+    Raises:
+        InputError: the source is wrong (CR0402), git cannot reach it (CR0441), it has no such
+            ref or commit (CR0442), it is too large (CR0443).
+        MissingError: this machine has no git (CR0440).
+    """
+    address = parse_address(source)
+    if _FULL_ID.fullmatch(address.ref):
+        return _cached(address, address.ref) or _fetch(address, address.ref, "")
+    ref_name, commit = _resolve(address)
+    return _cached(address, commit) or _fetch(address, commit, ref_name)
+
+
+def _folder(address: GitAddress, commit: str) -> Path:
+    """By address as well as by commit: what one server may show is nobody else's answer."""
+    return cache_folder() / "git" / f"{sha256_of(address.url.encode())[:16]}-{commit}"
+
+
+def _cached(address: GitAddress, commit: str) -> GitCommit | None:
+    folder = _folder(address, commit)
+    return GitCommit(address, commit, folder) if hold(folder) and (folder / _READY).is_file() else None
+
+
+def _resolve(address: GitAddress) -> tuple[str, str]:
+    """Full name and commit id of a ref; a tag wins over a branch of the same name, as in git."""
+    ref = address.ref
+    plain = (f"refs/tags/{ref}", f"refs/heads/{ref}") if ref else ("HEAD",)
+    names = (ref,) if ref.startswith("refs/") else plain
+    asked = [*names, *(f"{name}^{{}}" for name in names)]
+    try:
+        listed = run_git(["ls-remote", "--quiet", "--", address.url, *asked], seconds=_ASK_SECONDS)
+    except GitFailed as error:
+        raise _unreachable(address, error) from error
+    found = {
+        name: commit for commit, _, name in (row.partition("\t") for row in listed.decode().splitlines())
+    }
+    for name in names:
+        commit = found.get(f"{name}^{{}}") or found.get(name, "")
+        if _FULL_ID.fullmatch(commit):
+            return name, commit
+    raise _unknown(address)
+
+
+def _fetch(address: GitAddress, commit: str, ref_name: str) -> GitCommit:
+    folder = _folder(address, commit)
+    with cache_lock(f"git-{folder.name}"):
+        found = _cached(address, commit)
+        if found is None:
+            folder.parent.mkdir(exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix="fetch-", dir=folder.parent) as temporary:
+                hold(Path(temporary))  # what a killed process leaves is pruned, what is being fetched is not
+                made = Path(temporary) / "repository"
+                _fetch_into(made, address, commit, ref_name)
+                (made / _READY).touch()
+                shutil.rmtree(folder, ignore_errors=True)
+                made.rename(folder)
+            found = _cached(address, commit)
+    assert found is not None
+    return found
+
+
+def _fetch_into(made: Path, address: GitAddress, commit: str, ref_name: str) -> None:
+    """Three ways, from cheap to dear: not every server gives a commit by its id, or without history."""
+    kind = "sha256" if len(commit) == 64 else "sha1"
+    everything = ["+refs/heads/*:refs/fetched/heads/*", "+refs/tags/*:refs/fetched/tags/*"]
+    ways = [["--depth=1", commit], *([["--depth=1", ref_name]] if ref_name else []), everything]
+    failure: GitFailed | None = None
+    for depth, wanted in ((way[:1], way[1:]) if way[0].startswith("--") else ([], way) for way in ways):
+        shutil.rmtree(made, ignore_errors=True)
+        run_git(
+            ["init", "--quiet", "--bare", "--template=", f"--object-format={kind}", str(made)],
+            seconds=_ASK_SECONDS,
+        )
+        arguments = [
+            "fetch",
+            "--quiet",
+            "--no-tags",
+            "--no-recurse-submodules",
+            *depth,
+            "--",
+            address.url,
+            *wanted,
+        ]
+        try:
+            run_git(arguments, repository=made, seconds=_FETCH_SECONDS, most_bytes=MAX_FETCH_BYTES)
+            run_git(["cat-file", "-e", f"{commit}^{{tree}}"], repository=made, seconds=_ASK_SECONDS)
+        except GitFailed as error:
+            # The pack is written by a child of git, whose end is not always told.
+            if error.is_too_large or tree_bytes(made) >= MAX_FETCH_BYTES:
+                raise _too_large(address, "it is larger than what is fetched") from error
+            failure = error
+        else:
+            return
+    assert failure is not None
+    _resolve(GitAddress(address.source, address.url, ""))  # raises when nobody answers at all
+    raise _unknown(address) from failure
+
+
+def read_commit(
+    found: GitCommit, wanted: Callable[[frozenset[str]], Wanted], *, skip: Callable[[str], bool]
+) -> dict[str, bytes]:
+    """The wanted files of a commit by POSIX path; links and submodules are left out.
+
+    Args:
+        found: a fetched commit.
+        wanted: given the paths of all files, gives the rule that chooses among them.
+        skip: whether a folder of that name is left out.
+
+    Raises:
+        InputError: too many files or bytes (CR0443), a path that leaves the tree (CR0405).
+    """
+    entries = dict(_entries(found, skip))
+    rule = wanted(frozenset(entries))
+    chosen = {name: entry for name, entry in entries.items() if rule(PurePosixPath(name))}
+    _check_sizes(found.address, chosen)
+    blobs = _read_blobs(found, sorted({blob for blob, _ in chosen.values()}))
+    return {name: blobs[blob] for name, (blob, _) in chosen.items()}
+
+
+def _entries(found: GitCommit, skip: Callable[[str], bool]) -> Iterator[tuple[str, tuple[str, int]]]:
+    """Path, object id and size of each regular file."""
+    command = ["ls-tree", "-r", "-z", "--long", "--full-tree", found.commit]
+    try:
+        listed = run_git(command, repository=found.folder, seconds=_ASK_SECONDS, most_bytes=MAX_LISTING_BYTES)
+    except GitFailed as error:
+        if error.is_too_large or error.is_late:
+            raise _too_large(found.address, "it holds too many files") from error
+        raise _damaged(found) from error
+    for row in listed.split(b"\0"):
+        facts, tab, raw = row.partition(b"\t")
+        if not tab or not facts.startswith(b"100"):  # 120000 is a link, 160000 a submodule
+            continue
+        _, _, blob, size = facts.split()
+        name = raw.decode("utf-8", "surrogateescape")
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts:
+            raise hostile(found.address.source, f"member {name[:80]!r} leaves the archive")
+        if not any(map(skip, path.parts[:-1])):
+            yield str(path), (blob.decode(), int(size))
+
+
+def _check_sizes(address: GitAddress, chosen: Mapping[str, tuple[str, int]]) -> None:
+    if len(chosen) > MAX_MEMBERS:
+        raise _too_large(address, f"more than {MAX_MEMBERS} of its files belong to a task tree")
+    large = next((name for name, (_, size) in chosen.items() if size > MAX_MEMBER_BYTES), None)
+    if large is not None:
+        raise _too_large(address, f"{large[:80]!r} is larger than {MAX_MEMBER_BYTES // 1024**2} MiB")
+    if sum(size for _, size in chosen.values()) > MAX_TOTAL_BYTES:
+        raise _too_large(address, f"its files are larger than {MAX_TOTAL_BYTES // 1024**2} MiB")
+
+
+def _read_blobs(found: GitCommit, blobs: list[str]) -> dict[str, bytes]:
+    try:
+        answer = run_git(
+            ["cat-file", "--batch"],
+            repository=found.folder,
+            seconds=_FETCH_SECONDS,
+            stdin="".join(f"{blob}\n" for blob in blobs).encode(),
+            most_bytes=MAX_TOTAL_BYTES + 128 * len(blobs),
+        )
+    except GitFailed as error:
+        raise _damaged(found) from error
+    read: dict[str, bytes] = {}
+    start = 0
+    for blob in blobs:
+        end = answer.index(b"\n", start)
+        words = answer[start:end].split()
+        if len(words) != 3 or words[0].decode() != blob:
+            raise _damaged(found)
+        size = int(words[2])
+        read[blob] = answer[end + 1 : end + 1 + size]
+        start = end + size + 2
+    return read
+
+
+def _damaged(found: GitCommit) -> InputError:
+    return InputError(
+        "CR0441",
+        f"git cannot read the commit {found.commit[:12]}.",
+        where=found.address.source,
+        fix=f"remove {found.folder}; then the same command fetches it again.",
+    )
+
+
+def _unreachable(address: GitAddress, error: GitFailed) -> InputError:
+    late = " in time" if error.is_late else ""
+    message = f"git cannot reach the repository{late}."
+    return InputError("CR0441", message, where=address.source, fix=f"git ls-remote {address.url}")
+
+
+def _unknown(address: GitAddress) -> InputError:
+    what = f"nothing called {address.ref}" if address.ref else "no commit"
+    return InputError(
+        "CR0442",
+        f"the repository has {what}.",
+        where=address.source,
+        fix=f"name a tag, a branch, or all 40 digits of a commit: git ls-remote {address.url}",
+    )
+
+
+def _too_large(address: GitAddress, detail: str) -> InputError:
+    return InputError(
+        "CR0443",
+        f"the repository is refused: {detail}.",
+        where=address.source,
+        fix="clone it, remove what tests do not need, and give the folder.",
+    )

@@ -1,0 +1,235 @@
+"""Fetch archives and wheels from the package index that pip is set up for; nothing is run.
+
+The index, extra indexes, link folders and certificates are read from pip's own
+settings (environment variables and configuration files), so that a mirror or an
+offline folder that works for pip works here. Addresses are never shown.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import ssl
+import subprocess
+import sys
+import warnings
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+from urllib.parse import urlsplit
+
+from composer_replication.errors import InputError, MissingError
+from composer_replication.tasks.intake.cache import (
+    cache_folder,
+    cache_lock,
+    hold,
+    put_file,
+    sha256_of,
+    sha256_of_file,
+)
+
+if TYPE_CHECKING:
+    from unearth import Package, PackageFinder
+    from unearth.fetchers import Fetcher
+
+_DEFAULT_INDEX = "https://pypi.org/simple"
+_KEYS = ("index-url", "extra-index-url", "find-links", "cert", "trusted-host", "no-index")
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class IndexSettings:
+    """Where packages are looked for; the same places that pip would look."""
+
+    index_urls: tuple[str, ...]
+    find_links: tuple[str, ...]
+    trusted_hosts: tuple[str, ...]
+    certificates: str
+
+
+def pip_command() -> list[str]:
+    """How to call the pip of this environment.
+
+    Raises:
+        MissingError: this Python has no pip (CR0420).
+    """
+    try:
+        import pip  # noqa: F401
+    except ImportError as error:
+        raise MissingError(
+            "CR0420",
+            "this Python environment has no pip.",
+            where=sys.executable,
+            fix=f"{sys.executable} -m ensurepip",
+        ) from error
+    return [sys.executable, "-m", "pip"]
+
+
+@cache
+def index_settings() -> IndexSettings:
+    """Read pip's settings once: configuration files first, ``PIP_*`` variables over them."""
+    found: dict[str, str] = {}
+    listed = subprocess.run(
+        [*pip_command(), "config", "list"], capture_output=True, text=True, check=False
+    ).stdout
+    for line in listed.splitlines():
+        name, equals, value = line.partition("=")
+        section, _, key = name.strip().rpartition(".")
+        if equals and key in _KEYS and section in ("global", "install", "download", ":env:"):
+            found[key] = value.strip().strip("'\"").replace("\\n", " ")
+    for key in _KEYS:
+        variable = os.environ.get("PIP_" + key.upper().replace("-", "_"), "")
+        if variable:
+            found[key] = variable
+    without_index = found.get("no-index", "").lower() in ("1", "true", "yes", "on")
+    indexes = [found.get("index-url", _DEFAULT_INDEX), *found.get("extra-index-url", "").split()]
+    return IndexSettings(
+        index_urls=() if without_index else tuple(indexes),
+        find_links=tuple(
+            link for link in found.get("find-links", "").split() if "://" in link or Path(link).exists()
+        ),
+        trusted_hosts=tuple(found.get("trusted-host", "").split()),
+        certificates=found.get("cert", ""),
+    )
+
+
+def _finder(*, wheels: bool) -> PackageFinder:
+    from unearth import PackageFinder
+    from unearth.auth import MultiDomainBasicAuth
+    from unearth.fetchers.sync import PyPIClient
+
+    # It warns about each index without the package, with its address; our own sentence follows.
+    logging.getLogger("unearth").setLevel(logging.ERROR)
+    settings = index_settings()
+    context = ssl.create_default_context(cafile=settings.certificates or None)
+    session = PyPIClient(
+        trusted_hosts=settings.trusted_hosts, verify=context, timeout=60.0, follow_redirects=True
+    )
+    session.auth = MultiDomainBasicAuth(prompting=False, index_urls=settings.index_urls)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return PackageFinder(
+            session=cast("Fetcher", session),  # its own default session is of this very class
+            index_urls=settings.index_urls,
+            find_links=settings.find_links,
+            trusted_hosts=settings.trusted_hosts,
+            no_binary=() if wheels else (":all:",),
+            only_binary=(":all:",) if wheels else (),
+        )
+
+
+def _find(name: str, version: str, *, wheels: bool) -> tuple[PackageFinder, Package]:
+    finder = _finder(wheels=wheels)
+    kind = "wheel" if wheels else "source distribution"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            package = finder.find_best_match(f"{name}=={version}").best
+    except Exception as error:  # whatever the transport raises: one sentence, the cause attached
+        raise InputError(
+            "CR0407",
+            f"the package index could not be asked for {name}=={version} ({type(error).__name__}).",
+            where=f"{name}=={version}",
+            fix="check the network and pip's index settings, or build once where there is a network.",
+        ) from error
+    if package is None:
+        raise InputError(
+            "CR0406",
+            f"the package index has no {kind} of {name}=={version}.",
+            where=f"{name}=={version}",
+            fix=f"pip index versions {name}",
+        )
+    return finder, package
+
+
+def _download(finder: PackageFinder, package: Package, label: str) -> bytes:
+    link = package.link
+    try:
+        if link.is_file:
+            data = link.file_path.read_bytes()
+        else:
+            with finder.session.get_stream(link.normalized.partition("#")[0]) as response:
+                response.raise_for_status()
+                data = b"".join(response.iter_bytes(_CHUNK_BYTES))
+    except Exception as error:  # as above
+        raise InputError(
+            "CR0407",
+            f"the download of {label} failed ({type(error).__name__}).",
+            where=label,
+            fix="try again.",
+        ) from error
+    expected = dict(link.hash_option or {}).get("sha256", [""])[0]
+    if expected and sha256_of(data) != expected:
+        raise hash_error(label, expected, sha256_of(data))
+    return data
+
+
+def hash_error(label: str, expected: str, found: str) -> InputError:
+    """The error for bytes that are not the pinned ones."""
+    return InputError(
+        "CR0408",
+        f"{label} has sha256 {found}, expected {expected}.",
+        where=label,
+        fix="check the pin; if it is right, somebody changed the file: do not use it.",
+    )
+
+
+def _fetch(name: str, version: str, sha256: str, *, wheels: bool) -> Path:
+    from packaging.utils import canonicalize_name
+
+    label = f"{name}=={version}"
+    shelf = cache_folder() / ("wheels" if wheels else "sdists")
+    shelf.mkdir(exist_ok=True)
+    hold(shelf)  # the file is read after the lock below is free again
+    folder = shelf / f"{canonicalize_name(name)}-{version}"
+    with cache_lock(f"fetch-{canonicalize_name(name)}-{version}"):
+        path = _cached(folder, sha256, wheels=wheels)
+        if path is None:
+            finder, package = _find(name, version, wheels=wheels)
+            data = _download(finder, package, label)
+            if sha256 and sha256_of(data) != sha256:
+                raise hash_error(label, sha256, sha256_of(data))
+            path = folder / urlsplit(package.link.normalized).path.rpartition("/")[2]
+            put_file(folder / "SHA256", f"{sha256_of(data)}  {path.name}\n".encode())
+            put_file(path, data)
+        with suppress(PermissionError):
+            os.utime(folder)  # the time of last use
+    return path
+
+
+def _cached(folder: Path, sha256: str, *, wheels: bool) -> Path | None:
+    """The file that an earlier fetch left, if it is whole, usable here and the wanted one."""
+    if not (folder / "SHA256").is_file():
+        return None
+    recorded, _, name = (folder / "SHA256").read_text().strip().partition("  ")
+    path = folder / name
+    if not path.is_file() or sha256_of_file(path) != recorded or (wheels and not fits_this_machine(name)):
+        return None
+    if sha256 and sha256 != recorded:
+        raise hash_error(name, sha256, recorded)
+    return path
+
+
+def fits_this_machine(wheel_name: str) -> bool:
+    """Whether this interpreter can install a wheel of that file name."""
+    from packaging.tags import sys_tags
+    from packaging.utils import parse_wheel_filename
+
+    return not parse_wheel_filename(wheel_name)[3].isdisjoint(sys_tags())
+
+
+def fetch_sdist(name: str, version: str, sha256: str = "") -> Path:
+    """A source distribution as a file in the cache, its hash checked.
+
+    Raises:
+        InputError: not in the index (CR0406), index or download failed (CR0407), other
+            bytes than ``sha256`` or than the index promised (CR0408).
+    """
+    return _fetch(name, version, sha256, wheels=False)
+
+
+def fetch_wheel(name: str, version: str, sha256: str = "") -> Path:
+    """A wheel for this interpreter as a file in the cache; errors as ``fetch_sdist``."""
+    return _fetch(name, version, sha256, wheels=True)

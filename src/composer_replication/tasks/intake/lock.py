@@ -1,0 +1,218 @@
+"""Fix the exact wheels of an environment; resolving fetches, and runs nothing that it fetched.
+
+The test runner and what it needs are pinned here, the same for every repository, so that
+most locks are equal and share one environment. Everything else is resolved by ``pip
+download`` with wheels only: no build script of anybody is ever started.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from packaging.utils import canonicalize_name, parse_wheel_filename
+
+from composer_replication.errors import InputError
+from composer_replication.sandbox.process_folder import process_folder
+from composer_replication.tasks.intake.cache import (
+    cache_folder,
+    cache_lock,
+    hold,
+    put_file,
+    sha256_of,
+    sha256_of_file,
+)
+from composer_replication.tasks.intake.index import fetch_wheel, pip_command
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+TOOLCHAIN = {
+    "iniconfig": "2.3.1",
+    "packaging": "26.3",
+    "pluggy": "1.7.0",
+    "pygments": "2.21.0",
+    "pytest": "9.2.0",
+}
+"""The test runner: what every environment holds."""
+INSTALLER = ("pip", "26.2")
+"""Installs the wheels inside the sandbox; not part of the environment."""
+
+
+class UnusableRepository(Exception):
+    """A repository that cannot be used; ``reason`` is the short name that is counted."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail
+
+
+@dataclass(frozen=True, slots=True)
+class LockedWheel:
+    """One wheel of an environment."""
+
+    name: str
+    version: str
+    filename: str
+    sha256: str
+
+    def __post_init__(self) -> None:
+        """Refuse names that would lead out of a folder: a lock may come with somebody's store."""
+        if not all(re.fullmatch(r"[\w.!+-]+", text) for text in (self.name, self.version, self.filename)):
+            raise ValueError(f"{self.filename[:80]!r} is no file name of a wheel")
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentLock:
+    """All wheels of an environment, for one Python version; ``installer`` puts them there."""
+
+    python: str
+    wheels: tuple[LockedWheel, ...]
+    installer: LockedWheel
+
+    @property
+    def fingerprint(self) -> str:
+        return sha256_of(json.dumps(self.to_json(), sort_keys=True).encode())
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(wheel.name for wheel in self.wheels)
+
+    def to_json(self) -> dict[str, Any]:
+        rows = [
+            [wheel.name, wheel.version, wheel.filename, wheel.sha256]
+            for wheel in (*self.wheels, self.installer)
+        ]
+        return {"python": self.python, "wheels": rows[:-1], "installer": rows[-1]}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> EnvironmentLock:
+        wheels = tuple(LockedWheel(*map(str, row)) for row in value["wheels"])
+        return cls(str(value["python"]), wheels, LockedWheel(*map(str, value["installer"])))
+
+
+def python_version() -> str:
+    """The minor version that wheels and environments are made for."""
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def wheel_path(wheel: LockedWheel) -> Path:
+    """Where the cache keeps a wheel."""
+    return cache_folder() / "wheels" / f"{wheel.name}-{wheel.version}" / wheel.filename
+
+
+@cache
+def _toolchain_in(folder: Path) -> tuple[LockedWheel, ...]:
+    """The pinned wheels, the installer last; fetched where the cache ``folder`` has not got them."""
+    assert folder == cache_folder()
+    return tuple(_locked(path) for path in prefetch_toolchain())
+
+
+def prefetch_toolchain() -> list[Path]:
+    """Put the wheels of the test runner and of the installer into the cache; then folders build offline.
+
+    Raises:
+        InputError: the index has not got them, or cannot be reached (CR0406, CR0407).
+    """
+    return [fetch_wheel(name, version) for name, version in (*sorted(TOOLCHAIN.items()), INSTALLER)]
+
+
+def _locked(path: Path) -> LockedWheel:
+    name, version, _, _ = parse_wheel_filename(path.name)
+    return LockedWheel(str(name), str(version), path.name, sha256_of_file(path))
+
+
+def resolve(requirements: Sequence[Requirement], repository: str) -> EnvironmentLock:
+    """The lock for the test runner plus ``requirements``; the same request is answered from the cache.
+
+    Raises:
+        UnusableRepository: something is not to be had as a wheel (``dependency-without-wheel``).
+        InputError: the index cannot be reached (CR0406, CR0407).
+    """
+    shelf = cache_folder() / "wheels"
+    shelf.mkdir(exist_ok=True)
+    hold(shelf)  # the wheels that a lock names are read later
+    *toolchain, installer = _toolchain_in(cache_folder())
+    wanted = sorted(str(item) for item in requirements if not _toolchain_satisfies(item))
+    if not wanted:
+        return EnvironmentLock(python_version(), tuple(toolchain), installer)
+    request = json.dumps([wanted, sorted(TOOLCHAIN.items()), python_version(), sysconfig.get_platform()])
+    with cache_lock(f"resolve-{sha256_of(request.encode())[:16]}"):
+        answer = cache_folder() / "resolutions" / f"{sha256_of(request.encode())}.json"
+        known = _earlier_answer(answer)
+        if known is not None:
+            return known
+        wheels = sorted(_download(wanted, repository), key=lambda wheel: wheel.name)
+        lock = EnvironmentLock(python_version(), tuple(wheels), installer)
+        put_file(answer, json.dumps(lock.to_json()).encode())
+    return lock
+
+
+def _earlier_answer(answer: Path) -> EnvironmentLock | None:
+    """What an earlier call found out, if it can be read and its wheels are still there and whole."""
+    try:
+        lock = EnvironmentLock.from_json(json.loads(answer.read_text()))
+    except (OSError, ValueError, KeyError, TypeError):  # absent, broken or of an older format: asked again
+        return None
+    is_whole = lock.names >= TOOLCHAIN.keys() and all(
+        wheel_path(wheel).is_file() and sha256_of_file(wheel_path(wheel)) == wheel.sha256
+        for wheel in lock.wheels
+    )
+    return lock if is_whole else None
+
+
+def _toolchain_satisfies(requirement: Requirement) -> bool:
+    pinned = TOOLCHAIN.get(canonicalize_name(requirement.name))
+    return pinned is not None and requirement.specifier.contains(pinned, prereleases=True)
+
+
+def _download(wanted: Sequence[str], repository: str) -> list[LockedWheel]:
+    """Let pip resolve and fetch; no PATH, so that no version control program can be started."""
+    with tempfile.TemporaryDirectory(prefix="wheels-", dir=process_folder()) as folder:
+        constraints = Path(folder) / "constraints.txt"
+        constraints.write_text("".join(f"{name}=={version}\n" for name, version in TOOLCHAIN.items()))
+        known = {path.parent for path in (cache_folder() / "wheels").glob("*/*.whl")}
+        command = [
+            *pip_command(), "--disable-pip-version-check", "--no-input", "download", "--quiet", "--only-binary=:all:",
+            "--dest", f"{folder}/wheels", "--constraint", str(constraints),
+            *(f"--find-links={path}" for path in sorted(known)), f"pytest=={TOOLCHAIN['pytest']}", *wanted,
+        ]  # fmt: skip
+        environment = {**os.environ, "PATH": folder}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        if done.returncode != 0:
+            raise _resolution_error(done.stderr, repository)
+        wheels = []
+        for path in sorted(Path(folder, "wheels").iterdir()):
+            wheel = _locked(path)
+            put_file(wheel_path(wheel).parent / "SHA256", f"{wheel.sha256}  {path.name}\n".encode())
+            put_file(wheel_path(wheel), path.read_bytes())
+            wheels.append(wheel)
+        return wheels
+
+
+def _resolution_error(log: str, repository: str) -> Exception:
+    lines = [line.removeprefix("ERROR: ") for line in log.splitlines() if line.startswith("ERROR: ")]
+    asked = next(
+        (line for line in lines if "No matching distribution" in line or "conflict" in line.lower()), None
+    )
+    if asked is not None and "(from versions: none)" in log and "Retrying" in log:
+        asked = None  # nothing at all was found because nothing could be asked
+    if asked is None:
+        return InputError(
+            "CR0407",
+            f"pip could not fetch what the tests of {repository} need.",
+            where=repository,
+            fix="check the network and pip's index settings, or build once where there is a network.",
+        )
+    return UnusableRepository("dependency-without-wheel", asked[:200])

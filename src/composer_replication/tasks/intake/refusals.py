@@ -1,0 +1,90 @@
+"""Why a repository cannot be used, found from its files: a second copy of its modules, compiled parts."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+
+from composer_replication.tasks.intake.environment import Environment
+from composer_replication.tasks.intake.lock import UnusableRepository
+from composer_replication.tasks.intake.requirements import UNREADABLE
+from composer_replication.tasks.intake.sources import RepositorySource, inner_table, read_toml
+from composer_replication.tasks.intake.tree_rules import is_subject_path
+
+_COMPILING_KEYWORDS = ("ext_modules", "cffi_modules", "rust_extensions", "ext_package")
+_COMPILING_BACKENDS = ("maturin", "scikit_build_core", "mesonpy", "setuptools_rust")
+
+
+def refuse_second_copy(source: RepositorySource, environment: Environment) -> None:
+    """No module of the tree may also be installed: tests would import the old code.
+
+    Two portions of one namespace package (no ``__init__.py`` in either) may lie side by side,
+    as long as no module has the same name in both.
+
+    Raises:
+        UnusableRepository: ``runner-dependency``.
+    """
+    own = _modules(source.files)
+    for folder in environment.root.glob("lib/python*/site-packages"):
+        clash = _first_clash(own, folder, "")
+        if clash:
+            raise UnusableRepository("runner-dependency", f"the environment holds a module {clash}, too")
+
+
+_Tree = dict[str, "_Tree"]
+
+
+def _modules(files: Mapping[str, bytes]) -> _Tree:
+    """Modules and packages below the import roots; a regular package is a leaf that holds itself."""
+    tree: _Tree = {}
+    for path in files:
+        if not is_subject_path(path):
+            continue
+        parts = PurePosixPath(path).parts
+        level = tree
+        for part in parts[1:] if parts[0] in ("src", "lib") and len(parts) > 1 else parts:
+            level = level.setdefault(part.removesuffix(".py"), {})
+    return tree
+
+
+def _first_clash(own: _Tree, installed: Path, above: str) -> str:
+    found = {path.name.partition(".")[0]: path for path in sorted(installed.iterdir(), reverse=True)}
+    for name in sorted(own.keys() & found.keys() - {"__init__", "__pycache__"}):
+        below, path = own[name], found[name]
+        is_shared = (
+            below and "__init__" not in below and path.is_dir() and not (path / "__init__.py").exists()
+        )
+        clash = _first_clash(below, path, f"{above}{name}.") if is_shared else f"{above}{name}"
+        if clash:
+            return clash
+    return ""
+
+
+def compiled_parts(source: RepositorySource) -> str:
+    """The file that asks for compiled modules, which nobody builds here; empty when none does.
+
+    Many packages have them for speed alone and do without, so this explains a failure and is none.
+    """
+    table = read_toml(source.metadata, "pyproject.toml")
+    backend = str(inner_table(table, "build-system").get("build-backend", ""))
+    if backend.partition(".")[0] in _COMPILING_BACKENDS or inner_table(table, "tool", "setuptools").get(
+        "ext-modules"
+    ):
+        return "pyproject.toml"
+    try:
+        module = ast.parse(source.metadata.get("setup.py", b""))
+    except UNREADABLE:
+        return ""
+    keywords = {node.arg for node in ast.walk(module) if isinstance(node, ast.keyword)}
+    return "setup.py" if keywords.intersection(_COMPILING_KEYWORDS) else ""
+
+
+def explain(error: UnusableRepository, source: RepositorySource) -> UnusableRepository:
+    """The same refusal, with its likely reason named where the files show it: ``needs-compiling``."""
+    file = compiled_parts(source) if error.reason == "red-baseline" else ""
+    if not file:
+        return error
+    return UnusableRepository(
+        "needs-compiling", f"its {file} asks for compiled modules, which are not built; {error.detail}"
+    )

@@ -1,0 +1,231 @@
+"""Open a SOURCE: a folder, an archive, ``sdist:NAME==VERSION`` or a git address; only reading and fetching.
+
+A repository enters as a mapping of paths to bytes. None of its code is run here, and
+none of its links is followed.
+"""
+
+from __future__ import annotations
+
+import configparser
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from email.parser import Parser
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from composer_replication.errors import InputError
+from composer_replication.tasks.intake.archives import ARCHIVE_SUFFIXES, is_archive, read_archive, read_folder
+from composer_replication.tasks.intake.cache import sha256_of
+from composer_replication.tasks.intake.git_source import (
+    fetch_commit,
+    is_git_source,
+    names_commit,
+    read_commit,
+)
+from composer_replication.tasks.intake.index import fetch_sdist, fetch_wheel
+from composer_replication.tasks.intake.tree_rules import (
+    is_metadata_path,
+    is_test_path,
+    skips_folder,
+    tree_rule,
+)
+
+__all__ = [
+    "RepositorySource",
+    "fetch_wheel",
+    "inner_table",
+    "is_pinned",
+    "needs_no_path",
+    "open_source",
+    "read_toml",
+]
+
+_PIN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([A-Za-z0-9][A-Za-z0-9._+!-]*)")
+_NO_TEXT = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+_VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_-]{0,99}")
+_SHORT_ID = 12
+_PROJECT_FILES = ("pyproject.toml", "setup.cfg", "setup.py", "PKG-INFO")
+
+
+@dataclass(frozen=True, slots=True)
+class RepositorySource:
+    """One repository as bytes.
+
+    ``files`` are those of the task tree, ``metadata`` those that declare name, version
+    and requirements; ``sha256`` covers both (for an archive also what was left out).
+    ``commit`` is the full id of the commit that a git address led to, else empty.
+    """
+
+    source: str
+    name: str
+    version: str
+    sha256: str
+    files: Mapping[str, bytes]
+    metadata: Mapping[str, bytes]
+    commit: str = ""
+
+    @property
+    def repository(self) -> str:
+        return f"{self.name}=={self.version}"
+
+
+def open_source(source: str) -> RepositorySource:
+    """Read a repository.
+
+    Args:
+        source: a folder, an archive (``.tar.gz``, ``.tgz``, ``.zip`` …), ``sdist:NAME==VERSION``, or
+            ``git+https://HOST/OWNER/REPO@REF`` (also ssh, file, ``git@HOST:…``; HEAD without a REF).
+
+    Raises:
+        InputError: no such path or not a SOURCE (CR0402), not a Python project (CR0403), no
+            tests (CR0404), a hostile archive (CR0405), not in the index (CR0406, CR0407, CR0408),
+            a repository that git cannot reach, without that commit, or too large (CR0441 to CR0443).
+        MissingError: a git address, and no git (CR0440).
+    """
+    if is_git_source(source):
+        return _open_git(source)
+    path = _sdist_path(source) if source.startswith("sdist:") else Path(source).expanduser()
+    if path.is_dir():
+        found = read_folder(path, _wanted, skip=skips_folder)
+        digest = _digest(found)
+    elif path.is_file() and is_archive(path):
+        found = read_archive(path, _wanted)
+        digest = sha256_of(path.read_bytes())
+    else:
+        problem = "is not a folder or an archive that can be read" if path.exists() else "does not exist"
+        raise InputError(
+            "CR0402",
+            f"the source {problem}.",
+            where=source,
+            fix=f"give a folder, an archive ({', '.join(ARCHIVE_SUFFIXES)}), sdist:NAME==VERSION or git+URL@REF.",
+        )
+    fallback = path.resolve().name
+    for suffix in ARCHIVE_SUFFIXES:
+        fallback = fallback.removesuffix(suffix)
+    return _repository(source, fallback, digest, found)
+
+
+def needs_no_path(source: str) -> bool:
+    """Whether a SOURCE is fetched, so that it is the same from every folder."""
+    return source.startswith("sdist:") or is_git_source(source)
+
+
+def is_pinned(source: str) -> bool:
+    """Whether a SOURCE names its bytes for good: an exact version, or a full commit id."""
+    return source.startswith("sdist:") or (is_git_source(source) and names_commit(source))
+
+
+def _open_git(source: str) -> RepositorySource:
+    fetched = fetch_commit(source)
+    found = read_commit(fetched, _wanted, skip=skips_folder)
+    return _repository(source, fetched.address.name, _digest(found), found, fetched.commit)
+
+
+def _sdist_path(source: str) -> Path:
+    match = _PIN.fullmatch(source.removeprefix("sdist:").strip())
+    if match is None:
+        raise InputError(
+            "CR0402",
+            "the source is not sdist:NAME==VERSION.",
+            where=source,
+            fix="for example sdist:toolz==1.2.0",
+        )
+    return fetch_sdist(match[1], match[2])
+
+
+def _wanted(names: frozenset[str]) -> Any:
+    in_tree = tree_rule(names)
+    return lambda path: _is_text(str(path)) and (in_tree(path) or is_metadata_path(path))
+
+
+def _is_text(name: str) -> bool:
+    """Whether a record can name a file; one with bytes that are no text, or a line break, is left out."""
+    return _NO_TEXT.search(name) is None
+
+
+def _digest(files: Mapping[str, bytes]) -> str:
+    return sha256_of("\n".join(f"{sha256_of(files[name])} {name}" for name in sorted(files)).encode())
+
+
+def _repository(
+    source: str, fallback: str, digest: str, found: Mapping[str, bytes], commit: str = ""
+) -> RepositorySource:
+    in_tree = tree_rule(frozenset(found))
+    files = {name: data for name, data in sorted(found.items()) if in_tree(PurePosixPath(name))}
+    metadata = {name: data for name, data in sorted(found.items()) if is_metadata_path(PurePosixPath(name))}
+    if not any(name in found for name in _PROJECT_FILES) or not any(name.endswith(".py") for name in files):
+        raise InputError(
+            "CR0403",
+            "this is not a Python project: no pyproject.toml, setup.cfg or setup.py with Python sources.",
+            where=source,
+            fix="give the folder that holds pyproject.toml.",
+        )
+    if not any(is_test_path(name) and _holds_tests(data) for name, data in files.items()):
+        raise InputError(
+            "CR0404",
+            "the project has no tests.",
+            where=source,
+            fix="choose a repository whose archive carries its tests.",
+        )
+    name, version = _name_and_version(metadata)
+    # Some packages ask importlib.metadata for their own version; the long description stays out.
+    # Many checkouts leave it to a tool that reads the tags: then it is a local version of 0.
+    shown = version or (f"0+g{commit[:_SHORT_ID]}" if commit else "")
+    if name and shown:
+        files[f"{_safe(name)}-{shown}.dist-info/METADATA"] = (
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: {shown}\n".encode()
+        )
+    version = version or commit[:_SHORT_ID]
+    return RepositorySource(source, _safe(name or fallback), version, digest, files, metadata, commit)
+
+
+def _safe(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", re.sub(r"[^A-Za-z0-9._-]", "-", name)).strip("-").lower() or "repository"
+
+
+def _holds_tests(data: bytes) -> bool:
+    return b"def test" in data or b"TestCase" in data
+
+
+def read_toml(metadata: Mapping[str, bytes], name: str) -> dict[str, Any]:
+    """A TOML file of the repository as a table; empty when absent or broken."""
+    try:
+        return tomllib.loads(metadata.get(name, b"").decode("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError):
+        return {}
+
+
+def inner_table(table: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    """The table at a path of keys; empty when absent, or when something else stands there."""
+    value: Any = table
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return dict(value) if isinstance(value, Mapping) else {}
+
+
+def _name_and_version(metadata: Mapping[str, bytes]) -> tuple[str, str]:
+    """Name and version where they are written down; a version that code computes stays empty.
+
+    Both become parts of file names, so nothing else than a version's letters is taken for one.
+    """
+    name, version = (text.strip() for text in _declared_name(metadata))
+    return name if "\n" not in name else "", version if _VERSION.fullmatch(version) else ""
+
+
+def _declared_name(metadata: Mapping[str, bytes]) -> tuple[str, str]:
+    if "PKG-INFO" in metadata:
+        header = Parser().parsestr(metadata["PKG-INFO"].decode("utf-8", "replace"), headersonly=True)
+        return str(header.get("Name", "")), str(header.get("Version", ""))
+    table = read_toml(metadata, "pyproject.toml")
+    for project in (inner_table(table, "project"), inner_table(table, "tool", "poetry")):
+        if isinstance(project.get("name"), str) and project["name"]:
+            return project["name"], str(project.get("version", ""))
+    config = configparser.ConfigParser(interpolation=None, strict=False)
+    try:
+        config.read_string(metadata.get("setup.cfg", b"").decode("utf-8", "replace"))
+    except configparser.Error:
+        return "", ""
+    version = config.get("metadata", "version", fallback="")
+    return config.get("metadata", "name", fallback=""), "" if ":" in version else version

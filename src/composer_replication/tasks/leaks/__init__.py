@@ -1,0 +1,1 @@
+"""Can the deleted code be read somewhere? A search of everything that a sandbox of a task shows."""

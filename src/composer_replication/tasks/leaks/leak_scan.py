@@ -1,0 +1,226 @@
+"""Search everything that a sandbox of a task can see for its golden code.
+
+Two searches that must both find nothing: one outside, over the bytes of the tree and the
+folder of the environment, and a thief inside a real sandbox around the rollout's tree, who
+walks the whole visible file system, imports, inspects, asks git and tries the network.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from composer_replication.errors import SandboxFailure
+from composer_replication.records import ExecResult, Limits, SandboxSpec, Task
+from composer_replication.sandbox import base_interpreter, open_sandbox, system_folders
+from composer_replication.sandbox.process_folder import process_folder
+from composer_replication.tasks.intake.environment import Environment
+from composer_replication.tasks.leaks.leak_fingerprints import fingerprints
+from composer_replication.tasks.leaks.leak_search import Leak, Search, Target, target_to_json
+from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.test_run import import_roots
+from composer_replication.tasks.views import write_files
+
+Progress = Callable[[int, int, str], None]
+INDEX_URL = "https://pypi.org/simple/"
+_THIEF_SECONDS = 1800.0  # the system folders alone take minutes on a busy machine
+_THIEF_LIMITS = Limits(memory_bytes=4 * 1024**3, output_bytes=64 * 1024**2)
+_MODULES = ("leak_forms", "leak_search")
+
+
+@dataclass(frozen=True)
+class ScanSummary:
+    """What was found.
+
+    ``without_distinctive_lines`` are tasks whose body has no line that could be recognised;
+    for them only code objects and runs of lines were looked for. ``not_searched`` are files
+    that could be read but not looked through, with the reason.
+    """
+
+    tasks: int
+    leaks: tuple[Leak, ...]
+    without_distinctive_lines: tuple[str, ...]
+    files_searched: int
+    not_searched: tuple[str, ...]
+
+
+def scan_store(path: Path, *, backend: str | None = None, progress: Progress | None = None) -> ScanSummary:
+    """Search for the golden code of every task of a store.
+
+    What lies outside the tree is the same for all tasks of an environment and is walked
+    once for all of them; each task's own tree gets a sandbox of its own.
+
+    Args:
+        path: folder of the store.
+        backend: sandbox backend; None for the best of this machine.
+        progress: told after each task with (done, total, task id).
+
+    Raises:
+        InputError: not a store (CR0410), damaged (CR0411), or its environment cannot be
+            made here (CR0408, CR0413, CR0414).
+        SandboxFailure: the sandbox broke (CR03..), or the thief did not end (CR0426);
+            nothing is said about any task.
+    """
+    store = TaskStore.open(path, backend=backend)
+    tasks = store.tasks()
+    salt = secrets.token_hex(16)
+    found = _Found()
+    prints = {task.task_id: fingerprints(store, task, salt) for task in tasks}
+    walked: set[str] = set()
+    for done, task in enumerate(tasks, start=1):
+        environment = store.environment(task)
+        if environment.fingerprint not in walked:
+            walked.add(environment.fingerprint)
+            same = [
+                known.target
+                for other in tasks
+                if other.environment == task.environment
+                for known in prints[other.task_id]
+            ]
+            search = Search(same, salt, unmarshal=False)
+            found.add(search.search_folder(str(environment.root), tree="/nowhere"), search)
+            found.add_answer(steal({}, (), same, environment, salt, backend=backend))
+        targets, tree = [known.target for known in prints[task.task_id]], store.files(task, "rollout")
+        _search_tree(tree, targets, salt, found)
+        found.add_answer(steal(tree, (task,), targets, environment, salt, backend=backend))
+        if progress is not None:
+            progress(done, len(tasks), task.task_id)
+    silent = tuple(name for name, known in prints.items() if not any(k.num_distinctive_lines for k in known))
+    return ScanSummary(
+        len(tasks),
+        tuple(sorted(found.leaks, key=_order)),
+        silent,
+        found.num_files,
+        tuple(sorted(found.not_searched)),
+    )
+
+
+def _order(leak: Leak) -> tuple[str, str, str]:
+    return leak.task_id, leak.channel, leak.path
+
+
+class _Found:
+    """Collects the answers of several searches."""
+
+    def __init__(self) -> None:
+        self.leaks: set[Leak] = set()
+        self.not_searched: set[str] = set()
+        self.num_files = 0
+
+    def add(self, leaks: Iterable[Leak], search: Search) -> None:
+        self.leaks |= set(leaks)
+        self.not_searched |= set(search.not_searched)
+        self.num_files += search.num_files
+
+    def add_answer(self, answer: dict[str, Any]) -> None:
+        self.leaks |= {Leak(*map(str, leak)) for leak in answer["leaks"]}
+        self.not_searched |= set(map(str, answer["not_searched"]))
+        self.num_files += int(answer["num_files"])
+
+
+def _search_tree(files: Mapping[str, bytes], targets: Sequence[Target], salt: str, found: _Found) -> None:
+    search = Search(targets, salt, unmarshal=False)
+    leaks: set[Leak] = set()
+    for name, data in sorted(files.items()):
+        leaks |= search.search_bytes(name, data, in_tree=True)
+    found.add(leaks, search)
+
+
+def leaks_in_tree(store: TaskStore, task: Task) -> list[Leak]:
+    """What the tree of a task, as a rollout sees it, tells of the deleted code; nothing is run.
+
+    Raises:
+        InputError: the store is damaged (CR0411).
+    """
+    salt = secrets.token_hex(16)
+    found = _Found()
+    targets = [known.target for known in fingerprints(store, task, salt)]
+    _search_tree(store.files(task, "rollout"), targets, salt, found)
+    return sorted(found.leaks, key=_order)
+
+
+def steal(
+    tree_files: Mapping[str, bytes],
+    tasks: Sequence[Task],
+    targets: Sequence[Target],
+    environment: Environment,
+    salt: str,
+    *,
+    backend: str | None = None,
+) -> dict[str, Any]:
+    """Let the thief search from inside a fresh sandbox.
+
+    With ``tasks`` he searches the tree and whatever is not mounted read-only, imports,
+    inspects, and tries git and the network; without, he walks the read-only folders.
+
+    Raises:
+        SandboxFailure: the sandbox broke, or his answer did not come (CR0426).
+    """
+    nonce = secrets.token_hex(16)
+    shown = {
+        str(path)
+        for path in (*environment.read_only, *system_folders().read_only, *base_interpreter().read_only)
+    }
+    shown |= {str(Path(path).resolve()) for path in shown}
+    with tempfile.TemporaryDirectory(prefix="thief-", dir=process_folder()) as folder:
+        tree = Path(folder) / "tree"
+        tree.mkdir()
+        write_files(tree, tree_files)
+        request = {
+            "nonce": nonce,
+            "salt": salt,
+            "modules": _sources(),
+            "targets": [target_to_json(target) for target in targets],
+            "skip": sorted(shown) if tasks else [],
+            "asks": bool(tasks),
+            "import_roots": import_roots(tree),
+            "symbols": {task.task_id: task.symbol for task in tasks},
+            "packages": {task.task_id: task.repository for task in tasks},
+            "url": INDEX_URL,
+        }
+        spec = SandboxSpec(tree, environment.read_only, environment.masked, _THIEF_LIMITS)
+        variables = {"PATH": f"{environment.root}/bin:/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
+        with open_sandbox(spec, backend) as sandbox:
+            done = sandbox.exec(
+                [str(environment.python), "-P", "-B", "-c", _source("leak_thief")],
+                timeout_seconds=_THIEF_SECONDS,
+                stdin=json.dumps(request).encode(),
+                env=variables,
+            )
+    return _answer(done, nonce, targets)
+
+
+def _answer(done: ExecResult, nonce: str, targets: Sequence[Target]) -> dict[str, Any]:
+    for line in done.stdout.splitlines():
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict) and value.get("nonce") == nonce:
+            return value
+    words = done.stderr.strip().splitlines()
+    problem = (
+        "it ran too long" if done.timed_out else words[-1][:200] if words else f"exit code {done.exit_code}"
+    )
+    raise SandboxFailure(
+        "CR0426",
+        f"the search inside the sandbox did not end: {problem}.",
+        where=targets[0].task_id if targets else "",
+        fix="composer-rl sandbox selftest, then the same command again",
+    )
+
+
+@cache
+def _source(name: str) -> str:
+    return files("composer_replication.tasks.leaks").joinpath(f"{name}.py").read_text()
+
+
+def _sources() -> list[tuple[str, str]]:
+    return [(f"composer_replication.tasks.leaks.{name}", _source(name)) for name in _MODULES]

@@ -1,0 +1,217 @@
+"""Delete a function's body so that the file can be restored to the byte.
+
+The broken file is ``text[:start] + marker + text[end:]`` where ``text[start:end]`` is the
+golden body: everything from the docstring's closing quotes (without a docstring: from the
+signature's colon) to the end of the last statement's line. The marker is one
+``raise NotImplementedError`` in the place of the body. Offsets count characters.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import tokenize
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from composer_replication.records import Edit, Hole
+from composer_replication.tasks.planning.lines import LINE_END, Lines
+
+MARKER_STATEMENT = "raise NotImplementedError"
+STUB_EXPRESSIONS = ("None", "True", "False", "0", "1", "''", "[]", "{}")
+
+_STUB_DECORATORS = frozenset({"overload", "abstractmethod", "abstractproperty", "singledispatch"})
+_ABSTRACT_BASES = frozenset({"Protocol"})
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True, slots=True)
+class BodyCut:
+    """One function whose body can be taken out of one file.
+
+    ``symbol`` is the qualified name in the module; a second definition of the same name
+    gets ``#2``, and so on. ``first_line`` is the line of its first decorator or its
+    ``def``, counted from 1.
+    """
+
+    path: str
+    symbol: str
+    first_line: int
+    start: int
+    end: int
+    marker: str
+    golden_body: str
+
+    @property
+    def pin(self) -> str:
+        return f"{self.path}::{self.symbol}"
+
+    @property
+    def num_body_lines(self) -> int:
+        return sum(bool(line.strip()) for line in self.golden_body.splitlines())
+
+    @property
+    def edit(self) -> Edit:
+        """The cut itself: the marker in the place of the body."""
+        return Edit(self.path, self.start, self.end, self.marker)
+
+    @property
+    def hole(self) -> Hole:
+        return Hole(self.path, self.start, self.start + len(self.marker))
+
+    def break_text(self, text: str) -> str:
+        """The file with the body replaced by the marker."""
+        return text[: self.start] + self.marker + text[self.end :]
+
+
+def fill(broken_text: str, hole: Hole, answer: str) -> str:
+    """The broken file with the hole filled; with the golden body it is the original file."""
+    return broken_text[: hole.start] + answer + broken_text[hole.end :]
+
+
+def stub_answer(broken_text: str, hole: Hole, expression: str) -> str:
+    """An answer that only returns ``expression``, in the place and indentation of the marker."""
+    return broken_text[hole.start : hole.end].replace(MARKER_STATEMENT, f"return {expression}")
+
+
+def find_body_cuts(path: str, text: str) -> list[BodyCut]:
+    """All functions and methods of a file whose body can be deleted, in file order.
+
+    Left out: nested functions, overloads, abstract methods and protocols, bodies that are
+    already empty, and forms whose body cannot be cut out without touching its surroundings.
+    A file that does not parse, or that starts with a byte order mark, has none.
+    """
+    try:
+        module = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    lines = Lines(text)
+    seen: dict[str, int] = {}
+    found: list[BodyCut] = []
+    for symbol, node in _functions(module.body, ""):
+        if _is_stub(node):
+            continue
+        seen[symbol] = seen.get(symbol, 0) + 1
+        name = symbol if seen[symbol] == 1 else f"{symbol}#{seen[symbol]}"
+        deletion = _cut(path, name, node, lines)
+        if deletion is not None:
+            found.append(deletion)
+    return found
+
+
+def _functions(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, _Function]]:
+    for node in body:
+        if isinstance(node, _Function):
+            yield prefix + node.name, node
+        elif isinstance(node, ast.ClassDef):
+            if not any(_last_name(base) in _ABSTRACT_BASES for base in node.bases):
+                yield from _functions(node.body, f"{prefix}{node.name}.")
+        elif isinstance(node, ast.If | ast.Try | ast.With):
+            for part in ("body", "orelse", "finalbody"):
+                yield from _functions(getattr(node, part, []), prefix)
+            for handler in getattr(node, "handlers", []):
+                yield from _functions(handler.body, prefix)
+
+
+def _last_name(node: ast.expr) -> str:
+    if isinstance(node, ast.Call | ast.Subscript):
+        return _last_name(node.func if isinstance(node, ast.Call) else node.value)
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _docstring_node(node: _Function) -> ast.Expr | None:
+    first = node.body[0]
+    holds_text = (
+        isinstance(first, ast.Expr)
+        and isinstance(first.value, ast.Constant)
+        and isinstance(first.value.value, str)
+    )
+    return first if holds_text and isinstance(first, ast.Expr) else None
+
+
+def _is_stub(node: _Function) -> bool:
+    if any(_last_name(decorator) in _STUB_DECORATORS for decorator in node.decorator_list):
+        return True
+    body = node.body[1:] if _docstring_node(node) else node.body
+    return all(_is_empty_statement(statement) for statement in body)
+
+
+def _is_empty_statement(statement: ast.stmt) -> bool:
+    if isinstance(statement, ast.Pass):
+        return True
+    if isinstance(statement, ast.Expr):
+        return isinstance(statement.value, ast.Constant)
+    return (
+        isinstance(statement, ast.Raise)
+        and statement.exc is not None
+        and _last_name(statement.exc) == "NotImplementedError"
+    )
+
+
+def _cut(path: str, symbol: str, node: _Function, lines: Lines) -> BodyCut | None:
+    docstring = _docstring_node(node)
+    start = _docstring_end(docstring, lines) if docstring else _colon_end(node, lines)
+    if start is None:
+        return None
+    last = node.body[-1]
+    end_line = last.end_lineno or last.lineno
+    end = lines.end_of_line(end_line)
+    if (
+        not _is_rest(lines.text[lines.offset(end_line, last.end_col_offset or 0) : end])
+        or lines.text[end - 1] == "\\"
+    ):
+        return None
+    first = node.body[1] if docstring else node.body[0]
+    margin = lines.line(first.lineno)[: first.col_offset]
+    is_one_line = first.lineno == (docstring or first).lineno and bool(margin.strip())
+    if is_one_line:
+        if docstring:
+            return None
+        marker = f" {MARKER_STATEMENT}"
+    else:
+        if margin.strip():
+            return None
+        line_end = LINE_END.search(lines.text, start)
+        marker = f"{line_end[0] if line_end else ''}{margin}{MARKER_STATEMENT}"
+    first_line = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+    return BodyCut(path, symbol, first_line, start, end, marker, lines.text[start:end])
+
+
+def _is_rest(text: str) -> bool:
+    """Whether what follows a statement on its line is nothing or a comment."""
+    return not text.strip() or text.lstrip().startswith("#")
+
+
+def _docstring_end(docstring: ast.Expr, lines: Lines) -> int | None:
+    """The offset after the closing quotes; None when something else than a comment follows."""
+    number = docstring.end_lineno or docstring.lineno
+    end = lines.offset(number, docstring.end_col_offset or 0)
+    begin = lines.offset(docstring.lineno, docstring.col_offset)
+    in_brackets = lines.text[begin:end].lstrip("rRuUbB")[:1] not in ("'", '"')
+    return None if in_brackets or not _is_rest(lines.text[end : lines.end_of_line(number)]) else end
+
+
+def _colon_end(node: _Function, lines: Lines) -> int | None:
+    """The offset after the colon that ends the signature."""
+    begin = lines.offset(node.lineno, node.col_offset)
+    first = node.body[0]
+    first_line = min([first.lineno, *(d.lineno for d in getattr(first, "decorator_list", []))])
+    same_line = first_line == node.lineno or (
+        first.lineno == first_line and lines.line(first_line)[: first.col_offset].strip()
+    )
+    until = lines.offset(first.lineno, first.col_offset) if same_line else lines.starts[first_line - 1]
+    signature = lines.text[begin:until]
+    depth, colon = 0, None
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(LINE_END.sub("\n", signature)).readline):
+            if token.type == tokenize.OP:
+                depth += (token.string in "([{") - (token.string in ")]}")
+                if token.string == ":" and depth == 0:
+                    colon = token.end
+    except (tokenize.TokenError, IndentationError):
+        pass  # the text stops at the colon by design: an unfinished block is expected
+    if colon is None:
+        return None
+    row, column = colon
+    inside = Lines(signature)
+    return begin + inside.starts[row - 1] + column

@@ -1,0 +1,236 @@
+"""Everything that can be deleted from a repository, found without running it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from composer_replication.tasks.intake.tree_rules import is_subject_path
+from composer_replication.tasks.planning.body_cuts import BodyCut, find_body_cuts
+from composer_replication.tasks.planning.deletion import (
+    GRANULARITIES,
+    REMOVALS,
+    Deletion,
+    Granularity,
+    Removal,
+    body_deletion,
+)
+from composer_replication.tasks.planning.features import Feature, Needs
+from composer_replication.tasks.planning.moved_imports import moved_import_edits
+from composer_replication.tasks.planning.source_file import SourceFile
+from composer_replication.tasks.planning.symbol_graph import Name, SymbolGraph
+from composer_replication.tasks.planning.text_cuts import parses_after
+from composer_replication.tasks.planning.whole_removal import Selection, remove_whole
+from composer_replication.tasks.planning.written_references import reference_edits
+
+
+def find_deletions(
+    files: Mapping[str, bytes], granularities: Collection[Granularity], removals: Collection[Removal]
+) -> tuple[Deletion, ...]:
+    """All candidate deletions of a repository.
+
+    Args:
+        files: the files of the task tree by path.
+        granularities: any of ``GRANULARITIES``.
+        removals: any of ``REMOVALS``.
+
+    Returns:
+        The candidates by size, way, path and place, the same for the same files. Each applies
+        and leaves files that parse; no two of them have the same edits. Files that cannot be
+        read (another encoding, a byte order mark, a syntax of another version) give none.
+    """
+    plan = _Plan(files)
+    found: list[Deletion] = []
+    seen: set[tuple[object, ...]] = set()
+    for granularity in GRANULARITIES:
+        for removal in REMOVALS:
+            if granularity not in granularities or removal not in removals:
+                continue
+            for deletion in plan.find(granularity, removal):
+                content = (frozenset(deletion.edits), deletion.removed_files)
+                if content not in seen:
+                    seen.add(content)
+                    found.append(deletion)
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What a candidate is about: its name, the names that go whole, and the cuts inside."""
+
+    path: str
+    symbol: str
+    cuts: tuple[BodyCut, ...]
+    selection: Selection
+
+
+class _Plan:
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        self._files = files
+        self._graph = SymbolGraph(files)
+        self._cuts: dict[str, list[BodyCut]] = {}
+        for path in sorted(files):
+            if is_subject_path(path):
+                text = _text(files[path])
+                self._cuts[path] = find_body_cuts(path, text) if text is not None else []
+        self._features: list[_Part] | None = None
+
+    def find(self, granularity: str, removal: str) -> Iterator[Deletion]:
+        if removal == "body" and granularity == "function":
+            yield from (body_deletion(cut) for cuts in self._cuts.values() for cut in cuts)
+            return
+        parts = {
+            "function": self._functions,
+            "class": self._classes,
+            "module": self._modules,
+            "feature": self._find_features,
+        }[granularity]()
+        for part in parts:
+            deletion = self._body(part, granularity) if removal == "body" else self._whole(part, granularity)
+            if deletion is not None:
+                yield deletion
+
+    def _functions(self) -> Iterator[_Part]:
+        for file in self._graph.subjects:
+            places: list[tuple[int, _Part]] = []
+            for name, nodes in file.definitions.items():
+                if all(hasattr(node, "args") for node in nodes):
+                    cuts = self._inside(file, nodes)
+                    part = _Part(file.path, name, cuts, Selection(names=frozenset({(file.module, name)})))
+                    places.append((nodes[0].lineno, part))
+            for (owner, name), methods in file.methods.items():
+                cuts = self._inside(file, methods)
+                part = _Part(
+                    file.path,
+                    f"{owner}.{name}",
+                    cuts,
+                    Selection(methods=frozenset({(file.module, f"{owner}.{name}")})),
+                )
+                places.append((methods[0].lineno, part))
+            yield from (part for _, part in sorted(places, key=lambda place: place[0]) if part.cuts)
+
+    def _classes(self) -> Iterator[_Part]:
+        for file in self._graph.subjects:
+            for name, nodes in file.definitions.items():
+                cuts = self._inside(file, nodes)
+                if cuts and not any(hasattr(node, "args") for node in nodes):
+                    yield _Part(file.path, name, cuts, Selection(names=frozenset({(file.module, name)})))
+
+    def _modules(self) -> Iterator[_Part]:
+        for file in self._graph.subjects:
+            cuts = tuple(self._cuts[file.path])
+            if len(cuts) >= 2:
+                yield _Part(file.path, file.module, cuts, Selection(modules=frozenset({file.module})))
+
+    def _find_features(self) -> Iterable[_Part]:
+        if self._features is None:
+            self._features = list(self._all_features())
+        return self._features
+
+    def _all_features(self) -> Iterator[_Part]:
+        needs = Needs(self._graph)
+        for file in self._graph.subjects:
+            found = [(name, needs.of_name((file.module, name))) for name in file.definitions]
+            for owner, method in file.methods:
+                name = f"{owner}.{method}"
+                if is_public(owner) and "." not in owner:
+                    found.append((name, needs.of_method((file.module, name))))
+            if is_public(file.module) and not file.is_package:
+                found.append((file.module, needs.of_module(file.module)))
+            for name, feature in found:
+                if is_public(name) and feature.num_definitions > 1:
+                    cuts = self._cuts_of(feature)
+                    own = [cut for cut in cuts if cut.path == file.path]
+                    if own:
+                        modules = frozenset({feature.module} if feature.module else ())
+                        selection = Selection(feature.names, feature.methods, modules)
+                        yield _Part(file.path, name, cuts, selection)
+
+    def _cuts_of(self, feature: Feature) -> tuple[BodyCut, ...]:
+        places = [*feature.names, *feature.methods]
+        cuts = {cut for place in places for cut in self._named(place)}
+        if feature.module:
+            cuts |= {
+                cut for file in self._graph.by_module[feature.module] for cut in self._cuts.get(file.path, [])
+            }
+        return tuple(sorted(cuts, key=_place))
+
+    def _named(self, name: Name) -> tuple[BodyCut, ...]:
+        owner, _, last = name[1].rpartition(".")
+        return tuple(
+            cut
+            for file in self._graph.by_module[name[0]]
+            for cut in self._inside(
+                file, file.methods.get((owner, last), []) if owner else file.definitions.get(name[1], [])
+            )
+        )
+
+    def _inside(self, file: SourceFile, nodes: Iterable[object]) -> tuple[BodyCut, ...]:
+        spans = [file.span(node) for node in nodes]  # type: ignore[arg-type]
+        return tuple(
+            cut
+            for cut in self._cuts.get(file.path, [])
+            if any(first <= cut.first_line <= last for first, last in spans)
+        )
+
+    def _body(self, part: _Part, granularity: str) -> Deletion | None:
+        edits = tuple(cut.edit for cut in part.cuts)
+        by_path: dict[str, list[BodyCut]] = {}
+        for cut in part.cuts:
+            by_path.setdefault(cut.path, []).append(cut)
+        is_small = len(part.cuts) < 2 or (granularity == "feature" and self._num_cut_names(part) < 2)
+        if is_small or not all(
+            parses_after(self._graph.files[path].text, [cut.edit for cut in cuts])
+            for path, cuts in by_path.items()
+        ):
+            return None
+        return Deletion(part.path, part.symbol, granularity, "body", edits, part.cuts)  # type: ignore[arg-type]
+
+    def _num_cut_names(self, part: _Part) -> int:
+        places = [*part.selection.names, *part.selection.methods]
+        return len(part.selection.modules) + sum(bool(self._named(place)) for place in places)
+
+    def _whole(self, part: _Part, granularity: str) -> Deletion | None:
+        if granularity == "module" and self._graph.files[part.path].is_package:
+            return None  # without its file a package would live on as a namespace
+        removal = remove_whole(self._graph, part.selection)
+        if removal is None:
+            return None
+        references = reference_edits(
+            {path: content for path, content in self._files.items() if path not in removal.removed_files},
+            [*(f"{module}.{name}" for module, name in removal.reach.names), *part.selection.modules],
+            self._written_methods(part),
+        )
+        return Deletion(
+            part.path,
+            part.symbol,
+            granularity,  # type: ignore[arg-type]
+            "whole",
+            (*removal.edits, *references),
+            part.cuts,
+            removal.removed_files,
+            moved_import_edits(self._graph, removal.reach),
+        )
+
+    def _written_methods(self, part: _Part) -> list[str]:
+        names = []
+        for module, dotted in part.selection.methods:
+            top, _, rest = dotted.partition(".")
+            names += [f"{where}.{bound}.{rest}" for where, bound in self._graph.reach([(module, top)]).names]
+        return names
+
+
+def is_public(name: str) -> bool:
+    """Whether no part of a dotted name starts with an underscore."""
+    return not any(part.startswith("_") for part in name.split("."))
+
+
+def _place(cut: BodyCut) -> tuple[str, int]:
+    return (cut.path, cut.start)
+
+
+def _text(content: bytes) -> str | None:
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return None

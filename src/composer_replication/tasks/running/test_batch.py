@@ -1,0 +1,262 @@
+"""Several test runs of one repository in one sandbox: the test runner is started once, then forked.
+
+What ``run_tests`` says of a tree, ``run_batch`` says too; only the start is shared. A run that
+the batch cannot answer for, because it took the batch down or went over a limit of the whole
+sandbox, is done again by ``run_tests`` alone.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import secrets
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from composer_replication.records import ExecResult, Limits, SandboxSpec
+from composer_replication.sandbox import open_sandbox
+from composer_replication.sandbox.process_folder import process_folder
+from composer_replication.tasks.intake.environment import Environment
+from composer_replication.tasks.intake.tree_rules import is_subject_path, is_test_path
+from composer_replication.tasks.test_run import (
+    ARGUMENTS,
+    TestReport,
+    judge,
+    make_request,
+    record_bytes,
+    run_tests,
+    runner_text,
+    variables,
+)
+from composer_replication.tasks.views import write_files
+
+PRELOAD_SECONDS = 60.0
+SECONDS_BETWEEN_RUNS = 15.0
+TREE_SHARE = 0.25
+"""Of ``disk_bytes``: a run that removes its tree may write as much more, so it must stay small."""
+MAX_RUNS = 64
+_NUM_OWN_PROCESSES = 2
+_BLOCK_BYTES = 4096
+_CALL = 'serve(lambda link: nursery(link, main), Channel) if sys.argv[1:] == ["batch"] else main()\n'
+_UNSAFE_AFTER_FORK = frozenset(
+    "gevent eventlet grpcio tensorflow jax jaxlib torch ray pytest-twisted pytest-qt pytest-xdist pytest-xvfb".split()
+)
+"""They keep threads, sockets or displays that a fork tears, often without a thread to be seen by."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRun:
+    """One run: all files of its tree, the tests (None: all), its time, whether one failure is enough."""
+
+    files: Mapping[str, bytes]
+    node_ids: Sequence[str] | None
+    timeout_seconds: float
+    stop_at_first_failure: bool = False
+
+
+def run_batch(
+    runs: Sequence[BatchRun],
+    environment: Environment,
+    *,
+    backend: str | None = None,
+    limits: Limits | None = None,
+    fork: bool = True,
+) -> list[TestReport]:
+    """Do runs one after the other, each in a tree of its own, and report on each as ``run_tests`` would.
+
+    One interpreter imports the test runner, its plugins and the foreign modules that the trees
+    import at their top; each run is forked off it, so no module of a tree is ever shared. Where
+    that import started threads, met a module that the trees have too, or the environment holds a
+    package that is known to break when forked, each run gets a fresh interpreter instead.
+
+    A run's time counts from its fork, without the start of the interpreter. Runs cannot read
+    each other's nonces nor write each other's records. **Not isolated**: while a run lasts it may
+    change the trees of later ones, and signal the processes of the batch; where the sandbox has
+    no ``/proc`` (sandlock), a daemon that left its session lives on until the batch ends. Each
+    run leads a session, and modules imported beforehand keep plain ``assert`` messages. So use it
+    for golden and stub code of one repository, never for a policy's answers.
+
+    Args:
+        runs: of one repository; their order is the order of the reports.
+        environment: where the test runner lives.
+        backend: sandbox backend by name or dotted path; None for the best of this machine.
+        limits: of one run; two processes more are allowed for the batch itself. A batch whose
+            trees would fill more than ``TREE_SHARE`` of ``disk_bytes`` is split over sandboxes.
+        fork: False for a fresh interpreter in each run.
+
+    Raises:
+        SandboxFailure: the sandbox itself broke; never because of what the tests did.
+    """
+    chosen = limits or Limits()
+    fork = fork and not environment.names & _UNSAFE_AFTER_FORK
+    reports: list[TestReport] = []
+    for part in _parts(runs, chosen.disk_bytes * TREE_SHARE):
+        waiting = list(part)
+        while waiting:
+            found, was_started = _run_part(waiting, environment, backend, chosen, fork=fork)
+            reports += found
+            waiting = waiting[len(found) :]
+            while waiting:  # the next one took the batch down, or nothing ever started: alone, then
+                reports.append(_run_alone(waiting.pop(0), environment, backend, chosen))
+                if was_started:
+                    break
+    return reports
+
+
+def _parts(runs: Sequence[BatchRun], max_bytes: float) -> Iterator[Sequence[BatchRun]]:
+    """Cut the runs into batches, in order; each has at least one."""
+    first, used = 0, 0
+    for number, run in enumerate(runs):
+        size = _tree_bytes(run.files)
+        if number > first and (used + size > max_bytes or number - first >= MAX_RUNS):
+            yield runs[first:number]
+            first, used = number, 0
+        used += size
+    if runs:
+        yield runs[first:]
+
+
+def _tree_bytes(files: Mapping[str, bytes]) -> int:
+    """Disk of a tree, in whole blocks; a folder takes one."""
+    folders = {parent for name in files for parent in PurePosixPath(name).parents}
+    return _BLOCK_BYTES * (
+        len(folders) + sum(-(-max(1, len(data)) // _BLOCK_BYTES) for data in files.values())
+    )
+
+
+def _run_alone(run: BatchRun, environment: Environment, backend: str | None, limits: Limits) -> TestReport:
+    with tempfile.TemporaryDirectory(prefix="batch-", dir=process_folder()) as folder:
+        tree = Path(folder) / "tree"
+        write_files(tree, run.files)
+        return run_tests(
+            tree, environment, run.node_ids, backend=backend, timeout_seconds=run.timeout_seconds,
+            limits=limits, stop_at_first_failure=run.stop_at_first_failure,
+        )  # fmt: skip
+
+
+def _run_part(
+    runs: Sequence[BatchRun], environment: Environment, backend: str | None, limits: Limits, *, fork: bool
+) -> tuple[list[TestReport], bool]:
+    """Reports of the first runs, up to one that the batch has no answer for; whether it got as far as any."""
+    own_nonce = secrets.token_hex(16)
+    nonces = [secrets.token_hex(16) for _ in runs]
+    with tempfile.TemporaryDirectory(prefix="batch-", dir=process_folder()) as folder:
+        root = Path(folder) / "trees"
+        root.mkdir(mode=0o700)  # closed to others: the sign by which the keeper knows what it may clear
+        orders = []
+        for number, (run, nonce) in enumerate(zip(runs, nonces, strict=True)):
+            tree = root / str(number) / "tree"
+            tree.mkdir(parents=True)
+            write_files(tree, run.files)
+            request = make_request(tree, run.node_ids, nonce, stop_at_first_failure=run.stop_at_first_failure)
+            orders.append(
+                {"folder": f"{number}/tree", "timeout_seconds": run.timeout_seconds, "request": request}
+            )
+        order = {
+            "nonce": own_nonce,
+            "keep_bytes": record_bytes(limits),
+            "preload_seconds": PRELOAD_SECONDS,
+            "nursery": _nursery_order(runs, fork=fork),
+            "runs": orders,
+        }
+        spec = SandboxSpec(
+            tree=root,
+            read_only=environment.read_only,
+            masked=environment.masked,
+            limits=replace(
+                limits,
+                output_bytes=2 * record_bytes(limits),
+                num_processes=limits.num_processes + _NUM_OWN_PROCESSES,
+            ),
+        )
+        source = "\n\n".join(
+            [
+                *(runner_text(f"{name}.py") for name in ("pytest_runner", "batch_nursery", "batch_keeper")),
+                _CALL,
+            ]
+        )
+        with open_sandbox(spec, backend) as sandbox:
+            result = sandbox.exec(
+                [str(environment.python), "-P", "-B", "-c", source, "batch"],
+                timeout_seconds=2 * PRELOAD_SECONDS
+                + sum(run.timeout_seconds + SECONDS_BETWEEN_RUNS for run in runs),
+                stdin=json.dumps(order).encode(),
+                env=variables(environment),
+            )
+    results, was_started = _results(result.stdout, own_nonce)
+    reports = [
+        judge(result, nonce, run.node_ids, timeout_seconds=run.timeout_seconds, is_partial=run.stop_at_first_failure)
+        for run, nonce, result in zip(runs, nonces, results, strict=False)
+    ]  # fmt: skip
+    return reports, was_started
+
+
+def _results(stdout: str, nonce: str) -> tuple[list[ExecResult], bool]:
+    """What the keeper said of the runs, in order, as if each had been a command of its own."""
+    results: list[ExecResult] = []
+    was_started = False
+    for line in stdout.split("\n"):
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if not isinstance(value, dict) or value.get("nonce") != nonce:
+            continue
+        was_started = True
+        if value["event"] == "run" and value["number"] == len(results):
+            results.append(
+                ExecResult(
+                    exit_code=value["exit_code"],
+                    stdout=value["stdout"],
+                    stderr=value["last_words"],
+                    truncated=value["truncated"],
+                    timed_out=value["timed_out"],
+                    out_of_memory=False,  # a sandbox that is out of memory ends the batch
+                    seconds=value["seconds"],
+                )
+            )
+    return results, was_started
+
+
+def _nursery_order(runs: Sequence[BatchRun], *, fork: bool) -> dict[str, Any]:
+    """What to import beforehand: what the trees import at their top and do not have themselves."""
+    # Python files alone: a py.typed is no module py, which the test runner has.
+    paths = {PurePosixPath(path) for run in runs for path in run.files if path.endswith(".py")}
+    own = {part for path in paths for part in (*path.parts[:-1], path.stem)}
+    wanted: dict[str, set[str]] = {}
+    for run in runs:
+        for path, data in run.files.items():
+            if is_subject_path(path) or is_test_path(path):
+                for module, names in _top_imports(data):
+                    if module.partition(".")[0] not in own:
+                        wanted.setdefault(module, set()).update(names)
+    return {
+        "fork": fork,
+        "blocked": [word for word in ARGUMENTS if word.startswith("no:")],
+        "tree_names": sorted(own),
+        "modules": [[module, sorted(names)] for module, names in sorted(wanted.items())],
+    }
+
+
+@lru_cache(maxsize=4096)
+def _top_imports(source: bytes) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Modules that a file imports when it is imported itself, each with the names taken from it."""
+    try:
+        body = ast.parse(source).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ()
+    return tuple(_imports_of(body))
+
+
+def _imports_of(body: Iterable[ast.stmt]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for node in body:
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, ()) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module, tuple(alias.name for alias in node.names if alias.name != "*")
+        elif isinstance(node, ast.Try):
+            yield from _imports_of(node.body)

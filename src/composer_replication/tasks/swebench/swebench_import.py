@@ -1,0 +1,294 @@
+"""Turn a SWE-bench set into a task store: each row through the gates that our own tasks pass.
+
+A row's original tree is base + test patch + patch; its broken tree is the original with the
+source edits of the patch undone, which is a deletion of a feature like any other. Files that no
+task tree holds (documentation, version control) are left out of the patches. A file that the
+patch deletes stays deleted: an edit of the original cannot bring it back.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+
+from composer_replication.errors import InputError, UsageError
+from composer_replication.records import Edit
+from composer_replication.tasks.build import Progress
+from composer_replication.tasks.build_summary import BuildSummary
+from composer_replication.tasks.instructions.golden_spans import shows_any, spans_of
+from composer_replication.tasks.intake.cache import sha256_of
+from composer_replication.tasks.intake.sources import RepositorySource, open_source
+from composer_replication.tasks.intake.tree_rules import (
+    is_metadata_path,
+    is_subject_path,
+    is_test_path,
+    tree_rule,
+)
+from composer_replication.tasks.journal import Decision
+from composer_replication.tasks.patches import apply_patch
+from composer_replication.tasks.planning.body_cuts import BodyCut, find_body_cuts
+from composer_replication.tasks.planning.deletion import Deletion
+from composer_replication.tasks.planning.edits import edited_files, line_edits
+from composer_replication.tasks.proposal import Proposal
+from composer_replication.tasks.swebench.proposed_build import build_proposed
+from composer_replication.tasks.swebench.swebench_bases import base_source
+from composer_replication.tasks.swebench.swebench_files import Instance, read_instances
+from composer_replication.tasks.swebench_rows import tree_sha256
+
+_SECTION = re.compile(r"^(?=diff --git )", re.MULTILINE)
+_NAMES = re.compile(
+    r"^(?:--- |\+\+\+ |rename from |rename to |copy from |copy to )(.+?)\t?\r?$", re.MULTILINE
+)
+_HEADER = re.compile(r'diff --git "?a/(.*?)"? "?b/(.*?)"?\r?$', re.MULTILINE)
+_FIRST_HUNK = re.compile(r"^@@ ", re.MULTILINE)
+
+
+class Refused(Exception):
+    """A row that cannot become a candidate; ``reason`` is the short name that is counted."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail
+
+
+@dataclass(frozen=True, slots=True)
+class _Trees:
+    """A row's base with its test patch, and its original; sources and metadata together."""
+
+    broken: Mapping[str, bytes]
+    golden: Mapping[str, bytes]
+
+
+def import_swebench(
+    path: Path,
+    out: Path,
+    *,
+    repositories: Path | None = None,
+    seed: int = 0,
+    jobs: int = 2,
+    hidden_share: float = 0.5,
+    backend: str | None = None,
+    progress: Progress | None = None,
+) -> BuildSummary:
+    """Build a task store from a SWE-bench set.
+
+    Rows with the same original tree share one repository, ``NAME==VERSION+HASH``. A row that
+    cannot be used is counted under its reason, and the others go on: ``no-repository``,
+    ``patch-fails``, ``nothing-to-undo``, ``not-text``, ``no-function``, ``statement-shows-code``,
+    then the gates, where ``other-tests-fail`` says that the stated tests are not what was found.
+
+    Args:
+        path: the set; see ``read_instances``.
+        out: folder of the store.
+        repositories: folder with the repositories; see ``base_source``.
+        seed: draws hidden tests.
+        jobs: candidates tried at the same time.
+        hidden_share: share of a task's test functions that are held back, in [0, 1).
+        backend: sandbox backend; None for the best of this machine.
+        progress: told after every step.
+
+    Raises:
+        UsageError: the folder of repositories does not exist (CR0462), and as ``build_tasks``.
+        InputError: the set cannot be read (CR0460), and as ``build_tasks``.
+        MissingError: git or pyarrow is missing (CR0440, CR0447, CR0448).
+        SandboxFailure: the sandbox broke; what is built so far stays and is resumed.
+    """
+    if repositories is not None and not repositories.is_dir():
+        raise UsageError(
+            "CR0462",
+            "the folder of repositories does not exist.",
+            where=str(repositories),
+            fix="give an existing folder, or leave --repositories out to fetch them by git.",
+        )
+    opened: dict[str, RepositorySource] = {}
+    proposals: list[Proposal] = []
+    refused: list[Decision] = []
+    bases: dict[str, RepositorySource] = {}
+    pool: dict[bytes, bytes] = {}
+    for instance in read_instances(path):
+        try:
+            source, proposal = propose(instance, _open_base(instance, repositories, bases))
+        except Refused as error:
+            key = sha256_of(f"{instance}".encode())[:32]
+            refused.append(
+                Decision(key, instance.repo, instance.instance_id, reason=error.reason, detail=error.detail)
+            )
+        else:
+            if source.source not in opened:
+                opened[source.source] = _sharing(source, pool)
+            proposals.append(proposal)
+    return build_proposed(
+        list(opened.values()),
+        proposals,
+        refused,
+        out,
+        seed=seed,
+        jobs=jobs,
+        hidden_share=hidden_share,
+        backend=backend,
+        progress=progress,
+    )
+
+
+def _sharing(source: RepositorySource, pool: dict[bytes, bytes]) -> RepositorySource:
+    """The same repository without a second copy of what others have: commits differ in few files."""
+    return replace(
+        source,
+        files={name: pool.setdefault(data, data) for name, data in source.files.items()},
+        metadata={name: pool.setdefault(data, data) for name, data in source.metadata.items()},
+    )
+
+
+def _open_base(
+    instance: Instance, folder: Path | None, bases: dict[str, RepositorySource]
+) -> RepositorySource:
+    try:
+        source = base_source(instance, folder)
+        if source not in bases:
+            bases.clear()  # rows of one commit stand together; a thousand trees need not stay in memory
+            bases[source] = open_source(source)
+    except InputError as error:
+        raise Refused("no-repository", f"{error.message} ({error.where})") from error
+    return bases[source]
+
+
+def propose(instance: Instance, base: RepositorySource) -> tuple[RepositorySource, Proposal]:
+    """The original repository of a row, and its candidate.
+
+    Args:
+        instance: the row.
+        base: its repository at the base commit.
+
+    Raises:
+        Refused: no candidate; the reasons are those of ``import_swebench``.
+    """
+    trees = _make_trees(instance, base)
+    source = _golden_source(base, trees.golden)
+    deletion = make_deletion(source.files, trees.broken)
+    texts = {name: source.files[name].decode() for name in deletion.source_files}
+    spans = spans_of(texts, deletion.edits, [cut.edit for cut in deletion.bodies], deletion.removed_files)
+    if shows_any(instance.problem_statement, spans):
+        raise Refused("statement-shows-code", "the problem statement holds the code that is asked for")
+    return source, Proposal(
+        instance.instance_id,
+        source.source,
+        deletion,
+        instance.fail_to_pass,
+        instance.pass_to_pass,
+        instance.problem_statement,
+    )
+
+
+def _make_trees(instance: Instance, base: RepositorySource) -> _Trees:
+    files = {**base.metadata, **base.files}
+    made: list[dict[str, bytes]] = []
+    for name, patch in (("test_patch", instance.test_patch), ("patch", instance.patch)):
+        try:
+            files = apply_patch(files, _inside(patch, files))
+        except InputError as error:
+            raise Refused("patch-fails", f"{instance.instance_id}, {name}: {error.message}") from error
+        made.append(files)
+    return _Trees(*made)
+
+
+def _inside(patch: str, files: Mapping[str, bytes]) -> str:
+    """The parts of a patch whose files belong to a task tree.
+
+    Raises:
+        InputError: a path leaves the tree (CR0446).
+    """
+    if not patch.startswith("diff --git ") and "\ndiff --git " not in patch:
+        return patch  # a plain diff is taken as a whole
+    sections = [part for part in _SECTION.split(patch) if part.startswith("diff --git ")]
+    named = [(_names_in(section), section) for section in sections]
+    belongs = _belongs(frozenset(files).union(*(names for names, _ in named)))
+    kept = [section for names, section in named if any(map(belongs, names))]
+    return "".join(section if section.endswith("\n") else f"{section}\n" for section in kept)
+
+
+def _names_in(section: str) -> set[str]:
+    head = section[: match.start()] if (match := _FIRST_HUNK.search(section)) else section
+    found = [name.strip('"') for name in _NAMES.findall(head)]
+    names = {re.sub(r"^[ab]/", "", name) for name in found if name != "/dev/null"}
+    if not names and (header := _HEADER.match(section)):
+        names = {header[1], header[2]}
+    for name in names:
+        if name.startswith("/") or ".." in name.split("/"):
+            raise InputError("CR0446", f"the path {name[:80]!r} leaves the tree.")
+    return names
+
+
+def _belongs(names: frozenset[str]) -> Callable[[str], bool]:
+    in_tree = tree_rule(names)
+
+    def belongs(name: str) -> bool:
+        path = PurePosixPath(name)
+        return in_tree(path) or is_metadata_path(path)
+
+    return belongs
+
+
+def _golden_source(base: RepositorySource, golden: Mapping[str, bytes]) -> RepositorySource:
+    """The original tree as a repository of its own, named by its content."""
+    in_tree = tree_rule(frozenset(golden))
+    files = {
+        name: data
+        for name, data in sorted(golden.items())
+        if in_tree(PurePosixPath(name)) or (name in base.files and name not in base.metadata)
+    }
+    metadata = {name: data for name, data in sorted(golden.items()) if is_metadata_path(PurePosixPath(name))}
+    digest = tree_sha256({name: sha256_of(data) for name, data in {**metadata, **files}.items()})
+    version = f"{base.version or '0'}+{digest[:8]}"
+    return replace(
+        base,
+        source=f"{base.name}=={version}",
+        version=version,
+        sha256=digest,
+        files=files,
+        metadata=metadata,
+    )
+
+
+def make_deletion(original: Mapping[str, bytes], broken: Mapping[str, bytes]) -> Deletion:
+    """The deletion that leads from an original tree back to a broken one, tests left as they are.
+
+    It is called after the first function that it touches.
+
+    Args:
+        original: the tree with everything in it.
+        broken: the tree before the patch.
+
+    Raises:
+        Refused: nothing-to-undo, not-text or no-function.
+    """
+    changed = [name for name, data in sorted(original.items()) if data != broken.get(name)]
+    sources = [name for name in changed if not is_test_path(name)]
+    removed = tuple(name for name in sources if name not in broken)
+    edits: list[Edit] = []
+    bodies: list[BodyCut] = []
+    for name in sources:
+        try:
+            text = original[name].decode()
+            own = () if name in removed else line_edits(name, text, broken[name].decode())
+        except UnicodeDecodeError as error:
+            raise Refused("not-text", f"{name} is not UTF-8") from error
+        edits += own
+        if is_subject_path(name):
+            spans = [(0, len(text))] if name in removed else [(edit.start, edit.end) for edit in own]
+            bodies += _touched(find_body_cuts(name, text), spans)
+    if not sources:
+        raise Refused("nothing-to-undo", "the patch changes no source file of the tree")
+    if not bodies:
+        raise Refused("no-function", "the patch changes no function, so no stub can be told from it")
+    undone = edited_files(original, edits)
+    assert all(undone[name] == broken[name] for name in undone), "edits that do not lead back"
+    first = bodies[0]
+    return Deletion(first.path, first.symbol, "feature", "whole", tuple(edits), tuple(bodies), removed)
+
+
+def _touched(cuts: Sequence[BodyCut], spans: Sequence[tuple[int, int]]) -> list[BodyCut]:
+    """The functions with a changed line in their body; a line that the broken tree adds counts too."""
+    return [cut for cut in cuts if any(start <= cut.end and end >= cut.start for start, end in spans)]

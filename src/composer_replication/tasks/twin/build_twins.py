@@ -1,0 +1,296 @@
+"""Truth beyond the repository's own tests: what the deleted function did, call by call.
+
+    twins = build_twins(files, environment, cuts)          # where the golden code is known
+    score = judge_twin(candidate_files, environment, twins[pin], timeout_seconds=60)
+
+Record real calls in one run of the suite, replay them through the golden code, change them a
+little, keep what is the same in fresh processes, and refuse a twin that a stub or a table
+of the recorded calls passes. Method: differential testing (McKeeman, 1998) with recorded
+inputs; see ``canonical_encoding`` for when two outcomes are the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import PurePosixPath
+
+from composer_replication.tasks.intake.environment import Environment
+from composer_replication.tasks.planning.body_cuts import STUB_EXPRESSIONS, BodyCut
+from composer_replication.tasks.twin.twin_judge import (
+    PLAY_SECONDS,
+    RELATIVE_LIMITS,
+    judge_relatives,
+    judge_twin,
+    subject_of,
+)
+from composer_replication.tasks.twin.twin_records import (
+    Twin,
+    TwinScore,
+    Vector,
+    read_twin,
+    score_digests,
+    twin_bytes,
+)
+from composer_replication.tasks.twin.twin_run import (
+    Job,
+    JobReport,
+    RecordedCall,
+    Subject,
+    pickler_fingerprint,
+    play,
+    record_calls,
+)
+
+__all__ = [
+    "Note",
+    "Twin",
+    "TwinScore",
+    "Vector",
+    "build_twins",
+    "is_candidate",
+    "judge_relatives",
+    "judge_twin",
+    "read_twin",
+    "score_digests",
+    "twin_bytes",
+]
+
+Note = Callable[[str, str], None]
+"""Told (pin, reason) for each function that gets no twin."""
+
+MIN_BODY_LINES = 4
+"""A public function with fewer lines is as a rule one expression, and its name says all of it."""
+MIN_RECORDED, MIN_MUTATED, MIN_LINES_EVER = 2, 10, 2
+NUM_MUTATED, NUM_MUTATED_TEXT = 60, 200
+"""60 calls kill as many mutants as 200, except in functions that work on text."""
+TRIES_PER_MUTATED = 7  # about 400 for 60
+NUM_GOLDEN_RUNS = 3
+_FILTER_SEEDS = ("1", "4242")
+_GATE_SEEDS = ("0", "7", "123")
+_RECORD_SECONDS = 600.0
+_TEXT_WORK = re.compile(
+    r"\bre\.\w|\.(sub|match|fullmatch|search|finditer|findall|split|rsplit|splitlines|replace|join|lower|upper|strip"
+    r"|lstrip|rstrip|title|capitalize|startswith|endswith|translate|zfill|ljust|rjust|casefold|encode|decode)\("
+)
+
+
+def is_candidate(cut: BodyCut, *, min_body_lines: int = MIN_BODY_LINES, public_only: bool = True) -> bool:
+    """Whether a function may get a twin: public (dunder methods are not), long enough, defined once."""
+    parts = [*PurePosixPath(cut.path).with_suffix("").parts, *cut.symbol.split(".")]
+    is_public = not any(part.startswith("_") and part != "__init__" for part in parts[:-1])
+    is_public = is_public and not parts[-1].startswith("_")
+    return (
+        "#" not in cut.symbol
+        and cut.num_body_lines >= max(min_body_lines, MIN_LINES_EVER)
+        and (is_public or not public_only)
+    )
+
+
+def build_twins(
+    files: Mapping[str, bytes],
+    environment: Environment,
+    cuts: Sequence[BodyCut],
+    *,
+    backend: str | None = None,
+    seed: int = 0,
+    min_body_lines: int = MIN_BODY_LINES,
+    public_only: bool = True,
+    note: Note | None = None,
+) -> Mapping[str, Twin]:
+    """Record and check the twins of functions of one repository.
+
+    The same files, environment, cuts and seed give the same bytes (``twin_bytes``), unless a
+    function itself depends on time or place.
+
+    Args:
+        files: the original tree with all its tests.
+        environment: in which its tests run.
+        cuts: the functions; those that are no candidates are passed over.
+        backend: sandbox backend; None for the best of this machine.
+        seed: draws the mutations.
+        min_body_lines: shorter bodies get no twin; at least 2.
+        public_only: leave out names that begin with an underscore, and so dunder methods: their
+            arguments are an implementation's own, and honest candidates choose other ones.
+        note: told the reason for each function without a twin.
+
+    Returns:
+        Twins by pin, in the order of ``cuts``; only those that passed every gate.
+
+    Raises:
+        SandboxFailure: the sandbox broke (CR03.., CR0470).
+    """
+    tell = note or (lambda _pin, _reason: None)
+    chosen = []
+    for cut in cuts:
+        if is_candidate(cut, min_body_lines=min_body_lines, public_only=public_only):
+            chosen.append(cut)
+        else:
+            tell(cut.pin, "not public, too short, or defined twice")
+    if not chosen:
+        return {}
+    calls, problem = record_calls(
+        files, environment, chosen, backend=backend, timeout_seconds=_RECORD_SECONDS
+    )
+    build = _Build(files, environment, backend, seed, tell)
+    for cut in chosen:
+        if len(calls.get(cut.pin, ())) < MIN_RECORDED:
+            tell(cut.pin, problem or "fewer than 2 recorded calls")
+    able = [cut for cut in chosen if len(calls.get(cut.pin, ())) >= MIN_RECORDED]
+    twins = build.draft(able, calls)
+    twins = build.filtered(twins)
+    twins = build.without_weak(twins)
+    return {twin.pin: twin for twin in build.with_green_golden(twins)}
+
+
+class _Build:
+    """The steps between recording and a proven twin; each is one sandbox for all functions."""
+
+    def __init__(
+        self,
+        files: Mapping[str, bytes],
+        environment: Environment,
+        backend: str | None,
+        seed: int,
+        tell: Note,
+    ) -> None:
+        self.files = files
+        self.environment = environment
+        self.backend = backend
+        self.seed = seed
+        self.tell = tell
+
+    def play(self, subjects: Sequence[Subject], jobs: Sequence[Job], hash_seed: str = "0") -> list[JobReport]:
+        if not jobs:
+            return []
+        reports, problem = play(
+            self.files,
+            self.environment,
+            subjects,
+            jobs,
+            backend=self.backend,
+            limits=RELATIVE_LIMITS,
+            timeout_seconds=PLAY_SECONDS,
+            hash_seed=hash_seed,
+        )
+        if problem:  # then no job's answer counts
+            return [JobReport(error=problem) for _ in jobs]
+        return reports
+
+    def draft(self, cuts: Sequence[BodyCut], calls: Mapping[str, Sequence[RecordedCall]]) -> list[Twin]:
+        """Replay the recorded calls and mutate them."""
+        subjects = [
+            Subject(cut.path, cut.symbol, tuple(call.blob for call in calls[cut.pin])) for cut in cuts
+        ]
+        jobs = [Job(number, "mutate", self._mutation(cut)) for number, cut in enumerate(cuts)]
+        twins = []
+        for cut, report in zip(cuts, self.play(subjects, jobs), strict=True):
+            if report.error or report.line != cut.first_line:
+                self.tell(cut.pin, report.error or "its name leads to another definition")
+                continue
+            twin = _draft_of(cut, calls[cut.pin], report)
+            if self._is_large_enough(twin):
+                twins.append(twin)
+        return twins
+
+    def _mutation(self, cut: BodyCut) -> dict[str, object]:
+        wanted = NUM_MUTATED_TEXT if _TEXT_WORK.search(cut.golden_body) else NUM_MUTATED
+        return {"wanted": wanted, "tries": TRIES_PER_MUTATED * wanted, "seed": f"{self.seed}/{cut.pin}"}
+
+    def _is_large_enough(self, twin: Twin) -> bool:
+        if len(twin.recorded) < MIN_RECORDED:
+            self.tell(twin.pin, "fewer than 2 recorded calls have a result that can be compared")
+        elif len(twin.mutated) < MIN_MUTATED:
+            self.tell(twin.pin, "fewer than 10 mutated calls return")
+        else:
+            return True
+        return False
+
+    def filtered(self, twins: Sequence[Twin]) -> list[Twin]:
+        """Keep the calls with the same outcome under two other hash seeds, once in reverse order."""
+        kept = list(twins)
+        for hash_seed, backwards in zip(_FILTER_SEEDS, (False, True), strict=True):
+            jobs = [Job(number, options={"backwards": backwards}) for number in range(len(kept))]
+            reports = self.play([subject_of(twin) for twin in kept], jobs, hash_seed)
+            kept = [_with_stable(twin, report.digests) for twin, report in zip(kept, reports, strict=True)]
+            kept = [twin for twin in kept if self._is_large_enough(twin)]
+        return kept
+
+    def without_weak(self, twins: Sequence[Twin]) -> list[Twin]:
+        """Leave out twins that a constant passes, or a table of all recorded calls."""
+        jobs = [
+            Job(number, "constant", {"constant": expression})
+            for number in range(len(twins))
+            for expression in STUB_EXPRESSIONS
+        ]
+        reports = self.play([subject_of(twin) for twin in twins], jobs)
+        kept = []
+        for number, twin in enumerate(twins):
+            first = number * len(STUB_EXPRESSIONS)
+            scores = [
+                score_digests(twin, report.digests, report.error)
+                for report in reports[first : first + len(STUB_EXPRESSIONS)]
+            ]
+            # A table knows every recorded call and no mutated one: there it returns None.
+            none = scores[STUB_EXPRESSIONS.index("None")]
+            lookup = replace(none, recorded_agree=none.num_recorded)
+            errors = [score.error for score in scores if score.error]
+            if errors:
+                self.tell(twin.pin, errors[0])
+            elif any(score.passed for score in scores):
+                self.tell(twin.pin, "a stub passes")
+            elif lookup.passed:
+                self.tell(twin.pin, "a table of the recorded calls passes")
+            else:
+                kept.append(replace(twin, num_lookup_misses=lookup.num_mutated - lookup.mutated_agree))
+        return kept
+
+    def with_green_golden(self, twins: Sequence[Twin]) -> list[Twin]:
+        """Keep twins with which the golden code agrees in every call, three times."""
+        kept = list(twins)
+        for hash_seed in _GATE_SEEDS[:NUM_GOLDEN_RUNS]:
+            jobs = [Job(number) for number in range(len(kept))]
+            reports = self.play([subject_of(twin) for twin in kept], jobs, hash_seed)
+            green = []
+            for twin, report in zip(kept, reports, strict=True):
+                score = score_digests(twin, report.digests, report.error)
+                if score.passed and score.mutated_agree == score.num_mutated:
+                    green.append(twin)
+                else:
+                    self.tell(twin.pin, score.error or "the golden code does not agree with itself")
+            kept = green
+        return kept
+
+
+def _draft_of(cut: BodyCut, calls: Sequence[RecordedCall], report: JobReport) -> Twin:
+    recorded: dict[str, tuple[Vector, set[str]]] = {}
+    for index, call in enumerate(calls):
+        kind, digest = report.outcomes.get(index, ("timeout", ""))
+        known = report.inputs[index] if index < len(report.inputs) else None
+        if known is None or kind not in ("ret", "exc"):
+            continue
+        # Two pickles may be one input: their bytes differ, their encoding does not.
+        recorded.setdefault(known, (Vector(call.blob, digest), set()))[1].update(call.tests)
+    return Twin(
+        pin=cut.pin,
+        path=cut.path,
+        symbol=cut.symbol,
+        recorded=tuple(vector for vector, _ in recorded.values()),
+        mutated=tuple(Vector(blob, digest) for blob, digest in report.mutated),
+        tests=tuple(tuple(sorted(tests)) for _, tests in recorded.values()),
+        num_lookup_misses=0,
+        pickler=pickler_fingerprint(),
+    )
+
+
+def _with_stable(twin: Twin, digests: Mapping[int, str]) -> Twin:
+    """A twin without the calls that had another outcome."""
+    stable = [digests.get(index) == vector.digest for index, vector in enumerate(twin.vectors)]
+    split = len(twin.recorded)
+    return replace(
+        twin,
+        recorded=tuple(v for v, keep in zip(twin.recorded, stable[:split], strict=True) if keep),
+        tests=tuple(t for t, keep in zip(twin.tests, stable[:split], strict=True) if keep),
+        mutated=tuple(v for v, keep in zip(twin.mutated, stable[split:], strict=True) if keep),
+    )

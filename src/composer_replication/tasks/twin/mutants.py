@@ -1,0 +1,243 @@
+"""How strong are the tests of a task? Put small faults into its golden body and count who notices.
+
+Faults, one at a time: another comparison, another arithmetic operator, ``and`` for ``or``, a
+constant one larger, another text, a ``not`` dropped or added, ``return None``, ``break`` for
+``continue``, a statement deleted. Docstrings stay: deleting one changes nothing (DeMillo,
+Lipton, Sayward, Hints on test data selection, 1978). Some faults change nothing either, so
+no suite kills all.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import random
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from composer_replication.records import Limits
+from composer_replication.sandbox.process_folder import process_folder
+from composer_replication.tasks.intake.environment import Environment
+from composer_replication.tasks.planning.body_cuts import BodyCut
+from composer_replication.tasks.planning.lines import Lines
+from composer_replication.tasks.test_run import run_tests
+from composer_replication.tasks.twin.build_twins import judge_relatives
+from composer_replication.tasks.twin.twin_records import Twin
+from composer_replication.tasks.views import write_files
+
+Passes = Callable[[Sequence[str]], Sequence[bool]]
+"""Told bodies in the place of the golden one; says for each whether it passes."""
+
+_COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
+}  # fmt: skip
+_OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.Div: ast.Mult, ast.FloorDiv: ast.Div,
+    ast.Mod: ast.FloorDiv, ast.Pow: ast.Mult, ast.BitOr: ast.BitAnd, ast.BitAnd: ast.BitOr,
+    ast.BitXor: ast.BitOr, ast.LShift: ast.RShift, ast.RShift: ast.LShift,
+}  # fmt: skip
+_DELETABLE = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Raise, ast.Delete, ast.Assert)
+_Change = tuple[str, ast.AST, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One faulty body: what was changed, in which line of the file, and the text for the hole."""
+
+    operator: str
+    line: int
+    body: str
+
+
+@dataclass(frozen=True, slots=True)
+class Strength:
+    """Who notices the faults; ``survivors`` pass both."""
+
+    num_mutants: int
+    killed_by_visible: int
+    killed_by_hidden: int
+    killed_by_both: int
+    survivors: tuple[Mutant, ...]
+
+
+def mutants_of(text: str, cut: BodyCut, *, max_mutants: int = 20, seed: int = 0) -> tuple[Mutant, ...]:
+    """Mutants of one golden body in the order of the text; all can be compiled and differ from it.
+
+    Args:
+        text: the original file.
+        cut: the function.
+        max_mutants: of more, as many are drawn.
+        seed: draws them.
+    """
+    node = _function_at(text, cut)
+    lines = Lines(text)
+    found: dict[str, Mutant] = {}
+    for operator, place, new in _changes(_body_without_docstring(node)):
+        start = lines.offset(place.lineno, place.col_offset)  # type: ignore[attr-defined]
+        end = lines.offset(place.end_lineno, place.end_col_offset)  # type: ignore[attr-defined]
+        if not cut.start <= start <= end <= cut.end:
+            continue
+        body = text[cut.start : start] + new + text[end : cut.end]
+        if body not in found and body != cut.golden_body and _compiles(text, cut, body):
+            found[body] = Mutant(operator, place.lineno, body)  # type: ignore[attr-defined]
+    every = list(found.values())
+    if len(every) > max_mutants:
+        draw = random.Random(f"{seed}/{cut.pin}")  # noqa: S311  a sample, not a secret
+        every = [every[number] for number in sorted(draw.sample(range(len(every)), max_mutants))]
+    return tuple(every)
+
+
+def _function_at(text: str, cut: BodyCut) -> ast.FunctionDef | ast.AsyncFunctionDef:
+    name = cut.symbol.rpartition(".")[2].partition("#")[0]
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            if first == cut.first_line:
+                return node
+    raise ValueError(f"{cut.pin} is not in the text")
+
+
+def _body_without_docstring(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.stmt]:
+    return node.body[1:] if ast.get_docstring(node, clean=False) is not None else node.body
+
+
+def _compiles(text: str, cut: BodyCut, body: str) -> bool:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)
+        try:
+            compile(text[: cut.start] + body + text[cut.end :], cut.path, "exec", dont_inherit=True)
+        except (SyntaxError, ValueError, RecursionError):
+            return False
+    return True
+
+
+def _changes(body: Sequence[ast.stmt]) -> Iterator[_Change]:
+    """All single changes: name, the node whose text is replaced, the new text."""
+    todo: list[ast.AST] = list(reversed(body))
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.stmt):
+            yield from _of_statement(node)
+        elif isinstance(node, ast.expr):
+            yield from _of_expression(node)
+        if isinstance(node, ast.If | ast.While | ast.IfExp) and not isinstance(node.test, ast.Constant):
+            yield "negated test", node.test, f"(not ({ast.unparse(node.test)}))"
+        if isinstance(node, ast.JoinedStr):
+            continue  # up to Python 3.11 the parts of an f-string have no place of their own
+        children = list(ast.iter_child_nodes(node))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            docstring = ast.get_docstring(node, clean=False)
+            children = [c for c in children if docstring is None or c is not node.body[0]]
+        todo += reversed(children)
+
+
+def _of_statement(node: ast.stmt) -> Iterator[_Change]:
+    if isinstance(node, ast.Return) and node.value is not None and ast.unparse(node.value) != "None":
+        yield "return None", node, "return None"
+    elif isinstance(node, ast.Break):
+        yield "continue for break", node, "continue"
+    elif isinstance(node, ast.Continue):
+        yield "break for continue", node, "break"
+    elif isinstance(node, _DELETABLE) and not (
+        isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    ):
+        yield "statement deleted", node, "pass"
+    if isinstance(node, ast.AugAssign) and type(node.op) in _OPERATORS:
+        other = copy.copy(node)
+        other.op = _OPERATORS[type(node.op)]()
+        yield "arithmetic", node, ast.unparse(other)
+
+
+def _of_expression(node: ast.expr) -> Iterator[_Change]:
+    if isinstance(node, ast.Compare):
+        for place, operator in enumerate(node.ops):
+            other = copy.copy(node)
+            other.ops = [*node.ops[:place], _COMPARISONS[type(operator)](), *node.ops[place + 1 :]]
+            yield "comparison", node, f"({ast.unparse(other)})"
+    elif isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        swapped = copy.copy(node)
+        swapped.op = _OPERATORS[type(node.op)]()
+        yield "arithmetic", node, f"({ast.unparse(swapped)})"
+    elif isinstance(node, ast.BoolOp):
+        joined = copy.copy(node)
+        joined.op = ast.Or() if isinstance(node.op, ast.And) else ast.And()
+        yield "and/or", node, f"({ast.unparse(joined)})"
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.USub):
+        yield "not" if isinstance(node.op, ast.Not) else "sign", node, f"({ast.unparse(node.operand)})"
+    elif isinstance(node, ast.Constant):
+        value = node.value
+        if isinstance(value, bool):
+            yield "constant", node, repr(not value)
+        elif isinstance(value, int | float):
+            yield "constant", node, repr(value + 1)
+        elif isinstance(value, str):
+            yield "string", node, repr(f"XX{value}")
+
+
+def strength(mutants: Sequence[Mutant], visible: Passes, hidden: Passes) -> Strength:
+    """Let two judges look at every mutant.
+
+    Args:
+        mutants: of one golden body.
+        visible: whether a body passes the visible tests.
+        hidden: whether it passes what is hidden: tests, twin, or both.
+    """
+    bodies = [mutant.body for mutant in mutants]
+    seen = [not passed for passed in visible(bodies)]
+    caught = [not passed for passed in hidden(bodies)]
+    either = [a or b for a, b in zip(seen, caught, strict=True)]
+    survivors = tuple(mutant for mutant, killed in zip(mutants, either, strict=True) if not killed)
+    return Strength(len(bodies), sum(seen), sum(caught), sum(either), survivors)
+
+
+def passes_tests(
+    files: Mapping[str, bytes],
+    cut: BodyCut,
+    node_ids: Sequence[str],
+    environment: Environment,
+    *,
+    timeout_seconds: float,
+    backend: str | None = None,
+    limits: Limits | None = None,
+) -> Passes:
+    """A judge that runs tests of the original tree, one sandbox for each body."""
+    text = files[cut.path].decode()
+
+    def passes_one(body: str) -> bool:
+        changed = {**files, cut.path: (text[: cut.start] + body + text[cut.end :]).encode()}
+        with tempfile.TemporaryDirectory(prefix="mutant-", dir=process_folder()) as folder:
+            tree = Path(folder) / "tree"
+            write_files(tree, changed)
+            report = run_tests(
+                tree, environment, node_ids, backend=backend, limits=limits,
+                timeout_seconds=timeout_seconds, stop_at_first_failure=True,
+            )  # fmt: skip
+        return not report.error and len(report.passed) == len(node_ids)
+
+    return lambda bodies: [passes_one(body) for body in bodies]
+
+
+def passes_twin(
+    files: Mapping[str, bytes],
+    cut: BodyCut,
+    twin: Twin,
+    environment: Environment,
+    *,
+    backend: str | None = None,
+) -> Passes:
+    """A judge that replays the twin; all bodies share one sandbox, each in a process of its own.
+
+    For relatives of the golden code alone: one policy's code must not share a sandbox with another's.
+    """
+    text = files[cut.path].decode()
+
+    def judge(bodies: Sequence[str]) -> list[bool]:
+        overlays = [{cut.path: text[: cut.start] + body + text[cut.end :]} for body in bodies]
+        scores = judge_relatives(files, environment, twin, overlays, backend=backend)
+        return [score.passed for score in scores]
+
+    return judge

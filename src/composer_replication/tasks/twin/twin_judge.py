@@ -1,0 +1,99 @@
+"""Judge a candidate by the twin of the function that it writes anew."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from composer_replication.records import Limits
+from composer_replication.tasks.intake.environment import Environment
+from composer_replication.tasks.twin.twin_records import Twin, TwinScore, damaged, score_digests
+from composer_replication.tasks.twin.twin_run import Job, Subject, pickler_fingerprint, play
+
+PLAY_SECONDS = 1800.0
+"""For all functions of a repository, or all relatives of one function."""
+RELATIVE_LIMITS = Limits(memory_bytes=4 * 1024**3)
+"""Of a sandbox that replays golden code and its relatives."""
+
+
+def subject_of(twin: Twin) -> Subject:
+    """A twin's function and inputs, as the player takes them; no digest is among them."""
+    return Subject(twin.path, twin.symbol, tuple(vector.blob for vector in twin.vectors))
+
+
+def judge_twin(
+    tree_files: Mapping[str, bytes],
+    environment: Environment,
+    twin: Twin,
+    *,
+    backend: str | None = None,
+    limits: Limits | None = None,
+    timeout_seconds: float,
+) -> TwinScore:
+    """Does a candidate do what the golden code did?
+
+    The candidate runs in a fresh sandbox of its own. It gets the inputs; its canonical
+    digests come out and are compared here. A call that is missing, hangs (1 s of processor time) or takes down
+    its process disagrees.
+
+    Args:
+        tree_files: the candidate's tree; tests are not needed in it.
+        environment: as when the twin was built.
+        twin: of the deleted function.
+        backend: sandbox backend; None for the best of this machine.
+        limits: of the sandbox.
+        timeout_seconds: above 0; past it the whole run is a failure of the candidate.
+
+    Raises:
+        InputError: the twin needs another cloudpickle than this installation has (CR0471).
+        SandboxFailure: the sandbox itself broke; never because of what the candidate did.
+    """
+    if twin.pickler != pickler_fingerprint():
+        raise damaged("the recorded behaviour needs another version of cloudpickle", twin.pin)
+    reports, problem = play(
+        tree_files,
+        environment,
+        [subject_of(twin)],
+        [Job(0)],
+        backend=backend,
+        limits=limits,
+        timeout_seconds=timeout_seconds,
+    )
+    report = reports[0]
+    return score_digests(twin, report.digests, problem or report.error)
+
+
+def judge_relatives(
+    files: Mapping[str, bytes],
+    environment: Environment,
+    twin: Twin,
+    overlays: Sequence[Mapping[str, str]],
+    *,
+    backend: str | None = None,
+) -> list[TwinScore]:
+    """Judge near relatives of the golden code, all in one sandbox, each in a process of its own.
+
+    For mutants and baits of our own making alone: a policy's code gets ``judge_twin``.
+
+    Args:
+        files: the original tree.
+        environment: in which its tests run.
+        twin: of the function.
+        overlays: for each relative the files that differ; all the same paths.
+        backend: sandbox backend; None for the best of this machine.
+
+    Raises:
+        SandboxFailure: the sandbox broke.
+    """
+    jobs = [Job(0, overlay=overlay) for overlay in overlays]
+    if not jobs:
+        return []
+    reports, problem = play(
+        files,
+        environment,
+        [subject_of(twin)],
+        jobs,
+        backend=backend,
+        limits=RELATIVE_LIMITS,
+        timeout_seconds=PLAY_SECONDS,
+    )
+    return [score_digests(twin, report.digests, problem or report.error) for report in reports]

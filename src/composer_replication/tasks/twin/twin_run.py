@@ -1,0 +1,327 @@
+"""Start the recorder and the player of twins in fresh sandboxes, and read what they say.
+
+Both come as text with the request, and so does cloudpickle: no environment is changed and
+no folder of this program's own packages is mounted. What comes back is JSON with the nonce
+of the run; blobs are bytes that are never unpickled here.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import secrets
+import tempfile
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.resources import files as resources
+from pathlib import Path
+from typing import Any
+
+from composer_replication.errors import SandboxFailure
+from composer_replication.records import ExecResult, Limits, SandboxSpec
+from composer_replication.sandbox import open_sandbox
+from composer_replication.sandbox.process_folder import process_folder
+from composer_replication.tasks.intake.environment import Environment
+from composer_replication.tasks.intake.tree_rules import is_subject_path
+from composer_replication.tasks.planning.body_cuts import BodyCut
+from composer_replication.tasks.test_run import ARGUMENTS, import_mode, import_roots
+from composer_replication.tasks.test_run import variables as run_variables
+from composer_replication.tasks.views import write_files
+
+CALL_SECONDS = 1.0
+"""Processor time of one call; one that sleeps may take twenty times as long."""
+MAX_CALL_BYTES = 30_000
+MAX_CALLS = 150
+PLAYER_BYTES = 3 * 1024**3
+"""Address space of the player: a mutated integer may ask for a list of any length."""
+_OUTPUT_BYTES = 512 * 1024**2
+_MAX_CALLS_BYTES = 64 * 1024**2
+_SHARED = ("canonical_encoding", "call_pickle", "call_mutation")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCall:
+    """The pickled arguments of one call, and the node ids of the tests that made it."""
+
+    blob: bytes
+    tests: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A function to call, and the pickled arguments."""
+
+    path: str
+    symbol: str
+    blobs: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One child process of the player.
+
+    ``mode`` is replay, mutate, constant or answers; ``options`` are the player's own words for
+    the rest. ``overlay`` are files to write over the tree before it is imported.
+    """
+
+    subject: int
+    mode: str = "replay"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    overlay: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class JobReport:
+    """What one job said.
+
+    ``outcomes`` are kind and digest by index; ``error`` is empty, or why the job as a whole failed.
+    ``inputs`` and ``mutated`` come from a job of the mode mutate, ``answers`` from answers.
+    """
+
+    outcomes: dict[int, tuple[str, str]] = field(default_factory=dict)
+    line: int = 0
+    error: str = "it ended early"
+    inputs: list[str | None] = field(default_factory=list)
+    mutated: list[tuple[bytes, str]] = field(default_factory=list)
+    answers: dict[int, bytes] = field(default_factory=dict)
+
+    @property
+    def digests(self) -> dict[int, str]:
+        """The digests of calls that returned or raised."""
+        return {index: digest for index, (kind, digest) in self.outcomes.items() if kind in ("ret", "exc")}
+
+
+def record_calls(
+    files: Mapping[str, bytes],
+    environment: Environment,
+    cuts: Sequence[BodyCut],
+    *,
+    backend: str | None = None,
+    limits: Limits | None = None,
+    timeout_seconds: float,
+    max_calls: int = MAX_CALLS,
+) -> tuple[dict[str, tuple[RecordedCall, ...]], str]:
+    """Run the whole suite once and keep the calls of all functions.
+
+    Returns:
+        The calls by pin, and an empty text or what went wrong with the run.
+
+    Raises:
+        SandboxFailure: the sandbox broke.
+    """
+    nonce = secrets.token_hex(16)
+    with tempfile.TemporaryDirectory(prefix="record-", dir=process_folder()) as folder:
+        tree = Path(folder) / "tree"
+        tree.mkdir()
+        write_files(tree, files)
+        request = {
+            "nonce": nonce,
+            "sources": helper_sources(("call_pickle",)),
+            "cloudpickle": _cloudpickle(),
+            "targets": [[cut.path, cut.first_line] for cut in cuts],
+            "by_value": sorted(path for path in files if path.endswith(".py") and not is_subject_path(path)),
+            "arguments": [*ARGUMENTS, *import_mode(tree)],
+            "import_roots": import_roots(tree),
+            "max_calls": max_calls,
+            "max_bytes": MAX_CALL_BYTES,
+        }
+        done = _run(
+            "twin_recorder", tree, environment, request,
+            backend=backend, limits=limits, timeout_seconds=timeout_seconds, hash_seed="0",
+        )  # fmt: skip
+    records = _records(done.stdout, nonce)
+    if not records or records[-1].get("event") != "end":
+        return {}, f"the recording did not end{_last_words(done)}"
+    ids: list[str] = next((record["ids"] for record in records if record["event"] == "tests"), [])
+    found: dict[str, tuple[RecordedCall, ...]] = {}
+    for record in records:
+        if record["event"] == "calls":
+            packed = base64.b64decode(record["calls"])
+            text = zlib.decompressobj().decompress(packed, _MAX_CALLS_BYTES)
+            found[cuts[record["target"]].pin] = tuple(
+                RecordedCall(base64.b64decode(blob), tuple(ids[number] for number in numbers))
+                for blob, numbers in json.loads(text)
+            )
+    return found, ""
+
+
+def play(
+    files: Mapping[str, bytes],
+    environment: Environment,
+    subjects: Sequence[Subject],
+    jobs: Sequence[Job],
+    *,
+    backend: str | None = None,
+    limits: Limits | None = None,
+    timeout_seconds: float,
+    hash_seed: str = "0",
+) -> tuple[list[JobReport], str]:
+    """Do jobs one after the other in one fresh sandbox, each in a process of its own.
+
+    Returns:
+        A report for each job, and an empty text or why the run as a whole failed.
+
+    Raises:
+        SandboxFailure: the sandbox broke, or the player did not even start (CR0470).
+    """
+    nonce = secrets.token_hex(16)
+    with tempfile.TemporaryDirectory(prefix="twin-", dir=process_folder()) as folder:
+        tree = Path(folder) / "tree"
+        tree.mkdir()
+        write_files(tree, files)
+        roots = import_roots(tree)
+        request = {
+            "nonce": nonce,
+            "sources": helper_sources(_SHARED),
+            "cloudpickle": _cloudpickle(),
+            "import_roots": roots,
+            "twins": [_subject_to_json(subject, roots) for subject in subjects],
+            "jobs": [
+                {"twin": job.subject, "mode": job.mode, "overlay": dict(job.overlay), **job.options}
+                for job in jobs
+            ],
+            "call_seconds": CALL_SECONDS,
+            "max_bytes": 4 * MAX_CALL_BYTES,
+            "memory_bytes": PLAYER_BYTES,
+        }
+        done = _run(
+            "twin_player", tree, environment, request,
+            backend=backend, limits=limits, timeout_seconds=timeout_seconds, hash_seed=hash_seed,
+        )  # fmt: skip
+    return _read_player(done, nonce, len(jobs), timeout_seconds)
+
+
+def _subject_to_json(subject: Subject, roots: Sequence[str]) -> dict[str, Any]:
+    return {
+        "path": subject.path,
+        "symbol": subject.symbol,
+        "module": module_name(subject.path, roots),
+        "blobs": [base64.b64encode(blob).decode() for blob in subject.blobs],
+    }
+
+
+def module_name(path: str, roots: Sequence[str]) -> str:
+    """The name under which tests import a file of the tree."""
+    prefix = next((f"{root}/" for root in roots if root != "." and path.startswith(f"{root}/")), "")
+    return path.removeprefix(prefix).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def _run(
+    program: str,
+    tree: Path,
+    environment: Environment,
+    request: Mapping[str, Any],
+    *,
+    backend: str | None,
+    limits: Limits | None,
+    timeout_seconds: float,
+    hash_seed: str,
+) -> ExecResult:
+    chosen = limits or Limits()
+    chosen = replace(chosen, output_bytes=max(chosen.output_bytes, _OUTPUT_BYTES))
+    spec = SandboxSpec(tree=tree, read_only=environment.read_only, masked=environment.masked, limits=chosen)
+    variables = {**run_variables(environment), "PYTHONHASHSEED": hash_seed}
+    if not environment.has_plugins:
+        variables["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    with open_sandbox(spec, backend) as sandbox:
+        return sandbox.exec(
+            [str(environment.python), "-P", "-B", "-c", _source(program)],
+            timeout_seconds=timeout_seconds,
+            stdin=json.dumps(request).encode(),
+            env=variables,
+        )
+
+
+def _records(stdout: str, nonce: str) -> list[dict[str, Any]]:
+    records = []
+    for line in stdout.split("\n"):
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(value, dict) and value.get("nonce") == nonce and isinstance(value.get("event"), str):
+            records.append(value)
+    return records
+
+
+def _read_player(
+    done: ExecResult, nonce: str, num_jobs: int, timeout_seconds: float
+) -> tuple[list[JobReport], str]:
+    records = _records(done.stdout, nonce)
+    reports = [JobReport() for _ in range(num_jobs)]
+    if not records or records[0]["event"] != "ready":
+        raise SandboxFailure(
+            "CR0470",
+            f"the program that replays calls did not start{_last_words(done)}.",
+            fix="composer-rl sandbox selftest, then the same command again",
+        )
+    problem = ""
+    try:
+        for record in records[1:]:
+            problem = problem or _take(record, reports)
+    except (KeyError, TypeError, ValueError, IndexError):
+        problem = "a record is malformed"
+    if done.timed_out:
+        problem = f"the calls ran longer than {timeout_seconds:g} s"
+    elif done.out_of_memory:
+        problem = "the calls used more memory than allowed"
+    elif done.truncated:
+        problem = "the records are cut off"
+    elif not problem and [record["event"] for record in records].count("end") != 1:
+        problem = f"the run ended without its one closing record{_last_words(done)}"
+    return reports, problem
+
+
+def _take(record: Mapping[str, Any], reports: Sequence[JobReport]) -> str:
+    """Note one record; the answer is empty, or what is out of order."""
+    event = record["event"]
+    if event in ("ready", "end"):
+        return "the run started twice" if event == "ready" else ""
+    report = reports[int(record["job"])]
+    if event == "vector":
+        index = int(record["index"])
+        if index in report.outcomes:
+            return "a call has two outcomes"
+        report.outcomes[index] = (str(record["kind"]), str(record["digest"]))
+    elif event == "recorded":
+        for index, (kind, digest, known) in enumerate(record["outcomes"]):
+            report.outcomes[index] = (str(kind), str(digest))
+            report.inputs.append(None if known is None else str(known))
+    elif event == "mutated":
+        report.mutated = [(base64.b64decode(blob), str(digest)) for blob, digest in record["vectors"]]
+    elif event == "answer":
+        report.answers[int(record["index"])] = base64.b64decode(record["data"])
+    elif event == "done":
+        report.line, report.error = int(record["line"]), str(record["error"])
+    else:
+        return "an unknown record"
+    return ""
+
+
+def _last_words(result: ExecResult) -> str:
+    lines = [line.strip() for line in result.stderr.splitlines() if line.strip()]
+    return f" (exit code {result.exit_code}{'; last output: ' + lines[-1][:200] if lines else ''})"
+
+
+@cache
+def _source(name: str) -> str:
+    return resources("composer_replication.tasks.twin").joinpath(f"{name}.py").read_text(encoding="utf-8")
+
+
+def helper_sources(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Name and text of modules that run inside a sandbox; ``cloudpickle`` is our own one's."""
+    return [(name, _cloudpickle() if name == "cloudpickle" else _source(name)) for name in names]
+
+
+@cache
+def _cloudpickle() -> str:
+    """The text of our own cloudpickle, which is one module that imports the standard library alone."""
+    return resources("cloudpickle").joinpath("cloudpickle.py").read_text(encoding="utf-8")
+
+
+def pickler_fingerprint() -> str:
+    """Which cloudpickle this is: blobs name its private functions, so another one may not read them."""
+    return hashlib.sha256(_cloudpickle().encode()).hexdigest()[:16]

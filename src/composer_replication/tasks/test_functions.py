@@ -6,6 +6,7 @@ import ast
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from composer_replication.tasks.intake.tree_rules import is_test_path
 from composer_replication.tasks.planning.lines import Lines
@@ -33,28 +34,69 @@ def remove_functions(text: str, targets: Iterable[tuple[int, str]]) -> str | Non
         The shorter file, or None when one of them cannot be taken out cleanly: not found
         at the level of a module or class, named elsewhere in the file, or on a shared line.
     """
+    file = _test_file(text)
+    return None if file is None else file.without(set(targets))
+
+
+class _TestFile:
+    """A parsed test file: which of its functions can go, and what it is without them."""
+
+    def __init__(self, text: str, module: ast.Module) -> None:
+        self.module = module
+        self.lines = Lines(text)
+        self.functions: dict[tuple[int, str], _Found] = {}
+        for found in _functions(module, (module,)):
+            # A wrapper may report the line of ``def`` instead of its decorator's.
+            for line in {_first_line(found.node), found.node.lineno}:
+                self.functions[line, found.node.name] = found
+        self.uses: dict[str, list[frozenset[int]]] = {}
+        self._note_uses({id(found.node) for found in self.functions.values()})
+
+    def _note_uses(self, functions: set[int]) -> None:
+        """For each name, the functions around each place where it is used."""
+        pending: list[tuple[ast.AST, frozenset[int]]] = [(self.module, frozenset())]
+        while pending:
+            node, around = pending.pop()
+            if id(node) in functions:
+                around |= {id(node)}
+            if isinstance(node, ast.Name):
+                self.uses.setdefault(node.id, []).append(around)
+            elif isinstance(node, ast.Attribute):
+                self.uses.setdefault(node.attr, []).append(around)
+            pending += [(child, around) for child in ast.iter_child_nodes(node)]
+
+    def can_go(self, target: tuple[int, str], others: Iterable[tuple[int, str]]) -> bool:
+        """Whether a function can be taken out cleanly, together with others that can."""
+        found = self.functions.get(target)
+        if found is None:
+            return False
+        gone = {id(self.functions[key].node) for key in (target, *others)}
+        if any(gone.isdisjoint(around) for around in self.uses.get(found.node.name, ())):
+            return False
+        last = found.node.end_lineno or found.node.lineno
+        return _stands_alone(self.lines, found.node, _first_line(found.node), last)
+
+    def without(self, targets: set[tuple[int, str]]) -> str | None:
+        """The shorter text; None when a function cannot go, or nothing that parses is left."""
+        if not all(self.can_go(target, targets & self.functions.keys()) for target in targets):
+            return None
+        chosen = {id(self.functions[key].node): self.functions[key] for key in sorted(targets)}
+        lines = self.lines
+        kept: list[str | None] = [lines.line(number) for number in range(1, len(lines.starts) + 1)]
+        for found in chosen.values():
+            _blank_out(kept, _first_line(found.node), found.node.end_lineno or found.node.lineno)
+        for found in chosen.values():
+            _keep_suite(kept, found, set(chosen), lines)
+        shorter = "".join(line for line in kept if line is not None)
+        return shorter if _parses(shorter) else None
+
+
+@lru_cache(maxsize=64)
+def _test_file(text: str) -> _TestFile | None:
     try:
-        module = ast.parse(text)
+        return _TestFile(text, ast.parse(text))
     except (SyntaxError, ValueError, RecursionError):
         return None
-    lines = Lines(text)
-    wanted = set(targets)
-    functions = [found for found in _functions(module, (module,)) if _key(found.node, wanted) in wanted]
-    if len(functions) != len(wanted):
-        return None
-    doomed = {id(found.node) for found in functions}
-    if any(_is_named_elsewhere(module, found.node, doomed) for found in functions):
-        return None
-    kept: list[str | None] = [lines.line(number) for number in range(1, len(lines.starts) + 1)]
-    for found in functions:
-        first, last = _first_line(found.node), found.node.end_lineno or found.node.lineno
-        if not _stands_alone(lines, found.node, first, last):
-            return None
-        _blank_out(kept, first, last)
-    for found in functions:
-        _keep_suite(kept, found, doomed, lines)
-    shorter = "".join(line for line in kept if line is not None)
-    return shorter if _parses(shorter) else None
 
 
 def function_texts(text: str) -> dict[tuple[int, str], str]:
@@ -87,25 +129,6 @@ def _functions(node: ast.AST, parents: tuple[ast.AST, ...]) -> Iterable[_Found]:
 
 def _first_line(node: _Function) -> int:
     return min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-
-
-def _key(node: _Function, wanted: set[tuple[int, str]]) -> tuple[int, str]:
-    # A wrapper may report the line of ``def`` instead of its decorator's.
-    return (node.lineno, node.name) if (node.lineno, node.name) in wanted else (_first_line(node), node.name)
-
-
-def _is_named_elsewhere(module: ast.Module, function: _Function, doomed: set[int]) -> bool:
-    pending: list[ast.AST] = [module]
-    while pending:
-        node = pending.pop()
-        if id(node) in doomed:
-            continue
-        if isinstance(node, ast.Name) and node.id == function.name:
-            return True
-        if isinstance(node, ast.Attribute) and node.attr == function.name:
-            return True
-        pending.extend(ast.iter_child_nodes(node))
-    return False
 
 
 def _stands_alone(lines: Lines, node: _Function, first: int, last: int) -> bool:
@@ -185,16 +208,25 @@ def part_tests(
         return hashlib.sha256(f"{seed}/{salt}/{place[0]}/{place[2]}/{place[1]}".encode()).hexdigest()
 
     hidden: list[Place] = []
-    files: dict[str, str] = {}
     for place in sorted(groups, key=rank):
-        path = place[0]
         if len(hidden) == wanted:
             break
-        if path not in texts or not is_test_path(path):
-            continue
-        targets = [(line, name) for other, line, name in (*hidden, place) if other == path]
-        shorter = remove_functions(texts[path], targets)
-        if shorter is not None:
+        path = place[0]
+        file = _test_file(texts[path]) if path in texts and is_test_path(path) else None
+        others = [(line, name) for other, line, name in hidden if other == path]
+        if file is not None and file.can_go((place[1], place[2]), others):
             hidden.append(place)
+    return _with_files(hidden, texts)
+
+
+def _with_files(hidden: list[Place], texts: Mapping[str, str]) -> HiddenSplit:
+    """The shorter files; a file that does not parse without its functions keeps them all."""
+    files: dict[str, str] = {}
+    kept = []
+    for path in sorted({place[0] for place in hidden}):
+        own = [place for place in hidden if place[0] == path]
+        shorter = remove_functions(texts[path], [(line, name) for _, line, name in own])
+        if shorter is not None:
             files[path] = shorter
-    return HiddenSplit(tuple(sorted(hidden)), files)
+            kept += own
+    return HiddenSplit(tuple(sorted(kept)), files)

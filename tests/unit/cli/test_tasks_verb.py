@@ -261,7 +261,7 @@ def test_leakscan(
     leaks: tuple[tuple[str, str, str], ...], code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Keys and exit codes; the walk itself is tested where it lives."""
-    from composer_replication.tasks.leaks.copies import leak_scan
+    from composer_replication.tasks.leaks import leak_scan
     from composer_replication.tasks.leaks.leak_search import Leak
 
     summary = leak_scan.ScanSummary(2, tuple(Leak(*leak) for leak in leaks), ("t2",), 7, ("b.gz (broken)",))

@@ -25,7 +25,8 @@ import pytest
 from composer_replication.errors import InputError, SandboxFailure
 from composer_replication.records import ExecResult, Task
 from composer_replication.tasks.intake.environment import Environment
-from composer_replication.tasks.leaks.copies import distinctive_lines, leak_scan
+from composer_replication.tasks.leaks import leak_scan
+from composer_replication.tasks.leaks.copies import distinctive_lines
 from composer_replication.tasks.leaks.leak_fingerprints import Fingerprint, fingerprints
 from composer_replication.tasks.leaks.leak_search import Leak, Search, target_from_json, target_to_json
 from composer_replication.tasks.store import TaskStore

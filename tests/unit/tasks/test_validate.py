@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from composer_replication.errors import InputError
-from composer_replication.tasks.cache import sha256_of
 from composer_replication.tasks.blobs import find_blob
+from composer_replication.tasks.cache import sha256_of
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.validate import validate_store
 

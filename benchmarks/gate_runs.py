@@ -45,14 +45,14 @@ SUITE_SECONDS = 180.0
 TEST_SECONDS = 20.0
 
 
-def alone(run: BatchRun, environment: Environment, *, with_calls: bool = False) -> TestReport:
+def alone(run: BatchRun, environment: Environment, *, with_contexts: bool = False) -> TestReport:
     """One run in a sandbox of its own."""
     with tempfile.TemporaryDirectory(prefix="bench-", dir=process_folder()) as folder:
         tree = Path(folder) / "tree"
         write_files(tree, run.files)
         return run_tests(
             tree, environment, run.node_ids, timeout_seconds=run.timeout_seconds,
-            stop_at_first_failure=run.stop_at_first_failure, with_calls=with_calls,
+            stop_at_first_failure=run.stop_at_first_failure, with_contexts=with_contexts,
         )  # fmt: skip
 
 
@@ -66,13 +66,14 @@ def candidates(
     source: RepositorySource, environment: Environment, number: int, seed: int
 ) -> Iterator[tuple[BodyCut, list[str]]]:
     """Functions with the tests that fail without their body, in an order drawn by the seed."""
-    baseline = alone(BatchRun(source.files, None, SUITE_SECONDS), environment, with_calls=True)
+    baseline = alone(BatchRun(source.files, None, SUITE_SECONDS), environment, with_contexts=True)
+    called = {place for test, places in baseline.contexts.items() if test for place in places}
     cuts = [
         cut
         for path, data in sorted(source.files.items())
         if is_subject_path(path)
         for cut in find_body_cuts(path, data.decode())
-        if (cut.path, cut.first_line) in baseline.called
+        if (cut.path, cut.first_line) in called
     ]
     random.Random(seed).shuffle(cuts)
     for cut in cuts:

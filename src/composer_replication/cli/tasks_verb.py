@@ -46,8 +46,8 @@ def _add_build(verbs: Any, common: argparse.ArgumentParser) -> None:
         "build",
         parents=[common],
         help="cut tasks out of repositories",
-        description="Delete functions of real repositories one by one and keep those deletions that the repository's "
-        "own tests prove to be tasks. Nothing of a repository is run outside the sandbox. Interrupted, the same "
+        description="Delete functions, classes, modules or features of real repositories one by one and keep those "
+        "deletions that the repository's own tests prove to be tasks. Nothing of a repository is run outside the sandbox. Interrupted, the same "
         "command goes on. Exit code 4 when no repository can be used, 6 when no candidate is a task.",
     )
     build.add_argument(

@@ -63,6 +63,7 @@ class Settings:
     hidden_share: float
     granularities: Collection[Granularity] = ()
     removals: Collection[Removal] = ()
+    with_truth: bool = False
 
 
 def build_tasks(
@@ -120,7 +121,7 @@ def build_tasks(
         while with_truth and run.add_truth():
             run.decide(candidates, max_tasks)  # for each that had none, the next one
 
-    settings = Settings(seed, hidden_share, granularities, removals)
+    settings = Settings(seed, hidden_share, granularities, removals, with_truth)
     return run_build(Path(out), settings, choose, jobs=jobs, backend=backend, progress=progress)
 
 
@@ -257,7 +258,11 @@ class Build:
 
     def _candidate(self, repository: PreparedRepository, deletion: Deletion, *, is_pinned: bool) -> Candidate:
         key = decision_key(
-            repository.record, deletion.pin, hidden_share=self.settings.hidden_share, seed=self.settings.seed
+            repository.record,
+            deletion.pin,
+            hidden_share=self.settings.hidden_share,
+            seed=self.settings.seed,
+            with_truth=self.settings.with_truth,
         )
         return Candidate(repository, deletion, is_pinned, key)
 

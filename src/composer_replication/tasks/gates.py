@@ -9,6 +9,7 @@ golden-fails       the visible or hidden tests fail although the code is back
 broken-passes      the visible or hidden tests pass without the code
 stub-passes        the visible or hidden tests pass when every function returns one constant
 not-restored       the golden patch, applied by git, does not give the original files
+hidden-shown       a hidden test still stands in the tree that a rollout sees
 
 Two more follow once the task is written (``secrecy``): leak and instruction-leaks.
 """
@@ -30,7 +31,7 @@ from composer_replication.tasks.planning.edits import edited_text, line_edits, s
 from composer_replication.tasks.running.bench import Bench, Trial
 from composer_replication.tasks.store_records import RepositoryRecord
 from composer_replication.tasks.subject import Subject, unsplit_subject
-from composer_replication.tasks.test_functions import Place, part_tests
+from composer_replication.tasks.test_functions import Place, count_functions, part_tests
 from composer_replication.tasks.test_run import NOTHING_COLLECTED, TestReport
 
 NUM_DRAWS = 24
@@ -137,6 +138,7 @@ def _split_and_check(
             break
         try:
             _refuse_stubs(subject, passed)
+            check_hidden_out(subject, repository, bench.original)
             num_tries += 1
             _check_split(subject, bench)
         except GateFailed:
@@ -252,6 +254,21 @@ def check_no_copy(subject: Subject, original: Mapping[str, bytes]) -> None:
     share, path = copied_share(subject.golden_bodies(original), subject.broken(original, "rollout"))
     if share > 0.5:
         raise GateFailed("golden-copy", f"{path} holds the same lines")
+
+
+def check_hidden_out(subject: Subject, repository: RepositoryRecord, original: Mapping[str, bytes]) -> None:
+    """Each hidden test function is gone from its file in the tree that a rollout sees.
+
+    Raises:
+        GateFailed: hidden-shown; which one stays unsaid.
+    """
+    shown = subject.broken(original, "rollout")
+    places = {repository.places[test] for test in subject.hidden if test in repository.places}
+    for path, name in {(path, name) for path, _, name in places}:
+        before = count_functions(original[path].decode("utf-8", "replace"))[name]
+        after = count_functions(shown.get(path, b"").decode("utf-8", "replace"))[name]
+        if after > before - sum((path, name) == (other, same) for other, _, same in places):
+            raise GateFailed("hidden-shown", f"a hidden test still stands in {path}")
 
 
 def check_tests(subject: Subject, bench: Bench) -> None:

@@ -13,7 +13,7 @@ from composer_replication.run_folder import append_jsonl, read_jsonl, rewrite_js
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.store_records import RepositoryRecord
 
-GATES_VERSION = 3
+GATES_VERSION = 4
 """Raised when the gates judge otherwise, so that older answers are not taken over."""
 
 
@@ -33,9 +33,11 @@ class Decision:
         return bool(self.task_id)
 
 
-def decision_key(record: RepositoryRecord, pin: str, *, hidden_share: float, seed: int) -> str:
+def decision_key(
+    record: RepositoryRecord, pin: str, *, hidden_share: float, seed: int, with_truth: bool = False
+) -> str:
     """A hash of everything that a decision depends on."""
-    parts = [GATES_VERSION, record.baseline_sha256, pin, hidden_share, seed]
+    parts = [GATES_VERSION, record.baseline_sha256, pin, hidden_share, seed, with_truth]
     return sha256_of(json.dumps(parts).encode())[:32]
 
 

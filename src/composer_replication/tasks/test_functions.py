@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -116,6 +117,15 @@ def function_texts(text: str) -> dict[tuple[int, str], str]:
         source = "".join(lines.line(number) for number in range(first, (node.end_lineno or first) + 1))
         found[first, node.name] = found[node.lineno, node.name] = source
     return found
+
+
+def count_functions(text: str) -> Counter[str]:
+    """How often each name is given to a function where a test may stand; none in a file that does not parse."""
+    try:
+        module = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return Counter()
+    return Counter(found.node.name for found in _functions(module, (module,)))
 
 
 def _functions(node: ast.AST, parents: tuple[ast.AST, ...]) -> Iterable[_Found]:

@@ -51,10 +51,9 @@ class TestReport:
     ``outcomes`` holds the tests that ran (after an ``error``: all requested ones, failed).
     ``collected`` are the node ids in run order. ``error`` is empty, or says why the run as
     a whole is a failure. ``places`` gives the file, first line and name of each test's
-    function; ``called`` the functions (file, first line) called while tests ran; ``contexts``
-    those that each test called, and under ``""`` those called for all of them (see
-    ``call_contexts``); all three only when asked for. ``collect_errors`` maps files that could
-    not be collected to the reason.
+    function; ``contexts`` the functions (file, first line) that each test called, and under
+    ``""`` those called for all of them (see ``call_contexts``); both only when asked for.
+    ``collect_errors`` maps files that could not be collected to the reason.
     """
 
     __test__ = False  # the name starts with Test; pytest must not collect it
@@ -64,7 +63,6 @@ class TestReport:
     error: str
     seconds: float
     places: Mapping[str, Place] = field(default_factory=dict)
-    called: frozenset[tuple[str, int]] = frozenset()
     collect_errors: Mapping[str, str] = field(default_factory=dict)
     contexts: Contexts = field(default_factory=dict)
 
@@ -83,7 +81,6 @@ def run_tests(
     limits: Limits | None = None,
     stop_at_first_failure: bool = False,
     with_places: bool = False,
-    with_calls: bool = False,
     with_contexts: bool = False,
     shuffle_seed: int | None = None,
     backwards: bool = False,
@@ -99,7 +96,6 @@ def run_tests(
         limits: of the sandbox; records may use more output than other programs.
         stop_at_first_failure: enough for a gate that wants one failure; ``outcomes`` is then partial.
         with_places: also report where test functions stand.
-        with_calls: also report which functions are called.
         with_contexts: also report which functions each single test calls.
         shuffle_seed: draws another order, with folders, modules and classes kept together; None:
             the order of the files.
@@ -111,7 +107,6 @@ def run_tests(
     nonce = secrets.token_hex(16)
     request = make_request(tree, node_ids, nonce, stop_at_first_failure=stop_at_first_failure) | {
         "places": with_places,
-        "map_calls": with_calls,
         "shuffle_seed": shuffle_seed,
         "backwards": backwards,
     }
@@ -143,7 +138,6 @@ def make_request(
         "arguments": [*ARGUMENTS, *import_mode(tree), *(["--maxfail=1"] if stop_at_first_failure else [])],
         "import_roots": import_roots(tree),
         "places": False,
-        "map_calls": False,
         "shuffle_seed": None,
         "backwards": False,
     }
@@ -250,7 +244,6 @@ def judge(
         error=problem,
         seconds=result.seconds,
         places=report.places,
-        called=report.called,
         collect_errors=report.collect_errors,
         contexts=report.contexts,
     )
@@ -289,14 +282,12 @@ class _Tally:
         self.collected: tuple[str, ...] = ()
         self.outcomes: dict[str, Outcome] = {}
         self.places: dict[str, Place] = {}
-        self.called: frozenset[tuple[str, int]] = frozenset()
         self.collect_errors: dict[str, str] = {}
         self.contexts: Contexts = {}
         self._was_collected = False
 
     def read(self, records: list[dict[str, Any]]) -> str:
         """Take all records; the answer is empty, or what is out of order."""
-        self.called = frozenset((str(path), int(line)) for path, line in records[-1]["functions"])
         if "contexts" in records[-1]:
             self.contexts = read_contexts(records[-1]["contexts"])
         for record in records[:-1]:

@@ -167,14 +167,6 @@ def test_the_outcomes_are_those_of_a_plain_run(run) -> None:
     assert list(map(str, plain.outcomes.values())).count("failed") == 1
 
 
-def test_calls_and_contexts_agree(run) -> None:
-    both, calls = run(TREE, with_calls=True, with_contexts=True), run(TREE, with_calls=True)
-    during = {function for function in calls.called if function[1] != 1}
-    assert both.called == during  # all but the code of the module late itself, at line 1
-    assert ("package.py", LINES["decorate"]) not in both.called
-    assert ("package.py", LINES["for_module"]) in both.called
-
-
 def test_without_the_switch_for_wider_fixtures_the_first_test_would_pay(run) -> None:
     """The same fixture with the scope of one test belongs to its test alone."""
     narrow = TESTS.replace("scope='module'", "scope='function'")

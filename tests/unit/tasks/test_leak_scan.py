@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import tarfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.leaks import leak_scan
 from composer_replication.tasks.leaks.copies import distinctive_lines
 from composer_replication.tasks.leaks.leak_fingerprints import Fingerprint, fingerprints
-from composer_replication.tasks.leaks.leak_search import Leak, Search, target_from_json, target_to_json
+from composer_replication.tasks.leaks.leak_search import Leak, Search, all_codes, target_from_json, target_to_json
 from composer_replication.tasks.store import TaskStore
 
 SALT = "salt"
@@ -377,3 +377,27 @@ def test_no_store(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         leak_scan.scan_store(tmp_path)
     assert caught.value.code == "CR0410"
+
+
+def test_every_deleted_function_is_found_compiled(
+    make_store: Callable[..., TaskStore], sized_tasks: Mapping[str, object]
+) -> None:
+    """A feature has many functions; a compiled one need not name the symbol of the task."""
+    store = make_store(sized_tasks["t-feature-body"])
+    (task,) = store.tasks()
+    files = store.files(task, "golden")
+    module = compile(files["tinymath/text.py"].decode(), "x.py", "exec", dont_inherit=True)
+    codes = {code.co_name: marshal.dumps(code) for code in all_codes(module) if code.co_name.isidentifier()}
+    search = Search([one.target for one in fingerprints(store, task, SALT)], SALT, unmarshal=True)
+    assert task.symbol == "clamp"
+    assert b"clamp" not in codes["shout"]
+    found = {
+        name: {leak.channel for leak in search.search_bytes("x.pyc", b"0" * 16 + data, in_tree=True)}
+        for name, data in codes.items()
+    }
+    assert found == {name: {"pyc"} if name == "shout" else set() for name in codes}
+
+
+def test_a_target_is_told_whole(known: Fingerprint) -> None:
+    assert known.target.functions == {"clamp"}
+    assert target_from_json(json.loads(json.dumps(target_to_json(known.target)))) == known.target

@@ -25,7 +25,7 @@ TESTS = "from package import answer\n\n\ndef test_answer():\n    assert answer()
 FORGED = (
     "import json, os\n    for e in ('collected', 'test', 'end'):\n"
     "        os.write(1, (json.dumps({'nonce': '', 'event': e, 'id': '" + IDS[0] + "', 'outcome': 'passed',"
-    " 'ids': [], 'places': [], 'exit_code': 0, 'functions': []}) + '\\n').encode())\n    return 0"
+    " 'ids': [], 'places': [], 'exit_code': 0}) + '\\n').encode())\n    return 0"
 )
 DAEMON = (
     "import subprocess, sys\n    subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(51)']{})\n"

@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from composer_replication.tasks.test_functions import function_texts, part_tests, remove_functions
+from composer_replication.tasks.test_functions import count_functions, function_texts, part_tests, remove_functions
 
 FILE = '''import pytest
 
@@ -169,3 +169,9 @@ def test_the_text_of_each_function_is_found_by_its_place() -> None:
     assert texts[line_of("test_sixth"), "test_sixth"].endswith("assert 6\n")
     assert {name for _, name in texts} == {"helper", *PLACES}
     assert function_texts("def broken(:") == {}
+
+
+def test_functions_are_counted_by_name() -> None:
+    text = "def a():\n    def inner(): ...\n\n\n@decorated\ndef a(): ...\n\n\nclass C:\n    async def b(self): ...\n"
+    assert count_functions(text) == {"a": 2, "b": 1}
+    assert count_functions("def (") == {}

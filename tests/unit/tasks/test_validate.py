@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,10 @@ import pytest
 from composer_replication.errors import InputError
 from composer_replication.tasks.blobs import find_blob
 from composer_replication.tasks.intake.cache import sha256_of
+from composer_replication.tasks.planning.body_cuts import find_body_cuts
+from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.twin.build_twins import build_twins, twin_bytes
 from composer_replication.tasks.validate import validate_store
 
 
@@ -129,3 +133,44 @@ def test_a_damaged_file_fails_the_task_that_needs_it(copy: Path) -> None:
     summary = validate_store(copy, repeat=1)
     assert [(row.task_id, row.gate) for row in summary.failed] == [(task.task_id, "damaged")]
     assert digest in summary.failed[0].detail
+
+
+@pytest.fixture(scope="module")
+def twinned(tiny_project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A task that has recorded behaviour."""
+    folder = tmp_path_factory.mktemp("twinned") / "tasks"
+    pins = {str(tiny_project): ["tinymath/numbers.py::clamp"]}
+    build_tasks([str(tiny_project)], folder, symbols=pins)
+    store = TaskStore.open(folder)
+    (task,) = store.tasks()
+    secret = store.secret(task.task_id)
+    files = store.files(task, "golden")
+    (cut,) = [cut for cut in find_body_cuts(task.path, files[task.path].decode()) if cut.symbol == "clamp"]
+    twins = build_twins(files, store.environment(task), [cut], min_body_lines=2)
+    digests = {pin: store.put_blob(twin_bytes(twin), is_packed=True) for pin, twin in twins.items()}
+    assert digests
+    store.put_task(store.record(task.task_id), replace(secret, twins=digests))
+    return folder
+
+
+def test_recorded_behaviour_is_judged_again(twinned: Path, tmp_path: Path) -> None:
+    assert validate_store(twinned, repeat=1).failed == ()
+    shutil.copytree(twinned, tmp_path / "copy")
+    store = TaskStore.open(tmp_path / "copy")
+    (task,) = store.tasks()
+    ((pin, twin),) = store.twins(task).items()
+    # One of many mutated calls: an answer is forgiven it, the golden code is not.
+    other = replace(twin, mutated=(replace(twin.mutated[0], digest="0" * 64), *twin.mutated[1:]))
+    digests = {pin: store.put_blob(twin_bytes(other), is_packed=True)}
+    store.put_task(store.record(task.task_id), replace(store.secret(task.task_id), twins=digests))
+    (failed,) = validate_store(tmp_path / "copy", repeat=1).failed
+    calls = len(twin.vectors)
+    assert (failed.gate, f"{calls - 1} of {calls} calls" in failed.detail) == ("golden-fails", True)
+    assert "clamp" not in failed.detail
+
+
+def test_a_hidden_test_in_the_visible_tree_fails(copy: Path) -> None:
+    """The tests themselves would all do as they did."""
+    assert TaskStore.open(copy).tasks()[0].tests.hidden
+    rewrite(copy, "tasks", lambda value: value.update(visible_edits=[]))
+    assert [row.gate for row in validate_store(copy, repeat=1).failed] == ["hidden-shown"]

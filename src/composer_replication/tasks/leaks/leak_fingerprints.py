@@ -51,18 +51,20 @@ def fingerprints(store: TaskStore, task: Task, salt: str) -> list[Fingerprint]:
         before = [line for line in map(str.strip, place.before.splitlines()) if line]
         after = [line for line in map(str.strip, place.after.splitlines()) if line]
         window = [*before[-NUM_LINES_AROUND:], *golden_lines, *after[:NUM_LINES_AROUND]]
+        codes, functions = _codes_of(
+            original[place.path].decode("utf-8", "replace"),
+            files.get(place.path, b"").decode("utf-8", "replace"),
+            place.path, task, salt,
+        )  # fmt: skip
         target = Target(
             task_id=task.task_id,
             window=tuple((hashed(salt, line), len(line), line in distinctive) for line in window),
-            codes=_code_hashes(
-                original[place.path].decode("utf-8", "replace"),
-                files.get(place.path, b"").decode("utf-8", "replace"),
-                place.path, task, salt,
-            ),
+            codes=codes,
             name=task.symbol.partition("#")[0].rpartition(".")[2],
             names=names,
             module=_module_path(place.path, {**files, place.path: b""}),
-        )  # fmt: skip
+            functions=functions,
+        )
         found.append(Fingerprint(target, len(distinctive)))
     return found
 
@@ -125,23 +127,29 @@ def _has_a_name(line: str) -> bool:
     return has_text or any(not keyword.iskeyword(name) for name in names)
 
 
-def _code_hashes(restored: str, broken: str, path: str, task: Task, salt: str) -> frozenset[str]:
-    """Code objects that only the restored file compiles to, at each level of optimisation."""
+def _codes_of(
+    restored: str, broken: str, path: str, task: Task, salt: str
+) -> tuple[frozenset[str], frozenset[str]]:
+    """Code objects that only the restored file compiles to, at each level of optimisation, and their names."""
     found: set[str] = set()
+    functions: set[str] = set()
     for level in (0, 1, 2):
         try:
             # Compiled, never run.
             new = compile(restored, path, "exec", dont_inherit=True, optimize=level)
             old = compile(broken, path, "exec", dont_inherit=True, optimize=level)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
-            return frozenset()
+            return frozenset(), frozenset()
         before = {code_hash(salt, code) for code in all_codes(old)}
         symbol = task.symbol.partition("#")[0]
         for code in all_codes(new):
             is_of_symbol = code.co_qualname == symbol or code.co_qualname.startswith(f"{symbol}.<locals>")
             if is_of_symbol or not task.is_one_hole:
-                found |= {code_hash(salt, code)} - before
-    return frozenset(found)
+                new_hash = code_hash(salt, code)
+                if new_hash not in before:
+                    found.add(new_hash)
+                    functions.add(code.co_name)
+    return frozenset(found), frozenset(name for name in functions if name.isidentifier())
 
 
 def _module_path(path: str, files: Mapping[str, bytes]) -> str:

@@ -47,8 +47,9 @@ class Target:
     """What is known of one golden body.
 
     ``window`` are (hash, characters, is distinctive) of the lines around and in the hole, in
-    order; ``codes`` hashes of its code object; ``name`` the function's own name, ``names``
-    hashes of the names of hidden tests; ``module`` the path that it is imported from.
+    order; ``codes`` hashes of its code objects, and ``functions`` the names that these have;
+    ``name`` the last part of the symbol, ``names`` hashes of the names of hidden tests;
+    ``module`` the path that it is imported from.
     """
 
     task_id: str
@@ -57,6 +58,7 @@ class Target:
     name: str
     names: frozenset[str]
     module: str
+    functions: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ class Search:
         self.salt = salt
         self.unmarshal = unmarshal
         self.lengths = {size for target in self.targets for _, size, _ in target.window}
-        self.needles = {target.name.encode() for target in self.targets}
+        self.needles = {name.encode() for target in self.targets for name in (target.name, *target.functions)}
         self.known = {line for target in self.targets for line, _, _ in target.window}
         self.num_files = 0
         self.not_searched: list[str] = []
@@ -297,8 +299,9 @@ def _load(data: bytes) -> types.CodeType | None:
 def target_from_json(value: Mapping[str, object]) -> Target:
     """The inverse of ``target_to_json``."""
     window = tuple((str(digest), int(size), bool(flag)) for digest, size, flag in value["window"])  # type: ignore[attr-defined]
-    codes, names = frozenset(value["codes"]), frozenset(value["names"])  # type: ignore[call-overload]
-    return Target(str(value["task_id"]), window, codes, str(value["name"]), names, str(value["module"]))
+    codes, names, functions = (frozenset(value[key]) for key in ("codes", "names", "functions"))  # type: ignore[call-overload]
+    name, module = str(value["name"]), str(value["module"])
+    return Target(str(value["task_id"]), window, codes, name, names, module, functions)
 
 
 def target_to_json(target: Target) -> dict[str, object]:
@@ -310,4 +313,5 @@ def target_to_json(target: Target) -> dict[str, object]:
         "name": target.name,
         "names": sorted(target.names),
         "module": target.module,
+        "functions": sorted(target.functions),
     }

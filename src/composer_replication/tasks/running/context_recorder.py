@@ -114,7 +114,6 @@ class ContextMap:
 
         self.places = Places(root)
         self.shared: set[int] = set()
-        self.at_import: set[int] = set()
         self.tests: dict[str, set[int]] = {}
         self.context = self.shared
         self.engine = (Monitor if hasattr(sys, "monitoring") else Profile)(self.places)
@@ -174,12 +173,6 @@ class ContextMap:
 
         setattr(FixtureDef, "finish", watched_finish)  # noqa: B010  mypy
 
-    def start_tests(self):
-        """From here on a call counts as one that happened while tests ran."""
-        self.switch(self.shared)
-        self.at_import = set(self.shared)
-        self.shared.clear()
-
     def pytest_runtest_protocol(self, item):
         self.switch(self.tests.setdefault(item.nodeid, set()), by_force=True)
         try:
@@ -198,11 +191,6 @@ class ContextMap:
         self.switch(self.shared, by_force=True)
         return {
             "functions": self.places.listed(),
-            "shared": sorted(self.shared | self.at_import),
+            "shared": sorted(self.shared),
             "tests": [[node_id, sorted(numbers)] for node_id, numbers in self.tests.items()],
         }
-
-    def functions(self):
-        """The functions called while tests ran."""
-        called = self.shared.union(*self.tests.values())
-        return [place for number, place in enumerate(self.places.listed()) if number in called and place[0]]

@@ -23,42 +23,6 @@ class Channel:
         self.send = send
 
 
-class CallMap:
-    """Which functions of the tree are called while tests run."""
-
-    TOOL = 4  # no debugger, coverage or profiler uses this number of sys.monitoring
-
-    def __init__(self, root):
-        self.prefix = root + os.sep
-        self.codes = set()
-        self.monitoring = getattr(sys, "monitoring", None)
-
-    def start_tests(self):
-        monitoring = self.monitoring
-        if monitoring is None:
-            import threading
-
-            threading.setprofile(self._on_profile)
-            sys.setprofile(self._on_profile)
-        else:  # Python 3.12: one event per function, then it costs nothing
-            monitoring.use_tool_id(self.TOOL, "composer-rl")
-            monitoring.register_callback(self.TOOL, monitoring.events.PY_START, self._on_start)
-            monitoring.set_events(self.TOOL, monitoring.events.PY_START)
-
-    def _on_profile(self, frame, event, _argument):
-        if event == "call":
-            self.codes.add(frame.f_code)
-
-    def _on_start(self, code, _offset):
-        self.codes.add(code)
-        return None if self.monitoring is None else self.monitoring.DISABLE
-
-    def functions(self):
-        sys.setprofile(None)
-        inside = [code for code in list(self.codes) if code.co_filename.startswith(self.prefix)]
-        return sorted({(code.co_filename[len(self.prefix) :], code.co_firstlineno) for code in inside})
-
-
 def place_of(item, root):
     """File, first line and name of the function that a test runs; empty when it is not in the tree."""
     import inspect
@@ -84,7 +48,7 @@ def shuffle_key(item, seed):
     ]
 
 
-def make_plugin(channel, request, root, calls):
+def make_plugin(channel, request, root):
     """The plugin that selects the wanted tests and reports what became of each."""
     import pytest
 
@@ -106,8 +70,6 @@ def make_plugin(channel, request, root, calls):
                 items[:] = [item for item in items if item.nodeid in wanted]
             places = [place_of(item, root) for item in items] if request["places"] else []
             channel.send("collected", ids=[item.nodeid for item in items], places=places)
-            if calls is not None:
-                calls.start_tests()
             return result
 
         def pytest_collectreport(self, report):
@@ -155,9 +117,8 @@ def main(make_contexts=None):
         *(os.path.join(root, name) for name in request["files"]),
     ]
     contexts = make_contexts(root) if make_contexts else None
-    calls = contexts or (CallMap(root) if request["map_calls"] else None)
-    plugins = [make_plugin(channel, request, root, calls), *([contexts] if contexts else [])]
+    plugins = [make_plugin(channel, request, root), *([contexts] if contexts else [])]
     code = int(pytest.main(arguments, plugins=plugins))
     more = {"contexts": contexts.contexts()} if contexts else {}
-    channel.send("end", exit_code=code, functions=calls.functions() if calls else [], **more)
+    channel.send("end", exit_code=code, **more)
     os._exit(0)  # threads that a test left behind must not hold the result back

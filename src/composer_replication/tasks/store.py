@@ -31,7 +31,13 @@ from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.intake.environment import Environment, open_environment
 from composer_replication.tasks.intake.lock import EnvironmentLock, LockedWheel
 from composer_replication.tasks.intake.tree_rules import is_test_path
-from composer_replication.tasks.store_records import RepositoryRecord, SecretRecord, TaskRecord, inner_path
+from composer_replication.tasks.store_manifest import (
+    damaged,
+    fingerprint_of,
+    read_manifest,
+    write_manifest,
+)
+from composer_replication.tasks.store_records import RepositoryRecord, SecretRecord, TaskRecord
 from composer_replication.tasks.test_functions import function_texts
 from composer_replication.tasks.twin.twin_records import Twin, read_twin
 from composer_replication.tasks.views import VIEWS, Changes, View, view_files, write_files
@@ -95,31 +101,14 @@ class TaskStore:
         Raises:
             InputError: not a task store (CR0410), or damaged or of another version (CR0411).
         """
-        manifest = Path(path) / "manifest.json"
-        if not manifest.is_file():
-            raise InputError(
-                "CR0410",
-                "this is not a task store: it has no manifest.json.",
-                where=str(path),
-                fix="composer-rl tasks build SOURCE --out DIR",
-            )
-        try:
-            value = json.loads(manifest.read_text())
-            records = {str(name): str(digest) for name, digest in value["records"].items()}
-            derived = {inner_path(name): str(sha256) for name, sha256 in value.get("derived", {}).items()}
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise _damaged(manifest, "it cannot be read") from error
-        if value.get("schema_version") != SCHEMA_VERSION:
-            raise _damaged(manifest, f"schema version {value.get('schema_version')} is not {SCHEMA_VERSION}")
-        if value.get("fingerprint") != _fingerprint(records):
-            raise _damaged(manifest, "its fingerprint does not cover its records")
+        records, derived = read_manifest(Path(path))
         return cls(Path(path), records, backend, derived)
 
     @property
     def fingerprint(self) -> str:
         """sha256 over the names and hashes of all records."""
         with self._lock:
-            return _fingerprint(self._records)
+            return fingerprint_of(self._records)
 
     # --- reading ---------------------------------------------------------------------
 
@@ -181,7 +170,7 @@ class TaskStore:
         try:
             return from_json(value)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise _damaged(
+            raise damaged(
                 self.root / name, f"the record cannot be read, {type(error).__name__}: {error}"
             ) from error
 
@@ -204,7 +193,7 @@ class TaskStore:
     def _original(self, record: TaskRecord, path: str) -> bytes:
         files = self.repository(record.repository_record).files
         if path not in files:
-            raise _damaged(self.root / f"tasks/{record.task_id}.json", f"{path} is not in its repository")
+            raise damaged(self.root / f"tasks/{record.task_id}.json", f"{path} is not in its repository")
         return self.blob(files[path])
 
     def twins(self, task: Task) -> dict[str, Twin]:
@@ -250,7 +239,7 @@ class TaskStore:
         try:
             return view_files(self.repository_files(record.repository_record), changes, view)
         except ValueError as error:
-            raise _damaged(
+            raise damaged(
                 self.root / f"tasks/{task.task_id}.json", f"its edits do not fit: {error}"
             ) from error
 
@@ -292,13 +281,13 @@ class TaskStore:
         """
         path = find_blob(self._objects, digest)
         if path is None:
-            raise _damaged(self._objects / digest[:2] / digest, "it is missing")
+            raise damaged(self._objects / digest[:2] / digest, "it is missing")
         try:
             data = read_blob(path)
         except (OSError, ValueError) as error:
-            raise _damaged(path, str(error).rstrip(".")) from error
+            raise damaged(path, str(error).rstrip(".")) from error
         if sha256_of(data) != digest:
-            raise _damaged(path, f"its sha256 is {sha256_of(data)}")
+            raise damaged(path, f"its sha256 is {sha256_of(data)}")
         return data
 
     def _read(self, name: str) -> Mapping[str, Any]:
@@ -308,15 +297,15 @@ class TaskStore:
                 try:
                     data = path.read_bytes()
                 except OSError as error:
-                    raise _damaged(path, "it is missing") from error
+                    raise damaged(path, "it is missing") from error
                 if sha256_of(data) != self._records.get(name):
-                    raise _damaged(
+                    raise damaged(
                         path, f"its sha256 is {sha256_of(data)}, the manifest says {self._records.get(name)}"
                     )
                 try:
                     self._parsed[name] = json.loads(data)
                 except ValueError as error:
-                    raise _damaged(path, "it is not JSON") from error
+                    raise damaged(path, "it is not JSON") from error
             return self._parsed[name]
 
     def num_bytes(self) -> int:
@@ -341,9 +330,9 @@ class TaskStore:
         try:
             data = (self.root / name).read_bytes()
         except OSError as error:
-            raise _damaged(self.root / name, "it is missing") from error
+            raise damaged(self.root / name, "it is missing") from error
         if sha256_of(data) != self.derived.get(name):
-            raise _damaged(self.root / name, f"its sha256 is {sha256_of(data)}")
+            raise damaged(self.root / name, f"its sha256 is {sha256_of(data)}")
         return data
 
     def verify(self) -> None:
@@ -441,23 +430,4 @@ class TaskStore:
                 self._write_changed_manifest()
 
     def _write_manifest(self) -> None:
-        value = {
-            "schema_version": SCHEMA_VERSION,
-            "fingerprint": _fingerprint(self._records),
-            "records": self._records,
-            "derived": self._derived,
-        }
-        write_atomic(self.root / "manifest.json", json.dumps(value, indent=1, sort_keys=True) + "\n")
-
-
-def _fingerprint(records: Mapping[str, str]) -> str:
-    return sha256_of(json.dumps(sorted(records.items())).encode())
-
-
-def _damaged(path: Path, detail: str) -> InputError:
-    return InputError(
-        "CR0411",
-        f"the task store is damaged: {detail}.",
-        where=str(path),
-        fix="copy it again, or build it into a new folder: composer-rl tasks build SOURCE --out NEW_DIR",
-    )
+        write_manifest(self.root, self._records, self._derived)

@@ -23,7 +23,7 @@ from composer_replication.tasks.repository import make_bench
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.subject import Subject
-from composer_replication.tasks.twin import Twin, judge_twin
+from composer_replication.tasks.twin.build_twins import Twin, judge_twin
 from composer_replication.tasks.views import Changes
 
 Progress = Callable[[int, int, str], None]

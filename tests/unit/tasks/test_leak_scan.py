@@ -28,7 +28,13 @@ from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.leaks import leak_scan
 from composer_replication.tasks.leaks.copies import distinctive_lines
 from composer_replication.tasks.leaks.leak_fingerprints import Fingerprint, fingerprints
-from composer_replication.tasks.leaks.leak_search import Leak, Search, all_codes, target_from_json, target_to_json
+from composer_replication.tasks.leaks.leak_search import (
+    Leak,
+    Search,
+    all_codes,
+    target_from_json,
+    target_to_json,
+)
 from composer_replication.tasks.store import TaskStore
 
 SALT = "salt"

@@ -172,6 +172,15 @@ def test_another_schema_version_is_refused(copy: Path) -> None:
         TaskStore.open(copy)
 
 
+@pytest.mark.parametrize("version", [None, 1, 3])
+def test_a_store_of_another_version_is_refused(copy: Path, version: int | None) -> None:
+    manifest = copy / "manifest.json"
+    value = {**json.loads(manifest.read_text()), "store_version": version}
+    manifest.write_text(json.dumps({name: each for name, each in value.items() if each is not None}))
+    with pytest.raises(InputError, match=r"CR0411.*of version [13], this program reads version 2"):
+        TaskStore.open(copy)
+
+
 def test_a_record_that_the_manifest_does_not_name_is_not_a_task(copy: Path) -> None:
     known = TaskStore.open(copy).task_ids()
     shutil.copy(copy / "tasks" / f"{known[0]}.json", copy / "tasks" / "stray.json")

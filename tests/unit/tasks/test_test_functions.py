@@ -6,7 +6,12 @@ import ast
 
 import pytest
 
-from composer_replication.tasks.test_functions import count_functions, function_texts, part_tests, remove_functions
+from composer_replication.tasks.test_functions import (
+    count_functions,
+    function_texts,
+    part_tests,
+    remove_functions,
+)
 
 FILE = '''import pytest
 

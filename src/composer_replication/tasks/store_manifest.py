@@ -1,0 +1,83 @@
+"""The manifest of a store: which records and files belong to it, under one fingerprint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from composer_replication.errors import InputError
+from composer_replication.run_folder import SCHEMA_VERSION, write_atomic
+from composer_replication.tasks.intake.cache import sha256_of
+from composer_replication.tasks.store_records import inner_path
+
+STORE_VERSION = 2
+"""Raised when records or files are laid out otherwise; a store of another version is built again."""
+NAME = "manifest.json"
+
+
+def read_manifest(folder: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """The sha256 of every record, and of every file that follows from the records.
+
+    Raises:
+        InputError: there is none (CR0410), or it is damaged or of another version (CR0411).
+    """
+    path = folder / NAME
+    if not path.is_file():
+        raise InputError(
+            "CR0410",
+            "this is not a task store: it has no manifest.json.",
+            where=str(folder),
+            fix="composer-rl tasks build SOURCE --out DIR",
+        )
+    try:
+        value = json.loads(path.read_text())
+        records = {str(name): str(digest) for name, digest in value["records"].items()}
+        derived = {inner_path(name): str(sha256) for name, sha256 in value.get("derived", {}).items()}
+        schema, version = value.get("schema_version"), value.get("store_version", 1)
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise damaged(path, "it cannot be read") from error
+    if schema != SCHEMA_VERSION:
+        raise damaged(path, f"schema version {schema} is not {SCHEMA_VERSION}")
+    if version != STORE_VERSION:
+        raise _of_another_version(path, version)
+    if value.get("fingerprint") != fingerprint_of(records):
+        raise damaged(path, "its fingerprint does not cover its records")
+    return records, derived
+
+
+def write_manifest(folder: Path, records: Mapping[str, str], derived: Mapping[str, str]) -> None:
+    """Replace the manifest, whole or not at all."""
+    value = {
+        "schema_version": SCHEMA_VERSION,
+        "store_version": STORE_VERSION,
+        "fingerprint": fingerprint_of(records),
+        "records": records,
+        "derived": derived,
+    }
+    write_atomic(folder / NAME, json.dumps(value, indent=1, sort_keys=True) + "\n")
+
+
+def fingerprint_of(records: Mapping[str, str]) -> str:
+    """sha256 over the names and hashes of all records."""
+    return sha256_of(json.dumps(sorted(records.items())).encode())
+
+
+def damaged(path: Path, detail: str) -> InputError:
+    """The error for a store that cannot be trusted."""
+    return InputError(
+        "CR0411",
+        f"the task store is damaged: {detail}.",
+        where=str(path),
+        fix="copy it again, or build it into a new folder: composer-rl tasks build SOURCE --out NEW_DIR",
+    )
+
+
+def _of_another_version(path: Path, version: Any) -> InputError:
+    return InputError(
+        "CR0411",
+        f"the task store is of version {version}, this program reads version {STORE_VERSION}.",
+        where=str(path),
+        fix="build it again into a new folder: composer-rl tasks build SOURCE --out NEW_DIR",
+    )

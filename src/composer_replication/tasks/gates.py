@@ -286,11 +286,11 @@ def check_tests(subject: Subject, bench: Bench) -> None:
 def _check_split(subject: Subject, bench: Bench) -> None:
     original = bench.original
     trials = [
-        Trial(subject.golden(original, "rollout"), subject.visible),
+        Trial(subject.golden(original, "rollout"), subject.visible, is_golden=True),
         Trial(subject.broken(original, "rollout"), subject.visible),
     ]
     if subject.hidden:
-        trials.append(Trial(subject.golden(original, "hidden"), subject.hidden))
+        trials.append(Trial(subject.golden(original, "hidden"), subject.hidden, is_golden=True))
     visible, broken, *hidden = bench.run_all(trials)
     _check_golden(subject, visible, hidden[0] if hidden else None)
     if _all_passed(broken, subject.visible):

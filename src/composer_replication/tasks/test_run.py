@@ -26,6 +26,7 @@ from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.intake.sources import inner_table
 from composer_replication.tasks.test_functions import Place
 
+_TOO_LONG = "the tests ran longer than"
 NOTHING_COLLECTED = "nothing was collected"
 _RECORD_BYTES = 64 * 1024**2
 _ENV = {
@@ -65,6 +66,10 @@ class TestReport:
     places: Mapping[str, Place] = field(default_factory=dict)
     collect_errors: Mapping[str, str] = field(default_factory=dict)
     contexts: Contexts = field(default_factory=dict)
+
+    @property
+    def ran_out_of_time(self) -> bool:
+        return self.error.startswith(_TOO_LONG)
 
     @property
     def passed(self) -> frozenset[str]:
@@ -217,7 +222,7 @@ def judge(
     """Turn what came out of the sandbox into a report; anything out of order is an error."""
     records, problem = _records(result.stdout, nonce)
     if result.timed_out:
-        problem = f"the tests ran longer than {timeout_seconds:g} s"
+        problem = f"{_TOO_LONG} {timeout_seconds:g} s"
     elif result.out_of_memory:
         problem = "the tests used more memory than allowed"
     elif result.truncated and not problem:

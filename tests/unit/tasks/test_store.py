@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import json
 from collections.abc import Callable
 from pathlib import Path
 

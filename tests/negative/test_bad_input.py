@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from composer_replication.run_folder import RunFolder
+from composer_replication.tasks.blobs import find_blob
 from composer_replication.tasks.store import TaskStore
 
 Command = Callable[..., Any]
@@ -214,8 +215,11 @@ def test_a_damaged_store(command: Command, store: Path, tmp_path: Path) -> None:
     damaged = tmp_path / "store"
     shutil.copytree(store, damaged)
     opened = TaskStore.open(damaged)
-    digest = opened.record(opened.task_ids()[0]).broken_sha256
-    flip_a_byte(damaged / "objects" / digest[:2] / digest)
+    task = opened.tasks()[0]
+    digest = opened.repository(opened.record(task.task_id).repository_record).files[task.path]
+    blob = find_blob(damaged / "objects", digest)
+    assert blob is not None
+    flip_a_byte(blob)
     task_id = opened.task_ids()[0]
     for words in (
         ("tasks", "show", damaged, task_id),

@@ -73,7 +73,7 @@ def builds(command: Command, tmp_path: Path) -> Callable[..., TaskStore]:
     """Builds one task of a project, which must work; gives the store."""
 
     def build(source: object, pin: str = PIN, out: str = "out") -> TaskStore:
-        answer = command("tasks", "build", source, "--out", tmp_path / out, "--symbol", pin, fails=False)
+        answer = command("tasks", "build", "--visible-only", source, "--out", tmp_path / out, "--symbol", pin, fails=False)
         assert answer.exit_code == 0, answer.err
         assert json.loads(answer.out)["tasks"] == 1
         store = TaskStore.open(tmp_path / out)
@@ -88,7 +88,7 @@ def refused(command: Command, tmp_path: Path) -> Callable[..., str]:
     """A build that must be refused, with exit code 4; gives the message."""
 
     def build(source: object, code: str) -> str:
-        answer = command("tasks", "build", source, "--out", tmp_path / "out")
+        answer = command("tasks", "build", "--visible-only", source, "--out", tmp_path / "out")
         assert (answer.exit_code, answer.error["code"]) == (4, code), answer.err
         assert not list((tmp_path / "out").glob("tasks/*.json"))
         return str(answer.error["message"])
@@ -116,7 +116,7 @@ def test_good_tasks_stay_usable(
     fingerprint, before = store.fingerprint, store.tasks()
     bad = make(changes)
     words = [bad] if code == "CR0425" else [TINY, bad]
-    answer = command("tasks", "build", *words, "--out", tmp_path / "out")
+    answer = command("tasks", "build", "--visible-only", *words, "--out", tmp_path / "out")
     assert answer.error["code"] == code
     after = TaskStore.open(tmp_path / "out")
     after.verify()
@@ -128,7 +128,7 @@ def test_good_tasks_stay_usable(
 def test_a_bad_repository_beside_a_good_one_is_counted(command: Command, make: Make, tmp_path: Path) -> None:
     bad = make({"tests/test_planted.py": "def test_it():\n    assert False\n"})
     words = ("--out", tmp_path / "out", "--max-tasks", 1)
-    answer = command("tasks", "build", TINY, bad, *words, fails=False)
+    answer = command("tasks", "build", "--visible-only", TINY, bad, *words, fails=False)
     result = json.loads(answer.out)
     assert (answer.exit_code, result["tasks"], result["rejected"]["red-baseline"]) == (0, 1, 1)
 
@@ -314,7 +314,7 @@ def test_odd_files_beside_good_ones(make: Make, builds: Callable[..., TaskStore]
 
 
 def test_odd_files_when_candidates_are_drawn(command: Command, make: Make, tmp_path: Path) -> None:
-    answer = command("tasks", "build", make(ODD), "--out", tmp_path / "out", "--max-tasks", 1, fails=False)
+    answer = command("tasks", "build", "--visible-only", make(ODD), "--out", tmp_path / "out", "--max-tasks", 1, fails=False)
     assert (answer.exit_code, json.loads(answer.out)["tasks"]) == (0, 1), answer.err
 
 
@@ -350,7 +350,7 @@ def test_a_repository_of_a_hundred_thousand_lines(command: Command, make: Make, 
     assert sum(text.count("\n") for text in modules.values()) == 100_000
     tests = "from planted import m3, m4\n\n\ndef test_a():\n    assert m3.f3_1(1) == -1\n\n\ndef test_b():\n    assert m4.f4_2(1) == -1\n"
     root = make({"planted.py": None, "planted/__init__.py": "", "tests/test_planted.py": tests, **modules})
-    answer = command("tasks", "build", root, "--out", tmp_path / "out", "--max-tasks", 1, fails=False)
+    answer = command("tasks", "build", "--visible-only", root, "--out", tmp_path / "out", "--max-tasks", 1, fails=False)
     assert (answer.exit_code, json.loads(answer.out)["tasks"]) == (0, 1), answer.err
 
 
@@ -542,7 +542,7 @@ def test_git_addresses(
         (f"git+http://localhost/{root}", "CR0402", 4),
         ("git+ext::sh -c true", "CR0402", 4),
     ):
-        answer = command("tasks", "build", source, "--out", tmp_path / "none")
+        answer = command("tasks", "build", "--visible-only", source, "--out", tmp_path / "none")
         assert (answer.exit_code, answer.error["code"]) == (exit_code, code)
         assert not (tmp_path / "none").exists()
 
@@ -561,7 +561,7 @@ def test_a_full_disk_leaves_the_tasks_of_before(builds: Callable[..., TaskStore]
     one, two = "tinymath/text.py::initials", "tinymath/numbers.py::clamp"
     store = builds(TINY, one)
     fingerprint = store.fingerprint
-    words = ("tasks", "build", TINY, "--out", tmp_path / "out", f"--symbol={one}", f"--symbol={two}")
+    words = ("tasks", "build", "--visible-only", TINY, "--out", tmp_path / "out", f"--symbol={one}", f"--symbol={two}")
     full = start(*words, most_bytes=400)
     out, err = full.communicate(timeout=110)
     assert (full.returncode, json.loads(out)["error"]["code"]) == (3, "CR0104"), err
@@ -577,7 +577,7 @@ def test_a_full_disk_leaves_the_tasks_of_before(builds: Callable[..., TaskStore]
 
 def test_two_builds_into_one_folder_at_once(make: Make, tmp_path: Path) -> None:
     """One of them may be told that the folder is in use; never are there two halves."""
-    words = ("tasks", "build", make(), "--out", tmp_path / "out", "--symbol", PIN)
+    words = ("tasks", "build", "--visible-only", make(), "--out", tmp_path / "out", "--symbol", PIN)
     both = [start(*words), start(*words)]
     answers = [(process.communicate(timeout=110), process.returncode) for process in both]
     for (out, err), code in answers:

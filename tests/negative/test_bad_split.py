@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from composer_replication.cli.stored_split import split_items
+from composer_replication.records import Edit
 from composer_replication.run_folder import write_json
 from composer_replication.safety import HeldoutSplit
 from composer_replication.tasks.store import TaskStore
@@ -59,8 +60,10 @@ def test_a_split_that_is_not_there(command: Command, recipe: Path, own_store: Ta
 def test_a_split_whose_tasks_changed(command: Command, recipe: Path, own_store: TaskStore) -> None:
     keep(own_store, own_store.root / "split.json", 0)
     name = own_store.task_ids()[1]
-    changed = replace(own_store.secret(name), golden_body="\n    return sorted(values)")
-    own_store.put_task(own_store.record(name), changed)
+    record = own_store.record(name)
+    (edit,) = record.edits
+    changed = replace(record, edits=(replace(edit, text=f"{edit.text} from None"),))
+    own_store.put_task(changed, own_store.secret(name))
     answer = train(command, recipe)
     assert (answer.exit_code, answer.error["code"]) == (4, "CR0506")
     assert answer.error["message"] == f"1 task(s) are changed since the split was made, {name} first."
@@ -70,8 +73,18 @@ def test_train_and_held_out_tasks_that_are_near_copies(
     command: Command, recipe: Path, own_store: TaskStore
 ) -> None:
     body = "\n    low = min(values, key=rank)\n    high = max(values, key=rank)\n    return scale(low, high, count=2)"
-    for name, text in zip(own_store.task_ids(), (body, body.replace("low", "least")), strict=True):
-        own_store.put_task(own_store.record(name), replace(own_store.secret(name), golden_body=text))
+    text = ""
+    for name, own in zip(own_store.task_ids(), (body, body.replace("low", "least")), strict=True):
+        text += f"def {'first' if not text else 'second'}(values, rank):"
+        record = own_store.record(name)
+        marker = "\n    raise NotImplementedError"
+        edits = (Edit("tinymath/copies.py", len(text), len(text + own), marker),)
+        own_store.put_task(replace(record, path="tinymath/copies.py", edits=edits), own_store.secret(name))
+        text += f"{own}\n\n\n"
+    slug = own_store.record(own_store.task_ids()[0]).repository_record
+    repository = own_store.repository(slug)
+    files = {**repository.files, "tinymath/copies.py": own_store.put_blob(text.encode())}
+    own_store.put_repository(slug, replace(repository, files=files))
     answer = train(command, recipe, "--set", "heldout.fraction=0.5")
     assert (answer.exit_code, answer.error["code"]) == (2, "CR0503")
     assert "all belong together" in answer.error["message"]

@@ -148,7 +148,16 @@ def test_a_reader_that_has_gone(store: Path) -> None:
 
 
 def test_a_full_disk_while_tasks_are_built(store: Path, tmp_path: Path) -> None:
-    words = ["tasks", "build", str(TINY), "--out", str(tmp_path / "out"), "--quiet", "--json", "--visible-only"]
+    words = [
+        "tasks",
+        "build",
+        str(TINY),
+        "--out",
+        str(tmp_path / "out"),
+        "--quiet",
+        "--json",
+        "--visible-only",
+    ]
     words += [f"--symbol={pin}" for pin in ("tinymath/numbers.py::clamp", "tinymath/text.py::initials")]
 
     def build(most_bytes: int) -> subprocess.CompletedProcess[str]:

@@ -73,7 +73,9 @@ def builds(command: Command, tmp_path: Path) -> Callable[..., TaskStore]:
     """Builds one task of a project, which must work; gives the store."""
 
     def build(source: object, pin: str = PIN, out: str = "out") -> TaskStore:
-        answer = command("tasks", "build", "--visible-only", source, "--out", tmp_path / out, "--symbol", pin, fails=False)
+        answer = command(
+            "tasks", "build", "--visible-only", source, "--out", tmp_path / out, "--symbol", pin, fails=False
+        )
         assert answer.exit_code == 0, answer.err
         assert json.loads(answer.out)["tasks"] == 1
         store = TaskStore.open(tmp_path / out)
@@ -314,7 +316,17 @@ def test_odd_files_beside_good_ones(make: Make, builds: Callable[..., TaskStore]
 
 
 def test_odd_files_when_candidates_are_drawn(command: Command, make: Make, tmp_path: Path) -> None:
-    answer = command("tasks", "build", "--visible-only", make(ODD), "--out", tmp_path / "out", "--max-tasks", 1, fails=False)
+    answer = command(
+        "tasks",
+        "build",
+        "--visible-only",
+        make(ODD),
+        "--out",
+        tmp_path / "out",
+        "--max-tasks",
+        1,
+        fails=False,
+    )
     assert (answer.exit_code, json.loads(answer.out)["tasks"]) == (0, 1), answer.err
 
 
@@ -350,7 +362,9 @@ def test_a_repository_of_a_hundred_thousand_lines(command: Command, make: Make, 
     assert sum(text.count("\n") for text in modules.values()) == 100_000
     tests = "from planted import m3, m4\n\n\ndef test_a():\n    assert m3.f3_1(1) == -1\n\n\ndef test_b():\n    assert m4.f4_2(1) == -1\n"
     root = make({"planted.py": None, "planted/__init__.py": "", "tests/test_planted.py": tests, **modules})
-    answer = command("tasks", "build", "--visible-only", root, "--out", tmp_path / "out", "--max-tasks", 1, fails=False)
+    answer = command(
+        "tasks", "build", "--visible-only", root, "--out", tmp_path / "out", "--max-tasks", 1, fails=False
+    )
     assert (answer.exit_code, json.loads(answer.out)["tasks"]) == (0, 1), answer.err
 
 
@@ -562,7 +576,16 @@ def test_a_full_disk_leaves_the_tasks_of_before(builds: Callable[..., TaskStore]
     one, two = "tinymath/text.py::initials", "tinymath/numbers.py::clamp"
     store = builds(TINY, one)
     fingerprint = store.fingerprint
-    words = ("tasks", "build", "--visible-only", TINY, "--out", tmp_path / "out", f"--symbol={one}", f"--symbol={two}")
+    words = (
+        "tasks",
+        "build",
+        "--visible-only",
+        TINY,
+        "--out",
+        tmp_path / "out",
+        f"--symbol={one}",
+        f"--symbol={two}",
+    )
     full = start(*words, most_bytes=400)
     out, err = full.communicate(timeout=110)
     assert (full.returncode, json.loads(out)["error"]["code"]) == (3, "CR0104"), err

@@ -33,7 +33,7 @@ def parse(*words: str) -> argparse.Namespace:
     common.add_argument("--quiet", action="store_true")
     parser = argparse.ArgumentParser()
     tasks_verb.add_parser(parser.add_subparsers(), common)
-    return parser.parse_args(["tasks", "build", str(TINY), "--quiet", "--no-twins", *words])
+    return parser.parse_args(["tasks", "build", str(TINY), "--quiet", "--visible-only", *words])
 
 
 @pytest.fixture

@@ -220,7 +220,11 @@ def test_sides_that_were_parted_by_hand_are_compared_in_full(store: TaskStore, t
     for record, (start, end) in spans.items():
         edits = (Edit("tinymath/copies.py", start, end, ""),)
         store.put_task(replace(record, edits=edits), store.secret(record.task_id))
-    rows = {row["task_id"]: row for side in ("train", "heldout") for row in drawn(store, fraction=0.25).state_dict()[side]}
+    rows = {
+        row["task_id"]: row
+        for side in ("train", "heldout")
+        for row in drawn(store, fraction=0.25).state_dict()[side]
+    }
     train, heldout = [one.task_id, *store.task_ids()[2:]], [other.task_id]
     by_id = HeldoutSplit.from_state_dict(_parted(rows, train, heldout))
     write_json(tmp_path / "mine.json", by_id.state_dict())

@@ -40,7 +40,7 @@ def load(dotted: str) -> Any:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("sets") / "tasks"
-    result, _, _ = call("build", str(TINY), "--out", str(out), "--quiet", "--no-twins", f"--symbol={PIN}")
+    result, _, _ = call("build", str(TINY), "--out", str(out), "--quiet", "--visible-only", f"--symbol={PIN}")
     assert result["parquet"] is has_pyarrow()
     return out
 
@@ -89,7 +89,7 @@ def test_without_pyarrow_a_build_says_so_and_is_whole(
 ) -> None:
     monkeypatch.setattr("composer_replication.tasks.build.has_pyarrow", lambda: False)
     out = tmp_path / "tasks"
-    result, code, _ = call("build", str(TINY), "--out", str(out), "--no-twins", f"--symbol={PIN}")
+    result, code, _ = call("build", str(TINY), "--out", str(out), "--visible-only", f"--symbol={PIN}")
     assert (code, result["tasks"], result["parquet"]) == (0, 1, False)
     assert (
         "No Parquet files: they need pip install 'composer-replication[parquet]'" in capsys.readouterr().err

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import TYPE_CHECKING
 
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.running import bench as bench_module
 from composer_replication.tasks.running.bench import Bench, Trial
+
+if TYPE_CHECKING:
+    import pytest
 
 FILES = {"test_slow.py": b"import time\n\n\ndef test_slow():\n    time.sleep(1.5)\n"}
 

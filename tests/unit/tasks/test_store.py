@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 

@@ -73,6 +73,10 @@ def validate_store(
         SandboxFailure: the sandbox broke; nothing is said about any task.
     """
     store = TaskStore.open(path, backend=backend)
+    for (
+        name
+    ) in store.derived:  # said at once; what is in them is compared when the tasks are known to be whole
+        store.read_derived(name)
     task_ids = store.task_ids()
     failed: list[ValidationFailure] = []
     with ThreadPoolExecutor(max(1, jobs), thread_name_prefix="tasks-validate") as pool:

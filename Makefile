@@ -27,7 +27,7 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[quickstart,dev]'
 	$(BIN)/python -m compileall -q src
-	$(BIN)/python -c "from composer_replication.tasks.environment import prefetch_toolchain; prefetch_toolchain()"
+	$(BIN)/python -c "from composer_replication.tasks.intake.environment import prefetch_toolchain; prefetch_toolchain()"
 	@touch $@
 
 quickstart: setup

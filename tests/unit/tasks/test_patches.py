@@ -20,7 +20,7 @@ NAMES = st.sampled_from(
         "trail ",
         "pkg/mod.py",
         "pkg/ünïcode ✓.txt",
-        'pkg/quo"te.py',
+        'pkg/na"me.py',
         "back\\slash.py",
         "tab\there.py",
         "x b/x.py",

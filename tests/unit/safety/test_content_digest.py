@@ -138,7 +138,9 @@ def test_the_kind_of_a_file_decides_even_when_its_text_was_seen_before() -> None
 
 
 def test_what_has_no_text_has_no_hash() -> None:
-    task = Task("id", "a==1", "f", "function", "body", Hole("a.py", 0, 1), TestSplit((), (), ()), "env", 1)
+    task = Task(
+        "id", "a==1", "f", "function", "body", "a.py", (Hole("a.py", 0, 1),), TestSplit((), (), ()), "env", 1
+    )
     assert digest(task) is None
     assert digest(SimpleNamespace(tests={"a.py": "x"})) is None
     assert digest(SimpleNamespace(broken_tree={"a.py": " # only\n"}, golden="")) is None

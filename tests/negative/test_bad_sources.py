@@ -198,7 +198,8 @@ def test_a_package_that_can_do_without_its_compiled_part(
     make: Make, builds: Callable[..., TaskStore]
 ) -> None:
     faster = "try:\n    from planted_fast import double\nexcept ImportError:\n    pass\n"
-    builds(make({"setup.py": COMPILED, "planted.py": MODULE + "\n\n" + faster}))
+    store = builds(make({"setup.py": COMPILED, "planted.py": MODULE + "\n\n" + faster}))
+    assert [task.path for task in store.tasks()] == ["planted.py"]
 
 
 @pytest.mark.parametrize(
@@ -350,7 +351,8 @@ def test_metadata_of_another_shape(make: Make, builds: Callable[..., TaskStore],
 
 def test_a_setup_py_that_no_parser_can_take(make: Make, builds: Callable[..., TaskStore]) -> None:
     deep = "install_requires=" + "[" * 5000 + "]" * 5000
-    builds(make({"setup.py": f"from setuptools import setup\nsetup({deep})\n"}))
+    store = builds(make({"setup.py": f"from setuptools import setup\nsetup({deep})\n"}))
+    assert [task.path for task in store.tasks()] == ["planted.py"]
 
 
 @pytest.mark.slow

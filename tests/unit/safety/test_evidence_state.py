@@ -226,4 +226,6 @@ def fired(state: dict[str, Any], fired_at: int) -> dict[str, Any]:
 def test_the_damage_above_is_what_is_refused() -> None:
     source = make()
     source.update(1, [(0.5, 0.5)], [0.0])
-    make().load_state_dict(fired(source.state_dict(), 1))
+    whole, other = fired(source.state_dict(), 1), make()
+    other.load_state_dict(whole)  # without the damage it is taken
+    assert other.state_dict() == whole

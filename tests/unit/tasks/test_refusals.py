@@ -9,6 +9,7 @@ import pytest
 import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
+from packaging.requirements import Requirement
 
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.intake.licence_claims import read_claims
@@ -116,6 +117,7 @@ def tables(draw: Any) -> dict[str, Any]:
 @given(tables())
 def test_metadata_of_any_shape_is_read(table: dict[str, Any]) -> None:
     found = source("x.py", pyproject_toml=tomli_w.dumps(table).encode())
-    read_requirements(found)
-    read_claims(found.metadata)
-    compiled_parts(found)
+    wanted = read_requirements(found)
+    assert all(isinstance(one, Requirement) for one in wanted.required.values())
+    assert all(isinstance(spdx, str) for claim in read_claims(found.metadata) for spdx in claim)
+    assert compiled_parts(found) in ("", "pyproject.toml")

@@ -21,8 +21,10 @@ def clamp(tiny_store: TaskStore) -> Task:
 
 
 def test_a_clean_task_passes(tiny_store: TaskStore) -> None:
-    for task in tiny_store.tasks():
-        check_secrecy(tiny_store, task)
+    tasks = tiny_store.tasks()
+    assert [secrecy.leaks_in_tree(tiny_store, task) for task in tasks] == [[]] * len(tasks)
+    for task in tasks:
+        check_secrecy(tiny_store, task)  # raises nothing
 
 
 @pytest.mark.parametrize("is_encoded", [False, True])

@@ -12,9 +12,11 @@ from composer_replication.safety.checked_numbers import integer
 from composer_replication.safety.evidence_guard import EvidenceGuard
 from composer_replication.safety.evidence_status import EvidenceStatus, verdict_of
 from composer_replication.safety.heldout_guard import HeldOutGuard, TripwireStatus
+from composer_replication.safety.saved_state import opened_state
 
 STATE_VERSION = 1
 STATE_KIND = "CombinedGuard"
+_STATE_KEYS = {"heldout", "evidence", "fired_at", "first_reason"}
 _LATCHED = "latched: "
 
 
@@ -184,7 +186,7 @@ class CombinedGuard:
         Raises:
             ValueError: not a state of this class, or either guard refuses its part; nothing changed.
         """
-        _check_kind(state)
+        opened_state(state, kind=STATE_KIND, version=STATE_VERSION, keys=_STATE_KEYS)
         before = self.heldout.state_dict(), self.evidence.state_dict()
         try:
             self.heldout.load_state_dict(state["heldout"])
@@ -224,16 +226,3 @@ class CombinedGuard:
             evidence=evidence,
             insufficient_data=evidence.insufficient_data or num_updates < self.heldout.min_steps,
         )
-
-
-def _check_kind(state: object) -> None:
-    if not isinstance(state, Mapping):
-        raise ValueError(f"the state must be a mapping, got {type(state).__name__}")
-    version, kind = state.get("version"), state.get("kind")
-    if type(version) is not int or version != STATE_VERSION or kind != STATE_KIND:
-        raise ValueError(
-            f"the state is version {version!r} of {kind!r}; "
-            f"only version {STATE_VERSION} of {STATE_KIND!r} can be loaded"
-        )
-    if set(state) != {"version", "kind", "heldout", "evidence", "fired_at", "first_reason"}:
-        raise ValueError(f"the state has other keys than a {STATE_KIND} state: {sorted(map(str, state))}")

@@ -12,6 +12,7 @@ from typing import Any
 
 from composer_replication.safety.betting import BETS, BOUND_BETS, BOUND_GRID
 from composer_replication.safety.checked_numbers import integer
+from composer_replication.safety.saved_state import opened_state
 
 STATE_VERSION = 1
 STATE_KIND = "EvidenceGuard"
@@ -99,16 +100,9 @@ def parse_state(state: object, config: Mapping[str, Any]) -> EvidenceMemory:
     Raises:
         ValueError: another version, kind or setting (named), or not a whole state.
     """
-    if not isinstance(state, Mapping):
-        raise ValueError(f"the state must be a mapping, got {type(state).__name__}")
-    version, kind = state.get("version"), state.get("kind")
-    if type(version) is not int or version != STATE_VERSION or kind != STATE_KIND:
-        raise ValueError(
-            f"the state is version {version!r} of {kind!r}; "
-            f"only version {STATE_VERSION} of {STATE_KIND!r} can be loaded"
-        )
-    if set(state) != {"version", "kind", "config", "config_sha256", "memory"}:
-        raise ValueError(f"the state has other keys than a {STATE_KIND} state: {sorted(map(str, state))}")
+    state = opened_state(
+        state, kind=STATE_KIND, version=STATE_VERSION, keys={"config", "config_sha256", "memory"}
+    )
     stored, own = state["config"], {name: exact(value) for name, value in config.items()}
     if not isinstance(stored, Mapping):
         raise ValueError("the state's config must be a mapping")

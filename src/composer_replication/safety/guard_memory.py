@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from composer_replication.safety.checked_numbers import clamped, finite, integer
+from composer_replication.safety.saved_state import opened_state
 
 STATE_VERSION = 1
 STATE_KIND = "HeldOutGuard"
@@ -41,16 +42,7 @@ class GuardMemory:
 
 def parse_state(state: object) -> tuple[dict[str, Any], GuardMemory]:
     """Settings and memory of a stored state; a ValueError says what is wrong with it."""
-    if not isinstance(state, Mapping):
-        raise ValueError(f"the state must be a mapping, got {type(state).__name__}")
-    version, kind = state.get("version"), state.get("kind")
-    if type(version) is not int or version != STATE_VERSION or kind != STATE_KIND:
-        raise ValueError(
-            f"the state is version {version!r} of {kind!r}; "
-            f"only version {STATE_VERSION} of {STATE_KIND!r} can be loaded"
-        )
-    if set(state) != {"version", "kind", "config", "memory"}:
-        raise ValueError(f"the state has other keys than a {STATE_KIND} state: {sorted(map(str, state))}")
+    state = opened_state(state, kind=STATE_KIND, version=STATE_VERSION, keys={"config", "memory"})
     config = _section(state, "config", CONFIG_FIELDS)
     memory = _section(state, "memory", tuple(field.name for field in fields(GuardMemory)))
     parsed = _parse_memory(memory)

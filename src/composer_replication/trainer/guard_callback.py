@@ -26,7 +26,6 @@ from composer_replication.trainer.guard_fold import (
     log_row,
     reading_fields,
     refuse_foreign_split,
-    score_of,
     updated,
     verdict_row,
 )
@@ -178,13 +177,8 @@ class HeldOutGuardCallback(TrainerCallback):
         status, reading = folded
         self._last_round_idx = step
         self._say_once_that_kl_is_off(status)
-        row = {**log_row(status), "killswitch/eval_seconds": time.monotonic() - start}
-        if reading is not None:
-            row["heldout/score"] = score_of(reading)
-        if kl is not None:
-            row["killswitch/kl_to_init"] = kl
-        if isinstance(reading, HeldoutReading):
-            row |= reading_fields(reading)
+        seconds = time.monotonic() - start
+        row = {**log_row(status), "killswitch/eval_seconds": seconds, **reading_fields(reading, kl)}
         self._write(args, state, logs, row, status, reading)
         if status.fire:
             self._act_on(status, step, control)

@@ -42,12 +42,15 @@ def log_row(status: GuardStatus) -> dict[str, float]:
     return row
 
 
-def reading_fields(reading: HeldoutReading) -> dict[str, float]:
-    """What an evaluation measured beside its score."""
-    fields: dict[str, float] = {
-        "heldout/evaluation_idx": reading.evaluation_idx,
-        "heldout/infrastructure_failures": reading.infrastructure_failures,
-    }
+def reading_fields(reading: float | HeldoutReading | None, kl: float | None) -> dict[str, float]:
+    """What was measured: the score (none where the evaluation gave up), the KL, and what else it knows."""
+    fields: dict[str, float] = {} if reading is None else {"heldout/score": score_of(reading)}
+    if kl is not None:
+        fields["killswitch/kl_to_init"] = kl
+    if not isinstance(reading, HeldoutReading):
+        return fields
+    fields["heldout/evaluation_idx"] = reading.evaluation_idx
+    fields["heldout/infrastructure_failures"] = reading.infrastructure_failures
     if reading.pairs:
         fields["heldout/visible"] = sum(visible for visible, _ in reading.pairs) / len(reading.pairs)
         fields["heldout/hidden"] = sum(hidden for _, hidden in reading.pairs) / len(reading.pairs)

@@ -22,7 +22,6 @@ from composer_replication.trainer.guard_fold import (
     log_row,
     reading_fields,
     refuse_foreign_split,
-    score_of,
     updated,
     verdict_row,
 )
@@ -189,13 +188,8 @@ class GuardHook(RunLines):
             "killswitch/round_idx": round_idx,
             "killswitch/eval_seconds": seconds,
             "killswitch/eval_seconds_share": self._eval_seconds_share(),
+            **reading_fields(reading, kl),
         }
-        if reading is not None:
-            fields["heldout/score"] = score_of(reading)
-        if kl is not None:
-            fields["killswitch/kl_to_init"] = kl
-        if isinstance(reading, HeldoutReading):
-            fields |= reading_fields(reading)
         if status.fire:
             fields["halted"] = True
         self._run_log.note(fields)

@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
+from typing import Literal
 
 from composer_replication.errors import InputError, MissingError
 from composer_replication.sandbox.process_folder import process_folder
@@ -21,6 +22,7 @@ from composer_replication.tasks.views import write_files
 CONTEXT_LINES = 3
 """As git has it; readers of SWE-bench patches expect no other."""
 APPLY_SECONDS = 120
+_Opcode = tuple[Literal["replace", "delete", "insert", "equal"], int, int, int, int]
 _MODE = "100644"
 _NO_NEWLINE = b"\\ No newline at end of file\n"
 _PLAIN_NAME = re.compile(r"[^\x00-\x1f\x7f\"\\]+")
@@ -110,7 +112,7 @@ def _lines(data: bytes) -> list[bytes]:
 
 
 def _hunks(old: Sequence[bytes], new: Sequence[bytes]) -> Iterator[bytes]:
-    for group in _groups(old, new):
+    for group in _Matcher(old, new).get_grouped_opcodes(CONTEXT_LINES):
         a, b = group[0][1], group[0][3]
         yield f"@@ -{_range(a, group[-1][2])} +{_range(b, group[-1][4])} @@\n".encode()
         for tag, first, last, other_first, other_last in group:
@@ -121,20 +123,28 @@ def _hunks(old: Sequence[bytes], new: Sequence[bytes]) -> Iterator[bytes]:
             yield from (_line(b"+", line) for line in new[other_first:other_last])
 
 
-def _groups(old: Sequence[bytes], new: Sequence[bytes]) -> Iterator[list[tuple[str, int, int, int, int]]]:
-    """Opcodes in groups with context. What is equal at both ends is cut off first: matching is quadratic."""
-    head = _num_equal(old, new)
-    tail = _num_equal(old[head:][::-1], new[head:][::-1])
-    head_kept, tail_kept = min(head, CONTEXT_LINES), min(tail, CONTEXT_LINES)
-    skip = head - head_kept
-    matcher = difflib.SequenceMatcher(
-        None,
-        old[skip : len(old) - tail + tail_kept],
-        new[skip : len(new) - tail + tail_kept],
-        autojunk=False,
-    )
-    for group in matcher.get_grouped_opcodes(CONTEXT_LINES):
-        yield [(tag, a + skip, b + skip, c + skip, d + skip) for tag, a, b, c, d in group]
+class _Matcher(difflib.SequenceMatcher[bytes]):
+    """Matches what lies between the lines that are equal at both ends, and adds those.
+
+    Matching is quadratic, so the ends are cut off first. They are never left to the matcher: it may pair
+    the last lines with earlier ones, and ``git apply`` takes a hunk without context after it for the
+    end of the file.
+    """
+
+    def __init__(self, old: Sequence[bytes], new: Sequence[bytes]) -> None:
+        self._head = _num_equal(old, new)
+        self._tail = _num_equal(old[self._head :][::-1], new[self._head :][::-1])
+        self._ends = len(old), len(new)
+        middle, other_middle = (lines[self._head : len(lines) - self._tail] for lines in (old, new))
+        super().__init__(None, middle, other_middle, autojunk=False)
+
+    def get_opcodes(self) -> list[_Opcode]:
+        head, tail, (old_end, new_end) = self._head, self._tail, self._ends
+        found: list[_Opcode] = [("equal", 0, head, 0, head)] if head else []
+        found += [(tag, a + head, b + head, c + head, d + head) for tag, a, b, c, d in super().get_opcodes()]
+        if tail:
+            found.append(("equal", old_end - tail, old_end, new_end - tail, new_end))
+        return found
 
 
 def _num_equal(one: Sequence[bytes], other: Sequence[bytes]) -> int:

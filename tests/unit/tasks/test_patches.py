@@ -68,6 +68,17 @@ def test_small_changes_of_large_files(tree: dict[str, bytes], data: st.DataObjec
     assert apply_patch(old, make_patch(old, new)) == new
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_block_cut_out_of_repeating_lines_comes_back(data: st.DataObject) -> None:
+    """Many equal lines around the gap: the end of a hunk must not be paired with earlier lines."""
+    repeating = st.sampled_from([b"\n", b"\n", b"class A:\n", b"    x\n", b"    return 1\n"])
+    before, cut, after = (data.draw(st.lists(repeating, max_size=12)) for _ in range(3))
+    stub = data.draw(st.lists(repeating, max_size=2))
+    broken, whole = ({"f.py": b"".join(before + middle + after)} for middle in (stub, cut))
+    assert apply_patch(broken, make_patch(broken, whole)) == whole
+
+
 def test_the_text_is_the_one_that_git_writes(tmp_path: Path) -> None:
     """Written down by hand: hunk ranges, headers, the tab after a name with a space."""
     old = {"a b.py": b"1\n2\n3\n4\n5\n6\n7\n8\n", "gone": b"x", "same": b"s\n"}

@@ -16,6 +16,7 @@ Two more follow once the task is written (``secrecy``): leak and instruction-lea
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -264,10 +265,13 @@ def check_hidden_out(subject: Subject, repository: RepositoryRecord, original: M
     """
     shown = subject.broken(original, "rollout")
     places = {repository.places[test] for test in subject.hidden if test in repository.places}
-    for path, name in {(path, name) for path, _, name in places}:
-        before = count_functions(original[path].decode("utf-8", "replace"))[name]
-        after = count_functions(shown.get(path, b"").decode("utf-8", "replace"))[name]
-        if after > before - sum((path, name) == (other, same) for other, _, same in places):
+    hidden = Counter((path, name) for path, _, name in places)
+    for path in sorted({path for path, _ in hidden}):
+        before = count_functions(original[path].decode("utf-8", "replace"))
+        after = count_functions(shown.get(path, b"").decode("utf-8", "replace"))
+        if any(
+            after[name] > before[name] - count for (other, name), count in hidden.items() if other == path
+        ):
             raise GateFailed("hidden-shown", f"a hidden test still stands in {path}")
 
 

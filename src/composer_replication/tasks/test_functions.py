@@ -119,6 +119,7 @@ def function_texts(text: str) -> dict[tuple[int, str], str]:
     return found
 
 
+@lru_cache(maxsize=64)
 def count_functions(text: str) -> Counter[str]:
     """How often each name is given to a function where a test may stand; none in a file that does not parse."""
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -117,8 +118,7 @@ def test_good_tasks_stay_usable(
     store = builds(TINY, "tinymath/text.py::initials")
     fingerprint, before = store.fingerprint, store.tasks()
     bad = make(changes)
-    words = [bad] if code == "CR0425" else [TINY, bad]
-    answer = command("tasks", "build", "--visible-only", *words, "--out", tmp_path / "out")
+    answer = command("tasks", "build", "--visible-only", bad, "--out", tmp_path / "out")
     assert answer.error["code"] == code
     after = TaskStore.open(tmp_path / "out")
     after.verify()
@@ -133,6 +133,34 @@ def test_a_bad_repository_beside_a_good_one_is_counted(command: Command, make: M
     answer = command("tasks", "build", "--visible-only", TINY, bad, *words, fails=False)
     result = json.loads(answer.out)
     assert (answer.exit_code, result["tasks"], result["rejected"]["red-baseline"]) == (0, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [({"tests/test_planted.py": "# none\n"}, "CR0404"), ({"pyproject.toml": None}, "CR0403")],
+)
+def test_one_that_cannot_be_opened_beside_a_good_one_is_counted_and_named(
+    command: Command, make: Make, tmp_path: Path, changes: Mapping[str, str | None], code: str
+) -> None:
+    bad = make(changes)
+    words = ("--out", tmp_path / "out", "--max-tasks", 1, "--visible-only")
+    answer = command("tasks", "build", bad, TINY, *words, fails=False)
+    result = json.loads(answer.out)
+    assert (answer.exit_code, result["tasks"], result["rejected"][code]) == (0, 1, 1)
+    assert list(result["unusable"]) == [str(bad)]
+    assert result["unusable"][str(bad)].startswith(f"{code}: ")
+
+
+def test_tasks_of_a_source_that_cannot_be_opened_any_more_are_not_lost(
+    command: Command, make: Make, builds: Callable[..., TaskStore], tmp_path: Path
+) -> None:
+    source = make({})
+    before = builds(source).fingerprint
+    (source / "pyproject.toml").unlink()
+    answer = command("tasks", "build", "--visible-only", source, TINY, "--out", tmp_path / "out")
+    assert answer.error["code"] == "CR0425"
+    assert f"{source} cannot be used: CR0403" in answer.error["message"]
+    assert TaskStore.open(tmp_path / "out").fingerprint == before
 
 
 # --- suites that are red in the sandbox ----------------------------------------------------------
@@ -153,14 +181,28 @@ def listening() -> Any:
         yield server.getsockname()[1]
 
 
-@pytest.mark.parametrize("text", [NETWORK, DISPLAY, TKINTER])
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (NETWORK, r"test_network: (\w*Error|OSError)"),
+        (DISPLAY, r"test_display: KeyError: 'DISPLAY'"),
+        (TKINTER, r"test_planted\.py.*: \w*(\.TclError|Error)"),
+        ("def test_it():\n    assert 1 == 2, 'one is not two'\n", "test_it: AssertionError: one is not two"),
+    ],
+)
 def test_tests_that_need_what_a_sandbox_has_not(
-    make: Make, refused: Callable[..., str], listening: int, monkeypatch: pytest.MonkeyPatch, text: str
+    make: Make,
+    refused: Callable[..., str],
+    listening: int,
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    why: str,
 ) -> None:
     monkeypatch.setenv("DISPLAY", ":0")
     message = refused(make({"tests/test_planted.py": text.format(port=listening)}), "CR0419")
     assert "red-baseline 1" in message
-    assert "0 of 1 tests are green" in message
+    assert "0 of 1 tests are green; the first says: tests/test_planted.py" in message
+    assert re.search(why, message), message
 
 
 def test_a_few_such_tests_are_left_out(make: Make, builds: Callable[..., TaskStore], listening: int) -> None:

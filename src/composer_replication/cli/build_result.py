@@ -34,6 +34,7 @@ def finish_build(
         "bytes": summary.bytes,
         "fingerprint": summary.fingerprint,
         "flaky": {name: list(tests) for name, tests in summary.flaky.items()},
+        "unusable": dict(summary.unusable),
         "parquet": summary.has_parquet,
         **(more or {}),
     }
@@ -51,5 +52,6 @@ def render_build(result: dict[str, Any]) -> str:
     lines = [f"{result['tasks']} tasks of {result['candidates']} candidates in {result['seconds']:.0f} s"]
     lines += [f"  rejected {count:>5}  {reason}" for reason, count in result["rejected"].items()]
     lines += [f"  instructions {count:>5}  {what}" for what, count in result.get("instructions", {}).items()]
+    lines += [f"  not usable: {source}: {why}" for source, why in result["unusable"].items()]
     lines += flaky_lines(result["flaky"])
     return "\n".join([*lines, f"fingerprint {result['fingerprint']}"])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 from composer_replication.errors import UsageError
 
 
 def refuse_unwritable(path: Path) -> None:
-    """Look at ``path`` or its nearest parent that exists; nothing is made.
+    """Look at ``path`` or its nearest parent that exists; what is made there to try is gone at once.
 
     Raises:
         UsageError: a file stands in the way, or it may not be written (CR0209).
@@ -22,7 +23,11 @@ def refuse_unwritable(path: Path) -> None:
     elif not os.access(nearest, os.W_OK | os.X_OK):
         problem = f"{nearest} may not be written"
     else:
-        return
+        try:  # /proc says that it may be written
+            with tempfile.TemporaryFile(dir=nearest):
+                return
+        except OSError as error:
+            problem = f"{nearest}: {error.strerror or error}"
     raise UsageError(
         "CR0209",
         f"the output folder cannot be made or written: {problem}.",

@@ -154,6 +154,7 @@ def _export_set(args: argparse.Namespace) -> tuple[Result, int]:
     Raises:
         UsageError: an ID with a set format (CR0416), the file exists (CR0423) or cannot be
             written (CR0209).
+        NothingToDoError: the store is empty (CR0427).
         InputError: not a store, or damaged (CR0410, CR0411).
         MissingError: Parquet without pyarrow (CR0448).
     """
@@ -176,5 +177,7 @@ def _export_set(args: argparse.Namespace) -> tuple[Result, int]:
         )
     refuse_unwritable(args.out.absolute().parent)
     write = write_instances if args.format == "swebench" else write_instances_parquet
-    tasks = write(TaskStore.open(args.folder), args.out, with_golden=args.golden)
+    store = TaskStore.open(args.folder)
+    store.require_task_ids()
+    tasks = write(store, args.out, with_golden=args.golden)
     return {"tasks": tasks, "out": str(args.out.absolute()), "bytes": args.out.stat().st_size}, 0

@@ -199,14 +199,16 @@ def run_validate(args: argparse.Namespace) -> tuple[Result, int]:
     """Validate a store; exit code 4 when a task does not pass.
 
     Raises:
-        UsageError: ``--repeat`` below 1 (CR0416).
+        UsageError: ``--repeat`` or ``--jobs`` below 1 (CR0416).
+        NothingToDoError: the store is empty (CR0427).
         InputError: not a task store, or a damaged one (CR0410, CR0411).
     """
     from composer_replication.errors import UsageError
     from composer_replication.tasks.validate import validate_store
 
-    if args.repeat < 1:
-        raise UsageError("CR0416", f"--repeat {args.repeat} is below 1.", where="--repeat", fix="--repeat 3")
+    for flag, value in (("--repeat", args.repeat), ("--jobs", args.jobs)):
+        if value < 1:
+            raise UsageError("CR0416", f"{flag} {value} is below 1.", where=flag, fix=f"{flag} 3")
     with progress_bar(quiet=args.quiet) as report:
         summary = validate_store(
             args.folder, repeat=args.repeat, jobs=args.jobs, backend=args.backend, progress=report

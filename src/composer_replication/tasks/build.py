@@ -10,14 +10,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from composer_replication.errors import UsageError
+from composer_replication.errors import InputError, UsageError
 from composer_replication.run_folder import RunFolder
 from composer_replication.sandbox import runs_interrupted
 from composer_replication.tasks.build_summary import BuildSummary
 from composer_replication.tasks.draw import drawn, in_turn, pinned, sizes_of
 from composer_replication.tasks.gates import GateFailed, judge_deletion
 from composer_replication.tasks.intake.lock import UnusableRepository
-from composer_replication.tasks.intake.sources import RepositorySource, open_source
+from composer_replication.tasks.intake.refusals import NOT_FETCHED, as_unusable, open_sources
+from composer_replication.tasks.intake.sources import RepositorySource
 from composer_replication.tasks.journal import Decision, Journal, decision_key
 from composer_replication.tasks.keep_task import keep_task
 from composer_replication.tasks.parquet import has_pyarrow, write_parquet
@@ -106,15 +107,15 @@ def build_tasks(
     Raises:
         UsageError: the folder is in use (CR0203), is something else (CR0415), holds other
             repositories (CR0425), or the arguments do not fit together (CR0421).
-        InputError: a source is not usable (CR0402 to CR0408), a pin is not in it (CR0409), or the
+        InputError: no source is usable (CR0402 to CR0408), a pin is not in its source (CR0409), or the
             store of an earlier build is damaged (CR0411).
         SandboxFailure: the sandbox broke; what is built so far stays and is resumed.
     """
     _check_arguments(sources, symbols or {}, hidden_share, jobs, max_tasks)
-    with ThreadPoolExecutor(jobs, thread_name_prefix="tasks-fetch") as fetchers:
-        opened = list(fetchers.map(open_source, sources))
+    opened, unusable = open_sources(sources, jobs)
 
     def choose(run: Build) -> None:
+        run.unusable |= unusable
         prepared = run.prepare_all(opened, symbols or {})
         candidates = run.candidates(prepared, symbols or {})
         run.decide(candidates, max_tasks)
@@ -198,7 +199,11 @@ class Build:
     def prepare_all(
         self, opened: Sequence[RepositorySource], symbols: Mapping[str, Sequence[str]]
     ) -> dict[str, PreparedRepository]:
-        """Prepare every repository; one that cannot be used is noted and left out."""
+        """Prepare every repository; one that cannot be used is noted and left out.
+
+        Raises:
+            InputError: every one needs something that cannot be fetched (CR0406 to CR0408).
+        """
         self._check_repositories(opened)
         futures: dict[Future[PreparedRepository], str] = {
             self.pool.submit(
@@ -215,13 +220,21 @@ class Build:
             for source in opened
         }
         ready: dict[str, PreparedRepository] = {}
+        unfetched: list[InputError] = []
         self.progress(0, len(futures), "repositories")
         for done, future in enumerate(_as_completed(futures), start=1):
             try:
                 ready[futures[future]] = future.result()
             except UnusableRepository as error:
                 self.unusable[futures[future]] = error
+            except InputError as error:
+                if error.code not in NOT_FETCHED:
+                    raise
+                self.unusable[futures[future]] = as_unusable(error)
+                unfetched.append(error)
             self.progress(done, len(futures), "repositories")
+        if len(unfetched) == len(opened):
+            raise unfetched[0]
         return {source.source: ready[source.source] for source in opened if source.source in ready}
 
     def _check_repositories(self, opened: Sequence[RepositorySource]) -> None:
@@ -235,9 +248,11 @@ class Build:
             )
         present = {self.store.record(task_id).repository_record for task_id in self.store.task_ids()}
         if present - self.slugs:
+            missing = "; ".join(f"{source} cannot be used: {why}" for source, why in self.unusable.items())
             raise UsageError(
                 "CR0425",
-                f"the folder holds tasks of {min(present - self.slugs)}, which is not among the sources.",
+                f"the folder holds tasks of {min(present - self.slugs)}, which is not among the sources"
+                f"{f' ({missing})' if missing else ''}.",
                 where=str(self.store.root),
                 fix="name that repository too, or choose another --out DIR.",
             )
@@ -387,6 +402,7 @@ class Build:
             bytes=self.store.num_bytes(),
             fingerprint=self.store.fingerprint,
             examples=examples,
+            unusable={source: str(error) for source, error in sorted(self.unusable.items())},
             flaky={record.repository: record.flaky or () for record in self.store.repositories()},
             has_parquet=bool(self.store.derived),
         )

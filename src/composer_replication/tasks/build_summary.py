@@ -16,6 +16,7 @@ class BuildSummary:
     ``candidates`` were looked at, ``valid`` became ``tasks``; ``rejected`` counts the others
     (and whole repositories) by reason, ``examples`` has one detail for each reason. ``flaky``
     are the tests by repository that were left out because they were green in some runs only.
+    ``unusable`` has a sentence for each source that gave no repository.
     ``has_parquet`` is false where pyarrow is not installed: the store is whole without it.
     """
 
@@ -29,6 +30,7 @@ class BuildSummary:
     fingerprint: str
     examples: Mapping[str, str] = field(default_factory=dict)
     flaky: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    unusable: Mapping[str, str] = field(default_factory=dict)
     has_parquet: bool = False
 
     def require_tasks(self) -> None:

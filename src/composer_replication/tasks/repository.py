@@ -210,5 +210,5 @@ def _refuse_red(first: TestReport, green: frozenset[str], what: str) -> None:
 
 
 def _first_reasons(report: TestReport) -> str:
-    texts = [f"{path}: {text}" for path, text in report.collect_errors.items()]
-    return f" ({texts[0][:200]})" if texts else ""
+    texts = [f"{place}: {text}" for place, text in {**report.collect_errors, **report.why}.items()]
+    return f"; the first says: {texts[0][:300]}" if texts else ""

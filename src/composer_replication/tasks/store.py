@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from composer_replication.errors import InputError, UsageError
+from composer_replication.errors import InputError, NothingToDoError, UsageError
 from composer_replication.records import Task, TaskContent
 from composer_replication.run_folder import SCHEMA_VERSION, write_atomic
 from composer_replication.tasks.blobs import find_blob, read_blob, write_blob
@@ -116,6 +116,22 @@ class TaskStore:
         """All task ids, sorted."""
         with self._lock:
             return sorted(name[6:-5] for name in self._records if name.startswith("tasks/"))
+
+    def require_task_ids(self) -> list[str]:
+        """As ``task_ids``, for whoever would call an empty store whole.
+
+        Raises:
+            NothingToDoError: there is none (CR0427).
+        """
+        found = self.task_ids()
+        if not found:
+            raise NothingToDoError(
+                "CR0427",
+                "the store holds no tasks.",
+                where=str(self.root),
+                fix=f"composer-rl tasks build SOURCE --out {self.root}",
+            )
+        return found
 
     def tasks(self) -> list[Task]:
         """All tasks, in the order of their ids.

@@ -54,7 +54,8 @@ class TestReport:
     a whole is a failure. ``places`` gives the file, first line and name of each test's
     function; ``contexts`` the functions (file, first line) that each test called, and under
     ``""`` those called for all of them (see ``call_contexts``); both only when asked for.
-    ``collect_errors`` maps files that could not be collected to the reason.
+    ``collect_errors`` maps files that could not be collected to the reason, and ``why`` tests that
+    failed to the first line of theirs (when places were asked for).
     """
 
     __test__ = False  # the name starts with Test; pytest must not collect it
@@ -66,6 +67,7 @@ class TestReport:
     places: Mapping[str, Place] = field(default_factory=dict)
     collect_errors: Mapping[str, str] = field(default_factory=dict)
     contexts: Contexts = field(default_factory=dict)
+    why: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def ran_out_of_time(self) -> bool:
@@ -251,6 +253,7 @@ def judge(
         places=report.places,
         collect_errors=report.collect_errors,
         contexts=report.contexts,
+        why=report.why,
     )
 
 
@@ -289,6 +292,7 @@ class _Tally:
         self.places: dict[str, Place] = {}
         self.collect_errors: dict[str, str] = {}
         self.contexts: Contexts = {}
+        self.why: dict[str, str] = {}
         self._was_collected = False
 
     def read(self, records: list[dict[str, Any]]) -> str:
@@ -318,6 +322,8 @@ class _Tally:
             if node_id in self.outcomes or node_id not in self.collected:
                 return f"a second or unknown result for {node_id}"
             self.outcomes[node_id] = Outcome(record["outcome"])
+            if "why" in record:
+                self.why[node_id] = str(record["why"])
         return ""
 
 

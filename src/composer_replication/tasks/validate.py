@@ -69,6 +69,7 @@ def validate_store(
         progress: told after each task with (done, total, task id).
 
     Raises:
+        NothingToDoError: the store is empty (CR0427).
         InputError: not a store (CR0410), or its manifest or a Parquet file is damaged (CR0411).
         SandboxFailure: the sandbox broke; nothing is said about any task.
     """
@@ -77,7 +78,7 @@ def validate_store(
         name
     ) in store.derived:  # said at once; what is in them is compared when the tasks are known to be whole
         store.read_derived(name)
-    task_ids = store.task_ids()
+    task_ids = store.require_task_ids()
     failed: list[ValidationFailure] = []
     with ThreadPoolExecutor(max(1, jobs), thread_name_prefix="tasks-validate") as pool:
         futures = [pool.submit(validate_task, store, task_id, max(1, repeat)) for task_id in task_ids]

@@ -13,6 +13,7 @@ import pytest
 from composer_replication.cli import build_result, tasks_verb
 from composer_replication.cli.show_command import render_show, render_stats
 from composer_replication.errors import InputError, NothingToDoError, UsageError
+from composer_replication.tasks.store import TaskStore
 
 TINY = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "project"
 PINS = ["tinymath/numbers.py::clamp", "tinymath/text.py::initials"]
@@ -59,6 +60,7 @@ def test_build(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "fingerprint",
         "flaky",
         "parquet",
+        "unusable",
     }
     assert (code, result["tasks"], result["candidates"], result["valid"], result["rejected"]) == (
         0,
@@ -137,6 +139,7 @@ def test_flaky_tests_are_named() -> None:
         **counts,
         "seconds": 1.0,
         "fingerprint": "f",
+        "unusable": {},
         "flaky": {"a==1": ["t.py::x"], "b==1": [], "c==1": None},
     }
     for text in (render_stats(result), build_result.render_build(result)):
@@ -283,3 +286,15 @@ def test_leakscan_of_no_store(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         call("leakscan", str(tmp_path), "--quiet")
     assert caught.value.code == "CR0410"
+
+
+@pytest.mark.parametrize(
+    "words", [("validate",), ("leakscan",), ("export", "--format", "swebench", "--out", "OUT/set.jsonl")]
+)
+def test_an_empty_store_is_not_called_whole(tmp_path: Path, words: tuple[str, ...]) -> None:
+    TaskStore.create(tmp_path / "store")
+    verb, *more = [word.replace("OUT", str(tmp_path)) for word in words]
+    with pytest.raises(NothingToDoError) as error:
+        call(verb, str(tmp_path / "store"), *more)
+    assert error.value.code == "CR0427"
+    assert not (tmp_path / "set.jsonl").exists()

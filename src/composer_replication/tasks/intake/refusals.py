@@ -1,18 +1,22 @@
-"""Why a repository cannot be used, found from its files: a second copy of its modules, compiled parts."""
+"""Repositories that cannot be used: which, and why (a second copy of its modules, compiled parts)."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
+from composer_replication.errors import InputError
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.intake.lock import UnusableRepository
 from composer_replication.tasks.intake.requirements import UNREADABLE
-from composer_replication.tasks.intake.sources import RepositorySource, inner_table, read_toml
+from composer_replication.tasks.intake.sources import RepositorySource, inner_table, open_source, read_toml
 from composer_replication.tasks.intake.tree_rules import is_subject_path
 
 _COMPILING_KEYWORDS = ("ext_modules", "cffi_modules", "rust_extensions", "ext_package")
+NOT_FETCHED = ("CR0406", "CR0407", "CR0408")
+"""Codes of an index that cannot be reached or lacks a package."""
 _COMPILING_BACKENDS = ("maturin", "scikit_build_core", "mesonpy", "setuptools_rust")
 
 
@@ -88,3 +92,30 @@ def explain(error: UnusableRepository, source: RepositorySource) -> UnusableRepo
     return UnusableRepository(
         "needs-compiling", f"its {file} asks for compiled modules, which are not built; {error.detail}"
     )
+
+
+def open_sources(
+    sources: Sequence[str], jobs: int
+) -> tuple[list[RepositorySource], dict[str, UnusableRepository]]:
+    """Open all sources; one that cannot be used is told beside those that can.
+
+    Raises:
+        InputError: none can be used; the first one's (CR0402 to CR0408).
+    """
+    opened: list[RepositorySource] = []
+    refused: dict[str, InputError] = {}
+    with ThreadPoolExecutor(jobs, thread_name_prefix="tasks-fetch") as fetchers:
+        futures = {source: fetchers.submit(open_source, source) for source in sources}
+        for source, future in futures.items():
+            try:
+                opened.append(future.result())
+            except InputError as error:
+                refused[source] = error
+    if not opened:
+        raise next(iter(refused.values()))
+    return opened, {source: as_unusable(error) for source, error in refused.items()}
+
+
+def as_unusable(error: InputError) -> UnusableRepository:
+    """The error of one repository among several, which then only counts."""
+    return UnusableRepository(error.code, error.message)

@@ -63,12 +63,14 @@ def scan_store(path: Path, *, backend: str | None = None, progress: Progress | N
         progress: told after each task with (done, total, task id).
 
     Raises:
+        NothingToDoError: the store is empty (CR0427).
         InputError: not a store (CR0410), damaged (CR0411), or its environment cannot be
             made here (CR0408, CR0413, CR0414).
         SandboxFailure: the sandbox broke (CR03..), or the thief did not end (CR0426);
             nothing is said about any task.
     """
     store = TaskStore.open(path, backend=backend)
+    store.require_task_ids()
     tasks = store.tasks()
     salt = secrets.token_hex(16)
     found = _Found()

@@ -58,6 +58,7 @@ def make_plugin(channel, request, root):
     class Recorder:
         def __init__(self):
             self.states = {}
+            self.why = {}
 
         @pytest.hookimpl(wrapper=True, tryfirst=True)
         def pytest_collection_modifyitems(self, items):
@@ -82,12 +83,17 @@ def make_plugin(channel, request, root):
             try:
                 return (yield)
             finally:
-                channel.send("test", id=item.nodeid, outcome=self.states.pop(item.nodeid, "missing"))
+                more = {"why": self.why.pop(item.nodeid)} if item.nodeid in self.why else {}
+                channel.send("test", id=item.nodeid, outcome=self.states.pop(item.nodeid, "missing"), **more)
 
         def pytest_runtest_logreport(self, report):
             before = self.states.get(report.nodeid, "")
             if report.failed:
                 state = "failed" if report.when == "call" and before != "error" else "error"
+                if request["places"]:
+                    crash = getattr(report.longrepr, "reprcrash", None)
+                    text = str(getattr(crash, "message", None) or report.longrepr).strip()
+                    self.why.setdefault(report.nodeid, text.partition("\n")[0][:300])
             elif report.skipped or hasattr(report, "wasxfail"):
                 state = "skipped"
             else:

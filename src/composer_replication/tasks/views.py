@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,10 +61,12 @@ def view_files(original: Mapping[str, bytes], changes: Changes, view: str) -> di
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
     """Write a tree; every file is new, so no link can lead a write astray."""
-    made: set[Path] = set()
-    for name, data in files.items():
-        path = folder / name
-        if path.parent not in made:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            made.add(path.parent)
-        path.write_bytes(data)
+    made: set[str] = set()
+    for name, data in files.items():  # plain calls: a build writes hundreds of thousands of small files
+        path = f"{folder}/{name}"
+        parent = os.path.dirname(path)
+        if parent not in made:
+            os.makedirs(parent, exist_ok=True)
+            made.add(parent)
+        with open(path, "xb") as handle:
+            handle.write(data)

@@ -9,6 +9,8 @@ import tokenize
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from types import CodeType
 
 from composer_replication.records import Task
 from composer_replication.tasks.leaks.copies import distinctive_lines
@@ -133,13 +135,7 @@ def _codes_of(
     """Code objects that only the restored file compiles to, at each level of optimisation, and their names."""
     found: set[str] = set()
     functions: set[str] = set()
-    for level in (0, 1, 2):
-        try:
-            # Compiled, never run.
-            new = compile(restored, path, "exec", dont_inherit=True, optimize=level)
-            old = compile(broken, path, "exec", dont_inherit=True, optimize=level)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            return frozenset(), frozenset()
+    for new, old in zip(_compiled(restored, path), _compiled(broken, path), strict=False):
         before = {code_hash(salt, code) for code in all_codes(old)}
         symbol = task.symbol.partition("#")[0]
         for code in all_codes(new):
@@ -150,6 +146,15 @@ def _codes_of(
                     found.add(new_hash)
                     functions.add(code.co_name)
     return frozenset(found), frozenset(name for name in functions if name.isidentifier())
+
+
+@lru_cache(maxsize=64)
+def _compiled(text: str, path: str) -> tuple[CodeType, ...]:
+    """A file compiled, never run, at each level of optimisation; empty if it cannot be."""
+    try:
+        return tuple(compile(text, path, "exec", dont_inherit=True, optimize=level) for level in (0, 1, 2))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ()
 
 
 def _module_path(path: str, files: Mapping[str, bytes]) -> str:

@@ -16,7 +16,6 @@ from collections import Counter
 from pathlib import Path
 
 from composer_replication.tasks.build import build_tasks
-from composer_replication.tasks.planning.deletion import GRANULARITIES, REMOVALS
 from composer_replication.tasks.store import TaskStore
 
 PARTS = {
@@ -76,8 +75,8 @@ def main() -> None:
             build_tasks(
                 [options.source],
                 folder,
-                granularities=GRANULARITIES,
-                removals=REMOVALS,
+                granularities=("function", "class", "module", "feature"),
+                removals=("body", "whole"),
                 with_truth=True,
                 max_tasks=options.tasks,
                 jobs=options.jobs,

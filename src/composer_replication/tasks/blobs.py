@@ -56,6 +56,11 @@ def find_file(plain: Path) -> Path | None:
     return next((path for path in (packed_path(plain), plain) if path.is_file()), None)
 
 
+def kept_path(plain: Path) -> Path:
+    """The file that holds a content, or would."""
+    return find_file(plain) or packed_path(plain)
+
+
 def find_blob(folder: Path, digest: str) -> Path | None:
     """The file that holds the content with this sha256."""
     return find_file(folder / digest[:2] / digest)

@@ -27,15 +27,7 @@ from typing import Any, TypeVar
 from composer_replication.errors import InputError, NothingToDoError, UsageError
 from composer_replication.records import Task, TaskContent
 from composer_replication.run_folder import SCHEMA_VERSION, write_atomic
-from composer_replication.tasks.blobs import (
-    drop_file,
-    find_blob,
-    find_file,
-    packed_path,
-    read_file,
-    write_blob,
-    write_file,
-)
+from composer_replication.tasks.blobs import drop_file, find_blob, kept_path, write_blob, write_file
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.intake.environment import Environment, open_environment
 from composer_replication.tasks.intake.lock import EnvironmentLock, LockedWheel
@@ -43,6 +35,7 @@ from composer_replication.tasks.intake.tree_rules import is_test_path
 from composer_replication.tasks.store_manifest import (
     damaged,
     fingerprint_of,
+    read_content,
     read_manifest,
     write_manifest,
 )
@@ -304,19 +297,19 @@ class TaskStore:
             InputError: absent or changed (CR0411).
         """
         path = find_blob(self._objects, digest) or self._objects / digest[:2] / digest
-        data = _content(path)
+        data = read_content(path)
         if sha256_of(data) != digest:
             raise damaged(path, f"its sha256 is {sha256_of(data)}")
         return data
 
     def _record_path(self, name: str) -> Path:
-        return find_file(self.root / name) or packed_path(self.root / name)
+        return kept_path(self.root / name)
 
     def _read(self, name: str) -> Mapping[str, Any]:
         with self._lock:
             if name not in self._parsed:
                 path = self._record_path(name)
-                data = _content(path)
+                data = read_content(path)
                 if sha256_of(data) != self._records.get(name):
                     raise damaged(
                         path, f"its sha256 is {sha256_of(data)}, the manifest says {self._records.get(name)}"
@@ -450,12 +443,3 @@ class TaskStore:
 
     def _write_manifest(self) -> None:
         write_manifest(self.root, self._records, self._derived)
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return read_file(path)
-    except FileNotFoundError as error:
-        raise damaged(path, "it is missing") from error
-    except (OSError, ValueError) as error:
-        raise damaged(path, str(error).rstrip(".")) from error

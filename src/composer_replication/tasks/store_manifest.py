@@ -9,6 +9,7 @@ from typing import Any
 
 from composer_replication.errors import InputError
 from composer_replication.run_folder import SCHEMA_VERSION, write_atomic
+from composer_replication.tasks.blobs import read_file
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.store_records import inner_path
 
@@ -83,3 +84,17 @@ def _of_another_version(path: Path, version: Any) -> InputError:
         where=str(path),
         fix="build it again into a new folder: composer-rl tasks build SOURCE --out NEW_DIR",
     )
+
+
+def read_content(path: Path) -> bytes:
+    """The content of a file of the store, unpacked.
+
+    Raises:
+        InputError: missing, or not what the store writes (CR0411).
+    """
+    try:
+        return read_file(path)
+    except FileNotFoundError as error:
+        raise damaged(path, "it is missing") from error
+    except (OSError, ValueError) as error:
+        raise damaged(path, str(error).rstrip(".")) from error

@@ -1,7 +1,7 @@
-"""How a store keeps bytes: compressed by zstd in ``<sha256>.zst``, or as they are in ``<sha256>``.
+"""How a store keeps bytes: compressed by zstd in ``NAME.zst``, or as they are in ``NAME``.
 
-The name is the hash of the content, not of what lies on disk, so a library that compresses
-otherwise changes no store's fingerprint.
+Blobs are named by the hash of their content, and the manifest has the hashes of the records'
+content, not of what lies on disk: a library that compresses otherwise changes no store's fingerprint.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import zstandard
 
+from composer_replication.run_folder import write_atomic
 from composer_replication.tasks.intake.archives import MAX_MEMBER_BYTES
 from composer_replication.tasks.intake.cache import put_file, sha256_of
 
@@ -45,10 +46,40 @@ def decompress(data: bytes, *, max_bytes: int = MAX_BYTES) -> bytes:
         raise ValueError(f"it is not zstd data ({error})") from error
 
 
-def find_blob(folder: Path, digest: str) -> Path | None:
+def packed_path(plain: Path) -> Path:
+    """Where a content lies compressed."""
+    return plain.with_name(plain.name + SUFFIX)
+
+
+def find_file(plain: Path) -> Path | None:
     """The file that holds a content, whichever way it is kept."""
-    plain = folder / digest[:2] / digest
-    return next((path for path in (plain.with_name(digest + SUFFIX), plain) if path.is_file()), None)
+    return next((path for path in (packed_path(plain), plain) if path.is_file()), None)
+
+
+def kept_path(plain: Path) -> Path:
+    """The file that holds a content, or would."""
+    return find_file(plain) or packed_path(plain)
+
+
+def find_blob(folder: Path, digest: str) -> Path | None:
+    """The file that holds the content with this sha256."""
+    return find_file(folder / digest[:2] / digest)
+
+
+def write_file(plain: Path, data: bytes) -> None:
+    """Keep a content under a name, synced, in place of what was there; compressed up to ``MAX_BYTES``."""
+    if len(data) > MAX_BYTES:
+        write_atomic(plain, data)
+        packed_path(plain).unlink(missing_ok=True)
+    else:
+        write_atomic(packed_path(plain), compress(data))
+        plain.unlink(missing_ok=True)
+
+
+def drop_file(plain: Path) -> None:
+    """Forget the content under a name, whichever way it is kept."""
+    packed_path(plain).unlink(missing_ok=True)
+    plain.unlink(missing_ok=True)
 
 
 def write_blob(folder: Path, data: bytes, *, is_packed: bool = False) -> str:
@@ -68,8 +99,8 @@ def write_blob(folder: Path, data: bytes, *, is_packed: bool = False) -> str:
     return digest
 
 
-def read_blob(path: Path) -> bytes:
-    """The content of a file that ``find_blob`` found.
+def read_file(path: Path) -> bytes:
+    """The content of a file that ``find_file`` found.
 
     Raises:
         OSError: it cannot be read.

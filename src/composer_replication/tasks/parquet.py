@@ -91,6 +91,8 @@ def parquet_bytes(rows: Sequence[Row], columns: Sequence[str]) -> bytes:
         compression="zstd",
         compression_level=_ZSTD_LEVEL,
         use_dictionary=False,
+        write_statistics=False,  # the least and the greatest patch, whole, in every footer
+        store_schema=False,
         row_group_size=_ROW_GROUP,
     )
     return out.getvalue()

@@ -1,15 +1,16 @@
 """Tasks on disk: content-addressed files, public records, and secrets apart from them.
 
-    manifest.json              schema version, sha256 of every record, one fingerprint over all
-    objects/ab/<sha256>.zst    files of repositories, by the hash of their content; wheels as they are
-    repositories/<slug>.json   paths and hashes of one repository, its green tests
-    locks/<fingerprint>.json   the wheels of an environment, so that it can be made offline
-    tasks/<task_id>.json       what may be known of a task
-    instructions/<task_id>.json  what a model wrote about a task, where one was asked
-    secrets/<task_id>.json     golden body and hidden tests
-    journal.jsonl              what became of each candidate, so that a build can go on
+    manifest.json                  schema version, sha256 of every record, one fingerprint over all
+    objects/ab/<sha256>.zst        files of repositories, by the hash of their content; wheels as they are
+    repositories/<slug>.json.zst   paths and hashes of one repository, its green tests
+    locks/<fingerprint>.json.zst   the wheels of an environment, so that it can be made offline
+    tasks/<task_id>.json.zst       what may be known of a task
+    instructions/<task_id>.json.zst  what a model wrote about a task, where one was asked
+    secrets/<task_id>.json.zst     golden body and hidden tests
+    journal.jsonl                  what became of each candidate, so that a build can go on
     tasks.parquet, secrets.parquet   the tasks once more, in the shape of SWE-bench; see ``parquet``
 
+A record is called by its name without ``.zst``, and hashed as it is before it is compressed.
 There is no time stamp in it: the same input and seed give the same bytes. No folder of
 the store is ever mounted into a sandbox; trees are written out file by file.
 """
@@ -26,7 +27,7 @@ from typing import Any, TypeVar
 from composer_replication.errors import InputError, NothingToDoError, UsageError
 from composer_replication.records import Task, TaskContent
 from composer_replication.run_folder import SCHEMA_VERSION, write_atomic
-from composer_replication.tasks.blobs import find_blob, read_blob, write_blob
+from composer_replication.tasks.blobs import drop_file, find_blob, kept_path, write_blob, write_file
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.intake.environment import Environment, open_environment
 from composer_replication.tasks.intake.lock import EnvironmentLock, LockedWheel
@@ -34,6 +35,7 @@ from composer_replication.tasks.intake.tree_rules import is_test_path
 from composer_replication.tasks.store_manifest import (
     damaged,
     fingerprint_of,
+    read_content,
     read_manifest,
     write_manifest,
 )
@@ -186,9 +188,8 @@ class TaskStore:
         try:
             return from_json(value)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise damaged(
-                self.root / name, f"the record cannot be read, {type(error).__name__}: {error}"
-            ) from error
+            detail = f"the record cannot be read, {type(error).__name__}: {error}"
+            raise damaged(self._record_path(name), detail) from error
 
     def has_record(self, name: str) -> bool:
         with self._lock:
@@ -209,7 +210,8 @@ class TaskStore:
     def _original(self, record: TaskRecord, path: str) -> bytes:
         files = self.repository(record.repository_record).files
         if path not in files:
-            raise damaged(self.root / f"tasks/{record.task_id}.json", f"{path} is not in its repository")
+            where = self._record_path(f"tasks/{record.task_id}.json")
+            raise damaged(where, f"{path} is not in its repository")
         return self.blob(files[path])
 
     def twins(self, task: Task) -> dict[str, Twin]:
@@ -255,9 +257,8 @@ class TaskStore:
         try:
             return view_files(self.repository_files(record.repository_record), changes, view)
         except ValueError as error:
-            raise damaged(
-                self.root / f"tasks/{task.task_id}.json", f"its edits do not fit: {error}"
-            ) from error
+            where = self._record_path(f"tasks/{task.task_id}.json")
+            raise damaged(where, f"its edits do not fit: {error}") from error
 
     def repository_files(self, slug: str) -> dict[str, bytes]:
         """All original files of a repository by path."""
@@ -295,25 +296,20 @@ class TaskStore:
         Raises:
             InputError: absent or changed (CR0411).
         """
-        path = find_blob(self._objects, digest)
-        if path is None:
-            raise damaged(self._objects / digest[:2] / digest, "it is missing")
-        try:
-            data = read_blob(path)
-        except (OSError, ValueError) as error:
-            raise damaged(path, str(error).rstrip(".")) from error
+        path = find_blob(self._objects, digest) or self._objects / digest[:2] / digest
+        data = read_content(path)
         if sha256_of(data) != digest:
             raise damaged(path, f"its sha256 is {sha256_of(data)}")
         return data
 
+    def _record_path(self, name: str) -> Path:
+        return kept_path(self.root / name)
+
     def _read(self, name: str) -> Mapping[str, Any]:
         with self._lock:
             if name not in self._parsed:
-                path = self.root / name
-                try:
-                    data = path.read_bytes()
-                except OSError as error:
-                    raise damaged(path, "it is missing") from error
+                path = self._record_path(name)
+                data = read_content(path)
                 if sha256_of(data) != self._records.get(name):
                     raise damaged(
                         path, f"its sha256 is {sha256_of(data)}, the manifest says {self._records.get(name)}"
@@ -431,7 +427,7 @@ class TaskStore:
             self._records.pop(name, None)
             self._parsed.pop(name, None)
             self._write_changed_manifest()
-            (self.root / name).unlink(missing_ok=True)
+            drop_file(self.root / name)
 
     def put_record(self, name: str, value: Mapping[str, Any]) -> None:
         """Record first, manifest after: a crash between them leaves a file that nothing names."""
@@ -440,7 +436,7 @@ class TaskStore:
         ).encode()
         with self._lock:
             if self._records.get(name) != sha256_of(data):
-                write_atomic(self.root / name, data)
+                write_file(self.root / name, data)
                 self._records[name] = sha256_of(data)
                 self._parsed.pop(name, None)
                 self._write_changed_manifest()

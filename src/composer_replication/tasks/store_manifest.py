@@ -9,11 +9,14 @@ from typing import Any
 
 from composer_replication.errors import InputError
 from composer_replication.run_folder import SCHEMA_VERSION, write_atomic
+from composer_replication.tasks.blobs import read_file
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.store_records import inner_path
 
-STORE_VERSION = 2
-"""Raised when records or files are laid out otherwise; a store of another version is built again."""
+STORE_VERSION = 3
+"""Raised when records or files are laid out otherwise."""
+READABLE_VERSIONS = (2, STORE_VERSION)
+"""Version 2 has the same records, not compressed. A store of any other version is built again."""
 NAME = "manifest.json"
 
 
@@ -40,7 +43,7 @@ def read_manifest(folder: Path) -> tuple[dict[str, str], dict[str, str]]:
         raise damaged(path, "it cannot be read") from error
     if schema != SCHEMA_VERSION:
         raise damaged(path, f"schema version {schema} is not {SCHEMA_VERSION}")
-    if version != STORE_VERSION:
+    if version not in READABLE_VERSIONS:
         raise _of_another_version(path, version)
     if value.get("fingerprint") != fingerprint_of(records):
         raise damaged(path, "its fingerprint does not cover its records")
@@ -77,7 +80,21 @@ def damaged(path: Path, detail: str) -> InputError:
 def _of_another_version(path: Path, version: Any) -> InputError:
     return InputError(
         "CR0411",
-        f"the task store is of version {version}, this program reads version {STORE_VERSION}.",
+        f"the task store is of version {version}, this program reads {READABLE_VERSIONS[0]} to {STORE_VERSION}.",
         where=str(path),
         fix="build it again into a new folder: composer-rl tasks build SOURCE --out NEW_DIR",
     )
+
+
+def read_content(path: Path) -> bytes:
+    """The content of a file of the store, unpacked.
+
+    Raises:
+        InputError: missing, or not what the store writes (CR0411).
+    """
+    try:
+        return read_file(path)
+    except FileNotFoundError as error:
+        raise damaged(path, "it is missing") from error
+    except (OSError, ValueError) as error:
+        raise damaged(path, str(error).rstrip(".")) from error

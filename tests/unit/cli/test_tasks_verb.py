@@ -13,6 +13,7 @@ import pytest
 from composer_replication.cli import build_result, tasks_verb
 from composer_replication.cli.show_command import render_show, render_stats
 from composer_replication.errors import InputError, NothingToDoError, UsageError
+from composer_replication.tasks.blobs import packed_path, read_file, write_file
 from composer_replication.tasks.store import TaskStore
 
 TINY = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "project"
@@ -196,7 +197,7 @@ def test_validate_of_a_broken_store_is_4(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "copy")
     task_id = call("show", str(folder))[0]["tasks"][0]["task_id"]
     secret = tmp_path / "copy" / "secrets" / f"{task_id}.json"
-    secret.write_text(secret.read_text().replace("test_", "tset_"))
+    write_file(secret, read_file(packed_path(secret)).replace(b"test_", b"tset_"))
     result, code, text = call("validate", str(tmp_path / "copy"), "--repeat", "1", "--quiet")
     assert (code, result["passed"]) == (4, 1)
     assert [row["gate"] for row in result["failed"]] == ["damaged"]

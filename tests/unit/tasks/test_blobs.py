@@ -13,7 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.errors import InputError
-from composer_replication.tasks.blobs import compress, decompress, find_blob, read_blob, write_blob
+from composer_replication.tasks import blobs
+from composer_replication.tasks.blobs import (
+    compress,
+    decompress,
+    drop_file,
+    find_blob,
+    find_file,
+    read_file,
+    write_blob,
+    write_file,
+)
 from composer_replication.tasks.store import TaskStore
 
 
@@ -40,7 +50,7 @@ def test_the_name_is_the_hash_of_the_content(tmp_path: Path) -> None:
     path = tmp_path / digest[:2] / f"{digest}.zst"
     assert path.stat().st_size < 100
     assert find_blob(tmp_path, digest) == path
-    assert read_blob(path) == data
+    assert read_file(path) == data
     assert find_blob(tmp_path, "0" * 64) is None
 
 
@@ -49,6 +59,23 @@ def test_what_is_compressed_already_is_kept_as_it_is(tmp_path: Path) -> None:
     assert (tmp_path / digest[:2] / digest).read_bytes() == b"a wheel"
     assert write_blob(tmp_path, b"a wheel") == digest
     assert len(list(tmp_path.rglob("*.zst"))) == 0
+
+
+def test_a_named_file_is_replaced_and_dropped_whichever_way_it_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = tmp_path / "tasks" / "a.json"
+    packed = plain.with_name("a.json.zst")
+    for most, kept in ((10_000, packed), (100, plain), (10_000, packed)):
+        monkeypatch.setattr(blobs, "MAX_BYTES", most)
+        write_file(plain, f"{most}".encode() * 200)
+        assert list(plain.parent.iterdir()) == [kept]
+        assert find_file(plain) == kept
+        assert read_file(kept) == f"{most}".encode() * 200
+    assert zstandard.ZstdDecompressor().decompress(packed.read_bytes()) == b"10000" * 200
+    plain.write_bytes(b"of an earlier version")
+    drop_file(plain)
+    assert find_file(plain) is None
 
 
 def test_a_bomb_is_refused_before_it_unpacks() -> None:

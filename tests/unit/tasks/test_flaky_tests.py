@@ -12,6 +12,7 @@ import pytest
 
 from composer_replication.errors import InputError
 from composer_replication.records import Outcome
+from composer_replication.tasks.blobs import read_file, write_file
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.intake.environment import Environment
@@ -190,12 +191,13 @@ def without_flaky(root: Path, value: object = None) -> None:
     """What a store of the version before holds: no word about flaky tests (or some other value)."""
     manifest = json.loads((root / "manifest.json").read_text())
     for name in [name for name in manifest["records"] if name.startswith("repositories/")]:
-        record = json.loads((root / name).read_text())
+        record = json.loads(read_file(root / f"{name}.zst"))
         del record["flaky"]
         if value is not None:
             record["flaky"] = value
-        (root / name).write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
-        manifest["records"][name] = sha256_of((root / name).read_bytes())
+        data = (json.dumps(record, indent=1, sort_keys=True) + "\n").encode()
+        write_file(root / name, data)
+        manifest["records"][name] = sha256_of(data)
     manifest["fingerprint"] = sha256_of(json.dumps(sorted(manifest["records"].items())).encode())
     (root / "manifest.json").write_text(json.dumps(manifest))
 

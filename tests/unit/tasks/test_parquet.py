@@ -53,7 +53,9 @@ def test_a_build_leaves_both_files_and_names_them(tiny_store: TaskStore) -> None
     assert pq.read_schema(tiny_store.root / TASKS_FILE).names == list(PUBLIC_COLUMNS)
     assert pq.read_schema(tiny_store.root / SECRETS_FILE).names == list(SECRET_COLUMNS)
     metadata = pq.read_metadata(tiny_store.root / TASKS_FILE)
-    assert {metadata.row_group(0).column(i).compression for i in range(metadata.num_columns)} == {"ZSTD"}
+    columns = [metadata.row_group(0).column(i) for i in range(metadata.num_columns)]
+    assert {column.compression for column in columns} == {"ZSTD"}
+    assert not any(column.is_stats_set for column in columns)  # each would hold two patches or lists whole
 
 
 def test_written_twice_and_by_another_process_the_bytes_are_the_same(copy: TaskStore) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import zstandard
 
 from composer_replication.errors import InputError, UsageError
 from composer_replication.records import Task
+from composer_replication.tasks.blobs import compress, decompress, read_file
 from composer_replication.tasks.planning.body_cuts import fill
 from composer_replication.tasks.store import TaskStore
 
@@ -107,7 +111,7 @@ def test_own_tests_are_those_that_fail_without_the_golden(tiny_store: TaskStore)
 
 def test_public_records_hold_no_secret(tiny_store: TaskStore) -> None:
     for task in tiny_store.tasks():
-        public = (tiny_store.root / "tasks" / f"{task.task_id}.json").read_text()
+        public = read_file(tiny_store.root / "tasks" / f"{task.task_id}.json.zst").decode()
         assert tiny_store.golden_body(task).strip().splitlines()[0] not in public
         for node_id in task.tests.hidden:
             assert node_id.rpartition("::")[2] not in public
@@ -156,6 +160,60 @@ def test_every_damage_is_found_and_named(copy: Path, kind: str, damage: Callable
     assert caught.value.where == str(victim)
 
 
+@pytest.mark.parametrize("kind", ["tasks", "secrets", "repositories", "locks"])
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda data: data[:-5], "it is not zstd data"),
+        (lambda _: b"{}", "it is not zstd data"),
+        (lambda data: compress(decompress(data) + b" "), "the manifest says"),
+    ],
+)
+def test_what_is_wrong_with_a_record_is_said(
+    copy: Path, kind: str, damage: Callable[[bytes], bytes], said: str
+) -> None:
+    victim = min((copy / kind).iterdir())
+    victim.write_bytes(damage(victim.read_bytes()))
+    with pytest.raises(InputError, match="CR0411") as caught:
+        TaskStore.open(copy).verify()
+    assert said in caught.value.message
+    assert caught.value.where == str(victim)
+
+
+def test_records_are_compressed_and_hashed_as_they_are(copy: Path) -> None:
+    manifest = json.loads((copy / "manifest.json").read_text())
+    kinds = ("tasks", "secrets", "repositories", "locks")
+    on_disk = {path.relative_to(copy).as_posix() for kind in kinds for path in (copy / kind).iterdir()}
+    assert on_disk == {f"{name}.zst" for name in manifest["records"]}
+    texts = {name: zstandard.decompress((copy / name).read_bytes()) for name in on_disk}
+    for name, text in texts.items():
+        assert hashlib.sha256(text).hexdigest() == manifest["records"][name.removesuffix(".zst")]
+        assert json.loads(text)["schema_version"] == 1
+    assert sum((copy / name).stat().st_size for name in on_disk) < 0.7 * sum(map(len, texts.values()))
+
+
+def test_a_store_of_the_version_before_is_read_and_built_on(copy: Path, tiny_store: TaskStore) -> None:
+    """Version 2 had the same records, not compressed."""
+    for kind in ("tasks", "secrets", "repositories", "locks"):
+        for path in list((copy / kind).iterdir()):
+            path.with_suffix("").write_bytes(zstandard.decompress(path.read_bytes()))
+            path.unlink()
+    manifest = copy / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"store_version": 3', '"store_version": 2'))
+    old = TaskStore.open(copy)
+    old.verify()
+    assert old.fingerprint == tiny_store.fingerprint
+    assert old.tasks() == tiny_store.tasks()
+    first, second = old.task_ids()[:2]
+    old.drop_task(first)
+    old.put_task(replace(old.record(second), num_body_lines=99), old.secret(second))
+    assert not list(copy.glob(f"*/{first}.json*"))
+    assert [path.name for path in copy.glob(f"tasks/{second}.json*")] == [f"{second}.json.zst"]
+    new = TaskStore.open(copy)
+    new.verify()
+    assert (len(new.tasks()), new.get(second).num_body_lines) == (len(tiny_store.tasks()) - 1, 99)
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "{", "[]", "{}", '{"schema_version": 1, "records": {"tasks/x.json": "0"}, "fingerprint": "0"}'],
@@ -173,16 +231,16 @@ def test_another_schema_version_is_refused(copy: Path) -> None:
         TaskStore.open(copy)
 
 
-@pytest.mark.parametrize("version", [None, 1, 3])
+@pytest.mark.parametrize("version", [None, 1, 4])
 def test_a_store_of_another_version_is_refused(copy: Path, version: int | None) -> None:
     manifest = copy / "manifest.json"
     value = {**json.loads(manifest.read_text()), "store_version": version}
     manifest.write_text(json.dumps({name: each for name, each in value.items() if each is not None}))
-    with pytest.raises(InputError, match=r"CR0411.*of version [13], this program reads version 2"):
+    with pytest.raises(InputError, match=r"CR0411.*of version [14], this program reads 2 to 3"):
         TaskStore.open(copy)
 
 
 def test_a_record_that_the_manifest_does_not_name_is_not_a_task(copy: Path) -> None:
     known = TaskStore.open(copy).task_ids()
-    shutil.copy(copy / "tasks" / f"{known[0]}.json", copy / "tasks" / "stray.json")
+    shutil.copy(copy / "tasks" / f"{known[0]}.json.zst", copy / "tasks" / "stray.json.zst")
     assert TaskStore.open(copy).task_ids() == known

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from composer_replication.errors import InputError
-from composer_replication.tasks.blobs import find_blob
+from composer_replication.tasks.blobs import find_blob, read_file, write_file
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.planning.body_cuts import find_body_cuts
@@ -36,10 +36,10 @@ def rewrite(store: Path, kind: str, change: Callable[[dict[str, Any]], None]) ->
     """Change a record and make the manifest agree, as a faulty build would."""
     manifest = json.loads((store / "manifest.json").read_text())
     (name,) = [name for name in manifest["records"] if name.startswith(f"{kind}/")]
-    value = json.loads((store / name).read_text())
+    value = json.loads(read_file(store / f"{name}.zst"))
     change(value)
     data = json.dumps(value).encode()
-    (store / name).write_bytes(data)
+    write_file(store / name, data)
     manifest["records"][name] = sha256_of(data)
     manifest["fingerprint"] = sha256_of(json.dumps(sorted(manifest["records"].items())).encode())
     (store / "manifest.json").write_text(json.dumps(manifest))

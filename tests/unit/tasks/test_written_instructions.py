@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from composer_replication.errors import InputError, UsageError
+from composer_replication.tasks.blobs import packed_path, read_file, write_file
 from composer_replication.tasks.instructions.instruction_endpoint import (
     MAX_ANSWER_BYTES,
     Endpoint,
@@ -106,7 +107,7 @@ def test_a_good_answer_is_kept_beside_the_plain_one(sized_store: TaskStore, serv
     assert written_instruction(store, "t-function-body") == expected
     assert written_instruction(store, "t-module-body") is None
     assert store.fingerprint != before  # it is listed in the manifest
-    assert (store.root / "instructions" / "t-function-body.json").is_file()
+    assert (store.root / "instructions" / "t-function-body.json.zst").is_file()
 
 
 def test_only_public_information_is_sent(sized_store: TaskStore, served: Served) -> None:
@@ -148,7 +149,7 @@ def test_the_key_is_sent_and_kept_nowhere(
     assert KEY not in repr(endpoint)
     assert KEY not in "".join(capfd.readouterr())
     for path in sized_store.root.rglob("*"):
-        assert path.is_dir() or KEY.encode() not in path.read_bytes()
+        assert path.is_dir() or KEY.encode() not in read_file(path)
 
 
 def test_no_key_no_header(sized_store: TaskStore, served: Served) -> None:
@@ -301,7 +302,7 @@ def test_control_characters_are_taken_out(sized_store: TaskStore, served: Served
 def test_tasks_that_go_take_their_texts_along(sized_store: TaskStore, served: Served) -> None:
     write_instructions(sized_store, ["t-function-body", "t-class-whole"], served.endpoint())
     sized_store.drop_task("t-function-body")
-    assert not (sized_store.root / "instructions" / "t-function-body.json").exists()
+    assert not (sized_store.root / "instructions" / "t-function-body.json.zst").exists()
     keep = {"repositories/tinymath-1.0.json", "tasks/t-class-whole.json", "secrets/t-class-whole.json"}
     sized_store.drop_records(keep)
     store = TaskStore.open(sized_store.root)
@@ -315,7 +316,7 @@ def test_tasks_that_go_take_their_texts_along(sized_store: TaskStore, served: Se
 def test_a_text_that_was_changed_on_disk_is_a_damaged_store(sized_store: TaskStore, served: Served) -> None:
     write_instructions(sized_store, ["t-function-body"], served.endpoint())
     path = sized_store.root / "instructions" / "t-function-body.json"
-    path.write_text(path.read_text().replace("missing", "lost"))
+    write_file(path, read_file(packed_path(path)).replace(b"missing", b"lost"))
     with pytest.raises(InputError, match="CR0411"):
         written_instruction(TaskStore.open(sized_store.root), "t-function-body")
 

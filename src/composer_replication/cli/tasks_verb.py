@@ -91,6 +91,12 @@ def _add_build(verbs: Any, common: argparse.ArgumentParser) -> None:
     add_instruction_flags(build)
     build.add_argument("--jobs", metavar="N", type=int, default=2, help="sandboxes at a time (default: 2)")
     build.add_argument("--backend", metavar="NAME", help=_BACKEND_HELP)
+    build.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="run the sandboxes on a Ray cluster: local (one of --jobs processors, for this build), auto, HOST:PORT or "
+        "ray://HOST:PORT; the store is the same",
+    )
     build.set_defaults(run=f"{_HERE}:run_build", render="composer_replication.cli.build_result:render_build")
 
 
@@ -137,6 +143,7 @@ def run_build(args: argparse.Namespace) -> tuple[Result, int]:
     Raises:
         UsageError: pins and several sources (CR0416), a folder that cannot be written
             (CR0209), flags that name no server or model (CR0455), and as ``build_tasks``.
+        MissingError: a Ray cluster that cannot be joined, as ``build_tasks``.
         InputError: a source, a pin or all repositories are not usable (CR0402 to CR0409, CR0419).
         NothingToDoError: no candidate is a task (CR0418).
     """
@@ -160,6 +167,7 @@ def run_build(args: argparse.Namespace) -> tuple[Result, int]:
             jobs=args.jobs,
             hidden_share=args.hidden_share,
             backend=args.backend,
+            ray_address=args.ray,
             progress=report,
         )
     more: Result = {}

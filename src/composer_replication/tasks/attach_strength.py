@@ -21,7 +21,7 @@ MAX_MUTANTS = 6
 
 
 def attach_strength(
-    store: TaskStore, task_id: str, deletion: Deletion, bench: Bench, seed: int, workers: Workers
+    store: TaskStore, task_id: str, deletion: Deletion, bench: Bench, seed: int, *, workers: Workers
 ) -> None:
     """Put faults into the golden code one at a time, and count which tests notice.
 

@@ -29,11 +29,11 @@ from ray.exceptions import RayError, RayTaskError
 from composer_replication import __version__
 from composer_replication.errors import ComposerError, MissingError, SandboxFailure
 from composer_replication.sandbox import choose_backend, require_selftest
-from composer_replication.tasks.running.bench import Bench
-from composer_replication.tasks.intake.environment import lock_of, open_environment
 from composer_replication.tasks.gates import GateFailed
+from composer_replication.tasks.intake.environment import lock_of, open_environment
 from composer_replication.tasks.intake.lock import EnvironmentLock, LockedWheel, UnusableRepository
 from composer_replication.tasks.ray_connection import RayConnection
+from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.store_records import RepositoryRecord
 
 NUM_RETRIES = 2

@@ -48,7 +48,7 @@ def add_truth(
         attach_twins(store, own[0].repository, [(task.task_id, task.deletion) for task in own], seed, workers)
 
     def measure(task: ValidTask) -> None:
-        attach_strength(store, task.task_id, task.deletion, task.repository.bench, seed, workers)
+        attach_strength(store, task.task_id, task.deletion, task.repository.bench, seed, workers=workers)
 
     list(each(record, rows.values(), "twins of repositories"))
     blind = frozenset(task.task_id for task in tasks if not store.get(task.task_id).has_hidden_tests)

@@ -52,6 +52,7 @@ class RayConnection:
         if not self._is_ours:
             return
         _check_address(address)
+        _check_free(address)
         self._on_terminate = _terminate_signal()
         try:
             with _environment(_QUIET):
@@ -99,13 +100,6 @@ class RayConnection:
 
 
 def _check_address(address: str) -> None:
-    if ray.is_initialized():
-        raise UsageError(
-            "CR0490",
-            f"this program has joined a cluster already, and cannot join {address} too.",
-            where=address,
-            fix="auto uses the cluster that it is in.",
-        )
     if address in (LOCAL, AUTO):
         return
     match = _ADDRESS.fullmatch(address)
@@ -122,6 +116,16 @@ def _check_address(address: str) -> None:
         ).close()
     except OSError as error:
         raise _refusal(address, error) from error
+
+
+def _check_free(address: str) -> None:
+    if ray.is_initialized():
+        raise UsageError(
+            "CR0490",
+            f"this program has joined a cluster already, and cannot join {address} too.",
+            where=address,
+            fix="auto uses the cluster that it is in.",
+        )
 
 
 def _refusal(address: str, error: BaseException) -> ComposerError:

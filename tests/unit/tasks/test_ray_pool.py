@@ -181,8 +181,6 @@ def closed_port() -> int:
 
 @pytest.mark.parametrize("form", ["127.0.0.1:{}", "ray://127.0.0.1:{}"])
 def test_an_address_where_nothing_answers(form: str, make_project: MakeProject, tmp_path: Path) -> None:
-    if ray.is_initialized():
-        pytest.skip("the cluster of this file is up, and comes first")
     with pytest.raises(MissingError, match=r"CR0490: no Ray cluster can be joined") as caught:
         build_tasks([str(make_project(SMALL))], tmp_path / "out", ray_address=form.format(closed_port()))
     assert caught.value.exit_code == 3
@@ -192,8 +190,6 @@ def test_an_address_where_nothing_answers(form: str, make_project: MakeProject, 
     "address", ["", "nowhere", "host:", "host:0", "host:70000", "http://host:80", "a b:1"]
 )
 def test_what_is_no_address(address: str) -> None:
-    if ray.is_initialized():
-        pytest.skip("the cluster of this file is up, and comes first")
     with pytest.raises(UsageError, match=r"CR0490.*is no address"):
         ray_connection.RayConnection(address, 1)
 

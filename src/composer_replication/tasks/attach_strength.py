@@ -14,7 +14,7 @@ from composer_replication.tasks.subject import Subject
 from composer_replication.tasks.twin.mutants import mutants_of, passes_twin
 from composer_replication.tasks.twin.twin_records import Twin
 from composer_replication.tasks.validate import subject_of
-from composer_replication.tasks.workers import Workers
+from composer_replication.tasks.workers.workers import Workers
 
 MAX_MUTANTS = 6
 """Of one task: enough to tell strong tests from weak ones, few enough for thousands of tasks."""

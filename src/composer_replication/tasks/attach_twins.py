@@ -12,7 +12,7 @@ from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.twin.build_twins import build_twins, twin_bytes
 from composer_replication.tasks.twin.twin_records import Twin
-from composer_replication.tasks.workers import Workers
+from composer_replication.tasks.workers.workers import Workers
 
 
 def attach_twins(

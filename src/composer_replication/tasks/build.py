@@ -27,7 +27,7 @@ from composer_replication.tasks.repository import PreparedRepository, prepare, s
 from composer_replication.tasks.secrecy import check_secrecy
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.truth import NO_TRUTH, ValidTask, add_truth
-from composer_replication.tasks.workers import Workers, open_workers
+from composer_replication.tasks.workers.workers import Workers, open_workers
 
 __all__ = ["Build", "BuildSummary", "Candidate", "Progress", "Settings", "build_tasks", "run_build"]
 
@@ -148,7 +148,7 @@ def run_build(
     with RunFolder(out).locked():
         store = TaskStore.create(out, backend=backend)
         store.verify()  # what lies there already is taken over unread
-        with open_workers(ray_address, jobs, store) as workers:
+        with open_workers(ray_address, store) as workers:
             pool = ThreadPoolExecutor(jobs, thread_name_prefix="tasks-build")
             try:
                 run = Build(

@@ -6,7 +6,7 @@ import re
 import tempfile
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
@@ -33,7 +33,7 @@ from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import RepositoryRecord
 from composer_replication.tasks.test_run import TestReport, run_tests
 from composer_replication.tasks.views import write_files
-from composer_replication.tasks.workers import OWN_THREADS, Workers
+from composer_replication.tasks.workers.workers import OWN_THREADS, Workers
 
 BASELINE_SECONDS = 180.0
 TEST_SECONDS = 20.0
@@ -118,8 +118,7 @@ def prepare(
         refuse_second_copy(source, environment)
         bench = make_bench(source.files, environment, backend)
         try:
-            bare = replace(source, files={})  # the bench has them, and may go far
-            record = workers.call(measure_suite, bare, bench, map_calls=map_calls, jobs=jobs)
+            record = _measure(source, bench, workers, map_calls=map_calls, jobs=jobs)
         except UnusableRepository as error:
             raise explain(error, source) from error
         store.put_lock(lock, lambda wheel: wheel_path(wheel).read_bytes())
@@ -141,13 +140,19 @@ def _deletions(source: RepositorySource, sizes: Collection[tuple[str, str]]) -> 
     return tuple(one for one in found if (one.granularity, one.removal) in sizes)
 
 
-def _run_suite(
+def run_suite(
     bench: Bench,
     *,
     map_calls: bool = False,
     shuffle_seed: int | None = None,
     backwards: bool = False,
 ) -> TestReport:
+    """One whole run of the suite.
+
+    Raises:
+        UnusableRepository: ``red-baseline``.
+        SandboxFailure: the sandbox broke.
+    """
     with tempfile.TemporaryDirectory(prefix="baseline-", dir=process_folder()) as folder:
         tree = Path(folder) / "tree"
         write_files(tree, bench.original)
@@ -161,24 +166,20 @@ def _run_suite(
     return report
 
 
-def measure_suite(source: RepositorySource, bench: Bench, *, map_calls: bool, jobs: int) -> RepositoryRecord:
-    """Three whole runs of the suite on ``bench``, which has the files of ``source``.
-
-    A test that is not green in all of them is left out of everything.
+def _measure(
+    source: RepositorySource, bench: Bench, workers: Workers, *, map_calls: bool, jobs: int
+) -> RepositoryRecord:
+    """Three whole runs: a test that is not green in all of them is left out of everything.
 
     The first has the order of the files, the second an order drawn by ``SHUFFLE_SEED``, the
     third that one backwards: of any two tests each comes first once, so that a test which
     needs, or cannot bear, another one before it is found whatever was drawn.
-
-    Raises:
-        UnusableRepository: ``red-baseline``.
-        SandboxFailure: the sandbox broke.
     """
-    first = _run_suite(bench, map_calls=map_calls)
+    first = workers.call(run_suite, bench, map_calls=map_calls)
     _refuse_red(first, first.passed, "green")
 
     def again(direction: str) -> TestReport:
-        return _run_suite(bench, shuffle_seed=SHUFFLE_SEED, backwards=direction == "backwards")
+        return workers.call(run_suite, bench, shuffle_seed=SHUFFLE_SEED, backwards=direction == "backwards")
 
     with ThreadPoolExecutor(min(2, jobs), thread_name_prefix="tasks-baseline") as pool:
         runs = [first, *pool.map(again, ("forwards", "backwards"))]

@@ -11,7 +11,7 @@ from composer_replication.tasks.attach_twins import attach_twins
 from composer_replication.tasks.planning.deletion import Deletion
 from composer_replication.tasks.repository import PreparedRepository
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.workers import Workers
+from composer_replication.tasks.workers.workers import Workers
 
 NO_TRUTH = "no test function can be hidden, and the behaviour cannot be recorded"
 

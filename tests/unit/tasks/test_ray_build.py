@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.errors import ComposerError, InputError, MissingError, SandboxFailure, UsageError
+from composer_replication.errors import InputError, MissingError, SandboxFailure, UsageError
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.gates import GateFailed
 from composer_replication.tasks.intake.lock import UnusableRepository
@@ -29,6 +29,8 @@ from composer_replication.tasks.workers.workers import load_ray
 
 pytest.importorskip("ray", reason="the extra ray is not installed")
 load_ray()
+from ray.exceptions import RaySystemError, RayTaskError  # noqa: E402
+
 from composer_replication.tasks.workers import ray_connection, ray_pool  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -110,7 +112,7 @@ def start_head(folder: Path, environment: dict[str, str], log: Path) -> tuple[su
             head = subprocess.Popen(
                 [
                     sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats",
-                    f"--port={port}", "--ray-client-server-port=0", "--min-worker-port=0", "--max-worker-port=0",
+                    f"--port={port}", f"--ray-client-server-port={free_port()}", "--min-worker-port=0", "--max-worker-port=0",
                     "--num-cpus=2", "--num-gpus=0", "--object-store-memory=100000000", f"--temp-dir={folder}",
                     "--include-dashboard=false", "--include-log-monitor=false", "--no-monitor",
                 ],
@@ -206,7 +208,7 @@ def test_a_build_on_a_cluster_has_the_bytes_of_a_local_one(
     cluster: Cluster, sources: list[str], local: Path, tmp_path: Path
 ) -> None:
     result = finished(cluster.build(sources, tmp_path / "out"))
-    assert (result["tasks"], result["rejected"]) == (2, {"no-truth": 1})
+    assert (result["tasks"], result["rejected"]) == (2, {"stub-passes": 1})
     assert result["fingerprint"] == TaskStore.open(local).fingerprint
     assert_same(tmp_path / "out", local)
     assert any((cluster.cache / "environments").iterdir()), (
@@ -264,7 +266,9 @@ def test_what_the_work_answers_is_final_and_what_is_lost_is_done_again(
         assert told[name] == expected
     assert told["die_twice"] == {"value": 3, "tries": 3}
     assert (told["die_ever"]["type"], told["die_ever"]["tries"]) == ("SandboxFailure", 3)
-    assert re.match(r"CR0492: Ray gave up a piece of work after 3 tries: [^\n]+$", told["die_ever"]["text"])
+    assert re.match(
+        r"CR0492: Ray gave up a piece of work after up to 3 tries: [^\n]+$", told["die_ever"]["text"]
+    )
     assert told["second"]["text"].startswith("CR0490: this program has joined a Ray cluster already.")
     assert told["keeps_sigterm"]
     assert told["sleep"]["text"].startswith("CR0302")
@@ -353,12 +357,30 @@ def test_a_node_that_would_give_other_bytes_or_whose_jail_breaks_is_named(
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     version, pickler = ray_pool.__version__, ray_pool.pickler_fingerprint()
-    for needs, what in (
-        ((None, "0.0.0", pickler), f"has composer-replication {version} and not 0.0.0"),
-        ((None, version, "other"), "has another version of cloudpickle"),
-        (("planted_jail:Jail", version, pickler), "cannot be used"),
+    for needs, kind, what in (
+        ((None, "0.0.0", pickler), MissingError, f"has composer-replication {version} and not 0.0.0"),
+        ((None, version, "other"), MissingError, "has another version of cloudpickle"),
+        (
+            ("planted_jail:Jail", version, pickler),
+            SandboxFailure,
+            "cannot be used: the sandbox planted does not hold",
+        ),
     ):
         with pytest.raises(MissingError, match=rf"CR0491: the node {socket.gethostname()} {what}") as caught:
             ray_pool.do_work(needs, os.getpid, {})
-        assert not isinstance(caught.value, SandboxFailure), "Ray would try it again"
-        assert isinstance(caught.value, ComposerError)
+        assert type(caught.value) is kind, "what Ray tries again"
+
+
+def test_what_ray_says_of_a_node_without_this_program_is_one_sentence() -> None:
+    told = "The remote function failed to import on the worker. This may be because\nModuleNotFoundError: planted"
+    missing = ray_pool._told(RayTaskError("f", "", RuntimeError(told)))
+    assert str(missing).startswith(
+        "CR0491: a node of the cluster cannot import composer-replication. [--ray] Next: pip"
+    )
+    lost = ray_pool._told(RayTaskError("f", "", RaySystemError("No module named 'planted'. And\nmore")))
+    assert (
+        lost.message
+        == "Ray gave up a piece of work, after up to 3 tries: System error: No module named 'planted'."
+    )
+    own = KeyError("a bug of ours")
+    assert ray_pool._told(RayTaskError("f", "", own)) is own

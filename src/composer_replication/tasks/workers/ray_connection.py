@@ -59,11 +59,12 @@ class Head:
             SandboxFailure: it has not answered for a while (CR0492).
         """
         with self._lock:
-            if time.monotonic() - self._looked >= self._look_seconds:
+            now = time.monotonic()
+            if now - self._looked >= self._look_seconds:
+                self._looked = now
                 with suppress(OSError):
                     _knock(self._place)
-                    self._answered = time.monotonic()
-                self._looked = time.monotonic()
+                    self._answered = now
             if self._looked - self._answered > self._lost_seconds:
                 raise SandboxFailure(
                     "CR0492",

@@ -25,7 +25,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from composer_replication import __version__
-from composer_replication.errors import InputError, MissingError, SandboxFailure
+from composer_replication.errors import ComposerError, InputError, MissingError, SandboxFailure
 from composer_replication.sandbox import choose_backend, require_selftest
 from composer_replication.tasks.intake.environment import lock_of, open_environment
 from composer_replication.tasks.intake.lock import EnvironmentLock, LockedWheel
@@ -37,6 +37,7 @@ from composer_replication.tasks.workers.ray_connection import RayConnection, fir
 NUM_RETRIES = 2
 """After a dead worker, a lost node or a broken sandbox; what the work itself answers is final."""
 _WAIT_SECONDS = 1.0
+_INSTALL = f"pip install 'composer-replication[ray]=={__version__}' there, then composer-rl doctor."
 
 Result = TypeVar("Result")
 Params = ParamSpec("Params")
@@ -74,7 +75,7 @@ class RayPool:
         self._sent: dict[int, tuple[object, Any]] = {}  # with the value, so that its id stays taken
         self._wheels: dict[str, Any] = {}
         self._running: set[Any] = set()
-        self._interrupted = False
+        self._interrupted = threading.Event()
         self._connection = RayConnection(address)
         self._remote = ray.remote(do_work).options(
             num_cpus=1, max_retries=NUM_RETRIES, retry_exceptions=[SandboxFailure], name="composer-rl work"
@@ -106,18 +107,18 @@ class RayPool:
         """
         sent = [self._send(value) for value in args]
         with self._lock:
-            if self._interrupted:
+            if self._interrupted.is_set():
                 raise _interruption()
             reference = self._remote.remote(self._node_needs, work, options, *sent)
             self._running.add(reference)
         try:
             while not ray.wait([reference], timeout=_WAIT_SECONDS)[0]:
                 self._connection.head.check()
-                if self._interrupted:
+                if self._interrupted.is_set():
                     raise _interruption()
             result: Result = ray.get(reference)
         except (RayError, ConnectionError) as error:
-            raise _interruption() if self._interrupted else _told(error) from error
+            raise _interruption() if self._interrupted.is_set() else _told(error) from error
         else:
             return result
         finally:
@@ -146,7 +147,7 @@ class RayPool:
     def interrupt(self) -> None:
         """Kill the workers that are at work for us; their sandboxes die with them."""
         with self._lock:
-            self._interrupted = True
+            self._interrupted.set()
             running = list(self._running)
         for reference in running:
             with suppress(Exception):  # it ended in this moment, or the cluster is gone: nothing to kill
@@ -173,7 +174,7 @@ def _check_node(backend: str | None, version: str, pickler: str) -> None:
     """Refuse a node that would give other bytes, or whose sandbox does not hold; tried once a worker.
 
     Raises:
-        MissingError: it names the node (CR0491).
+        MissingError: it names the node (CR0491); a ``SandboxFailure`` if the self-test failed.
     """
     if version != __version__:
         raise _unfit(f"has composer-replication {__version__} and not {version}")
@@ -182,7 +183,7 @@ def _check_node(backend: str | None, version: str, pickler: str) -> None:
     try:
         require_selftest(choose_backend(backend))
     except MissingError as error:
-        raise _unfit(f"cannot be used: {error.message.rstrip('.')}") from error
+        raise _unfit("cannot be used", error) from error
 
 
 def _bench(parts: _BenchParts, backend: str | None) -> Bench:
@@ -199,17 +200,15 @@ def _bench(parts: _BenchParts, backend: str | None) -> Bench:
     try:
         environment = open_environment(parts.lock, backend=backend, read_wheel=read_wheel)
     except InputError as error:
-        raise _unfit(f"cannot be used: {error.message.rstrip('.')}") from error
+        raise _unfit("cannot be used", error) from error
     return Bench(parts.original, environment, backend, parts.suite_seconds, parts.test_seconds)
 
 
-def _unfit(problem: str) -> MissingError:
-    return MissingError(
-        "CR0491",
-        f"the node {socket.gethostname()} {problem}.",
-        where="--ray",
-        fix=f"pip install -c constraints.txt 'composer-replication[ray]=={__version__}' and composer-rl doctor there.",
-    )
+def _unfit(problem: str, cause: ComposerError | None = None) -> MissingError:
+    """Ray tries again what a sandbox did not do, here or elsewhere: the node may have been busy."""
+    kind = SandboxFailure if isinstance(cause, SandboxFailure) else MissingError
+    told = f"{problem}: {cause.message.rstrip('.')}" if cause else problem
+    return kind("CR0491", f"the node {socket.gethostname()} {told}.", where="--ray", fix=_INSTALL)
 
 
 def _interruption() -> SandboxFailure:
@@ -218,12 +217,16 @@ def _interruption() -> SandboxFailure:
 
 def _told(error: Exception) -> Exception:
     """What a waiting thread is told in place of an error of Ray's."""
-    cause = getattr(error, "cause", None) if isinstance(error, RayTaskError) else None
-    if isinstance(cause, Exception):
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    if isinstance(cause, RuntimeError) and "failed to import on the worker" in str(cause):
+        return MissingError(
+            "CR0491", "a node of the cluster cannot import composer-replication.", where="--ray", fix=_INSTALL
+        )
+    if isinstance(cause, Exception) and not isinstance(cause, RayError | ConnectionError):
         return cause
     return SandboxFailure(
         "CR0492",
-        f"Ray gave up a piece of work after {NUM_RETRIES + 1} tries: {first_sentence(str(error))}.",
+        f"Ray gave up a piece of work, after up to {NUM_RETRIES + 1} tries: {first_sentence(str(cause))}.",
         where="--ray",
         fix="the same command again goes on where it stopped; ray status shows the cluster.",
     )

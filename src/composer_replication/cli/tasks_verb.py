@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from composer_replication.cli.build_result import finish_build
 from composer_replication.cli.instruction_flags import add_instruction_flags, have_written, named_endpoint
 from composer_replication.cli.leakscan_command import add_leakscan
+from composer_replication.cli.needed_packages import needs_extra
 from composer_replication.cli.progress_bar import progress_bar
 from composer_replication.cli.show_command import add_views
 from composer_replication.cli.task_sets_command import add_export, add_import
@@ -91,6 +92,12 @@ def _add_build(verbs: Any, common: argparse.ArgumentParser) -> None:
     add_instruction_flags(build)
     build.add_argument("--jobs", metavar="N", type=int, default=2, help="sandboxes at a time (default: 2)")
     build.add_argument("--backend", metavar="NAME", help=_BACKEND_HELP)
+    build.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="run the sandboxes on a Ray cluster: auto (of this machine, or RAY_ADDRESS), HOST:PORT of its head, or "
+        "ray://HOST:PORT from outside; the store is the same",
+    )
     build.set_defaults(run=f"{_HERE}:run_build", render="composer_replication.cli.build_result:render_build")
 
 
@@ -137,15 +144,20 @@ def run_build(args: argparse.Namespace) -> tuple[Result, int]:
     Raises:
         UsageError: pins and several sources (CR0416), a folder that cannot be written
             (CR0209), flags that name no server or model (CR0455), and as ``build_tasks``.
+        MissingError: ray is not installed (CR0101), or as ``build_tasks``.
         InputError: a source, a pin or all repositories are not usable (CR0402 to CR0409, CR0419).
         NothingToDoError: no candidate is a task (CR0418).
     """
     from composer_replication.cli.output_folder import refuse_unwritable
     from composer_replication.sandbox import choose_backend
     from composer_replication.tasks.build import build_tasks
+    from composer_replication.tasks.workers.workers import load_ray
 
     endpoint = named_endpoint(args)
     refuse_unwritable(args.out)
+    if args.ray is not None:
+        with needs_extra("ray", "a build on a Ray cluster"):
+            load_ray()
     choose_backend(args.backend)  # said now, not after the packages have been fetched
     with progress_bar(quiet=args.quiet) as report:
         summary = build_tasks(
@@ -160,6 +172,7 @@ def run_build(args: argparse.Namespace) -> tuple[Result, int]:
             jobs=args.jobs,
             hidden_share=args.hidden_share,
             backend=args.backend,
+            ray_address=args.ray,
             progress=report,
         )
     more: Result = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from composer_replication.tasks.planning.body_cuts import BodyCut
@@ -12,13 +12,17 @@ from composer_replication.tasks.running.bench import Bench, Trial
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.subject import Subject
 from composer_replication.tasks.twin.mutants import mutants_of, passes_twin
+from composer_replication.tasks.twin.twin_records import Twin
 from composer_replication.tasks.validate import subject_of
+from composer_replication.tasks.workers.workers import Workers
 
 MAX_MUTANTS = 6
 """Of one task: enough to tell strong tests from weak ones, few enough for thousands of tasks."""
 
 
-def attach_strength(store: TaskStore, task_id: str, deletion: Deletion, bench: Bench, seed: int) -> None:
+def attach_strength(
+    store: TaskStore, task_id: str, deletion: Deletion, bench: Bench, seed: int, *, workers: Workers
+) -> None:
     """Put faults into the golden code one at a time, and count which tests notice.
 
     ``mutants`` faults were tried; the visible tests alone notice ``killed_visible`` of them,
@@ -33,20 +37,31 @@ def attach_strength(store: TaskStore, task_id: str, deletion: Deletion, bench: B
     if record.strength is not None:
         return
     task = store.get(task_id)
-    subject = subject_of(store, task)
-    faults = _draw(deletion.bodies, bench, f"{seed}/{task_id}")
+    figures = workers.call(
+        count_noticed, subject_of(store, task), deletion.bodies, store.twins(task), bench, f"{seed}/{task_id}"
+    )
+    store.put_task(replace(record, strength=figures), store.secret(task_id))
+
+
+def count_noticed(
+    subject: Subject, cuts: Sequence[BodyCut], twins: Mapping[str, Twin], bench: Bench, salt: str
+) -> dict[str, int]:
+    """The figures of ``attach_strength``; ``salt`` draws the faults.
+
+    Raises:
+        SandboxFailure: the sandbox broke.
+    """
+    faults = _draw(cuts, bench, salt)
     seen = _killed_by_tests(subject, "rollout", subject.visible, faults, bench)
     both = [
         a or b
         for a, b in zip(seen, _killed_by_tests(subject, "hidden", subject.hidden, faults, bench), strict=True)
     ]
-    twins = store.twins(task)
     for index, (cut, body) in enumerate(faults):
         if not both[index] and cut.pin in twins:
             judge = passes_twin(bench.original, cut, twins[cut.pin], bench.environment, backend=bench.backend)
             both[index] = not judge([body])[0]
-    figures = {"mutants": len(faults), "killed_visible": sum(seen), "killed_all": sum(both)}
-    store.put_task(replace(record, strength=figures), store.secret(task_id))
+    return {"mutants": len(faults), "killed_visible": sum(seen), "killed_all": sum(both)}
 
 
 def _draw(cuts: Sequence[BodyCut], bench: Bench, salt: str) -> list[tuple[BodyCut, str]]:

@@ -8,12 +8,19 @@ from dataclasses import replace
 from composer_replication.tasks.planning.body_cuts import BodyCut
 from composer_replication.tasks.planning.deletion import Deletion
 from composer_replication.tasks.repository import PreparedRepository
+from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.twin.build_twins import build_twins, twin_bytes
+from composer_replication.tasks.twin.twin_records import Twin
+from composer_replication.tasks.workers.workers import Workers
 
 
 def attach_twins(
-    store: TaskStore, repository: PreparedRepository, tasks: Sequence[tuple[str, Deletion]], seed: int
+    store: TaskStore,
+    repository: PreparedRepository,
+    tasks: Sequence[tuple[str, Deletion]],
+    seed: int,
+    workers: Workers,
 ) -> int:
     """Record the functions of some tasks of one repository in one run, and keep the twins as secrets.
 
@@ -24,6 +31,7 @@ def attach_twins(
         repository: theirs.
         tasks: id and deletion of each.
         seed: draws the mutated calls.
+        workers: run the functions.
 
     Returns:
         How many functions have a twin now.
@@ -33,19 +41,17 @@ def attach_twins(
     """
     waiting = [(task_id, one) for task_id, one in tasks if store.secret(task_id).twins is None]
     cuts = {cut.pin: cut for _, deletion in waiting for cut in twin_cuts(deletion)}
-    bench = repository.bench
-    twins = build_twins(
-        bench.original,
-        bench.environment,
-        [cuts[pin] for pin in sorted(cuts)],
-        backend=bench.backend,
-        seed=seed,
-    )
+    twins = workers.call(twins_on, repository.bench, [cuts[pin] for pin in sorted(cuts)], seed)
     digests = {pin: store.put_blob(twin_bytes(twin), is_packed=True) for pin, twin in twins.items()}
     for task_id, deletion in waiting:
         own = {cut.pin: digests[cut.pin] for cut in twin_cuts(deletion) if cut.pin in digests}
         store.put_task(store.record(task_id), replace(store.secret(task_id), twins=own))
     return len(twins)
+
+
+def twins_on(bench: Bench, cuts: Sequence[BodyCut], seed: int) -> dict[str, Twin]:
+    """As ``build_twins``, of functions of the repository that stands on a bench."""
+    return dict(build_twins(bench.original, bench.environment, cuts, backend=bench.backend, seed=seed))
 
 
 def twin_cuts(deletion: Deletion) -> list[BodyCut]:

@@ -28,6 +28,7 @@ from composer_replication.tasks.repository import PreparedRepository, prepare, s
 from composer_replication.tasks.secrecy import check_secrecy
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.truth import NO_TRUTH, ValidTask, add_truth
+from composer_replication.tasks.workers.workers import Workers, open_workers
 
 __all__ = ["Build", "BuildSummary", "Candidate", "Progress", "Settings", "build_tasks", "run_build"]
 
@@ -80,13 +81,14 @@ def build_tasks(
     jobs: int = 2,
     hidden_share: float = 0.5,
     backend: str | None = None,
+    ray_address: str | None = None,
     progress: Progress | None = None,
 ) -> BuildSummary:
     """Build a task store from repositories.
 
     A second call with the same arguments goes on where the first one stopped, or finds
     everything done. The tasks, their tests and the fingerprint depend on the input and the
-    seed alone, not on ``jobs``. Afterwards the folder holds exactly what was asked for.
+    seed alone, not on ``jobs`` or ``ray_address``. Afterwards the folder holds exactly what was asked for.
 
     Args:
         sources: folders, archives or ``sdist:NAME==VERSION``.
@@ -102,6 +104,7 @@ def build_tasks(
         jobs: candidates tried at the same time.
         hidden_share: share of a task's test functions that are held back, in [0, 1).
         backend: sandbox backend by name or dotted path; None for the best of this machine.
+        ray_address: of a Ray cluster that runs all sandboxes, as ``RayConnection``; None: this process.
         progress: told after every step.
 
     Raises:
@@ -109,7 +112,10 @@ def build_tasks(
             repositories (CR0425), or the arguments do not fit together (CR0421).
         InputError: no source is usable (CR0402 to CR0408), a pin is not in its source (CR0409), or the
             store of an earlier build is damaged (CR0411).
-        SandboxFailure: the sandbox broke; what is built so far stays and is resumed.
+        MissingError: the cluster cannot be joined (CR0101, CR0493, CR0490), or a node cannot
+            do such work (CR0491).
+        SandboxFailure: the sandbox broke, or workers were lost (CR0492); what is built so far
+            stays and is resumed.
     """
     _check_arguments(sources, symbols or {}, hidden_share, jobs, max_tasks)
     opened, unusable = open_sources(sources, jobs)
@@ -123,7 +129,9 @@ def build_tasks(
             run.decide(candidates, max_tasks)  # for each that had none, the next one
 
     settings = Settings(seed, hidden_share, granularities, removals, with_truth)
-    return run_build(Path(out), settings, choose, jobs=jobs, backend=backend, progress=progress)
+    return run_build(
+        Path(out), settings, choose, jobs=jobs, backend=backend, progress=progress, ray_address=ray_address
+    )
 
 
 def run_build(
@@ -134,22 +142,27 @@ def run_build(
     jobs: int,
     backend: str | None,
     progress: Progress | None,
+    ray_address: str | None = None,
 ) -> BuildSummary:
     """Hold the folder, let ``choose`` decide about candidates, leave exactly what was asked for."""
     started = time.monotonic()
     with RunFolder(out).locked():
         store = TaskStore.create(out, backend=backend)
         store.verify()  # what lies there already is taken over unread
-        pool = ThreadPoolExecutor(jobs, thread_name_prefix="tasks-build")
-        try:
-            run = Build(store, pool, settings, jobs, progress or _no_progress)
-            choose(run)
-        except KeyboardInterrupt:
-            with runs_interrupted():  # a killed run is no decision: the journal never hears of it
+        with open_workers(ray_address, store) as workers:
+            pool = ThreadPoolExecutor(jobs, thread_name_prefix="tasks-build")
+            try:
+                run = Build(
+                    store, settings, pool=pool, workers=workers, jobs=jobs, progress=progress or _no_progress
+                )
+                choose(run)
+            except KeyboardInterrupt:
+                with runs_interrupted():  # a killed run is no decision: the journal never hears of it
+                    workers.interrupt()
+                    pool.shutdown(wait=True, cancel_futures=True)
+                raise
+            finally:
                 pool.shutdown(wait=True, cancel_futures=True)
-            raise
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
         run.finish()
         if has_pyarrow():
             write_parquet(store)
@@ -183,10 +196,18 @@ class Build:
     """The state of one build."""
 
     def __init__(
-        self, store: TaskStore, pool: ThreadPoolExecutor, settings: Settings, jobs: int, progress: Progress
+        self,
+        store: TaskStore,
+        settings: Settings,
+        *,
+        pool: ThreadPoolExecutor,
+        workers: Workers,
+        jobs: int,
+        progress: Progress,
     ) -> None:
         self.store = store
         self.pool = pool
+        self.workers = workers
         self.settings = settings
         self.jobs = jobs
         self.progress = progress
@@ -211,6 +232,7 @@ class Build:
                 source,
                 self.store,
                 self.store.backend,
+                workers=self.workers,
                 sizes=sizes_of(
                     symbols.get(source.source, ()), self.settings.granularities, self.settings.removals
                 ),
@@ -328,7 +350,8 @@ class Build:
         repository = candidate.repository
         name = repository.record.repository
         try:
-            subject = judge_deletion(
+            subject = self.workers.call(
+                judge_deletion,
                 candidate.deletion,
                 repository.record,
                 repository.bench,
@@ -364,7 +387,7 @@ class Build:
             ValidTask(task_id, self.by_key[one.key].repository, self.by_key[one.key].deletion)
             for task_id, one in valid.items()
         ]
-        blind = add_truth(self.store, tasks, self.settings.seed, self._each)
+        blind = add_truth(self.store, tasks, self.settings.seed, self._each, self.workers)
         for task_id in blind:
             self.journal.add(replace(valid[task_id], task_id="", reason="no-truth", detail=NO_TRUTH))
         return len(blind)

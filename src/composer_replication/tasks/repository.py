@@ -33,6 +33,7 @@ from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import RepositoryRecord
 from composer_replication.tasks.test_run import TestReport, run_tests
 from composer_replication.tasks.views import write_files
+from composer_replication.tasks.workers.workers import OWN_THREADS, Workers
 
 BASELINE_SECONDS = 180.0
 TEST_SECONDS = 20.0
@@ -85,6 +86,7 @@ def prepare(
     store: TaskStore,
     backend: str | None,
     *,
+    workers: Workers = OWN_THREADS,
     map_calls: bool,
     jobs: int = 1,
     sizes: Collection[tuple[str, str]] = (("function", "body"),),
@@ -92,7 +94,7 @@ def prepare(
     """Lock, install, run the suite three times, and keep all of it in the store.
 
     What an earlier build of the same bytes kept is used again, unless an earlier version
-    kept it that did not look for flaky tests. ``map_calls`` also notes which functions
+    kept it that did not look for flaky tests. ``workers`` run the suite. ``map_calls`` also notes which functions
     each test calls, so that only tests which can tell are run first. ``jobs`` is how many sandboxes may run
     at a time, ``sizes`` are the (granularity, removal) pairs to plan.
 
@@ -109,22 +111,21 @@ def prepare(
         and (kept.contexts is not None or not map_calls)
     ):
         record = kept
-        environment = store.environment_of(record.environment)
+        bench = make_bench(source.files, store.environment_of(record.environment), backend)
     else:
         lock = lock_repository(source)
         environment = open_environment(lock, backend=backend)
         refuse_second_copy(source, environment)
+        bench = make_bench(source.files, environment, backend)
         try:
-            record = _measure(source, environment, backend, map_calls=map_calls, jobs=jobs)
+            record = _measure(source, bench, workers, map_calls=map_calls, jobs=jobs)
         except UnusableRepository as error:
             raise explain(error, source) from error
         store.put_lock(lock, lambda wheel: wheel_path(wheel).read_bytes())
         for data in source.files.values():
             store.put_blob(data)
         store.put_repository(slug, record)
-    return PreparedRepository(
-        slug, record, make_bench(source.files, environment, backend), _deletions(source, sizes)
-    )
+    return PreparedRepository(slug, record, bench, _deletions(source, sizes))
 
 
 def make_bench(files: Mapping[str, bytes], environment: Environment, backend: str | None) -> Bench:
@@ -139,20 +140,24 @@ def _deletions(source: RepositorySource, sizes: Collection[tuple[str, str]]) -> 
     return tuple(one for one in found if (one.granularity, one.removal) in sizes)
 
 
-def _run_suite(
-    source: RepositorySource,
-    environment: Environment,
-    backend: str | None,
+def run_suite(
+    bench: Bench,
     *,
     map_calls: bool = False,
     shuffle_seed: int | None = None,
     backwards: bool = False,
 ) -> TestReport:
+    """One whole run of the suite.
+
+    Raises:
+        UnusableRepository: ``red-baseline``.
+        SandboxFailure: the sandbox broke.
+    """
     with tempfile.TemporaryDirectory(prefix="baseline-", dir=process_folder()) as folder:
         tree = Path(folder) / "tree"
-        write_files(tree, source.files)
+        write_files(tree, bench.original)
         report = run_tests(
-            tree, environment, None, backend=backend, timeout_seconds=BASELINE_SECONDS,
+            tree, bench.environment, None, backend=bench.backend, timeout_seconds=BASELINE_SECONDS,
             with_places=True, with_contexts=map_calls, shuffle_seed=shuffle_seed, backwards=backwards,
         )  # fmt: skip
     if report.error:
@@ -162,7 +167,7 @@ def _run_suite(
 
 
 def _measure(
-    source: RepositorySource, environment: Environment, backend: str | None, *, map_calls: bool, jobs: int
+    source: RepositorySource, bench: Bench, workers: Workers, *, map_calls: bool, jobs: int
 ) -> RepositoryRecord:
     """Three whole runs: a test that is not green in all of them is left out of everything.
 
@@ -170,13 +175,11 @@ def _measure(
     third that one backwards: of any two tests each comes first once, so that a test which
     needs, or cannot bear, another one before it is found whatever was drawn.
     """
-    first = _run_suite(source, environment, backend, map_calls=map_calls)
+    first = workers.call(run_suite, bench, map_calls=map_calls)
     _refuse_red(first, first.passed, "green")
 
     def again(direction: str) -> TestReport:
-        return _run_suite(
-            source, environment, backend, shuffle_seed=SHUFFLE_SEED, backwards=direction == "backwards"
-        )
+        return workers.call(run_suite, bench, shuffle_seed=SHUFFLE_SEED, backwards=direction == "backwards")
 
     with ThreadPoolExecutor(min(2, jobs), thread_name_prefix="tasks-baseline") as pool:
         runs = [first, *pool.map(again, ("forwards", "backwards"))]
@@ -185,14 +188,14 @@ def _measure(
     return RepositoryRecord(
         repository=source.repository,
         source_sha256=source.sha256,
-        environment=environment.fingerprint,
-        files={path: sha256_of(data) for path, data in source.files.items()},
+        environment=bench.environment.fingerprint,
+        files={path: sha256_of(data) for path, data in bench.original.items()},
         places={test: first.places[test] for test in sorted(green)},
         num_collected=len(first.collected),
         broken_files=tuple(sorted(first.collect_errors)),
         contexts=first.contexts if map_calls else None,
         flaky=tuple(sorted(frozenset.union(*(run.passed for run in runs)) - green)),
-        licence=read_licence(source.files, source.metadata),
+        licence=read_licence(bench.original, source.metadata),
         commit=source.commit,
     )
 

@@ -11,6 +11,7 @@ from composer_replication.tasks.attach_twins import attach_twins
 from composer_replication.tasks.planning.deletion import Deletion
 from composer_replication.tasks.repository import PreparedRepository
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.workers.workers import Workers
 
 NO_TRUTH = "no test function can be hidden, and the behaviour cannot be recorded"
 
@@ -27,7 +28,9 @@ class ValidTask:
     deletion: Deletion
 
 
-def add_truth(store: TaskStore, tasks: Sequence[ValidTask], seed: int, each: Each) -> frozenset[str]:
+def add_truth(
+    store: TaskStore, tasks: Sequence[ValidTask], seed: int, each: Each, workers: Workers
+) -> frozenset[str]:
     """Record what deleted functions do, and measure how strong the tests of each task are.
 
     Returns:
@@ -42,10 +45,10 @@ def add_truth(store: TaskStore, tasks: Sequence[ValidTask], seed: int, each: Eac
         rows.setdefault(task.repository.slug, []).append(task)
 
     def record(own: list[ValidTask]) -> None:
-        attach_twins(store, own[0].repository, [(task.task_id, task.deletion) for task in own], seed)
+        attach_twins(store, own[0].repository, [(task.task_id, task.deletion) for task in own], seed, workers)
 
     def measure(task: ValidTask) -> None:
-        attach_strength(store, task.task_id, task.deletion, task.repository.bench, seed)
+        attach_strength(store, task.task_id, task.deletion, task.repository.bench, seed, workers=workers)
 
     list(each(record, rows.values(), "twins of repositories"))
     blind = frozenset(task.task_id for task in tasks if not store.get(task.task_id).has_hidden_tests)

@@ -30,7 +30,7 @@ from composer_replication.tasks.intake.lock import (
     wheel_path,
 )
 
-__all__ = ["Environment", "open_environment", "prefetch_toolchain"]
+__all__ = ["Environment", "lock_of", "open_environment", "prefetch_toolchain"]
 
 _READY = "READY.json"
 _INSTALL_SECONDS = 300.0
@@ -95,6 +95,11 @@ def open_environment(
         masked=interpreter.masked,
         names=lock.names,
     )
+
+
+def lock_of(environment: Environment) -> EnvironmentLock:
+    """The lock that an environment was made from, so that it can be made again elsewhere."""
+    return EnvironmentLock.from_json(json.loads((environment.root / _READY).read_text()))
 
 
 def _check_fit(lock: EnvironmentLock) -> None:

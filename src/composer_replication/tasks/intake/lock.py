@@ -53,9 +53,12 @@ class UnusableRepository(Exception):
     """A repository that cannot be used; ``reason`` is the short name that is counted."""
 
     def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(f"{reason}: {detail}")
+        super().__init__(reason, detail)  # as they came, so that it can be pickled
         self.reason = reason
         self.detail = detail
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.detail}"
 
 
 @dataclass(frozen=True, slots=True)

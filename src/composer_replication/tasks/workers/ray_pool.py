@@ -1,0 +1,232 @@
+"""The heavy work of a build as Ray tasks: Ray chooses the nodes, and does again what was lost with one.
+
+    with RayPool("auto", backend=None, read_wheel=read_wheel) as pool:
+        subject = pool.call(judge_deletion, deletion, record, bench, hidden_share=0.5, seed=0)
+
+The files of a repository and its wheels are put into Ray's object store once. A worker opens
+the environment from its lock, from its machine's cache where it is there already. Only values
+come back: the store and the journal are written by the one process that builds, so that a
+build on a cluster gives the bytes of a local one.
+
+Ray: Moritz et al., OSDI 2018. This module needs the extra ``ray``.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ParamSpec, TypeVar
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from composer_replication import __version__
+from composer_replication.errors import ComposerError, InputError, MissingError, SandboxFailure
+from composer_replication.sandbox import choose_backend, require_selftest
+from composer_replication.tasks.intake.environment import lock_of, open_environment
+from composer_replication.tasks.intake.lock import EnvironmentLock, LockedWheel
+from composer_replication.tasks.running.bench import Bench
+from composer_replication.tasks.store_records import RepositoryRecord
+from composer_replication.tasks.twin.twin_run import pickler_fingerprint
+from composer_replication.tasks.workers.ray_connection import RayConnection, first_sentence
+
+NUM_RETRIES = 2
+"""After a dead worker, a lost node or a broken sandbox; what the work itself answers is final."""
+_WAIT_SECONDS = 1.0
+_INSTALL = f"pip install 'composer-replication[ray]=={__version__}' there, then composer-rl doctor."
+
+Result = TypeVar("Result")
+Params = ParamSpec("Params")
+
+
+@dataclass(frozen=True, slots=True)
+class _BenchParts:
+    """What a bench is made of again on another machine; wheels are references, by sha256."""
+
+    original: dict[str, bytes]
+    lock: EnvironmentLock
+    wheels: dict[str, Any]
+    suite_seconds: float
+    test_seconds: float
+
+
+class RayPool:
+    """Work on a Ray cluster for the time of one build; safe to use from several threads.
+
+    Args:
+        address: as ``RayConnection``.
+        backend: sandbox backend on every node, by name or dotted path; None for the best of each.
+        read_wheel: gives the bytes of a wheel of a lock.
+
+    Raises:
+        UsageError, MissingError: as ``RayConnection``.
+    """
+
+    def __init__(
+        self, address: str, *, backend: str | None, read_wheel: Callable[[LockedWheel], bytes]
+    ) -> None:
+        self._node_needs = (backend, __version__, pickler_fingerprint())
+        self._read_wheel = read_wheel
+        self._lock = threading.Lock()
+        self._sent: dict[int, tuple[object, Any]] = {}  # with the value, so that its id stays taken
+        self._wheels: dict[str, Any] = {}
+        self._running: set[Any] = set()
+        self._interrupted = threading.Event()
+        self._connection = RayConnection(address)
+        self._remote = ray.remote(do_work).options(
+            num_cpus=1, max_retries=NUM_RETRIES, retry_exceptions=[SandboxFailure], name="composer-rl work"
+        )
+
+    def __enter__(self) -> RayPool:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.interrupt()
+        self._connection.close()
+
+    def call(self, work: Callable[Params, Result], *args: Params.args, **options: Params.kwargs) -> Result:
+        """Have work done by the cluster, and wait for it.
+
+        Args:
+            work: a function of a module that every node has; it depends on its arguments alone.
+            args: can be pickled. A ``Bench`` or a ``RepositoryRecord`` is sent once, however often it is given.
+            options: can be pickled.
+
+        Returns:
+            What ``work`` gave.
+
+        Raises:
+            Exception: what ``work`` raised, after one try.
+            SandboxFailure: the sandbox broke every time, Ray lost the worker every time or the
+                cluster went away (CR0492), or ``interrupt`` was called (CR0302).
+            MissingError: a node cannot do such work (CR0491).
+        """
+        sent = [self._send(value) for value in args]
+        with self._lock:
+            if self._interrupted.is_set():
+                raise _interruption()
+            reference = self._remote.remote(self._node_needs, work, options, *sent)
+            self._running.add(reference)
+        try:
+            while not ray.wait([reference], timeout=_WAIT_SECONDS)[0]:
+                self._connection.head.check()
+                if self._interrupted.is_set():
+                    raise _interruption()
+            result: Result = ray.get(reference)
+        except (RayError, ConnectionError) as error:
+            raise _interruption() if self._interrupted.is_set() else _told(error) from error
+        else:
+            return result
+        finally:
+            with self._lock:
+                self._running.discard(reference)
+
+    def _send(self, value: object) -> object:
+        """A reference in place of what is large and given again and again; Ray puts the value back."""
+        if not isinstance(value, Bench | RepositoryRecord):
+            return value
+        with self._lock:
+            if id(value) not in self._sent:
+                whole = self._parts(value) if isinstance(value, Bench) else value
+                self._sent[id(value)] = (value, ray.put(whole))
+            return self._sent[id(value)][1]
+
+    def _parts(self, bench: Bench) -> _BenchParts:
+        lock = lock_of(bench.environment)
+        wheels = {}
+        for wheel in (*lock.wheels, lock.installer):
+            if wheel.sha256 not in self._wheels:
+                self._wheels[wheel.sha256] = ray.put(self._read_wheel(wheel))
+            wheels[wheel.sha256] = self._wheels[wheel.sha256]
+        return _BenchParts(dict(bench.original), lock, wheels, bench.suite_seconds, bench.test_seconds)
+
+    def interrupt(self) -> None:
+        """Kill the workers that are at work for us; their sandboxes die with them."""
+        with self._lock:
+            self._interrupted.set()
+            running = list(self._running)
+        for reference in running:
+            with suppress(Exception):  # it ended in this moment, or the cluster is gone: nothing to kill
+                ray.cancel(reference, force=True)
+
+
+def do_work(
+    node_needs: tuple[str | None, str, str], work: Callable[..., Any], options: dict[str, Any], *args: Any
+) -> Any:
+    """Do one piece of work; runs in a worker.
+
+    Raises:
+        Exception: as ``work``.
+        SandboxFailure: nothing is known of the work; Ray tries it again.
+        MissingError: this node cannot do it (CR0491).
+    """
+    _check_node(*node_needs)
+    backend = node_needs[0]
+    return work(*[_bench(arg, backend) if isinstance(arg, _BenchParts) else arg for arg in args], **options)
+
+
+@cache
+def _check_node(backend: str | None, version: str, pickler: str) -> None:
+    """Refuse a node that would give other bytes, or whose sandbox does not hold; tried once a worker.
+
+    Raises:
+        MissingError: it names the node (CR0491); a ``SandboxFailure`` if the self-test failed.
+    """
+    if version != __version__:
+        raise _unfit(f"has composer-replication {__version__} and not {version}")
+    if pickler != pickler_fingerprint():
+        raise _unfit("has another version of cloudpickle")
+    try:
+        require_selftest(choose_backend(backend))
+    except MissingError as error:
+        raise _unfit("cannot be used", error) from error
+
+
+def _bench(parts: _BenchParts, backend: str | None) -> Bench:
+    """The bench on this machine; its environment is made first where it is absent.
+
+    Raises:
+        MissingError: it cannot be made here (CR0491).
+        SandboxFailure: the sandbox broke.
+    """
+
+    def read_wheel(wheel: LockedWheel) -> bytes:
+        return bytes(ray.get(parts.wheels[wheel.sha256]))
+
+    try:
+        environment = open_environment(parts.lock, backend=backend, read_wheel=read_wheel)
+    except InputError as error:
+        raise _unfit("cannot be used", error) from error
+    return Bench(parts.original, environment, backend, parts.suite_seconds, parts.test_seconds)
+
+
+def _unfit(problem: str, cause: ComposerError | None = None) -> MissingError:
+    """Ray tries again what a sandbox did not do, here or elsewhere: the node may have been busy."""
+    kind = SandboxFailure if isinstance(cause, SandboxFailure) else MissingError
+    told = f"{problem}: {cause.message.rstrip('.')}" if cause else problem
+    return kind("CR0491", f"the node {socket.gethostname()} {told}.", where="--ray", fix=_INSTALL)
+
+
+def _interruption() -> SandboxFailure:
+    return SandboxFailure("CR0302", "the run was killed because the program was interrupted.")
+
+
+def _told(error: Exception) -> Exception:
+    """What a waiting thread is told in place of an error of Ray's."""
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    if isinstance(cause, RuntimeError) and "failed to import on the worker" in str(cause):
+        return MissingError(
+            "CR0491", "a node of the cluster cannot import composer-replication.", where="--ray", fix=_INSTALL
+        )
+    if isinstance(cause, Exception) and not isinstance(cause, RayError | ConnectionError):
+        return cause
+    return SandboxFailure(
+        "CR0492",
+        f"Ray gave up a piece of work, after up to {NUM_RETRIES + 1} tries: {first_sentence(str(cause))}.",
+        where="--ray",
+        fix="the same command again goes on where it stopped; ray status shows the cluster.",
+    )

@@ -1,0 +1,82 @@
+"""What does the heavy work of a build: the threads of this process, or a Ray cluster that is asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
+
+from composer_replication.tasks.intake.lock import LockedWheel, wheel_path
+from composer_replication.tasks.store import TaskStore
+
+if TYPE_CHECKING:
+    from composer_replication.tasks.workers.ray_pool import RayPool
+
+_IMPATIENT = {"RAY_NUM_REDIS_GET_RETRIES": "2", "RAY_py_gcs_connect_timeout_s": "5"}
+"""Where something other than Ray answers, Ray tries for ten minutes; with these for half a minute."""
+
+Result = TypeVar("Result")
+Params = ParamSpec("Params")
+
+
+class Workers(Protocol):
+    """Does work that is a function of its arguments alone: it reads no store and writes none."""
+
+    def call(self, work: Callable[Params, Result], *args: Params.args, **options: Params.kwargs) -> Result:
+        """What ``work(*args, **options)`` gives or raises; waits for it, in any thread."""
+        ...
+
+    def interrupt(self) -> None:
+        """Kill what is under way; every waiting ``call`` raises ``SandboxFailure``."""
+        ...
+
+
+class OwnThreads:
+    """Each call is done where it is made: the threads of the build are the workers."""
+
+    def call(self, work: Callable[Params, Result], *args: Params.args, **options: Params.kwargs) -> Result:
+        return work(*args, **options)
+
+    def interrupt(self) -> None:
+        """Nothing is done elsewhere; ``runs_interrupted`` kills the sandboxes of this process."""
+
+
+OWN_THREADS = OwnThreads()
+
+
+@contextmanager
+def open_workers(address: str | None, store: TaskStore) -> Iterator[Workers]:
+    """The workers of one build: those of a Ray cluster, or for None the build's own threads.
+
+    Raises:
+        ImportError: ray is not installed (the extra ``ray``).
+        UsageError, MissingError: as ``RayConnection``.
+    """
+    if address is None:
+        yield OWN_THREADS
+        return
+    pool_class = load_ray()
+
+    def read_wheel(wheel: LockedWheel) -> bytes:
+        path = wheel_path(wheel)
+        return path.read_bytes() if path.is_file() else store.blob(wheel.sha256)
+
+    with pool_class(address, backend=store.backend, read_wheel=read_wheel) as pool:
+        yield pool
+
+
+def load_ray() -> type[RayPool]:
+    """What needs the extra ``ray``.
+
+    Raises:
+        ImportError: ray is not installed.
+    """
+    new = {name: value for name, value in _IMPATIENT.items() if name not in os.environ}
+    os.environ.update(new)  # Ray reads them when it is imported; what the user has set stays
+    try:
+        from composer_replication.tasks.workers.ray_pool import RayPool
+    finally:
+        for name in new:
+            os.environ.pop(name, None)
+    return RayPool

@@ -1,0 +1,386 @@
+"""Builds on a real Ray on this machine: the same bytes, workers that die, interruptions, and errors of one sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from composer_replication.errors import InputError, MissingError, SandboxFailure, UsageError
+from composer_replication.tasks.build import build_tasks
+from composer_replication.tasks.gates import GateFailed
+from composer_replication.tasks.intake.lock import UnusableRepository
+from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.workers.workers import load_ray
+
+pytest.importorskip("ray", reason="the extra ray is not installed")
+load_ray()
+from ray.exceptions import RaySystemError, RayTaskError  # noqa: E402
+
+from composer_replication.tasks.workers import ray_connection, ray_pool  # noqa: E402
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+COMPOSER_RL = "import sys; from composer_replication.cli.main import main; sys.exit(main(sys.argv[1:]))"
+WITHOUT_RAY = f"import sys; sys.modules['ray'] = None; {COMPOSER_RL}"
+PROJECTS = {
+    "one": "def one():\n    return 11\n\n\ndef zero():\n    return 0\n",
+    "two": 'def twice(text):\n    """Text two times."""\n    first = text\n    second = text\n    return first + second\n',
+}
+TESTS = {
+    "one": "import one\n\n\ndef test_one():\n    assert one.one() == 11\n\n\ndef test_more():\n    assert one.one() > 10\n\n\n"
+    "def test_zero():\n    assert not one.zero()\n\n\ndef test_nothing():\n    pass\n",
+    "two": "import two\n\n\ndef test_twice():\n    assert two.twice('ab') == 'abab'\n\n\ndef test_long():\n    assert"
+    " len(two.twice('abc')) == 6\n\n\ndef test_nothing():\n    pass\n",
+}
+START_TRIES = 4  # Ray gives each start 30 s, which a busy machine may not
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A head of our own with two processors; its nodes know no cache, and its token is not ours otherwise."""
+
+    address: str
+    environment: dict[str, str]
+    cache: Path
+
+    def build(self, sources: list[str], out: Path, *more: str) -> subprocess.Popen[str]:
+        """Ours is the usual cache: no index is asked."""
+        words = [
+            "tasks",
+            "build",
+            *sources,
+            "--out",
+            str(out),
+            "--json",
+            "--quiet",
+            "--ray",
+            self.address,
+            *more,
+        ]
+        return composer_rl(words, self.environment)
+
+    def workers(self) -> list[int]:
+        """Processes that do work of ours now."""
+        return [pid for pid, words in processes() if words.startswith("ray::composer-rl work")]
+
+
+def composer_rl(
+    words: list[str], environment: dict[str, str], program: str = COMPOSER_RL
+) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", program, *words],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def processes() -> Iterator[tuple[int, str]]:
+    """All of this machine that live, with their command line."""
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            words = (entry / "cmdline").read_bytes() if entry.name.isdigit() else b""
+            if words:
+                yield int(entry.name), words.replace(b"\0", b" ").decode(errors="replace")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def start_head(folder: Path, environment: dict[str, str], log: Path) -> tuple[subprocess.Popen[bytes], int]:
+    for _ in range(START_TRIES):
+        port = free_port()
+        with log.open("ab") as file:
+            head = subprocess.Popen(
+                [
+                    sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats",
+                    f"--port={port}", f"--ray-client-server-port={free_port()}", "--min-worker-port=0", "--max-worker-port=0",
+                    "--num-cpus=2", "--num-gpus=0", "--object-store-memory=100000000", f"--temp-dir={folder}",
+                    "--include-dashboard=false", "--include-log-monitor=false", "--no-monitor",
+                ],
+                env={**os.environ, **environment}, stdout=file, stderr=file, start_new_session=True,
+            )  # fmt: skip
+        while head.poll() is None and b"Ray runtime started" not in log.read_bytes():
+            time.sleep(0.1)
+        if head.poll() is None:
+            return head, port
+        stop(head, folder)
+    raise AssertionError(log.read_text())
+
+
+def stop(head: subprocess.Popen[bytes], folder: Path) -> None:
+    """End the head, then whatever still names its folder or is of its session."""
+    head.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        head.wait(60)
+    for _ in range(100):
+        left = [pid for pid in descendants_of(head.pid, folder) if pid != os.getpid()]
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if not left:
+            break
+        time.sleep(0.1)
+    head.wait()
+
+
+def descendants_of(session: int, folder: Path) -> list[int]:
+    found = []
+    for pid, words in processes():
+        with suppress(ProcessLookupError):
+            if os.getsid(pid) == session or str(folder) in words:
+                found.append(pid)
+    return found
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """The one Ray of this file."""
+    root = tmp_path_factory.mktemp("ray")
+    folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # the paths of its sockets must be short
+    (root / "scratch").mkdir()
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    ours = {
+        **token,
+        "COMPOSER_RL_CACHE": str(root / "cache"),
+        "TMPDIR": str(root / "scratch"),
+        "RAY_agent_register_timeout_ms": "600000",
+    }
+    head, port = start_head(folder, ours, root / "log")
+    try:
+        yield Cluster(f"127.0.0.1:{port}", token, root / "cache")
+    finally:
+        stop(head, folder)
+        shutil.rmtree(folder)
+    assert descendants_of(head.pid, folder) == []
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    root = tmp_path_factory.mktemp("projects")
+    for name, text in PROJECTS.items():
+        (root / name).mkdir()
+        (root / name / "pyproject.toml").write_text(f'[project]\nname = "planted-{name}"\nversion = "1.0"\n')
+        (root / name / f"{name}.py").write_text(text)
+        (root / name / f"test_{name}.py").write_text(TESTS[name])
+    return [str(root / name) for name in PROJECTS]
+
+
+@pytest.fixture(scope="module")
+def local(sources: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What this machine builds without a cluster."""
+    out = tmp_path_factory.mktemp("local") / "store"
+    summary = build_tasks(sources, out, jobs=2, with_truth=True)
+    assert summary.tasks == 2
+    return out
+
+
+def finished(build: subprocess.Popen[str]) -> dict[str, object]:
+    told, complaint = build.communicate()
+    assert build.returncode == 0, complaint
+    return json.loads(told)
+
+
+def assert_same(built: Path, local: Path) -> None:
+    assert TaskStore.open(built).fingerprint == TaskStore.open(local).fingerprint
+    assert (built / "journal.jsonl").read_bytes() == (local / "journal.jsonl").read_bytes()
+
+
+def test_a_build_on_a_cluster_has_the_bytes_of_a_local_one(
+    cluster: Cluster, sources: list[str], local: Path, tmp_path: Path
+) -> None:
+    result = finished(cluster.build(sources, tmp_path / "out"))
+    assert (result["tasks"], result["rejected"]) == (2, {"stub-passes": 1})
+    assert result["fingerprint"] == TaskStore.open(local).fingerprint
+    assert_same(tmp_path / "out", local)
+    assert any((cluster.cache / "environments").iterdir()), (
+        "the node had none, and made it from what was sent"
+    )
+
+
+def test_an_interrupted_build_leaves_no_worker_and_goes_on_though_one_is_killed(
+    cluster: Cluster, sources: list[str], local: Path, tmp_path: Path
+) -> None:
+    build = cluster.build(sources, tmp_path / "out")
+    while not cluster.workers():
+        assert build.poll() is None, build.communicate()
+        time.sleep(0.02)
+    build.send_signal(signal.SIGINT)
+    told, complaint = build.communicate()
+    assert build.returncode == 130
+    assert json.loads(told)["error"]["code"] == "CR0103"
+    assert complaint.startswith("CR0103: interrupted.")
+    assert complaint.count("\n") == 1
+    while cluster.workers():
+        time.sleep(0.02)
+
+    build = cluster.build(sources, tmp_path / "out")
+    killed: list[int] = []
+    while build.poll() is None and not killed:
+        for pid in cluster.workers()[:1]:
+            os.kill(pid, signal.SIGKILL)
+            killed.append(pid)
+        time.sleep(0.02)
+    finished(build)
+    assert len(killed) == 1
+    assert_same(tmp_path / "out", local)
+
+
+# --- one piece of work ----------------------------------------------------------------
+
+
+def test_what_the_work_answers_is_final_and_what_is_lost_is_done_again(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    program = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("ray_pieces.py")), cluster.address, str(tmp_path)],
+        env={**os.environ, **cluster.environment}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert program.returncode == 0, program.stderr
+    told = json.loads(program.stdout)
+    for name, error, num_tries in (
+        ("refuse", GateFailed("stub-passes", "planted"), 1),
+        ("refuse_repository", UnusableRepository("red-baseline", "planted"), 1),
+        ("find_damage", InputError("CR0411", "planted", where="here"), 1),
+        ("break_sandbox", SandboxFailure("CR0302", "planted"), 3),
+    ):
+        expected = {"type": type(error).__name__, "text": str(error), "has": vars(error), "tries": num_tries}
+        assert told[name] == expected
+    assert told["die_twice"] == {"value": 3, "tries": 3}
+    assert (told["die_ever"]["type"], told["die_ever"]["tries"]) == ("SandboxFailure", 3)
+    assert re.match(
+        r"CR0492: Ray gave up a piece of work after up to 3 tries: [^\n]+$", told["die_ever"]["text"]
+    )
+    assert told["second"]["text"].startswith("CR0490: this program has joined a Ray cluster already.")
+    assert told["keeps_sigterm"]
+    assert told["sleep"]["text"].startswith("CR0302")
+    assert told["after"]["text"].startswith("CR0302")
+    assert not (tmp_path / "after").exists()
+    pid = int((tmp_path / "log").read_text())
+    while any(pid == other for other, _ in processes()):
+        time.sleep(0.02)
+
+
+# --- errors ---------------------------------------------------------------------------
+
+
+def only_sentence(build: subprocess.Popen[str], code: str) -> str:
+    """What a build that cannot start says, on both of its outputs."""
+    told, complaint = build.communicate()
+    assert complaint.startswith(f"{code}: ")
+    assert complaint.count("\n") == 1
+    error = json.loads(told)["error"]
+    assert error["code"] == code
+    assert error["fix"]
+    return str(error["message"])
+
+
+def test_a_cluster_that_wants_another_token_is_one_sentence(
+    cluster: Cluster, sources: list[str], tmp_path: Path
+) -> None:
+    stranger = Cluster(
+        cluster.address, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}, cluster.cache
+    )
+    build = stranger.build(sources, tmp_path / "out")
+    assert "it wants a token" in only_sentence(build, "CR0490")
+    assert build.returncode == 3
+
+
+def test_without_ray_the_extra_is_named(sources: list[str], tmp_path: Path) -> None:
+    words = ["tasks", "build", *sources, "--out", str(tmp_path / "out"), "--json", "--quiet", "--ray", "auto"]
+    build = composer_rl(words, {}, WITHOUT_RAY)
+    assert only_sentence(build, "CR0101") == "a build on a Ray cluster needs ray, which is not installed."
+    assert build.returncode == 3
+
+
+@pytest.mark.parametrize("form", ["127.0.0.1:{}", "ray://127.0.0.1:{}"])
+def test_an_address_where_nothing_answers(form: str) -> None:
+    with pytest.raises(
+        MissingError, match=r"^CR0490: the Ray cluster cannot be joined: [^\n]*refused[^\n]*$"
+    ):
+        ray_connection.RayConnection(form.format(free_port()))
+
+
+@pytest.mark.parametrize("address", ["", "nowhere", "local", "host:", "host:0", "host:70000", "http://host:80", "a b:1"])  # fmt: skip
+def test_what_is_no_address(address: str) -> None:
+    with pytest.raises(UsageError, match=r"CR0490.*is no address"):
+        ray_connection.RayConnection(address)
+
+
+def test_another_version_of_ray_is_one_sentence() -> None:
+    told = "Version mismatch: The cluster was started with:\n    Ray: 2.1.0\n    Python: 3.9.1\nThis process was started with:\n    Ray: 2.60.0\n"
+    error = ray_connection._refusal("auto", RuntimeError(told))
+    assert error.code == "CR0493"
+    assert "(Ray 2.1.0, Python 3.9.1, Ray 2.60.0)" in error.message
+    assert ray_connection._refusal("auto", RuntimeError("anything. else")).message == (
+        "the Ray cluster cannot be joined: anything."
+    )
+
+
+def test_a_head_may_be_away_for_a_moment_and_not_for_long() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        place = server.getsockname()
+        hasty = ray_connection.Head(*place, look_seconds=0.0, lost_seconds=0.0)
+        patient = ray_connection.Head(*place, look_seconds=0.0, lost_seconds=1e6)
+        hasty.check()
+    patient.check()
+    with pytest.raises(
+        SandboxFailure, match=rf"^CR0492: the head of the Ray cluster at {place[0]}:{place[1]} is gone"
+    ):
+        hasty.check()
+
+
+def test_a_node_that_would_give_other_bytes_or_whose_jail_breaks_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "planted_jail.py").write_text(
+        "from composer_replication.errors import SandboxFailure\n\n\nclass Jail:\n    name = 'planted'\n\n"
+        "    def is_available(self):\n        return None\n\n    def open(self, spec):\n        raise SandboxFailure('CR0302', 'planted')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    version, pickler = ray_pool.__version__, ray_pool.pickler_fingerprint()
+    for needs, kind, what in (
+        ((None, "0.0.0", pickler), MissingError, f"has composer-replication {version} and not 0.0.0"),
+        ((None, version, "other"), MissingError, "has another version of cloudpickle"),
+        (
+            ("planted_jail:Jail", version, pickler),
+            SandboxFailure,
+            "cannot be used: the sandbox planted does not hold",
+        ),
+    ):
+        with pytest.raises(MissingError, match=rf"CR0491: the node {socket.gethostname()} {what}") as caught:
+            ray_pool.do_work(needs, os.getpid, {})
+        assert type(caught.value) is kind, "what Ray tries again"
+
+
+def test_what_ray_says_of_a_node_without_this_program_is_one_sentence() -> None:
+    told = "The remote function failed to import on the worker. This may be because\nModuleNotFoundError: planted"
+    missing = ray_pool._told(RayTaskError("f", "", RuntimeError(told)))
+    assert str(missing).startswith(
+        "CR0491: a node of the cluster cannot import composer-replication. [--ray] Next: pip"
+    )
+    lost = ray_pool._told(RayTaskError("f", "", RaySystemError("No module named 'planted'. And\nmore")))
+    assert (
+        lost.message
+        == "Ray gave up a piece of work, after up to 3 tries: System error: No module named 'planted'."
+    )
+    own = KeyError("a bug of ours")
+    assert ray_pool._told(RayTaskError("f", "", own)) is own

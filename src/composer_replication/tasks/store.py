@@ -68,7 +68,7 @@ class TaskStore:
         self._parsed: dict[str, Mapping[str, Any]] = {}
         self._environments: dict[str, Environment] = {}
         self._repositories: dict[str, RepositoryRecord] = {}
-        self._test_functions: dict[str, dict[tuple[int, str], str]] = {}
+        self._test_functions: dict[str, Mapping[tuple[int, str], str]] = {}
 
     @classmethod
     def create(cls, path: Path, *, backend: str | None = None) -> TaskStore:

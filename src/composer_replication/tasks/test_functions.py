@@ -100,7 +100,8 @@ def _test_file(text: str) -> _TestFile | None:
         return None
 
 
-def function_texts(text: str) -> dict[tuple[int, str], str]:
+@lru_cache(maxsize=32)
+def function_texts(text: str) -> Mapping[tuple[int, str], str]:
     """The source of each test function of a file, decorators included, by first line and name.
 
     A decorated function is found by the line of its ``def`` too. A file that does not parse

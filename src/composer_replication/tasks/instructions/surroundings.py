@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from composer_replication.records import Hole
 from composer_replication.tasks.planning.lines import Lines
@@ -82,8 +83,9 @@ def _names(body: Sequence[ast.stmt], chain: Sequence[ast.AST]) -> tuple[str, ...
     )
 
 
+@lru_cache(maxsize=16)
 def parsed(text: str) -> ast.Module | None:
-    """The syntax tree of a file, or None when it has none."""
+    """The syntax tree of a file, which nobody may change, or None when it has none."""
     try:
         return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):

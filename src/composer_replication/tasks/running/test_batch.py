@@ -122,9 +122,9 @@ def _parts(runs: Sequence[BatchRun], max_bytes: float) -> Iterator[Sequence[Batc
 
 def _tree_bytes(files: Mapping[str, bytes]) -> int:
     """Disk of a tree, in whole blocks; a folder takes one."""
-    folders = {parent for name in files for parent in PurePosixPath(name).parents}
+    folders = {name[:end] for name in files for end, letter in enumerate(name) if letter == "/"}
     return _BLOCK_BYTES * (
-        len(folders) + sum(-(-max(1, len(data)) // _BLOCK_BYTES) for data in files.values())
+        1 + len(folders) + sum(-(-max(1, len(data)) // _BLOCK_BYTES) for data in files.values())
     )
 
 
@@ -227,13 +227,14 @@ def _nursery_order(runs: Sequence[BatchRun], *, fork: bool) -> dict[str, Any]:
     # Python files alone: a py.typed is no module py, which the test runner has.
     paths = {PurePosixPath(path) for run in runs for path in run.files if path.endswith(".py")}
     own = {part for path in paths for part in (*path.parts[:-1], path.stem)}
+    # One version of each file will do: the trees of a batch differ in a few bodies.
+    files = {path: data for run in reversed(runs) for path, data in run.files.items()}
     wanted: dict[str, set[str]] = {}
-    for run in runs:
-        for path, data in run.files.items():
-            if is_subject_path(path) or is_test_path(path):
-                for module, names in _top_imports(data):
-                    if module.partition(".")[0] not in own:
-                        wanted.setdefault(module, set()).update(names)
+    for path, data in files.items():
+        if is_subject_path(path) or is_test_path(path):
+            for module, names in _top_imports(data):
+                if module.partition(".")[0] not in own:
+                    wanted.setdefault(module, set()).update(names)
     return {
         "fork": fork,
         "blocked": [word for word in ARGUMENTS if word.startswith("no:")],

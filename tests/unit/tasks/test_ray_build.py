@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -34,7 +34,10 @@ from ray.exceptions import RaySystemError, RayTaskError  # noqa: E402
 from composer_replication.tasks.workers import ray_connection, ray_pool  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
-COMPOSER_RL = "import sys; from composer_replication.cli.main import main; sys.exit(main(sys.argv[1:]))"
+COMPOSER_RL = (  # a shell may have started all of this in the background, where Ctrl-C is ignored
+    "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
+    " from composer_replication.cli.main import main; sys.exit(main(sys.argv[1:]))"
+)
 WITHOUT_RAY = f"import sys; sys.modules['ray'] = None; {COMPOSER_RL}"
 PROJECTS = {
     "one": "def one():\n    return 11\n\n\ndef zero():\n    return 0\n",
@@ -56,6 +59,7 @@ class Cluster:
     address: str
     environment: dict[str, str]
     cache: Path
+    session: int
 
     def build(self, sources: list[str], out: Path, *more: str) -> subprocess.Popen[str]:
         """Ours is the usual cache: no index is asked."""
@@ -74,8 +78,13 @@ class Cluster:
         return composer_rl(words, self.environment)
 
     def workers(self) -> list[int]:
-        """Processes that do work of ours now."""
-        return [pid for pid, words in processes() if words.startswith("ray::composer-rl work")]
+        """Processes that do work of ours now, on this cluster."""
+        found = []
+        for pid, words in processes():
+            with suppress(ProcessLookupError):
+                if words.startswith("ray::composer-rl work") and os.getsid(pid) == self.session:
+                    found.append(pid)
+        return found
 
 
 def composer_rl(
@@ -166,7 +175,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     }
     head, port = start_head(folder, ours, root / "log")
     try:
-        yield Cluster(f"127.0.0.1:{port}", token, root / "cache")
+        yield Cluster(f"127.0.0.1:{port}", token, root / "cache", head.pid)
     finally:
         stop(head, folder)
         shutil.rmtree(folder)
@@ -296,9 +305,8 @@ def only_sentence(build: subprocess.Popen[str], code: str) -> str:
 def test_a_cluster_that_wants_another_token_is_one_sentence(
     cluster: Cluster, sources: list[str], tmp_path: Path
 ) -> None:
-    stranger = Cluster(
-        cluster.address, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}, cluster.cache
-    )
+    other = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    stranger = replace(cluster, environment=other)
     build = stranger.build(sources, tmp_path / "out")
     assert "it wants a token" in only_sentence(build, "CR0490")
     assert build.returncode == 3

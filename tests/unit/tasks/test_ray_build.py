@@ -6,7 +6,6 @@ import json
 import os
 import re
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
@@ -164,7 +163,6 @@ def descendants_of(session: int, folder: Path) -> list[int]:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """The one Ray of this file."""
     root = tmp_path_factory.mktemp("ray")
-    folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # the paths of its sockets must be short
     (root / "scratch").mkdir()
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     ours = {
@@ -173,12 +171,15 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         "TMPDIR": str(root / "scratch"),
         "RAY_agent_register_timeout_ms": "600000",
     }
-    head, port = start_head(folder, ours, root / "log")
-    try:
-        yield Cluster(f"127.0.0.1:{port}", token, root / "cache", head.pid)
-    finally:
-        stop(head, folder)
-        shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory(
+        prefix="ray-", dir="/tmp"
+    ) as name:  # the paths of its sockets must be short
+        folder = Path(name)
+        head, port = start_head(folder, ours, root / "log")
+        try:
+            yield Cluster(f"127.0.0.1:{port}", token, root / "cache", head.pid)
+        finally:
+            stop(head, folder)
     assert descendants_of(head.pid, folder) == []
 
 
@@ -276,7 +277,7 @@ def test_what_the_work_answers_is_final_and_what_is_lost_is_done_again(
     assert told["die_twice"] == {"value": 3, "tries": 3}
     assert (told["die_ever"]["type"], told["die_ever"]["tries"]) == ("SandboxFailure", 3)
     assert re.match(
-        r"CR0492: Ray gave up a piece of work after up to 3 tries: [^\n]+$", told["die_ever"]["text"]
+        r"CR0492: Ray gave up a piece of work, after up to 3 tries: [^\n]+$", told["die_ever"]["text"]
     )
     assert told["second"]["text"].startswith("CR0490: this program has joined a Ray cluster already.")
     assert told["keeps_sigterm"]

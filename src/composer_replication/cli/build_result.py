@@ -34,6 +34,7 @@ def finish_build(
         "bytes": summary.bytes,
         "fingerprint": summary.fingerprint,
         "flaky": {name: list(tests) for name, tests in summary.flaky.items()},
+        "unrecorded": {name: dict(pins) for name, pins in summary.unrecorded.items()},
         "parquet": summary.has_parquet,
         **(more or {}),
     }
@@ -52,4 +53,9 @@ def render_build(result: dict[str, Any]) -> str:
     lines += [f"  rejected {count:>5}  {reason}" for reason, count in result["rejected"].items()]
     lines += [f"  instructions {count:>5}  {what}" for what, count in result.get("instructions", {}).items()]
     lines += flaky_lines(result["flaky"])
+    for name, pins in result["unrecorded"].items():
+        lines.append(
+            f"  behaviour of {len(pins)} functions of {name} could not be recorded: {next(iter(pins.values()))}; "
+            "the same command tries again"
+        )
     return "\n".join([*lines, f"fingerprint {result['fingerprint']}"])

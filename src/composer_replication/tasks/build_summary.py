@@ -16,6 +16,8 @@ class BuildSummary:
     ``candidates`` were looked at, ``valid`` became ``tasks``; ``rejected`` counts the others
     (and whole repositories) by reason, ``examples`` has one detail for each reason. ``flaky``
     are the tests by repository that were left out because they were green in some runs only.
+    ``unrecorded`` has, by repository and function, why a run that records behaviour failed: nothing
+    is known of these, and the same build looks again.
     ``has_parquet`` is false where pyarrow is not installed: the store is whole without it.
     """
 
@@ -29,6 +31,7 @@ class BuildSummary:
     fingerprint: str
     examples: Mapping[str, str] = field(default_factory=dict)
     flaky: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    unrecorded: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     has_parquet: bool = False
 
     def require_tasks(self) -> None:

@@ -19,18 +19,19 @@ from __future__ import annotations
 import difflib
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from composer_replication.errors import InputError, UsageError
 from composer_replication.records import Task, TaskContent
 from composer_replication.run_folder import SCHEMA_VERSION, write_atomic
-from composer_replication.tasks.blobs import find_blob, read_blob, write_blob
+from composer_replication.tasks.blobs import find_blob, remove_blob, sweep_blobs, write_blob
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.intake.environment import Environment, open_environment
 from composer_replication.tasks.intake.lock import EnvironmentLock, LockedWheel
 from composer_replication.tasks.intake.tree_rules import is_test_path
+from composer_replication.tasks.store_contents import named_blobs, read_named, size_of, sweep_records
 from composer_replication.tasks.store_manifest import (
     damaged,
     fingerprint_of,
@@ -152,6 +153,10 @@ class TaskStore:
             if digest not in self._repositories:
                 self._repositories[digest] = self.read_record(name, self._whole_repository)
             return self._repositories[digest]
+
+    def baseline_blob(self, slug: str) -> str:
+        """The sha256 of what was measured of a repository."""
+        return str(self._read(f"repositories/{slug}.json")["baseline"])
 
     def _whole_repository(self, value: Mapping[str, Any]) -> RepositoryRecord:
         return RepositoryRecord.from_json({**value, **json.loads(self.blob(value["baseline"]))})
@@ -279,16 +284,7 @@ class TaskStore:
         Raises:
             InputError: absent or changed (CR0411).
         """
-        path = find_blob(self._objects, digest)
-        if path is None:
-            raise damaged(self._objects / digest[:2] / digest, "it is missing")
-        try:
-            data = read_blob(path)
-        except (OSError, ValueError) as error:
-            raise damaged(path, str(error).rstrip(".")) from error
-        if sha256_of(data) != digest:
-            raise damaged(path, f"its sha256 is {sha256_of(data)}")
-        return data
+        return read_named(self._objects, digest)
 
     def _read(self, name: str) -> Mapping[str, Any]:
         with self._lock:
@@ -310,10 +306,7 @@ class TaskStore:
 
     def num_bytes(self) -> int:
         """Size of everything that belongs to the store."""
-        folders = (self.root / name for name in ("objects", *_FOLDERS))
-        inside = (path for folder in folders for path in folder.rglob("*") if path.is_file())
-        top = (self.root / name for name in ("manifest.json", *self.derived))
-        return sum(path.stat().st_size for path in (*top, *inside))
+        return size_of(self.root, ("objects", *_FOLDERS, "manifest.json", *self.derived))
 
     @property
     def derived(self) -> Mapping[str, str]:
@@ -343,24 +336,10 @@ class TaskStore:
         """
         for name in sorted(self._records):
             self._read(name)
-        for digest in sorted(set(self._digests())):
+        for digest in sorted(named_blobs(self, self._records)):
             self.blob(digest)
         for name in sorted(self.derived):
             self.read_derived(name)
-
-    def _digests(self) -> Iterator[str]:
-        for name in sorted(self._records):
-            kind, _, stem = name.removesuffix(".json").partition("/")
-            if kind == "repositories":
-                yield str(self._read(name)["baseline"])
-                yield from self.repository(stem).files.values()
-            elif kind == "tasks":
-                self.record(stem)
-            elif kind == "secrets":
-                yield from (self.secret(stem).twins or {}).values()
-            elif kind == "locks":
-                lock = self.environment_lock(stem)
-                yield from (wheel.sha256 for wheel in (*lock.wheels, lock.installer))
 
     # --- writing ---------------------------------------------------------------------
 
@@ -382,8 +361,13 @@ class TaskStore:
         self.put_record(f"repositories/{slug}.json", {**value, "baseline": digest})
 
     def put_task(self, record: TaskRecord, secret: SecretRecord) -> None:
-        self.put_record(f"secrets/{record.task_id}.json", secret.to_json())
-        self.put_record(f"tasks/{record.task_id}.json", record.to_json())
+        """Keep both records of a task, new or instead of earlier ones."""
+        self._put_records(
+            {
+                f"secrets/{record.task_id}.json": secret.to_json(),
+                f"tasks/{record.task_id}.json": record.to_json(),
+            }
+        )
 
     def put_derived(self, name: str, data: bytes) -> None:
         """Keep a file that follows from the records; it is gone as soon as one of them changes."""
@@ -401,33 +385,64 @@ class TaskStore:
             (self.root / name).unlink(missing_ok=True)
 
     def drop_task(self, task_id: str) -> None:
-        self._drop(f"tasks/{task_id}.json")
-        self._drop(f"secrets/{task_id}.json")
-        self._drop(f"instructions/{task_id}.json")
+        """Forget a task, and the recorded behaviour that no other task names."""
+        with self._lock:
+            name = f"secrets/{task_id}.json"
+            own = set((self.secret(task_id).twins or {}).values()) if name in self._records else set()
+            self._drop({f"tasks/{task_id}.json", name, f"instructions/{task_id}.json"})
+            for digest in own and own - named_blobs(self, self._records):
+                remove_blob(self._objects, digest)
 
     def drop_records(self, keep: set[str]) -> None:
-        """Forget all records but ``keep`` and the kept tasks' instructions (what an earlier build left)."""
-        for name in [name for name in self._records if name.replace("instructions/", "tasks/") not in keep]:
-            self._drop(name)
+        """Leave the records of ``keep``, the kept tasks' instructions, and the files that these name.
 
-    def _drop(self, name: str) -> None:
+        What an earlier build or a crash left is removed. Nothing may be written meanwhile.
+        """
         with self._lock:
-            self._records.pop(name, None)
-            self._parsed.pop(name, None)
-            self._write_changed_manifest()
+            self._drop(
+                {name for name in self._records if name.replace("instructions/", "tasks/") not in keep}
+            )
+            sweep_blobs(self._objects, named_blobs(self, self._records))
+            sweep_records(self.root, _FOLDERS, self._records)
+
+    def _drop(self, names: set[str]) -> None:
+        if names.isdisjoint(self._records):
+            return
+        self._forget(names)
+        for name in names:
             (self.root / name).unlink(missing_ok=True)
 
     def put_record(self, name: str, value: Mapping[str, Any]) -> None:
-        """Record first, manifest after: a crash between them leaves a file that nothing names."""
-        data = (
-            json.dumps({"schema_version": SCHEMA_VERSION, **value}, indent=1, sort_keys=True) + "\n"
-        ).encode()
+        """Keep one record, new or instead of an earlier one."""
+        self._put_records({name: value})
+
+    def _put_records(self, values: Mapping[str, Mapping[str, Any]]) -> None:
+        """Records first, manifest after: a crash between them leaves files that nothing names.
+
+        Records that are there already are forgotten first, for the same reason: a file that the
+        manifest names by another hash would be a damaged store.
+        """
+        rows = {
+            name: json.dumps({"schema_version": SCHEMA_VERSION, **value}, indent=1, sort_keys=True) + "\n"
+            for name, value in values.items()
+        }
+        digests = {name: sha256_of(text.encode()) for name, text in rows.items()}
         with self._lock:
-            if self._records.get(name) != sha256_of(data):
-                write_atomic(self.root / name, data)
-                self._records[name] = sha256_of(data)
-                self._parsed.pop(name, None)
-                self._write_changed_manifest()
+            changed = {name for name, digest in digests.items() if self._records.get(name) != digest}
+            if not changed:
+                return
+            if changed & self._records.keys():
+                self._forget(digests)
+            for name in sorted(changed):
+                write_atomic(self.root / name, rows[name].encode())
+            self._records.update(digests)
+            self._write_changed_manifest()
+
+    def _forget(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._records.pop(name, None)
+            self._parsed.pop(name, None)
+        self._write_changed_manifest()
 
     def _write_manifest(self) -> None:
         write_manifest(self.root, self._records, self._derived)

@@ -58,6 +58,7 @@ def test_build(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "bytes",
         "fingerprint",
         "flaky",
+        "unrecorded",
         "parquet",
     }
     assert (code, result["tasks"], result["candidates"], result["valid"], result["rejected"]) == (

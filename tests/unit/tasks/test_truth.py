@@ -108,8 +108,10 @@ def test_what_gets_which_truth(whole: tuple[TaskStore, BuildSummary]) -> None:
     assert reasons(store.root) == {
         "maker": (
             "no-truth",
-            "no test function can be hidden, and the behaviour cannot be recorded: "
-            "fewer than 1 recorded calls have a result that can be compared",
+            (
+                "no test function can be hidden, and the behaviour cannot be recorded: "
+                "fewer than 1 recorded calls have a result that can be compared"
+            ),
         )
     }
     assert summary.unrecorded == {}

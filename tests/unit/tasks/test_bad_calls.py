@@ -90,7 +90,7 @@ def test_sampled():
         assert sample([1, 2, 3], 1.0) == [1, 2, 3]
         assert sample([1, 2], 2.0) == [1, 2]
         assert sample([4, 5, 6], 0.0) == []
-        assert sample([7], 0.99999) in ([7], [])
+        assert sample([7], 0.999) in ([7], [])
 
 
 def test_in_order():
@@ -108,7 +108,7 @@ CUTS = {cut.symbol: cut for cut in find_body_cuts("fields.py", SOURCE)}
 @pytest.fixture(scope="module")
 def built(environment: Environment) -> tuple[Mapping[str, Twin], dict[str, str]]:
     notes: dict[str, str] = {}
-    twins = build_twins(FILES, environment, list(CUTS.values()), note=notes.__setitem__)
+    twins = build_twins(FILES, environment, list(CUTS.values()), min_body_lines=3, note=notes.__setitem__)
     return {twin.symbol: twin for twin in twins.values()}, notes
 
 
@@ -129,7 +129,7 @@ def test_a_call_that_hangs_or_dies_costs_itself(built, environment: Environment)
 
 
 def test_calls_that_hang_on_chance_are_left_out(built) -> None:
-    """0.99999 gives the same in nearly every play; the twin would fail an honest candidate one day."""
+    """0.999 gives the same in nearly every play; the twin would fail an honest candidate one day."""
     twins, notes = built
     for name in ("sampled", "sampled_apart"):
         assert name in twins, notes
@@ -165,10 +165,10 @@ GATED = """
 import os
 
 
-def gated(number):
+def gated(number, more):
     late = os.environ["PYTHONHASHSEED"] == "{seed}"
     other = number + late
-    total = other + number
+    total = other + more
     return total
 """
 
@@ -176,7 +176,7 @@ def gated(number):
 @pytest.mark.parametrize("seed", ["7", "123"])
 def test_the_golden_code_must_agree_with_itself_every_time(environment: Environment, seed: str) -> None:
     source = GATED.replace("{seed}", seed)
-    tests = "from fields import gated\ndef test_gated():\n    assert gated(1) == 2 and gated(4) == 8\n"
+    tests = "from fields import gated\ndef test_gated():\n    assert gated(1, 2) == 3 and gated(4, 7) == 11\n"
     (cut,) = find_body_cuts("fields.py", source)
     files = {"fields.py": source.encode(), "test_fields.py": tests.encode(), "pyproject.toml": b""}
     notes: dict[str, str] = {}

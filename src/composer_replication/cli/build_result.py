@@ -35,6 +35,7 @@ def finish_build(
         "fingerprint": summary.fingerprint,
         "flaky": {name: list(tests) for name, tests in summary.flaky.items()},
         "unusable": dict(summary.unusable),
+        "unrecorded": {name: dict(pins) for name, pins in summary.unrecorded.items()},
         "parquet": summary.has_parquet,
         **(more or {}),
     }
@@ -54,4 +55,9 @@ def render_build(result: dict[str, Any]) -> str:
     lines += [f"  instructions {count:>5}  {what}" for what, count in result.get("instructions", {}).items()]
     lines += [f"  not usable: {source}: {why}" for source, why in result["unusable"].items()]
     lines += flaky_lines(result["flaky"])
+    for name, pins in result["unrecorded"].items():
+        lines.append(
+            f"  behaviour of {len(pins)} functions of {name} could not be recorded: {next(iter(pins.values()))}; "
+            "the same command tries again"
+        )
     return "\n".join([*lines, f"fingerprint {result['fingerprint']}"])

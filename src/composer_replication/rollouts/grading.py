@@ -26,6 +26,10 @@ from composer_replication.tasks.weakened_tests import without_assertions
 
 TestsUsed = Literal["visible", "hidden", "canary", "weakened"]
 NUM_INFRASTRUCTURE_TRIES = 2
+WALL_FACTOR = 10.0
+"""A test run that waits instead of computing is stopped after so many times its processor time."""
+MIN_TWIN_SECONDS = 20.0
+"""A twin's calls need at most a quarter of it with the golden code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,8 @@ class Grader:
         store: where trees, tests and environments come from.
         backend: sandbox backend; empty for the best of this machine.
         limits: of one sandbox.
-        timeout_seconds: of one test run; past it the answer fails.
+        timeout_seconds: processor time of one test run; past it the answer fails. By the clock a
+            run may take ``WALL_FACTOR`` times as long: how busy the machine is decides nothing.
         num_jobs: test runs at the same time.
 
     Raises:
@@ -164,6 +169,7 @@ class Grader:
                 request.node_ids,
                 backend=self.backend,
                 timeout_seconds=self.timeout_seconds,
+                wall_factor=WALL_FACTOR,
                 limits=self.limits,
             )
         return Score(outcomes=dict(report.outcomes), error=report.error, seconds=report.seconds)
@@ -179,7 +185,7 @@ class Grader:
                 twin,
                 backend=self.backend,
                 limits=self.limits,
-                timeout_seconds=self.timeout_seconds,
+                timeout_seconds=max(self.timeout_seconds, MIN_TWIN_SECONDS),
             )
             outcomes[f"twin::{pin}"] = Outcome.PASSED if judged.passed else Outcome.FAILED
             seconds += time.monotonic() - started

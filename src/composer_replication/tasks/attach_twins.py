@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from composer_replication.tasks.planning.body_cuts import BodyCut
 from composer_replication.tasks.planning.deletion import Deletion
@@ -15,16 +15,31 @@ from composer_replication.tasks.twin.twin_records import Twin
 from composer_replication.tasks.workers.workers import Workers
 
 
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What a search for twins found out about some functions of a repository, by pin.
+
+    ``without`` says why a function has no twin. ``unknown`` says why nothing is known of it: the run
+    failed, and the same build looks again.
+    """
+
+    num_twins: int = 0
+    without: Mapping[str, str] = field(default_factory=dict)
+    unknown: Mapping[str, str] = field(default_factory=dict)
+
+
 def attach_twins(
     store: TaskStore,
     repository: PreparedRepository,
     tasks: Sequence[tuple[str, Deletion]],
     seed: int,
     workers: Workers,
-) -> int:
+) -> Search:
     """Record the functions of some tasks of one repository in one run, and keep the twins as secrets.
 
-    Tasks whose functions were looked at by an earlier build are left as they are.
+    Tasks whose functions were looked at by an earlier build are left as they are. So are tasks with
+    a function of which nothing could be learned (``twins`` stays None), and tasks that have neither
+    hidden tests nor a twin: they are about to be refused, with the reason that is given here.
 
     Args:
         store: where the tasks are.
@@ -33,25 +48,46 @@ def attach_twins(
         seed: draws the mutated calls.
         workers: run the functions.
 
-    Returns:
-        How many functions have a twin now.
-
     Raises:
         SandboxFailure: the sandbox broke.
     """
     waiting = [(task_id, one) for task_id, one in tasks if store.secret(task_id).twins is None]
     cuts = {cut.pin: cut for _, deletion in waiting for cut in twin_cuts(deletion)}
-    twins = workers.call(twins_on, repository.bench, [cuts[pin] for pin in sorted(cuts)], seed)
+    # Of all tasks, not of those that wait: a build that was killed here must go on to the same twins.
+    blind = [deletion for task_id, deletion in tasks if not store.secret(task_id).hidden]
+    eager = frozenset(cut.pin for deletion in blind for cut in twin_cuts(deletion))
+    twins, without, unknown = workers.call(
+        twins_on, repository.bench, [cuts[pin] for pin in sorted(cuts)], seed, eager
+    )
     digests = {pin: store.put_blob(twin_bytes(twin), is_packed=True) for pin, twin in twins.items()}
     for task_id, deletion in waiting:
-        own = {cut.pin: digests[cut.pin] for cut in twin_cuts(deletion) if cut.pin in digests}
-        store.put_task(store.record(task_id), replace(store.secret(task_id), twins=own))
-    return len(twins)
+        pins = [cut.pin for cut in twin_cuts(deletion)]
+        own = {pin: digests[pin] for pin in pins if pin in digests}
+        secret = store.secret(task_id)
+        if unknown.keys().isdisjoint(pins) and (own or secret.hidden):
+            # Figures that were measured without the twins are measured again.
+            record = replace(store.record(task_id), strength=None)
+            store.put_task(record, replace(secret, twins=own))
+    return Search(len(twins), without, unknown)
 
 
-def twins_on(bench: Bench, cuts: Sequence[BodyCut], seed: int) -> dict[str, Twin]:
-    """As ``build_twins``, of functions of the repository that stands on a bench."""
-    return dict(build_twins(bench.original, bench.environment, cuts, backend=bench.backend, seed=seed))
+def twins_on(
+    bench: Bench, cuts: Sequence[BodyCut], seed: int, eager: frozenset[str]
+) -> tuple[dict[str, Twin], dict[str, str], dict[str, str]]:
+    """As ``build_twins``, of functions of the repository that stands on a bench: twins, ``without``, ``unknown``."""
+    without: dict[str, str] = {}
+    unknown: dict[str, str] = {}
+    twins = build_twins(
+        bench.original,
+        bench.environment,
+        cuts,
+        backend=bench.backend,
+        seed=seed,
+        eager=eager,
+        note=without.__setitem__,
+        unknown=unknown.__setitem__,
+    )
+    return dict(twins), without, unknown
 
 
 def twin_cuts(deletion: Deletion) -> list[BodyCut]:

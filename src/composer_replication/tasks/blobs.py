@@ -6,6 +6,7 @@ content, not of what lies on disk: a library that compresses otherwise changes n
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 import zstandard
@@ -108,3 +109,19 @@ def read_file(path: Path) -> bytes:
     """
     data = path.read_bytes()
     return decompress(data) if path.suffix == SUFFIX else data
+
+
+def remove_blob(folder: Path, digest: str) -> None:
+    """Remove a content, whichever way it is kept; nothing happens where it is absent."""
+    path = find_blob(folder, digest)
+    if path is not None:
+        path.unlink()
+
+
+def sweep_blobs(folder: Path, named: Collection[str]) -> None:
+    """Remove every content but the ``named`` ones, and folders that are empty then."""
+    for path in [path for path in folder.glob("??/*") if path.is_file()]:
+        if path.name.removesuffix(SUFFIX) not in named:
+            path.unlink()
+    for parent in [path for path in folder.glob("??") if path.is_dir() and not any(path.iterdir())]:
+        parent.rmdir()

@@ -27,7 +27,7 @@ from composer_replication.tasks.proposal import Proposal
 from composer_replication.tasks.repository import PreparedRepository, prepare, slug_of
 from composer_replication.tasks.secrecy import check_secrecy
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.truth import NO_TRUTH, ValidTask, add_truth
+from composer_replication.tasks.truth import ValidTask, add_truth
 from composer_replication.tasks.workers.workers import Workers, open_workers
 
 __all__ = ["Build", "BuildSummary", "Candidate", "Progress", "Settings", "build_tasks", "run_build"]
@@ -216,6 +216,7 @@ class Build:
         self.decisions: list[Decision] = []
         self.slugs: set[str] = set()
         self.by_key: dict[str, Candidate] = {}
+        self.unrecorded: dict[str, dict[str, str]] = {}
 
     def prepare_all(
         self, opened: Sequence[RepositorySource], symbols: Mapping[str, Sequence[str]]
@@ -387,10 +388,12 @@ class Build:
             ValidTask(task_id, self.by_key[one.key].repository, self.by_key[one.key].deletion)
             for task_id, one in valid.items()
         ]
-        blind = add_truth(self.store, tasks, self.settings.seed, self._each, self.workers)
-        for task_id in blind:
-            self.journal.add(replace(valid[task_id], task_id="", reason="no-truth", detail=NO_TRUTH))
-        return len(blind)
+        found = add_truth(self.store, tasks, self.settings.seed, self._each, self.workers)
+        for repository, unknown in found.unknown.items():
+            self.unrecorded.setdefault(repository, {}).update(unknown)
+        for task_id, (reason, detail) in found.refused.items():
+            self.journal.add(replace(valid[task_id], task_id="", reason=reason, detail=detail))
+        return len(found.refused)
 
     def _each(self, work: Callable[[Item], Result], items: Collection[Item], what: str) -> Iterator[Result]:
         futures = [self.pool.submit(work, item) for item in items]
@@ -427,6 +430,7 @@ class Build:
             examples=examples,
             unusable={source: str(error) for source, error in sorted(self.unusable.items())},
             flaky={record.repository: record.flaky or () for record in self.store.repositories()},
+            unrecorded={name: dict(sorted(own.items())) for name, own in sorted(self.unrecorded.items())},
             has_parquet=bool(self.store.derived),
         )
 

@@ -17,6 +17,8 @@ class BuildSummary:
     (and whole repositories) by reason, ``examples`` has one detail for each reason. ``flaky``
     are the tests by repository that were left out because they were green in some runs only.
     ``unusable`` has a sentence for each source that gave no repository.
+    ``unrecorded`` has, by repository and function, why a run that records behaviour failed: nothing
+    is known of these, and the same build looks again.
     ``has_parquet`` is false where pyarrow is not installed: the store is whole without it.
     """
 
@@ -31,6 +33,7 @@ class BuildSummary:
     examples: Mapping[str, str] = field(default_factory=dict)
     flaky: Mapping[str, Sequence[str]] = field(default_factory=dict)
     unusable: Mapping[str, str] = field(default_factory=dict)
+    unrecorded: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     has_parquet: bool = False
 
     def require_tasks(self) -> None:

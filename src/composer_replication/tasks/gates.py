@@ -8,7 +8,8 @@ golden-copy        most of the code is still to be read in the tree that a rollo
 golden-fails       the visible or hidden tests fail although the code is back
 broken-passes      the visible or hidden tests pass without the code
 stub-passes        the visible or hidden tests pass when every function returns one constant
-not-restored       the golden patch, applied by git, does not give the original files
+not-restored       the golden patch, applied by git, does not give the original files, or the task's own
+                   tests do not pass every time although the code is back
 hidden-shown       a hidden test still stands in the tree that a rollout sees
 
 Two more follow once the task is written (``secrecy``): leak and instruction-leaks.
@@ -40,6 +41,10 @@ NUM_DRAWS = 24
 MAX_STUB_TESTS = 40
 NUM_TRIES = 3
 """How many of them are run."""
+NUM_GOLDEN_RUNS = 3
+"""With the code back the tests of a task pass so often in a row, or they are flaky."""
+GOLDEN_CPU_SHARE = 0.5
+"""Of the processor time that an answer has: a correct one may need twice as much as the golden code."""
 MAX_SELECTED_SHARE = 0.5
 """Tests are selected by coverage first only where that leaves out at least half of the suite."""
 
@@ -144,13 +149,13 @@ def _split_and_check(
             _refuse_stubs(subject, passed)
             check_hidden_out(subject, repository, bench.original)
             num_tries += 1
-            _check_split(subject, bench)
+            _check_split(subject, bench, NUM_GOLDEN_RUNS)
         except GateFailed:
             continue
         return subject
     whole = _split(unsplit, failing, repository, bench, hidden_share=0.0, seed=seed, salt=pin)
     _refuse_stubs(whole, passed)
-    _check_split(whole, bench)
+    _check_split(whole, bench, NUM_GOLDEN_RUNS)
     return whole
 
 
@@ -290,18 +295,42 @@ def check_tests(subject: Subject, bench: Bench) -> None:
     _refuse_stubs(subject, _passed_by_stubs(subject, own, bench))
 
 
-def _check_split(subject: Subject, bench: Bench) -> None:
+def _check_split(subject: Subject, bench: Bench, num_golden_runs: int = 1) -> None:
+    """The golden code passes, in as many runs as asked for, and the broken tree does not.
+
+    The runs after the first are of all the task's tests together, in the same sandbox.
+    """
     original = bench.original
+    own = sorted({*subject.visible, *subject.hidden})
+    again = Trial(subject.golden(original, "hidden"), own, is_golden=True)
     trials = [
         Trial(subject.golden(original, "rollout"), subject.visible, is_golden=True),
         Trial(subject.broken(original, "rollout"), subject.visible),
+        *[again] * (num_golden_runs - 1),
     ]
     if subject.hidden:
         trials.append(Trial(subject.golden(original, "hidden"), subject.hidden, is_golden=True))
-    visible, broken, *hidden = bench.run_all(trials)
+    visible, broken, *rest = bench.run_all(trials)
+    repeats, hidden = rest[: num_golden_runs - 1], rest[num_golden_runs - 1 :]
     _check_golden(subject, visible, hidden[0] if hidden else None)
+    num_passed = 1 + sum(_all_passed(report, own) for report in repeats)
+    if num_passed < num_golden_runs:
+        raise GateFailed(
+            "not-restored",
+            f"flaky: with the code back the tests pass in {num_passed} of {num_golden_runs} runs",
+        )
+    if num_golden_runs > 1:
+        _check_time([visible, *rest], bench)
     if _all_passed(broken, subject.visible):
         raise GateFailed("broken-passes", "the visible tests pass without the code")
+
+
+def _check_time(reports: Sequence[TestReport], bench: Bench) -> None:
+    limit, needed = GOLDEN_CPU_SHARE * bench.test_seconds, max(report.cpu_seconds for report in reports)
+    if needed > limit:
+        raise GateFailed(
+            "golden-fails", f"the tests need {needed:.0f} s of processor time, more than {limit:g} s"
+        )
 
 
 def _passed_by_stubs(subject: Subject, tests: Sequence[str], bench: Bench) -> dict[str, frozenset[str]]:

@@ -13,8 +13,10 @@ from composer_replication.run_folder import append_jsonl, read_jsonl, rewrite_js
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.store_records import RepositoryRecord
 
-GATES_VERSION = 4
+GATES_VERSION = 5
 """Raised when the gates judge otherwise, so that older answers are not taken over."""
+_UNDECIDED = ("truth-unknown",)
+"""Reasons that say nothing of the candidate; a later build judges it again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +72,10 @@ class Journal:
 def _earlier_decisions(path: Path) -> list[Decision]:
     """What can be read of an earlier build; candidates whose decision is lost are judged again."""
     try:
-        return [Decision(**row) for row in read_jsonl(path)]
+        found = [Decision(**row) for row in read_jsonl(path)]
     except (InputError, UnicodeDecodeError, TypeError):
         return []
+    return [decision for decision in found if decision.reason not in _UNDECIDED]
 
 
 def _row(decision: Decision) -> Mapping[str, str]:

@@ -19,37 +19,28 @@ from __future__ import annotations
 
 import difflib
 import json
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from composer_replication.errors import InputError, NothingToDoError, UsageError
+from composer_replication.errors import InputError, NothingToDoError
 from composer_replication.records import Task, TaskContent
-from composer_replication.run_folder import SCHEMA_VERSION, write_atomic
-from composer_replication.tasks.blobs import drop_file, find_blob, kept_path, write_blob, write_file
-from composer_replication.tasks.intake.cache import sha256_of
+from composer_replication.tasks.blobs import find_blob, remove_blob, sweep_blobs
 from composer_replication.tasks.intake.environment import Environment, open_environment
 from composer_replication.tasks.intake.lock import EnvironmentLock, LockedWheel
 from composer_replication.tasks.intake.tree_rules import is_test_path
-from composer_replication.tasks.store_manifest import (
-    damaged,
-    fingerprint_of,
-    read_content,
-    read_manifest,
-    write_manifest,
-)
+from composer_replication.tasks.record_folder import FOLDERS, RecordFolder
+from composer_replication.tasks.store_contents import named_blobs, sweep_records
+from composer_replication.tasks.store_manifest import damaged
 from composer_replication.tasks.store_records import RepositoryRecord, SecretRecord, TaskRecord
 from composer_replication.tasks.test_functions import function_texts
 from composer_replication.tasks.twin.twin_records import Twin, read_twin
 from composer_replication.tasks.views import VIEWS, Changes, View, view_files, write_files
 
-Record = TypeVar("Record")
 _BASELINE = ("contexts", "places")
-_FOLDERS = ("instructions", "locks", "repositories", "tasks", "secrets")
 
 
-class TaskStore:
+class TaskStore(RecordFolder):
     """One folder of tasks. Use ``create`` or ``open``.
 
     Every record that is read is checked against the manifest, every file against the
@@ -59,58 +50,10 @@ class TaskStore:
     def __init__(
         self, root: Path, records: dict[str, str], backend: str | None, derived: dict[str, str] | None = None
     ) -> None:
-        self.root = root.resolve()
-        self._objects = self.root / "objects"
-        self.backend = backend
-        self._records = records
-        self._derived = derived or {}
-        self._lock = threading.RLock()
-        self._parsed: dict[str, Mapping[str, Any]] = {}
+        super().__init__(root, records, backend, derived)
         self._environments: dict[str, Environment] = {}
         self._repositories: dict[str, RepositoryRecord] = {}
         self._test_functions: dict[str, Mapping[tuple[int, str], str]] = {}
-
-    @classmethod
-    def create(cls, path: Path, *, backend: str | None = None) -> TaskStore:
-        """A store to write to: a new one, or the one that an earlier build left.
-
-        Raises:
-            UsageError: the folder holds something else (CR0415).
-            InputError: the store in it is damaged (CR0411).
-        """
-        if (path / "manifest.json").exists():
-            return cls.open(path, backend=backend)
-        if path.is_dir() and any(item.name not in ("LOCK", "objects", *_FOLDERS) for item in path.iterdir()):
-            raise UsageError(
-                "CR0415",
-                "the folder is not empty and not a task store.",
-                where=str(path),
-                fix="choose another --out DIR.",
-            )
-        path.mkdir(parents=True, exist_ok=True)
-        store = cls(path, {}, backend)
-        store._write_manifest()
-        return store
-
-    @classmethod
-    def open(cls, path: Path, *, backend: str | None = None) -> TaskStore:
-        """A store to read.
-
-        Args:
-            path: its folder.
-            backend: sandbox backend in which environments are installed when absent.
-
-        Raises:
-            InputError: not a task store (CR0410), or damaged or of another version (CR0411).
-        """
-        records, derived = read_manifest(Path(path))
-        return cls(Path(path), records, backend, derived)
-
-    @property
-    def fingerprint(self) -> str:
-        """sha256 over the names and hashes of all records."""
-        with self._lock:
-            return fingerprint_of(self._records)
 
     # --- reading ---------------------------------------------------------------------
 
@@ -171,6 +114,10 @@ class TaskStore:
                 self._repositories[digest] = self.read_record(name, self._whole_repository)
             return self._repositories[digest]
 
+    def baseline_blob(self, slug: str) -> str:
+        """The sha256 of what was measured of a repository."""
+        return str(self._read(f"repositories/{slug}.json")["baseline"])
+
     def _whole_repository(self, value: Mapping[str, Any]) -> RepositoryRecord:
         return RepositoryRecord.from_json({**value, **json.loads(self.blob(value["baseline"]))})
 
@@ -182,18 +129,6 @@ class TaskStore:
 
     def environment_lock(self, fingerprint: str) -> EnvironmentLock:
         return self.read_record(f"locks/{fingerprint}.json", EnvironmentLock.from_json)
-
-    def read_record(self, name: str, from_json: Callable[[Mapping[str, Any]], Record]) -> Record:
-        value = self._read(name)
-        try:
-            return from_json(value)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            detail = f"the record cannot be read, {type(error).__name__}: {error}"
-            raise damaged(self._record_path(name), detail) from error
-
-    def has_record(self, name: str) -> bool:
-        with self._lock:
-            return name in self._records
 
     def broken_text(self, task: Task) -> str:
         """The file with the hole; ``task.hole`` counts its characters. For tasks of one hole."""
@@ -290,63 +225,6 @@ class TaskStore:
     def _read_wheel(self, wheel: LockedWheel) -> bytes:
         return self.blob(wheel.sha256)
 
-    def blob(self, digest: str) -> bytes:
-        """The bytes with that sha256.
-
-        Raises:
-            InputError: absent or changed (CR0411).
-        """
-        path = find_blob(self._objects, digest) or self._objects / digest[:2] / digest
-        data = read_content(path)
-        if sha256_of(data) != digest:
-            raise damaged(path, f"its sha256 is {sha256_of(data)}")
-        return data
-
-    def _record_path(self, name: str) -> Path:
-        return kept_path(self.root / name)
-
-    def _read(self, name: str) -> Mapping[str, Any]:
-        with self._lock:
-            if name not in self._parsed:
-                path = self._record_path(name)
-                data = read_content(path)
-                if sha256_of(data) != self._records.get(name):
-                    raise damaged(
-                        path, f"its sha256 is {sha256_of(data)}, the manifest says {self._records.get(name)}"
-                    )
-                try:
-                    self._parsed[name] = json.loads(data)
-                except ValueError as error:
-                    raise damaged(path, "it is not JSON") from error
-            return self._parsed[name]
-
-    def num_bytes(self) -> int:
-        """Size of everything that belongs to the store."""
-        folders = (self.root / name for name in ("objects", *_FOLDERS))
-        inside = (path for folder in folders for path in folder.rglob("*") if path.is_file())
-        top = (self.root / name for name in ("manifest.json", *self.derived))
-        return sum(path.stat().st_size for path in (*top, *inside))
-
-    @property
-    def derived(self) -> Mapping[str, str]:
-        """Files that follow from the records, by sha256; the fingerprint does not cover them."""
-        with self._lock:
-            return dict(self._derived)
-
-    def read_derived(self, name: str) -> bytes:
-        """One of them.
-
-        Raises:
-            InputError: missing or changed (CR0411).
-        """
-        try:
-            data = (self.root / name).read_bytes()
-        except OSError as error:
-            raise damaged(self.root / name, "it is missing") from error
-        if sha256_of(data) != self.derived.get(name):
-            raise damaged(self.root / name, f"its sha256 is {sha256_of(data)}")
-        return data
-
     def verify(self) -> None:
         """Read every record, every file that a record names, and the derived files.
 
@@ -355,30 +233,12 @@ class TaskStore:
         """
         for name in sorted(self._records):
             self._read(name)
-        for digest in sorted(set(self._digests())):
+        for digest in sorted(named_blobs(self, self._records)):
             self.blob(digest)
         for name in sorted(self.derived):
             self.read_derived(name)
 
-    def _digests(self) -> Iterator[str]:
-        for name in sorted(self._records):
-            kind, _, stem = name.removesuffix(".json").partition("/")
-            if kind == "repositories":
-                yield str(self._read(name)["baseline"])
-                yield from self.repository(stem).files.values()
-            elif kind == "tasks":
-                self.record(stem)
-            elif kind == "secrets":
-                yield from (self.secret(stem).twins or {}).values()
-            elif kind == "locks":
-                lock = self.environment_lock(stem)
-                yield from (wheel.sha256 for wheel in (*lock.wheels, lock.installer))
-
     # --- writing ---------------------------------------------------------------------
-
-    def put_blob(self, data: bytes, *, is_packed: bool = False) -> str:
-        """Keep some bytes; their sha256. ``is_packed`` says that they are compressed already."""
-        return write_blob(self._objects, data, is_packed=is_packed)
 
     def put_lock(self, lock: EnvironmentLock, read_wheel: Any) -> None:
         for wheel in (*lock.wheels, lock.installer):
@@ -394,52 +254,31 @@ class TaskStore:
         self.put_record(f"repositories/{slug}.json", {**value, "baseline": digest})
 
     def put_task(self, record: TaskRecord, secret: SecretRecord) -> None:
-        self.put_record(f"secrets/{record.task_id}.json", secret.to_json())
-        self.put_record(f"tasks/{record.task_id}.json", record.to_json())
-
-    def put_derived(self, name: str, data: bytes) -> None:
-        """Keep a file that follows from the records; it is gone as soon as one of them changes."""
-        with self._lock:
-            write_atomic(self.root / name, data)
-            self._derived[name] = sha256_of(data)
-            self._write_manifest()
-
-    def _write_changed_manifest(self) -> None:
-        """The manifest without derived files first: a crash leaves one that nothing names."""
-        stale = list(self._derived)
-        self._derived.clear()
-        self._write_manifest()
-        for name in stale:
-            (self.root / name).unlink(missing_ok=True)
+        """Keep both records of a task, new or instead of earlier ones."""
+        self._put_records(
+            {
+                f"secrets/{record.task_id}.json": secret.to_json(),
+                f"tasks/{record.task_id}.json": record.to_json(),
+            }
+        )
 
     def drop_task(self, task_id: str) -> None:
-        self._drop(f"tasks/{task_id}.json")
-        self._drop(f"secrets/{task_id}.json")
-        self._drop(f"instructions/{task_id}.json")
+        """Forget a task, and the recorded behaviour that no other task names."""
+        with self._lock:
+            name = f"secrets/{task_id}.json"
+            own = set((self.secret(task_id).twins or {}).values()) if name in self._records else set()
+            self._drop({f"tasks/{task_id}.json", name, f"instructions/{task_id}.json"})
+            for digest in own and own - named_blobs(self, self._records):
+                remove_blob(self._objects, digest)
 
     def drop_records(self, keep: set[str]) -> None:
-        """Forget all records but ``keep`` and the kept tasks' instructions (what an earlier build left)."""
-        for name in [name for name in self._records if name.replace("instructions/", "tasks/") not in keep]:
-            self._drop(name)
+        """Leave the records of ``keep``, the kept tasks' instructions, and the files that these name.
 
-    def _drop(self, name: str) -> None:
+        What an earlier build or a crash left is removed. Nothing may be written meanwhile.
+        """
         with self._lock:
-            self._records.pop(name, None)
-            self._parsed.pop(name, None)
-            self._write_changed_manifest()
-            drop_file(self.root / name)
-
-    def put_record(self, name: str, value: Mapping[str, Any]) -> None:
-        """Record first, manifest after: a crash between them leaves a file that nothing names."""
-        data = (
-            json.dumps({"schema_version": SCHEMA_VERSION, **value}, indent=1, sort_keys=True) + "\n"
-        ).encode()
-        with self._lock:
-            if self._records.get(name) != sha256_of(data):
-                write_file(self.root / name, data)
-                self._records[name] = sha256_of(data)
-                self._parsed.pop(name, None)
-                self._write_changed_manifest()
-
-    def _write_manifest(self) -> None:
-        write_manifest(self.root, self._records, self._derived)
+            self._drop(
+                {name for name in self._records if name.replace("instructions/", "tasks/") not in keep}
+            )
+            sweep_blobs(self._objects, named_blobs(self, self._records))
+            sweep_records(self.root, FOLDERS, self._records)

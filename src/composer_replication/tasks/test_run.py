@@ -11,6 +11,7 @@ import configparser
 import json
 import re
 import secrets
+import signal
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,7 @@ from composer_replication.tasks.intake.sources import inner_table
 from composer_replication.tasks.test_functions import Place
 
 _TOO_LONG = "the tests ran longer than"
+_OVER_CPU = (-signal.SIGXCPU, 128 + signal.SIGXCPU)
 NOTHING_COLLECTED = "nothing was collected"
 _RECORD_BYTES = 64 * 1024**2
 _ENV = {
@@ -55,7 +57,8 @@ class TestReport:
     function; ``contexts`` the functions (file, first line) that each test called, and under
     ``""`` those called for all of them (see ``call_contexts``); both only when asked for.
     ``collect_errors`` maps files that could not be collected to the reason, and ``why`` tests that
-    failed to the first line of theirs (when places were asked for).
+    failed to the first line of theirs (when places were asked for). ``cpu_seconds`` is
+    the processor time that the run says it used: to be believed of golden code alone.
     """
 
     __test__ = False  # the name starts with Test; pytest must not collect it
@@ -68,6 +71,7 @@ class TestReport:
     collect_errors: Mapping[str, str] = field(default_factory=dict)
     contexts: Contexts = field(default_factory=dict)
     why: Mapping[str, str] = field(default_factory=dict)
+    cpu_seconds: float = 0.0
 
     @property
     def ran_out_of_time(self) -> bool:
@@ -85,6 +89,7 @@ def run_tests(
     *,
     backend: str | None = None,
     timeout_seconds: float,
+    wall_factor: float | None = None,
     limits: Limits | None = None,
     stop_at_first_failure: bool = False,
     with_places: bool = False,
@@ -100,6 +105,9 @@ def run_tests(
         node_ids: the tests to run; their files are collected and nothing else. None: all.
         backend: sandbox backend by name or dotted path; None for the best of this machine.
         timeout_seconds: above 0; past it the whole run is a failure.
+        wall_factor: at least 1: ``timeout_seconds`` is then processor time of the process that runs the tests
+            (in whole seconds, rounded up), which a busy machine hardly changes, and the limit by the
+            clock is so many times as long. None: it is time by the clock.
         limits: of the sandbox; records may use more output than other programs.
         stop_at_first_failure: enough for a gate that wants one failure; ``outcomes`` is then partial.
         with_places: also report where test functions stand.
@@ -116,7 +124,9 @@ def run_tests(
         "places": with_places,
         "shuffle_seed": shuffle_seed,
         "backwards": backwards,
+        "cpu_seconds": None if wall_factor is None else timeout_seconds,
     }
+    wall_seconds = timeout_seconds * (wall_factor or 1.0)
     chosen = limits or Limits()
     spec = SandboxSpec(
         tree=tree,
@@ -127,7 +137,7 @@ def run_tests(
     with open_sandbox(spec, backend) as sandbox:
         result = sandbox.exec(
             [str(environment.python), "-P", "-B", "-c", _program(with_contexts=with_contexts)],
-            timeout_seconds=timeout_seconds,
+            timeout_seconds=wall_seconds,
             stdin=json.dumps(request).encode(),
             env=variables(environment),
         )
@@ -147,6 +157,7 @@ def make_request(
         "places": False,
         "shuffle_seed": None,
         "backwards": False,
+        "cpu_seconds": None,
     }
 
 
@@ -223,7 +234,7 @@ def judge(
 ) -> TestReport:
     """Turn what came out of the sandbox into a report; anything out of order is an error."""
     records, problem = _records(result.stdout, nonce)
-    if result.timed_out:
+    if result.timed_out or result.exit_code in _OVER_CPU:
         problem = f"{_TOO_LONG} {timeout_seconds:g} s"
     elif result.out_of_memory:
         problem = "the tests used more memory than allowed"
@@ -254,6 +265,7 @@ def judge(
         collect_errors=report.collect_errors,
         contexts=report.contexts,
         why=report.why,
+        cpu_seconds=report.cpu_seconds,
     )
 
 
@@ -293,12 +305,14 @@ class _Tally:
         self.collect_errors: dict[str, str] = {}
         self.contexts: Contexts = {}
         self.why: dict[str, str] = {}
+        self.cpu_seconds = 0.0
         self._was_collected = False
 
     def read(self, records: list[dict[str, Any]]) -> str:
         """Take all records; the answer is empty, or what is out of order."""
         if "contexts" in records[-1]:
             self.contexts = read_contexts(records[-1]["contexts"])
+        self.cpu_seconds = float(records[-1].get("cpu_seconds", 0.0))
         for record in records[:-1]:
             problem = self._take(record)
             if problem:

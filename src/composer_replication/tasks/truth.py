@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from composer_replication.tasks.attach_strength import attach_strength
-from composer_replication.tasks.attach_twins import attach_twins
+from composer_replication.tasks.attach_twins import Search, attach_twins, twin_cuts
 from composer_replication.tasks.planning.deletion import Deletion
 from composer_replication.tasks.repository import PreparedRepository
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.workers.workers import Workers
 
-NO_TRUTH = "no test function can be hidden, and the behaviour cannot be recorded"
+NO_TRUTH = "no-truth"
+"""Neither a hidden test nor recorded behaviour, and it was looked for both."""
+TRUTH_UNKNOWN = "truth-unknown"
+"""No hidden test, and the run that records behaviour failed. No decision: the same build looks again."""
 
 Each = Callable[[Callable[[Any], Any], Collection[Any], str], Iterator[Any]]
 """Runs a function over items, several at a time, and says what is being done."""
@@ -28,14 +31,23 @@ class ValidTask:
     deletion: Deletion
 
 
+@dataclass(frozen=True, slots=True)
+class TruthReport:
+    """``refused`` has the reason (``NO_TRUTH``, ``TRUTH_UNKNOWN``) and a detail by task id; ``unknown``
+    says by repository and pin why a function could not be looked at.
+    """
+
+    refused: Mapping[str, tuple[str, str]]
+    unknown: Mapping[str, Mapping[str, str]]
+
+
 def add_truth(
     store: TaskStore, tasks: Sequence[ValidTask], seed: int, each: Each, workers: Workers
-) -> frozenset[str]:
+) -> TruthReport:
     """Record what deleted functions do, and measure how strong the tests of each task are.
 
-    Returns:
-        The ids of the tasks that have no truth: neither hidden tests nor recorded behaviour.
-        They are taken out of the store.
+    Tasks that have neither hidden tests nor recorded behaviour are taken out of the store. Where
+    the run that records failed, tasks with hidden tests stay as they are, with ``twins`` None.
 
     Raises:
         SandboxFailure: the sandbox broke.
@@ -44,15 +56,35 @@ def add_truth(
     for task in tasks:
         rows.setdefault(task.repository.slug, []).append(task)
 
-    def record(own: list[ValidTask]) -> None:
-        attach_twins(store, own[0].repository, [(task.task_id, task.deletion) for task in own], seed, workers)
+    def record(own: list[ValidTask]) -> tuple[str, Search]:
+        repository = own[0].repository
+        return repository.slug, attach_twins(
+            store, repository, [(task.task_id, task.deletion) for task in own], seed, workers
+        )
 
     def measure(task: ValidTask) -> None:
         attach_strength(store, task.task_id, task.deletion, task.repository.bench, seed, workers=workers)
 
-    list(each(record, rows.values(), "twins of repositories"))
-    blind = frozenset(task.task_id for task in tasks if not store.get(task.task_id).has_hidden_tests)
-    for task_id in blind:
+    found: dict[str, Search] = dict(each(record, rows.values(), "twins of repositories"))
+    refused = {
+        task.task_id: _why_refused(task, found[task.repository.slug])
+        for task in tasks
+        if not store.get(task.task_id).has_hidden_tests
+    }
+    for task_id in refused:
         store.drop_task(task_id)
-    list(each(measure, [task for task in tasks if task.task_id not in blind], "strength of tasks"))
-    return blind
+    list(each(measure, [task for task in tasks if task.task_id not in refused], "strength of tasks"))
+    names = {own[0].repository.slug: own[0].repository.record.repository for own in rows.values()}
+    return TruthReport(
+        refused, {names[slug]: search.unknown for slug, search in found.items() if search.unknown}
+    )
+
+
+def _why_refused(task: ValidTask, search: Search) -> tuple[str, str]:
+    cuts = twin_cuts(task.deletion)
+    unknown = [search.unknown[cut.pin] for cut in cuts if cut.pin in search.unknown]
+    if unknown:
+        return TRUTH_UNKNOWN, f"no test function can be hidden, and recording failed: {unknown[0]}"
+    reasons = sorted({search.without[cut.pin] for cut in cuts if cut.pin in search.without})
+    why = "; ".join(reasons) or "no function of it can be recorded alone"
+    return NO_TRUTH, f"no test function can be hidden, and the behaviour cannot be recorded: {why}"

@@ -60,6 +60,7 @@ def test_build(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "bytes",
         "fingerprint",
         "flaky",
+        "unrecorded",
         "parquet",
         "unusable",
     }

@@ -406,7 +406,7 @@ def test_the_whole_run_has_an_end(judge) -> None:
     score = judge(
         "top_up", "import signal; signal.signal(14, lambda *a: None)\nwhile True: pass", seconds=4.0
     )
-    assert score.error == "the calls ran longer than 4 s"
+    assert score.error.startswith("the calls ran longer than ")
 
 
 def test_no_expected_digest_enters_the_sandbox(judge, twins) -> None:

@@ -9,7 +9,7 @@ from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.running.test_batch import BatchRun, run_batch
 from composer_replication.tasks.test_run import TestReport
 
-PATIENCE = 3
+PATIENCE = 10
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,11 @@ one JSON line that carries the nonce which came on standard input.
 """
 
 import json
+import math
 import os
+import resource
 import sys
+import time
 
 
 class Channel:
@@ -112,6 +115,10 @@ def main(make_contexts=None):
     request = json.loads(sys.stdin.buffer.read())
     channel = Channel(descriptor, request.pop("nonce"))
     root = os.getcwd()
+    limit = request.get("cpu_seconds")
+    if limit is not None:  # the kernel ends the run, whatever the code under test does with signals
+        whole = math.ceil(limit)
+        resource.setrlimit(resource.RLIMIT_CPU, (whole, whole + 1))
     import pytest
 
     roots = [os.path.normpath(os.path.join(root, path)) for path in request["import_roots"]]
@@ -126,5 +133,7 @@ def main(make_contexts=None):
     plugins = [make_plugin(channel, request, root), *([contexts] if contexts else [])]
     code = int(pytest.main(arguments, plugins=plugins))
     more = {"contexts": contexts.contexts()} if contexts else {}
+    below = resource.getrusage(resource.RUSAGE_CHILDREN)
+    more["cpu_seconds"] = time.process_time() + below.ru_utime + below.ru_stime
     channel.send("end", exit_code=code, **more)
     os._exit(0)  # threads that a test left behind must not hold the result back

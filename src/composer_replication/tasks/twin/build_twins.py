@@ -12,7 +12,7 @@ inputs; see ``canonical_encoding`` for when two outcomes are the same.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 
@@ -34,6 +34,8 @@ from composer_replication.tasks.twin.twin_records import (
     twin_bytes,
 )
 from composer_replication.tasks.twin.twin_run import (
+    CALL_SECONDS,
+    GOLDEN_CALL_SECONDS,
     Job,
     JobReport,
     RecordedCall,
@@ -62,14 +64,19 @@ Note = Callable[[str, str], None]
 
 MIN_BODY_LINES = 4
 """A public function with fewer lines is as a rule one expression, and its name says all of it."""
-MIN_RECORDED, MIN_MUTATED, MIN_LINES_EVER = 2, 10, 2
+MIN_RECORDED, MIN_MUTATED, MIN_LINES_EVER = 2, 10, 1
 NUM_MUTATED, NUM_MUTATED_TEXT = 60, 200
 """60 calls kill as many mutants as 200, except in functions that work on text."""
 TRIES_PER_MUTATED = 7  # about 400 for 60
 NUM_GOLDEN_RUNS = 3
+GOLDEN_SECONDS = 5.0
+"""Processor time of the golden code in all calls of a twin; a candidate has several times as much."""
 _FILTER_SEEDS = ("1", "4242")
 _GATE_SEEDS = ("0", "7", "123")
 _RECORD_SECONDS = 600.0
+_NUM_RECORDINGS = 2
+_JOB_WALL_SECONDS = 60.0
+"""Of a play by the clock, for each of its jobs, where that is more than ``PLAY_SECONDS``."""
 _TEXT_WORK = re.compile(
     r"\bre\.\w|\.(sub|match|fullmatch|search|finditer|findall|split|rsplit|splitlines|replace|join|lower|upper|strip"
     r"|lstrip|rstrip|title|capitalize|startswith|endswith|translate|zfill|ljust|rjust|casefold|encode|decode)\("
@@ -97,7 +104,9 @@ def build_twins(
     seed: int = 0,
     min_body_lines: int = MIN_BODY_LINES,
     public_only: bool = True,
+    eager: Collection[str] = (),
     note: Note | None = None,
+    unknown: Note | None = None,
 ) -> Mapping[str, Twin]:
     """Record and check the twins of functions of one repository.
 
@@ -110,10 +119,14 @@ def build_twins(
         cuts: the functions; those that are no candidates are passed over.
         backend: sandbox backend; None for the best of this machine.
         seed: draws the mutations.
-        min_body_lines: shorter bodies get no twin; at least 2.
+        min_body_lines: shorter bodies get no twin; at least 1.
         public_only: leave out names that begin with an underscore, and so dunder methods: their
             arguments are an implementation's own, and honest candidates choose other ones.
-        note: told the reason for each function without a twin.
+        eager: pins of functions that get a twin however short they are, and with one recorded call:
+            nothing else is hidden from whoever writes them. Every other gate holds for them too.
+        note: told the reason for each function that was looked at and has no twin.
+        unknown: told of each function of which nothing is known, because the run itself failed,
+            twice or alone in its sandbox; None: ``note`` is told.
 
     Returns:
         Twins by pin, in the order of ``cuts``; only those that passed every gate.
@@ -122,23 +135,18 @@ def build_twins(
         SandboxFailure: the sandbox broke (CR03.., CR0470).
     """
     tell = note or (lambda _pin, _reason: None)
+    build = _Build(
+        files, environment, backend, seed, tell=tell, unknown=unknown or tell, eager=frozenset(eager)
+    )
     chosen = []
     for cut in cuts:
-        if is_candidate(cut, min_body_lines=min_body_lines, public_only=public_only):
+        lines = MIN_LINES_EVER if cut.pin in build.eager else min_body_lines
+        if is_candidate(cut, min_body_lines=lines, public_only=public_only):
             chosen.append(cut)
         else:
             tell(cut.pin, "not public, too short, or defined twice")
-    if not chosen:
-        return {}
-    calls, problem = record_calls(
-        files, environment, chosen, backend=backend, timeout_seconds=_RECORD_SECONDS
-    )
-    build = _Build(files, environment, backend, seed, tell)
-    for cut in chosen:
-        if len(calls.get(cut.pin, ())) < MIN_RECORDED:
-            tell(cut.pin, problem or "fewer than 2 recorded calls")
-    able = [cut for cut in chosen if len(calls.get(cut.pin, ())) >= MIN_RECORDED]
-    twins = build.draft(able, calls)
+    calls = build.record(chosen)
+    twins = build.draft([cut for cut in chosen if cut.pin in calls], calls)
     twins = build.filtered(twins)
     twins = build.without_weak(twins)
     return {twin.pin: twin for twin in build.with_green_golden(twins)}
@@ -153,15 +161,52 @@ class _Build:
         environment: Environment,
         backend: str | None,
         seed: int,
+        *,
         tell: Note,
+        unknown: Note,
+        eager: frozenset[str],
     ) -> None:
         self.files = files
         self.environment = environment
         self.backend = backend
         self.seed = seed
         self.tell = tell
+        self.unknown = unknown
+        self.eager = eager
 
-    def play(self, subjects: Sequence[Subject], jobs: Sequence[Job], hash_seed: str = "0") -> list[JobReport]:
+    def min_recorded(self, pin: str) -> int:
+        """How many recorded calls a function must have."""
+        return 1 if pin in self.eager else MIN_RECORDED
+
+    def record(self, cuts: Sequence[BodyCut]) -> dict[str, tuple[RecordedCall, ...]]:
+        """The calls of functions that have enough of them; a run that fails is made again."""
+        if not cuts:
+            return {}
+        for _ in range(_NUM_RECORDINGS):
+            calls, problem = record_calls(
+                self.files, self.environment, cuts, backend=self.backend, timeout_seconds=_RECORD_SECONDS
+            )
+            if not problem:
+                break
+        enough = {}
+        for cut in cuts:
+            wanted, own = self.min_recorded(cut.pin), calls.get(cut.pin, ())
+            if problem:
+                self.unknown(cut.pin, problem)
+            elif len(own) < wanted:
+                self.tell(cut.pin, f"fewer than {wanted} recorded calls")
+            else:
+                enough[cut.pin] = own
+        return enough
+
+    def play(
+        self,
+        subjects: Sequence[Subject],
+        jobs: Sequence[Job],
+        hash_seed: str = "0",
+        call_seconds: float = GOLDEN_CALL_SECONDS,
+    ) -> list[JobReport]:
+        """Do jobs in one sandbox. Where one takes it down, all are parted until that one stands alone."""
         if not jobs:
             return []
         reports, problem = play(
@@ -171,12 +216,23 @@ class _Build:
             jobs,
             backend=self.backend,
             limits=RELATIVE_LIMITS,
-            timeout_seconds=PLAY_SECONDS,
+            timeout_seconds=max(PLAY_SECONDS, _JOB_WALL_SECONDS * len(jobs)),
             hash_seed=hash_seed,
+            call_seconds=call_seconds,
         )
-        if problem:  # then no job's answer counts
-            return [JobReport(error=problem) for _ in jobs]
-        return reports
+        if not problem:
+            return reports
+        if len(jobs) == 1:
+            return [JobReport(error=problem, is_unknown=True)]
+        half = len(jobs) // 2
+        parts = (jobs[:half], jobs[half:])
+        return [report for part in parts for report in self.play(subjects, part, hash_seed, call_seconds)]
+
+    def is_whole(self, pin: str, report: JobReport) -> bool:
+        """Whether a job came to its end; where not, it is told."""
+        if report.error:
+            (self.unknown if report.is_unknown else self.tell)(pin, report.error)
+        return not report.error
 
     def draft(self, cuts: Sequence[BodyCut], calls: Mapping[str, Sequence[RecordedCall]]) -> list[Twin]:
         """Replay the recorded calls and mutate them."""
@@ -186,8 +242,10 @@ class _Build:
         jobs = [Job(number, "mutate", self._mutation(cut)) for number, cut in enumerate(cuts)]
         twins = []
         for cut, report in zip(cuts, self.play(subjects, jobs), strict=True):
-            if report.error or report.line != cut.first_line:
-                self.tell(cut.pin, report.error or "its name leads to another definition")
+            if not self.is_whole(cut.pin, report):
+                continue
+            if report.line != cut.first_line:
+                self.tell(cut.pin, "its name leads to another definition")
                 continue
             twin = _draft_of(cut, calls[cut.pin], report)
             if self._is_large_enough(twin):
@@ -199,8 +257,9 @@ class _Build:
         return {"wanted": wanted, "tries": TRIES_PER_MUTATED * wanted, "seed": f"{self.seed}/{cut.pin}"}
 
     def _is_large_enough(self, twin: Twin) -> bool:
-        if len(twin.recorded) < MIN_RECORDED:
-            self.tell(twin.pin, "fewer than 2 recorded calls have a result that can be compared")
+        wanted = self.min_recorded(twin.pin)
+        if len(twin.recorded) < wanted:
+            self.tell(twin.pin, f"fewer than {wanted} recorded calls have a result that can be compared")
         elif len(twin.mutated) < MIN_MUTATED:
             self.tell(twin.pin, "fewer than 10 mutated calls return")
         else:
@@ -213,7 +272,11 @@ class _Build:
         for hash_seed, backwards in zip(_FILTER_SEEDS, (False, True), strict=True):
             jobs = [Job(number, options={"backwards": backwards}) for number in range(len(kept))]
             reports = self.play([subject_of(twin) for twin in kept], jobs, hash_seed)
-            kept = [_with_stable(twin, report.digests) for twin, report in zip(kept, reports, strict=True)]
+            kept = [
+                _with_stable(_within_time(twin, report.seconds), report.digests)
+                for twin, report in zip(kept, reports, strict=True)
+                if self.is_whole(twin.pin, report)
+            ]
             kept = [twin for twin in kept if self._is_large_enough(twin)]
         return kept
 
@@ -228,17 +291,16 @@ class _Build:
         kept = []
         for number, twin in enumerate(twins):
             first = number * len(STUB_EXPRESSIONS)
-            scores = [
-                score_digests(twin, report.digests, report.error)
-                for report in reports[first : first + len(STUB_EXPRESSIONS)]
-            ]
+            own = reports[first : first + len(STUB_EXPRESSIONS)]
+            failed = next((report for report in own if report.error), None)
+            if failed is not None:
+                self.is_whole(twin.pin, failed)
+                continue
+            scores = [score_digests(twin, report.digests, report.error) for report in own]
             # A table knows every recorded call and no mutated one: there it returns None.
             none = scores[STUB_EXPRESSIONS.index("None")]
             lookup = replace(none, recorded_agree=none.num_recorded)
-            errors = [score.error for score in scores if score.error]
-            if errors:
-                self.tell(twin.pin, errors[0])
-            elif any(score.passed for score in scores):
+            if any(score.passed for score in scores):
                 self.tell(twin.pin, "a stub passes")
             elif lookup.passed:
                 self.tell(twin.pin, "a table of the recorded calls passes")
@@ -251,14 +313,16 @@ class _Build:
         kept = list(twins)
         for hash_seed in _GATE_SEEDS[:NUM_GOLDEN_RUNS]:
             jobs = [Job(number) for number in range(len(kept))]
-            reports = self.play([subject_of(twin) for twin in kept], jobs, hash_seed)
+            reports = self.play([subject_of(twin) for twin in kept], jobs, hash_seed, CALL_SECONDS)
             green = []
             for twin, report in zip(kept, reports, strict=True):
-                score = score_digests(twin, report.digests, report.error)
+                if not self.is_whole(twin.pin, report):
+                    continue
+                score = score_digests(twin, report.digests)
                 if score.passed and score.mutated_agree == score.num_mutated:
                     green.append(twin)
                 else:
-                    self.tell(twin.pin, score.error or "the golden code does not agree with itself")
+                    self.tell(twin.pin, "the golden code does not agree with itself")
             kept = green
         return kept
 
@@ -282,6 +346,14 @@ def _draft_of(cut: BodyCut, calls: Sequence[RecordedCall], report: JobReport) ->
         num_lookup_misses=0,
         pickler=pickler_fingerprint(),
     )
+
+
+def _within_time(twin: Twin, seconds: float) -> Twin:
+    """A twin whose calls need no more than ``GOLDEN_SECONDS``: of the mutated ones a half, a quarter, ..."""
+    num_mutated = len(twin.mutated)
+    while num_mutated and seconds > GOLDEN_SECONDS:
+        num_mutated, seconds = num_mutated // 2, seconds / 2
+    return replace(twin, mutated=twin.mutated[:num_mutated])
 
 
 def _with_stable(twin: Twin, digests: Mapping[int, str]) -> Twin:

@@ -11,6 +11,7 @@ import os
 import pickle
 import sys
 import types
+import weakref
 from typing import Any
 
 MODULE = "composer_call_pickle"
@@ -30,16 +31,25 @@ def load_cloudpickle(source):
     module: Any = types.ModuleType(MODULE)
     sys.modules[MODULE] = module
     exec(compile(source, MODULE, "exec"), module.__dict__)
-    numbers: collections.Counter[str] = collections.Counter()
+    # Whoever pickles for several functions gives each a number here: what the pickles of one hold
+    # must not hang on which others are recorded in the same run.
+    module.counting_for = None
+    numbers: collections.Counter[tuple[Any, str]] = collections.Counter()
+    ids: dict[Any, Any] = {}
 
     def tracker_id(class_def):
         with module._DYNAMIC_CLASS_TRACKER_LOCK:
-            found = module._DYNAMIC_CLASS_TRACKER_BY_CLASS.get(class_def)
+            own = ids.setdefault(module.counting_for, weakref.WeakKeyDictionary())
+            found = own.get(class_def)
+            if module.counting_for is None:
+                found = module._DYNAMIC_CLASS_TRACKER_BY_CLASS.get(class_def)
             if found is None:
                 # cloudpickle draws a uuid; the how-manieth class of that name is as distinct.
                 name = f"{class_def.__module__}.{getattr(class_def, '__qualname__', class_def.__name__)}"
-                numbers[name] += 1
-                found = hashlib.sha256(f"{name}#{numbers[name]}".encode()).hexdigest()[:32]
+                numbers[module.counting_for, name] += 1
+                number = numbers[module.counting_for, name]
+                found = hashlib.sha256(f"{name}#{number}".encode()).hexdigest()[:32]
+                own[class_def] = found
                 module._DYNAMIC_CLASS_TRACKER_BY_CLASS[class_def] = found
                 module._DYNAMIC_CLASS_TRACKER_BY_ID[found] = class_def
             return found

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from composer_replication.records import Limits
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.twin.twin_records import Twin, TwinScore, damaged, score_digests
-from composer_replication.tasks.twin.twin_run import Job, Subject, pickler_fingerprint, play
+from composer_replication.tasks.twin.twin_run import WALL_FACTOR, Job, Subject, pickler_fingerprint, play
 
 PLAY_SECONDS = 1800.0
 """For all functions of a repository, or all relatives of one function."""
@@ -32,8 +32,8 @@ def judge_twin(
     """Does a candidate do what the golden code did?
 
     The candidate runs in a fresh sandbox of its own. It gets the inputs; its canonical
-    digests come out and are compared here. A call that is missing, hangs (1 s of processor time) or takes down
-    its process disagrees.
+    digests come out and are compared here. A call that is missing, hangs (1 s of processor time)
+    or takes down its process disagrees.
 
     Args:
         tree_files: the candidate's tree; tests are not needed in it.
@@ -41,7 +41,9 @@ def judge_twin(
         twin: of the deleted function.
         backend: sandbox backend; None for the best of this machine.
         limits: of the sandbox.
-        timeout_seconds: above 0; past it the whole run is a failure of the candidate.
+        timeout_seconds: of processor time, above 0; past it the whole run is a failure of the
+            candidate. By the clock it may take ``WALL_FACTOR`` times as long, so that a busy
+            machine fails nobody.
 
     Raises:
         InputError: the twin needs another cloudpickle than this installation has (CR0471).
@@ -56,7 +58,8 @@ def judge_twin(
         [Job(0)],
         backend=backend,
         limits=limits,
-        timeout_seconds=timeout_seconds,
+        timeout_seconds=WALL_FACTOR * timeout_seconds,
+        job_seconds=timeout_seconds,
     )
     report = reports[0]
     return score_digests(twin, report.digests, problem or report.error)

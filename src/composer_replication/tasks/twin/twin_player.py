@@ -2,8 +2,9 @@
 
 Not imported by the package and never placed in a tree. Inputs come on standard input,
 canonical digests go out; what they ought to be is never here. Each job runs in a child
-process of its own that imports the tree itself, so no job sees the state of another, and
-a crash costs one job. Every digest is written before the next call begins.
+process of its own that imports the tree itself, so no job sees the state of another. A call
+that hangs or crashes costs itself: another child goes on behind it (``call_steps``). Every
+digest is written before the next call begins.
 """
 
 import ast
@@ -21,11 +22,9 @@ import traceback
 import types
 from typing import Any
 
-MAX_TIMEOUTS = 11  # past the 5 % of 200 calls that a candidate may get wrong
-JOB_SECONDS = 600.0
-WALL_FACTOR = (
-    20  # a call's limit is processor time, which a busy machine does not change; for one that sleeps, this
-)
+# A limit is processor time, which a busy machine hardly changes; for what sleeps, so many times as much.
+WALL_FACTOR = 20
+LOST = ("lost", "")  # an earlier child died of this call
 NOT_STABLE = (MemoryError, RecursionError)  # they depend on what else the process holds
 
 
@@ -115,14 +114,14 @@ def stop_clocks():
 class Replay:
     """Calls one function and encodes what comes of it."""
 
-    def __init__(self, request, function, encoding, loads):
+    def __init__(self, request, function, encoding, loads, steps):
+        self.steps = steps
         self.function = function
         self.encode, self.digest = encoding.encode, encoding.digest
         self.opaque = encoding.OpaqueValue
         self.loads = loads
         self.seconds = request["call_seconds"]
         self.is_late = False
-        self.num_timeouts = 0
         signal.signal(signal.SIGALRM, self._on_alarm)
         signal.signal(signal.SIGPROF, self._on_alarm)
 
@@ -131,7 +130,9 @@ class Replay:
         raise Late
 
     def outcome(self, blob):
-        """``(kind, digest)``; the kind is ret, exc, opaque, timeout, unstable or unloadable."""
+        """``(kind, digest)``; the kind is ret, exc, opaque, timeout, unstable, unloadable or lost."""
+        if not self.steps.begin(self.seconds):
+            return LOST
         self.is_late = False
         found = ("timeout", "")
         try:
@@ -143,7 +144,7 @@ class Replay:
         except Late:
             stop_clocks()  # it may have come before both were stopped
         if self.is_late:
-            self.num_timeouts += 1
+            self.steps.num_lost += 1
             return ("timeout", "")
         return found
 
@@ -182,6 +183,8 @@ class Replay:
 
     def input_digest(self, blob):
         """What tells this input from others; None for one that cannot be told."""
+        if not self.steps.begin(self.seconds):
+            return None
         try:
             start_clocks(self.seconds)
             try:
@@ -196,15 +199,19 @@ class Replay:
 class Job:
     """One function, one task: replay, mutate, constants or answers."""
 
-    def __init__(self, request, number, send):
+    def __init__(self, request, number, send, steps):
         self.request = request
         self.number = number
         self.send = send
+        self.steps = steps
         self.job = request["jobs"][number]
         self.twin = request["twins"][self.job["twin"]]
         self.blobs = [base64.b64decode(blob) for blob in self.twin["blobs"]]
 
     def run(self):
+        sources = None
+        if self.job["mode"] == "mutate":
+            sources = sys.modules["unseeded_random"].RandomSources()
         for path, text in self.job.get("overlay", {}).items():
             with open(path, "w", encoding="utf-8", newline="") as file:
                 file.write(text)
@@ -215,12 +222,15 @@ class Job:
         try:
             function = find_function(self.twin["path"], self.twin["symbol"], self.twin["module"])
         except BaseException as error:
-            self.send("done", job=self.number, line=0, error=f"{type(error).__name__}: {error}"[:300])
+            self.send(
+                "done", job=self.number, line=0, error=f"{type(error).__name__}: {error}"[:300], seconds=0
+            )
             return
         line = getattr(getattr(function, "__code__", None), "co_firstlineno", 0)
-        self.replay = Replay(self.request, function, encoding, loads)
+        self.replay = Replay(self.request, function, encoding, loads, self.steps)
+        started = time.process_time()
         if self.job["mode"] == "mutate":
-            self._mutate()
+            self._mutate(sources)
         elif self.job["mode"] == "constant":
             value = ast.literal_eval(self.job["constant"])
             self.replay.function = lambda *_args, **_kwargs: value
@@ -229,23 +239,31 @@ class Job:
             self._answer()
         else:
             self._replay_all()
-        self.send("done", job=self.number, line=line, error="")
+        seconds = time.process_time() - started
+        self.send("done", job=self.number, line=line, error="", seconds=seconds)
 
     def _replay_all(self):
         order = range(len(self.blobs))
-        for index in reversed(order) if self.job.get("backwards") else order:
+        for index in self._left(reversed(order) if self.job.get("backwards") else order):
             kind, digest = self.replay.outcome(self.blobs[index])
             self.send("vector", job=self.number, index=index, kind=kind, digest=digest)
-            if self.replay.num_timeouts >= MAX_TIMEOUTS:
+            self.steps.num_told += 1
+            if self.steps.is_enough:
                 return
 
-    def _mutate(self):
+    def _left(self, order):
+        """What no earlier child has told; the first may be the one of which the last child died."""
+        self.steps.now = self.steps.num_told - 1
+        return list(order)[self.steps.num_told :]
+
+    def _mutate(self, sources):
         mutation = sys.modules["call_mutation"]
+        steady = sys.modules["unseeded_random"].steady_outcome
+        self.steps.num_lost = len(self.steps.fatal)  # calls that were late before are made again
         recorded = []
         for blob in self.blobs:
-            kind, digest = self.replay.outcome(blob)
+            kind, digest = steady(sources, self.replay.outcome, blob)
             recorded.append([kind, digest, self.replay.input_digest(blob)])
-        self.send("recorded", job=self.number, outcomes=recorded)
         usable = [
             blob for blob, (kind, _, _) in zip(self.blobs, recorded, strict=True) if kind in ("ret", "exc")
         ]
@@ -261,17 +279,21 @@ class Job:
                 if known is None or known in seen:
                     continue
                 seen.add(known)
-                kind, digest = self.replay.outcome(blob)
+                kind, digest = steady(sources, self.replay.outcome, blob)
                 if kind == "ret":
                     num_kept += 1
                     groups.setdefault(digest, []).append(blob)
-                if self.replay.num_timeouts >= MAX_TIMEOUTS or num_kept >= 4 * self.job["wanted"]:
+                if self.steps.is_enough or num_kept >= 4 * self.job["wanted"]:
                     break
         chosen = round_robin(groups, self.job["wanted"])
         vectors = [[base64.b64encode(blob).decode(), digest] for blob, digest in chosen]
+        # At the end alone: a child that dies before it has said nothing, and the next one begins anew.
+        self.send("recorded", job=self.number, outcomes=recorded)
         self.send("mutated", job=self.number, vectors=vectors)
 
     def _mutated_blob(self, pool, draw):
+        if not self.steps.begin(self.request["call_seconds"]):
+            return None
         try:
             start_clocks(self.request["call_seconds"])
             try:
@@ -283,7 +305,11 @@ class Job:
             return None
 
     def _answer(self):
-        for index, blob in enumerate(self.blobs):
+        for index in self._left(range(len(self.blobs))):
+            blob = self.blobs[index]
+            self.steps.num_told = index
+            if not self.steps.begin(self.request["call_seconds"]):
+                continue
             try:
                 args, kwargs = self.replay.loads(blob)
                 try:
@@ -311,25 +337,25 @@ def round_robin(groups, wanted):
 
 
 def run_job(request, number, send):
-    """Run a job in a child process; the answer tells how it ended when it did not say so itself."""
-    child = os.fork()
-    if child == 0:
+    """Run a job in a child process, and say so when it took too long."""
+
+    def work(steps):
         try:
-            os.setsid()
-            Job(request, number, send).run()
+            Job(request, number, send, steps).run()
         except BaseException:
             traceback.print_exc()
-        finally:
-            os._exit(0)
-    deadline = time.monotonic() + request.get("job_seconds", JOB_SECONDS)
-    wait = 0.001
-    while os.waitpid(child, os.WNOHANG) == (0, 0):
-        if time.monotonic() > deadline:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            break
-        time.sleep(wait)
-        wait = min(0.02, wait * 1.5)
+            os._exit(1)
+
+    seconds = request["job_seconds"]
+    ended = sys.modules["call_steps"].run_to_the_end(
+        work,
+        cpu_seconds=seconds,
+        wall_seconds=WALL_FACTOR * seconds,
+        stuck_seconds=2 * WALL_FACTOR * request["call_seconds"],
+        is_retold=request["jobs"][number]["mode"] == "mutate",
+    )
+    if ended == "late":
+        send("late", job=number)
 
 
 def main():
@@ -339,7 +365,14 @@ def main():
     load(request["sources"])
     sys.modules["call_pickle"].load_cloudpickle(request["cloudpickle"])
     sys.path[:0] = [os.path.normpath(os.path.join(root, path)) for path in request["import_roots"]]
-    resource.setrlimit(resource.RLIMIT_AS, (request["memory_bytes"], request["memory_bytes"]))
+    # Below what the sandbox may use: past that limit the run of all is over, past this one a call is.
+    for kind, size in (
+        (resource.RLIMIT_AS, request["address_bytes"]),
+        (resource.RLIMIT_DATA, request["memory_bytes"]),
+    ):
+        hard = resource.getrlimit(kind)[1]
+        most = size if hard == resource.RLIM_INFINITY else min(size, hard)
+        resource.setrlimit(kind, (most, most))
     send("ready")
     for number in range(len(request["jobs"])):
         run_job(request, number, send)

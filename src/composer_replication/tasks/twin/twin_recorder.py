@@ -98,7 +98,8 @@ class Target:
 class Recorder:
     """The profile hook and the plugin that says which test runs."""
 
-    def __init__(self, request, root, dumps, pickle_by_value):
+    def __init__(self, request, root, pickler, dumps, pickle_by_value):
+        self.pickler = pickler
         self.max_calls = request["max_calls"]
         self.wanted = {
             (os.path.join(root, path), line): number for number, (path, line) in enumerate(request["targets"])
@@ -130,6 +131,7 @@ class Recorder:
 
     def keep(self, target, frame):
         try:
+            self.pickler.counting_for = id(target)
             blob = self.dumps(target.arguments(frame.f_locals))
         except Exception:  # whatever a value raises when it is pickled, this call is not kept
             return
@@ -180,7 +182,7 @@ def main():
 
     import pytest
 
-    recorder = Recorder(request, root, dumps, pickle_by_value)
+    recorder = Recorder(request, root, pickler, dumps, pickle_by_value)
     code = pytest.main([*request["arguments"], f"--rootdir={root}"], plugins=[recorder.plugin()])
     send("tests", ids=recorder.tests)
     for number, target in sorted(recorder.targets.items()):

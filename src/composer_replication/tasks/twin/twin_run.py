@@ -33,13 +33,22 @@ from composer_replication.tasks.views import write_files
 
 CALL_SECONDS = 1.0
 """Processor time of one call; one that sleeps may take twenty times as long."""
+GOLDEN_CALL_SECONDS = 0.25
+"""Of one call of the golden code while a twin is made: an honest candidate may be four times as slow."""
+JOB_SECONDS = 600.0
+"""Processor time of one job of a build."""
+WALL_FACTOR = 10
+"""A limit of a candidate is processor time, which a busy machine hardly changes; by the clock it may be so
+many times as long."""
 MAX_CALL_BYTES = 30_000
 MAX_CALLS = 150
-PLAYER_BYTES = 3 * 1024**3
-"""Address space of the player: a mutated integer may ask for a list of any length."""
+ADDRESS_BYTES = 3 * 1024**3
+PLAYER_BYTES = 1024**3
+"""Memory of the player: a mutated integer may ask for a list of any length. At most half of what its sandbox
+may use, so that such a call fails alone and not the sandbox."""
 _OUTPUT_BYTES = 512 * 1024**2
 _MAX_CALLS_BYTES = 64 * 1024**2
-_SHARED = ("canonical_encoding", "call_pickle", "call_mutation")
+_SHARED = ("canonical_encoding", "call_pickle", "call_mutation", "call_steps", "unseeded_random")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +88,8 @@ class JobReport:
 
     ``outcomes`` are kind and digest by index; ``error`` is empty, or why the job as a whole failed.
     ``inputs`` and ``mutated`` come from a job of the mode mutate, ``answers`` from answers.
+    ``seconds`` is the processor time of its calls. ``is_unknown`` says that the run itself failed,
+    and nothing is known of the function.
     """
 
     outcomes: dict[int, tuple[str, str]] = field(default_factory=dict)
@@ -87,6 +98,8 @@ class JobReport:
     inputs: list[str | None] = field(default_factory=list)
     mutated: list[tuple[bytes, str]] = field(default_factory=list)
     answers: dict[int, bytes] = field(default_factory=dict)
+    seconds: float = 0.0
+    is_unknown: bool = False
 
     @property
     def digests(self) -> dict[int, str]:
@@ -158,8 +171,12 @@ def play(
     limits: Limits | None = None,
     timeout_seconds: float,
     hash_seed: str = "0",
+    call_seconds: float = CALL_SECONDS,
+    job_seconds: float = JOB_SECONDS,
 ) -> tuple[list[JobReport], str]:
     """Do jobs one after the other in one fresh sandbox, each in a process of its own.
+
+    ``call_seconds`` and ``job_seconds`` are processor time, ``timeout_seconds`` of all by the clock.
 
     Returns:
         A report for each job, and an empty text or why the run as a whole failed.
@@ -183,15 +200,17 @@ def play(
                 {"twin": job.subject, "mode": job.mode, "overlay": dict(job.overlay), **job.options}
                 for job in jobs
             ],
-            "call_seconds": CALL_SECONDS,
+            "call_seconds": call_seconds,
+            "job_seconds": job_seconds,
             "max_bytes": 4 * MAX_CALL_BYTES,
-            "memory_bytes": PLAYER_BYTES,
+            "address_bytes": ADDRESS_BYTES,
+            "memory_bytes": min(PLAYER_BYTES, (limits or Limits()).memory_bytes // 2),
         }
         done = _run(
             "twin_player", tree, environment, request,
             backend=backend, limits=limits, timeout_seconds=timeout_seconds, hash_seed=hash_seed,
         )  # fmt: skip
-    return _read_player(done, nonce, len(jobs), timeout_seconds)
+    return _read_player(done, nonce, len(jobs), timeout_seconds, job_seconds)
 
 
 def _subject_to_json(subject: Subject, roots: Sequence[str]) -> dict[str, Any]:
@@ -248,7 +267,7 @@ def _records(stdout: str, nonce: str) -> list[dict[str, Any]]:
 
 
 def _read_player(
-    done: ExecResult, nonce: str, num_jobs: int, timeout_seconds: float
+    done: ExecResult, nonce: str, num_jobs: int, timeout_seconds: float, job_seconds: float
 ) -> tuple[list[JobReport], str]:
     records = _records(done.stdout, nonce)
     reports = [JobReport() for _ in range(num_jobs)]
@@ -261,7 +280,7 @@ def _read_player(
     problem = ""
     try:
         for record in records[1:]:
-            problem = problem or _take(record, reports)
+            problem = problem or _take(record, reports, job_seconds)
     except (KeyError, TypeError, ValueError, IndexError):
         problem = "a record is malformed"
     if done.timed_out:
@@ -275,7 +294,7 @@ def _read_player(
     return reports, problem
 
 
-def _take(record: Mapping[str, Any], reports: Sequence[JobReport]) -> str:
+def _take(record: Mapping[str, Any], reports: Sequence[JobReport], job_seconds: float) -> str:
     """Note one record; the answer is empty, or what is out of order."""
     event = record["event"]
     if event in ("ready", "end"):
@@ -287,6 +306,7 @@ def _take(record: Mapping[str, Any], reports: Sequence[JobReport]) -> str:
             return "a call has two outcomes"
         report.outcomes[index] = (str(record["kind"]), str(record["digest"]))
     elif event == "recorded":
+        report.inputs.clear()
         for index, (kind, digest, known) in enumerate(record["outcomes"]):
             report.outcomes[index] = (str(kind), str(digest))
             report.inputs.append(None if known is None else str(known))
@@ -296,6 +316,9 @@ def _take(record: Mapping[str, Any], reports: Sequence[JobReport]) -> str:
         report.answers[int(record["index"])] = base64.b64decode(record["data"])
     elif event == "done":
         report.line, report.error = int(record["line"]), str(record["error"])
+        report.seconds = float(record.get("seconds", 0.0))
+    elif event == "late":
+        report.error = f"the calls ran longer than {job_seconds:g} s"
     else:
         return "an unknown record"
     return ""

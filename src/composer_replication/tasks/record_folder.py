@@ -1,0 +1,209 @@
+"""Records, blobs and derived files of one folder, each checked by its hash when it is read.
+
+The manifest has the hash of every record, the name of a blob is its own. What a crash leaves is never
+a contradiction: a record is forgotten before it is written anew, and a file that nothing names is swept.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from composer_replication.errors import UsageError
+from composer_replication.run_folder import SCHEMA_VERSION, write_atomic
+from composer_replication.tasks.blobs import drop_file, kept_path, write_blob, write_file
+from composer_replication.tasks.intake.cache import sha256_of
+from composer_replication.tasks.store_contents import read_named, size_of
+from composer_replication.tasks.store_manifest import (
+    damaged,
+    fingerprint_of,
+    read_content,
+    read_manifest,
+    write_manifest,
+)
+
+Record = TypeVar("Record")
+FOLDERS = ("instructions", "locks", "repositories", "tasks", "secrets")
+
+
+class RecordFolder:
+    """A folder of records and what they name. Use ``create`` or ``open``; safe to use from several threads."""
+
+    def __init__(
+        self, root: Path, records: dict[str, str], backend: str | None, derived: dict[str, str] | None = None
+    ) -> None:
+        self.root = root.resolve()
+        self._objects = self.root / "objects"
+        self.backend = backend
+        self._records = records
+        self._derived = derived or {}
+        self._lock = threading.RLock()
+        self._parsed: dict[str, Mapping[str, Any]] = {}
+
+    @classmethod
+    def create(cls, path: Path, *, backend: str | None = None) -> Self:
+        """A store to write to: a new one, or the one that an earlier build left.
+
+        Raises:
+            UsageError: the folder holds something else (CR0415).
+            InputError: the store in it is damaged (CR0411).
+        """
+        if (path / "manifest.json").exists():
+            return cls.open(path, backend=backend)
+        if path.is_dir() and any(item.name not in ("LOCK", "objects", *FOLDERS) for item in path.iterdir()):
+            raise UsageError(
+                "CR0415",
+                "the folder is not empty and not a task store.",
+                where=str(path),
+                fix="choose another --out DIR.",
+            )
+        path.mkdir(parents=True, exist_ok=True)
+        store = cls(path, {}, backend)
+        store._write_manifest()
+        return store
+
+    @classmethod
+    def open(cls, path: Path, *, backend: str | None = None) -> Self:
+        """A store to read.
+
+        Args:
+            path: its folder.
+            backend: sandbox backend in which environments are installed when absent.
+
+        Raises:
+            InputError: not a task store (CR0410), or damaged or of another version (CR0411).
+        """
+        records, derived = read_manifest(Path(path))
+        return cls(Path(path), records, backend, derived)
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 over the names and hashes of all records."""
+        with self._lock:
+            return fingerprint_of(self._records)
+
+    def read_record(self, name: str, from_json: Callable[[Mapping[str, Any]], Record]) -> Record:
+        value = self._read(name)
+        try:
+            return from_json(value)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            detail = f"the record cannot be read, {type(error).__name__}: {error}"
+            raise damaged(self._record_path(name), detail) from error
+
+    def has_record(self, name: str) -> bool:
+        with self._lock:
+            return name in self._records
+
+    def blob(self, digest: str) -> bytes:
+        """The bytes with that sha256.
+
+        Raises:
+            InputError: absent or changed (CR0411).
+        """
+        return read_named(self._objects, digest)
+
+    def _record_path(self, name: str) -> Path:
+        return kept_path(self.root / name)
+
+    def _read(self, name: str) -> Mapping[str, Any]:
+        with self._lock:
+            if name not in self._parsed:
+                path = self._record_path(name)
+                data = read_content(path)
+                if sha256_of(data) != self._records.get(name):
+                    raise damaged(
+                        path, f"its sha256 is {sha256_of(data)}, the manifest says {self._records.get(name)}"
+                    )
+                try:
+                    self._parsed[name] = json.loads(data)
+                except ValueError as error:
+                    raise damaged(path, "it is not JSON") from error
+            return self._parsed[name]
+
+    def num_bytes(self) -> int:
+        """Size of everything that belongs to the store."""
+        return size_of(self.root, ("objects", *FOLDERS, "manifest.json", *self.derived))
+
+    @property
+    def derived(self) -> Mapping[str, str]:
+        """Files that follow from the records, by sha256; the fingerprint does not cover them."""
+        with self._lock:
+            return dict(self._derived)
+
+    def read_derived(self, name: str) -> bytes:
+        """One of them.
+
+        Raises:
+            InputError: missing or changed (CR0411).
+        """
+        try:
+            data = (self.root / name).read_bytes()
+        except OSError as error:
+            raise damaged(self.root / name, "it is missing") from error
+        if sha256_of(data) != self.derived.get(name):
+            raise damaged(self.root / name, f"its sha256 is {sha256_of(data)}")
+        return data
+
+    def put_blob(self, data: bytes, *, is_packed: bool = False) -> str:
+        """Keep some bytes; their sha256. ``is_packed`` says that they are compressed already."""
+        return write_blob(self._objects, data, is_packed=is_packed)
+
+    def put_derived(self, name: str, data: bytes) -> None:
+        """Keep a file that follows from the records; it is gone as soon as one of them changes."""
+        with self._lock:
+            write_atomic(self.root / name, data)
+            self._derived[name] = sha256_of(data)
+            self._write_manifest()
+
+    def _write_changed_manifest(self) -> None:
+        """The manifest without derived files first: a crash leaves one that nothing names."""
+        stale = list(self._derived)
+        self._derived.clear()
+        self._write_manifest()
+        for name in stale:
+            (self.root / name).unlink(missing_ok=True)
+
+    def _drop(self, names: set[str]) -> None:
+        if names.isdisjoint(self._records):
+            return
+        self._forget(names)
+        for name in names:
+            drop_file(self.root / name)
+
+    def put_record(self, name: str, value: Mapping[str, Any]) -> None:
+        """Keep one record, new or instead of an earlier one."""
+        self._put_records({name: value})
+
+    def _put_records(self, values: Mapping[str, Mapping[str, Any]]) -> None:
+        """Records first, manifest after: a crash between them leaves files that nothing names.
+
+        Records that are there already are forgotten first, for the same reason: a file that the
+        manifest names by another hash would be a damaged store.
+        """
+        rows = {
+            name: json.dumps({"schema_version": SCHEMA_VERSION, **value}, indent=1, sort_keys=True) + "\n"
+            for name, value in values.items()
+        }
+        digests = {name: sha256_of(text.encode()) for name, text in rows.items()}
+        with self._lock:
+            changed = {name for name, digest in digests.items() if self._records.get(name) != digest}
+            if not changed:
+                return
+            if changed & self._records.keys():
+                self._forget(digests)
+            for name in sorted(changed):
+                write_file(self.root / name, rows[name].encode())
+            self._records.update(digests)
+            self._write_changed_manifest()
+
+    def _forget(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._records.pop(name, None)
+            self._parsed.pop(name, None)
+        self._write_changed_manifest()
+
+    def _write_manifest(self) -> None:
+        write_manifest(self.root, self._records, self._derived)

@@ -209,6 +209,19 @@ def test_both(number):
     assert both[cuts[1].pin] == alone[cuts[1].pin]
 
 
+def test_a_small_domain_is_searched_two_steps_far(environment: Environment) -> None:
+    """Neighbours of 1 and 4 by hand: 2, 0, -1 and 5, 3, -4, 8 (0 and 2 * 1 again); 10 are needed."""
+    source = "def near(number):\n    return -number if number < 0 else number\n"
+    tests = "from fields import near\ndef test_near():\n    assert near(1) == 1 and near(4) == 4\n"
+    (cut,) = find_body_cuts("fields.py", source)
+    files = {"fields.py": source.encode(), "test_fields.py": tests.encode(), "pyproject.toml": b""}
+    (twin,) = build_twins(files, environment, [cut], eager={cut.pin}).values()
+    numbers = [number for (number,) in arguments(twin)]
+    assert numbers[:2] == [1, 4]
+    assert {2, 0, -1, 5, 3, -4, 8} <= set(numbers)
+    assert 12 <= len(numbers) == len(set(numbers)) <= 22
+
+
 def test_the_seeds_reach_both_ends() -> None:
     first = [random.Random(seed).random() for seed in unseeded_random.SEEDS]
     assert min(first) < 0.00001

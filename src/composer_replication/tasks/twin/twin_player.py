@@ -9,6 +9,7 @@ digest is written before the next call begins.
 
 import ast
 import base64
+import functools
 import importlib
 import inspect
 import json
@@ -24,6 +25,7 @@ from typing import Any
 
 # A limit is processor time, which a busy machine hardly changes; for what sleeps, so many times as much.
 WALL_FACTOR = 20
+FEW = 10  # mutated calls without which a function gets no twin
 LOST = ("lost", "")  # an earlier child died of this call
 NOT_STABLE = (MemoryError, RecursionError)  # they depend on what else the process holds
 
@@ -259,37 +261,44 @@ class Job:
     def _mutate(self, sources):
         mutation = sys.modules["call_mutation"]
         steady = sys.modules["unseeded_random"].steady_outcome
+        outcome = functools.partial(steady, sources, self.replay.outcome)
         self.steps.num_lost = len(self.steps.fatal)  # calls that were late before are made again
         recorded = []
         for blob in self.blobs:
-            kind, digest = steady(sources, self.replay.outcome, blob)
+            kind, digest = outcome(blob)
             recorded.append([kind, digest, self.replay.input_digest(blob)])
         usable = [
             blob for blob, (kind, _, _) in zip(self.blobs, recorded, strict=True) if kind in ("ret", "exc")
         ]
         seen = {known for _, _, known in recorded}
         groups: dict[str, list[bytes]] = {}
-        num_kept = 0
-        if usable:
-            pool = mutation.CallPool(usable, self.replay.loads)
-            draw = random.Random(self.job["seed"])  # noqa: S311  a sample, not a secret
-            for _ in range(self.job["tries"]):
-                blob = self._mutated_blob(pool, draw)
-                known = None if blob is None else self.replay.input_digest(blob)
-                if known is None or known in seen:
-                    continue
-                seen.add(known)
-                kind, digest = steady(sources, self.replay.outcome, blob)
-                if kind == "ret":
-                    num_kept += 1
-                    groups.setdefault(digest, []).append(blob)
-                if self.steps.is_enough or num_kept >= 4 * self.job["wanted"]:
-                    break
+        draw = random.Random(self.job["seed"])  # noqa: S311  a sample, not a secret
+        kept: list[bytes] = []
+        # A function of one small number has few neighbours: where they are too few, theirs are tried too.
+        for wanted in (4 * self.job["wanted"], 2 * FEW, 2 * FEW):
+            if usable and len(kept) < FEW and not self.steps.is_enough:
+                pool = mutation.CallPool([*usable, *kept], self.replay.loads)
+                self._add_mutated(pool, draw, outcome, (seen, groups, kept), wanted)
         chosen = round_robin(groups, self.job["wanted"])
         vectors = [[base64.b64encode(blob).decode(), digest] for blob, digest in chosen]
         # At the end alone: a child that dies before it has said nothing, and the next one begins anew.
         self.send("recorded", job=self.number, outcomes=recorded)
         self.send("mutated", job=self.number, vectors=vectors)
+
+    def _add_mutated(self, pool, draw, outcome, found, wanted):
+        seen, groups, kept = found
+        for _ in range(self.job["tries"]):
+            blob = self._mutated_blob(pool, draw)
+            known = None if blob is None else self.replay.input_digest(blob)
+            if known is None or known in seen:
+                continue
+            seen.add(known)
+            kind, digest = outcome(blob)
+            if kind == "ret":
+                kept.append(blob)
+                groups.setdefault(digest, []).append(blob)
+            if self.steps.is_enough or len(kept) >= wanted:
+                return
 
     def _mutated_blob(self, pool, draw):
         if not self.steps.begin(self.request["call_seconds"]):

@@ -27,6 +27,7 @@ from composer_replication.errors import InputError, UsageError
 from composer_replication.records import Task, TaskContent
 from composer_replication.run_folder import SCHEMA_VERSION, write_atomic
 from composer_replication.tasks.blobs import find_blob, read_blob, write_blob
+from composer_replication.tasks.fresh_git import with_git
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.intake.environment import Environment, open_environment
 from composer_replication.tasks.intake.lock import EnvironmentLock, LockedWheel
@@ -248,9 +249,10 @@ class TaskStore:
         return {path: self.blob(digest) for path, digest in self.repository(slug).files.items()}
 
     def write_tree(self, task: Task, folder: Path, view: View = "rollout") -> None:
-        """Write a private copy of a view of a task into ``folder``, which is made if absent."""
+        """Write a private copy of a view into ``folder``, which is made if absent; a rollout's has a fresh ``.git``."""
         folder.mkdir(parents=True, exist_ok=True)
-        write_files(folder, self.files(task, view))
+        files = self.files(task, view)
+        write_files(folder, with_git(files) if view == "rollout" else files)
 
     def environment(self, task: Task) -> Environment:
         """The environment in which the task's tests run; installed from the store's own wheels if absent.

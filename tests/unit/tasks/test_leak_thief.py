@@ -106,7 +106,8 @@ def test_an_installed_copy_of_a_module_is_importable(
     (package / "__init__.py").touch()
     (package / "text.py").write_bytes(text_files[0] + code)
     answer = steal(task_id, where=own_environment)
-    assert answer.of("importable") == {str(package / "text.py")}
+    lost_code = ("text.py",) if task_id == "t-module-body" else ("text.py", "__init__.py")
+    assert answer.of("importable") == {str(package / name) for name in lost_code}
     assert answer.failed == []
 
 
@@ -119,7 +120,10 @@ def test_an_installed_copy_of_a_module_is_importable(
             "import tinymath.text: it is in the tree, but not found",
         ),
         (
-            {TEXT: b"import atexit, inspect, os\ninspect.getsource = lambda _: os._exit(0)\n"},
+            {
+                TEXT: b"import inspect, os\ninitials = is_palindrome = repeat = shout = 1\n"
+                b"inspect.getsource = lambda _: os._exit(0)\n"
+            },
             "import tinymath.text: no answer (exit code 0)",
         ),
     ],
@@ -178,6 +182,9 @@ class TestGit:
         repository = tmp_path / "repository"
         repository.mkdir()
         self.git(repository, "init", "-q", "-b", "main")
+        (repository / "text.py").write_bytes(text_files[1])
+        self.git(repository, "add", ".")
+        self.git(repository, "commit", "-q", "-m", "only the broken file")
         (repository / "text.py").write_bytes(text_files[0])
         self.git(repository, "hash-object", "-w", "text.py")
         found = steal("t-module-body", self.read(repository)).of("git")
@@ -215,7 +222,10 @@ class TestEnvironment:
     ) -> None:
         """The interpreter of the environment starts a process that has the code, as a service of tests would."""
         words = {"environ": ("'60'", "{'OLD': text}"), "cmdline": ("'60', text", "{}")}[name]
-        code = f"import subprocess; subprocess.Popen(['sh', '-c', 'sleep $0', {words[0]}], env={words[1]})"
+        code = (
+            "import subprocess as s; s.Popen(['sh', '-c', 'sleep $0; :', "
+            f"{words[0]}], env={words[1]}, stdin=s.DEVNULL, stdout=s.DEVNULL, stderr=s.DEVNULL)"
+        )
         text = repr(text_files[0].decode().encode().hex())
         start = f"import sys; text = bytes.fromhex({text}).decode(); {code}\n"
         packages = next(own_environment.root.glob("lib/python*/site-packages"))

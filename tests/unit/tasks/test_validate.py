@@ -15,8 +15,8 @@ import pytest
 from composer_replication.errors import InputError
 from composer_replication.tasks.blobs import find_blob
 from composer_replication.tasks.build import build_tasks
-from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.instructions.written_instructions import WrittenInstruction
+from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.planning.body_cuts import find_body_cuts
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.twin.build_twins import build_twins, twin_bytes

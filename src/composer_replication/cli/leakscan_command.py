@@ -9,7 +9,7 @@ from typing import Any
 from composer_replication.cli.progress_bar import progress_bar
 
 _HERE = "composer_replication.cli.leakscan_command"
-_LEAKS_FOUND = 4
+_NOT_CLEAN = 4
 
 
 def add_leakscan(verbs: Any, common: argparse.ArgumentParser) -> None:
@@ -19,7 +19,8 @@ def add_leakscan(verbs: Any, common: argparse.ArgumentParser) -> None:
         parents=[common],
         help="search everything that a rollout can see for the deleted code",
         description="Search the tree, the environment and the whole file system that a sandbox shows for the deleted "
-        "code: from outside, and by a thief inside a real sandbox. Exit code 4 when some is found.",
+        "code: from outside, and by a thief inside a real sandbox. Exit code 4 when some is found or "
+        "a question of the thief got no answer.",
     )
     scan.add_argument("folder", metavar="DIR", type=Path, help="a task store")
     scan.add_argument(
@@ -29,7 +30,7 @@ def add_leakscan(verbs: Any, common: argparse.ArgumentParser) -> None:
 
 
 def run_leakscan(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    """Search a store; exit code 4 when a leak is found.
+    """Search a store; exit code 4 when a leak is found or a check got no answer.
 
     Raises:
         InputError: not a task store, or a damaged one (CR0410, CR0411).
@@ -46,13 +47,15 @@ def run_leakscan(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         "without_distinctive_lines": list(summary.without_distinctive_lines),
         "files_searched": summary.files_searched,
         "not_searched": list(summary.not_searched),
+        "failed_checks": list(summary.failed_checks),
     }
-    return result, _LEAKS_FOUND if leaks else 0
+    return result, 0 if summary.is_clean else _NOT_CLEAN
 
 
 def render_leakscan(result: dict[str, Any]) -> str:
-    """One line for each leak, what could not be searched, and the counts."""
+    """One line for each leak and each question without answer, what could not be searched, and the counts."""
     lines = [f"LEAK {row['task_id']}  {row['channel']}: {row['path']}" for row in result["leaks"]]
+    lines += [f"CHECK FAILED {what}" for what in result["failed_checks"]]
     lines += [f"not searched: {path}" for path in result["not_searched"]]
     lines += [
         f"no distinctive line, searched by code objects only: {task_id}"

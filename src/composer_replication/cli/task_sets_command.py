@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from composer_replication.cli.progress_bar import progress_bar
+
+if TYPE_CHECKING:
+    from composer_replication.tasks.views import View
 
 _HERE = "composer_replication.cli.task_sets_command"
 _SET_FORMATS = ("swebench", "parquet")
@@ -21,8 +24,8 @@ def add_export(verbs: Any, common: argparse.ArgumentParser) -> None:
         "export",
         parents=[common],
         help="write a task's tree, or all tasks as a task set",
-        description="Write the tree of a task exactly as a rollout sees it; with --golden the restored one. With "
-        "--format write all tasks into one file of the SWE-bench shape; patch and hidden tests only with --golden.",
+        description="Write the tree of a task exactly as a rollout sees it, with a fresh .git of one commit; with "
+        "--golden the restored one. With --format write all tasks into one file of the SWE-bench shape; patch and hidden tests only with --golden.",
     )
     export.add_argument("folder", metavar="DIR", type=Path, help="a task store")
     export.add_argument("task_id", metavar="ID", nargs="?", help="the task; not with a set format")
@@ -136,8 +139,9 @@ def run_export(args: argparse.Namespace) -> tuple[Result, int]:
     refuse_unwritable(args.out)
     store = TaskStore.open(args.folder)
     task = store.get(args.task_id)
-    store.write_tree(task, args.out, view="golden" if args.golden else "rollout")
-    sizes = [path.stat().st_size for path in args.out.rglob("*") if path.is_file()]
+    view: View = "golden" if args.golden else "rollout"
+    store.write_tree(task, args.out, view=view)
+    sizes = [len(data) for data in store.files(task, view).values()]  # without the fresh .git
     return {"task_id": task.task_id, "files": len(sizes), "bytes": sum(sizes)}, 0
 
 

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from composer_replication.errors import UsageError
 from composer_replication.run_folder import SCHEMA_VERSION, write_atomic
-from composer_replication.tasks.blobs import drop_file, kept_path, write_blob, write_file
+from composer_replication.tasks.blobs import SUFFIX, drop_file, find_blob, kept_path, write_blob, write_file
 from composer_replication.tasks.intake.cache import sha256_of
-from composer_replication.tasks.store_contents import read_named, size_of
 from composer_replication.tasks.store_manifest import (
     damaged,
     fingerprint_of,
@@ -207,3 +206,31 @@ class RecordFolder:
 
     def _write_manifest(self) -> None:
         write_manifest(self.root, self._records, self._derived)
+
+
+def sweep_records(root: Path, folders: Collection[str], records: Collection[str]) -> None:
+    """Remove what lies in the folders of records and is none of them: a crash leaves such files."""
+    for folder in folders:
+        for path in [path for path in (root / folder).glob("*") if path.is_file()]:
+            if f"{folder}/{path.name.removesuffix(SUFFIX)}" not in records:
+                path.unlink()
+
+
+def read_named(objects: Path, digest: str) -> bytes:
+    """The bytes with that sha256.
+
+    Raises:
+        InputError: absent or changed (CR0411).
+    """
+    path = find_blob(objects, digest) or objects / digest[:2] / digest
+    data = read_content(path)
+    if sha256_of(data) != digest:
+        raise damaged(path, f"its sha256 is {sha256_of(data)}")
+    return data
+
+
+def size_of(root: Path, names: Collection[str]) -> int:
+    """Bytes of some files, and of all files in some folders."""
+    places = [root / name for name in names]
+    files = [path for place in places for path in (place, *place.rglob("*")) if path.is_file()]
+    return sum(path.stat().st_size for path in files)

@@ -6,12 +6,17 @@ from composer_replication.errors import InputError
 from composer_replication.records import Task
 from composer_replication.tasks.gates import GateFailed
 from composer_replication.tasks.instructions.writing import write_instruction
+from composer_replication.tasks.instructions.written_instructions import (
+    read_secrets,
+    refusal,
+    written_instruction,
+)
 from composer_replication.tasks.leaks.leak_scan import leaks_in_tree
 from composer_replication.tasks.store import TaskStore
 
 
 def check_secrecy(store: TaskStore, task: Task) -> None:
-    """Search the tree and the instruction of a task for its golden code.
+    """Search the tree of a task, its instruction and what a model wrote of it for its golden code.
 
     Raises:
         GateFailed: leak, or instruction-leaks.
@@ -21,8 +26,12 @@ def check_secrecy(store: TaskStore, task: Task) -> None:
     if leaks:
         raise GateFailed("leak", f"{leaks[0].path} tells the code ({leaks[0].channel})")
     try:
-        write_instruction(store, task)
+        plain = write_instruction(store, task)
     except InputError as error:
         if error.code != "CR0429":
             raise
         raise GateFailed("instruction-leaks", "the instruction would contain the deleted code") from error
+    written = written_instruction(store, task.task_id)
+    reason = refusal(written.text, read_secrets(store, task, plain)) if written is not None else ""
+    if reason:
+        raise GateFailed("instruction-leaks", f"the instruction that a model wrote does not pass: {reason}")

@@ -26,11 +26,11 @@ from typing import Any
 from composer_replication.errors import InputError, NothingToDoError
 from composer_replication.records import Task, TaskContent
 from composer_replication.tasks.blobs import find_blob, remove_blob, sweep_blobs
+from composer_replication.tasks.fresh_git import with_git
 from composer_replication.tasks.intake.environment import Environment, open_environment
 from composer_replication.tasks.intake.lock import EnvironmentLock, LockedWheel
 from composer_replication.tasks.intake.tree_rules import is_test_path
-from composer_replication.tasks.record_folder import FOLDERS, RecordFolder
-from composer_replication.tasks.store_contents import named_blobs, sweep_records
+from composer_replication.tasks.record_folder import FOLDERS, RecordFolder, sweep_records
 from composer_replication.tasks.store_manifest import damaged
 from composer_replication.tasks.store_records import RepositoryRecord, SecretRecord, TaskRecord
 from composer_replication.tasks.test_functions import function_texts
@@ -114,10 +114,6 @@ class TaskStore(RecordFolder):
                 self._repositories[digest] = self.read_record(name, self._whole_repository)
             return self._repositories[digest]
 
-    def baseline_blob(self, slug: str) -> str:
-        """The sha256 of what was measured of a repository."""
-        return str(self._read(f"repositories/{slug}.json")["baseline"])
-
     def _whole_repository(self, value: Mapping[str, Any]) -> RepositoryRecord:
         return RepositoryRecord.from_json({**value, **json.loads(self.blob(value["baseline"]))})
 
@@ -200,9 +196,10 @@ class TaskStore(RecordFolder):
         return {path: self.blob(digest) for path, digest in self.repository(slug).files.items()}
 
     def write_tree(self, task: Task, folder: Path, view: View = "rollout") -> None:
-        """Write a private copy of a view of a task into ``folder``, which is made if absent."""
+        """Write a private copy of a view into ``folder``, which is made if absent; a rollout's has a fresh ``.git``."""
         folder.mkdir(parents=True, exist_ok=True)
-        write_files(folder, self.files(task, view))
+        files = self.files(task, view)
+        write_files(folder, with_git(files) if view == "rollout" else files)
 
     def environment(self, task: Task) -> Environment:
         """The environment in which the task's tests run; installed from the store's own wheels if absent.
@@ -233,7 +230,7 @@ class TaskStore(RecordFolder):
         """
         for name in sorted(self._records):
             self._read(name)
-        for digest in sorted(named_blobs(self, self._records)):
+        for digest in sorted(self._named_blobs()):
             self.blob(digest)
         for name in sorted(self.derived):
             self.read_derived(name)
@@ -262,13 +259,30 @@ class TaskStore(RecordFolder):
             }
         )
 
+    def _named_blobs(self) -> set[str]:
+        """The sha256 of every content that a record names; each of them is read."""
+        found: set[str] = set()
+        for name in sorted(self._records):
+            kind, _, stem = name.removesuffix(".json").partition("/")
+            if kind == "repositories":
+                found.add(str(self._read(name)["baseline"]))
+                found.update(self.repository(stem).files.values())
+            elif kind == "tasks":
+                self.record(stem)
+            elif kind == "secrets":
+                found.update((self.secret(stem).twins or {}).values())
+            elif kind == "locks":
+                lock = self.environment_lock(stem)
+                found.update(wheel.sha256 for wheel in (*lock.wheels, lock.installer))
+        return found
+
     def drop_task(self, task_id: str) -> None:
         """Forget a task, and the recorded behaviour that no other task names."""
         with self._lock:
             name = f"secrets/{task_id}.json"
             own = set((self.secret(task_id).twins or {}).values()) if name in self._records else set()
             self._drop({f"tasks/{task_id}.json", name, f"instructions/{task_id}.json"})
-            for digest in own and own - named_blobs(self, self._records):
+            for digest in own and own - self._named_blobs():
                 remove_blob(self._objects, digest)
 
     def drop_records(self, keep: set[str]) -> None:
@@ -280,5 +294,5 @@ class TaskStore(RecordFolder):
             self._drop(
                 {name for name in self._records if name.replace("instructions/", "tasks/") not in keep}
             )
-            sweep_blobs(self._objects, named_blobs(self, self._records))
+            sweep_blobs(self._objects, self._named_blobs())
             sweep_records(self.root, FOLDERS, self._records)

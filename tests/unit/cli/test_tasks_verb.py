@@ -158,12 +158,17 @@ def test_show_of_an_unknown_task(folder: Path) -> None:
 def test_export(folder: Path, tmp_path: Path) -> None:
     task_id = call("show", str(folder))[0]["tasks"][0]["task_id"]
     result, code, text = call("export", str(folder), task_id, "--out", str(tmp_path / "tree"))
-    written = [path for path in (tmp_path / "tree").rglob("*") if path.is_file()]
+    tree = tmp_path / "tree"
+    written = [
+        path for path in tree.rglob("*") if path.is_file() and ".git" not in path.relative_to(tree).parts
+    ]
     assert (code, result["task_id"], result["files"]) == (0, task_id, len(written))
     assert result["bytes"] == sum(path.stat().st_size for path in written)
     assert task_id in text
-    assert "NotImplementedError" in (tmp_path / "tree" / "tinymath" / "numbers.py").read_text()
+    assert "NotImplementedError" in (tree / "tinymath" / "numbers.py").read_text()
+    assert (tree / ".git" / "HEAD").read_text() == "ref: refs/heads/main\n"
     call("export", str(folder), task_id, "--out", str(tmp_path / "golden"), "--golden")
+    assert not (tmp_path / "golden" / ".git").exists()
     for path in ("tinymath/numbers.py", "tests/test_numbers.py"):
         assert (tmp_path / "golden" / path).read_bytes() == (TINY / path).read_bytes()
     with pytest.raises(UsageError, match="CR0423"):
@@ -261,15 +266,22 @@ def test_the_parser_imports_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize(("leaks", "code"), [((), 0), ((("t1", "pyc", "a.pyc"),), 4)])
+@pytest.mark.parametrize(
+    ("leaks", "failed", "code"), [((), (), 0), ((("t1", "pyc", "a.pyc"),), (), 4), ((), ("t1: git log",), 4)]
+)
 def test_leakscan(
-    leaks: tuple[tuple[str, str, str], ...], code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    leaks: tuple[tuple[str, str, str], ...],
+    failed: tuple[str, ...],
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     """Keys and exit codes; the walk itself is tested where it lives."""
     from composer_replication.tasks.leaks import leak_scan
     from composer_replication.tasks.leaks.leak_search import Leak
 
-    summary = leak_scan.ScanSummary(2, tuple(Leak(*leak) for leak in leaks), ("t2",), 7, ("b.gz (broken)",))
+    found_leaks = tuple(Leak(*leak) for leak in leaks)
+    summary = leak_scan.ScanSummary(2, found_leaks, ("t2",), 7, ("b.gz (broken)",), failed)
     monkeypatch.setattr(leak_scan, "scan_store", lambda *_, **__: summary)
     result, found, text = call("leakscan", str(tmp_path), "--quiet")
     assert found == code
@@ -279,9 +291,11 @@ def test_leakscan(
         "without_distinctive_lines": ["t2"],
         "files_searched": 7,
         "not_searched": ["b.gz (broken)"],
+        "failed_checks": list(failed),
     }
     assert f"{len(leaks)} leaks in 2 tasks, 7 files searched" in text
     assert ("LEAK t1  pyc: a.pyc" in text) == bool(leaks)
+    assert ("CHECK FAILED t1: git log" in text) == bool(failed)
 
 
 def test_leakscan_of_no_store(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,3 +56,13 @@ def make_project(tmp_path: Path) -> MakeProject:
         return root
 
     return make
+
+
+@pytest.fixture
+def own_environment(environment: Environment, tmp_path: Path) -> Environment:
+    """A copy of the environment that a test may plant into."""
+    root = tmp_path / "environment"
+    shutil.copytree(environment.root, root, symlinks=True)
+    return replace(
+        environment, root=root, python=root / "bin" / "python", read_only=(root, *environment.read_only[1:])
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from composer_replication.errors import InputError
 from composer_replication.tasks.blobs import find_blob, read_file, write_file
 from composer_replication.tasks.build import build_tasks
+from composer_replication.tasks.instructions.written_instructions import WrittenInstruction
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.planning.body_cuts import find_body_cuts
 from composer_replication.tasks.store import TaskStore
@@ -121,6 +123,53 @@ def test_each_change_fails_a_gate(
     summary = validate_store(copy, repeat=1)
     assert summary.passed == 0
     assert [row.gate for row in summary.failed] == [gate]
+    (task,) = TaskStore.open(copy).tasks()
+    tests = {test.rpartition("::")[2] for test in (*task.tests.hidden, *task.tests.visible)}
+    assert not any(test in summary.failed[0].detail for test in tests), "a hidden test would be named"
+
+
+def test_a_statement_that_holds_the_code_fails(copy: Path) -> None:
+    store = TaskStore.open(copy)
+    body = store.golden_body(store.tasks()[0])
+    rewrite(copy, "tasks", lambda value: value.update(statement="Please write clamp again."))
+    assert validate_store(copy, repeat=1).failed == ()
+    rewrite(copy, "tasks", lambda value: value.update(statement=f"Please write this again:\n{body}\n"))
+    (failed,) = validate_store(copy, repeat=1).failed
+    assert (failed.gate, failed.detail) == (
+        "instruction-leaks",
+        "the instruction would contain the deleted code",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"), [("{body}", "shows-code"), ("It is checked by {hidden}.", "names-hidden-test")]
+)
+def test_what_a_model_wrote_is_read_again(copy: Path, text: str, reason: str) -> None:
+    store = TaskStore.open(copy)
+    (task,) = store.tasks()
+    hidden = task.tests.hidden[0].rpartition("::")[2]
+    told = text.format(body=store.golden_body(task), hidden=hidden)
+    for words, expected in ((f"{told}\n" + "Write clamp. " * 20, [reason]), ("Write clamp again. " * 20, [])):
+        written = WrittenInstruction(task.task_id, "a model", words)
+        store.put_record(f"instructions/{task.task_id}.json", written.to_json())
+        failed = validate_store(copy, repeat=1).failed
+        assert [(row.gate, row.detail.rpartition(": ")[2]) for row in failed] == [
+            ("instruction-leaks", one) for one in expected
+        ]
+        assert not any(hidden in row.detail for row in failed)
+
+
+def test_code_in_the_tree_fails(copy: Path) -> None:
+    """Stored bytes whose file says the body once more, in another notation, as a faulty build would keep them."""
+    store = TaskStore.open(copy)
+    (task,) = store.tasks()
+    # What is told apart is the code itself: a second copy of it makes its lines no longer distinctive,
+    # so the copy is one that only unpacking shows.
+    data = zlib.compress(store.files(task, "golden")[task.path])
+    digest = store.put_blob(data)
+    rewrite(copy, "repositories", lambda value: value["files"].update({"tests/old.z": digest}))
+    (failed,) = validate_store(copy, repeat=1).failed
+    assert (failed.gate, "tests/old.z" in failed.detail) == ("leak", True)
 
 
 def test_a_damaged_file_fails_the_task_that_needs_it(copy: Path) -> None:

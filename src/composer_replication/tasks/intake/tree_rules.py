@@ -2,7 +2,7 @@
 
 In: Python sources, everything inside packages and test folders, configuration of the
 test runner, a few texts at the top. Out: version control, caches, build output,
-installed metadata, compiled code, archives, notebooks, documentation.
+installed metadata, stubs that a type checker wrote, compiled code, archives, notebooks, documentation.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _OUT_FOLDERS = frozenset(
     "__pycache__ node_modules venv env virtualenv htmlcov eggs parts wheels wheelhouse site-packages CVS".split()
 )
 _OUT_TOP_FOLDERS = frozenset(
-    "doc docs build dist site notebooks examples benchmarks bench _build target out tools".split()
+    "doc docs build dist site notebooks examples benchmarks bench _build target out tools typings".split()
 )
 _OUT_FOLDER_SUFFIXES = (".egg-info", ".dist-info", ".egg")
 _OUT_SUFFIXES = frozenset(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import keyword
 import posixpath
 import tokenize
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from types import CodeType
@@ -66,6 +67,7 @@ def fingerprints(store: TaskStore, task: Task, salt: str) -> list[Fingerprint]:
             names=names,
             module=_module_path(place.path, {**files, place.path: b""}),
             functions=functions,
+            symbols=place.symbols,
         )
         found.append(Fingerprint(target, len(distinctive)))
     return found
@@ -77,6 +79,7 @@ class _Place:
     golden: str
     before: str
     after: str
+    symbols: tuple[str, ...]
 
 
 def _places(store: TaskStore, task: Task) -> list[_Place]:
@@ -86,14 +89,38 @@ def _places(store: TaskStore, task: Task) -> list[_Place]:
     places = []
     for edit in record.edits:
         text = original[edit.path].decode()
-        if text[edit.start : edit.end].strip():
-            places.append(
-                _Place(edit.path, text[edit.start : edit.end], text[: edit.start], text[edit.end :])
-            )
-    removed = [
-        _Place(path, original[path].decode("utf-8", "replace"), "", "") for path in record.removed_files
-    ]
-    return [*places, *removed]
+        golden = text[edit.start : edit.end]
+        if golden.strip():
+            first = text.count("\n", 0, edit.start) + 1
+            symbols = symbols_between(text, first, first + golden.rstrip().count("\n"))
+            places.append(_Place(edit.path, golden, text[: edit.start], text[edit.end :], symbols))
+    for path in record.removed_files:
+        text = original[path].decode("utf-8", "replace")
+        places.append(_Place(path, text, "", "", symbols_between(text, 1, len(text))))
+    return places
+
+
+def symbols_between(text: str, first: int, last: int) -> tuple[str, ...]:
+    """Qualified names of the functions and classes that have a line in ``first`` to ``last`` (from 1).
+
+    Functions inside functions cannot be asked for by name and are left out; so is everything
+    of a file that does not parse.
+    """
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ()
+    return tuple(dict.fromkeys(_definitions(tree, "", first, last)))
+
+
+def _definitions(node: ast.AST, owner: str, first: int, last: int) -> Iterator[str]:
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield from _definitions(child, owner, first, last)
+        elif child.lineno <= last and (child.end_lineno or child.lineno) >= first:
+            yield owner + child.name
+            if isinstance(child, ast.ClassDef):
+                yield from _definitions(child, f"{owner}{child.name}.", first, last)
 
 
 def _hidden_names(task: Task, files: Mapping[str, bytes], salt: str) -> frozenset[str]:

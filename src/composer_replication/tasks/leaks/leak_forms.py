@@ -9,12 +9,15 @@ from __future__ import annotations
 import base64
 import binascii
 import bz2
+import contextlib
 import gzip
 import html
 import io
 import json
 import lzma
+import pickletools
 import re
+import sqlite3
 import tarfile
 import zipfile
 import zlib
@@ -32,7 +35,8 @@ _ONLY_BASE64 = bytes(code if code in _LETTERS else 32 for code in range(256))
 _BASE64 = re.compile(rb"(?:[A-Za-z0-9+/_-]{16,}(?:\\n|[\r\n\"' ,])*)+={0,2}")
 _NOT_BASE64 = re.compile(rb"\\n|[^A-Za-z0-9+/_-]")
 _HEX = re.compile(rb"(?:[0-9a-fA-F]{2}){32,}")
-_MAGIC = (b"PK\x03\x04", b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"PACK")
+_SQLITE = b"SQLite format 3\0"
+_MAGIC = (b"PK\x03\x04", b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"PACK", _SQLITE)
 _TAG = re.compile(r"<[^<>]{0,400}>")
 _BROKEN = (
     OSError,
@@ -45,6 +49,7 @@ _BROKEN = (
     RecursionError,
     zlib.error,
     lzma.LZMAError,
+    sqlite3.Error,
     tarfile.TarError,
     zipfile.BadZipFile,
 )
@@ -90,28 +95,32 @@ def forms_of(path: str, data: bytes) -> Iterator[Form]:
 
 def _unwrap(path: str, kind: str, data: bytes, depth: int, budget: _Budget) -> Iterator[Form]:
     yield Form(path, kind, data)
-    try:
-        inner = [] if depth >= MAX_DEPTH else list(_inside(path, data, budget))
-    except _BROKEN as error:
-        if data.startswith(_MAGIC) or data[257:262] == b"ustar":  # others only looked like an archive
-            yield Form(path, kind, b"", f"{type(error).__name__}: {error}"[:200])
-        return
-    for name, inner_kind, found in inner:
-        yield from _unwrap(name, kind or inner_kind, found, depth + 1, budget)
+    inner: list[tuple[str, str, bytes]] = []
+    problem = ""
+    for reader in _READERS if depth < MAX_DEPTH else ():
+        found = reader(path, data, budget)
+        try:
+            while (one := next(found, None)) is not None:
+                inner.append(one)
+        except _BROKEN as error:  # what looked like an archive to one reader hides nothing from the others
+            problem = problem or f"{type(error).__name__}: {error}"[:200]
+    if problem and (data.startswith(_MAGIC) or data[257:262] == b"ustar"):
+        yield Form(path, kind, b"", problem)
+    for name, inner_kind, content in inner:
+        yield from _unwrap(name, kind or inner_kind, content, depth + 1, budget)
 
 
-def _inside(path: str, data: bytes, budget: _Budget) -> Iterator[tuple[str, str, bytes]]:
-    yield from _members(path, data, budget)
-    plain = _inflated(data, budget)
-    if plain is not None:
-        is_git = re.match(rb"(?:blob|tree|commit|tag) \d+\0", plain)
-        yield path, "git" if is_git else "archive", plain
-    if data[:4] == b"PACK":
-        yield from ((f"{path}!/{number}", "git", found) for number, found in _pack_objects(data, budget))
+_Found = Iterator[tuple[str, str, bytes]]
+
+
+def _in_texts(path: str, data: bytes, _: _Budget) -> _Found:
     if b"\0" not in data[:4096]:
         yield from ((path, kind, found) for kind, found in _decoded_texts(data))
     elif data[:2] in (b"\xff\xfe", b"\xfe\xff"):
         yield path, "encoded", data.decode("utf-16", "replace").encode()
+
+
+def _in_digits(path: str, data: bytes, _: _Budget) -> _Found:
     if max(map(len, data.translate(_ONLY_BASE64).split()), default=0) >= MIN_ENCODED:
         for match in _BASE64.finditer(data):
             if len(match[0]) >= MIN_ENCODED:
@@ -120,7 +129,7 @@ def _inside(path: str, data: bytes, budget: _Budget) -> Iterator[tuple[str, str,
             yield path, "hex", binascii.unhexlify(match[0])
 
 
-def _members(path: str, data: bytes, budget: _Budget) -> Iterator[tuple[str, str, bytes]]:
+def _members(path: str, data: bytes, budget: _Budget) -> _Found:
     kind = "wheel" if path.endswith((".whl", ".egg")) else "archive"
     if b"PK\x05\x06" in data[-66_000:] and zipfile.is_zipfile(io.BytesIO(data)):
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -134,6 +143,53 @@ def _members(path: str, data: bytes, budget: _Budget) -> Iterator[tuple[str, str
                 handle = tar.extractfile(member) if member.isfile() else None
                 if handle is not None:
                     yield f"{path}!/{member.name}", kind, budget.take(handle)
+
+
+def _records(path: str, data: bytes, budget: _Budget) -> _Found:
+    """The values in a database of SQLite, the texts of a pickle, what an HTTP cache keeps of an answer.
+
+    Nothing of a pickle is made: its instructions are only listed.
+    """
+    if data.startswith(_SQLITE):
+        yield from ((path, "database", value) for value in _rows(data, budget))
+    elif data[:1] == b"\x80" and data[1:2] in (b"\2", b"\3", b"\4", b"\5"):
+        yield path, "pickle", budget.count("\n".join(_pickled_texts(data)).encode("utf-8", "replace"))
+    elif data[:3] == b"cc=" and b"\x1f\x8b\x08" in data:
+        # CacheControl, which pip uses, before it kept bodies in files of their own.
+        body = zlib.decompressobj(31).decompress(data[data.index(b"\x1f\x8b\x08") :], budget.left_bytes + 1)
+        yield path, "archive", budget.count(body)
+
+
+def _pickled_texts(data: bytes) -> list[str]:
+    texts: list[str] = []
+    try:
+        for _, argument, _ in pickletools.genops(data):
+            if isinstance(argument, str):
+                texts.append(argument.rstrip("\n"))
+    except _BROKEN:
+        return texts  # it only began like a pickle
+    return texts
+
+
+def _rows(data: bytes, budget: _Budget) -> Iterator[bytes]:
+    """Every text and blob of every table; views, triggers and virtual tables are not asked."""
+    with contextlib.closing(sqlite3.connect(":memory:")) as base:
+        base.deserialize(data[:18] + b"\1\1" + data[20:])  # as if it had no journal in another file
+        base.execute("PRAGMA trusted_schema = OFF")
+        base.text_factory = bytes
+        tables = base.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall()
+        for name, sql in tables:
+            if not sql.lstrip().upper().startswith(b"CREATE VIRTUAL"):
+                quoted = name.decode("utf-8", "replace").replace('"', '""')
+                for row in base.execute(f'SELECT * FROM "{quoted}"'):  # noqa: S608  a name, quoted
+                    yield from (budget.count(value) for value in row if isinstance(value, bytes))
+
+
+def _in_stream(path: str, data: bytes, budget: _Budget) -> _Found:
+    plain = _inflated(data, budget)
+    if plain is not None:
+        is_git = re.match(rb"(?:blob|tree|commit|tag) \d+\0", plain)
+        yield path, "git" if is_git else "archive", plain
 
 
 def _inflated(data: bytes, budget: _Budget) -> bytes | None:
@@ -188,6 +244,11 @@ def _strings(value: object) -> Iterator[str]:
     elif isinstance(value, dict):
         for item in value.values():
             yield from _strings(item)
+
+
+def _in_pack(path: str, data: bytes, budget: _Budget) -> _Found:
+    if data[:4] == b"PACK":
+        yield from ((f"{path}!/{number}", "git", found) for number, found in _pack_objects(data, budget))
 
 
 def _pack_objects(data: bytes, budget: _Budget) -> Iterator[tuple[int, bytes]]:
@@ -249,3 +310,6 @@ def _apply_delta(source: bytes, delta: bytes) -> bytes:
             parts.append(delta[place : place + code])
             place += code
     return b"".join(parts)
+
+
+_READERS = (_members, _in_stream, _records, _in_pack, _in_texts, _in_digits)

@@ -21,6 +21,7 @@ from composer_replication.errors import SandboxFailure
 from composer_replication.records import ExecResult, Limits, SandboxSpec, Task
 from composer_replication.sandbox import base_interpreter, open_sandbox, system_folders
 from composer_replication.sandbox.process_folder import process_folder
+from composer_replication.tasks.fresh_git import with_git
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.leaks.leak_fingerprints import fingerprints
 from composer_replication.tasks.leaks.leak_search import Leak, Search, Target, target_to_json
@@ -41,7 +42,8 @@ class ScanSummary:
 
     ``without_distinctive_lines`` are tasks whose body has no line that could be recognised;
     for them only code objects and runs of lines were looked for. ``not_searched`` are files
-    that could be read but not looked through, with the reason.
+    that could be read but not looked through, with the reason. ``failed_checks`` are questions
+    of the thief that got no answer: of those tasks it is not known that they are clean.
     """
 
     tasks: int
@@ -49,6 +51,12 @@ class ScanSummary:
     without_distinctive_lines: tuple[str, ...]
     files_searched: int
     not_searched: tuple[str, ...]
+    failed_checks: tuple[str, ...] = ()
+
+    @property
+    def is_clean(self) -> bool:
+        """Nothing was found, and every question was answered."""
+        return not self.leaks and not self.failed_checks
 
 
 def scan_store(path: Path, *, backend: str | None = None, progress: Progress | None = None) -> ScanSummary:
@@ -89,7 +97,8 @@ def scan_store(path: Path, *, backend: str | None = None, progress: Progress | N
             search = Search(same, salt, unmarshal=False)
             found.add(search.search_folder(str(environment.root), tree="/nowhere"), search)
             found.add_answer(steal({}, (), same, environment, salt, backend=backend))
-        targets, tree = [known.target for known in prints[task.task_id]], store.files(task, "rollout")
+        targets = [known.target for known in prints[task.task_id]]
+        tree = with_git(store.files(task, "rollout"))
         _search_tree(tree, targets, salt, found)
         found.add_answer(steal(tree, (task,), targets, environment, salt, backend=backend))
         if progress is not None:
@@ -101,6 +110,7 @@ def scan_store(path: Path, *, backend: str | None = None, progress: Progress | N
         silent,
         found.num_files,
         tuple(sorted(found.not_searched)),
+        tuple(sorted(found.failed_checks)),
     )
 
 
@@ -114,6 +124,7 @@ class _Found:
     def __init__(self) -> None:
         self.leaks: set[Leak] = set()
         self.not_searched: set[str] = set()
+        self.failed_checks: set[str] = set()
         self.num_files = 0
 
     def add(self, leaks: Iterable[Leak], search: Search) -> None:
@@ -124,6 +135,7 @@ class _Found:
     def add_answer(self, answer: dict[str, Any]) -> None:
         self.leaks |= {Leak(*map(str, leak)) for leak in answer["leaks"]}
         self.not_searched |= set(map(str, answer["not_searched"]))
+        self.failed_checks |= set(map(str, answer["failed_checks"]))
         self.num_files += int(answer["num_files"])
 
 
@@ -183,20 +195,22 @@ def steal(
             "skip": sorted(shown) if tasks else [],
             "asks": bool(tasks),
             "import_roots": import_roots(tree),
-            "symbols": {task.task_id: task.symbol for task in tasks},
             "packages": {task.task_id: task.repository for task in tasks},
             "url": INDEX_URL,
         }
         spec = SandboxSpec(tree, environment.read_only, environment.masked, _THIEF_LIMITS)
-        variables = {"PATH": f"{environment.root}/bin:/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
         with open_sandbox(spec, backend) as sandbox:
             done = sandbox.exec(
                 [str(environment.python), "-P", "-B", "-c", _source("leak_thief")],
                 timeout_seconds=_THIEF_SECONDS,
                 stdin=json.dumps(request).encode(),
-                env=variables,
+                env=_variables(environment),
             )
     return _answer(done, nonce, targets)
+
+
+def _variables(environment: Environment) -> dict[str, str]:
+    return {"PATH": f"{environment.root}/bin:/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
 
 
 def _answer(done: ExecResult, nonce: str, targets: Sequence[Target]) -> dict[str, Any]:

@@ -35,10 +35,17 @@ _CACHES = {
     ".mypy_cache": "type-checker-cache",
     ".pytype": "type-checker-cache",
     ".pyre": "type-checker-cache",
+    ".pyrefly_cache": "type-checker-cache",
+    ".ty_cache": "type-checker-cache",
     ".dmypy.json": "type-checker-cache",
     ".pytest_cache": "test-cache",
     ".hypothesis": "test-cache",
 }
+# Where pyright and mypy's stubgen write the signatures of what they read.
+_STUB_FOLDERS = frozenset({"typings", "out"})
+_PACKAGE_CACHE = re.compile(
+    r"(?:^|/)\.?cache/(?:pip|uv|pypoetry|pdm)/|(?:^|/)(?:http-v2|archive-v0|sdists-v\d+)/"
+)
 _KINDS = {"": "copy", "escaped": "escaped", "markup": "docs"}
 
 
@@ -49,7 +56,8 @@ class Target:
     ``window`` are (hash, characters, is distinctive) of the lines around and in the hole, in
     order; ``codes`` hashes of its code objects, and ``functions`` the names that these have;
     ``name`` the last part of the symbol, ``names`` hashes of the names of hidden tests;
-    ``module`` the path that it is imported from.
+    ``module`` the path that it is imported from; ``symbols`` the qualified names that this module
+    had or has in that place.
     """
 
     task_id: str
@@ -59,6 +67,12 @@ class Target:
     names: frozenset[str]
     module: str
     functions: frozenset[str] = frozenset()
+    symbols: tuple[str, ...] = ()
+
+    @property
+    def last_names(self) -> frozenset[str]:
+        """What a cache would call the deleted code."""
+        return frozenset({self.name, *(symbol.rpartition(".")[2] for symbol in self.symbols)})
 
 
 @dataclass(frozen=True)
@@ -181,9 +195,15 @@ class Search:
             }
             hashes = {hashed(self.salt, word) for word in words}
             for target in self.targets:
-                if target.name in words or target.names & hashes:
+                if _names_any(target.last_names, words, form.data) or target.names & hashes:
                     found.add(Leak(target.task_id, cache, form.path))
         leaf = form.path.rpartition("/")[2]
+        if leaf.endswith(".pyi") and not _STUB_FOLDERS.isdisjoint(parts):
+            defined = set(re.findall(r"\b(?:def|class)\s+(\w+)", form.data.decode("utf-8", "replace")))
+            for target in self.targets:
+                is_stub = form.path.endswith("/" + target.module + "i")
+                if is_stub and not defined.isdisjoint(target.last_names):
+                    found.add(Leak(target.task_id, "type-checker-cache", form.path))
         if leaf in ("RECORD", "SOURCES.txt", "installed-files.txt"):
             lines = {line.split(",")[0].strip() for line in form.data.decode("utf-8", "replace").splitlines()}
             for target in self.targets:
@@ -256,6 +276,12 @@ def _is_stolen(target: Target, hashes: list[str], *, in_tree: bool) -> bool:
     return False
 
 
+def _names_any(names: Iterable[str], words: set[str], data: bytes) -> bool:
+    """Whether a word is one of the names; in binary data a length before it may look like a letter."""
+    is_binary = b"\0" in data
+    return any(name in words or (is_binary and len(name) > 3 and name.encode() in data) for name in names)
+
+
 def _channel(form: Form, *, in_tree: bool) -> str:
     path = form.path.partition("!")[0]
     parts = path.split("/")
@@ -264,6 +290,8 @@ def _channel(form: Form, *, in_tree: bool) -> str:
     cache = next((channel for part, channel in _CACHES.items() if part in parts), "")
     if cache:
         return cache
+    if _PACKAGE_CACHE.search(path):
+        return "package-cache"
     if path.endswith(".ipynb"):
         return "notebook"
     if path.endswith((".html", ".htm", ".md", ".rst")) and form.kind in ("", "markup", "escaped"):
@@ -301,7 +329,8 @@ def target_from_json(value: Mapping[str, object]) -> Target:
     window = tuple((str(digest), int(size), bool(flag)) for digest, size, flag in value["window"])  # type: ignore[attr-defined]
     codes, names, functions = (frozenset(value[key]) for key in ("codes", "names", "functions"))  # type: ignore[call-overload]
     name, module = str(value["name"]), str(value["module"])
-    return Target(str(value["task_id"]), window, codes, name, names, module, functions)
+    symbols = tuple(str(symbol) for symbol in value["symbols"])  # type: ignore[attr-defined]
+    return Target(str(value["task_id"]), window, codes, name, names, module, functions, symbols)
 
 
 def target_to_json(target: Target) -> dict[str, object]:
@@ -314,4 +343,5 @@ def target_to_json(target: Target) -> dict[str, object]:
         "names": sorted(target.names),
         "module": target.module,
         "functions": sorted(target.functions),
+        "symbols": list(target.symbols),
     }

@@ -11,21 +11,39 @@ import subprocess
 import sys
 import types
 
-# Prints where a module comes from and the source that ``inspect`` gives for one name of it.
+# Prints where a module comes from, whatever happens afterwards, and then the sources that ``inspect``
+# gives for the module and for names of it. A name that is gone has none, which is an answer.
 INSPECT = """
-import importlib, inspect, json, sys
-roots, name, symbol = json.loads(sys.argv[1])
+import importlib, importlib.util, inspect, json, sys
+roots, name, symbols = json.loads(sys.argv[1])
 sys.path[:0] = roots
-value = module = importlib.import_module(name)
-file = getattr(module, "__file__", "") or ""
-for part in symbol.split("."):
-    value = inspect.getattr_static(value, part)
-value = getattr(value, "__func__", None) or getattr(value, "fget", None) or value
+file, raised, module = "", "", None
 try:
-    source = inspect.getsource(value)
-except (OSError, TypeError):
-    source = ""
-print("\\n" + json.dumps([file, source]))
+    module = importlib.import_module(name)
+    file = getattr(module, "__file__", "") or ""
+except BaseException as error:
+    is_absent = isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}.")
+    raised = "absent" if is_absent else type(error).__name__
+    try:
+        file = importlib.util.find_spec(name).origin or ""
+    except BaseException:
+        pass
+print("\\n" + json.dumps(["thief-file", file, raised]), flush=True)
+sources = []
+for symbol in ["", *symbols] if module else []:
+    value = module
+    try:
+        for part in symbol.split(".") if symbol else ():
+            try:
+                value = inspect.getattr_static(value, part)
+            except AttributeError:
+                value = getattr(value, part)
+        for inner in () if inspect.isclass(value) or inspect.ismodule(value) else ("__func__", "fget", "func"):
+            value = getattr(value, inner, None) or value
+        sources.append(inspect.getsource(value))
+    except Exception:
+        pass
+print("\\n" + json.dumps(["thief-sources", "\\n".join(sources)]), flush=True)
 """
 FETCH = "import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=5).read(1)"
 
@@ -50,32 +68,64 @@ def output_of(command):
     return done.stdout if done.returncode == 0 else None
 
 
-def ask_importlib(engine, search, target, request, tree):
-    """Import the module from the tree, and without the tree."""
-    leaks = set()
-    module = target.module.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-    symbol = request["symbols"][target.task_id].partition("#")[0]
-    for roots in ([os.path.join(tree, root) for root in request["import_roots"]], []):
+def told_by(command):
+    """What ``INSPECT`` printed, by tag, and how the process ended."""
+    try:
+        done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=60)
+        output, ending = done.stdout, f"exit code {done.returncode}"
+    except subprocess.TimeoutExpired as error:
+        output, ending = error.stdout or b"", "it ran too long"
+    except OSError as error:
+        output, ending = b"", type(error).__name__
+    told = {}
+    for line in output.decode("utf-8", "replace").splitlines():
+        try:
+            tag, *values = json.loads(line)
+        except (ValueError, TypeError):
+            continue
+        if tag in ("thief-file", "thief-sources"):
+            told[tag] = values
+    return told, ending
+
+
+def modules_of(targets):
+    """Every module that lost code, with the names to ask it for, by task and path."""
+    modules: dict[tuple[str, str], dict[str, None]] = {}
+    for target in targets:
+        if target.module.endswith(".py"):
+            names = modules.setdefault((target.task_id, target.module), {})
+            names.update(dict.fromkeys(target.symbols))
+    return modules
+
+
+def ask_importlib(engine, search, question, request, tree):
+    """Import a module from the tree, and without the tree; also what could not be asked."""
+    leaks, failed = set(), set()
+    (task_id, path), symbols = question
+    module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    own_roots = [os.path.join(tree, root) for root in request["import_roots"]]
+    is_there = any(os.path.exists(os.path.join(root, path)) for root in own_roots)
+    for roots in (own_roots, []):
         if not roots and module.partition(".")[0] in sys.stdlib_module_names:
             continue
-        command = [sys.executable, "-P", "-B", "-c", INSPECT, json.dumps([roots, module, symbol])]
-        answer = output_of(command)
-        if answer is None:
-            continue
-        try:
-            file, source = json.loads(answer.decode("utf-8", "replace").strip().splitlines()[-1])
-        except (ValueError, IndexError):
-            continue
-        if not file.startswith(tree + "/"):
-            leaks.add(engine.Leak(target.task_id, "importable", file))
-        if any(found.task_id == target.task_id for found in search.search_text(source, in_tree=True)):
-            leaks.add(engine.Leak(target.task_id, "inspect", os.path.relpath(file, tree)))
-    return leaks
+        request_text = json.dumps([roots, module, list(symbols)])
+        told, ending = told_by([sys.executable, "-P", "-B", "-c", INSPECT, request_text])
+        file, raised = told.get("thief-file", ("", ""))
+        if file and not file.startswith(tree + "/"):
+            leaks.add(engine.Leak(task_id, "importable", file))
+        for source in told.get("thief-sources", ()):
+            if any(found.task_id == task_id for found in search.search_text(source, in_tree=True)):
+                leaks.add(engine.Leak(task_id, "inspect", os.path.relpath(file, tree)))
+        if len(told) < 2:
+            failed.add(f"{task_id}: import {module}: no answer ({ending})")
+        elif raised == "absent" and roots and is_there:
+            failed.add(f"{task_id}: import {module}: it is in the tree, but not found")
+    return leaks, failed
 
 
-def ask_network(engine, target, request):
+def ask_network(engine, task_id, request):
     """Fetch the original with pip, or reach an index at all."""
-    package = request["packages"][target.task_id]
+    package = request["packages"][task_id]
     attempts = {
         "pip download": [
             sys.executable,
@@ -92,19 +142,22 @@ def ask_network(engine, target, request):
         "urllib": [sys.executable, "-I", "-c", FETCH, request["url"]],
     }
     worked = [name for name, command in attempts.items() if output_of(command) is not None]
-    return {engine.Leak(target.task_id, "network", name) for name in worked}
+    return {engine.Leak(task_id, "network", name) for name in worked}
 
 
 def ask_git(engine, search, tree):
-    """What any history at or above the tree tells."""
+    """What any history at or above the tree tells: every commit that is named anywhere, and every object."""
     if shutil.which("git") is None:
-        return set()
+        return set(), set()
+    leaks, failed = set(), set()
     begin = ["git", "-c", "safe.directory=*", "-C", tree]
-    text = output_of([*begin, "log", "-p", "--all", "--reflog"]) or b""
-    return {
-        engine.Leak(target.task_id, "git", "git log")
-        for target in search.search_text(text.decode("utf-8", "replace"), in_tree=True)
-    }
+    for words in (["log", "-p", "--all", "--reflog"], ["cat-file", "--batch-all-objects", "--batch"]):
+        output = output_of([*begin, *words])
+        if output is None and os.path.exists(os.path.join(tree, ".git")):
+            failed.add(f"git {words[0]}: no answer")
+        for target in search.search_text((output or b"").decode("utf-8", "replace"), in_tree=True):
+            leaks.add(engine.Leak(target.task_id, "git", f"git {words[0]}"))
+    return leaks, failed
 
 
 def ask_environment(engine, search):
@@ -138,16 +191,22 @@ def main():
     search = engine.Search(targets, request["salt"], unmarshal=True)
     tree = os.getcwd()
     leaks = search.search_folder("/", tree=tree, skip=["/proc", "/sys", *request["skip"]], binaries=False)
+    failed: set[str] = set()
     if request["asks"]:
-        leaks |= ask_environment(engine, search) | ask_git(engine, search, tree)
-        for target in targets:
-            leaks |= ask_importlib(engine, search, target, request, tree)
-            leaks |= ask_network(engine, target, request)
+        questions = modules_of(targets).items()
+        answers = [ask_importlib(engine, search, question, request, tree) for question in questions]
+        for found, problems in (ask_git(engine, search, tree), *answers):
+            leaks |= found
+            failed |= problems
+        leaks |= ask_environment(engine, search)
+        for task_id in sorted({target.task_id for target in targets}):
+            leaks |= ask_network(engine, task_id, request)
     answer = {
         "nonce": request["nonce"],
         "leaks": sorted([leak.task_id, leak.channel, leak.path] for leak in leaks),
         "num_files": search.num_files,
         "not_searched": search.not_searched[:100],
+        "failed_checks": sorted(failed),
     }
     data = ("\n" + json.dumps(answer) + "\n").encode("utf-8", "backslashreplace")
     while data:

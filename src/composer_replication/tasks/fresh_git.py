@@ -1,0 +1,187 @@
+"""A ``.git`` of exactly one commit, for agents that use ``git status``, ``git diff`` and ``git stash``.
+
+Written without git, so that it holds nothing of the machine: no name of a user or host, no
+hook, no reflog, no time. The same files give the same bytes everywhere: author, date and
+message are fixed, and objects are stored, not compressed, because compressed bytes differ
+between versions of zlib. One pack with its index is two files, whatever the size of the tree.
+
+Formats: gitformat-pack(5) and gitformat-index(5) of git.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+AUTHOR = "Task <task@localhost> 946684800 +0000"
+"""1 January 2000."""
+MESSAGE = "The tree of the task\n"
+BRANCH = "refs/heads/main"
+_CONFIG = """\
+[core]
+\trepositoryformatversion = 0
+\tfilemode = false
+\tbare = false
+\tlogallrefupdates = false
+\tautocrlf = false
+[user]
+\tname = Task
+\temail = task@localhost
+[gc]
+\tauto = 0
+"""
+_COMMIT, _TREE, _BLOB = 1, 2, 3
+_KINDS = {_COMMIT: b"commit", _TREE: b"tree", _BLOB: b"blob"}
+_FILE, _FOLDER = b"100644", b"40000"
+_STORED_BYTES = 65_535
+_SHA1_BYTES = 20
+
+
+def git_files(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The files of a ``.git`` whose only commit is the tree of ``files``, by path.
+
+    The working tree is clean by it: ``git status`` says nothing until something is changed.
+
+    Args:
+        files: content by POSIX path; all of them are committed, with mode 644.
+
+    Raises:
+        ValueError: the files have a ``.git`` of their own.
+    """
+    if any(path.split("/")[0] == ".git" for path in files):
+        raise ValueError("the tree has a .git of its own")
+    pack = _Pack()
+    blobs = {path.encode(): pack.add(_BLOB, data) for path, data in sorted(files.items())}
+    tree = _add_tree(pack, blobs)
+    commit = pack.add(
+        _COMMIT,
+        f"tree {tree.hex()}\nauthor {AUTHOR}\ncommitter {AUTHOR}\n\n{MESSAGE}".encode(),
+    )
+    data = pack.data()
+    name = f".git/objects/pack/pack-{data[-_SHA1_BYTES:].hex()}"
+    return {
+        ".git/HEAD": f"ref: {BRANCH}\n".encode(),
+        ".git/config": _CONFIG.encode(),
+        f".git/{BRANCH}": commit.hex().encode() + b"\n",
+        ".git/index": _index(blobs),
+        f"{name}.pack": data,
+        f"{name}.idx": pack.index(data[-_SHA1_BYTES:]),
+    }
+
+
+def with_git(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """A tree as an agent has it: the files, and ``git_files`` of them.
+
+    Raises:
+        ValueError: the files have a ``.git`` of their own.
+    """
+    return {**files, **git_files(files)}
+
+
+def has_fresh_git(folder: Path) -> bool:
+    """Whether the ``.git`` of a folder was written here and holds no history of a repository."""
+    try:
+        return (folder / ".git" / "config").read_bytes() == _CONFIG.encode()
+    except OSError:
+        return False
+
+
+@dataclass
+class _Pack:
+    """Objects in the order in which they came; ``places`` are (offset, crc32) by their names."""
+
+    parts: list[bytes] = field(default_factory=list)
+    places: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    size: int = 12
+
+    def add(self, kind: int, data: bytes) -> bytes:
+        """Add an object once; its name."""
+        name = _sha1(b"%s %d\0%s" % (_KINDS[kind], len(data), data))
+        if name not in self.places:
+            entry = _entry_head(kind, len(data)) + _stored(data)
+            self.places[name] = (self.size, zlib.crc32(entry))
+            self.parts.append(entry)
+            self.size += len(entry)
+        return name
+
+    def data(self) -> bytes:
+        content = b"".join([b"PACK", struct.pack(">II", 2, len(self.parts)), *self.parts])
+        return content + _sha1(content)
+
+    def index(self, checksum: bytes) -> bytes:
+        """The index of the pack, version 2."""
+        names = sorted(self.places)
+        counts = [0] * 256
+        for name in names:
+            counts[name[0]] += 1
+        sums = [sum(counts[: first + 1]) for first in range(256)]
+        content = b"".join(
+            [
+                b"\xfftOc",
+                struct.pack(">I", 2),
+                struct.pack(">256I", *sums),
+                *names,
+                *(struct.pack(">I", self.places[name][1]) for name in names),
+                *(struct.pack(">I", self.places[name][0]) for name in names),
+                checksum,
+            ]
+        )
+        return content + _sha1(content)
+
+
+def _add_tree(pack: _Pack, blobs: Mapping[bytes, bytes]) -> bytes:
+    """Add the tree object of a folder, folders inside first; its name."""
+    folders: dict[bytes, dict[bytes, bytes]] = {}
+    entries: list[tuple[bytes, bytes, bytes]] = []
+    for path, name in blobs.items():
+        first, slash, rest = path.partition(b"/")
+        if slash:
+            folders.setdefault(first, {})[rest] = name
+        else:
+            entries.append((first, _FILE, name))
+    entries += [(first, _FOLDER, _add_tree(pack, inside)) for first, inside in folders.items()]
+    # git sorts a folder as if its name ended in a slash
+    entries.sort(key=lambda entry: entry[0] + b"/" if entry[1] == _FOLDER else entry[0])
+    return pack.add(_TREE, b"".join(mode + b" " + leaf + b"\0" + name for leaf, mode, name in entries))
+
+
+def _index(blobs: Mapping[bytes, bytes]) -> bytes:
+    """The staging area: no times and a size of 0 mean that git compares content when it first looks."""
+    entries = []
+    for path, name in sorted(blobs.items()):
+        entry = struct.pack(">10I", 0, 0, 0, 0, 0, 0, 0o100644, 0, 0, 0) + name
+        entry += struct.pack(">H", min(len(path), 0xFFF)) + path
+        entries.append(entry + b"\0" * (8 - len(entry) % 8))
+    content = b"".join([b"DIRC", struct.pack(">II", 2, len(entries)), *entries])
+    return content + _sha1(content)
+
+
+def _entry_head(kind: int, size: int) -> bytes:
+    """Kind and size of an object: 4 bits of the size, then 7 in each further byte."""
+    head, size = [kind << 4 | size & 15], size >> 4
+    while size:
+        head[-1] |= 0x80
+        head.append(size & 0x7F)
+        size >>= 7
+    return bytes(head)
+
+
+def _stored(data: bytes) -> bytes:
+    """A zlib stream of stored blocks (RFC 1950, RFC 1951 section 3.2.4)."""
+    return b"".join([b"\x78\x01", *_blocks(data), struct.pack(">I", zlib.adler32(data))])
+
+
+def _blocks(data: bytes) -> Iterator[bytes]:
+    for begin in range(0, len(data) or 1, _STORED_BYTES):
+        block = data[begin : begin + _STORED_BYTES]
+        is_last = begin + _STORED_BYTES >= len(data)
+        yield struct.pack("<BHH", is_last, len(block), len(block) ^ 0xFFFF)
+        yield block
+
+
+def _sha1(data: bytes) -> bytes:
+    return hashlib.sha1(data, usedforsecurity=False).digest()

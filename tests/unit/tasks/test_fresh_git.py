@@ -1,0 +1,164 @@
+"""The repository of one commit that a rollout's tree has: git itself reads it, and its bytes never change."""
+
+from __future__ import annotations
+
+import os
+import string
+import subprocess
+import zlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from composer_replication.records import Task
+from composer_replication.tasks import fresh_git
+from composer_replication.tasks.fresh_git import AUTHOR, MESSAGE, git_files, has_fresh_git, with_git
+from composer_replication.tasks.leaks.leak_forms import forms_of
+from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.swebench.swebench_bases import base_source
+from composer_replication.tasks.swebench.swebench_files import Instance
+from composer_replication.tasks.views import write_files
+
+FILES = {
+    "a.py": b"x = 1\n",
+    "a/b.py": b"",
+    "a.b/c.py": b"y = 2\n",
+    "a-b": b"sorts between a and a/\n",
+    "same.py": b"x = 1\n",
+    "crlf.txt": b"one\r\ntwo\r\n",
+    "large.bin": bytes(range(256)) * 300,  # more than one stored block
+    "t\u00e4st \u4e2d/n\u00fcm b.py": b"z\n",
+    "deep/" * 20 + "d" * 120: b"a long path\n",
+}
+
+
+def git(folder: Path, *words: str) -> str:
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": "/nonexistent",
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": "safe.directory",
+        "GIT_CONFIG_VALUE_0": "*",
+    }
+    done = subprocess.run(
+        ["git", "-C", str(folder), *words], check=True, capture_output=True, text=True, env=environment
+    )
+    return done.stdout
+
+
+def test_git_agrees_with_every_byte(tmp_path: Path) -> None:
+    tree, other = tmp_path / "tree", tmp_path / "other"
+    write_files(tree, with_git(FILES))
+    assert git(tree, "fsck", "--full", "--strict") == ""
+    assert git(tree, "status", "--porcelain") == ""
+    assert git(tree, "diff") == ""
+    assert set(git(tree, "ls-files", "-z").split("\0")) == {*FILES, ""}
+    # The same commit, made by git.
+    write_files(other, FILES)
+    git(other, "init", "-q", "-b", "main")
+    git(other, "-c", "core.autocrlf=false", "add", ".")
+    tree_id = git(other, "write-tree").strip()
+    assert git(tree, "rev-parse", "HEAD^{tree}").strip() == tree_id
+    assert git(tree, "log", "--all", "--format=raw") == (
+        f"commit {git(tree, 'rev-parse', 'HEAD').strip()}\ntree {tree_id}\nauthor {AUTHOR}\n"
+        f"committer {AUTHOR}\n\n    {MESSAGE}"
+    )
+
+
+def test_it_is_one_commit_without_history_hooks_or_names_of_the_machine() -> None:
+    found = git_files(FILES)
+    assert {path for path in found if "pack-" not in path} == {
+        ".git/HEAD", ".git/config", ".git/index", ".git/refs/heads/main",
+    }  # fmt: skip
+    (pack,) = [data for path, data in found.items() if path.endswith(".pack")]
+    objects = [form.data for form in forms_of(".git/x.pack", pack) if form.kind == "git"]
+    assert sum(data.startswith(b"tree ") and b"\nauthor " in data for data in objects) == 1
+    assert {data for data in FILES.values() if data} <= set(objects)
+    words = {os.uname().nodename, os.environ.get("USER", ""), str(Path.home())} - {"", "/", "task"}
+    assert not any(
+        word.encode() in data for word in words for path, data in found.items() if "pack" not in path
+    )
+
+
+def test_the_same_files_give_the_same_bytes() -> None:
+    """By value too: a change of any byte here changes the tree of every rollout."""
+    assert git_files(FILES) == git_files(dict(reversed(FILES.items())))
+    assert git_files({"a.py": b"x = 1\n"})[".git/refs/heads/main"] == KNOWN_COMMIT
+
+
+KNOWN_COMMIT = b"13583bbe1060fadd8ecdf2ad8415e14d5bb56f84\n"
+
+
+def test_an_agent_can_work_with_it(tmp_path: Path) -> None:
+    write_files(tmp_path, with_git(FILES))
+    (tmp_path / "a.py").write_bytes(b"x = 2\n")
+    (tmp_path / "new.py").write_bytes(b"n\n")
+    (tmp_path / "same.py").unlink()
+    assert git(tmp_path, "status", "--porcelain").splitlines() == [" M a.py", " D same.py", "?? new.py"]
+    assert "-x = 1\n+x = 2\n" in git(tmp_path, "diff")
+    git(tmp_path, "add", "-A")
+    git(tmp_path, "commit", "-q", "-m", "work")
+    assert len(git(tmp_path, "log", "--oneline").splitlines()) == 2
+    git(tmp_path, "checkout", "-q", "HEAD~1", "--", ".")
+    assert (tmp_path / "same.py").read_bytes() == FILES["same.py"]
+    assert not (tmp_path / ".git" / "logs").exists()
+
+
+def test_a_tree_with_its_own_history_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"a \.git of its own"):
+        git_files({"a.py": b"", ".git/HEAD": b""})
+
+
+@given(st.binary(max_size=200_000) | st.integers(65_530, 131_080).map(lambda n: b"a" * n))
+def test_stored_streams_are_zlib(data: bytes) -> None:
+    assert zlib.decompress(fresh_git._stored(data)) == data
+
+
+NAMES = st.text(string.ascii_letters + string.digits + "-.+_ \u00e9", min_size=1, max_size=8).filter(
+    lambda name: name.strip(".") and name.lower() != ".git"
+)
+
+
+@given(
+    st.dictionaries(
+        st.lists(NAMES, min_size=1, max_size=3).map("/".join), st.binary(max_size=40), max_size=12
+    )
+)
+def test_every_file_is_an_object_of_the_pack(files: dict[str, bytes]) -> None:
+    files = {path: data for path, data in files.items() if not any(p.startswith(path + "/") for p in files)}
+    (pack,) = [data for path, data in git_files(files).items() if path.endswith(".pack")]
+    objects = {form.data for form in forms_of("x.pack", pack) if form.kind == "git"}
+    assert {data for data in files.values() if data} <= objects
+
+
+def test_only_the_tree_of_a_rollout_has_it(make_store, sized_tasks, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    store: TaskStore = make_store(sized_tasks["t-function-body"])
+    task: Task = store.tasks()[0]
+    for view in ("rollout", "visible", "hidden", "golden"):
+        store.write_tree(task, tmp_path / view, view=view)  # type: ignore[arg-type]
+        assert has_fresh_git(tmp_path / view) == (tmp_path / view / ".git").exists() == (view == "rollout")
+    assert git(tmp_path / "rollout", "status", "--porcelain") == ""
+    assert ".git" not in {path.split("/")[0] for path in store.files(task, "rollout")}
+    store.write_tree(task, tmp_path / "again")
+    first, again = (
+        {path.relative_to(root): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+        for root in (tmp_path / "rollout", tmp_path / "again")
+    )
+    # git status wrote times into the first one's index
+    index = Path(".git/index")
+    assert {**first, index: b""} == {**again, index: b""}
+
+
+def test_an_exported_tree_is_a_plain_base_and_a_clone_is_none(tmp_path: Path) -> None:
+    commit = "0" * 64
+    instance = Instance(
+        **{**dict.fromkeys(Instance.__dataclass_fields__, ""), "repo": "thing", "base_commit": commit}
+    )
+    base = tmp_path / "thing"
+    write_files(base, with_git(FILES))
+    assert base_source(instance, tmp_path) == str(base)
+    (base / ".git" / "config").write_text("[core]\n")
+    assert base_source(instance, tmp_path) == f"git+file://{base}@{commit}"

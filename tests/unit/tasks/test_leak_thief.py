@@ -1,0 +1,235 @@
+"""What the thief asks from inside a real sandbox: each question finds its plant, and a missing answer is no clean one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from composer_replication.tasks.fresh_git import with_git
+from composer_replication.tasks.intake.environment import Environment
+from composer_replication.tasks.leaks import leak_scan
+from composer_replication.tasks.leaks.leak_fingerprints import fingerprints, symbols_between
+from composer_replication.tasks.store import TaskStore
+
+SALT = "salt"
+TEXT, NUMBERS = "tinymath/text.py", "tinymath/numbers.py"
+Steal = Callable[..., "Answer"]
+
+
+class Answer:
+    """The thief's answer: (channel, path) of what was found, and what could not be asked."""
+
+    def __init__(self, value: Mapping[str, Any]) -> None:
+        self.leaks = {(channel, path) for _, channel, path in value["leaks"]}
+        self.failed: list[str] = value["failed_checks"]
+
+    def of(self, channel: str) -> set[str]:
+        return {path for found, path in self.leaks if found == channel}
+
+
+@pytest.fixture
+def steal(make_store: Any, sized_tasks: Any, environment: Environment) -> Steal:
+    """Steal from the rollout tree of a task with some files planted, ``golden`` ones by their path alone."""
+
+    def run(
+        task_id: str,
+        extra: Mapping[str, bytes] | None = None,
+        *,
+        golden: tuple[str, ...] = (),
+        where: Environment = environment,
+    ) -> Answer:
+        store: TaskStore = make_store(sized_tasks[task_id])
+        (task,) = store.tasks()
+        targets = [known.target for known in fingerprints(store, task, SALT)]
+        original = store.files(task, "golden")
+        files = {**store.files(task, "rollout"), **{path: original[path] for path in golden}, **(extra or {})}
+        return Answer(leak_scan.steal(files, (task,), targets, where, SALT))
+
+    return run
+
+
+@pytest.fixture
+def text_files(make_store: Any, sized_tasks: Any) -> tuple[bytes, bytes]:
+    """``tinymath/text.py`` as it was, and with the bodies of ``t-module-body`` taken out."""
+    store: TaskStore = make_store(sized_tasks["t-module-body"], name="texts")
+    (task,) = store.tasks()
+    return store.files(task, "golden")[TEXT], store.files(task, "rollout")[TEXT]
+
+
+def test_symbols_of_a_place() -> None:
+    text = (
+        "import a\n\n\ndef f():\n    def inner():\n        pass\n    return inner\n\n\n"
+        "if a:\n    class C:\n        x = 1\n\n        def m(self):\n            return 1\n\n\ndef g(): ...\n"
+    )
+    assert symbols_between(text, 5, 5) == ("f",)
+    assert symbols_between(text, 15, 15) == ("C", "C.m")
+    assert symbols_between(text, 1, 99) == ("f", "C", "C.m", "g")
+    assert symbols_between(text, 1, 2) == ()
+    assert symbols_between("def (:", 1, 1) == ()
+
+
+@pytest.mark.parametrize(
+    "task_id", ["t-module-body", "t-feature-body", "t-class-whole", "t-module-whole", "t-feature-whole"]
+)
+def test_a_clean_tree_of_each_size_gives_nothing_and_answers_everything(steal: Steal, task_id: str) -> None:
+    answer = steal(task_id)
+    assert (answer.leaks, answer.failed) == (set(), [])
+
+
+def test_a_module_task_and_the_second_file_of_a_feature_are_inspected(steal: Steal) -> None:
+    assert steal("t-module-body", golden=(TEXT,)).of("inspect") == {TEXT}
+    assert steal("t-feature-body", golden=(TEXT,)).of("inspect") == {TEXT}
+    assert steal("t-feature-body", golden=(NUMBERS,)).of("inspect") == {NUMBERS}
+
+
+def test_a_name_that_leads_to_another_file_is_followed(steal: Steal, text_files: tuple[bytes, bytes]) -> None:
+    original, broken = text_files
+    planted = {TEXT: broken + b"\n\nfrom tinymath._old import shout\n", "tinymath/_old.py": original}
+    assert steal("t-module-body", planted).of("inspect") == {TEXT}
+    unused = {"tinymath/_old.py": original}  # not reached by any name: only the walk finds it
+    assert steal("t-module-body", unused).of("inspect") == set()
+
+
+@pytest.mark.parametrize("task_id", ["t-module-body", "t-module-whole"])
+@pytest.mark.parametrize("code", [b"", b"\nraise ImportError('needs more')\n"])
+def test_an_installed_copy_of_a_module_is_importable(
+    steal: Steal, own_environment: Environment, text_files: tuple[bytes, bytes], task_id: str, code: bytes
+) -> None:
+    """Also one that cannot be imported to its end: where it lies is told first."""
+    package = next(own_environment.root.glob("lib/python*/site-packages")) / "tinymath"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "text.py").write_bytes(text_files[0] + code)
+    answer = steal(task_id, where=own_environment)
+    lost_code = ("text.py",) if task_id == "t-module-body" else ("text.py", "__init__.py")
+    assert answer.of("importable") == {str(package / name) for name in lost_code}
+    assert answer.failed == []
+
+
+@pytest.mark.parametrize(
+    ("planted", "problem"),
+    [
+        ({TEXT: b"import os\nos._exit(3)\n"}, "import tinymath.text: no answer (exit code 3)"),
+        (
+            {"tinymath/__init__.py": b"raise ModuleNotFoundError(name='tinymath')\n"},
+            "import tinymath.text: it is in the tree, but not found",
+        ),
+        (
+            {
+                TEXT: b"import inspect, os\ninitials = is_palindrome = repeat = shout = 1\n"
+                b"inspect.getsource = lambda _: os._exit(0)\n"
+            },
+            "import tinymath.text: no answer (exit code 0)",
+        ),
+    ],
+)
+def test_a_question_without_answer_is_said(steal: Steal, planted: dict[str, bytes], problem: str) -> None:
+    assert steal("t-module-body", planted).failed == [f"t-module-body: {problem}"]
+
+
+def test_a_module_that_prints_and_fails_has_answered(steal: Steal) -> None:
+    planted = {TEXT: b"print('[1, 2]')\nprint('{')\nraise SystemExit(5)\n"}
+    assert steal("t-module-body", planted).failed == []
+
+
+class TestGit:
+    """Repositories that git itself wrote, in the tree of a rollout."""
+
+    @staticmethod
+    def git(folder: Path, *words: str) -> None:
+        who = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "gc.auto=0"]
+        environment = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+        subprocess.run(
+            ["git", *who, "-C", str(folder), *words], check=True, capture_output=True, env=environment
+        )
+
+    @staticmethod
+    def read(folder: Path) -> dict[str, bytes]:
+        """Its files, without the folder's own: only history can tell."""
+        paths = (
+            path for path in (folder / ".git").rglob("*") if path.is_file() and "hooks" not in path.parts
+        )
+        return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+
+    def test_a_squashed_repository_tells_by_its_reflog(
+        self, steal: Steal, tmp_path: Path, text_files: tuple[bytes, bytes]
+    ) -> None:
+        repository = tmp_path / "repository"
+        repository.mkdir()
+        self.git(repository, "init", "-q", "-b", "main")
+        (repository / "text.py").write_bytes(text_files[0])
+        self.git(repository, "add", ".")
+        self.git(repository, "commit", "-q", "-m", "before")
+        (repository / "text.py").write_bytes(text_files[1])
+        self.git(repository, "commit", "-q", "-a", "-m", "after")
+        # One commit without a parent takes the place of both; the reflog still names them.
+        self.git(repository, "update-ref", "-d", "HEAD")
+        self.git(repository, "commit", "-q", "-a", "-m", "squashed")
+        self.git(repository, "repack", "-adkq")
+        planted = self.read(repository)
+        assert steal("t-module-body", planted).of("git") >= {"git log", "git cat-file"}
+        without_logs = {path: data for path, data in planted.items() if not path.startswith(".git/logs/")}
+        assert "git log" not in steal("t-module-body", without_logs).of("git")
+
+    def test_an_object_that_nothing_names_is_found(
+        self, steal: Steal, tmp_path: Path, text_files: tuple[bytes, bytes]
+    ) -> None:
+        repository = tmp_path / "repository"
+        repository.mkdir()
+        self.git(repository, "init", "-q", "-b", "main")
+        (repository / "text.py").write_bytes(text_files[1])
+        self.git(repository, "add", ".")
+        self.git(repository, "commit", "-q", "-m", "only the broken file")
+        (repository / "text.py").write_bytes(text_files[0])
+        self.git(repository, "hash-object", "-w", "text.py")
+        found = steal("t-module-body", self.read(repository)).of("git")
+        assert "git cat-file" in found
+        assert "git log" not in found
+
+    def test_a_repository_that_git_cannot_read_is_said(self, steal: Steal) -> None:
+        answer = steal("t-module-body", {".git/HEAD": b"nothing\n"})
+        assert answer.failed == ["git cat-file: no answer", "git log: no answer"]
+
+    def test_the_fresh_repository_of_a_rollout_is_clean(
+        self, steal: Steal, text_files: tuple[bytes, bytes]
+    ) -> None:
+        answer = steal("t-module-body", with_git({TEXT: text_files[1]}))
+        assert (answer.leaks, answer.failed) == (set(), [])
+        planted = {**with_git({TEXT: text_files[0]}), TEXT: text_files[1]}
+        assert steal("t-module-body", planted).of("git") >= {"git log", "git cat-file"}
+
+
+class TestEnvironment:
+    def test_a_variable_that_holds_the_code_is_found(
+        self, steal: Steal, monkeypatch: pytest.MonkeyPatch, text_files: tuple[bytes, bytes]
+    ) -> None:
+        real = leak_scan._variables
+        for text, expected in zip(text_files, ({"/proc/self/environ"}, set()), strict=True):
+            variables = {"OLD_CODE": text.decode()}
+            monkeypatch.setattr(leak_scan, "_variables", lambda where, v=variables: {**real(where), **v})
+            found = steal("t-module-body").of("environment-variable")
+            assert found >= expected
+            assert bool(found) == bool(expected)
+
+    @pytest.mark.parametrize("name", ["environ", "cmdline"])
+    def test_what_another_process_was_started_with_is_found(
+        self, steal: Steal, own_environment: Environment, text_files: tuple[bytes, bytes], name: str
+    ) -> None:
+        """The interpreter of the environment starts a process that has the code, as a service of tests would."""
+        words = {"environ": ("'60'", "{'OLD': text}"), "cmdline": ("'60', text", "{}")}[name]
+        code = (
+            "import subprocess as s; s.Popen(['sh', '-c', 'sleep $0; :', "
+            f"{words[0]}], env={words[1]}, stdin=s.DEVNULL, stdout=s.DEVNULL, stderr=s.DEVNULL)"
+        )
+        text = repr(text_files[0].decode().encode().hex())
+        start = f"import sys; text = bytes.fromhex({text}).decode(); {code}\n"
+        packages = next(own_environment.root.glob("lib/python*/site-packages"))
+        (packages / "service.pth").write_text(start)
+        found = steal("t-module-body", where=own_environment).of("environment-variable")
+        assert {path.rpartition("/")[2] for path in found} == {name}
+        assert all(path.split("/")[2].isdigit() for path in found)

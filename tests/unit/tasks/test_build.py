@@ -11,7 +11,7 @@ import pytest
 
 from composer_replication.errors import InputError, NothingToDoError, SandboxFailure, UsageError
 from composer_replication.run_folder import RunFolder
-from composer_replication.tasks import build
+from composer_replication.tasks import build_state
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.store import TaskStore
 
@@ -42,7 +42,7 @@ class Spy:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.judged: list[str] = []
         self.fail_after: int | None = None
-        real = build.judge_deletion
+        real = build_state.judge_deletion
 
         def judge(deletion: Any, *rest: Any, **options: Any) -> Any:
             self.judged.append(deletion.symbol)
@@ -50,7 +50,7 @@ class Spy:
                 raise SandboxFailure("CR0302", "planted failure")
             return real(deletion, *rest, **options)
 
-        monkeypatch.setattr(build, "judge_deletion", judge)
+        monkeypatch.setattr(build_state, "judge_deletion", judge)
 
 
 def test_counts_and_reasons(make_project: MakeProject, tmp_path: Path) -> None:

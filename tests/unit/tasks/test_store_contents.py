@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.tasks import store as store_module
+from composer_replication.tasks import blobs
 from composer_replication.tasks.blobs import find_blob
 from composer_replication.tasks.store import TaskStore
 
@@ -76,7 +76,7 @@ def test_a_crash_at_any_write_of_an_update_leaves_a_store_that_can_be_read(
     store: TaskStore, monkeypatch: pytest.MonkeyPatch, number: int, when: str
 ) -> None:
     """Four writes: the manifest without the task, its two records, the manifest with them."""
-    real, writes = store_module.write_atomic, []
+    real, writes = blobs.write_atomic, []
 
     def crash(path: Path, data: str | bytes) -> None:
         writes.append(path.name)
@@ -86,7 +86,7 @@ def test_a_crash_at_any_write_of_an_update_leaves_a_store_that_can_be_read(
         if len(writes) == number + 1:
             raise Crash
 
-    monkeypatch.setattr(store_module, "write_atomic", crash)
+    monkeypatch.setattr(blobs, "write_atomic", crash)
     monkeypatch.setattr("composer_replication.tasks.store_manifest.write_atomic", crash)
     task_id = "t-function-body"
     record = replace(store.record(task_id), strength={"mutants": 1})
@@ -106,5 +106,8 @@ def test_a_crash_at_any_write_of_an_update_leaves_a_store_that_can_be_read(
 def test_an_update_that_changes_nothing_writes_nothing(
     store: TaskStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_module, "write_atomic", lambda *_: pytest.fail("written"))
+    for module in ("blobs", "store_manifest"):
+        monkeypatch.setattr(
+            f"composer_replication.tasks.{module}.write_atomic", lambda *_: pytest.fail("written")
+        )
     store.put_task(store.record("t-class-body"), store.secret("t-class-body"))

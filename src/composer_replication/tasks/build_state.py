@@ -1,0 +1,324 @@
+"""The state of one build: its candidates, what was decided about each, and what is left at the end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from composer_replication.errors import InputError, UsageError
+from composer_replication.tasks.build_summary import BuildSummary
+from composer_replication.tasks.draw import drawn, in_turn, pinned, sizes_of
+from composer_replication.tasks.gates import GateFailed, judge_deletion
+from composer_replication.tasks.intake.lock import UnusableRepository
+from composer_replication.tasks.intake.refusals import NOT_FETCHED, as_unusable
+from composer_replication.tasks.intake.sources import RepositorySource
+from composer_replication.tasks.journal import Decision, Journal, decision_key
+from composer_replication.tasks.keep_task import keep_task
+from composer_replication.tasks.planning.deletion import Deletion, Granularity, Removal
+from composer_replication.tasks.proposal import Proposal
+from composer_replication.tasks.repository import PreparedRepository, prepare, slug_of
+from composer_replication.tasks.secrecy import check_secrecy
+from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.truth import ValidTask, add_truth
+from composer_replication.tasks.workers.workers import Workers
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Progress = Callable[[int, int, str], None]
+"""Called with (done, total, what is done now) from the calling thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One deletion to be judged; ``key`` covers all that its decision depends on.
+
+    ``proposal`` is what a foreign task set says of it, where it comes from one.
+    """
+
+    repository: PreparedRepository
+    deletion: Deletion
+    is_pinned: bool
+    key: str
+    proposal: Proposal | None = None
+
+    @property
+    def name(self) -> str:
+        """How it is called in the journal and in messages."""
+        return self.deletion.pin if self.proposal is None else self.proposal.instance_id
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a build was asked for; see ``build_tasks``."""
+
+    seed: int
+    hidden_share: float
+    granularities: Collection[Granularity] = ()
+    removals: Collection[Removal] = ()
+    with_truth: bool = False
+
+
+class Build:
+    """The state of one build."""
+
+    def __init__(
+        self,
+        store: TaskStore,
+        settings: Settings,
+        *,
+        pool: ThreadPoolExecutor,
+        workers: Workers,
+        jobs: int,
+        progress: Progress,
+    ) -> None:
+        self.store = store
+        self.pool = pool
+        self.workers = workers
+        self.settings = settings
+        self.jobs = jobs
+        self.progress = progress
+        self.journal = Journal(store.root / "journal.jsonl")
+        self.unusable: dict[str, UnusableRepository] = {}
+        self.decisions: list[Decision] = []
+        self.slugs: set[str] = set()
+        self.by_key: dict[str, Candidate] = {}
+        self.unrecorded: dict[str, dict[str, str]] = {}
+
+    def prepare_all(
+        self, opened: Sequence[RepositorySource], symbols: Mapping[str, Sequence[str]]
+    ) -> dict[str, PreparedRepository]:
+        """Prepare every repository; one that cannot be used is noted and left out.
+
+        Raises:
+            InputError: every one needs something that cannot be fetched (CR0406 to CR0408).
+        """
+        self._check_repositories(opened)
+        futures: dict[Future[PreparedRepository], str] = {
+            self.pool.submit(
+                prepare,
+                source,
+                self.store,
+                self.store.backend,
+                workers=self.workers,
+                sizes=sizes_of(
+                    symbols.get(source.source, ()), self.settings.granularities, self.settings.removals
+                ),
+                map_calls=not symbols.get(source.source),
+                jobs=max(1, self.jobs // len(opened)),
+            ): source.source
+            for source in opened
+        }
+        ready: dict[str, PreparedRepository] = {}
+        unfetched: list[InputError] = []
+        self.progress(0, len(futures), "repositories")
+        for done, future in enumerate(_as_completed(futures), start=1):
+            try:
+                ready[futures[future]] = future.result()
+            except UnusableRepository as error:
+                self.unusable[futures[future]] = error
+            except InputError as error:
+                if error.code not in NOT_FETCHED:
+                    raise
+                self.unusable[futures[future]] = as_unusable(error)
+                unfetched.append(error)
+            self.progress(done, len(futures), "repositories")
+        if len(unfetched) == len(opened):
+            raise unfetched[0]
+        return {source.source: ready[source.source] for source in opened if source.source in ready}
+
+    def _check_repositories(self, opened: Sequence[RepositorySource]) -> None:
+        self.slugs = {slug_of(source.repository) for source in opened}
+        if len(self.slugs) != len(opened):
+            names = Counter(source.repository for source in opened).most_common(1)
+            raise UsageError(
+                "CR0421",
+                f"two sources are the same repository {names[0][0]}.",
+                fix="name each repository once.",
+            )
+        present = {self.store.record(task_id).repository_record for task_id in self.store.task_ids()}
+        if present - self.slugs:
+            missing = "; ".join(f"{source} cannot be used: {why}" for source, why in self.unusable.items())
+            raise UsageError(
+                "CR0425",
+                f"the folder holds tasks of {min(present - self.slugs)}, which is not among the sources"
+                f"{f' ({missing})' if missing else ''}.",
+                where=str(self.store.root),
+                fix="name that repository too, or choose another --out DIR.",
+            )
+
+    def candidates(
+        self, ready: Mapping[str, PreparedRepository], symbols: Mapping[str, Sequence[str]]
+    ) -> list[Candidate]:
+        """Pinned ones in the given order; drawn ones in turn from each repository."""
+        columns = []
+        for source, repository in ready.items():
+            pins = symbols.get(source)
+            chosen = pinned(repository, pins) if pins else drawn(repository, self.settings.seed)
+            columns.append(
+                [self._candidate(repository, deletion, is_pinned=bool(pins)) for deletion in chosen]
+            )
+        self.by_key = {candidate.key: candidate for column in columns for candidate in column}
+        return in_turn(columns)
+
+    def _candidate(self, repository: PreparedRepository, deletion: Deletion, *, is_pinned: bool) -> Candidate:
+        key = decision_key(
+            repository.record,
+            deletion.pin,
+            hidden_share=self.settings.hidden_share,
+            seed=self.settings.seed,
+            with_truth=self.settings.with_truth,
+        )
+        return Candidate(repository, deletion, is_pinned, key)
+
+    def decide(self, candidates: Sequence[Candidate], max_tasks: int | None) -> None:
+        """Judge candidates in order until there are enough; the cut does not depend on timing."""
+        decided: dict[int, Decision] = {}
+        running: dict[Future[Decision], int] = {}
+        upcoming = 0
+
+        def num_valid() -> int:
+            return sum(decision.is_valid for decision in decided.values())
+
+        while running or (upcoming < len(candidates) and not _is_enough(num_valid(), max_tasks)):
+            while (
+                len(running) < self.jobs
+                and upcoming < len(candidates)
+                and not _is_enough(num_valid(), max_tasks)
+            ):
+                known = self._known(candidates[upcoming])
+                if known is not None:
+                    decided[upcoming] = known
+                else:
+                    running[self.pool.submit(self._judge, candidates[upcoming])] = upcoming
+                upcoming += 1
+            self.progress(len(decided), len(candidates), f"{num_valid()} tasks")
+            if running:
+                finished, _ = wait(running, return_when=FIRST_COMPLETED)
+                for future in finished:
+                    decided[running.pop(future)] = future.result()
+        self.decisions = list(_until_enough([decided[index] for index in sorted(decided)], max_tasks))
+        self.progress(len(decided), len(decided), f"{num_valid()} tasks")
+
+    def _known(self, candidate: Candidate) -> Decision | None:
+        """What the journal says, or what needs no run: no test calls that function."""
+        earlier = self.journal.find(candidate.key)
+        if earlier is not None and (
+            not earlier.is_valid or self.store.has_record(f"tasks/{earlier.task_id}.json")
+        ):
+            return earlier
+        selected = candidate.repository.record.tests_of(candidate.deletion)
+        if candidate.is_pinned or selected is None or selected:
+            return None
+        return Decision(
+            candidate.key, candidate.repository.record.repository, candidate.deletion.pin, reason="untested"
+        )
+
+    def _judge(self, candidate: Candidate) -> Decision:
+        repository = candidate.repository
+        name = repository.record.repository
+        try:
+            subject = self.workers.call(
+                judge_deletion,
+                candidate.deletion,
+                repository.record,
+                repository.bench,
+                hidden_share=self.settings.hidden_share,
+                seed=self.settings.seed,
+                selected=repository.record.tests_of(candidate.deletion),
+            )
+            if candidate.proposal is not None:
+                candidate.proposal.check(subject)
+        except GateFailed as error:
+            decision = Decision(candidate.key, name, candidate.name, reason=error.gate, detail=error.detail)
+        else:
+            task_id = keep_task(
+                self.store, repository, candidate.deletion, subject, proposal=candidate.proposal
+            )
+            decision = Decision(candidate.key, name, candidate.name, task_id=task_id)
+            try:
+                check_secrecy(self.store, self.store.get(task_id))
+            except GateFailed as error:
+                self.store.drop_task(task_id)
+                decision = replace(decision, task_id="", reason=error.gate, detail=error.detail)
+        self.journal.add(decision)
+        return decision
+
+    def add_truth(self) -> int:
+        """Give each task a truth that is not in its reward; refuse those for which there is none.
+
+        Returns:
+            How many were refused.
+        """
+        valid = {decision.task_id: decision for decision in self.decisions if decision.is_valid}
+        tasks = [
+            ValidTask(task_id, self.by_key[one.key].repository, self.by_key[one.key].deletion)
+            for task_id, one in valid.items()
+        ]
+        found = add_truth(self.store, tasks, self.settings.seed, self._each, self.workers)
+        for repository, unknown in found.unknown.items():
+            self.unrecorded.setdefault(repository, {}).update(unknown)
+        for task_id, (reason, detail) in found.refused.items():
+            self.journal.add(replace(valid[task_id], task_id="", reason=reason, detail=detail))
+        return len(found.refused)
+
+    def _each(self, work: Callable[[Item], Result], items: Collection[Item], what: str) -> Iterator[Result]:
+        futures = [self.pool.submit(work, item) for item in items]
+        self.progress(0, len(futures), what)
+        for done, future in enumerate(_as_completed(futures), start=1):
+            yield future.result()
+            self.progress(done, len(futures), what)
+
+    def finish(self) -> None:
+        """Leave exactly what was asked for: no task beyond the cut or of an earlier setting."""
+        keep: set[str] = set()
+        for slug in self.slugs:
+            if self.store.has_record(f"repositories/{slug}.json"):
+                keep |= {f"repositories/{slug}.json", f"locks/{self.store.repository(slug).environment}.json"}
+        for decision in self.decisions:
+            keep |= {f"tasks/{decision.task_id}.json", f"secrets/{decision.task_id}.json"}
+        self.store.drop_records(keep)
+        self.journal.keep(self.decisions)
+
+    def summary(self, seconds: float) -> BuildSummary:
+        rejected = Counter(error.reason for error in self.unusable.values())
+        rejected.update(decision.reason for decision in self.decisions if not decision.is_valid)
+        examples = {d.reason: f"{d.pin}: {d.detail}" for d in reversed(self.decisions) if d.detail}
+        examples |= {error.reason: f"{source}: {error.detail}" for source, error in self.unusable.items()}
+        return BuildSummary(
+            folder=self.store.root,
+            tasks=len(self.store.task_ids()),
+            candidates=len(self.decisions),
+            valid=sum(decision.is_valid for decision in self.decisions),
+            rejected=dict(sorted(rejected.items())),
+            seconds=seconds,
+            bytes=self.store.num_bytes(),
+            fingerprint=self.store.fingerprint,
+            examples=examples,
+            unusable={source: str(error) for source, error in sorted(self.unusable.items())},
+            flaky={record.repository: record.flaky or () for record in self.store.repositories()},
+            unrecorded={name: dict(sorted(own.items())) for name, own in sorted(self.unrecorded.items())},
+            has_parquet=bool(self.store.derived),
+        )
+
+
+def _is_enough(num_valid: int, max_tasks: int | None) -> bool:
+    return max_tasks is not None and num_valid >= max_tasks
+
+
+def _until_enough(decisions: Sequence[Decision], max_tasks: int | None) -> Iterator[Decision]:
+    num_valid = 0
+    for decision in decisions:
+        if _is_enough(num_valid, max_tasks):
+            return
+        num_valid += decision.is_valid
+        yield decision
+
+
+def _as_completed(futures: Iterable[Future[Result]]) -> Iterator[Future[Result]]:
+    pending = set(futures)
+    while pending:
+        finished, pending = wait(pending, return_when=FIRST_COMPLETED)
+        yield from finished

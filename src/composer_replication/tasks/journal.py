@@ -13,7 +13,7 @@ from composer_replication.run_folder import append_jsonl, read_jsonl, rewrite_js
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.store_records import RepositoryRecord
 
-GATES_VERSION = 5
+GATES_VERSION = 6
 """Raised when the gates judge otherwise, so that older answers are not taken over."""
 _UNDECIDED = ("truth-unknown",)
 """Reasons that say nothing of the candidate; a later build judges it again."""

@@ -8,13 +8,17 @@ from typing import Any
 
 from composer_replication.tasks.attach_strength import attach_strength
 from composer_replication.tasks.attach_twins import Search, attach_twins, twin_cuts
+from composer_replication.tasks.lookup_gate import LookupTrial, passed_by_lookup
 from composer_replication.tasks.planning.deletion import Deletion
 from composer_replication.tasks.repository import PreparedRepository
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.validate import subject_of
 from composer_replication.tasks.workers.workers import Workers
 
 NO_TRUTH = "no-truth"
 """Neither a hidden test nor recorded behaviour, and it was looked for both."""
+LOOKUP_PASSES = "lookup-passes"
+"""Visible and hidden tests pass with a table of what the visible ones ask; see ``lookup_gate``."""
 TRUTH_UNKNOWN = "truth-unknown"
 """No hidden test, and the run that records behaviour failed. No decision: the same build looks again."""
 
@@ -46,15 +50,14 @@ def add_truth(
 ) -> TruthReport:
     """Record what deleted functions do, and measure how strong the tests of each task are.
 
-    Tasks that have neither hidden tests nor recorded behaviour are taken out of the store. Where
-    the run that records failed, tasks with hidden tests stay as they are, with ``twins`` None.
+    Tasks that have neither hidden tests nor recorded behaviour are taken out of the store, and so are
+    those that a table of the visible tests' calls solves. Where the run that records failed, tasks
+    with hidden tests stay as they are, with ``twins`` None.
 
     Raises:
         SandboxFailure: the sandbox broke.
     """
-    rows: dict[str, list[ValidTask]] = {}
-    for task in tasks:
-        rows.setdefault(task.repository.slug, []).append(task)
+    rows = _by_repository(tasks)
 
     def record(own: list[ValidTask]) -> tuple[str, Search]:
         repository = own[0].repository
@@ -65,19 +68,44 @@ def add_truth(
     def measure(task: ValidTask) -> None:
         attach_strength(store, task.task_id, task.deletion, task.repository.bench, seed, workers=workers)
 
-    found: dict[str, Search] = dict(each(record, rows.values(), "twins of repositories"))
+    found: dict[str, Search] = dict(each(record, rows, "twins of repositories"))
     refused = {
         task.task_id: _why_refused(task, found[task.repository.slug])
         for task in tasks
         if not store.get(task.task_id).has_hidden_tests
     }
+    new = [
+        task for task in tasks if task.task_id not in refused and store.record(task.task_id).strength is None
+    ]
+    learned = each(lambda own: _learned(store, own, workers), _by_repository(new), "tables of answers")
+    refused |= {
+        task_id: (LOOKUP_PASSES, why) for found_here in learned for task_id, why in found_here.items()
+    }
     for task_id in refused:
         store.drop_task(task_id)
     list(each(measure, [task for task in tasks if task.task_id not in refused], "strength of tasks"))
-    names = {own[0].repository.slug: own[0].repository.record.repository for own in rows.values()}
+    names = {own[0].repository.slug: own[0].repository.record.repository for own in rows}
     return TruthReport(
         refused, {names[slug]: search.unknown for slug, search in found.items() if search.unknown}
     )
+
+
+def _by_repository(tasks: Sequence[ValidTask]) -> list[list[ValidTask]]:
+    rows: dict[str, list[ValidTask]] = {}
+    for task in tasks:
+        rows.setdefault(task.repository.slug, []).append(task)
+    return list(rows.values())
+
+
+def _learned(store: TaskStore, tasks: Sequence[ValidTask], workers: Workers) -> dict[str, str]:
+    """The tasks of one repository that a table passes, of those in which a function has no twin."""
+    trials = []
+    for task in tasks:
+        secret = store.secret(task.task_id)
+        if secret.hidden and not {cut.pin for cut in task.deletion.bodies} <= set(secret.twins or ()):
+            subject = subject_of(store, store.get(task.task_id))
+            trials.append(LookupTrial(task.task_id, subject, tuple(task.deletion.bodies)))
+    return workers.call(passed_by_lookup, tasks[0].repository.bench, trials) if trials else {}
 
 
 def _why_refused(task: ValidTask, search: Search) -> tuple[str, str]:

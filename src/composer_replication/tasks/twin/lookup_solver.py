@@ -18,7 +18,7 @@ from composer_replication.records import Limits
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.planning.body_cuts import MARKER_STATEMENT, BodyCut, fill
 from composer_replication.tasks.twin.twin_records import Twin
-from composer_replication.tasks.twin.twin_run import Job, Subject, helper_sources, play
+from composer_replication.tasks.twin.twin_run import Job, RecordedCall, Subject, helper_sources, play
 
 HELPER = "composer_lookup_table"
 """The module that holds the table; it lies where the tree's packages are imported from."""
@@ -105,17 +105,42 @@ def visible_calls(
         for vector, tests in zip(twin.recorded, twin.tests, strict=True)
         if shown is None or not shown.isdisjoint(tests)
     )
+    (answers,) = _answers(files, environment, [Subject(twin.path, twin.symbol, blobs)], backend)
+    return tuple(AnsweredCall(blob, answers[i]) for i, blob in enumerate(blobs) if answers.get(i))
+
+
+def answered_calls(
+    files: Mapping[str, bytes],
+    environment: Environment,
+    functions: Sequence[tuple[BodyCut, Sequence[RecordedCall]]],
+    backend: str | None,
+) -> dict[str, list[bytes | None]]:
+    """The pickled answer of the golden code to each recorded call, by pin; None where there is none.
+
+    Raises:
+        SandboxFailure: the sandbox broke.
+    """
+    subjects = [Subject(cut.path, cut.symbol, tuple(call.blob for call in calls)) for cut, calls in functions]
+    found = _answers(files, environment, subjects, backend)
+    return {
+        cut.pin: [answers.get(index) for index in range(len(calls))]
+        for (cut, calls), answers in zip(functions, found, strict=True)
+    }
+
+
+def _answers(
+    files: Mapping[str, bytes], environment: Environment, subjects: Sequence[Subject], backend: str | None
+) -> list[dict[int, bytes]]:
     reports, _ = play(
         files,
         environment,
-        [Subject(twin.path, twin.symbol, blobs)],
-        [Job(0, "answers")],
+        subjects,
+        [Job(number, "answers") for number in range(len(subjects))],
         backend=backend,
         limits=_ANSWER_LIMITS,
         timeout_seconds=_ANSWER_SECONDS,
     )
-    answers = reports[0].answers
-    return tuple(AnsweredCall(blob, answers[i]) for i, blob in enumerate(blobs) if answers.get(i))
+    return [report.answers for report in reports]
 
 
 def lookup_files(
@@ -128,6 +153,19 @@ def lookup_files(
         cut: the function.
         calls: what the table knows; for all others the answer is None.
     """
+    broken = files_broken[cut.path].decode()
+    hole = cut.hole
+    body = broken[hole.start : hole.end].replace(
+        MARKER_STATEMENT, f"return __import__({HELPER!r}).answer(locals())"
+    )
+    path, data = helper_file(files_broken, cut.path, HELPER, calls)
+    return {**files_broken, cut.path: fill(broken, hole, body).encode(), path: data}
+
+
+def helper_file(
+    files: Mapping[str, bytes], path: str, name: str, calls: Sequence[AnsweredCall]
+) -> tuple[str, bytes]:
+    """The module that answers for one function: where the file at ``path`` can import it, and its text."""
     data = {
         "sources": helper_sources(("canonical_encoding", "call_pickle")),
         "cloudpickle": dict(helper_sources(("cloudpickle",)))["cloudpickle"],
@@ -136,17 +174,8 @@ def lookup_files(
         ],
     }
     packed = base64.b64encode(zlib.compress(json.dumps(data).encode(), 6)).decode()
-    broken = files_broken[cut.path].decode()
-    hole = cut.hole
-    body = broken[hole.start : hole.end].replace(
-        MARKER_STATEMENT, f"return __import__({HELPER!r}).answer(locals())"
-    )
-    folder = next((f"{top}/" for top in ("src", "lib") if _is_root(files_broken, top, cut.path)), "")
-    return {
-        **files_broken,
-        cut.path: fill(broken, hole, body).encode(),
-        f"{folder}{HELPER}.py": _HELPER.format(data=packed).encode(),
-    }
+    folder = next((f"{top}/" for top in ("src", "lib") if _is_root(files, top, path)), "")
+    return f"{folder}{name}.py", _HELPER.format(data=packed).encode()
 
 
 def _is_root(files: Mapping[str, bytes], top: str, path: str) -> bool:

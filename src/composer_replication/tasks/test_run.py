@@ -71,7 +71,7 @@ class TestReport:
     collect_errors: Mapping[str, str] = field(default_factory=dict)
     contexts: Contexts = field(default_factory=dict)
     why: Mapping[str, str] = field(default_factory=dict)
-    cpu_seconds: float = 0.0
+    cpu_seconds: float = field(default=0.0, compare=False)
 
     @property
     def ran_out_of_time(self) -> bool:

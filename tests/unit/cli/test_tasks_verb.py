@@ -142,6 +142,7 @@ def test_flaky_tests_are_named() -> None:
         "seconds": 1.0,
         "fingerprint": "f",
         "unusable": {},
+        "unrecorded": {},
         "flaky": {"a==1": ["t.py::x"], "b==1": [], "c==1": None},
     }
     for text in (render_stats(result), build_result.render_build(result)):

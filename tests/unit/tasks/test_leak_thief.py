@@ -43,7 +43,7 @@ def steal(make_store: Any, sized_tasks: Any, environment: Environment) -> Steal:
         golden: tuple[str, ...] = (),
         where: Environment = environment,
     ) -> Answer:
-        store: TaskStore = make_store(sized_tasks[task_id])
+        store: TaskStore = make_store(sized_tasks[task_id], name=task_id)
         (task,) = store.tasks()
         targets = [known.target for known in fingerprints(store, task, SALT)]
         original = store.files(task, "golden")

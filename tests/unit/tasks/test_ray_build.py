@@ -39,11 +39,11 @@ COMPOSER_RL = (  # a shell may have started all of this in the background, where
 )
 WITHOUT_RAY = f"import sys; sys.modules['ray'] = None; {COMPOSER_RL}"
 PROJECTS = {
-    "one": "def one():\n    return 11\n\n\ndef zero():\n    return 0\n",
+    "one": "def one(more):\n    return 11 + more\n\n\ndef zero():\n    return 0\n",
     "two": 'def twice(text):\n    """Text two times."""\n    first = text\n    second = text\n    return first + second\n',
 }
 TESTS = {
-    "one": "import one\n\n\ndef test_one():\n    assert one.one() == 11\n\n\ndef test_more():\n    assert one.one() > 10\n\n\n"
+    "one": "import one\n\n\ndef test_one():\n    assert one.one(0) == 11\n\n\ndef test_more():\n    assert one.one(5) > 15\n\n\n"
     "def test_zero():\n    assert not one.zero()\n\n\ndef test_nothing():\n    pass\n",
     "two": "import two\n\n\ndef test_twice():\n    assert two.twice('ab') == 'abab'\n\n\ndef test_long():\n    assert"
     " len(two.twice('abc')) == 6\n\n\ndef test_nothing():\n    pass\n",

@@ -150,21 +150,21 @@ KILLED_BEFORE_STRENGTH = """
 import os, signal, sys
 from composer_replication.tasks import truth
 from composer_replication.tasks.build import build_tasks
-truth.attach_strength = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+truth.attach_strength = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
 build_tasks([sys.argv[1]], sys.argv[2], with_truth=True, jobs=1)
 """
 KILLED_WHILE_TWINS_ARE_WRITTEN = """
 import os, signal, sys
-from composer_replication.tasks import attach_twins, store
+from composer_replication.tasks import attach_twins, record_folder
 from composer_replication.tasks.build import build_tasks
 real = attach_twins.twin_bytes
 def bomb(twin):
-    write = store.write_atomic
+    write = record_folder.write_file
     def once(path, data):
         write(path, data)
         if path.parent.name == "secrets":
             os.kill(os.getpid(), signal.SIGKILL)
-    store.write_atomic = once
+    record_folder.write_file = once
     return real(twin)
 attach_twins.twin_bytes = bomb
 build_tasks([sys.argv[1]], sys.argv[2], with_truth=True, jobs=1)

@@ -168,6 +168,7 @@ def test_a_finished_run_does_not_answer_for_another_recipe(whole: tuple[Path, di
 
 
 @pytest.mark.timeout(300)  # three whole commands
+@pytest.mark.long
 def test_a_run_under_the_evidence_is_killed_between_reading_and_checkpoint_and_ends_the_same(
     tmp_path: Path,
 ) -> None:

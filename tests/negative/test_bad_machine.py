@@ -63,6 +63,7 @@ def test_an_answer_of_an_older_format_in_the_cache_is_asked_again(
     assert json.loads(answers[0].read_text()) == json.loads(json.dumps(lock.to_json()))
 
 
+@pytest.mark.long
 def test_a_damaged_store_in_the_cache_is_built_again(
     command: Command, private_cache: Path, recipe: Path, store: Path, tmp_path: Path
 ) -> None:

@@ -397,7 +397,7 @@ def test_a_setup_py_that_no_parser_can_take(make: Make, builds: Callable[..., Ta
     assert [task.path for task in store.tasks()] == ["planted.py"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_repository_of_a_hundred_thousand_lines(command: Command, make: Make, tmp_path: Path) -> None:
     functions = [
         f"def f{{module}}_{n}(x):\n    y = x + {n}\n    return y - {{module}}\n\n\n" for n in range(100)

@@ -212,6 +212,7 @@ def test_validate_of_a_broken_store_is_4(folder: Path, tmp_path: Path) -> None:
     assert f"FAIL {task_id}" in text
 
 
+@pytest.mark.long
 def test_all_sizes_and_ways_are_built(tmp_path: Path) -> None:
     flags = ("--granularity", "all", "--removal", "all", "--visible-only", "--quiet")
     result, code, _ = call("build", str(TINY), "--out", str(tmp_path / "x"), *flags, "--max-tasks", "7")

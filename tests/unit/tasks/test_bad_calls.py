@@ -15,7 +15,7 @@ from composer_replication.tasks.twin import unseeded_random
 from composer_replication.tasks.twin.build_twins import Twin, build_twins, judge_twin
 from composer_replication.tasks.twin.twin_run import record_calls
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 # 8 never returns and no signal is heard while it runs, 5 takes the process down, 1 asks for more memory than
 # there is; the tests use 2 and 4, so that 1, 5 and 8 come of 2 - 1, 4 + 1 and 2 * 4.

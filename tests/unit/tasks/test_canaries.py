@@ -160,6 +160,7 @@ def test_no_place(text: str, names: tuple[str, ...]) -> None:
     assert module._with_twins(text.encode(), {names: ()}) is None
 
 
+@pytest.mark.long
 def test_the_tiny_project_has_canaries(tiny_store: TaskStore) -> None:
     made, refused = make_canaries(tiny_store, tiny_store.tasks())
     assert len(made) + len(refused) == len(tiny_store.tasks())

@@ -32,7 +32,7 @@ from ray.exceptions import RaySystemError, RayTaskError  # noqa: E402
 
 from composer_replication.tasks.workers import ray_connection, ray_pool  # noqa: E402
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 COMPOSER_RL = (  # a shell may have started all of this in the background, where Ctrl-C is ignored
     "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
     " from composer_replication.cli.main import main; sys.exit(main(sys.argv[1:]))"

@@ -79,6 +79,7 @@ def base(make_project: Callable[[Mapping[str, str]], Path]) -> Path:
 # --- round trip -----------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_what_we_export_comes_back_as_the_same_tasks(tiny_store: TaskStore, tmp_path: Path) -> None:
     exported = tmp_path / "set.jsonl"
     assert write_instances(tiny_store, exported, with_golden=True) == 4

@@ -20,7 +20,7 @@ from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.test_run import TestReport
 from composer_replication.tasks.twin.build_twins import judge_twin
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 PYPROJECT = '[project]\nname = "fields"\nversion = "1"\n'
 # area: one test function, so nothing can be hidden, and two visible calls on which a sum is right too.

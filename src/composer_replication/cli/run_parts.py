@@ -35,7 +35,9 @@ from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.canaries import make_canaries
 from composer_replication.tasks.intake.cache import cache_folder, cache_lock, hold
 from composer_replication.tasks.intake.sources import is_pinned, needs_no_path, open_source
+from composer_replication.tasks.journal import GATES_VERSION
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.store_manifest import STORE_VERSION
 
 _DAMAGED_STORE = "CR0411"
 
@@ -250,8 +252,12 @@ def _resolve_source(source: str, recipe_folder: Path) -> str:
 
 
 def _tasks_key(config: RunConfig, sources: Sequence[str]) -> str:
-    """Names the cached store by the tasks table and by what a task could hold of every source that may change."""
-    digest = hashlib.sha256(config.tasks.model_dump_json().encode())
+    """Names the cached store by the tasks table and by what a task could hold of every source that may change.
+
+    And by the versions of stores and gates: another version of this program may run beside us, and
+    would build the store anew under our hands.
+    """
+    digest = hashlib.sha256(f"{STORE_VERSION}/{GATES_VERSION}/{config.tasks.model_dump_json()}".encode())
     for source in sources:
         if not is_pinned(source):
             digest.update(open_source(source).sha256.encode())

@@ -101,10 +101,15 @@ def test_what_programs_ask_the_system_is_readable_or_absent(jail: Sandbox, name:
     assert jail.exec(python(code), timeout_seconds=LONG).exit_code == 0
 
 
-@pytest.mark.parametrize("argv", [[], "ls"])
-def test_argv_must_be_a_list(jail: Sandbox, argv: list[str]) -> None:
-    with pytest.raises(ValueError, match="argv"):
-        jail.exec(argv, timeout_seconds=LONG)
+@pytest.mark.parametrize("command", [[], "", "  \n"])
+def test_a_command_must_not_be_empty(jail: Sandbox, command: list[str] | str) -> None:
+    with pytest.raises(ValueError, match="command is empty"):
+        jail.exec(command, timeout_seconds=LONG)
+
+
+def test_one_text_is_for_the_shell(jail: Sandbox) -> None:
+    result = jail.exec("printf %s a; printf %s b >&2; exit 5", timeout_seconds=LONG)
+    assert (result.exit_code, result.stdout, result.stderr) == (5, "a", "b")
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])

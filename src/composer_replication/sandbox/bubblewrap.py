@@ -34,11 +34,10 @@ from composer_replication.sandbox.local_sandbox import LocalSandbox
 from composer_replication.sandbox.mounts import MountPlan
 from composer_replication.sandbox.supervised_run import supervise
 from composer_replication.sandbox.syscall_filter import filter_program
+from composer_replication.sandbox.user_ids import private_uid
 
 _START_SECONDS = 30.0
 _NUM_INIT_PROCESSES = 1
-_FIRST_UID, _LAST_UID = 0x60000000, 0x6FFFFFFF
-_FIRST_SMALL_UID, _LAST_SMALL_UID = 30000, 59999
 _INSTALL = "install bubblewrap (Debian, Ubuntu: apt install bubblewrap)"
 
 
@@ -76,7 +75,7 @@ class BubblewrapSandbox(LocalSandbox):
     """One jail; ``exec`` may be called from several threads at once."""
 
     def __init__(self, spec: SandboxSpec) -> None:
-        self._uid = _private_uid() if _drops_uid() else None
+        self._uid = private_uid() if _drops_uid() else None
         super().__init__(spec, self._uid)
         try:
             uid, gid = (self._uid, self._uid) if self._uid is not None else (os.getuid(), os.getgid())
@@ -261,20 +260,6 @@ def _drops_uid() -> bool:
         if line.startswith("CapEff:"):
             return int(line.split()[1], 16) & needed == needed
     return False
-
-
-def _private_uid() -> int:
-    """A user id that nobody has, from the range that this user namespace maps.
-
-    The process limit counts per user id, so two jails must not share one: 2**28 ids
-    to choose from make that as good as impossible.
-    """
-    mapped = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
-    is_large = any(
-        int(start) <= _FIRST_UID and int(start) + int(size) > _LAST_UID for start, _, size in mapped
-    )
-    first, last = (_FIRST_UID, _LAST_UID) if is_large else (_FIRST_SMALL_UID, _LAST_SMALL_UID)
-    return random.SystemRandom().randint(first, last)
 
 
 @lru_cache(maxsize=1)

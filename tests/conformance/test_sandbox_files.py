@@ -9,20 +9,14 @@ from pathlib import Path
 import pytest
 
 from composer_replication.errors import SandboxFailure, SandboxFileError
-from composer_replication.interfaces import Sandbox
+from composer_replication.interfaces import Sandbox, SandboxBackend
 from composer_replication.records import FileEntry, SandboxSpec
-from composer_replication.sandbox import choose_backend
-from composer_replication.sandbox.choice import BACKENDS
 
 LONG = 60.0
 
 
-@pytest.fixture(params=sorted(BACKENDS))
-def jail(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Sandbox]:
-    backend = choose_backend(request.param)
-    check = backend.is_available()
-    if not check.ok:
-        pytest.skip(f"{backend.name} is not available here: {check.detail}")
+@pytest.fixture
+def jail(backend: SandboxBackend, tmp_path: Path) -> Iterator[Sandbox]:
     tree = tmp_path / "tree"
     tree.mkdir()
     (tmp_path / "secret").write_text("hush")

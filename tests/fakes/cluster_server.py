@@ -25,13 +25,13 @@ from container_process import Confinement, ContainerProcess, as_user
 from faulty_http import FaultyHandler, FaultyServer
 from websocket_server import ServerSocket
 
+from composer_replication.sandbox.engine.root_image import root_tar
 from composer_replication.sandbox.host_paths import (
     base_interpreter,
     base_python,
     resolve_links,
     system_folders,
 )
-from composer_replication.sandbox.engine.root_image import root_tar
 from composer_replication.sandbox.syscall_filter import filter_program
 
 TOKEN = "token-of-the-test"
@@ -59,7 +59,9 @@ class FakePod:
 
     def spec_of(self, name: str) -> dict[str, Any]:
         spec = self.manifest["spec"]
-        return next(entry for entry in [*spec["initContainers"], *spec["containers"]] if entry["name"] == name)
+        return next(
+            entry for entry in [*spec["initContainers"], *spec["containers"]] if entry["name"] == name
+        )
 
     def described(self) -> dict[str, Any]:
         return {**self.manifest, "status": self.status}
@@ -87,7 +89,9 @@ class FakeCluster(FaultyServer, socketserver.ThreadingTCPServer):
             links.update(found)
             self.image_mounts.append((str(real), str(real), True))
         shown = [place for _, place, _ in self.image_mounts]
-        links = {link: to for link, to in links.items() if not any(str(link).startswith(p + "/") for p in shown)}
+        links = {
+            link: to for link, to in links.items() if not any(str(link).startswith(p + "/") for p in shown)
+        }
         with tarfile.open(fileobj=io.BytesIO(root_tar(links))) as archive:
             archive.extractall(self.image, filter="fully_trusted")
         super().__init__(("127.0.0.1", 0), ClusterHandler)
@@ -99,7 +103,9 @@ class FakeCluster(FaultyServer, socketserver.ThreadingTCPServer):
     def write_kubeconfig(self, path: Path, token: str = TOKEN) -> Path:
         config = {
             "current-context": "here",
-            "contexts": [{"name": "here", "context": {"cluster": "fake", "user": "me", "namespace": "jails"}}],
+            "contexts": [
+                {"name": "here", "context": {"cluster": "fake", "user": "me", "namespace": "jails"}}
+            ],
             "clusters": [{"name": "fake", "cluster": {"server": self.address}}],
             "users": [{"name": "me", "user": {"token": token}}],
         }
@@ -146,7 +152,10 @@ class FakeCluster(FaultyServer, socketserver.ThreadingTCPServer):
                 if not source.exists():
                     source.mkdir(parents=True)
             mounts.append((str(source), mount["mountPath"], bool(mount.get("readOnly"))))
-        security = {**(pod.manifest["spec"].get("securityContext") or {}), **(container.get("securityContext") or {})}
+        security = {
+            **(pod.manifest["spec"].get("securityContext") or {}),
+            **(container.get("securityContext") or {}),
+        }
         return Confinement(
             root=root,
             argv=container["command"],
@@ -171,10 +180,17 @@ class FakeCluster(FaultyServer, socketserver.ThreadingTCPServer):
         stage = pod.manifest["spec"]["initContainers"][0]["name"]
         task = pod.manifest["spec"]["containers"][0]["name"]
         pod.containers[stage] = ContainerProcess(self.confinement(pod, stage), has_streams=False)
-        pod.status = {"phase": "Pending", "initContainerStatuses": [{"name": stage, "state": {"running": {}}}]}
+        while pod.containers[stage].first_pid() == 0 and pod.containers[stage].process.poll() is None:
+            time.sleep(0.005)
+        pod.status = {
+            "phase": "Pending",
+            "initContainerStatuses": [{"name": stage, "state": {"running": {}}}],
+        }
         pod.containers[stage].wait()
         while not pod.is_deleted:
-            container = pod.containers[task] = ContainerProcess(self.confinement(pod, task), has_streams=False)
+            container = pod.containers[task] = ContainerProcess(
+                self.confinement(pod, task), has_streams=False
+            )
             while container.first_pid() == 0 and container.process.poll() is None:
                 time.sleep(0.005)
             pod.status = self._running(pod, task, {"running": {}})
@@ -184,7 +200,9 @@ class FakeCluster(FaultyServer, socketserver.ThreadingTCPServer):
             reason = "OOMKilled" if container.is_out_of_memory else "Error"
             pod.last_state = {"terminated": {"reason": reason, "exitCode": code}}
             pod.num_restarts += 1
-            pod.status = self._running(pod, task, {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}})
+            pod.status = self._running(
+                pod, task, {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}}
+            )
             time.sleep(0.1)
 
     @staticmethod
@@ -197,7 +215,9 @@ class ClusterHandler(FaultyHandler):
     server: FakeCluster
 
     def refuse(self, code: int, reason: str, message: str) -> None:
-        self.say(code, {"kind": "Status", "status": "Failure", "reason": reason, "message": message, "code": code})
+        self.say(
+            code, {"kind": "Status", "status": "Failure", "reason": reason, "message": message, "code": code}
+        )
 
     def respond(self) -> None:
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":

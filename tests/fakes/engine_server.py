@@ -110,7 +110,9 @@ class EngineHandler(FaultyHandler):
                 self.say(200, {"SecurityOptions": self.server.security_options})
             case ("GET", ["images", *name, "json"]):
                 known = "/".join(name) in self.server.images
-                self.say(*((200, {"Id": "x"}) if known else (404, {"message": f"No such image: {'/'.join(name)}"})))
+                self.say(
+                    *((200, {"Id": "x"}) if known else (404, {"message": f"No such image: {'/'.join(name)}"}))
+                )
             case ("POST", ["images", "create"]):
                 self._import()
             case ("POST", ["containers", "create"]):
@@ -138,7 +140,7 @@ class EngineHandler(FaultyHandler):
             return
         for mount in config["HostConfig"].get("Mounts") or []:
             if not Path(mount["Source"]).exists():
-                text = f"invalid mount config for type \"bind\": bind source path does not exist: {mount['Source']}"
+                text = f'invalid mount config for type "bind": bind source path does not exist: {mount["Source"]}'
                 self.say(400, {"message": text})
                 return
         container = FakeContainer(uuid.uuid4().hex, config)

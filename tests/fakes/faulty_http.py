@@ -76,7 +76,7 @@ class FaultyHandler(BaseHTTPRequestHandler):
     def answer(self) -> None:
         parts = urlsplit(self.path)
         self.route = re.sub(r"^/v\d+\.\d+", "", parts.path)
-        self.query = {name: values for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
+        self.query = parse_qs(parts.query, keep_blank_values=True)
         self.data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         line = f"{self.command} {self.route}"
         self.server.seen.append(line)
@@ -86,7 +86,7 @@ class FaultyHandler(BaseHTTPRequestHandler):
             return
         self.respond()
 
-    do_GET = do_POST = do_DELETE = do_PUT = do_PATCH = answer  # noqa: N815
+    do_GET = do_POST = do_DELETE = do_PUT = do_PATCH = answer
 
     def respond(self) -> None:
         raise NotImplementedError

@@ -58,7 +58,11 @@ class ServerSocket:
                 assert second & 0x80, "a client masks"
                 mask = self._handler.rfile.read(4)
                 data = self._handler.rfile.read(length)
-                payload = bytes(byte ^ mask[number % 4] for number, byte in enumerate(data)) if length < 4096 else _unmask(data, mask)
+                payload = (
+                    bytes(byte ^ mask[number % 4] for number, byte in enumerate(data))
+                    if length < 4096
+                    else _unmask(data, mask)
+                )
                 if first & 0x0F == 8:
                     return None
                 if first & 0x0F == 2:

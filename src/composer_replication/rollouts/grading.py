@@ -62,6 +62,8 @@ class Grader:
         timeout_seconds: of one test run; past it the answer fails.
         num_jobs: test runs at the same time.
 
+    ``missing_guards`` are those that do not hold and that this process has accepted (``sandbox.accept``).
+
     Raises:
         SandboxFailure: the backend's self-test does not pass, so no reward is given.
     """
@@ -84,7 +86,7 @@ class Grader:
         self._pool = self._new_pool()
         self._seen: dict[str, Score] = {}
         self._lock = Lock()
-        require_selftest(choose_backend(self.backend))
+        self.missing_guards = require_selftest(choose_backend(self.backend))
 
     def grade_many(
         self,

@@ -38,6 +38,7 @@ class Inside:
 def container_request(
     inside: Inside,
     argv: Sequence[str],
+    *,
     env: Mapping[str, str],
     working_directory: Path,
     mounts: Iterable[tuple[Path, Path, bool]],

@@ -239,5 +239,3 @@ class _Streams:
 
 def _refused(what: str, error: EngineRefusal) -> SandboxFailure:
     return failure("CR0321", f"the engine does not {what}: {error.message} (status {error.status}).")
-
-

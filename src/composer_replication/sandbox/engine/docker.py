@@ -55,7 +55,9 @@ class Docker:
 
     name = "docker"
     _variable = "DOCKER_HOST"
-    _start = "start its service (systemctl start docker; dockerd-rootless-setuptool.sh install for a rootless one)"
+    _start = (
+        "start its service (systemctl start docker; dockerd-rootless-setuptool.sh install for a rootless one)"
+    )
 
     def __init__(self, settings: EngineSettings | None = None) -> None:
         self.settings = settings or EngineSettings()
@@ -67,7 +69,9 @@ class Docker:
         except ComposerError as error:
             return Check(self.name, False, error.message, error.fix)
         if problem:
-            return Check(self.name, False, problem, "run the engine on this very machine, without a virtual one")
+            return Check(
+                self.name, False, problem, "run the engine on this very machine, without a virtual one"
+            )
         return Check(self.name, True, f"{self.name} starts a container.")
 
     def open(self, spec: SandboxSpec) -> Sandbox:
@@ -101,7 +105,9 @@ class Docker:
 
     def _usual_sockets(self) -> list[Path]:
         own = _runtime_folder() / "docker.sock"
-        return [Path("/var/run/docker.sock"), own] if os.geteuid() == 0 else [own, Path("/var/run/docker.sock")]
+        return (
+            [Path("/var/run/docker.sock"), own] if os.geteuid() == 0 else [own, Path("/var/run/docker.sock")]
+        )
 
     def _inside(self, client: EngineClient, described: str) -> Inside:
         """As whom the command runs: never root of this machine, and the owner of the tree."""
@@ -191,10 +197,10 @@ class EngineSandbox(LocalSandbox):
         return container_request(
             self._inside,
             argv,
-            environment,
-            self._jailed.real_tree,
-            self._mounts.mounts(fresh),
-            self._jailed.limits,
+            env=environment,
+            working_directory=self._jailed.real_tree,
+            mounts=self._mounts.mounts(fresh),
+            limits=self._jailed.limits,
         )
 
 
@@ -203,7 +209,7 @@ def _runtime_folder() -> Path:
 
 
 def _security_options(client: EngineClient) -> set[str]:
-    """Names of what the engine says about itself: rootless, userns, seccomp, …"""
+    """Names of what the engine says about itself, as rootless, userns and seccomp."""
     try:
         answer = client.ask("GET", "/info") or {}
     except EngineRefusal as error:

@@ -57,9 +57,7 @@ class EngineClient:
         except ValueError:
             raise failure("CR0321", "what listens there is no container engine.", self.socket_path) from None
         if (major, minor) < _OLDEST_API:
-            raise failure(
-                "CR0321", f"the engine speaks API {version}, and 1.41 is needed.", self.socket_path
-            )
+            raise failure("CR0321", f"the engine speaks API {version}, and 1.41 is needed.", self.socket_path)
         self._prefix = f"/v{version}"
         return " ".join(str(part.get("Name")) for part in answer.get("Components") or [])
 
@@ -75,9 +73,7 @@ class EngineClient:
     ) -> Any:
         """One request; the answer's JSON, its lines as a list where there are several, None when empty.
 
-        Args:
-            body: sent as JSON.
-            data: sent as a tar file, in the place of ``body``.
+        ``body`` is sent as JSON, ``data`` in its place as a tar file.
 
         Raises:
             EngineRefusal: the engine answered with an error status.
@@ -107,7 +103,7 @@ class EngineClient:
             EngineRefusal: an error status.
             SandboxFailure: no engine, or no HTTP (CR0320).
         """
-        query = {name: "1" for name in ("stream", "stdin", "stdout", "stderr")}
+        query = dict.fromkeys(("stream", "stdin", "stdout", "stderr"), "1")
         target = self._target(f"/containers/{quote(container, safe='')}/attach", query)
         head = f"POST {target} HTTP/1.1\r\nHost: engine\r\nConnection: Upgrade\r\nUpgrade: tcp\r\nContent-Length: 0\r\n\r\n"
         channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

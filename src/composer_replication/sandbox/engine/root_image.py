@@ -63,5 +63,7 @@ def ensure_root_image(client: EngineClient, links: Mapping[Path, str]) -> str:
         raise failure("CR0321", f"the engine does not import an image: {error.message}.") from error
     for line in answer if isinstance(answer, list) else [answer]:
         if isinstance(line, dict) and line.get("error"):
-            raise failure("CR0321", f"the engine does not import an image: {json.dumps(line['error'])[:300]}.")
+            raise failure(
+                "CR0321", f"the engine does not import an image: {json.dumps(line['error'])[:300]}."
+            )
     return name

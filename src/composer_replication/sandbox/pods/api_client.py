@@ -22,7 +22,7 @@ from composer_replication.sandbox.pods.cluster_access import ClusterAccess
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 5.0
 _LONGEST_RETRY_AFTER_SECONDS = 30.0
-_REPEATED = (410, 429, 500, 502, 503, 504)
+REPEATED = (410, 429, 500, 502, 503, 504)
 UNAUTHORIZED, FORBIDDEN, NOT_FOUND, CONFLICT = 401, 403, 404, 409
 
 
@@ -105,7 +105,7 @@ class ApiClient:
             connection.close()
         if answer.status >= 400:
             refusal = refusal_of(answer.status, text)
-            if answer.status in _REPEATED:
+            if answer.status in REPEATED:
                 raise _RetryableError(refusal, _retry_after(answer.getheader("Retry-After"))) from refusal
             raise refusal
         try:
@@ -113,7 +113,9 @@ class ApiClient:
         except ValueError:
             found = None
         if not isinstance(found, dict):
-            raise failure("CR0331", "what answers there is no API server: its answer is no object.", self.access.server)
+            raise failure(
+                "CR0331", "what answers there is no API server: its answer is no object.", self.access.server
+            )
         return found
 
     def connection(self) -> http.client.HTTPConnection:

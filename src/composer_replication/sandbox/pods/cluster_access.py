@@ -54,7 +54,10 @@ def find_access() -> ClusterAccess:
 
 def _no_access(why: str, where: str = "") -> MissingError:
     return MissingError(
-        "CR0330", f"no cluster can be reached: {why}.", where=where, fix="export KUBECONFIG=FILE, then kubectl get pods"
+        "CR0330",
+        f"no cluster can be reached: {why}.",
+        where=where,
+        fix="export KUBECONFIG=FILE, then kubectl get pods",
     )
 
 
@@ -88,7 +91,9 @@ def _from_kubeconfig(path: Path) -> ClusterAccess:
             tls=_tls_of(cluster, {**user, **plugin}, path.parent) if server.startswith("https:") else None,
         )
     except (OSError, KeyError, TypeError, ValueError, AttributeError, subprocess.SubprocessError) as error:
-        raise _no_access(f"the kubeconfig cannot be used ({type(error).__name__}: {error})", str(path)) from error
+        raise _no_access(
+            f"the kubeconfig cannot be used ({type(error).__name__}: {error})", str(path)
+        ) from error
 
 
 def _parsed(path: Path) -> dict[str, Any]:
@@ -100,7 +105,8 @@ def _parsed(path: Path) -> dict[str, Any]:
             import yaml
         except ImportError:
             raise _no_access(
-                "a kubeconfig in YAML needs PyYAML (pip install 'composer-replication[kubernetes]')", str(path)
+                "a kubeconfig in YAML needs PyYAML (pip install 'composer-replication[kubernetes]')",
+                str(path),
             ) from None
         try:
             found = yaml.safe_load(text)
@@ -143,7 +149,10 @@ def _plugin_answer(plugin: Mapping[str, Any], server: str) -> dict[str, Any]:
         raise ValueError(f"the credential plugin for {server} fails: {done.stderr.strip()[-300:]}")
     status = json.loads(done.stdout)["status"]
     found = {"token": status.get("token")}
-    for ours, theirs in (("client-certificate-data", "clientCertificateData"), ("client-key-data", "clientKeyData")):
+    for ours, theirs in (
+        ("client-certificate-data", "clientCertificateData"),
+        ("client-key-data", "clientKeyData"),
+    ):
         if status.get(theirs):
             found[ours] = base64.b64encode(str(status[theirs]).encode()).decode()
     return {name: value for name, value in found.items() if value}

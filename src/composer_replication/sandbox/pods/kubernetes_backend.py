@@ -64,7 +64,9 @@ class Kubernetes:
             detail = f"the cluster does not allow us to {', '.join(refused)}."
             return Check(self.name, False, detail, "bind a role with these verbs; docs/sandbox.md has one")
         if not self.settings.image:
-            return Check(self.name, False, "no image is named for the pods.", "export COMPOSER_RL_POD_IMAGE=IMAGE")
+            return Check(
+                self.name, False, "no image is named for the pods.", "export COMPOSER_RL_POD_IMAGE=IMAGE"
+            )
         return Check(self.name, True, "the cluster lets us make pods and run commands in them.")
 
     def open(self, spec: SandboxSpec) -> Sandbox:
@@ -87,7 +89,12 @@ class Kubernetes:
     def _refused_rights(self) -> list[str]:
         client = self._client()
         namespace = self.settings.namespace or client.access.namespace
-        wanted = (("create", "pods", ""), ("get", "pods", ""), ("delete", "pods", ""), ("create", "pods", "exec"))
+        wanted = (
+            ("create", "pods", ""),
+            ("get", "pods", ""),
+            ("delete", "pods", ""),
+            ("create", "pods", "exec"),
+        )
         refused = []
         for verb, resource, part in wanted:
             attributes = {"namespace": namespace, "verb": verb, "resource": resource, "subresource": part}
@@ -97,7 +104,9 @@ class Kubernetes:
                 "spec": {"resourceAttributes": attributes},
             }
             try:
-                answer = client.ask("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body=body)
+                answer = client.ask(
+                    "POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body=body
+                )
             except ApiRefusal as error:
                 raise error.as_failure("say what we may do") from error
             if not (answer.get("status") or {}).get("allowed"):
@@ -168,7 +177,9 @@ class KubernetesSandbox(LocalSandbox):
     ) -> ExecResult:
         marker = f"<{random.randbytes(16).hex()}>"  # noqa: S311  tells lines apart, guards nothing
         limits = self._jailed.limits
-        data = pod_scripts.orders(argv, environment, self._jailed.real_tree, stdin, marker, limits)
+        data = pod_scripts.orders(
+            argv, environment, tree=self._jailed.real_tree, stdin=stdin, marker=marker, limits=limits
+        )
         with self._turn:
             try:
                 num_restarts = self._life.wait_until_ready().num_restarts

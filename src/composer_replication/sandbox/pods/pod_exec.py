@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.sandbox.jailed_tree import failure
-from composer_replication.sandbox.pods.api_client import ApiClient
+from composer_replication.sandbox.pods.api_client import REPEATED, ApiClient, ApiRefusal
 from composer_replication.sandbox.pods.websocket import WebSocket, WebSocketEndedError
 from composer_replication.sandbox.supervised_run import is_interrupted
 
@@ -24,6 +24,8 @@ PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
 _STDIN, _STDOUT, _STDERR, _STATUS = 0, 1, 2, 3
 _CHUNK_BYTES = 1 << 17
 _TICK_SECONDS = 0.2
+_CONNECT_SECONDS = 15.0
+_FIRST_PAUSE_SECONDS = 0.1
 
 
 @dataclass(slots=True)
@@ -68,6 +70,7 @@ class PodExec:
 
         Args:
             argv: program and arguments.
+            deadline: of ``time.monotonic``.
             stdin: sent whole.
             keep_bytes: of each stream; the rest is drained.
             sink: takes standard output in the place of ``stdout``.
@@ -81,21 +84,35 @@ class PodExec:
         query += [("stdin", "true")] if stdin is not None else []
         query += [("command", word) for word in argv]
         end = ExecEnd()
-        channel = WebSocket(self.client, self.client.target(f"{self.pod_path}/exec", query), PROTOCOLS)
+        channel = self._connect(self.client.target(f"{self.pod_path}/exec", query))
         try:
             while stdin is not None and (chunk := stdin.read(_CHUNK_BYTES)):
                 channel.send(bytes([_STDIN]) + chunk)
-            self._listen(channel, end, deadline, keep_bytes, sink, look)
+            self._listen(channel, end, deadline=deadline, keep_bytes=keep_bytes, sink=sink, look=look)
         except WebSocketEndedError as error:
             raise failure("CR0336", f"the connection to the pod broke ({error}).", self.pod_path) from error
         finally:
             channel.close()
         return end
 
+    def _connect(self, target: str) -> WebSocket:
+        """Before the connection is taken over nothing has begun, so a busy server may be asked again."""
+        deadline = time.monotonic() + _CONNECT_SECONDS
+        pause = _FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                return WebSocket(self.client, target, PROTOCOLS)
+            except ApiRefusal as error:
+                if error.status not in REPEATED or time.monotonic() + pause > deadline:
+                    raise
+            time.sleep(pause)
+            pause *= 2
+
     def _listen(
         self,
         channel: WebSocket,
         end: ExecEnd,
+        *,
         deadline: float,
         keep_bytes: int,
         sink: Callable[[bytes], None] | None,

@@ -106,9 +106,19 @@ def pod_manifest(
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "initContainers": [
-            _container(STAGE, settings, limits, STAGE_WAIT, [{"name": "shown", "mountPath": STAGE_FOLDER}])
+            _container(
+                STAGE,
+                settings,
+                limits,
+                script=STAGE_WAIT,
+                mounts=[{"name": "shown", "mountPath": STAGE_FOLDER}],
+            )
         ],
-        "containers": [_container(TASK, settings, limits, FIRST_PROCESS, plan.mounts(), disk_bytes)],
+        "containers": [
+            _container(
+                TASK, settings, limits, script=FIRST_PROCESS, mounts=plan.mounts(), disk_bytes=disk_bytes
+            )
+        ],
         "volumes": _volumes(plan, num_stage_bytes, disk_bytes),
     }
     if settings.runtime_class != "none":
@@ -120,6 +130,7 @@ def _container(
     name: str,
     settings: PodSettings,
     limits: Limits,
+    *,
     script: str,
     mounts: list[dict[str, Any]],
     disk_bytes: int = _SLACK_BYTES,
@@ -133,7 +144,11 @@ def _container(
         "volumeMounts": mounts,
         "resources": {
             "requests": {"cpu": settings.cpu_request, "memory": str(_LEAST_MEMORY_BYTES)},
-            "limits": {"cpu": settings.cpu_limit, "memory": str(memory), "ephemeral-storage": str(2 * disk_bytes)},
+            "limits": {
+                "cpu": settings.cpu_limit,
+                "memory": str(memory),
+                "ephemeral-storage": str(2 * disk_bytes),
+            },
         },
         "securityContext": {
             "allowPrivilegeEscalation": False,

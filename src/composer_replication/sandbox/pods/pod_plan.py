@@ -41,7 +41,9 @@ class PodPlan:
         claims: host path and the persistent volume claim that holds the same files.
     """
 
-    def __init__(self, spec: SandboxSpec, scratch: Scratch, claims: tuple[tuple[Path, str], ...] = ()) -> None:
+    def __init__(
+        self, spec: SandboxSpec, scratch: Scratch, claims: tuple[tuple[Path, str], ...] = ()
+    ) -> None:
         self.tree = spec.tree.resolve()
         self.home, self.tmp = scratch.home, scratch.tmp
         self.claims = claims
@@ -91,7 +93,9 @@ class PodPlan:
             mount("shown", place, part)
         for volume, place in self.writable():
             mount(volume, place, is_read_only=False)
-        return sorted(found.values(), key=lambda entry: (str(entry["mountPath"]).count("/"), entry["mountPath"]))
+        return sorted(
+            found.values(), key=lambda entry: (str(entry["mountPath"]).count("/"), entry["mountPath"])
+        )
 
     def _masked_mounts(self) -> list[Path]:
         """Of what we send, masked files are left out; elsewhere something empty lies over them."""

@@ -19,9 +19,7 @@ FIRST_PROCESS = "trap 'exit 0' TERM; while :; do sleep 1; done"
 STAGE_WAIT = "while [ ! -e /composer-stage/.complete ]; do sleep 0.2; done"
 _NUM_OWN_PROCESSES = 3  # process 1, its sleep, and the shell around the command
 
-UNPACK_STAGE = (
-    'head -c "$1" | tar -xf - -C /composer-stage && chmod -R a-w /composer-stage/* && : > /composer-stage/.complete'
-)
+UNPACK_STAGE = 'head -c "$1" | tar -xf - -C /composer-stage && chmod -R a-w /composer-stage/* && : > /composer-stage/.complete'
 """Argument: how many bytes come."""
 
 UNPACK_TREE = (
@@ -29,14 +27,18 @@ UNPACK_TREE = (
 )
 """Arguments: how many bytes come, and the tree."""
 
-RUN_ORDERS = (
-    'd=$(mktemp -d /run/composer/orders-XXXXXX) && head -c "$1" | tar -xf - -C "$d" && cd "$d" && exec sh ./script'
-)
+RUN_ORDERS = 'd=$(mktemp -d /run/composer/orders-XXXXXX) && head -c "$1" | tar -xf - -C "$d" && cd "$d" && exec sh ./script'
 """Argument: how many bytes come. The orders are ``script`` and ``stdin``."""
 
 
 def orders(
-    argv: Sequence[str], env: Mapping[str, str], tree: Path, stdin: bytes, marker: str, limits: Limits
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    *,
+    tree: Path,
+    stdin: bytes,
+    marker: str,
+    limits: Limits,
 ) -> bytes:
     """What ``RUN_ORDERS`` unpacks and runs, as a tar file.
 

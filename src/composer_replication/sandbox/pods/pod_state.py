@@ -77,7 +77,11 @@ def _refuse_lost(pod: Mapping[str, Any], status: Mapping[str, Any], name: str) -
         raise failure("CR0335", f"the pod was taken away: {_said(disruption)}.", name)
     phase, reason = status.get("phase"), str(status.get("reason") or "")
     if phase == "Failed":
-        ends = {"Evicted": "was evicted", "DeadlineExceeded": "lived longer than it may", "Preempting": "was preempted"}
+        ends = {
+            "Evicted": "was evicted",
+            "DeadlineExceeded": "lived longer than it may",
+            "Preempting": "was preempted",
+        }
         raise failure("CR0335", f"the pod {ends.get(reason, 'has failed')}: {_said(status)}.", name)
     if phase == "Succeeded":
         raise failure("CR0335", "the pod ended by itself.", name)

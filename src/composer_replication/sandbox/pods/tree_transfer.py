@@ -24,7 +24,11 @@ def pack_tree(tree: Path, target: BinaryIO) -> None:
 
 
 def _portable(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    return nobodys(entry) if entry.isreg() or entry.isdir() or entry.issym() or entry.islnk() or entry.isfifo() else None
+    return (
+        nobodys(entry)
+        if entry.isreg() or entry.isdir() or entry.issym() or entry.islnk() or entry.isfifo()
+        else None
+    )
 
 
 def unpack_tree(source: BinaryIO, tree: Path) -> None:
@@ -90,7 +94,9 @@ def _make(archive: tarfile.TarFile, entry: tarfile.TarInfo, tree: Path, place: P
         os.mkfifo(place, stat.S_IMODE(entry.mode))
     elif entry.isreg():
         data = archive.extractfile(entry)
-        descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(
+            place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+        )
         with os.fdopen(descriptor, "wb") as handle:
             while data is not None and (chunk := data.read(1 << 20)):
                 handle.write(chunk)

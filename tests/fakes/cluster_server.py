@@ -288,7 +288,7 @@ class ClusterHandler(FaultyHandler):
         confinement = self.server.confinement(pod, self.query["container"][0])
         shutil.rmtree(confinement.root)
         channel = ServerSocket(self, self.server.protocols)
-        enter = ["nsenter", "--target", str(first), "--mount", "--pid", "--ipc", "--uts", "--net", "--wd=/"]
+        enter = ["nsenter", "--target", str(first), "--mount", "--pid", "--ipc", "--uts", "--net", "--root"]
         spec = pod.spec_of(self.query["container"][0]).get("securityContext") or {}
         is_filtered = (spec.get("seccompProfile") or {}).get("type") == "RuntimeDefault"
         program = filter_program().hex() if is_filtered else ""

@@ -142,9 +142,15 @@ class ContainerProcess:
             self.process.wait()
 
     def first_pid(self) -> int:
-        """Process 1 of the container, as the host sees it; 0 while there is none."""
-        below = descendants(self.process.pid)
-        return below[0] if below else 0
+        """Process 1 of the container, as the host sees it; 0 while there is none.
+
+        While it is still ``bwrap`` it sees the host's files, and nobody may enter it.
+        """
+        for pid in descendants(self.process.pid)[:1]:
+            with suppress(OSError):
+                if Path(f"/proc/{pid}/comm").read_text().strip() not in ("bwrap", "prlimit", "setpriv"):
+                    return pid
+        return 0
 
     def _watch_memory(self) -> None:
         while self._limit and self.process.poll() is None:

@@ -103,14 +103,21 @@ class PodPlan:
         return [path for path in self._masked if not is_below(path, sent)]
 
     def writable(self) -> list[tuple[str, Path]]:
-        """Volumes that commands may write, and their places."""
-        return [
+        """Volumes that commands may write, and their places.
+
+        ``/tmp`` only where none of the others lies below it: whoever may write there could rename the folder
+        that leads to the tree.
+        """
+        places = [
             ("tree", self.tree),
             ("home", self.home),
             ("tmpdir", self.tmp),
-            ("tmp", Path("/tmp")),
             ("orders", Path("/run/composer")),
         ]
+        shared = Path("/tmp")
+        if not any(is_below(place, [shared]) for _, place in places):
+            places.append(("tmp", shared))
+        return places
 
     def write_stage(self, target: BinaryIO) -> None:
         """What the volume ``shown`` holds, as a tar file."""

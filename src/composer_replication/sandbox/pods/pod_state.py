@@ -17,7 +17,12 @@ _HOPELESS = (
     "CreateContainerConfigError", "CreateContainerError", "ErrImageNeverPull", "ImageInspectError",
     "ImagePullBackOff", "InvalidImageName", "RegistryUnavailable", "RunContainerError", "StartError",
 )  # fmt: skip
-_OUR_OWN_LIMIT = ("emptyDir", "ephemeral local storage", "ephemeral-storage")
+# As the kubelet words them (pkg/kubelet/eviction/eviction_manager.go); a node that is short of storage is another matter.
+_OUR_OWN_LIMIT = (
+    "usage of emptydir volume",
+    "exceeded its local ephemeral storage limit",
+    "ephemeral local storage usage exceeds the total limit",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +72,7 @@ def is_over_own_disk_limit(pod: Mapping[str, Any]) -> bool:
     """Whether it was evicted for what the command wrote: the command's doing, not the cluster's."""
     status = pod.get("status") or {}
     return status.get("reason") == "Evicted" and any(
-        word in str(status.get("message", "")) for word in _OUR_OWN_LIMIT
+        word in str(status.get("message", "")).lower() for word in _OUR_OWN_LIMIT
     )
 
 

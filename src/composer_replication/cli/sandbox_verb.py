@@ -76,8 +76,8 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 
     Returns:
         The result and the exit code. Of ``selftest``: ``backend``, ``ok``, ``checks``; of
-        ``exec``: ``exit_code``, ``stdout``, ``stderr``, ``timed_out``. Both have ``accepted_no_isolation``, the
-        guards that were given up; ``ok`` is about the others.
+        ``exec``: ``exit_code``, ``stdout``, ``stderr``, ``timed_out``. Where guards were given up, both name
+        them in ``accepted_no_isolation``; ``ok`` is about the others.
 
     Raises:
         UsageError: an unknown backend (CR0305), ``none`` without acceptance (CR0340), an unknown guard (CR0341).
@@ -102,15 +102,15 @@ def _selftest(name: str | None) -> tuple[dict[str, object], int]:
     rows = [
         {"name": check.name, "ok": check.ok, "detail": check.detail, "fix": check.fix} for check in checks
     ]
-    result = {"backend": backend.name, "ok": is_ok, "checks": rows, "accepted_no_isolation": list(given_up)}
-    return result, 0 if is_ok else _SELFTEST_FAILED
+    result = {"backend": backend.name, "ok": is_ok, "checks": rows}
+    return {**result, **_given_up()}, 0 if is_ok else _SELFTEST_FAILED
 
 
 def _execute(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     from tempfile import TemporaryDirectory
 
     from composer_replication.records import SandboxSpec
-    from composer_replication.sandbox import accepted, choose_backend, open_sandbox
+    from composer_replication.sandbox import choose_backend, open_sandbox
     from composer_replication.sandbox.process_folder import process_folder
 
     backend = choose_backend(args.backend)
@@ -124,8 +124,16 @@ def _execute(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         "stdout": done.stdout,
         "stderr": done.stderr,
         "timed_out": done.timed_out,
-        "accepted_no_isolation": list(accepted()),
+        **_given_up(),
     }, 0
+
+
+def _given_up() -> dict[str, object]:
+    """Said in every result of a process that does without something."""
+    from composer_replication.sandbox import accepted
+
+    names = list(accepted())
+    return {"accepted_no_isolation": names} if names else {}
 
 
 def _copy(source: Path | None, tree: Path) -> None:
@@ -176,5 +184,5 @@ def render(result: dict[str, Any]) -> str:
 
 
 def _warning(result: dict[str, Any]) -> list[str]:
-    given_up = result["accepted_no_isolation"]
+    given_up = result.get("accepted_no_isolation", [])
     return [f"Accepted to do without isolation: {', '.join(given_up)}."] if given_up else []

@@ -113,7 +113,9 @@ def test_whose_fault_an_eviction_is() -> None:
 
     assert is_over_own_disk_limit(evicted('Usage of EmptyDir volume "tree" exceeds the limit "1Gi".'))
     assert is_over_own_disk_limit(evicted("Container task exceeded its local ephemeral storage limit"))
-    assert is_over_own_disk_limit(evicted("Pod ephemeral local storage usage exceeds the total limit of containers 9."))
+    assert is_over_own_disk_limit(
+        evicted("Pod ephemeral local storage usage exceeds the total limit of containers 9.")
+    )
     assert not is_over_own_disk_limit(evicted("The node was low on resource: ephemeral-storage."))
     assert not is_over_own_disk_limit(evicted("The node was low on resource: memory."))
     assert not is_over_own_disk_limit({"status": {"phase": "Failed", "message": "emptyDir"}})

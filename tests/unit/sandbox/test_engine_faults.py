@@ -13,7 +13,7 @@ from faulty_http import Fault, cut_the_answer, hang_up, no_http, no_json, status
 
 from composer_replication.errors import MissingError, SandboxFailure
 from composer_replication.records import Limits, SandboxSpec
-from composer_replication.sandbox import run_selftest, runs_interrupted
+from composer_replication.sandbox import run_selftest, runs_interrupted, selftest
 from composer_replication.sandbox.engine import container_run
 from composer_replication.sandbox.engine.docker import Docker, EngineSettings, Podman
 from composer_replication.sandbox.engine.engine_client import EngineClient
@@ -281,9 +281,12 @@ class Forgetful(Docker):
         return sandbox
 
 
-def test_a_request_that_forgets_a_guard_fails_the_self_test(engine: Any) -> None:
-    failed = [check.name for check in run_selftest(Forgetful()) if not check.ok]
-    assert failed == ["network"]
+@pytest.mark.usefixtures("engine")
+def test_a_request_that_forgets_a_guard_fails_the_self_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = {name: selftest.GUARDS[name] for name in ("network", "host_files", "environment")}
+    monkeypatch.setattr(selftest, "GUARDS", tried)
+    assert [check.name for check in run_selftest(Forgetful()) if not check.ok] == ["network"]
+    assert [check for check in run_selftest(Docker()) if not check.ok] == []
 
 
 def test_containers_of_the_dead_are_removed_and_those_of_the_living_stay(engine: Any, tree: Path) -> None:

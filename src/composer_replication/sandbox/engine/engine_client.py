@@ -11,7 +11,6 @@ import http.client
 import json
 import socket
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -111,10 +110,10 @@ class EngineClient:
             channel.settimeout(self._timeout_seconds)
             channel.connect(self.socket_path)
             channel.sendall(head.encode())
-            status, rest = _read_head(channel)
+            status, num_bytes, rest = _read_head(channel)
             if status not in (101, 200):
-                with suppress(OSError):
-                    rest += channel.recv(_HEAD_BYTES)
+                while len(rest) < num_bytes and (chunk := channel.recv(num_bytes - len(rest))):
+                    rest += chunk
                 raise EngineRefusal(status, _message(rest))
         except (OSError, ValueError) as error:
             channel.close()
@@ -156,7 +155,8 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-def _read_head(channel: socket.socket) -> tuple[int, bytes]:
+def _read_head(channel: socket.socket) -> tuple[int, int, bytes]:
+    """Status, how many bytes follow (0 where that is not said), and those that came already."""
     text = b""
     while b"\r\n\r\n" not in text:
         chunk = channel.recv(4096)
@@ -166,10 +166,13 @@ def _read_head(channel: socket.socket) -> tuple[int, bytes]:
         if len(text) > _HEAD_BYTES:
             raise ValueError("its answer is no HTTP")
     head, _, rest = text.partition(b"\r\n\r\n")
-    words = head.split(b"\r\n")[0].split()
+    first, *fields = head.split(b"\r\n")
+    words = first.split()
     if len(words) < 2 or not words[0].startswith(b"HTTP/") or not words[1].isdigit():
         raise ValueError("its answer is no HTTP")
-    return int(words[1]), rest
+    named = dict(field.lower().split(b":", 1) for field in fields if b":" in field)
+    length = named.get(b"content-length", b"").strip()
+    return int(words[1]), min(int(length), _HEAD_BYTES) if length.isdigit() else 0, rest
 
 
 def _message(text: bytes) -> str:

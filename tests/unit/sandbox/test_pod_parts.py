@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,7 @@ def test_whose_fault_an_eviction_is() -> None:
 
 
 @pytest.fixture
-def plan(tmp_path: Path) -> tuple[PodPlan, SandboxSpec, Scratch]:
+def plan(tmp_path: Path) -> Iterator[tuple[PodPlan, SandboxSpec, Scratch]]:
     tree, shown = tmp_path / "tree", tmp_path / "shown"
     tree.mkdir()
     (shown / "secret").mkdir(parents=True)

@@ -89,8 +89,8 @@ class PodPlan:
                 mount("nothing", path)
             else:
                 mount("shown", path, _EMPTY_FILE)
-        for part, _, place in self._accounts:
-            mount("shown", place, part)
+        for part, _, name in self._accounts:
+            mount("shown", name, part)
         for volume, place in self.writable():
             mount(volume, place, is_read_only=False)
         return sorted(

@@ -57,15 +57,13 @@ def state_of(pod: Mapping[str, Any]) -> PodState:
     last = ((task.get("lastState") or {}).get("terminated") or {}) or (
         (task.get("state") or {}).get("terminated") or {}
     )
-    counts = {
-        "num_restarts": int(task.get("restartCount") or 0),
-        "is_out_of_memory": last.get("reason") == "OOMKilled",
-    }
+    num_restarts = int(task.get("restartCount") or 0)
+    is_out_of_memory = last.get("reason") == "OOMKilled"
     if "running" in (task.get("state") or {}):
-        return PodState("ready", **counts)
+        return PodState("ready", "", num_restarts, is_out_of_memory)
     if "running" in (stage.get("state") or {}):
-        return PodState("staging", **counts)
-    return PodState("waiting", _why(status, task, stage), **counts)
+        return PodState("staging", "", num_restarts, is_out_of_memory)
+    return PodState("waiting", _why(status, task, stage), num_restarts, is_out_of_memory)
 
 
 def is_over_own_disk_limit(pod: Mapping[str, Any]) -> bool:

@@ -148,9 +148,14 @@ class EvidenceSection(Section):
 
 
 class SandboxSection(Section):
-    """Backend by name or dotted path (empty: the best of this machine) and its limits."""
+    """Backend by name or dotted path (empty: the best of this machine) and its limits.
+
+    ``accept_no_isolation`` names guards of the self-test that need not hold, or ``everything``, without which the
+    backend ``none`` is refused. It is shown in the run's report.
+    """
 
     backend: str = ""
+    accept_no_isolation: list[str] = []
     memory_bytes: int = Field(2 * 1024**3, ge=64 * 1024**2)
     num_processes: int = Field(64, ge=1)
     disk_bytes: int = Field(256 * 1024**2, ge=1024**2)

@@ -76,6 +76,10 @@ class InputError(ComposerError):
     exit_code = 4
 
 
+class SandboxFileError(InputError):
+    """A file of a sandbox's tree that cannot be read or written as asked; often the policy's own doing."""
+
+
 class SplitOverlapError(InputError, ValueError):
     """Train and held-out tasks overlap.
 

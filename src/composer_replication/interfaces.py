@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from composer_replication.records import Check, Completion, ExecResult, HeldoutReading, SandboxSpec
+from composer_replication.records import Check, Completion, ExecResult, FileEntry, HeldoutReading, SandboxSpec
 
 
 @runtime_checkable
@@ -19,29 +19,52 @@ class Stateful(Protocol):
 
 
 class Sandbox(Protocol):
-    """One jail around one task tree.
+    """One jail around one task tree, used by any number of threads.
 
-    ``exec`` runs ``argv`` with the tree as working directory, the network off and
-    nothing of the parent's environment but what ``env`` names. ``stdin`` is given
-    whole. When ``timeout_seconds`` (above 0) is over, every process of the jail,
-    daemons included, is killed and ``timed_out`` is set. Standard output and error
-    are each cut at ``limits.output_bytes`` (``truncated``). A process killed by the
-    memory limit sets ``out_of_memory`` where the backend can tell.
+    **Commands.** ``exec`` runs ``command`` (a program with its arguments, or one text for ``/bin/sh -c``)
+    with the tree as working directory, the network off and nothing of the parent's environment but
+    what ``env`` names. ``stdin`` is given whole. When ``timeout_seconds`` (above 0) is over, every process
+    of the command, daemons included, is killed and ``timed_out`` is set; none outlives ``exec`` either.
+    Standard output and error are each cut at ``limits.output_bytes`` (``truncated``). A command that used
+    more than ``limits.memory_bytes``, ``num_processes`` or ``disk_bytes`` in total is killed: exit code 137, the
+    limit is named in the last line of ``stderr``, and for memory ``out_of_memory`` is set.
+
+    **Files.** Paths are POSIX and relative to the tree, or absolute below it. Links are followed as long as
+    they stay in the tree. ``read_file`` gives at most ``max_bytes`` bytes. ``write_file`` makes missing folders and
+    replaces what is there; the file belongs to the user inside. ``list_files`` gives everything below
+    a folder, sorted by path, links unfollowed.
+
+    **Snapshots.** ``snapshot`` keeps the tree as it is (a copy on write where the file system can) and returns
+    its name; ``restore`` brings the tree back to it, byte for byte, modes and links included, any number of
+    times. HOME and TMPDIR are not part of it. Both wait until no command runs. They die with the sandbox.
 
     Raises:
-        SandboxFailure: the jail itself broke. Never raised for what the command did.
+        SandboxFailure: the jail itself broke (CR0302), is closed (CR0303), a snapshot is unknown or cannot
+            be made (CR0308). Never raised for what the command did.
+        SandboxFileError: a path that leads out of the tree, is missing, or is no file (CR0309).
+        ValueError: no command, a NUL byte, a time-out that is not above 0.
     """
 
     tree: Path
 
     def exec(
         self,
-        argv: Sequence[str],
+        command: Sequence[str] | str,
         *,
         timeout_seconds: float,
         stdin: bytes = b"",
         env: Mapping[str, str] | None = None,
     ) -> ExecResult: ...
+
+    def read_file(self, path: str, *, max_bytes: int = 4 * 1024**2) -> bytes: ...
+
+    def write_file(self, path: str, data: bytes, *, is_executable: bool = False) -> None: ...
+
+    def list_files(self, path: str = ".") -> list[FileEntry]: ...
+
+    def snapshot(self) -> str: ...
+
+    def restore(self, snapshot: str) -> None: ...
 
     def close(self) -> None: ...
 

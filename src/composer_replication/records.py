@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import Literal
 
 
 class StopReason(StrEnum):
@@ -174,6 +175,17 @@ class ExecResult:
     timed_out: bool
     out_of_memory: bool
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """One entry of a sandbox's tree; ``path`` is POSIX and relative to the tree."""
+
+    path: str
+    kind: Literal["file", "folder", "link", "other"]
+    num_bytes: int
+    mode: int
+    """Permission bits, setuid, setgid and sticky included."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,21 +22,12 @@ import composer_replication
 from composer_replication.errors import SandboxFailure
 from composer_replication.interfaces import Sandbox, SandboxBackend
 from composer_replication.records import Limits, SandboxSpec
-from composer_replication.sandbox import base_interpreter, base_python, choose_backend
-from composer_replication.sandbox.choice import BACKENDS
+from composer_replication.sandbox import base_interpreter, base_python
+from composer_replication.sandbox.choice import BACKENDS, ONLY_BY_NAME
 
 MIB = 1 << 20
 LONG = 60.0
 SOURCE = Path(composer_replication.__file__).parents[1]
-
-
-@pytest.fixture(params=sorted(BACKENDS))
-def backend(request: pytest.FixtureRequest) -> SandboxBackend:
-    chosen = choose_backend(request.param)
-    check = chosen.is_available()
-    if not check.ok:
-        pytest.skip(f"{chosen.name} is not available here: {check.detail}")
-    return chosen
 
 
 @pytest.fixture
@@ -101,10 +92,15 @@ def test_what_programs_ask_the_system_is_readable_or_absent(jail: Sandbox, name:
     assert jail.exec(python(code), timeout_seconds=LONG).exit_code == 0
 
 
-@pytest.mark.parametrize("argv", [[], "ls"])
-def test_argv_must_be_a_list(jail: Sandbox, argv: list[str]) -> None:
-    with pytest.raises(ValueError, match="argv"):
-        jail.exec(argv, timeout_seconds=LONG)
+@pytest.mark.parametrize("command", [[], "", "  \n"])
+def test_a_command_must_not_be_empty(jail: Sandbox, command: list[str] | str) -> None:
+    with pytest.raises(ValueError, match="command is empty"):
+        jail.exec(command, timeout_seconds=LONG)
+
+
+def test_one_text_is_for_the_shell(jail: Sandbox) -> None:
+    result = jail.exec("printf %s a; printf %s b >&2; exit 5", timeout_seconds=LONG)
+    assert (result.exit_code, result.stdout, result.stderr) == (5, "a", "b")
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
@@ -412,6 +408,8 @@ def test_the_standard_library_works(jail: Sandbox) -> None:
 def test_links_that_one_command_plants_do_not_lead_the_next_one_s_mounts_out(
     backend: SandboxBackend, tree: Path, tmp_path: Path
 ) -> None:
+    if "none" in backend.name or "fake" in type(backend).__module__:
+        pytest.skip("without a jail this command would rename everything in the host's /tmp: NEVER run it so")
     victim = tmp_path / "victim"
     victim.mkdir(mode=0o777)
     victim.chmod(0o777)
@@ -534,9 +532,10 @@ def test_the_jail_dies_with_us(backend: SandboxBackend, tree: Path) -> None:
     code = (
         "import sys; from pathlib import Path\n"
         "from composer_replication.records import SandboxSpec\n"
-        "from composer_replication.sandbox import choose_backend\n"
+        "from composer_replication.sandbox import accept, choose_backend\n"
+        "accept(['everything'])\n"
         f"sandbox = choose_backend({backend.name!r}).open(SandboxSpec(Path({str(tree)!r})))\n"
-        "print(sandbox._files.scratch.root, flush=True)\n"
+        "print(sandbox._jailed.scratch.root, flush=True)\n"
         f"sandbox.exec(['sh', '-c', 'setsid sh -c \"echo > up; sleep 99; : {token}\" & sleep 99'], timeout_seconds=90)\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -557,7 +556,8 @@ def test_nothing_is_left_to_collect_when_orphans_come_to_us(backend: SandboxBack
     code = (
         "import ctypes, os; from pathlib import Path\n"
         "from composer_replication.records import SandboxSpec\n"
-        "from composer_replication.sandbox import choose_backend\n"
+        "from composer_replication.sandbox import accept, choose_backend\n"
+        "accept(['everything'])\n"
         "ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # a subreaper\n"
         f"backend = choose_backend({backend.name!r})\n"
         f"with backend.open(SandboxSpec(Path({str(tree)!r}))) as sandbox:\n"
@@ -588,7 +588,7 @@ def _open_to_all(path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the other tests run as an ordinary user already")
-@pytest.mark.parametrize("name", sorted(BACKENDS))
+@pytest.mark.parametrize("name", sorted(set(BACKENDS) - set(ONLY_BY_NAME)))
 def test_every_guard_holds_for_an_ordinary_user(name: str) -> None:
     """The self-test again, without root: other code paths protect an ordinary user."""
     as_user = ["setpriv", "--reuid", "64123", "--regid", "64123", "--clear-groups"]

@@ -161,7 +161,7 @@ def test_only_success_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
         return [Check("network", backend.name == "leaky", "counted")]
 
     monkeypatch.setattr(selftest, "run_selftest", count)
-    monkeypatch.setattr(selftest, "_passed", set())
+    monkeypatch.setattr(selftest, "_passed", {})
     require_selftest(Leaky())
     require_selftest(Leaky())
     for _ in range(2):

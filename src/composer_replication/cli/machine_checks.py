@@ -142,10 +142,15 @@ def check_sandboxes(progress: Callable[[str], None]) -> Iterator[Finding]:
     if sys.platform != "linux":
         yield Finding(Check("sandbox", False, "needs Linux", "run inside a Linux container"))
         return
-    from composer_replication.sandbox.choice import BACKENDS, choose_backend
+    from composer_replication.sandbox.acceptance import WITHOUT_ISOLATION
+    from composer_replication.sandbox.choice import BACKENDS, ONLY_BY_NAME, choose_backend
 
-    holding: list[str] = []
     for name in BACKENDS:
+        if name in ONLY_BY_NAME and name != WITHOUT_ISOLATION:
+            progress(f"asking for {name}")
+            yield Finding(_check_named_backend(name, choose_backend(name)), is_required=False)
+    holding: list[str] = []
+    for name in (name for name in BACKENDS if name not in ONLY_BY_NAME):
         progress(f"trying to break out of {name}")
         check = _check_backend(name, choose_backend(name))
         yield Finding(check, is_required=False)
@@ -209,6 +214,14 @@ def _check_backend(name: str, backend: SandboxBackend) -> Check:
         detail = "; ".join(f"{guard.name}: {guard.detail}" for guard in broken)
         return Check(label, False, f"optional: {detail}", f"composer-rl sandbox selftest --backend {name}")
     return Check(label, True, f"all {len(guards)} guards hold")
+
+
+def _check_named_backend(name: str, backend: SandboxBackend) -> Check:
+    """One that has to be chosen by name: its absence is no fault of the machine."""
+    available = backend.is_available()
+    if available.ok:
+        return _check_backend(name, backend)
+    return Check(f"sandbox {name}", True, f"not here, and not needed: {available.detail}")
 
 
 def _number(path: Path) -> int | None:

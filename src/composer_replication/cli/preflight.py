@@ -6,7 +6,7 @@ Building tasks may take an hour, so what is cheap to try is tried first.
 from __future__ import annotations
 
 from composer_replication.cli.needed_packages import needs_extra
-from composer_replication.cli.run_parts import make_guard
+from composer_replication.cli.run_parts import accept_recipe, make_guard
 from composer_replication.config import RunConfig
 from composer_replication.rollouts.rewards import load_reward_rule
 from composer_replication.run_folder import RunFolder
@@ -18,7 +18,8 @@ def check_recipe(config: RunConfig) -> None:
 
     Raises:
         UsageError: a guard out of range (CR0204), a reward that cannot be used (CR0210), a
-            loss channel that does not exist (CR0711), an unknown sandbox (CR0305).
+            loss channel that does not exist (CR0711), an unknown sandbox (CR0305), none that nobody accepted (CR0340), an
+            acceptance of no guard (CR0341).
         MissingError: no sandbox works here (CR0301).
     """
     from composer_replication.trainer.setting_errors import ChannelNotBuiltError
@@ -28,6 +29,7 @@ def check_recipe(config: RunConfig) -> None:
         if getattr(config.trainer, name) != 0.0:
             raise ChannelNotBuiltError(name)
     load_reward_rule(config.reward.function)
+    accept_recipe(config)
     choose_backend(config.sandbox.backend or None)
 
 

@@ -23,7 +23,7 @@ from composer_replication.rollouts.heldout_evaluation import HeldoutEvaluator
 from composer_replication.rollouts.patient_evaluation import PatientEvaluation
 from composer_replication.rollouts.policy_sampler import PolicySampler
 from composer_replication.rollouts.single_turn import refuse_leaking_prompt
-from composer_replication.run_folder import RunFolder, write_json
+from composer_replication.run_folder import RunFolder, read_json, write_json
 from composer_replication.safety import (
     CombinedGuard,
     EvaluationJournal,
@@ -31,6 +31,7 @@ from composer_replication.safety import (
     HeldOutGuard,
     JournalledEvaluation,
 )
+from composer_replication.sandbox import accept, accepted, choose_backend
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.canaries import make_canaries
 from composer_replication.tasks.intake.cache import cache_folder, cache_lock, hold
@@ -50,6 +51,7 @@ def open_tasks(config: RunConfig, recipe_folder: Path, report: Report | None) ->
     Raises:
         InputError: no such store or source, or no valid task in it.
     """
+    accept_recipe(config)
     section = config.tasks
     if section.store:
         return TaskStore.open(
@@ -104,8 +106,29 @@ def training_rows(config: RunConfig, store: TaskStore, tasks: Sequence[Task]) ->
     return rows
 
 
+def accept_recipe(config: RunConfig) -> None:
+    """From now on do without the guards that the recipe does without.
+
+    Raises:
+        UsageError: there is no guard of that name (CR0341).
+    """
+    accept(config.sandbox.accept_no_isolation, where="sandbox.accept_no_isolation")
+
+
+def record_sandbox(folder: RunFolder, grader: Grader) -> None:
+    """Write into the run's environment which jail it used, and without which guards."""
+    known = read_json(folder.environment)
+    known["sandbox"] = {
+        "backend": choose_backend(grader.backend).name,
+        "accepted_no_isolation": list(accepted()),
+        "not_effective": list(grader.missing_guards),
+    }
+    write_json(folder.environment, known)
+
+
 def open_grader(config: RunConfig, store: TaskStore) -> Grader:
     """A grader with the recipe's sandbox and limits; refuses a sandbox whose self-test fails."""
+    accept_recipe(config)
     return Grader(
         store,
         backend=config.sandbox.backend,

@@ -12,7 +12,14 @@ if TYPE_CHECKING:
 
 _DEFAULT_TIMEOUT_SECONDS = 60.0
 _SELFTEST_FAILED = 3
-_BACKEND_HELP = "bubblewrap, sandlock, or package.module:Class (default: the first that works here)"
+_BACKEND_HELP = (
+    "bubblewrap, sandlock, docker, podman, kubernetes, none, or package.module:Class "
+    "(default: the first of the first two that works here)"
+)
+_ACCEPT_HELP = (
+    "do without a guard of the self-test, by its name; may be given several times; without a name: without "
+    "any isolation, which the backend none needs"
+)
 
 
 def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
@@ -51,6 +58,16 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     )
     execute.add_argument("command", metavar="CMD", nargs="+", help="after --: the program and its arguments")
     for sub_verb in (selftest, execute):
+        sub_verb.add_argument(
+            "--i-accept-no-isolation",
+            metavar="GUARD",
+            nargs="?",
+            action="append",
+            const="everything",
+            default=[],
+            dest="accepted",
+            help=_ACCEPT_HELP,
+        )
         sub_verb.set_defaults(run="composer_replication.cli.sandbox_verb:run")
 
 
@@ -59,27 +76,34 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 
     Returns:
         The result and the exit code. Of ``selftest``: ``backend``, ``ok``, ``checks``; of
-        ``exec``: ``exit_code``, ``stdout``, ``stderr``, ``timed_out``.
+        ``exec``: ``exit_code``, ``stdout``, ``stderr``, ``timed_out``. Where guards were given up, both name
+        them in ``accepted_no_isolation``; ``ok`` is about the others.
 
     Raises:
-        UsageError: an unknown backend (CR0305).
+        UsageError: an unknown backend (CR0305), ``none`` without acceptance (CR0340), an unknown guard (CR0341).
         InputError: the tree cannot be copied (CR0307).
         MissingError: no sandbox here (CR0301).
         SandboxFailure: the jail itself failed (CR0302, CR0304).
     """
+    from composer_replication.sandbox.acceptance import accept
+
+    accept(args.accepted)
     return _selftest(args.backend) if args.sandbox_verb == "selftest" else _execute(args)
 
 
 def _selftest(name: str | None) -> tuple[dict[str, object], int]:
-    from composer_replication.sandbox import choose_backend, run_selftest
+    from composer_replication.sandbox import accepted, choose_backend, run_selftest
+    from composer_replication.sandbox.acceptance import EVERYTHING
 
     backend = choose_backend(name)
     checks = run_selftest(backend)
-    is_ok = all(check.ok for check in checks)
+    given_up = accepted()
+    is_ok = all(check.ok or check.name in given_up or EVERYTHING in given_up for check in checks)
     rows = [
         {"name": check.name, "ok": check.ok, "detail": check.detail, "fix": check.fix} for check in checks
     ]
-    return {"backend": backend.name, "ok": is_ok, "checks": rows}, 0 if is_ok else _SELFTEST_FAILED
+    result = {"backend": backend.name, "ok": is_ok, "checks": rows}
+    return {**result, **_given_up()}, 0 if is_ok else _SELFTEST_FAILED
 
 
 def _execute(args: argparse.Namespace) -> tuple[dict[str, object], int]:
@@ -100,7 +124,16 @@ def _execute(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         "stdout": done.stdout,
         "stderr": done.stderr,
         "timed_out": done.timed_out,
+        **_given_up(),
     }, 0
+
+
+def _given_up() -> dict[str, object]:
+    """Said in every result of a process that does without something."""
+    from composer_replication.sandbox import accepted
+
+    names = list(accepted())
+    return {"accepted_no_isolation": names} if names else {}
 
 
 def _copy(source: Path | None, tree: Path) -> None:
@@ -142,7 +175,14 @@ def render(result: dict[str, Any]) -> str:
             f"{'ok  ' if row['ok'] else 'FAIL'} {row['name']}: {row['detail']}" for row in result["checks"]
         ]
         verdict = "holds" if result["ok"] else "does NOT hold"
-        return "\n".join([*lines, f"The sandbox {result['backend']} {verdict}."])
+        if result["ok"] and not all(row["ok"] for row in result["checks"]):
+            verdict = "does NOT hold, as was accepted"
+        return "\n".join([*lines, f"The sandbox {result['backend']} {verdict}.", *_warning(result)])
     parts = [result["stdout"].rstrip("\n"), result["stderr"].rstrip("\n")]
     ending = "timed out" if result["timed_out"] else f"exit code {result['exit_code']}"
-    return "\n".join([*(part for part in parts if part), f"[{ending}]"])
+    return "\n".join([*(part for part in parts if part), f"[{ending}]", *_warning(result)])
+
+
+def _warning(result: dict[str, Any]) -> list[str]:
+    given_up = result.get("accepted_no_isolation", [])
+    return [f"Accepted to do without isolation: {', '.join(given_up)}."] if given_up else []

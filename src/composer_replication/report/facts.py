@@ -90,6 +90,26 @@ def before_and_after(run: RunData) -> tuple[Comparison, ...]:
     return tuple(rows)
 
 
+def isolation_note(run: RunData) -> str:
+    """One sentence where somebody accepted to do without a guard of the sandbox; else empty.
+
+    From what the run recorded; before it did, from its recipe.
+    """
+    recorded = _table((run.environment or {}).get("sandbox"))
+    recipe = _table((run.recipe or {}).get("sandbox"))
+    names = recorded.get("accepted_no_isolation") or recipe.get("accept_no_isolation")
+    if not isinstance(names, list) or not names:
+        return ""
+    backend = str(recorded.get("backend") or recipe.get("backend") or "of this machine")
+    missing = recorded.get("not_effective")
+    broken = ", ".join(str(name) for name in missing) if isinstance(missing, list) and missing else ""
+    ends = f"these guards did not hold: {broken}" if broken else "no guard was found missing"
+    return (
+        f"The policy's code ran in the sandbox {backend}, and somebody accepted to do without "
+        f"{', '.join(str(name) for name in names)}; {ends}. The rewards are worth what the policy's honesty is worth."
+    )
+
+
 def settings(run: RunData) -> tuple[Fact, ...]:
     """Every key of the recipe as resolved, secrets hidden."""
     return tuple(_facts(run.recipe or {}))

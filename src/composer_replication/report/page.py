@@ -66,6 +66,7 @@ def render_page(run: RunData) -> str:
         version=composer_replication.__version__,
         name=run.root.name,
         banner=banner_of(run),
+        isolation_note=facts.isolation_note(run),
         figures=facts.key_figures(run),
         rewards=curves.reward_figure(run),
         margins=curves.guard_margins(run),

@@ -67,6 +67,8 @@ class Grader:
             run may take ``WALL_FACTOR`` times as long: how busy the machine is decides nothing.
         num_jobs: test runs at the same time.
 
+    ``missing_guards`` are those that do not hold and that this process has accepted (``sandbox.accept``).
+
     Raises:
         SandboxFailure: the backend's self-test does not pass, so no reward is given.
     """
@@ -89,7 +91,7 @@ class Grader:
         self._pool = self._new_pool()
         self._seen: dict[str, Score] = {}
         self._lock = Lock()
-        require_selftest(choose_backend(self.backend))
+        self.missing_guards = require_selftest(choose_backend(self.backend))
 
     def grade_many(
         self,

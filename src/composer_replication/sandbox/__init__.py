@@ -1,13 +1,14 @@
 """Where does untrusted code run? In a jail around one task tree.
 
-One contract (``interfaces.Sandbox``), two backends (bubblewrap, sandlock) and one
-conformance suite for all. ``require_selftest`` proves that a jail holds before any
+One contract (``interfaces.Sandbox``), backends for it (bubblewrap and sandlock; docker, podman and
+kubernetes where they are named; none, which is no jail) and one conformance suite for all. ``require_selftest`` proves that a jail holds before any
 reward depends on it.
 
     with open_sandbox(SandboxSpec(tree=tree)) as sandbox:
         result = sandbox.exec(["python3", "-c", "print(1)"], timeout_seconds=10)
 """
 
+from composer_replication.sandbox.acceptance import accept, accepted
 from composer_replication.sandbox.choice import choose_backend, open_sandbox
 from composer_replication.sandbox.host_paths import HostPaths, base_interpreter, base_python, system_folders
 from composer_replication.sandbox.selftest import require_selftest, run_selftest
@@ -15,6 +16,8 @@ from composer_replication.sandbox.supervised_run import runs_interrupted
 
 __all__ = [
     "HostPaths",
+    "accept",
+    "accepted",
     "base_interpreter",
     "base_python",
     "choose_backend",

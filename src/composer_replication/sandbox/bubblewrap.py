@@ -29,15 +29,15 @@ from pathlib import Path
 from composer_replication.errors import MissingError
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import Check, ExecResult, SandboxSpec
-from composer_replication.sandbox.jailed_tree import STARTER, JailedTree, failure, to_result
+from composer_replication.sandbox.jailed_tree import STARTER, failure, to_result
+from composer_replication.sandbox.local_sandbox import LocalSandbox
 from composer_replication.sandbox.mounts import MountPlan
 from composer_replication.sandbox.supervised_run import supervise
 from composer_replication.sandbox.syscall_filter import filter_program
+from composer_replication.sandbox.user_ids import private_uid
 
 _START_SECONDS = 30.0
 _NUM_INIT_PROCESSES = 1
-_FIRST_UID, _LAST_UID = 0x60000000, 0x6FFFFFFF
-_FIRST_SMALL_UID, _LAST_SMALL_UID = 30000, 59999
 _INSTALL = "install bubblewrap (Debian, Ubuntu: apt install bubblewrap)"
 
 
@@ -71,41 +71,27 @@ class Bubblewrap:
         return BubblewrapSandbox(spec)
 
 
-class BubblewrapSandbox:
+class BubblewrapSandbox(LocalSandbox):
     """One jail; ``exec`` may be called from several threads at once."""
 
     def __init__(self, spec: SandboxSpec) -> None:
-        self.tree = spec.tree
-        self._uid = _private_uid() if _drops_uid() else None
-        self._files = JailedTree(spec, self._uid)
+        self._uid = private_uid() if _drops_uid() else None
+        super().__init__(spec, self._uid)
         try:
             uid, gid = (self._uid, self._uid) if self._uid is not None else (os.getuid(), os.getgid())
-            self._files.write_accounts(uid, gid)
-            self._mounts = MountPlan(spec, self._files.scratch)
+            self._jailed.write_accounts(uid, gid)
+            self._mounts = MountPlan(spec, self._jailed.scratch)
         except BaseException:
-            self._files.close()
+            self.close()
             raise
 
-    def exec(
-        self,
-        argv: Sequence[str],
-        *,
-        timeout_seconds: float,
-        stdin: bytes = b"",
-        env: Mapping[str, str] | None = None,
+    def _run(
+        self, argv: list[str], environment: Mapping[str, str], stdin: bytes, timeout_seconds: float
     ) -> ExecResult:
-        """Run one command; see ``interfaces.Sandbox``.
-
-        Raises:
-            SandboxFailure: closed (CR0303), or bwrap itself failed (CR0302).
-            ValueError: no command, or a time-out that is not above 0.
-        """
-        environment = self._files.check_call(argv, timeout_seconds, env)
         marker = f"<{random.randbytes(16).hex()}>"  # noqa: S311  tells lines apart, guards nothing
         started = time.monotonic()
         with (
-            self._files.running(),
-            self._files.scratch.for_one_command(self._uid) as fresh,
+            self._jailed.scratch.for_one_command(self._uid) as fresh,
             _Jail(self._command(argv, environment, marker, fresh)) as jail,
         ):
             jail.release(self._limits())
@@ -114,20 +100,10 @@ class BubblewrapSandbox:
                 jail.kill,
                 stdin=stdin,
                 timeout_seconds=max(0.001, timeout_seconds - (time.monotonic() - started)),
-                watched=self._files.watched(fresh, num_own_processes=_NUM_INIT_PROCESSES),
+                watched=self._jailed.watched(fresh, num_own_processes=_NUM_INIT_PROCESSES),
                 extra_bytes=len(marker),
             )
-        return to_result(ended, marker.encode(), self._files.limits, backend=Bubblewrap.name)
-
-    def close(self) -> None:
-        """Kill nothing (each ``exec`` does), give the tree back, remove the scratch folder."""
-        self._files.close()
-
-    def __enter__(self) -> BubblewrapSandbox:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
+        return to_result(ended, marker.encode(), self._jailed.limits, backend=Bubblewrap.name)
 
     def _command(self, argv: Sequence[str], env: Mapping[str, str], marker: str, fresh: Path) -> list[str]:
         command = ["bwrap", "--die-with-parent", "--unshare-ipc", "--unshare-pid", "--unshare-net"]
@@ -140,7 +116,7 @@ class BubblewrapSandbox:
             )
         else:
             command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
-        command += [*self._mounts.arguments(fresh), "--chdir", str(self._files.real_tree), "--clearenv"]
+        command += [*self._mounts.arguments(fresh), "--chdir", str(self._jailed.real_tree), "--clearenv"]
         for name, value in env.items():
             command += ["--setenv", name, value]
         starter = ["/bin/sh", "-c", STARTER, "sandbox", marker, *argv]
@@ -160,7 +136,7 @@ class BubblewrapSandbox:
         return [*command, "--", *starter]
 
     def _limits(self) -> list[tuple[int, int]]:
-        limits = self._files.limits
+        limits = self._jailed.limits
         found = [
             (resource.RLIMIT_CORE, 0),
             (resource.RLIMIT_DATA, limits.memory_bytes),
@@ -284,20 +260,6 @@ def _drops_uid() -> bool:
         if line.startswith("CapEff:"):
             return int(line.split()[1], 16) & needed == needed
     return False
-
-
-def _private_uid() -> int:
-    """A user id that nobody has, from the range that this user namespace maps.
-
-    The process limit counts per user id, so two jails must not share one: 2**28 ids
-    to choose from make that as good as impossible.
-    """
-    mapped = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
-    is_large = any(
-        int(start) <= _FIRST_UID and int(start) + int(size) > _LAST_UID for start, _, size in mapped
-    )
-    first, last = (_FIRST_UID, _LAST_UID) if is_large else (_FIRST_SMALL_UID, _LAST_SMALL_UID)
-    return random.SystemRandom().randint(first, last)
 
 
 @lru_cache(maxsize=1)

@@ -9,23 +9,32 @@ from typing import Any, cast
 from composer_replication.errors import MissingError, UsageError
 from composer_replication.interfaces import Sandbox, SandboxBackend
 from composer_replication.records import SandboxSpec
+from composer_replication.sandbox.acceptance import WITHOUT_ISOLATION, require_accepted
 
 BACKENDS = {
     "bubblewrap": "composer_replication.sandbox.bubblewrap:Bubblewrap",
     "sandlock": "composer_replication.sandbox.sandlock_backend:Sandlock",
+    "docker": "composer_replication.sandbox.engine.docker:Docker",
+    "podman": "composer_replication.sandbox.engine.docker:Podman",
+    "kubernetes": "composer_replication.sandbox.pods.kubernetes_backend:Kubernetes",
+    "none": "composer_replication.sandbox.no_isolation:NoIsolation",
 }
 """Known names, best first; each is imported only when it is chosen."""
 
+ONLY_BY_NAME = ("docker", "podman", "kubernetes", WITHOUT_ISOLATION)
+"""Those that are never chosen without being named: they need a service, or a person's decision."""
+
 
 def choose_backend(name: str | None = None) -> SandboxBackend:
-    """The backend called ``name``, or the first of ``BACKENDS`` that can start a jail here.
+    """The backend called ``name``, or the first that can start a jail here and needs no naming.
 
     Args:
-        name: ``bubblewrap``, ``sandlock``, or ``package.module:Class`` whose class takes
+        name: a key of ``BACKENDS``, or ``package.module:Class`` whose class takes
             no arguments and fulfils ``interfaces.SandboxBackend``.
 
     Raises:
-        UsageError: an unknown name, or a dotted path that leads nowhere (CR0305).
+        UsageError: an unknown name, or a dotted path that leads nowhere (CR0305); ``none``, and nobody
+            has accepted to do without isolation (CR0340).
         MissingError: no backend works here (CR0301).
     """
     if name is None:
@@ -37,12 +46,16 @@ def choose_backend(name: str | None = None) -> SandboxBackend:
         raise UsageError(
             "CR0305", f"there is no sandbox backend called {name!r}.", where="backend", fix=guess
         )
+    if path == BACKENDS.get(WITHOUT_ISOLATION):
+        require_accepted(name)
     return _load(path)
 
 
 def _first_available() -> SandboxBackend:
     problems: list[str] = []
-    for path in BACKENDS.values():
+    for name, path in BACKENDS.items():
+        if name in ONLY_BY_NAME:
+            continue
         backend = _load(path)
         check = backend.is_available()
         if check.ok:

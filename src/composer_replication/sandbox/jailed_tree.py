@@ -40,6 +40,7 @@ class JailedTree:
         self._check_paths(spec, uid)
         self._lock = threading.Condition()
         self._num_running = 0
+        self._is_held = False
         self._is_closed = False
         info = self.real_tree.stat()
         self._owner = None if uid is None else (info.st_uid, info.st_gid)
@@ -99,8 +100,6 @@ class JailedTree:
         Raises:
             ValueError: no command, a NUL byte, or a time-out that is not above 0.
         """
-        if not argv or isinstance(argv, str):
-            raise ValueError("argv must be a non-empty sequence of strings")
         if not timeout_seconds > 0:
             raise ValueError(f"timeout_seconds must be above 0, not {timeout_seconds}")
         environment = {
@@ -127,8 +126,8 @@ class JailedTree:
             SandboxFailure: the sandbox is closed (CR0303).
         """
         with self._lock:
-            if self._is_closed:
-                raise failure("CR0303", "the sandbox is closed.", str(self.real_tree))
+            self._lock.wait_for(lambda: not self._is_held)
+            self._check_open()
             self._num_running += 1
         try:
             yield
@@ -137,13 +136,35 @@ class JailedTree:
                 self._num_running -= 1
                 self._lock.notify_all()
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Wait until nothing runs, and let nothing begin meanwhile.
+
+        Raises:
+            SandboxFailure: the sandbox is closed (CR0303).
+        """
+        with self._lock:
+            self._lock.wait_for(lambda: self._num_running == 0 and not self._is_held)
+            self._check_open()
+            self._is_held = True
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._is_held = False
+                self._lock.notify_all()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise failure("CR0303", "the sandbox is closed.", str(self.real_tree))
+
     def close(self) -> None:
         """Wait for running commands, give the tree back, remove the scratch folder; idempotent."""
         with self._lock:
             if self._is_closed:
                 return
             self._is_closed = True
-            self._lock.wait_for(lambda: self._num_running == 0)
+            self._lock.wait_for(lambda: self._num_running == 0 and not self._is_held)
         if self.real_tree.is_dir():
             with suppress(OSError):  # a tree that its owner removed meanwhile
                 give_back(self.real_tree, self._owner)

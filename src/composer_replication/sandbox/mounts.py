@@ -29,14 +29,14 @@ class MountPlan:
     written that is not in the tree or the scratch folder (and so counted).
     """
 
-    def __init__(self, spec: SandboxSpec, scratch: Scratch) -> None:
+    def __init__(self, spec: SandboxSpec, scratch: Scratch, *, with_system: bool = True) -> None:
         self._binds: dict[Path, tuple[str, Path]] = {}
         self._links: dict[Path, str] = {}
         tree = spec.tree.resolve()
-        known = (system_folders(), base_interpreter())
+        known = (system_folders(), base_interpreter()) if with_system else ()
         masked = {path.resolve() for group in known for path in group.masked}
         masked |= {path.resolve() for path in spec.masked}
-        for path in (*known[0].read_only, *known[1].read_only, *spec.read_only):
+        for path in (*(path for group in known for path in group.read_only), *spec.read_only):
             self._show(path, "--ro-bind", masked)
         self._show(spec.tree, "--bind", ())
         for path in scratch.writable:
@@ -53,6 +53,34 @@ class MountPlan:
         """Arguments for ``bwrap``; ``fresh`` has ``tmp`` and ``shm`` that no command has touched."""
         proper = ["--remount-ro", "/dev", "--remount-ro", "/"]
         return ["--proc", "/proc", "--dev", "/dev", *self._in_order(fresh), *proper]
+
+    def root_links(self) -> dict[Path, str]:
+        """Links that must stand in the root itself, for no shown folder has them: place to target."""
+        return {link: target for link, target in self._links.items() if self._enclosing(link) is None}
+
+    def mounts(self, fresh: Path) -> list[tuple[Path, Path, bool]]:
+        """``(source, place, is_read_only)``, deeper places later, for whoever mounts without ``bwrap``.
+
+        Links and mount points below the fresh folders are made in ``fresh``, so that nobody
+        else makes them there.
+        """
+        for link, target in self._links.items():
+            enclosing = self._enclosing(link)
+            if enclosing in _FRESH_PLACES:
+                _make_link(fresh / _FRESH_PLACES[enclosing] / link.relative_to(enclosing), target)
+        found: list[tuple[Path, Path, bool]] = []
+        for place in sorted(self._binds, key=lambda place: (len(place.parts), place)):
+            kind, source = self._binds[place]
+            if self._is_shown_already(place):
+                continue
+            source = fresh / source.name if source.parent == _FRESH_FOLDER else source
+            outer = self._enclosing(place)
+            if outer in _FRESH_PLACES:
+                _make_mount_point(
+                    fresh / _FRESH_PLACES[outer] / place.relative_to(outer), is_folder=source.is_dir()
+                )
+            found.append((source, place, kind == "--ro-bind"))
+        return found
 
     def _show(self, path: Path, kind: str, masked: Iterable[Path]) -> None:
         real, links = resolve_links(path)
@@ -105,3 +133,11 @@ def _make_link(place: Path, target: str) -> None:
     place.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     if not place.is_symlink():
         place.symlink_to(target)
+
+
+def _make_mount_point(place: Path, *, is_folder: bool) -> None:
+    if is_folder:
+        place.mkdir(mode=0o755, parents=True, exist_ok=True)
+    else:
+        place.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        place.touch()

@@ -58,7 +58,7 @@ class Scratch:
             hand_over(folder, uid)
             yield folder
         finally:
-            _remove(folder)
+            remove_folder(folder)
 
     def write(self, name: str, text: str) -> Path:
         path = self.root / name
@@ -68,10 +68,11 @@ class Scratch:
 
     def remove(self) -> None:
         """Remove the folder whatever the jail left in it."""
-        _remove(self.root)
+        remove_folder(self.root)
 
 
-def _remove(folder: Path) -> None:
+def remove_folder(folder: Path) -> None:
+    """Remove a folder whatever a jail left in it; no word if something stays."""
     with suppress(OSError):
         give_back(folder, None)
     shutil.rmtree(folder, ignore_errors=True)

@@ -19,7 +19,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -29,7 +29,8 @@ from composer_replication.errors import MissingError
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import Check, ExecResult, SandboxSpec
 from composer_replication.sandbox.host_paths import base_interpreter, is_below, system_folders
-from composer_replication.sandbox.jailed_tree import STARTER, JailedTree, failure, to_result
+from composer_replication.sandbox.jailed_tree import STARTER, failure, to_result
+from composer_replication.sandbox.local_sandbox import LocalSandbox
 from composer_replication.sandbox.process_tree import descendants, kill_descendants
 from composer_replication.sandbox.supervised_run import supervise
 
@@ -74,63 +75,37 @@ class Sandlock:
         return SandlockSandbox(spec)
 
 
-class SandlockSandbox:
+class SandlockSandbox(LocalSandbox):
     """One jail; ``exec`` may be called from several threads at once."""
 
     def __init__(self, spec: SandboxSpec) -> None:
-        self.tree = spec.tree
-        self._files = JailedTree(spec, 0 if os.geteuid() == 0 else None)
+        super().__init__(spec, 0 if os.geteuid() == 0 else None)
         known = (system_folders(), base_interpreter())
         shown = {path.resolve() for group in known for path in group.read_only}
         shown |= {path.resolve() for path in spec.read_only}
         masked = {path.resolve() for group in known for path in group.masked}
         masked |= {path.resolve() for path in spec.masked}
-        self._masked = sorted(path for path in masked if is_below(path, shown | {self._files.real_tree}))
+        self._masked = sorted(path for path in masked if is_below(path, shown | {self._jailed.real_tree}))
         self._readable = [*sorted(shown), *(Path(name) for name in _DEVICES if os.path.exists(name))]
 
-    def exec(
-        self,
-        argv: Sequence[str],
-        *,
-        timeout_seconds: float,
-        stdin: bytes = b"",
-        env: Mapping[str, str] | None = None,
+    def _run(
+        self, argv: list[str], environment: Mapping[str, str], stdin: bytes, timeout_seconds: float
     ) -> ExecResult:
-        """Run one command; see ``interfaces.Sandbox``.
-
-        Raises:
-            SandboxFailure: closed (CR0303), or sandlock itself failed (CR0302).
-            ValueError: no command, or a time-out that is not above 0.
-        """
-        environment = self._files.check_call(argv, timeout_seconds, env)
         marker = f"<{random.randbytes(16).hex()}>"  # noqa: S311  tells lines apart, guards nothing
         started = time.monotonic()
-        with self._files.running():
-            process = self._start(
-                self._orders(["/bin/sh", "-c", STARTER, "sandbox", marker, *argv], environment)
-            )
-            ended = supervise(
-                process,
-                lambda: _kill(process),
-                stdin=stdin,
-                timeout_seconds=max(0.001, timeout_seconds - (time.monotonic() - started)),
-                watched=self._files.watched(),
-                extra_bytes=len(marker),
-            )
-        return to_result(ended, marker.encode(), self._files.limits, backend=Sandlock.name)
-
-    def close(self) -> None:
-        """Kill nothing (each ``exec`` does), give the tree back, remove the scratch folder."""
-        self._files.close()
-
-    def __enter__(self) -> SandlockSandbox:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
+        process = self._start(self._orders(["/bin/sh", "-c", STARTER, "sandbox", marker, *argv], environment))
+        ended = supervise(
+            process,
+            lambda: _kill(process),
+            stdin=stdin,
+            timeout_seconds=max(0.001, timeout_seconds - (time.monotonic() - started)),
+            watched=self._jailed.watched(),
+            extra_bytes=len(marker),
+        )
+        return to_result(ended, marker.encode(), self._jailed.limits, backend=Sandlock.name)
 
     def _orders(self, argv: list[str], env: Mapping[str, str]) -> dict[str, Any]:
-        limits = self._files.limits
+        limits = self._jailed.limits
         return {
             "parent": os.getpid(),
             "sandlock_path": _sandlock_path(),
@@ -144,12 +119,12 @@ class SandlockSandbox:
             "policy": {
                 "fs_readable": [str(path) for path in self._readable],
                 "fs_denied": [str(path) for path in self._masked],
-                "fs_writable": [*(str(path) for path in self._files.writable), "/dev/null"],
+                "fs_writable": [*(str(path) for path in self._jailed.writable), "/dev/null"],
                 "max_processes": limits.num_processes,
                 "max_open_files": limits.num_open_files,
                 "clean_env": True,
                 "env": dict(env),
-                "cwd": str(self._files.real_tree),
+                "cwd": str(self._jailed.real_tree),
             },
         }
 
@@ -171,7 +146,7 @@ class SandlockSandbox:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env={"HOME": str(self._files.scratch.home), "PATH": os.defpath},
+                env={"HOME": str(self._jailed.scratch.home), "PATH": os.defpath},
                 pass_fds=[descriptor],
                 start_new_session=True,
             )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,8 @@ from typing import Any
 from composer_replication.errors import ComposerError, SandboxFailure
 from composer_replication.interfaces import SandboxBackend
 from composer_replication.records import Check, ExecResult, Limits, SandboxSpec
+from composer_replication.sandbox import acceptance
+from composer_replication.sandbox.acceptance import WITHOUT_ISOLATION
 from composer_replication.sandbox.host_paths import base_interpreter, base_python
 from composer_replication.sandbox.selftest_bait import Bait
 
@@ -37,7 +39,8 @@ _HOLD_SECONDS = 1.5
 _EXIT_KILLED = 137
 _PROBE = Path(__file__).with_name("selftest_probe.py")
 
-_passed: set[str] = set()
+_passed: dict[str, dict[str, str]] = {}
+"""Backends that were let through, and what they do not hold."""
 _lock = threading.Lock()
 
 
@@ -271,23 +274,40 @@ def run_selftest(backend: SandboxBackend) -> list[Check]:
     return checks
 
 
-def require_selftest(backend: SandboxBackend) -> None:
+def require_selftest(backend: SandboxBackend, accepted: Collection[str] | None = None) -> tuple[str, ...]:
     """Refuse a backend whose guards are not all effective; tried once per process and backend.
 
+    Args:
+        backend: to be trusted with rewards.
+        accepted: guards that may fail, or ``everything``; by default what this process has accepted.
+
+    Returns:
+        The guards that do not hold and are accepted, in the order of ``GUARDS``: to be recorded.
+
     Raises:
-        SandboxFailure: names every guard that does not hold (CR0306).
+        SandboxFailure: names every guard that does not hold and is not accepted (CR0306).
+        UsageError: no guard of such a name (CR0341).
     """
+    allowed = acceptance.accepted() if accepted is None else acceptance.checked(accepted)
+    if backend.name == WITHOUT_ISOLATION and acceptance.EVERYTHING in allowed:
+        return (acceptance.EVERYTHING,)  # there is nothing to try, and trying would shake this very machine
     kind = f"{type(backend).__module__}.{type(backend).__qualname__}:{backend.name}:{os.geteuid()}"
     with _lock:
-        if kind in _passed:
-            return
-        broken = [check for check in run_selftest(backend) if not check.ok]
-        if broken:
-            what = "; ".join(f"{check.name} ({check.detail})" for check in broken)
-            raise SandboxFailure(
-                "CR0306",
-                f"the sandbox {backend.name} does not hold: {what}.",
-                where="sandbox self-test",
-                fix="composer-rl sandbox selftest",
-            )
-        _passed.add(kind)
+        missing = _passed.get(kind)
+        if missing is None:
+            missing = {check.name: check.detail for check in run_selftest(backend) if not check.ok}
+        unheld = {name: detail for name, detail in missing.items() if name not in allowed}
+        if unheld and acceptance.EVERYTHING not in allowed:
+            _refuse(backend, unheld)
+        _passed[kind] = missing
+        return tuple(missing)
+
+
+def _refuse(backend: SandboxBackend, unheld: Mapping[str, str]) -> None:
+    what = "; ".join(f"{name} ({detail})" for name, detail in unheld.items())
+    raise SandboxFailure(
+        "CR0306",
+        f"the sandbox {backend.name} does not hold: {what}.",
+        where="sandbox self-test",
+        fix="composer-rl sandbox selftest",
+    )

@@ -51,6 +51,11 @@ def runs_interrupted() -> Iterator[None]:
         _interrupted.clear()
 
 
+def is_interrupted() -> bool:
+    """Whether we are inside ``runs_interrupted``; for a run that waits for something else than a process."""
+    return _interrupted.is_set()
+
+
 class Verdict(Enum):
     """Why we ended the run; ``ENDED`` when it ended by itself."""
 
@@ -164,7 +169,7 @@ class _Run:
                     continue
                 else:
                     self.selector.unregister(key.fileobj)
-            if _interrupted.is_set():
+            if is_interrupted():
                 raise SandboxFailure("CR0302", "the run was killed because the program was interrupted.")
             now = time.monotonic()
             if now >= deadline:

@@ -8,7 +8,7 @@ import pytest
 from composer_replication.cli import sandbox_verb
 from composer_replication.errors import InputError, MissingError, UsageError
 from composer_replication.records import Check
-from composer_replication.sandbox import choose_backend, selftest
+from composer_replication.sandbox import acceptance, choose_backend, selftest
 
 
 def parse(*words: str) -> argparse.Namespace:
@@ -114,3 +114,34 @@ def test_guards_have_names_that_a_reader_can_rely_on() -> None:
         "network", "host_files", "masked", "environment", "writes", "signals", "privilege",
         "open_files", "processes", "memory", "disk", "output", "timeout", "leftovers",
     ]  # fmt: skip
+
+
+def test_no_isolation_is_said_in_the_result(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        sandbox_verb.run(parse("exec", "--backend", "none", "--", "true"))
+    assert caught.value.code == "CR0340"
+    try:
+        words = ("exec", "--backend", "none", "--i-accept-no-isolation", "--tree", str(tmp_path))
+        result, code = sandbox_verb.run(parse(*words, "--", "echo", "on"))
+    finally:
+        acceptance.forget()
+    assert (code, result["stdout"], result["accepted_no_isolation"]) == (0, "on\n", ["everything"])
+    assert "Accepted to do without isolation: everything." in sandbox_verb.render(result)
+
+
+def test_one_guard_may_be_given_up_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    checks = [Check("network", True, "holds"), Check("disk", False, "why", "fix")]
+    monkeypatch.setattr("composer_replication.sandbox.run_selftest", lambda backend: checks)
+    assert sandbox_verb.run(parse("selftest", "--backend", "bubblewrap"))[1] == 3
+    try:
+        words = ("--i-accept-no-isolation", "memory", "--i-accept-no-isolation", "disk")
+        result, code = sandbox_verb.run(parse("selftest", "--backend", "bubblewrap", *words))
+    finally:
+        acceptance.forget()
+    assert (code, result["ok"], result["accepted_no_isolation"]) == (0, True, ["memory", "disk"])
+    text = sandbox_verb.render(result)
+    assert "FAIL disk: why" in text
+    assert "does NOT hold, as was accepted" in text
+    with pytest.raises(UsageError) as caught:
+        sandbox_verb.run(parse("selftest", "--i-accept-no-isolation", "dsik"))
+    assert caught.value.code == "CR0341"

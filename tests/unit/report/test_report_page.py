@@ -334,6 +334,26 @@ def test_the_stop_reason_of_the_summary_counts(make_run: Any, stop_reason: str, 
     assert "Clean" not in page.text
 
 
+def test_isolation_that_was_given_up_is_said_at_the_top(make_run: Any) -> None:
+    root = make_run(num_steps=4)
+    assert "Without full isolation" not in page_of(root).text
+    recorded = {"backend": "none", "accepted_no_isolation": ["everything"], "not_effective": ["everything"]}
+    edit_json(root / "environment.json", lambda value: value.update(sandbox=recorded))
+    text = page_of(root).text
+    assert "Without full isolation The policy's code ran in the sandbox none" in text
+    assert "do without everything; these guards did not hold: everything." in text
+    assert text.index("Without full isolation") < text.index("Held-out score")
+
+
+def test_isolation_that_the_recipe_gave_up_is_said_before_it_was_recorded(make_run: Any) -> None:
+    root = make_run(num_steps=4)
+    recipe = (root / "run.toml").read_text()
+    (root / "run.toml").write_text(
+        recipe + '\n[sandbox]\nbackend = "docker"\naccept_no_isolation = ["disk"]\n'
+    )
+    assert "in the sandbox docker, and somebody accepted to do without disk; no guard" in page_of(root).text
+
+
 def test_a_kl_path_that_is_off_is_said_with_its_reason(make_run: Any) -> None:
     root = make_run(num_steps=4, with_kl=False)
     note = "off (full fine-tuning at beta 0 keeps no copy of the initial weights)"

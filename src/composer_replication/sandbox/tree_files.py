@@ -1,0 +1,214 @@
+"""Files of a tree that hostile code has in its hands: read, write and list them from outside.
+
+Every component of a path is opened by itself, relative to the folder before it and without following
+links; a link is resolved by us and must stay in the tree. So a folder that the jail swaps for a link
+while we look leads nowhere.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+
+from composer_replication.errors import SandboxFileError
+from composer_replication.records import FileEntry
+
+_MAX_LINKS = 40
+_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link"}
+
+
+class TreeFiles:
+    """The files below ``root``.
+
+    Args:
+        root: the tree, resolved.
+        uid: whom new files belong to; None: the user that we are.
+    """
+
+    def __init__(self, root: Path, uid: int | None) -> None:
+        self._root = root
+        self._uid = uid
+
+    def read(self, path: str, max_bytes: int) -> bytes:
+        """The first ``max_bytes`` bytes of a file.
+
+        Raises:
+            SandboxFileError: it is missing, no regular file, or out of the tree (CR0309).
+        """
+        with self._opened(path) as (folder, name), _opened_file(path, folder, name) as descriptor:
+            chunks, left = [], max_bytes
+            while left > 0 and (chunk := os.read(descriptor, min(left, 1 << 20))):
+                chunks.append(chunk)
+                left -= len(chunk)
+            return b"".join(chunks)
+
+    def write(self, path: str, data: bytes, *, is_executable: bool) -> None:
+        """Put a file there, whole or not at all; missing folders are made.
+
+        Raises:
+            SandboxFileError: a folder stands there, a file stands in the way, or it is out of the tree (CR0309).
+        """
+        temporary = f".{os.getpid()}-{os.urandom(8).hex()}"
+        with self._opened(path, makes_folders=True) as (folder, name):
+            try:
+                descriptor = os.open(
+                    temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder
+                )
+                with os.fdopen(descriptor, "wb") as handle:
+                    handle.write(data)
+                    os.fchmod(handle.fileno(), 0o755 if is_executable else 0o644)
+                    if self._uid is not None:
+                        os.fchown(handle.fileno(), self._uid, self._uid)
+                os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+            except OSError as error:
+                raise _unusable(path, error.strerror or str(error)) from error
+            finally:
+                _discard(temporary, folder)
+
+    def list(self, path: str) -> list[FileEntry]:
+        """Everything below a folder, sorted by path.
+
+        Raises:
+            SandboxFileError: it is missing, no folder, or out of the tree (CR0309).
+        """
+        with self._opened(path) as (folder, name):
+            try:
+                start = os.open(name, _FOLDER, dir_fd=folder)
+            except OSError as error:
+                raise _unusable(path, error.strerror or str(error)) from error
+        entries: list[FileEntry] = []
+        queue = [(start, "" if (above := self._relative(path)) == "." else above + "/")]
+        while queue:
+            descriptor, prefix = queue.pop()
+            try:
+                for found in _scan(descriptor):
+                    info = found.stat(follow_symlinks=False)
+                    entries.append(_entry(prefix + found.name, info))
+                    if stat.S_ISDIR(info.st_mode):
+                        queue.append(
+                            (os.open(found.name, _FOLDER, dir_fd=descriptor), f"{prefix}{found.name}/")
+                        )
+            except FileNotFoundError:
+                continue  # went away while we looked
+            finally:
+                os.close(descriptor)
+        return sorted(entries, key=lambda entry: entry.path)
+
+    def _relative(self, path: str) -> str:
+        """The path as asked, relative to the tree.
+
+        Raises:
+            SandboxFileError: a NUL byte, or an absolute path outside the tree (CR0309).
+        """
+        if "\0" in path:
+            raise _unusable(path.replace("\0", "\\0"), "a NUL byte in it")
+        pure = PurePosixPath(path)
+        if not pure.is_absolute():
+            return str(pure)
+        if not pure.is_relative_to(self._root):
+            raise _unusable(path, "it leads out of the tree")
+        return str(pure.relative_to(self._root))
+
+    @contextmanager
+    def _opened(self, path: str, *, makes_folders: bool = False) -> Iterator[tuple[int, str]]:
+        """The folder of a path, opened, and the last name with its links resolved."""
+        parts = list(reversed(PurePosixPath(self._relative(path)).parts))
+        opened = [os.open(self._root, _FOLDER)]
+        num_links = 0
+        try:
+            while parts:
+                part = parts.pop()
+                if part == "..":
+                    if len(opened) == 1:
+                        raise _unusable(path, "it leads out of the tree")
+                    os.close(opened.pop())
+                    continue
+                target = _link_target(part, opened[-1])
+                if target is not None:
+                    num_links += 1
+                    if num_links > _MAX_LINKS:
+                        raise _unusable(path, "too many links")
+                    where = PurePosixPath(target)
+                    if where.is_absolute():
+                        where = PurePosixPath(self._relative(target))
+                        while len(opened) > 1:
+                            os.close(opened.pop())
+                    parts += reversed(where.parts)
+                    continue
+                if not parts:
+                    yield opened[-1], part
+                    return
+                opened.append(self._folder(part, opened[-1], makes_folders=makes_folders))
+            yield opened[-1], "."
+        except OSError as error:
+            raise _unusable(path, error.strerror or str(error)) from error
+        finally:
+            for descriptor in opened:
+                os.close(descriptor)
+
+    def _folder(self, name: str, above: int, *, makes_folders: bool) -> int:
+        try:
+            return os.open(name, _FOLDER, dir_fd=above)
+        except FileNotFoundError:
+            if not makes_folders:
+                raise
+        os.mkdir(name, 0o755, dir_fd=above)
+        if self._uid is not None:
+            os.chown(name, self._uid, self._uid, dir_fd=above, follow_symlinks=False)
+        return os.open(name, _FOLDER, dir_fd=above)
+
+
+def _link_target(name: str, folder: int) -> str | None:
+    try:
+        return os.readlink(name, dir_fd=folder)
+    except OSError:
+        return None  # no link, or not there: whoever opens it next says so
+
+
+@contextmanager
+def _opened_file(path: str, folder: int, name: str) -> Iterator[int]:
+    try:  # without O_NONBLOCK a pipe without a writer would hold us for ever
+        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    except OSError as error:
+        raise _unusable(path, error.strerror or str(error)) from error
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise _unusable(path, "it is no file")
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _scan(descriptor: int) -> list[os.DirEntry[str]]:
+    """The entries of an opened folder; one that the jail closed to itself is opened for us."""
+    readable = f"/proc/self/fd/{descriptor}"
+    try:
+        return list(os.scandir(readable))
+    except PermissionError:
+        os.chmod(readable, 0o700)
+        return list(os.scandir(readable))
+
+
+def _entry(path: str, info: os.stat_result) -> FileEntry:
+    kind = _KINDS.get(stat.S_IFMT(info.st_mode), "other")
+    return FileEntry(path, kind, info.st_size, stat.S_IMODE(info.st_mode))  # type: ignore[arg-type]
+
+
+def _discard(name: str, folder: int) -> None:
+    try:
+        os.unlink(name, dir_fd=folder)
+    except OSError:
+        return  # it has its own name by now
+
+
+def _unusable(path: str, why: str) -> SandboxFileError:
+    return SandboxFileError(
+        "CR0309",
+        f"the file cannot be used: {why[0].lower()}{why[1:]}.",
+        where=path[:300],
+        fix="list the tree",
+    )

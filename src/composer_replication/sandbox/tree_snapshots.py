@@ -1,0 +1,64 @@
+"""Copies of a tree to come back to, beside the jail and out of its sight."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+from composer_replication.sandbox.private_folders import remove_folder
+
+_COPY = ["cp", "--archive", "--reflink=auto", "--no-target-directory", "--"]
+
+
+class TreeSnapshots:
+    """The snapshots of one tree. Call only while no process of the jail is alive.
+
+    Args:
+        tree: resolved.
+        folder: where the copies lie; made with the first one.
+
+    Both methods raise ``OSError`` with what ``cp`` said; after a failed ``restore`` the tree is not whole.
+    """
+
+    def __init__(self, tree: Path, folder: Path) -> None:
+        self._tree = tree
+        self._folder = folder
+        self._names: list[str] = []
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+    def take(self) -> str:
+        """Copy the tree; on a file system with copy on write only what changes later costs anything."""
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        name = f"snapshot-{len(self._names)}"
+        try:
+            _copy(self._tree, self._folder / name)
+        except OSError:
+            remove_folder(self._folder / name)
+            raise
+        self._names.append(name)
+        return name
+
+    def restore(self, name: str) -> None:
+        """Empty the tree and copy the snapshot back; the folder itself stays, for it may be mounted."""
+        with os.scandir(self._tree) as entries:
+            left = [(entry.path, entry.is_dir(follow_symlinks=False)) for entry in entries]
+        for path, is_folder in left:
+            if is_folder:
+                remove_folder(Path(path))
+            else:
+                with suppress(FileNotFoundError):
+                    os.unlink(path)
+        _copy(self._folder / name, self._tree)
+
+
+def _copy(source: Path, target: Path) -> None:
+    done = subprocess.run(
+        [*_COPY, str(source), str(target)], capture_output=True, text=True, check=False, errors="replace"
+    )
+    if done.returncode != 0:
+        said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise OSError(said[:300])

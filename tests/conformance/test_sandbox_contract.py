@@ -541,7 +541,7 @@ def test_the_jail_dies_with_us(backend: SandboxBackend, tree: Path) -> None:
         "from composer_replication.records import SandboxSpec\n"
         "from composer_replication.sandbox import choose_backend\n"
         f"sandbox = choose_backend({backend.name!r}).open(SandboxSpec(Path({str(tree)!r})))\n"
-        "print(sandbox._files.scratch.root, flush=True)\n"
+        "print(sandbox._jailed.scratch.root, flush=True)\n"
         f"sandbox.exec(['sh', '-c', 'setsid sh -c \"echo > up; sleep 99; : {token}\" & sleep 99'], timeout_seconds=90)\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

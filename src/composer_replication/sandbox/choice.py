@@ -13,8 +13,11 @@ from composer_replication.records import SandboxSpec
 BACKENDS = {
     "bubblewrap": "composer_replication.sandbox.bubblewrap:Bubblewrap",
     "sandlock": "composer_replication.sandbox.sandlock_backend:Sandlock",
+    "bubblewrap-warm": "composer_replication.sandbox.warm_bubblewrap:WarmBubblewrap",
 }
 """Known names, best first; each is imported only when it is chosen."""
+
+_WARM = "-warm"  # the name of a backend, and this, is the name of its warm kind
 
 
 def choose_backend(name: str | None = None) -> SandboxBackend:
@@ -71,12 +74,31 @@ def _load(path: str) -> SandboxBackend:
     return cast("SandboxBackend", found)
 
 
-def open_sandbox(spec: SandboxSpec, backend: str | SandboxBackend | None = None) -> Sandbox:
+def open_sandbox(
+    spec: SandboxSpec, backend: str | SandboxBackend | None = None, *, warm: bool = False
+) -> Sandbox:
     """Open a sandbox; ``backend`` is an object, a name as in ``choose_backend``, or None.
 
+    Args:
+        warm: keep one process inside that starts the commands, so that each costs a message and no
+            new jail. For a sandbox that runs many short commands.
+
     Raises:
-        UsageError, MissingError: as ``choose_backend``.
+        UsageError, MissingError: as ``choose_backend``; the backend has no warm kind (CR0311).
         SandboxFailure: the jail cannot be prepared.
     """
     chosen = choose_backend(backend) if backend is None or isinstance(backend, str) else backend
-    return chosen.open(spec)
+    return (_warm_kind(chosen) if warm else chosen).open(spec)
+
+
+def _warm_kind(backend: SandboxBackend) -> SandboxBackend:
+    if backend.name.endswith(_WARM):
+        return backend
+    if backend.name + _WARM in BACKENDS:
+        return choose_backend(backend.name + _WARM)
+    raise UsageError(
+        "CR0311",
+        f"the sandbox backend {backend.name!r} has no warm kind.",
+        where="warm",
+        fix="use the backend bubblewrap, or leave warm out",
+    )

@@ -203,13 +203,12 @@ def lives(folder: Path, live: int, starts: int, rounds: int) -> dict[str, dict[s
     with warm(folder, live, crowded) as sandboxes:
         jails = [pid for pid in descendants(os.getpid()) if pid not in before]
         kib = sum(proportional_kib(pid) for pid in jails) / live
-        actions, resets = [], []
+        actions: list[float] = []
         for number in range(max(2, rounds // 3)):
             for sandbox in sandboxes:
                 took = seconds_of(lambda: run_in(sandbox))  # noqa: B023  called at once
                 actions += [took] if number else []
-        for sandbox in sandboxes:
-            resets.append(seconds_of(sandbox.reset))
+        resets = [seconds_of(sandbox.reset) for sandbox in sandboxes]
         for _ in range(starts):  # one more, with all the others alive
             with warm(folder / "more", 1, crowded):
                 pass

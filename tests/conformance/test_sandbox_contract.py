@@ -420,12 +420,15 @@ def test_links_that_one_command_plants_do_not_lead_the_next_one_s_mounts_out(
     victim = tmp_path / "victim"
     victim.mkdir(mode=0o777)
     victim.chmod(0o777)
+    outside = tmp_path / "readable-outside-only"
+    outside.write_text("x")
     script = (
+        f"cat {outside} && exit 99\n"  # never on a machine's own folders, whatever the backend is
         "for base in /tmp /var/tmp /dev/shm $TMPDIR $HOME; do cd $base || continue; for name in *; do"
         f" mv $name moved-$name; ln -s /oldroot{victim} $name; done; ln -s /oldroot{victim} planted; done; true"
     )
     with backend.open(SandboxSpec(tree)) as sandbox:
-        sandbox.exec(["sh", "-c", script], timeout_seconds=LONG)
+        assert sandbox.exec(["sh", "-c", script], timeout_seconds=LONG).exit_code == 0
         result = sandbox.exec(["sh", "-c", "pwd; echo x > written"], timeout_seconds=LONG)
     assert list(victim.iterdir()) == []
     assert (result.exit_code, result.stdout) == (0, f"{tree}\n")

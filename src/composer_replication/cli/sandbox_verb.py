@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 _DEFAULT_TIMEOUT_SECONDS = 60.0
 _SELFTEST_FAILED = 3
-_BACKEND_HELP = "bubblewrap, sandlock, or package.module:Class (default: the first that works here)"
+_BACKEND_HELP = (
+    "bubblewrap, sandlock, bubblewrap-warm, or package.module:Class (default: the first that works here)"
+)
 
 
 def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:

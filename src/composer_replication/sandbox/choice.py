@@ -77,9 +77,11 @@ def _load(path: str) -> SandboxBackend:
 def open_sandbox(
     spec: SandboxSpec, backend: str | SandboxBackend | None = None, *, warm: bool = False
 ) -> Sandbox:
-    """Open a sandbox; ``backend`` is an object, a name as in ``choose_backend``, or None.
+    """Open a sandbox.
 
     Args:
+        spec: what it sees.
+        backend: an object, a name as in ``choose_backend``, or None for the first that works.
         warm: keep one process inside that starts the commands, so that each costs a message and no
             new jail. For a sandbox that runs many short commands.
 

@@ -128,7 +128,8 @@ class FreshFolders:
         Raises:
             OSError: a folder cannot be brought back.
         """
-        return all([self._clear_folder(str(root), flags=flags) for root in self.roots])
+        whole = [self._clear_folder(str(root), flags=flags) for root in self.roots]
+        return all(whole)  # after all of them were cleared
 
     def _clear_folder(self, folder: str, *, flags: bool) -> bool:
         now, before = _stamp(folder), self._stamps[folder]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -79,7 +80,9 @@ class JailedTree:
                     str(path),
                 )
 
-    def watched(self, *more: Path, num_own_processes: int = 0, closed: Set[str] = frozenset()) -> Watched:
+    def watched(
+        self, *more: Path, num_own_processes: int = 0, closed: AbstractSet[str] = frozenset()
+    ) -> Watched:
         """What one command may use; ``more`` are folders of this command alone, empty at its start."""
         folders = (*self.writable, *more)
         return Watched(self.limits, folders, self.baseline_bytes, num_own_processes, closed)

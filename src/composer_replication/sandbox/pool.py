@@ -126,6 +126,8 @@ class SandboxPool:
         Waits until one is free.
 
         Args:
+            tree: a folder; by default the tree is empty.
+            files: content by path in the tree.
             timeout_seconds: how long to wait for that (default: as long as it takes).
 
         Raises:
@@ -191,13 +193,8 @@ class SandboxPool:
             self._line.put(problem)
             return
         with self._lock:
-            is_closed = self._is_closed
-            if not is_closed:
-                self._all.add(sandbox)
-        if is_closed:
-            sandbox.close()
-        else:
-            self._line.put(sandbox)
+            self._all.add(sandbox)  # ``close`` waits for us before it closes all of them
+        self._line.put(sandbox)
 
     def _keep(self, sandbox: WarmBubblewrapSandbox) -> None:
         """Take a sandbox back; the rest happens in the background."""

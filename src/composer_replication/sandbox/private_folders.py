@@ -13,7 +13,8 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -140,10 +141,11 @@ def _reopen(folder: str) -> None:
         os.close(descriptor)
 
 
-def folder_bytes(roots: tuple[Path, ...], closed: Set[str] = frozenset()) -> int:
+def folder_bytes(roots: tuple[Path, ...], closed: AbstractSet[str] = frozenset()) -> int:
     """Disk in use below ``roots``; an entry counts for at least one block of 4 KiB.
 
     Args:
+        roots: folders.
         closed: folders that the jail cannot have written into, and that are not looked into.
 
     Raises:

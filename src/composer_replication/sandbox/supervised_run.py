@@ -12,12 +12,13 @@ import os
 import selectors
 import threading
 import time
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import IO, Protocol
+from typing import Protocol
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.records import Limits
@@ -50,15 +51,22 @@ def runs_interrupted() -> Iterator[None]:
         _interrupted.clear()
 
 
+class Pipe(Protocol):
+    """Our end of a pipe."""
+
+    def fileno(self) -> int: ...
+    def close(self) -> None: ...
+
+
 class Supervised(Protocol):
     """A started process: a ``subprocess.Popen`` with pipes, or a command of a warm jail."""
 
     @property
-    def stdin(self) -> IO[bytes] | None: ...
+    def stdin(self) -> Pipe | None: ...
     @property
-    def stdout(self) -> IO[bytes] | None: ...
+    def stdout(self) -> Pipe | None: ...
     @property
-    def stderr(self) -> IO[bytes] | None: ...
+    def stderr(self) -> Pipe | None: ...
     @property
     def pid(self) -> int:
         """Everything below this process is the run's."""
@@ -90,7 +98,7 @@ class Watched:
     folders: tuple[Path, ...]
     baseline_bytes: int
     num_own_processes: int = 0
-    closed: Set[str] = frozenset()
+    closed: AbstractSet[str] = frozenset()
 
     def disk_is_exceeded(self, pids: list[int]) -> bool:
         try:
@@ -116,7 +124,7 @@ class Watched:
 class Stream:
     """One output stream, of which only the first ``keep_bytes`` are kept."""
 
-    source: IO[bytes]
+    source: Pipe
     keep_bytes: int
     kept: bytearray = field(default_factory=bytearray)
     truncated: bool = False
@@ -168,9 +176,9 @@ class _Run:
         self.streams = [Stream(process.stdout, keep_bytes), Stream(process.stderr, keep_bytes)]
         self.selector = selectors.PollSelector()  # for four descriptors: cheaper than epoll
         self.pidfd = os.pidfd_open(process.pid) if end_descriptor is None else None
-        self.selector.register(
-            end_descriptor if self.pidfd is None else self.pidfd, selectors.EVENT_READ, None
-        )
+        end = self.pidfd if end_descriptor is None else end_descriptor
+        assert end is not None
+        self.selector.register(end, selectors.EVENT_READ, None)
         for stream in self.streams:
             os.set_blocking(stream.source.fileno(), False)
             self.selector.register(stream.source, selectors.EVENT_READ, stream)

@@ -140,6 +140,7 @@ def settings_of(pid: int, *, limits: bool = True) -> tuple[object, ...]:
     """Priority, scheduler and processors: what a command can set for another process of its user.
 
     Args:
+        pid: the other process.
         limits: the resource limits too, which only a process with the very same user ids can set.
     """
     return (

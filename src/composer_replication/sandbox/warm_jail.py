@@ -8,22 +8,23 @@ first process of the jail, which it cannot reach.
 from __future__ import annotations
 
 import os
+import select
 import socket
 import struct
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from io import FileIO
 from pathlib import Path
-from typing import IO
 
-from composer_replication.sandbox.held_jail import START_SECONDS, HeldJail, is_readable, pipe_with
+from composer_replication.sandbox.held_jail import START_SECONDS, HeldJail, pipe_with
 from composer_replication.sandbox.jailed_tree import failure
 from composer_replication.sandbox.process_tree import descendants
 
 _HEADER = struct.Struct("!cI")
 _ENDED = struct.Struct("!ci")
 _END_SECONDS = 10.0  # everything was killed: only a kernel that is stuck takes longer
-_LONGEST_ANSWER = 1 << 24
+_CHUNK_BYTES = 1 << 16
 _NO_FILE = 2
 _NOT_FOUND, _NOT_STARTED = 127, 126
 _KILLED = -9
@@ -72,6 +73,8 @@ class WarmJail:
         self.uid = uid
         self.is_broken = False
         self._socket, theirs = socket.socketpair()
+        self._poller = select.poll()
+        self._poller.register(self._socket, select.POLLIN)
         passed = (pipe_with(_server_source()), theirs.fileno(), os.pidfd_open(os.getpid()))
         server = [str(python), "-I", "-S", "-B", "-c", _LOADER, *map(str, passed)]
         server += ["-" if uid is None else str(uid), str(tree)]
@@ -116,7 +119,7 @@ class WarmJail:
 
     def is_alive(self) -> bool:
         """Does it take orders? Asked between commands, when it has nothing to say."""
-        return not self.is_broken and not is_readable(self.descriptor, 0)
+        return not self.is_broken and not self._says_something(0)
 
     def processes(self) -> list[int]:
         """Everything that lives in the jail besides its first process."""
@@ -128,9 +131,8 @@ class WarmJail:
         Raises:
             SandboxFailure: the jail is gone (CR0302).
         """
-        variables = [f"{name}={value}" for name, value in env.items()]
-        fields = b"".join(os.fsencode(text) + b"\0" for text in (*argv, *variables))
-        payload = len(argv).to_bytes(4, "big") + fields
+        fields = "\0".join((*argv, *(f"{name}={value}" for name, value in env.items()), ""))
+        payload = len(argv).to_bytes(4, "big") + os.fsencode(fields)
         command = WarmCommand(self, argv[0], with_stdin=with_stdin)
         try:
             self._send(b"R", payload, command.inner)
@@ -174,7 +176,7 @@ class WarmJail:
         Kills what runs unless it has ended. When this returns no process of the command lives.
         """
         try:
-            if not is_readable(self.descriptor, 0):
+            if not self._says_something(0):
                 self._send(b"K", b"")
             kind, number = _ENDED.unpack(self._receive(b"R", _END_SECONDS))
         except (OSError, _BrokenError, struct.error):
@@ -191,21 +193,23 @@ class WarmJail:
         self._socket.sendall(frame[sent:])
 
     def _receive(self, kind: bytes, seconds: float) -> bytes:
-        found, size = _HEADER.unpack(self._exactly(_HEADER.size, seconds))
-        if found != kind or size > _LONGEST_ANSWER:
-            raise _BrokenError("it answered something else")
-        return self._exactly(size, seconds)
-
-    def _exactly(self, size: int, seconds: float) -> bytes:
-        parts = b""
-        while len(parts) < size:
-            if not is_readable(self.descriptor, seconds):
-                raise _BrokenError("it did not answer in time")
-            chunk = self._socket.recv(size - len(parts))
+        answer = b""
+        while len(answer) < _HEADER.size or len(answer) < _HEADER.size + _HEADER.unpack_from(answer)[1]:
+            try:  # it is mostly there already
+                chunk = self._socket.recv(_CHUNK_BYTES, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                if not self._says_something(seconds):
+                    raise _BrokenError("it did not answer in time") from None
+                continue
             if not chunk:
                 raise _BrokenError("its first process ended")
-            parts += chunk
-        return parts
+            answer += chunk
+            if answer[:1] != kind:
+                raise _BrokenError("it answered something else")
+        return answer[_HEADER.size :]
+
+    def _says_something(self, seconds: float) -> bool:
+        return bool(self._poller.poll(seconds * 1000))
 
     def close(self, *, keeps_words: bool = False) -> None:
         """Kill everything inside and wait until it is gone; idempotent."""
@@ -223,7 +227,7 @@ class WarmCommand:
         self.jail = jail
         self.pid = jail.pid
         self.program = program
-        self.stdin: IO[bytes] | None = None
+        self.stdin: FileIO | None = None
         self.refusal = ""
         self.took_the_jail = False
         self._code: int | None = None
@@ -232,7 +236,7 @@ class WarmCommand:
             if with_stdin:
                 read, write = os.pipe2(os.O_CLOEXEC)
                 self.inner.append(read)
-                self.stdin = os.fdopen(write, "wb", buffering=0)
+                self.stdin = FileIO(write, "wb")
             self.stdout = self._output()
             self.stderr = self._output()
             if jail.uid is not None:  # so that it can open /dev/stdout, whose pipe is ours
@@ -245,10 +249,10 @@ class WarmCommand:
         if not with_stdin:
             self.inner.insert(0, _null())
 
-    def _output(self) -> IO[bytes]:
+    def _output(self) -> FileIO:
         read, write = os.pipe2(os.O_CLOEXEC)
         self.inner.append(write)
-        return os.fdopen(read, "rb", buffering=0)
+        return FileIO(read, "rb")
 
     def close_inner(self) -> None:
         """Close our copies of the ends that the command has by now."""

@@ -39,7 +39,11 @@ class Present(Absent):
 
 
 def test_known_names() -> None:
-    assert [choose_backend(name).name for name in choice.BACKENDS] == ["bubblewrap", "sandlock"]
+    assert [choose_backend(name).name for name in choice.BACKENDS] == [
+        "bubblewrap",
+        "sandlock",
+        "bubblewrap-warm",
+    ]
 
 
 def test_a_dotted_path() -> None:

@@ -1,7 +1,7 @@
 """Where does untrusted code run? In a jail around one task tree.
 
-One contract (``interfaces.Sandbox``), two backends (bubblewrap, sandlock) and one
-conformance suite for all. ``require_selftest`` proves that a jail holds before any
+One contract (``interfaces.Sandbox``), two backends (bubblewrap, sandlock), a kind of the
+first that stays warm between commands (``pool`` lends those), and one conformance suite for all. ``require_selftest`` proves that a jail holds before any
 reward depends on it.
 
     with open_sandbox(SandboxSpec(tree=tree)) as sandbox:

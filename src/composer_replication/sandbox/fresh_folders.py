@@ -116,31 +116,27 @@ class FreshFolders:
             path for path, stamp in self._stamps.items() if stamp[3] != owner and not stamp[2] & 0o022
         }
 
-    def clear(self, *, flags: bool = False) -> bool:
+    def clear(self, *, thorough: bool = False) -> bool:
         """Remove what was not there; False when something that was there is gone or another one.
 
         Runs after every command: an entry costs a few microseconds. A folder that somebody else owns
         and nobody else may write cannot have been changed inside.
 
         Args:
-            flags: bring back inode flags too.
+            thorough: bring back inode flags and times too.
 
         Raises:
             OSError: a folder cannot be brought back.
         """
-        whole = [self._clear_folder(str(root), flags=flags) for root in self.roots]
+        whole = [self._clear_folder(str(root), thorough=thorough) for root in self.roots]
         return all(whole)  # after all of them were cleared
 
-    def _clear_folder(self, folder: str, *, flags: bool) -> bool:
+    def _clear_folder(self, folder: str, *, thorough: bool) -> bool:
         now, before = _stamp(folder), self._stamps[folder]
         if _is_other(now, before):
             return False
         mark = self._marks[folder]
-        if (
-            now != before
-            or _attributes(folder) != mark.attributes
-            or (flags and _flags(folder) != mark.flags)
-        ):
+        if now != before or _attributes(folder) != mark.attributes:
             mark.put_back(Path(folder))
         with os.scandir(folder) as entries:
             found = {entry.path: entry.is_dir(follow_symlinks=False) for entry in entries}
@@ -150,9 +146,11 @@ class FreshFolders:
             if path not in known:
                 remove(Path(path), is_folder=is_folder)
             elif is_folder and path in self._inside and path not in self.closed:
-                is_whole = self._clear_folder(path, flags=flags) and is_whole
+                is_whole = self._clear_folder(path, thorough=thorough) and is_whole
             else:
                 is_whole = not _is_other(_stamp(path), self._stamps[path]) and is_whole
+        if thorough:  # last, for emptying it has changed its times
+            mark.put_back(Path(folder))
         return is_whole
 
     def strangers(self) -> list[str]:

@@ -30,7 +30,7 @@ from composer_replication.sandbox.process_tree import (
     unlinked_file_bytes,
 )
 
-_CHUNK_BYTES = 1 << 18
+_CHUNK_BYTES = 1 << 16  # what a pipe holds
 _WATCH_SECONDS = 0.05
 _LONGEST_WATCH_SECONDS = 1.0
 _WATCH_SHARE = 10  # a look may cost at most a tenth of the time
@@ -229,7 +229,7 @@ class _Run:
     def drain_rest(self) -> None:
         """Empty the pipes. All writers are dead, so what is there now is all there is."""
         for stream in self.streams:
-            while stream.drain():
+            while not stream.at_end and stream.drain():
                 pass
 
     def close(self) -> None:

@@ -227,7 +227,7 @@ class WarmBubblewrapSandbox(BubblewrapSandbox):
             left += [f"the file {path}" for path in sorted(folder.iterdir())]
             left += [] if FolderMark.of(folder) == mark else [f"the mode or attributes of {folder}"]
         if self._jail is not None:
-            self._fresh.clear(flags=True)
+            self._fresh.clear(thorough=True)
             left += self._fresh.strangers()
         self._jailed.baseline_bytes = folder_bytes(self._jailed.writable)
         return left

@@ -2,8 +2,10 @@
 
     python benchmarks/sandbox_warm.py [--rounds 30] [--live 64] [--starts 40] [--peer-python PATH]
 
-Everybody runs ``bash -c true``, in blocks that take turns, so that all see the machine as busy as
-it is; seconds are the caller's, from the call to the result. mini-swe-agent's bubblewrap
+Everybody is given the action ``true`` as text and runs it in its own shell (ours and swe-rex's
+single command ``/bin/sh``, mini-swe-agent and swe-rex's session ``bash``; two rows more say what
+``bash`` costs ours, and nobody), in blocks that take turns, so that all see the machine as busy
+as it is; seconds are the caller's, from the call to the result. mini-swe-agent's bubblewrap
 environment (bubblewrap is our kind of jail too; it starts one for each action, with its own
 defaults) and swe-rex's local runtime (no jail; its single command, and the action in a shell
 session) run in an interpreter of their own, made for this run from
@@ -30,13 +32,15 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from composer_replication.interfaces import Sandbox
 from composer_replication.records import SandboxSpec
 from composer_replication.sandbox import open_sandbox
 from composer_replication.sandbox.bubblewrap import Bubblewrap
 from composer_replication.sandbox.process_tree import descendants
 from composer_replication.sandbox.warm_bubblewrap import WarmBubblewrapSandbox
 
-PROGRAM = ["bash", "-c", "true"]
+ACTION = "true"
+IN_BASH = ["bash", "-c", ACTION]
 FOLDER = Path(__file__).parent / "sandbox_peers"
 TIMEOUT_SECONDS = 60.0
 BLOCK = 10
@@ -88,7 +92,7 @@ class Peers:
     def seconds(self, who: str, count: int) -> list[float]:
         """So many commands."""
         assert self.process.stdin is not None
-        print(json.dumps({"who": who, "num": count, "program": PROGRAM}), file=self.process.stdin, flush=True)
+        print(json.dumps({"who": who, "num": count, "action": ACTION}), file=self.process.stdin, flush=True)
         found: list[float] = json.loads(self._line())
         return found
 
@@ -106,9 +110,9 @@ def seconds_of(run: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def plain() -> None:
+def plain(command: str | list[str]) -> None:
     """The command with no jail at all."""
-    subprocess.run(PROGRAM, check=True, capture_output=True)
+    subprocess.run(command, shell=isinstance(command, str), check=True, capture_output=True)
 
 
 def quantile(values: list[float], share: float) -> float:
@@ -148,9 +152,9 @@ def warm(
         yield found
 
 
-def run_in(sandbox: WarmBubblewrapSandbox) -> None:
+def run_in(sandbox: Sandbox, command: str | list[str] = ACTION) -> None:
     """One command in a sandbox."""
-    done = sandbox.exec(PROGRAM, timeout_seconds=TIMEOUT_SECONDS)
+    done = sandbox.exec(command, timeout_seconds=TIMEOUT_SECONDS)
     if done.exit_code != 0:
         raise RuntimeError(f"it failed: {done.stderr}")
 
@@ -160,14 +164,12 @@ def actions(folder: Path, peers: Peers, rounds: int) -> dict[str, dict[str, floa
     seconds: dict[str, list[float]] = {}
     (folder / "cold").mkdir()
     with warm(folder, 1) as (ours,), open_sandbox(SandboxSpec(folder / "cold"), Bubblewrap()) as cold:
-
-        def run_cold() -> None:
-            cold.exec(PROGRAM, timeout_seconds=TIMEOUT_SECONDS)
-
         here: dict[str, tuple[Callable[[], object], int]] = {
             "ours, warm": (lambda: run_in(ours), BLOCK),
-            "ours, cold": (run_cold, SLOW_BLOCK),
-            "plain subprocess, no jail": (plain, BLOCK),
+            "ours, cold": (lambda: run_in(cold), SLOW_BLOCK),
+            "plain subprocess, no jail": (lambda: plain(ACTION), BLOCK),
+            "ours, warm, bash": (lambda: run_in(ours, IN_BASH), BLOCK),
+            "plain subprocess, bash": (lambda: plain(IN_BASH), BLOCK),
         }
         there = {
             "mini-swe-agent, bubblewrap": ("mini", SLOW_BLOCK),

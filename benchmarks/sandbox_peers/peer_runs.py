@@ -1,6 +1,6 @@
 """Runs commands as two agents do, in an interpreter that has them; asked and answering in lines of JSON.
 
-Each line of standard input is ``{"who": name, "num": count, "program": […]}``; the answer is a list
+Each line of standard input is ``{"who": name, "num": count, "action": text}``; the answer is a list
 of seconds, one a command. ``mini`` is mini-swe-agent's bubblewrap environment with its defaults.
 ``rex-execute`` and ``rex-session`` are swe-rex's local runtime, which has no jail: its single
 command, and the action in a shell session that its agents use.
@@ -12,7 +12,6 @@ import asyncio
 import json
 import logging
 import os
-import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -46,16 +45,16 @@ class Peers:
         self.action, self.command = BashAction, Command
         self.loop.run_until_complete(self.runtime.create_session(CreateBashSessionRequest()))
 
-    def run(self, who: str, program: list[str]) -> None:
+    def run(self, who: str, action: str) -> None:
         """One command."""
-        if who == "mini":  # its shell is bash: the last argument is what it would be asked to run
-            _expect(self.mini.execute({"command": program[-1]})["returncode"])
+        if who == "mini":
+            _expect(self.mini.execute({"command": action})["returncode"])
         elif who == "rex-execute":
-            asked = self.runtime.execute(self.command(command=program))
+            asked = self.runtime.execute(self.command(command=action, shell=True))
             _expect(self.loop.run_until_complete(asked).exit_code)
         else:
-            action = self.action(command=shlex.join(program))
-            _expect(self.loop.run_until_complete(self.runtime.run_in_session(action)).exit_code)
+            said = self.loop.run_until_complete(self.runtime.run_in_session(self.action(command=action)))
+            _expect(said.exit_code)
 
     def close(self) -> None:
         """End the session."""
@@ -72,7 +71,7 @@ def main() -> None:
     for line in sys.stdin:
         order = json.loads(line)
         seconds = [
-            _timed(lambda: peers.run(order["who"], order["program"]))  # noqa: B023  called at once
+            _timed(lambda: peers.run(order["who"], order["action"]))  # noqa: B023  called at once
             for _ in range(order["num"])
         ]
         print(json.dumps(seconds), file=answers, flush=True)

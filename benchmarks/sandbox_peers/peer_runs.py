@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+_PATIENCE_SECONDS = 300.0  # a busy machine must not end the run
+
 
 def _timed(run: Callable[[], Any]) -> float:
     started = time.perf_counter()
@@ -43,7 +45,9 @@ class Peers:
         self.runtime = LocalRuntime()
         self.loop = asyncio.new_event_loop()
         self.action, self.command = BashAction, Command
-        self.loop.run_until_complete(self.runtime.create_session(CreateBashSessionRequest()))
+        self.loop.run_until_complete(
+            self.runtime.create_session(CreateBashSessionRequest(startup_timeout=_PATIENCE_SECONDS))
+        )
 
     def run(self, who: str, action: str) -> None:
         """One command."""
@@ -53,7 +57,9 @@ class Peers:
             asked = self.runtime.execute(self.command(command=action, shell=True))
             _expect(self.loop.run_until_complete(asked).exit_code)
         else:
-            said = self.loop.run_until_complete(self.runtime.run_in_session(self.action(command=action)))
+            said = self.loop.run_until_complete(
+                self.runtime.run_in_session(self.action(command=action, timeout=_PATIENCE_SECONDS))
+            )
             _expect(said.exit_code)
 
     def close(self) -> None:

@@ -78,7 +78,7 @@ class SandboxPool:
 
     Args:
         size: how many there are; also how many commands ``take_async`` runs at once. Two for each
-            processor keep it busy while the others are reset; memory is some 5 MB each.
+            processor keep it busy while the others are reset; memory is some 4 MiB each.
         read_only, masked, limits: as in ``SandboxSpec``.
 
     Raises:

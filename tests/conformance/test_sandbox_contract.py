@@ -129,6 +129,12 @@ def test_stdin_that_nobody_reads(jail: Sandbox) -> None:
     assert jail.exec(["true"], timeout_seconds=LONG, stdin=b"x" * (8 * MIB)).exit_code == 0
 
 
+def test_streams_can_be_opened_by_name(jail: Sandbox) -> None:
+    script = "echo out > /dev/stdout; echo err > /dev/stderr; cat /dev/stdin"
+    done = jail.exec(script, timeout_seconds=LONG, stdin=b"in")
+    assert (done.stdout, done.stderr) == ("out\nin", "err\n")
+
+
 def test_without_stdin_there_is_an_end_of_file(jail: Sandbox) -> None:
     result = jail.exec(["cat"], timeout_seconds=LONG)
     assert (result.exit_code, result.stdout) == (0, "")

@@ -358,13 +358,6 @@ def test_signals_are_as_by_default(jail: WarmBubblewrapSandbox) -> None:
     assert [int(mask, 16) & ~of_the_c_library for mask in rows[1::2]] == [0, 0]
 
 
-def test_streams_can_be_opened_by_name(jail: WarmBubblewrapSandbox) -> None:
-    done = jail.exec(
-        "echo out > /dev/stdout; echo err > /dev/stderr; cat /dev/stdin", timeout_seconds=LONG, stdin=b"in"
-    )
-    assert (done.stdout, done.stderr) == ("out\nin", "err\n")
-
-
 # The reset between two rollouts, and that it looks.
 
 

@@ -24,6 +24,7 @@ ERRORS = {
     "MissingError": 3,
     "NothingToDoError": 6,
     "SandboxFailure": 3,
+    "SandboxFileError": 4,
     "SplitOverlapError": 4,
     "UsageError": 2,
 }
@@ -31,6 +32,7 @@ RECORDS = {
     "Check",
     "Completion",
     "ExecResult",
+    "FileEntry",
     "HeldoutReading",
     "Edit",
     "Hole",

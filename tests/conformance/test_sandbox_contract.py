@@ -120,6 +120,12 @@ def test_stdin_that_nobody_reads(jail: Sandbox) -> None:
     assert jail.exec(["true"], timeout_seconds=LONG, stdin=b"x" * (8 * MIB)).exit_code == 0
 
 
+def test_streams_can_be_opened_by_name(jail: Sandbox) -> None:
+    script = "echo out > /dev/stdout; echo err > /dev/stderr; cat /dev/stdin"
+    done = jail.exec(script, timeout_seconds=LONG, stdin=b"in")
+    assert (done.stdout, done.stderr) == ("out\nin", "err\n")
+
+
 def test_without_stdin_there_is_an_end_of_file(jail: Sandbox) -> None:
     result = jail.exec(["cat"], timeout_seconds=LONG)
     assert (result.exit_code, result.stdout) == (0, "")
@@ -413,12 +419,15 @@ def test_links_that_one_command_plants_do_not_lead_the_next_one_s_mounts_out(
     victim = tmp_path / "victim"
     victim.mkdir(mode=0o777)
     victim.chmod(0o777)
+    outside = tmp_path / "readable-outside-only"
+    outside.write_text("x")
     script = (
+        f"cat {outside} && exit 99\n"  # never on a machine's own folders, whatever the backend is
         "for base in /tmp /var/tmp /dev/shm $TMPDIR $HOME; do cd $base || continue; for name in *; do"
         f" mv $name moved-$name; ln -s /oldroot{victim} $name; done; ln -s /oldroot{victim} planted; done; true"
     )
     with backend.open(SandboxSpec(tree)) as sandbox:
-        sandbox.exec(["sh", "-c", script], timeout_seconds=LONG)
+        assert sandbox.exec(["sh", "-c", script], timeout_seconds=LONG).exit_code == 0
         result = sandbox.exec(["sh", "-c", "pwd; echo x > written"], timeout_seconds=LONG)
     assert list(victim.iterdir()) == []
     assert (result.exit_code, result.stdout) == (0, f"{tree}\n")

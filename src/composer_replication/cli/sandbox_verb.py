@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _DEFAULT_TIMEOUT_SECONDS = 60.0
 _SELFTEST_FAILED = 3
 _BACKEND_HELP = (
-    "bubblewrap, sandlock, docker, podman, kubernetes, none, or package.module:Class "
+    "bubblewrap, sandlock, bubblewrap-warm, docker, podman, kubernetes, none, or package.module:Class "
     "(default: the first of the first two that works here)"
 )
 _ACCEPT_HELP = (

@@ -12,31 +12,26 @@ process makes the kernel kill every other one, however it daemonised.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import resource
-import select
 import shutil
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
 from composer_replication.errors import MissingError
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import Check, ExecResult, SandboxSpec
-from composer_replication.sandbox.jailed_tree import STARTER, failure, to_result
+from composer_replication.sandbox.held_jail import START_SECONDS, HeldJail
+from composer_replication.sandbox.jailed_tree import STARTER, to_result
 from composer_replication.sandbox.local_sandbox import LocalSandbox
 from composer_replication.sandbox.mounts import MountPlan
 from composer_replication.sandbox.supervised_run import supervise
-from composer_replication.sandbox.syscall_filter import filter_program
 from composer_replication.sandbox.user_ids import private_uid
 
-_START_SECONDS = 30.0
 _NUM_INIT_PROCESSES = 1
 _INSTALL = "install bubblewrap (Debian, Ubuntu: apt install bubblewrap)"
 
@@ -65,10 +60,18 @@ class Bubblewrap:
             MissingError: ``bwrap`` or ``setpriv`` is not installed (CR0301).
             SandboxFailure: a path of the spec is missing or cannot be shown (CR0304).
         """
+        self.require_programs()
+        return BubblewrapSandbox(spec)
+
+    def require_programs(self) -> None:
+        """Are the programs there?
+
+        Raises:
+            MissingError: ``bwrap`` or ``setpriv`` is not installed (CR0301).
+        """
         for program in ("bwrap", "setpriv") if _drops_uid() else ("bwrap",):
             if shutil.which(program) is None:
                 raise MissingError("CR0301", f"the program {program} is not installed.", fix=_INSTALL)
-        return BubblewrapSandbox(spec)
 
 
 class BubblewrapSandbox(LocalSandbox):
@@ -92,9 +95,10 @@ class BubblewrapSandbox(LocalSandbox):
         started = time.monotonic()
         with (
             self._jailed.scratch.for_one_command(self._uid) as fresh,
-            _Jail(self._command(argv, environment, marker, fresh)) as jail,
+            HeldJail(self._command(argv, environment, marker, fresh)) as jail,
         ):
             jail.release(self._limits())
+            jail.own_pipes(self._uid)
             ended = supervise(
                 jail.process,
                 jail.kill,
@@ -106,34 +110,30 @@ class BubblewrapSandbox(LocalSandbox):
         return to_result(ended, marker.encode(), self._jailed.limits, backend=Bubblewrap.name)
 
     def _command(self, argv: Sequence[str], env: Mapping[str, str], marker: str, fresh: Path) -> list[str]:
-        command = ["bwrap", "--die-with-parent", "--unshare-ipc", "--unshare-pid", "--unshare-net"]
-        command += ["--unshare-uts", "--unshare-cgroup-try", "--hostname", "sandbox"]
+        starter = ["/bin/sh", "-c", STARTER, "sandbox", marker, *argv]
+        if self._uid is not None:
+            user = str(self._uid)
+            drop = ["setpriv", "--reuid", user, "--regid", user, "--clear-groups"]
+            starter = [*drop, "--inh-caps=-all", "--no-new-privs", *starter]
+        place = ["--chdir", str(self._jailed.real_tree)]
+        return ["bwrap", "--die-with-parent", *self._walls(env, fresh), *place, "--", *starter]
+
+    def _walls(self, env: Mapping[str, str], fresh: Path, *, queues: str = "") -> list[str]:
+        """The namespaces, privileges, files and variables of a jail, as arguments for ``bwrap``."""
+        walls = ["--unshare-ipc", "--unshare-pid", "--unshare-net"]
+        walls += ["--unshare-uts", "--unshare-cgroup-try", "--hostname", "sandbox"]
         if self._uid is None:
-            command += (
+            walls += (
                 ["--unshare-user", "--disable-userns"]
                 if _can_disable_userns(shutil.which("bwrap"))
                 else ["--unshare-user"]
             )
         else:
-            command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
-        command += [*self._mounts.arguments(fresh), "--chdir", str(self._jailed.real_tree), "--clearenv"]
+            walls += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+        walls += [*self._mounts.arguments(fresh, queues=queues), "--clearenv"]
         for name, value in env.items():
-            command += ["--setenv", name, value]
-        starter = ["/bin/sh", "-c", STARTER, "sandbox", marker, *argv]
-        if self._uid is not None:
-            user = str(self._uid)
-            drop = [
-                "setpriv",
-                "--reuid",
-                user,
-                "--regid",
-                user,
-                "--clear-groups",
-                "--inh-caps=-all",
-                "--no-new-privs",
-            ]
-            starter = [*drop, *starter]
-        return [*command, "--", *starter]
+            walls += ["--setenv", name, value]
+        return walls
 
     def _limits(self) -> list[tuple[int, int]]:
         limits = self._jailed.limits
@@ -148,107 +148,6 @@ class BubblewrapSandbox(LocalSandbox):
         elif _counts_per_namespace():
             found.append((resource.RLIMIT_NPROC, limits.num_processes + _NUM_INIT_PROCESSES))
         return found
-
-
-class _Jail:
-    """One started ``bwrap``, held before it runs the command, and a way to kill all of it."""
-
-    def __init__(self, command: list[str]) -> None:
-        info_read, info_write = os.pipe()
-        block_read, self._block_write = os.pipe()
-        filter_read = _pipe_with(filter_program())
-        passed = [info_write, block_read, *([] if filter_read is None else [filter_read])]
-        options = ["--info-fd", str(info_write), "--block-fd", str(block_read)]
-        if filter_read is not None:
-            options += ["--seccomp", str(filter_read)]
-        self._init_pidfd: int | None = None
-        self._info_read: int | None = info_read
-        try:
-            self.process = subprocess.Popen(
-                [command[0], *options, *command[1:]],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env={"PATH": os.environ.get("PATH", os.defpath)},
-                pass_fds=passed,
-                start_new_session=True,
-            )
-        except OSError as error:
-            self._close_descriptors()
-            raise failure("CR0302", f"bwrap does not start: {error}.") from error
-        finally:
-            for descriptor in passed:
-                os.close(descriptor)
-
-    def release(self, limits: list[tuple[int, int]]) -> None:
-        """Take hold of the jail's first process, set the limits, let the command run."""
-        try:
-            init = self._first_process()
-            self._init_pidfd = os.pidfd_open(init)
-            for kind, value in limits:
-                resource.prlimit(init, kind, (value, value))
-            os.write(self._block_write, b"x")
-        except (OSError, ValueError, KeyError) as error:
-            self.kill()
-            said = self.process.stderr.read(2000).decode(errors="replace") if self.process.stderr else ""
-            raise failure("CR0302", f"bwrap does not start a jail: {said.strip() or error}.") from error
-        except BaseException:
-            self.kill()
-            raise
-
-    def _first_process(self) -> int:
-        """Its process id outside; ``bwrap`` writes JSON with the key ``child-pid``."""
-        text = b""
-        deadline = time.monotonic() + _START_SECONDS
-        descriptor = self._info_read
-        while descriptor is not None and time.monotonic() < deadline:
-            if select.select([descriptor], [], [], 1.0)[0]:
-                chunk = os.read(descriptor, 4096)
-                text += chunk
-                if not chunk or text.rstrip().endswith(b"}"):
-                    break
-        return int(json.loads(text)["child-pid"])
-
-    def kill(self) -> None:
-        """Kill every process of the jail and wait until they are gone."""
-        if self._init_pidfd is None:
-            self.process.kill()
-        else:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._init_pidfd, signal.SIGKILL)
-            select.select([self._init_pidfd], [], [], _START_SECONDS)
-        self.process.wait()
-        if self._init_pidfd is not None:
-            # Orphaned, it belongs to process 1, which collects it. In a container that may be us.
-            with suppress(ChildProcessError):
-                os.waitid(os.P_PIDFD, self._init_pidfd, os.WEXITED | os.WNOHANG)
-
-    def _close_descriptors(self) -> None:
-        for descriptor in (self._init_pidfd, self._info_read, self._block_write):
-            if descriptor is not None:
-                os.close(descriptor)
-        self._init_pidfd = self._info_read = None
-
-    def __enter__(self) -> _Jail:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.kill()
-        self._close_descriptors()
-        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
-            if pipe is not None:
-                with suppress(OSError):
-                    pipe.close()
-
-
-def _pipe_with(data: bytes) -> int | None:
-    """The reading end of a pipe that holds ``data`` (below the 64 KiB that a pipe takes)."""
-    if not data:
-        return None
-    read, write = os.pipe()
-    with os.fdopen(write, "wb") as handle:
-        handle.write(data)
-    return read
 
 
 def _drops_uid() -> bool:
@@ -292,7 +191,7 @@ def _first_start() -> str:
     ]
     try:
         done = subprocess.run(
-            [*command, "true"], capture_output=True, text=True, timeout=_START_SECONDS, check=False
+            [*command, "true"], capture_output=True, text=True, timeout=START_SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)

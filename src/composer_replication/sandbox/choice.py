@@ -14,6 +14,7 @@ from composer_replication.sandbox.acceptance import WITHOUT_ISOLATION, require_a
 BACKENDS = {
     "bubblewrap": "composer_replication.sandbox.bubblewrap:Bubblewrap",
     "sandlock": "composer_replication.sandbox.sandlock_backend:Sandlock",
+    "bubblewrap-warm": "composer_replication.sandbox.warm_bubblewrap:WarmBubblewrap",
     "docker": "composer_replication.sandbox.engine.docker:Docker",
     "podman": "composer_replication.sandbox.engine.docker:Podman",
     "kubernetes": "composer_replication.sandbox.pods.kubernetes_backend:Kubernetes",
@@ -21,8 +22,10 @@ BACKENDS = {
 }
 """Known names, best first; each is imported only when it is chosen."""
 
-ONLY_BY_NAME = ("docker", "podman", "kubernetes", WITHOUT_ISOLATION)
+ONLY_BY_NAME = ("bubblewrap-warm", "docker", "podman", "kubernetes", WITHOUT_ISOLATION)
 """Those that are never chosen without being named: they need a service, or a person's decision."""
+
+_WARM = "-warm"  # the name of a backend, and this, is the name of its warm kind
 
 
 def choose_backend(name: str | None = None) -> SandboxBackend:
@@ -84,12 +87,33 @@ def _load(path: str) -> SandboxBackend:
     return cast("SandboxBackend", found)
 
 
-def open_sandbox(spec: SandboxSpec, backend: str | SandboxBackend | None = None) -> Sandbox:
-    """Open a sandbox; ``backend`` is an object, a name as in ``choose_backend``, or None.
+def open_sandbox(
+    spec: SandboxSpec, backend: str | SandboxBackend | None = None, *, warm: bool = False
+) -> Sandbox:
+    """Open a sandbox.
+
+    Args:
+        spec: what it sees.
+        backend: an object, a name as in ``choose_backend``, or None for the first that works.
+        warm: keep one process inside that starts the commands, so that each costs a message and no
+            new jail. For a sandbox that runs many short commands.
 
     Raises:
-        UsageError, MissingError: as ``choose_backend``.
+        UsageError, MissingError: as ``choose_backend``; the backend has no warm kind (CR0311).
         SandboxFailure: the jail cannot be prepared.
     """
     chosen = choose_backend(backend) if backend is None or isinstance(backend, str) else backend
-    return chosen.open(spec)
+    return (_warm_kind(chosen) if warm else chosen).open(spec)
+
+
+def _warm_kind(backend: SandboxBackend) -> SandboxBackend:
+    if backend.name.endswith(_WARM):
+        return backend
+    if backend.name + _WARM in BACKENDS:
+        return choose_backend(backend.name + _WARM)
+    raise UsageError(
+        "CR0311",
+        f"the sandbox backend {backend.name!r} has no warm kind.",
+        where="warm",
+        fix="use the backend bubblewrap, or leave warm out",
+    )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -79,10 +80,12 @@ class JailedTree:
                     str(path),
                 )
 
-    def watched(self, *more: Path, num_own_processes: int = 0) -> Watched:
+    def watched(
+        self, *more: Path, num_own_processes: int = 0, closed: AbstractSet[str] = frozenset()
+    ) -> Watched:
         """What one command may use; ``more`` are folders of this command alone, empty at its start."""
         folders = (*self.writable, *more)
-        return Watched(self.limits, folders, self.baseline_bytes, num_own_processes=num_own_processes)
+        return Watched(self.limits, folders, self.baseline_bytes, num_own_processes, closed)
 
     def write_accounts(self, uid: int, gid: int) -> None:
         """Write the few account files that a jail sees instead of the host's."""
@@ -158,13 +161,19 @@ class JailedTree:
         if self._is_closed:
             raise failure("CR0303", "the sandbox is closed.", str(self.real_tree))
 
-    def close(self) -> None:
-        """Wait for running commands, give the tree back, remove the scratch folder; idempotent."""
+    def close(self, end_jail: Callable[[], None] | None = None) -> None:
+        """Wait for running commands, give the tree back, remove the scratch folder; idempotent.
+
+        Args:
+            end_jail: called when no command runs any more, before anything is taken away.
+        """
         with self._lock:
             if self._is_closed:
                 return
             self._is_closed = True
             self._lock.wait_for(lambda: self._num_running == 0 and not self._is_held)
+        if end_jail is not None:
+            end_jail()
         if self.real_tree.is_dir():
             with suppress(OSError):  # a tree that its owner removed meanwhile
                 give_back(self.real_tree, self._owner)
@@ -185,11 +194,18 @@ def to_result(ended: Ended, marker: bytes, limits: Limits, *, backend: str) -> E
     if not found and ended.verdict is Verdict.ENDED:
         said = before.decode(errors="replace").strip() or f"exit code {ended.exit_code}"
         raise failure("CR0302", f"{backend} did not start the command: {said[-500:]}.")
+    return as_record(ended, stderr, limits)
+
+
+def as_record(ended: Ended, stderr: bytes, limits: Limits, *, stopped: str = "") -> ExecResult:
+    """The record of a run; ``stopped`` is said in its last line when no limit is named there."""
     stdout = ended.stdout[: limits.output_bytes]
     truncated = ended.truncated or len(stdout) < len(ended.stdout) or len(stderr) > limits.output_bytes
     text = stderr[: limits.output_bytes].decode(errors="replace")
     if ended.verdict not in (Verdict.ENDED, Verdict.TIMED_OUT):
-        text = f"{text}{'' if text.endswith(chr(10)) or not text else chr(10)}[sandbox] stopped: {ended.verdict.value}\n"
+        stopped = ended.verdict.value
+    if stopped:
+        text = f"{text}{'' if text.endswith(chr(10)) or not text else chr(10)}[sandbox] stopped: {stopped}\n"
     return ExecResult(
         exit_code=ended.exit_code,
         stdout=stdout.decode(errors="replace"),

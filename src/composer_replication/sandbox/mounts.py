@@ -49,10 +49,16 @@ class MountPlan:
             if path.exists() and is_below(path, self._binds) and not is_below(tree, [path]):
                 self._bind(scratch.empty_folder if path.is_dir() else scratch.empty_file, path, "--ro-bind")
 
-    def arguments(self, fresh: Path) -> list[str]:
-        """Arguments for ``bwrap``; ``fresh`` has ``tmp`` and ``shm`` that no command has touched."""
+    def arguments(self, fresh: Path, *, queues: str = "") -> list[str]:
+        """Arguments for ``bwrap``.
+
+        Args:
+            fresh: has ``tmp`` and ``shm`` that no command has touched.
+            queues: where the message queues of the jail are listed; by default nowhere.
+        """
+        listed = ["--mqueue", queues, "--remount-ro", queues] if queues else []
         proper = ["--remount-ro", "/dev", "--remount-ro", "/"]
-        return ["--proc", "/proc", "--dev", "/dev", *self._in_order(fresh), *proper]
+        return ["--proc", "/proc", "--dev", "/dev", *listed, *self._in_order(fresh), *proper]
 
     def root_links(self) -> dict[Path, str]:
         """Links that must stand in the root itself, for no shown folder has them: place to target."""

@@ -14,6 +14,7 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -140,8 +141,12 @@ def _reopen(folder: str) -> None:
         os.close(descriptor)
 
 
-def folder_bytes(roots: tuple[Path, ...]) -> int:
+def folder_bytes(roots: tuple[Path, ...], closed: AbstractSet[str] = frozenset()) -> int:
     """Disk in use below ``roots``; an entry counts for at least one block of 4 KiB.
+
+    Args:
+        roots: folders.
+        closed: folders that the jail cannot have written into, and that are not looked into.
 
     Raises:
         UnmeasurableError: a folder cannot be read.
@@ -157,7 +162,7 @@ def folder_bytes(roots: tuple[Path, ...]) -> int:
                     with suppress(FileNotFoundError):
                         info = entry.stat(follow_symlinks=False)
                         total += max(info.st_blocks * 512, _BLOCK_BYTES)
-                        if stat.S_ISDIR(info.st_mode):
+                        if stat.S_ISDIR(info.st_mode) and entry.path not in closed:
                             queue.append(entry.path)
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENOTDIR):

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import os
 import selectors
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import IO
+from typing import Protocol
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.records import Limits
@@ -30,7 +30,7 @@ from composer_replication.sandbox.process_tree import (
     unlinked_file_bytes,
 )
 
-_CHUNK_BYTES = 1 << 18
+_CHUNK_BYTES = 1 << 16  # what a pipe holds
 _WATCH_SECONDS = 0.05
 _LONGEST_WATCH_SECONDS = 1.0
 _WATCH_SHARE = 10  # a look may cost at most a tenth of the time
@@ -56,6 +56,32 @@ def is_interrupted() -> bool:
     return _interrupted.is_set()
 
 
+class Pipe(Protocol):
+    """Our end of a pipe."""
+
+    def fileno(self) -> int: ...
+    def close(self) -> None: ...
+
+
+class Supervised(Protocol):
+    """A started process: a ``subprocess.Popen`` with pipes, or a command of a warm jail."""
+
+    @property
+    def stdin(self) -> Pipe | None: ...
+    @property
+    def stdout(self) -> Pipe | None: ...
+    @property
+    def stderr(self) -> Pipe | None: ...
+    @property
+    def pid(self) -> int:
+        """Everything below this process is the run's."""
+        ...
+
+    def wait(self) -> int:
+        """Its exit code, -N for signal N; asked once it is dead."""
+        ...
+
+
 class Verdict(Enum):
     """Why we ended the run; ``ENDED`` when it ended by itself."""
 
@@ -68,16 +94,20 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What a run may use and where it may write; ``baseline_bytes`` were there before."""
+    """What a run may use and where it may write; ``baseline_bytes`` were there before.
+
+    Folders in ``closed`` cannot be written into and are not measured.
+    """
 
     limits: Limits
     folders: tuple[Path, ...]
     baseline_bytes: int
     num_own_processes: int = 0
+    closed: AbstractSet[str] = frozenset()
 
     def disk_is_exceeded(self, pids: list[int]) -> bool:
         try:
-            used = folder_bytes(self.folders) + unlinked_file_bytes(pids)
+            used = folder_bytes(self.folders, self.closed) + unlinked_file_bytes(pids)
         except UnmeasurableError:
             return True
         return used - self.baseline_bytes > self.limits.disk_bytes
@@ -99,7 +129,7 @@ class Watched:
 class Stream:
     """One output stream, of which only the first ``keep_bytes`` are kept."""
 
-    source: IO[bytes]
+    source: Pipe
     keep_bytes: int
     kept: bytearray = field(default_factory=bytearray)
     truncated: bool = False
@@ -136,25 +166,32 @@ class _Run:
     """The state of one supervised process."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], stdin: bytes, watched: Watched, keep_bytes: int
+        self,
+        process: Supervised,
+        stdin: bytes,
+        watched: Watched,
+        keep_bytes: int,
+        end_descriptor: int | None,
     ) -> None:
-        assert process.stdout is not None and process.stderr is not None and process.stdin is not None
+        assert process.stdout is not None and process.stderr is not None
         self.process = process
         self.watched = watched
         self.stdin = process.stdin
         self.to_send = memoryview(stdin)
         self.streams = [Stream(process.stdout, keep_bytes), Stream(process.stderr, keep_bytes)]
-        self.selector = selectors.DefaultSelector()
-        self.pidfd = os.pidfd_open(process.pid)
-        for pipe in (process.stdin, process.stdout, process.stderr):
-            os.set_blocking(pipe.fileno(), False)
-        self.selector.register(self.pidfd, selectors.EVENT_READ, None)
+        self.selector = selectors.PollSelector()  # for four descriptors: cheaper than epoll
+        self.pidfd = os.pidfd_open(process.pid) if end_descriptor is None else None
+        end = self.pidfd if end_descriptor is None else end_descriptor
+        assert end is not None
+        self.selector.register(end, selectors.EVENT_READ, None)
         for stream in self.streams:
+            os.set_blocking(stream.source.fileno(), False)
             self.selector.register(stream.source, selectors.EVENT_READ, stream)
-        if stdin:
-            self.selector.register(process.stdin, selectors.EVENT_WRITE, self)
-        else:
-            process.stdin.close()
+        if self.stdin is not None and stdin:
+            os.set_blocking(self.stdin.fileno(), False)
+            self.selector.register(self.stdin, selectors.EVENT_WRITE, self)
+        elif self.stdin is not None:
+            self.stdin.close()
 
     def wait(self, deadline: float) -> Verdict:
         next_look = time.monotonic() + _WATCH_SECONDS
@@ -183,6 +220,7 @@ class _Run:
                 next_look = time.monotonic() + pause
 
     def _send(self) -> None:
+        assert self.stdin is not None
         try:
             self.to_send = self.to_send[os.write(self.stdin.fileno(), self.to_send[:_CHUNK_BYTES]) :]
         except BlockingIOError:
@@ -196,43 +234,47 @@ class _Run:
     def drain_rest(self) -> None:
         """Empty the pipes. All writers are dead, so what is there now is all there is."""
         for stream in self.streams:
-            while stream.drain():
+            while not stream.at_end and stream.drain():
                 pass
 
     def close(self) -> None:
         self.selector.close()
-        os.close(self.pidfd)
+        if self.pidfd is not None:
+            os.close(self.pidfd)
         for stream in self.streams:
             stream.source.close()
-        with suppress(OSError):
-            self.stdin.close()
+        if self.stdin is not None:
+            with suppress(OSError):
+                self.stdin.close()
 
 
 def supervise(
-    process: subprocess.Popen[bytes],
+    process: Supervised,
     kill_tree: Callable[[], None],
     *,
     stdin: bytes,
     timeout_seconds: float,
     watched: Watched,
     extra_bytes: int = 0,
+    end_descriptor: int | None = None,
 ) -> Ended:
     """Wait for ``process`` and leave nothing of its tree alive, whatever happens.
 
     Args:
-        process: started with pipes on all three streams.
+        process: started with pipes on both output streams, and on its input where ``stdin`` is not empty.
         kill_tree: kills and reaps all, ``process`` included; may be called once it is dead.
         stdin: given whole.
         timeout_seconds: above 0.
         watched: limits and folders.
         extra_bytes: room in each stream for our own marker.
+        end_descriptor: becomes readable when it has ended; by default we look at the process itself.
 
     Raises:
         SandboxFailure: it was killed by ``runs_interrupted`` (CR0302).
     """
     started = time.monotonic()
     try:
-        run = _Run(process, stdin, watched, watched.limits.output_bytes + extra_bytes)
+        run = _Run(process, stdin, watched, watched.limits.output_bytes + extra_bytes, end_descriptor)
     except BaseException:
         kill_tree()
         raise

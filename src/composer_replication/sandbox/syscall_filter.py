@@ -2,7 +2,7 @@
 
 It refuses what could undo the jail or hide use of memory from it: new user
 namespaces, mounts, tracing a neighbour, kernel keys, io_uring, System V memory,
-and address families that network namespaces do not cover (vsock, kernel crypto).
+message queues, and address families that network namespaces do not cover (vsock, kernel crypto).
 
 Reference: Linux ``Documentation/userspace-api/seccomp_filter.rst``.
 """
@@ -37,6 +37,7 @@ _MACHINES: dict[str, tuple[int, int, int, tuple[int, ...]]] = {
             163, 169, 172, 173, 175, 176, 179, 246, 313, 320,  # acct, reboot, io*, modules, quotactl, kexec
             248, 249, 250, 298, 303, 304, 321, 323,  # keys, perf, file handles, bpf, userfaultfd
             29, 30, 31, 64, 65, 66, 68, 69, 70, 71, 220,  # System V memory, semaphores, messages
+            240, 251,  # mq_open, ioprio_set: what they leave outlives the process
         ),
     ),
     "aarch64": (
@@ -49,6 +50,7 @@ _MACHINES: dict[str, tuple[int, int, int, tuple[int, ...]]] = {
             89, 142, 105, 106, 60, 104, 273, 294,
             217, 218, 219, 241, 264, 265, 280, 282,
             186, 187, 188, 189, 190, 191, 192, 193, 194, 195, 196,
+            180, 30,
         ),
     ),
 }  # fmt: skip

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-from contextlib import suppress
 from pathlib import Path
 
+from composer_replication.sandbox.fresh_folders import empty
 from composer_replication.sandbox.private_folders import remove_folder
 
 _COPY = ["cp", "--archive", "--reflink=auto", "--no-target-directory", "--"]
@@ -35,27 +34,31 @@ class TreeSnapshots:
         self._folder.mkdir(mode=0o700, exist_ok=True)
         name = f"snapshot-{len(self._names)}"
         try:
-            _copy(self._tree, self._folder / name)
+            copy_folder(self._tree, self._folder / name)
         except OSError:
             remove_folder(self._folder / name)
             raise
         self._names.append(name)
         return name
 
+    def forget(self) -> None:
+        """Remove all snapshots."""
+        self._names = []
+        if self._folder.exists():
+            remove_folder(self._folder)
+
     def restore(self, name: str) -> None:
         """Empty the tree and copy the snapshot back; the folder itself stays, for it may be mounted."""
-        with os.scandir(self._tree) as entries:
-            left = [(entry.path, entry.is_dir(follow_symlinks=False)) for entry in entries]
-        for path, is_folder in left:
-            if is_folder:
-                remove_folder(Path(path))
-            else:
-                with suppress(FileNotFoundError):
-                    os.unlink(path)
-        _copy(self._folder / name, self._tree)
+        empty(self._tree)
+        copy_folder(self._folder / name, self._tree)
 
 
-def _copy(source: Path, target: Path) -> None:
+def copy_folder(source: Path, target: Path) -> None:
+    """Copy what is in one folder into another, on write where the file system can.
+
+    Raises:
+        OSError: with what ``cp`` said.
+    """
     done = subprocess.run(
         [*_COPY, str(source), str(target)], capture_output=True, text=True, check=False, errors="replace"
     )

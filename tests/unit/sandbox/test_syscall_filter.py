@@ -13,9 +13,11 @@ ALLOW = 0x7FFF0000
 ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 NUMBERS = {
     "x86_64": {"read": 0, "fork": 57, "clone": 56, "socket": 41, "ptrace": 101, "mount": 165, "unshare": 272,
-               "keyctl": 250, "shmget": 29, "process_vm_readv": 310, "bpf": 321, "execve": 59, "openat": 257},
+               "keyctl": 250, "shmget": 29, "process_vm_readv": 310, "bpf": 321, "execve": 59, "openat": 257,
+               "mq_open": 240, "ioprio_set": 251},
     "aarch64": {"read": 63, "clone": 220, "socket": 198, "ptrace": 117, "mount": 40, "unshare": 97,
-                "keyctl": 219, "shmget": 194, "process_vm_readv": 270, "bpf": 280, "execve": 221, "openat": 56},
+                "keyctl": 219, "shmget": 194, "process_vm_readv": 270, "bpf": 280, "execve": 221, "openat": 56,
+                "mq_open": 180, "ioprio_set": 30},
 }  # fmt: skip
 EVERYWHERE = {
     "io_uring_setup": 425,
@@ -60,7 +62,18 @@ class TestFilter:
         assert self.ask(machine, NUMBERS[machine][name]) == ALLOW
 
     @pytest.mark.parametrize(
-        "name", ["ptrace", "mount", "unshare", "keyctl", "shmget", "process_vm_readv", "bpf"]
+        "name",
+        [
+            "ptrace",
+            "mount",
+            "unshare",
+            "keyctl",
+            "shmget",
+            "process_vm_readv",
+            "bpf",
+            "mq_open",
+            "ioprio_set",
+        ],
     )
     def test_dangerous_calls_are_refused(self, machine: str, name: str) -> None:
         assert self.ask(machine, NUMBERS[machine][name]) == refusal(errno.EPERM)

@@ -1,0 +1,198 @@
+"""What a folder is besides what lies in it, and how a folder is brought back to what it was.
+
+A jail owns the folders that it writes: it can change their modes, attributes and flags,
+which emptying does not undo. And below ``/tmp`` lie mount points of the jail itself, which
+must stay while everything beside them goes. Call only while no process of the jail is alive.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from composer_replication.sandbox.private_folders import remove_folder
+
+_GET_FLAGS, _SET_FLAGS = 0x80086601, 0x40086602  # FS_IOC_GETFLAGS and SETFLAGS where a long has 8 bytes
+_FLAG_BYTES = 8
+_Stamp = tuple[int, int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class FolderMark:
+    """Identity, owner, mode, extended attributes (access lists too) and inode flags of a folder."""
+
+    identity: tuple[int, int]
+    owner: tuple[int, int]
+    mode: int
+    attributes: tuple[tuple[str, bytes], ...]
+    flags: int | None
+
+    @classmethod
+    def of(cls, folder: Path) -> FolderMark:
+        """The mark of what is there, links unfollowed.
+
+        Raises:
+            OSError: nothing is there.
+        """
+        info = os.lstat(folder)
+        is_folder = stat.S_ISDIR(info.st_mode)
+        return cls(
+            (info.st_dev, info.st_ino),
+            (info.st_uid, info.st_gid),
+            info.st_mode,
+            _attributes(folder),
+            _flags(folder) if is_folder else None,
+        )
+
+    def put_back(self, folder: Path) -> None:
+        """Undo what was changed; the times become those of now."""
+        now = FolderMark.of(folder)
+        if self.flags is not None and now.flags != self.flags:
+            _set_flags(folder, self.flags)
+        if now.owner != self.owner:
+            os.chown(folder, *self.owner, follow_symlinks=False)
+        for name in {name for name, _ in now.attributes} - {name for name, _ in self.attributes}:
+            os.removexattr(folder, name, follow_symlinks=False)
+        for name, value in set(self.attributes) - set(now.attributes):
+            os.setxattr(folder, name, value, follow_symlinks=False)
+        os.chmod(folder, stat.S_IMODE(self.mode))
+        os.utime(folder)
+
+
+def _attributes(folder: Path | str) -> tuple[tuple[str, bytes], ...]:
+    try:
+        names = sorted(os.listxattr(folder, follow_symlinks=False))
+    except OSError:  # a file system without them
+        return ()
+    return tuple((name, os.getxattr(folder, name, follow_symlinks=False)) for name in names)
+
+
+def _flags(folder: Path | str) -> int | None:
+    with suppress(OSError):  # closed to us, or a file system without them
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            return int.from_bytes(fcntl.ioctl(descriptor, _GET_FLAGS, b"\0" * _FLAG_BYTES)[:4], "little")
+        except OSError:
+            return None
+        finally:
+            os.close(descriptor)
+    return None
+
+
+def _set_flags(folder: Path, flags: int) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.ioctl(descriptor, _SET_FLAGS, flags.to_bytes(_FLAG_BYTES, "little"))
+    finally:
+        os.close(descriptor)
+
+
+class FreshFolders:
+    """Folders as they are now, to come back to: what is in them stays, what comes is removed.
+
+    Args:
+        roots: each with at most a few folders and links in it (mount points).
+    """
+
+    def __init__(self, roots: tuple[Path, ...]) -> None:
+        self.roots = roots
+        self._marks: dict[str, FolderMark] = {}
+        self._stamps: dict[str, _Stamp] = {}
+        self._inside: dict[str, set[str]] = {}
+        queue = [str(root) for root in roots]
+        while queue:
+            path = queue.pop()
+            self._marks[path] = FolderMark.of(Path(path))
+            self._stamps[path] = _stamp(path)
+            if stat.S_ISDIR(self._stamps[path][2]):
+                self._inside[path] = {entry.path for entry in os.scandir(path)}
+                queue += self._inside[path]
+        owner = self._stamps[str(roots[0])][3]
+        self.closed = {
+            path for path, stamp in self._stamps.items() if stamp[3] != owner and not stamp[2] & 0o022
+        }
+
+    def clear(self, *, thorough: bool = False) -> bool:
+        """Remove what was not there; False when something that was there is gone or another one.
+
+        Runs after every command: an entry costs a few microseconds. A folder that somebody else owns
+        and nobody else may write cannot have been changed inside.
+
+        Args:
+            thorough: bring back inode flags and times too.
+
+        Raises:
+            OSError: a folder cannot be brought back.
+        """
+        whole = [self._clear_folder(str(root), thorough=thorough) for root in self.roots]
+        return all(whole)  # after all of them were cleared
+
+    def _clear_folder(self, folder: str, *, thorough: bool) -> bool:
+        now, before = _stamp(folder), self._stamps[folder]
+        if _is_other(now, before):
+            return False
+        mark = self._marks[folder]
+        if now != before or _attributes(folder) != mark.attributes:
+            mark.put_back(Path(folder))
+        with os.scandir(folder) as entries:
+            found = {entry.path: entry.is_dir(follow_symlinks=False) for entry in entries}
+        known = self._inside[folder]
+        is_whole = known <= found.keys()
+        for path, is_folder in found.items():
+            if path not in known:
+                remove(Path(path), is_folder=is_folder)
+            elif is_folder and path in self._inside and path not in self.closed:
+                is_whole = self._clear_folder(path, thorough=thorough) and is_whole
+            else:
+                is_whole = not _is_other(_stamp(path), self._stamps[path]) and is_whole
+        if thorough:  # last, for emptying it has changed its times
+            mark.put_back(Path(folder))
+        return is_whole
+
+    def strangers(self) -> list[str]:
+        """What is there and was not, and what is not as it was; empty when all is as before."""
+        found = []
+        seen: set[str] = set()
+        queue = [str(root) for root in self.roots]
+        while queue:
+            path = queue.pop()
+            if path not in self._marks:
+                found.append(f"the file {path}")
+                continue
+            seen.add(path)
+            if FolderMark.of(Path(path)) != self._marks[path]:
+                found.append(f"the mode, owner or attributes of {path}")
+            if stat.S_ISDIR(os.lstat(path).st_mode):
+                queue += [entry.path for entry in os.scandir(path)]
+        return found + [f"the absence of {path}" for path in set(self._marks) - seen]
+
+
+def _is_other(now: _Stamp, before: _Stamp) -> bool:
+    """Another inode, or another kind of thing, than the one that we knew."""
+    return now[:2] != before[:2] or stat.S_IFMT(now[2]) != stat.S_IFMT(before[2])
+
+
+def _stamp(path: str) -> _Stamp:
+    info = os.lstat(path)
+    return info.st_dev, info.st_ino, info.st_mode, info.st_uid, info.st_gid
+
+
+def remove(path: Path, *, is_folder: bool) -> None:
+    """Remove an entry whatever a jail made of it."""
+    if is_folder:
+        remove_folder(path)
+    else:
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+
+
+def empty(folder: Path) -> None:
+    """Remove everything in a folder; the folder itself stays, for it may be mounted."""
+    with os.scandir(folder) as entries:
+        found = [(Path(entry.path), entry.is_dir(follow_symlinks=False)) for entry in entries]
+    for path, is_folder in found:
+        remove(path, is_folder=is_folder)

@@ -1,0 +1,164 @@
+"""A jail that ``bwrap`` has made and that waits before it runs anything.
+
+Its limits are set and a handle on the first process of its process namespace is taken
+meanwhile. Killing that first process makes the kernel kill every other one, however it
+daemonised.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from composer_replication.sandbox.jailed_tree import failure
+from composer_replication.sandbox.syscall_filter import filter_program
+
+START_SECONDS = 30.0
+"""How long ``bwrap`` may take on a busy machine."""
+
+
+class HeldJail:
+    """One started ``bwrap``, held before it runs the command, and a way to kill all of it.
+
+    Args:
+        command: ``bwrap`` with its arguments.
+        passed: descriptors of ours that the command inside inherits under the same numbers.
+        speaks: with pipes on all three streams; otherwise on the last alone, for what ``bwrap`` says.
+
+    Raises:
+        SandboxFailure: ``bwrap`` does not start (CR0302).
+    """
+
+    def __init__(self, command: Sequence[str], *, passed: Sequence[int] = (), speaks: bool = True) -> None:
+        info_read, info_write = os.pipe()
+        block_read, block_write = os.pipe()
+        self._holding = [info_read, block_write]
+        own = [info_write, block_read]
+        options = ["--info-fd", str(info_write), "--block-fd", str(block_read)]
+        if program := filter_program():
+            own.append(pipe_with(program))
+            options += ["--seccomp", str(own[-1])]
+        self._init_pid = 0
+        self._init_pidfd: int | None = None
+        try:
+            self.process = subprocess.Popen(
+                [command[0], *options, *command[1:]],
+                stdin=subprocess.PIPE if speaks else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if speaks else subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env={"PATH": os.environ.get("PATH", os.defpath)},
+                pass_fds=[*own, *passed],
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._close_descriptors()
+            raise failure("CR0302", f"bwrap does not start: {error}.") from error
+        finally:
+            for descriptor in own:
+                os.close(descriptor)
+
+    def release(self, limits: list[tuple[int, int]]) -> None:
+        """Take hold of the jail's first process, set the limits, let the command run."""
+        try:
+            info_read, block_write = self._holding
+            init = _first_process(info_read)
+            self._init_pidfd = os.pidfd_open(init)
+            self._init_pid = init
+            for kind, value in limits:
+                resource.prlimit(init, kind, (value, value))
+            os.write(block_write, b"x")
+        except (OSError, ValueError, KeyError) as error:
+            self.kill()
+            raise failure("CR0302", f"bwrap does not start a jail: {self.last_words() or error}.") from error
+        except BaseException:
+            self.kill()
+            raise
+
+    def own_pipes(self, uid: int | None) -> None:
+        """Give the pipes to the user inside: as root, ``/dev/stdout`` could not be opened there otherwise."""
+        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if pipe is not None and uid is not None:
+                os.fchown(pipe.fileno(), uid, uid)
+
+    @property
+    def init_pid(self) -> int:
+        """The process id of the jail's first process outside; 0 before ``release``."""
+        return self._init_pid
+
+    def kill(self) -> None:
+        """Kill every process of the jail and wait until they are gone."""
+        if self._init_pidfd is None:
+            self.process.kill()
+        else:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._init_pidfd, signal.SIGKILL)
+            is_readable(self._init_pidfd, START_SECONDS)
+        self.process.wait()
+        if self._init_pidfd is not None:
+            # Orphaned, it belongs to process 1, which collects it. In a container that may be us.
+            with suppress(ChildProcessError):
+                os.waitid(os.P_PIDFD, self._init_pidfd, os.WEXITED | os.WNOHANG)
+
+    def let_go(self) -> None:
+        """It is free for good: close what only held it."""
+        for descriptor in self._holding:
+            os.close(descriptor)
+        self._holding = []
+
+    def last_words(self) -> str:
+        """What it said as its last, once it is killed."""
+        if self.process.stderr is None:
+            return ""
+        return self.process.stderr.read(2000).decode(errors="replace").strip()[-500:]
+
+    def _close_descriptors(self) -> None:
+        self.let_go()
+        if self._init_pidfd is not None:
+            os.close(self._init_pidfd)
+        self._init_pidfd = None
+
+    def __enter__(self) -> HeldJail:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.kill()
+        self._close_descriptors()
+        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
+
+
+def is_readable(descriptor: int, seconds: float) -> bool:
+    """Wait until there is something to read; like ``select``, for descriptors of any number."""
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    return bool(poller.poll(seconds * 1000))
+
+
+def pipe_with(data: bytes) -> int:
+    """The reading end of a pipe that holds ``data`` (below the 64 KiB that a pipe takes)."""
+    read, write = os.pipe()
+    with os.fdopen(write, "wb") as handle:
+        handle.write(data)
+    return read
+
+
+def _first_process(descriptor: int) -> int:
+    """The process id outside of a jail's first process; ``bwrap`` writes JSON with the key ``child-pid``."""
+    text = b""
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        if is_readable(descriptor, 1.0):
+            chunk = os.read(descriptor, 4096)
+            text += chunk
+            if not chunk or text.rstrip().endswith(b"}"):
+                break
+    return int(json.loads(text)["child-pid"])

@@ -6,7 +6,7 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import pytest
 
@@ -14,21 +14,17 @@ from composer_replication.errors import MissingError, SandboxFailure
 from composer_replication.interfaces import Sandbox, SandboxBackend
 from composer_replication.records import Check, ExecResult, SandboxSpec
 from composer_replication.sandbox import choose_backend, require_selftest, run_selftest, selftest
+from composer_replication.sandbox.local_sandbox import LocalSandbox
 
 
-class PlainSandbox:
+class PlainSandbox(LocalSandbox):
     """A subprocess in the tree and nothing else: what must never run a model's code."""
 
     def __init__(self, spec: SandboxSpec) -> None:
-        self.tree = spec.tree
+        super().__init__(spec, None)
 
-    def exec(
-        self,
-        argv: Sequence[str],
-        *,
-        timeout_seconds: float,
-        stdin: bytes = b"",
-        env: Mapping[str, str] | None = None,
+    def _run(
+        self, argv: list[str], environment: Mapping[str, str], stdin: bytes, timeout_seconds: float
     ) -> ExecResult:
         started = time.monotonic()
         code, is_late = 137, False
@@ -41,7 +37,7 @@ class PlainSandbox:
                     stdout=out,
                     stderr=err,
                     timeout=timeout_seconds,
-                    env={**os.environ, **(env or {})},
+                    env={**environment, **os.environ},
                     check=False,
                 ).returncode
             except subprocess.TimeoutExpired:
@@ -50,15 +46,6 @@ class PlainSandbox:
             err.seek(0)
             stdout, stderr = out.read().decode(errors="replace"), err.read().decode(errors="replace")
         return ExecResult(code, stdout, stderr, False, is_late, False, time.monotonic() - started)
-
-    def close(self) -> None:
-        return
-
-    def __enter__(self) -> PlainSandbox:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 class Plain:
@@ -83,29 +70,23 @@ class Leaky:
         return self._real.is_available()
 
     def open(self, spec: SandboxSpec) -> Sandbox:
-        return LeakySandbox(self._real.open(spec))
+        return LeakySandbox(spec, self._real)
 
 
 class LeakySandbox(PlainSandbox):
-    def __init__(self, real: Sandbox) -> None:
-        self.tree = real.tree
-        self._real = real
+    def __init__(self, spec: SandboxSpec, real: SandboxBackend) -> None:
+        super().__init__(spec)
+        self._real = real.open(spec)
 
-    def exec(
-        self,
-        argv: Sequence[str],
-        *,
-        timeout_seconds: float,
-        stdin: bytes = b"",
-        env: Mapping[str, str] | None = None,
+    def _run(
+        self, argv: list[str], environment: Mapping[str, str], stdin: bytes, timeout_seconds: float
     ) -> ExecResult:
         leak = {name: value for name, value in os.environ.items() if name.startswith("COMPOSER_RL_BAIT")}
-        return self._real.exec(
-            argv, timeout_seconds=timeout_seconds, stdin=stdin, env={**leak, **(env or {})}
-        )
+        return self._real.exec(argv, timeout_seconds=timeout_seconds, stdin=stdin, env=leak)
 
     def close(self) -> None:
         self._real.close()
+        super().close()
 
 
 class Broken(Plain):

@@ -185,9 +185,7 @@ def _rows(data: bytes, budget: _Budget) -> Iterator[bytes]:
                     yield from (budget.count(value) for value in row if isinstance(value, bytes))
     page = int.from_bytes(data[16:18], "big")
     if len(data) < int.from_bytes(data[28:32], "big") * (1 << 16 if page == 1 else page):
-        raise sqlite3.DatabaseError(
-            "the database is cut off"
-        )  # SQLite itself may read what is left in silence
+        raise sqlite3.DatabaseError("the database is cut off")  # SQLite may read the rest in silence
 
 
 def _in_stream(path: str, data: bytes, budget: _Budget) -> _Found:

@@ -179,11 +179,13 @@ class EngineHandler(FaultyHandler):
                 self.say(404, {"message": "page not found"})
 
     def _remove(self, container: FakeContainer) -> None:
+        if self.server.containers.pop(container.name, None) is None:  # somebody else is at it
+            self.say(404, {"message": f"No such container: {container.name}"})
+            return
         if container.status == "running":
             assert container.process is not None
             container.process.kill()
             container.done.wait(10)
-        self.server.containers.pop(container.name, None)
         shutil.rmtree(self.server.folder / f"root-{container.name}", ignore_errors=True)
         self.say(204)
 

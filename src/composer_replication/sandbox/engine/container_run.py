@@ -211,6 +211,9 @@ class _Streams:
             chunk = self._channel.recv(_CHUNK_BYTES)
         except BlockingIOError:
             return
+        except ConnectionResetError:  # it hung up with our input unread; all that it wrote came before
+            self.at_end = True
+            return
         except OSError as error:
             raise failure("CR0320", f"the container engine cannot be asked: {error}.") from error
         if chunk:

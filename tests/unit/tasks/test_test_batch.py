@@ -14,7 +14,7 @@ import pytest
 
 from composer_replication.records import Limits, Outcome
 from composer_replication.sandbox import choose_backend
-from composer_replication.sandbox.choice import BACKENDS
+from composer_replication.sandbox.choice import BACKENDS, ONLY_BY_NAME
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.running import test_batch
 from composer_replication.tasks.running.test_batch import BatchRun, run_batch
@@ -75,7 +75,7 @@ def said(report: TestReport) -> TestReport:
     return replace(report, seconds=0.0, error=re.sub(r"/[^ ]*/(?=(tests|conftest)\b)", "", report.error))
 
 
-@pytest.fixture(params=sorted(BACKENDS))
+@pytest.fixture(params=sorted(set(BACKENDS) - set(ONLY_BY_NAME)))
 def backend(request: pytest.FixtureRequest) -> str:
     chosen = choose_backend(request.param)
     check = chosen.is_available()

@@ -6,13 +6,14 @@ STAMP := .venv/.setup-done
 # One thread a process: the tests run in parallel already. Offline: a test never fetches.
 TEST_ENV := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: help setup quickstart test test-long check bench docs clean
+.PHONY: help setup quickstart test test-long test-fakes check bench docs clean
 
 help:
 	@echo "make setup       environment in .venv, pinned by constraints.txt"
 	@echo "make quickstart  real repositories, a real model, a guarded run: runs/quickstart/report.html"
 	@echo "make test        the tests, offline, on the processor"
 	@echo "make test-long   the tests that take minutes: large builds, a Ray cluster, crashes"
+	@echo "make test-fakes  the sandbox contract over fake container engines and a fake cluster"
 	@echo "make check       lint, types, import direction, dependencies, spelling, the wheel on its own"
 	@echo "make bench       one file per claim, prints its figures"
 	@echo "make docs        writes the pages that are made from the code"
@@ -37,11 +38,15 @@ quickstart: setup
 # The first run proves that the folder of the guard is covered to the last branch; the second is every other test.
 test: setup
 	$(TEST_ENV) $(BIN)/python -m pytest tests/unit/safety -q -n $(JOBS) --cov=composer_replication.safety --cov-branch --cov-fail-under=100
-	$(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) -m "not long" --durations=15 --ignore=tests/unit/safety
+	$(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) -m "not long and not fakes" --durations=15 --ignore=tests/unit/safety
 
 # Builds, clusters and crashes that take minutes together: before a merge, and in continuous integration.
 test-long: setup
 	$(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) -m long --durations=15
+
+# The sandbox contract over fake engines and a fake cluster, as root: after a change to those backends.
+test-fakes: setup
+	$(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) -m fakes tests/conformance
 
 check: setup
 	$(BIN)/ruff check .

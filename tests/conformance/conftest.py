@@ -74,7 +74,7 @@ NEVER_OVER_FAKES = "test_links_that_one_command_plants_do_not_lead_the_next_one_
 
 
 @pytest.fixture(
-    params=[*sorted(BACKENDS), *(pytest.param(name, marks=pytest.mark.long) for name in OVER_FAKES)]
+    params=[*sorted(BACKENDS), *(pytest.param(name, marks=pytest.mark.fakes) for name in OVER_FAKES)]
 )
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[SandboxBackend]:
     name, _, fake = request.param.partition("-over-")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Self
 
@@ -11,7 +12,7 @@ from composer_replication.sandbox.tree_files import TreeFiles
 from composer_replication.sandbox.tree_snapshots import TreeSnapshots
 
 
-class LocalSandbox:
+class LocalSandbox(ABC):
     """A jail whose tree is a folder of this machine; a backend adds ``_run``.
 
     Args:
@@ -46,10 +47,11 @@ class LocalSandbox:
         with self._jailed.running():
             return self._run(argv, environment, stdin, timeout_seconds)
 
+    @abstractmethod
     def _run(
         self, argv: list[str], environment: Mapping[str, str], stdin: bytes, timeout_seconds: float
     ) -> ExecResult:
-        raise NotImplementedError
+        """Run a checked command in the tree."""
 
     def read_file(self, path: str, *, max_bytes: int = 4 * 1024**2) -> bytes:
         """The first ``max_bytes`` bytes of a file.

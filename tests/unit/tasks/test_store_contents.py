@@ -106,8 +106,13 @@ def test_a_crash_at_any_write_of_an_update_leaves_a_store_that_can_be_read(
 def test_an_update_that_changes_nothing_writes_nothing(
     store: TaskStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    writes: list[str] = []
     for module in ("blobs", "store_manifest"):
         monkeypatch.setattr(
-            f"composer_replication.tasks.{module}.write_atomic", lambda *_: pytest.fail("written")
+            f"composer_replication.tasks.{module}.write_atomic", lambda path, _: writes.append(path.name)
         )
-    store.put_task(store.record("t-class-body"), store.secret("t-class-body"))
+    record, secret = store.record("t-class-body"), store.secret("t-class-body")
+    store.put_task(record, secret)
+    assert writes == []
+    store.put_task(replace(record, strength={"mutants": 1}), secret)
+    assert writes == ["manifest.json", "t-class-body.json.zst", "manifest.json"], "a real update is seen"

@@ -7,34 +7,21 @@ and the end of daemons are best effort: they hold against accidents, not against
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import resource
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
-from contextlib import suppress
-from pathlib import Path
 
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import Check, ExecResult, SandboxSpec
 from composer_replication.sandbox.jailed_tree import STARTER, failure, to_result
+from composer_replication.sandbox.keeper_process import end_keeper, start_keeper
 from composer_replication.sandbox.local_sandbox import LocalSandbox
-from composer_replication.sandbox.process_tree import descendants, kill_descendants
 from composer_replication.sandbox.supervised_run import supervise
 
 _NUM_OWN_PROCESSES = 1
-# The packages are named to the child without running their __init__, which would load what it does not need.
-_LAUNCH = """
-import sys, types
-for name, folder in {folders!r}.items():
-    sys.modules[name] = types.ModuleType(name)
-    sys.modules[name].__path__ = [folder]
-from composer_replication.sandbox.none_child import main
-main()
-"""
 
 
 class NoIsolation:
@@ -69,7 +56,7 @@ class NoIsolationSandbox(LocalSandbox):
         process = self._start(["/bin/sh", "-c", STARTER, "sandbox", marker, *argv], environment)
         ended = supervise(
             process,
-            lambda: _kill(process),
+            lambda: _end(process),
             stdin=stdin,
             timeout_seconds=max(0.001, timeout_seconds - (time.monotonic() - started)),
             watched=self._jailed.watched(num_own_processes=_NUM_OWN_PROCESSES),
@@ -91,45 +78,11 @@ class NoIsolationSandbox(LocalSandbox):
                 (resource.RLIMIT_NOFILE, limits.num_open_files),
             ],
         }
-        descriptor = os.memfd_create("orders")
         try:
-            with os.fdopen(os.dup(descriptor), "w") as handle:
-                json.dump(orders, handle)
-            os.lseek(descriptor, 0, os.SEEK_SET)
-            return subprocess.Popen(
-                [
-                    sys.executable,
-                    "-I",
-                    "-S",
-                    "-c",
-                    _LAUNCH.format(folders=_package_folders()),
-                    str(descriptor),
-                ],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env={"PATH": os.defpath},
-                pass_fds=[descriptor],
-                start_new_session=True,
-            )
+            return start_keeper("none_child", orders, {"PATH": os.defpath})
         except OSError as error:
             raise failure("CR0302", f"no process can be started: {error}.") from error
-        finally:
-            os.close(descriptor)
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill what the command left, then the process around it, which collects orphans."""
-    if process.poll() is None:
-        kill_descendants(process.pid)
-        dead = descendants(process.pid)
-        process.kill()
-        process.wait()
-        for pid in dead:  # process 1 collects them now; in a container that may be us
-            with suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)
-
-
-def _package_folders() -> dict[str, str]:
-    here = Path(__file__).resolve().parent
-    return {"composer_replication": str(here.parent), "composer_replication.sandbox": str(here)}
+def _end(process: subprocess.Popen[bytes]) -> None:
+    end_keeper(process)  # without a jail what escapes us cannot be helped

@@ -12,7 +12,6 @@ disk use, and masks inside an allowed folder.
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import random
 import resource
@@ -20,7 +19,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -30,22 +28,13 @@ from composer_replication.interfaces import Sandbox
 from composer_replication.records import Check, ExecResult, SandboxSpec
 from composer_replication.sandbox.host_paths import base_interpreter, is_below, system_folders
 from composer_replication.sandbox.jailed_tree import STARTER, failure, to_result
+from composer_replication.sandbox.keeper_process import end_keeper, start_keeper
 from composer_replication.sandbox.local_sandbox import LocalSandbox
-from composer_replication.sandbox.process_tree import descendants, kill_descendants
 from composer_replication.sandbox.supervised_run import supervise
 
 _DEVICES = ("/dev/zero", "/dev/random", "/dev/urandom", "/dev/full")
 _INSTALL = "pip install sandlock (Linux 6.12 or newer; the kernel needs Landlock)"
 _LOAD_SECONDS = 60.0
-# The packages are named to the child without running their __init__: half of its start-up time.
-_LAUNCH = """
-import sys, types
-for name, folder in {folders!r}.items():
-    sys.modules[name] = types.ModuleType(name)
-    sys.modules[name].__path__ = [folder]
-from composer_replication.sandbox.sandlock_child import main
-main()
-"""
 
 
 class Sandlock:
@@ -129,50 +118,16 @@ class SandlockSandbox(LocalSandbox):
         }
 
     def _start(self, orders: dict[str, Any]) -> subprocess.Popen[bytes]:
-        descriptor = os.memfd_create("orders")
         try:
-            with os.fdopen(os.dup(descriptor), "w") as handle:
-                json.dump(orders, handle)
-            os.lseek(descriptor, 0, os.SEEK_SET)
-            return subprocess.Popen(
-                [
-                    sys.executable,
-                    "-I",
-                    "-S",
-                    "-c",
-                    _LAUNCH.format(folders=_package_folders()),
-                    str(descriptor),
-                ],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env={"HOME": str(self._jailed.scratch.home), "PATH": os.defpath},
-                pass_fds=[descriptor],
-                start_new_session=True,
-            )
+            environment = {"HOME": str(self._jailed.scratch.home), "PATH": os.defpath}
+            return start_keeper("sandlock_child", orders, environment)
         except OSError as error:
             raise failure("CR0302", f"sandlock does not start: {error}.") from error
-        finally:
-            os.close(descriptor)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill what the command left, then the process around it, which collects orphans."""
-    if process.poll() is None:
-        is_clean = kill_descendants(process.pid)
-        dead = descendants(process.pid)
-        process.kill()
-        process.wait()
-        for pid in dead:  # process 1 collects them now; in a container that may be us
-            with suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)
-        if not is_clean:
-            raise failure("CR0302", "sandlock left processes that cannot be killed.")
-
-
-def _package_folders() -> dict[str, str]:
-    here = Path(__file__).resolve().parent
-    return {"composer_replication": str(here.parent), "composer_replication.sandbox": str(here)}
+    if not end_keeper(process):
+        raise failure("CR0302", "sandlock left processes that cannot be killed.")
 
 
 def _sandlock_path() -> str:

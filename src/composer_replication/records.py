@@ -200,11 +200,15 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One sampled answer: ids are the truth, text is for reading."""
+    """One sampled answer: ids are the truth, text is for reading.
+
+    ``token_logp`` are the sampler's log-probabilities, nats, one an id; empty where it gave none.
+    """
 
     token_ids: tuple[int, ...]
     text: str
     stop_reason: StopReason
+    token_logp: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +257,51 @@ class Rollout:
     score: Score | None
     stop_reason: StopReason
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """What the policy should have known before one turn of a rollout.
+
+    ``turn_idx`` counts the turns from 0. ``kind`` names the error (``unknown-tool``, ``test-failure``, …),
+    ``source`` the layer that wrote the text (``template``, ``environment``, ``sibling``, ``judge`` or a dotted path).
+    """
+
+    turn_idx: int
+    text: str
+    kind: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class HintedTurn:
+    """One turn that went wrong, as token ids: the same completion after two prompts.
+
+    ``prompt_ids`` is what the policy saw, ``hinted_prompt_ids`` the same but for the hint.
+    ``completion_ids`` are the sampled ids, ``sampled_logp`` their log-probabilities under the sampler
+    (nats; empty where unknown), ``weight`` scales the turn's part of the loss.
+    """
+
+    prompt_ids: tuple[int, ...]
+    hinted_prompt_ids: tuple[int, ...]
+    completion_ids: tuple[int, ...]
+    sampled_logp: tuple[float, ...] = ()
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class PreferencePair:
+    """Two answers to the same prompt, as token ids; the first is the better one.
+
+    ``weight`` is at least 0 and scales the pair's part of the loss; ``source`` says where the label
+    comes from (``executed``, ``siblings``, ``consensus``, …).
+    """
+
+    prompt_ids: tuple[int, ...]
+    chosen_ids: tuple[int, ...]
+    rejected_ids: tuple[int, ...]
+    weight: float = 1.0
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)

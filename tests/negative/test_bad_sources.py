@@ -370,7 +370,8 @@ def test_odd_files_when_candidates_are_drawn(command: Command, make: Make, tmp_p
         1,
         fails=False,
     )
-    assert (answer.exit_code, json.loads(answer.out)["tasks"]) == (0, 1), answer.err
+    assert answer.exit_code == 0, answer.err
+    assert json.loads(answer.out)["tasks"] == 1
 
 
 @pytest.mark.parametrize(
@@ -409,7 +410,8 @@ def test_a_repository_of_a_hundred_thousand_lines(command: Command, make: Make, 
     answer = command(
         "tasks", "build", "--visible-only", root, "--out", tmp_path / "out", "--max-tasks", 1, fails=False
     )
-    assert (answer.exit_code, json.loads(answer.out)["tasks"]) == (0, 1), answer.err
+    assert answer.exit_code == 0, answer.err
+    assert json.loads(answer.out)["tasks"] == 1
 
 
 # --- hostile repositories ----------------------------------------------------------------------------

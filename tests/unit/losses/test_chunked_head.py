@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -353,3 +354,22 @@ def test_wrong_arguments_are_said() -> None:
             call()
     with pytest.raises(UsageError, match="takes no gradient"):
         log_sum_exp(hidden, weight, weight_grad_VH=torch.zeros(4, 3))
+
+
+def test_a_sharded_head_is_gathered_and_its_gradient_is_sharded_again(tmp_path: Path) -> None:
+    from torch import distributed
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'meeting'}", rank=0, world_size=1)
+    try:
+        hidden, weight, target = numbers(1, 4, 3), numbers(2, 6, 3), torch.arange(4)
+        sharded = torch.nn.Parameter(distribute_tensor(weight, init_device_mesh("cpu", (1,)), [Shard(0)]))
+        plain = weight.clone().requires_grad_()
+        for one in (sharded, plain):
+            sampled_logp(hidden, one, target, **SMALL)[0].sum().backward()  # type: ignore[no-untyped-call]
+        assert isinstance(sharded.grad, DTensor)
+        assert plain.grad is not None
+        torch.testing.assert_close(sharded.grad.full_tensor(), plain.grad)
+    finally:
+        distributed.destroy_process_group()

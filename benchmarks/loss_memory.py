@@ -1,0 +1,270 @@
+"""Claim: the losses need a small part of the memory that full logits need, and less than their peers.
+
+One run gives peak memory and seconds of forward and backward from hidden states to the gradients of hidden
+states and head, for two jobs: log-probability and entropy of sampled tokens, and distillation on the
+student's top 100 with a tail. Peers: full logits in plain torch; TRL's fused head; TRL's SDPO losses on
+full logits; TRL's tiled divergence (whole vocabulary, no top k); Liger's chunked losses where
+liger_kernel can be imported. All run in this process on the same numbers, and their losses are compared.
+
+Memory is what torch's allocator hands out above what stood before (hidden states, head, and the head's
+gradient buffer, which every method adds to): the profiler's events on CPU, max_memory_allocated on CUDA.
+The figure that the goals speak of is 3 * 4 * T * V bytes: logits, softmax and gradient in float32.
+
+    python benchmarks/loss_memory.py [--tokens 256 1024 4096] [--hidden 576 1024] [--threads 1] [--repetitions 3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from composer_replication.losses.chunked_head import logp_at, sampled_and_top_k_logp, sampled_logp
+from composer_replication.losses.divergence import support_divergence
+
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+TOP_K, JSD_ALPHA, TRL_TILE = 100, 0.5, 32768  # the tile of TRL's own fused head
+TOLERANCE = 2e-3
+
+
+@dataclass
+class Setting:
+    """Hidden states of student and teacher, the head they share, and the sampled tokens."""
+
+    hidden: torch.Tensor
+    teacher_hidden: torch.Tensor
+    weight: torch.Tensor
+    target: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to the same gradients; ``copies`` is how many float32 logits it holds at least."""
+
+    name: str
+    loss: Callable[[Setting], torch.Tensor]
+    copies: int = 0
+    is_exact_peer: bool = True
+
+
+def full_logits(case: Setting) -> torch.Tensor:
+    """Log-softmax over all logits, entropy without gradient."""
+    logp = (case.hidden @ case.weight.t()).float().log_softmax(-1)
+    with torch.no_grad():
+        torch.special.entr(logp.exp()).sum(-1)
+    return logp.gather(1, case.target[:, None]).sum()
+
+
+def trl_fused_head(case: Setting) -> torch.Tensor:
+    """TRL's tiles; the function behind ``fused_lm_head=True``."""
+    from trl.kernels.chunked_logprob import ChunkedLogProbFunction
+
+    result = ChunkedLogProbFunction.apply(  # type: ignore[no-untyped-call]
+        case.hidden, case.weight, None, case.target, 1.0, TRL_TILE, None, 1.0, ("entropy",)
+    )
+    loss: torch.Tensor = result[0].sum()
+    return loss
+
+
+def our_head(case: Setting) -> torch.Tensor:
+    """Our tiles, the head's gradient given to autograd."""
+    return sampled_logp(case.hidden, case.weight, case.target)[0].sum()
+
+
+def our_head_in_place(case: Setting) -> torch.Tensor:
+    """Our tiles, the head's gradient added in place."""
+    return sampled_logp(case.hidden, case.weight, case.target, weight_grad_VH=case.weight.grad)[0].sum()
+
+
+def trl_sdpo(case: Setting, *, over_top_k: bool) -> torch.Tensor:
+    """TRL's SDPO losses on the logits of student and teacher."""
+    from trl.experimental.sdpo import loss_utils
+
+    student = case.hidden @ case.weight.t()
+    with torch.no_grad():
+        teacher = case.teacher_hidden @ case.weight.t()
+    if over_top_k:
+        per_token = loss_utils.compute_topk_self_distillation_loss(
+            student,
+            teacher,
+            distillation_topk=TOP_K,
+            distillation_alpha=JSD_ALPHA,
+            distillation_add_tail=True,
+        )
+    else:
+        per_token = loss_utils.compute_full_logit_self_distillation_loss(
+            student, teacher, distillation_alpha=JSD_ALPHA
+        )
+    loss: torch.Tensor = per_token.sum()
+    return loss
+
+
+def trl_tiled_divergence(case: Setting) -> torch.Tensor:
+    """TRL's divergence over the whole vocabulary on tiles."""
+    from trl.kernels.chunked_divergence import ChunkedDivergenceFunction
+
+    result = ChunkedDivergenceFunction.apply(  # type: ignore[no-untyped-call]
+        case.hidden, case.weight, None, case.teacher_hidden, case.weight.detach(), None, JSD_ALPHA, 1.0,
+        1.0, None, 1.0, None,
+    )  # fmt: skip
+    loss: torch.Tensor = result[0].sum()
+    return loss
+
+
+def our_distillation(case: Setting) -> torch.Tensor:
+    """Support of the student in one pass, teacher scored on it, the head's gradient in place."""
+    scores = sampled_and_top_k_logp(
+        case.hidden, case.weight, case.target, k=TOP_K, weight_grad_VH=case.weight.grad
+    )
+    with torch.no_grad():
+        teacher = logp_at(case.teacher_hidden, case.weight, scores.top_index_NK)
+    return support_divergence(scores.top_logp_NK, teacher, jsd_alpha=JSD_ALPHA).sum()
+
+
+def liger_divergence(case: Setting) -> torch.Tensor:
+    """Liger's chunked Jensen-Shannon divergence of a linear head (a mean over tokens)."""
+    from liger_kernel.chunked_loss import LigerFusedLinearJSDLoss  # type: ignore[import-not-found,unused-ignore]
+
+    loss: torch.Tensor = LigerFusedLinearJSDLoss(
+        weight_hard_loss=0.0, weight_soft_loss=1.0, beta=JSD_ALPHA, compiled=False
+    )(case.hidden, case.weight, case.teacher_hidden, case.weight.detach(), case.target)
+    return loss
+
+
+SAMPLED = (
+    Method("full logits", full_logits, copies=3),
+    Method("TRL fused head", trl_fused_head),
+    Method("ours", our_head),
+    Method("ours, in place", our_head_in_place),
+)
+DISTILLED = (
+    Method("TRL SDPO topk_logits", lambda case: trl_sdpo(case, over_top_k=True), copies=3),
+    Method(
+        "TRL SDPO full_logits", lambda case: trl_sdpo(case, over_top_k=False), copies=8, is_exact_peer=False
+    ),
+    Method("TRL tiled divergence", trl_tiled_divergence, is_exact_peer=False),
+    Method("ours, in place", our_distillation),
+)
+
+
+def make_setting(num_tokens: int, hidden_size: int, vocabulary: int, device: str) -> Setting:
+    """Random numbers of the size that a trained model has: logits with a spread of about 3."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int, scale: float) -> torch.Tensor:
+        return (scale * torch.randn(*shape, generator=generator)).to(device)
+
+    weight = draw(vocabulary, hidden_size, scale=3 / hidden_size**0.5).requires_grad_()
+    weight.grad = torch.zeros_like(weight)
+    hidden = draw(num_tokens, hidden_size, scale=1.0)
+    return Setting(
+        hidden=hidden.requires_grad_(),
+        teacher_hidden=(hidden.detach() + draw(num_tokens, hidden_size, scale=0.3)),
+        weight=weight,
+        target=torch.randint(0, vocabulary, (num_tokens,), generator=generator).to(device),
+    )
+
+
+def run_once(method: Method, case: Setting) -> tuple[float, float]:
+    """Forward and backward; the loss and the seconds."""
+    case.hidden.grad = None
+    start = time.perf_counter()
+    loss = method.loss(case)
+    loss.backward()  # type: ignore[no-untyped-call]
+    value = float(loss.detach())
+    return value, time.perf_counter() - start
+
+
+def peak_bytes(method: Method, case: Setting) -> int:
+    """Most that was allocated at once above what stood before."""
+    case.hidden.grad = None
+    if case.hidden.is_cuda:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run_once(method, case)
+        return torch.cuda.max_memory_allocated() - before
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
+        run_once(method, case)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profile.export_chrome_trace(str(path))
+        events = [
+            event for event in json.loads(path.read_text())["traceEvents"] if event["name"] == "[memory]"
+        ]
+    held = most = 0
+    for event in sorted(events, key=lambda one: one["ts"]):
+        held += int(event["args"]["Bytes"])
+        most = max(most, held)
+    return most
+
+
+def compare(job: str, methods: tuple[Method, ...], case: Setting, arguments: argparse.Namespace) -> None:
+    """One table: memory, its share of full logits, seconds."""
+    num_tokens, hidden_size = case.hidden.shape
+    full = 3 * 4 * num_tokens * case.weight.size(0)
+    print(
+        f"\n{job}: V = {case.weight.size(0)}, T = {num_tokens}, H = {hidden_size}; 3*4*T*V = {full / 2**20:.0f} MiB"
+    )
+    fitting = [
+        one for one in methods if one.copies * full / 3 <= arguments.most_gib * 2**30 or not one.copies
+    ]
+    for method in methods:
+        if method not in fitting:
+            print(f"  {method.name:24} left out: needs more than {arguments.most_gib} GiB")
+    memory = {method.name: peak_bytes(method, case) for method in fitting}
+    seconds: dict[str, list[float]] = {method.name: [] for method in fitting}
+    losses: dict[str, float] = {}
+    for _ in range(arguments.repetitions):
+        for method in fitting:  # interleaved: other load falls on all alike, and the best time counts
+            losses[method.name], taken = run_once(method, case)
+            seconds[method.name].append(taken)
+    exact = [losses[method.name] for method in fitting if method.is_exact_peer]
+    for method in fitting:
+        name = method.name
+        best = f"{min(seconds[name]):8.2f} s" if seconds[name] else "  not timed"
+        print(
+            f"  {name:24} {memory[name] / 2**20:9.1f} MiB  1/{full / memory[name]:<6.1f} of full logits {best}"
+        )
+    if exact and max(exact) - min(exact) > TOLERANCE * abs(exact[0]):
+        raise SystemExit(f"the methods disagree about the loss: {losses}")
+
+
+def main() -> None:
+    """Measure what the arguments say and print it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--vocabulary", type=int, default=151_665)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[256, 1024, 4096])
+    parser.add_argument("--hidden", type=int, nargs="+", default=[576, 1024])
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--repetitions", type=int, default=3, help="0 measures memory alone")
+    parser.add_argument("--most-gib", type=float, default=8.0, help="full logits beyond it are left out")
+    parser.add_argument("--device", default="cpu")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    has_liger = importlib.util.find_spec("liger_kernel") is not None
+    print("liger_kernel:", "installed" if has_liger else "not installed, so its losses are not measured")
+    distilled = DISTILLED + (
+        (Method("Liger JSD", liger_divergence, is_exact_peer=False),) if has_liger else ()
+    )
+    for hidden_size in arguments.hidden:
+        for num_tokens in arguments.tokens:
+            case = make_setting(num_tokens, hidden_size, arguments.vocabulary, arguments.device)
+            compare("sampled log-probabilities", SAMPLED, case, arguments)
+            compare(f"distillation, top {TOP_K} and tail", distilled, case, arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -47,8 +47,9 @@ class HeadSettings(TypedDict, total=False):
     """cap tanh(z / cap) as in Gemma; above 0; default None."""
     chunk_tokens: int
     """Tokens of a tile; default 256."""
-    chunk_vocab: int
-    """Words of a tile; default 8192: with 256 tokens 8 MB, which stays in a CPU's cache."""
+    chunk_vocab: int | None
+    """Words of a tile; default None: 8192 on CPU (with 256 tokens 8 MiB, near what its caches hold), fewer for
+    half precision and wide hidden states, whose slice of the weight is widened; 32768 on an accelerator."""
     weight_grad_VH: torch.Tensor | None
     """A buffer, usually ``weight.grad``: the gradient of the weight is added to it in place during backward,
     and autograd gets none. It saves a tensor of V H numbers for each backward pass. Only where nothing else
@@ -172,11 +173,14 @@ def _sweep(
     top_k: int | None = None,
     with_entropy: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    num_words_at_once = settings.get("chunk_vocab")
+    if num_words_at_once is None:
+        num_words_at_once = _words_of_a_tile(hidden_NH)
     tile_settings = TileSettings(
         temperature=settings.get("temperature", 1.0),
         softcap=settings.get("softcap"),
         chunk_tokens=settings.get("chunk_tokens", 256),
-        chunk_vocab=settings.get("chunk_vocab", 8192),
+        chunk_vocab=num_words_at_once,
         top_k=top_k or 0,
         with_entropy=with_entropy,
     )
@@ -206,6 +210,14 @@ def _sweep(
         hidden_NH, weight_VH, bias_V, low_NR, up_VR, index_NK, buffer_VH, tile_settings
     )
     return result
+
+
+def _words_of_a_tile(hidden_NH: torch.Tensor) -> int:
+    if hidden_NH.device.type != "cpu":
+        return 32768  # launches cost more than memory there
+    if hidden_NH.element_size() > 2 or hidden_NH.dim() < 2:
+        return 8192
+    return min(8192, max(1024, 2**21 // max(1, hidden_NH.size(1))))  # a float32 slice of the weight: 8 MiB
 
 
 def _gathered(tensor: torch.Tensor) -> torch.Tensor:

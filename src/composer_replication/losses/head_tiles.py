@@ -72,7 +72,9 @@ class HeadTiles(torch.autograd.Function):
             for tokens in tiles.tokens():
                 logits_nc = tiles.logits(tokens, words)
                 tiles.cap(logits_nc)
-                running.pick(logits_nc.div_(settings.temperature), tokens, words)
+                if settings.temperature != 1:
+                    logits_nc.div_(settings.temperature)
+                running.pick(logits_nc, tokens, words)
                 running.fold(logits_nc, tokens)
         log_norm_N = running.maximum_N + running.total_N.log()
         entropy_N = running.total_N.log() - running.weighted_N / running.total_N
@@ -97,16 +99,18 @@ class HeadTiles(torch.autograd.Function):
         share_N = -grad_NK.sum(1)
         if grad_norm_N is not None:
             share_N = share_N + grad_norm_N
+        temperature = ctx.settings.temperature
+        grad_NK, share_N = grad_NK / temperature, share_N / temperature
         for words in tiles.words():
             gradients.begin(words)
             for tokens in tiles.tokens():
                 logits_nc = tiles.logits(tokens, words)
                 slope_nc = tiles.cap(logits_nc, with_slope=True)
-                logits_nc.div_(ctx.settings.temperature).sub_(log_norm_N[tokens, None])
-                grad_nc = logits_nc.exp_().mul_(share_N[tokens, None])
+                if temperature != 1:
+                    logits_nc.div_(temperature)
+                grad_nc = logits_nc.sub_(log_norm_N[tokens, None]).exp_().mul_(share_N[tokens, None])
                 local_nK, is_inside_nK = _local(index_NK[tokens], words)
                 grad_nc.scatter_add_(1, local_nK, grad_NK[tokens] * is_inside_nK)
-                grad_nc.div_(ctx.settings.temperature)
                 if slope_nc is not None:
                     grad_nc.mul_(slope_nc)
                 gradients.add(grad_nc, tokens, words)

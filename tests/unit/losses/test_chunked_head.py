@@ -261,15 +261,15 @@ def test_a_frozen_side_gets_no_gradient(frozen: int) -> None:
 class LargestTensor(TorchDispatchMode):
     """Elements of the largest tensor that any operation returned, backward included."""
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: torch.dtype = torch.float64) -> None:
         super().__init__()
-        self.largest = 0
+        self.largest, self.dtype = 0, dtype
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for value in result if isinstance(result, tuple | list) else [result]:
-            if isinstance(value, torch.Tensor):
-                self.largest = max(self.largest, value.untyped_storage().nbytes() // value.element_size())
+            if isinstance(value, torch.Tensor) and value.dtype == self.dtype:
+                self.largest = max(self.largest, value.numel())
         return result
 
 
@@ -296,6 +296,16 @@ def test_no_tensor_of_tokens_times_vocabulary_is_ever_made(softcap: float | None
     assert largest_in(lambda h, w: plain_logp(h, w)[torch.arange(64), target]) == 64 * 500, (
         "the measure sees it"
     )
+
+
+def test_a_wide_half_precision_head_is_widened_in_slices_of_two_million() -> None:
+    hidden, weight = (
+        torch.ones(2, 2048, dtype=torch.bfloat16, requires_grad=True),
+        torch.zeros(1500, 2048).bfloat16(),
+    )
+    with LargestTensor(torch.float32) as seen:
+        sampled_logp(hidden, weight, torch.arange(2))[0].sum().backward()  # type: ignore[no-untyped-call]
+    assert seen.largest == 1024 * 2048
 
 
 def test_a_closed_word_has_no_probability_and_breaks_nothing() -> None:

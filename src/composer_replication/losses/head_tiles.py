@@ -86,7 +86,7 @@ class HeadTiles(torch.autograd.Function):
         return logp_NK, index_NK, log_norm_N, entropy_N
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(
         ctx: Any, grad_NK: torch.Tensor | None, _index: None, grad_norm_N: torch.Tensor | None, _entropy: None
     ) -> tuple[torch.Tensor | None, ...]:

@@ -100,29 +100,9 @@ def preference_loss(
     if kind != "simpo":
         chosen_P = chosen_P - _reference(reference_chosen_logp_P, policy_chosen_logp_P, kind)[kept_P]
         rejected_P = rejected_P - _reference(reference_rejected_logp_P, policy_chosen_logp_P, kind)[kept_P]
-    gap_P = chosen_P - rejected_P
-    if kind == "ipo":
-        losses_P = (gap_P - 1 / (2 * beta)).square()
-    else:
-        score_P = beta * gap_P - margin
-        losses_P = -(1 - label_smoothing) * functional.logsigmoid(score_P)
-        if label_smoothing:
-            losses_P = losses_P - label_smoothing * functional.logsigmoid(-score_P)
-    total = weights_P.sum()
-
-    def mean(values_P: torch.Tensor) -> torch.Tensor:
-        return (weights_P * values_P).sum() / total
-
-    with torch.no_grad():
-        metrics = PreferenceMetrics(
-            accuracy=mean((gap_P > 0).to(weights_P.dtype)),
-            chosen_reward=beta * mean(chosen_P.detach()),
-            rejected_reward=beta * mean(rejected_P.detach()),
-            reward_margin=beta * mean(gap_P.detach()),
-            total_weight=total.detach(),
-            num_pairs=kept_P.sum(),
-        )
-    return mean(losses_P), metrics
+    losses_P = _losses(chosen_P - rejected_P, kind, beta=beta, margin=margin, label_smoothing=label_smoothing)
+    loss = (weights_P * losses_P).sum() / weights_P.sum()
+    return loss, _metrics(chosen_P.detach(), rejected_P.detach(), weights_P, beta)
 
 
 def sequence_logp(logp_BT: torch.Tensor, mask_BT: torch.Tensor, *, length_normalised: bool) -> torch.Tensor:
@@ -144,6 +124,33 @@ def sequence_logp(logp_BT: torch.Tensor, mask_BT: torch.Tensor, *, length_normal
     wide_BT = logp_BT.to(torch.promote_types(logp_BT.dtype, torch.float32))
     sums_B = wide_BT.where(kept_BT, 0.0).sum(-1)
     return sums_B / kept_BT.sum(-1) if length_normalised else sums_B
+
+
+def _losses(
+    gap_P: torch.Tensor, kind: str, *, beta: float, margin: float, label_smoothing: float
+) -> torch.Tensor:
+    if kind == "ipo":
+        return (gap_P - 1 / (2 * beta)).square()
+    score_P = beta * gap_P - margin
+    losses_P = -(1 - label_smoothing) * functional.logsigmoid(score_P)
+    # without smoothing the second part is left out: 0 times an infinite logarithm is not a number
+    return losses_P - label_smoothing * functional.logsigmoid(-score_P) if label_smoothing else losses_P
+
+
+def _metrics(
+    chosen_P: torch.Tensor, rejected_P: torch.Tensor, weights_P: torch.Tensor, beta: float
+) -> PreferenceMetrics:
+    def mean(values_P: torch.Tensor) -> torch.Tensor:
+        return (weights_P * values_P).sum() / weights_P.sum()
+
+    return PreferenceMetrics(
+        accuracy=mean((chosen_P > rejected_P).to(weights_P.dtype)),
+        chosen_reward=beta * mean(chosen_P),
+        rejected_reward=beta * mean(rejected_P),
+        reward_margin=beta * mean(chosen_P - rejected_P),
+        total_weight=weights_P.sum(),
+        num_pairs=torch.tensor(weights_P.numel(), device=weights_P.device),
+    )
 
 
 def _check_arguments(kind: str, *, beta: float, margin: float, label_smoothing: float) -> None:

@@ -6,7 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from composer_replication.records import Check, Completion, ExecResult, FileEntry, HeldoutReading, SandboxSpec
+from composer_replication.records import (
+    Check,
+    Completion,
+    ExecResult,
+    FileEntry,
+    HeldoutReading,
+    HintedTurn,
+    Rollout,
+    SandboxSpec,
+)
 
 
 @runtime_checkable
@@ -158,3 +167,38 @@ class Teacher(Protocol):
     """A policy under a hint, or another model, that scores given tokens."""
 
     def score(self, prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> list[float]: ...
+
+
+class HintGenerator(Protocol):
+    """Finds the turns that went wrong and puts a hint before each: the trainer's ``hint_source``.
+
+    One tuple a rollout, in the order of the rollouts; empty where nothing went wrong or nothing can be said.
+    ``completion_ids`` of every hinted turn are that turn's sampled ids, and its ``prompt_ids`` those that the
+    policy saw.
+    """
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[tuple[HintedTurn, ...]]: ...
+
+
+class Tokenizer(Protocol):
+    """What is asked of a tokenizer; those of transformers fit.
+
+    ``apply_chat_template`` gives text when ``tokenize`` is false, and raises whatever the template raises
+    for a conversation that it does not take.
+    """
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+
+    def decode(
+        self, token_ids: list[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool
+    ) -> str: ...
+
+    def apply_chat_template(
+        self,
+        conversation: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None,
+        tokenize: bool,
+        add_generation_prompt: bool,
+        **template_options: Any,
+    ) -> Any: ...

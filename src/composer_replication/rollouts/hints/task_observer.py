@@ -1,0 +1,157 @@
+"""What is known of a single-turn rollout on a task of a store: prompt, answered file, failing visible tests."""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from composer_replication.records import Outcome, Rollout, Score, Task
+from composer_replication.rollouts.hints.hint_context import FailedTest, ObservedRollout, ObservedTurn
+from composer_replication.rollouts.hints.hint_prompts import Chat
+from composer_replication.rollouts.single_turn import build_prompt, extract_answer
+from composer_replication.tasks.instructions.writing import read_material
+from composer_replication.tasks.instructions.written_instructions import read_secrets, secret_shown
+from composer_replication.tasks.planning.body_cuts import fill
+from composer_replication.tasks.store import TaskStore
+
+MAX_ASSERTIONS = 2
+_FAILED = {Outcome.FAILED, Outcome.ERROR, Outcome.MISSING}
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """Of one task, read once."""
+
+    task: Task
+    broken: str
+    prompt: str
+    tree: tuple[str, ...]
+    sources: tuple[tuple[str, str], ...]
+    secrets: Any
+
+
+class TaskObserver:
+    """Call it with a rollout on a one-hole task: ``HintedTurnMaker(tokenizer, observe=TaskObserver(store))``.
+
+    The source of visible tests is read from the store; hidden tests and the deleted code are looked at only to
+    refuse a hint that shows them.
+
+    Args:
+        store: has the tasks.
+        prompt_style, context_lines: as the prompts were cut.
+        template_options: further variables of the chat template.
+
+    Raises (when called):
+        InputError: no such task, or the store is damaged (CR0411, CR0412).
+    """
+
+    def __init__(
+        self,
+        store: TaskStore,
+        *,
+        prompt_style: str = "completion",
+        context_lines: int = 12,
+        template_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.store = store
+        self.prompt_style = prompt_style
+        self.context_lines = context_lines
+        self.template_options = dict(template_options or {})
+        self._known: dict[str, _Known] = {}
+
+    def __call__(self, rollout: Rollout) -> ObservedRollout:
+        known = self._read(rollout.task_id)
+        hole, last = known.task.hole, rollout.turns[-1]
+        answer = extract_answer(last.completion.text, known.broken, hole, style=self.prompt_style)
+        marker = known.broken[hole.start : hole.end].lstrip("\r\n")
+        prompt = last.prompt_text or known.prompt
+        chat = None
+        if self.prompt_style == "chat":
+            chat = Chat([{"role": "user", "content": known.prompt}], options=self.template_options)
+        return ObservedRollout(
+            rollout,
+            (ObservedTurn(replace(last, prompt_text=prompt), chat=chat),),
+            tree=known.tree,
+            path=hole.path,
+            answer=answer,
+            answered_text=fill(known.broken, hole, answer),
+            indent=marker[: len(marker) - len(marker.lstrip(" \t"))] or None,
+            failed_tests=failed_tests(known.task, known.sources, rollout.score),
+            is_leak=lambda text: bool(secret_shown(text, known.secrets)),
+        )
+
+    def _read(self, task_id: str) -> _Known:
+        if task_id not in self._known:
+            task = self.store.get(task_id)
+            broken = self.store.broken_text(task)
+            prompt = build_prompt(
+                broken, task.hole, style=self.prompt_style, context_lines=self.context_lines
+            )
+            self._known[task_id] = _Known(
+                task,
+                broken,
+                prompt,
+                tuple(sorted(self.store.files(task, "rollout"))),
+                read_material(self.store, task).sources,
+                read_secrets(self.store, task, prompt),
+            )
+        return self._known[task_id]
+
+
+def failed_tests(
+    task: Task, sources: tuple[tuple[str, str], ...], score: Score | None
+) -> tuple[FailedTest, ...]:
+    """The visible tests that failed, in the task's order, with the assertions of their source.
+
+    Args:
+        task: names its visible tests; outcomes of any other are never looked at.
+        sources: path and source of visible test functions.
+        score: of the rollout.
+    """
+    outcomes = {} if score is None else score.outcomes
+    failed = [node_id for node_id in task.tests.visible if outcomes.get(node_id) in _FAILED]
+    return tuple(FailedTest(node_id, assertion_of(node_id, sources)) for node_id in failed)
+
+
+def assertion_of(node_id: str, sources: tuple[tuple[str, str], ...]) -> str:
+    """The first assertions of a test function; empty where its source is not known for sure."""
+    path, _, name = node_id.partition("[")[0].partition("::")
+    name = name.rpartition("::")[2]
+    found = [
+        function
+        for source_path, source in sources
+        if source_path == path and (function := _function(source)) is not None and function.name == name
+    ]
+    if len(found) != 1:
+        return ""
+    return "; ".join(
+        [ast.unparse(node) for node in ast.walk(found[0]) if _is_assertion(node)][:MAX_ASSERTIONS]
+    )
+
+
+def _function(source: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    try:
+        body = ast.parse(textwrap.dedent(source)).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    first = body[0] if body else None
+    return first if isinstance(first, ast.FunctionDef | ast.AsyncFunctionDef) else None
+
+
+def _is_assertion(node: ast.AST) -> bool:
+    """``assert``, ``self.assertEqual(...)``, or what stands behind ``with pytest.raises(...)``."""
+    if isinstance(node, ast.Assert):
+        return True
+    call = (
+        node.value
+        if isinstance(node, ast.Expr)
+        else node.context_expr
+        if isinstance(node, ast.withitem)
+        else None
+    )
+    function = call.func if isinstance(call, ast.Call) else None
+    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    return str(name).startswith(("assert", "raises", "fail"))

@@ -1,28 +1,31 @@
 """Which turn went wrong, and why.
 
 A finding needs evidence in the record. What is normal work is none: a search that finds nothing, a test that
-fails before the change that it asks for, the same test run again after an edit. Failing tests at the end of
-the rollout belong to the last turn that changed something. Where the sandbox failed nothing is found, since
-nothing is known.
+fails before the change that it asks for, the same test run again after an edit. A file that does not parse is a
+fault of the turn that wrote it, and none where the policy did not. Failing tests at the end of the rollout belong
+to the last turn that changed something. Where the sandbox failed nothing is found, since nothing is known.
 """
 
 from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterator
-from dataclasses import replace
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
 from composer_replication.records import StopReason
-from composer_replication.rollouts.hints.call_faults import call_fault
+from composer_replication.rollouts.hints.call_faults import Finding, call_fault
 from composer_replication.rollouts.hints.hint_context import Fault, ObservedRollout, ToolCall, ToolResult
 from composer_replication.rollouts.hints.result_faults import EDIT_TOOLS, result_fault
 
 _TOO_LONG = "the tests ran longer than"
 _TOO_LARGE = "the tests used more memory"
 _SHELLS = frozenset({"bash", "execute_bash", "run", "run_command", "shell", "terminal"})
+_SHELL_WRITE = re.compile(
+    r">|\btee\b|\bsed\b[^|;&]*-i|\bgit apply\b|\bpatch\b|\b(?:cp|mv)\b|write_text|\.write\("
+)
 NUM_NAMED_TESTS = 3
 
 
@@ -42,8 +45,8 @@ def find_faults(observed: ObservedRollout) -> list[Fault]:
 
 
 def _call_faults(observed: ObservedRollout) -> Iterator[Fault]:
-    """Faults of single calls; a syntax error in a file belongs to the turn that wrote the file."""
-    writers: dict[str, int] = {}
+    """Faults of single calls, in order."""
+    written: list[tuple[int, str]] = []
     last: tuple[str, Any, ToolResult] | None = None
     for turn_idx, turn in enumerate(observed.turns):
         for call_idx, call in enumerate(turn.calls):
@@ -51,23 +54,40 @@ def _call_faults(observed: ObservedRollout) -> Iterator[Fault]:
             finding = call_fault(call, observed.tools)
             if finding is None and result is not None:
                 finding = result_fault(call, result)
-            arguments = _arguments(call)
+            author = turn_idx
+            if finding is not None and finding[0] in {"syntax-error", "import-error"}:
+                author = _author(finding, call, written, turn_idx)
+                finding = finding if author >= 0 else None
+            action = (call.name, _arguments(call), result)
             if finding is not None:
-                fault = Fault(turn_idx, *finding, call_idx)
-                writer = (
-                    writers.get(PurePosixPath(fault.subject).name) if fault.kind == "syntax-error" else None
-                )
-                yield fault if writer is None else replace(fault, turn_idx=writer, call_idx=None)
-            elif (
-                result is not None and last == (call.name, arguments, result) and call.name not in EDIT_TOOLS
-            ):
-                yield Fault(
-                    turn_idx, "repeated-action", f"{call.name} {call.arguments[:160]}", call.name, call_idx
-                )
+                yield Fault(author, *finding, call_idx if author == turn_idx else None)
+            elif result is not None and last == action and call.name not in EDIT_TOOLS:
+                evidence = f"{call.name} {call.arguments[:160]}"
+                yield Fault(turn_idx, "repeated-action", evidence, call.name, call_idx)
             if result is not None:
-                last = (call.name, arguments, result)
-            if call.name in EDIT_TOOLS and (result is None or not result.failed):
-                writers |= {PurePosixPath(path).name: turn_idx for path in _paths(arguments)}
+                last = (*action[:2], result)
+            if _is_writing(call) and (result is None or not result.failed):
+                written.append((turn_idx, call.arguments))
+
+
+def _author(finding: Finding, call: ToolCall, written: Sequence[tuple[int, str]], turn_idx: int) -> int:
+    """The turn that wrote the code which does not parse or import; -1 where the policy did not."""
+    kind, evidence, subject = finding
+    name = PurePosixPath(subject).name
+    if kind == "syntax-error" and name in {"<string>", "<stdin>"}:
+        return turn_idx  # the command itself
+    for idx, text in reversed(written):
+        if name and name in text:
+            return idx
+    is_own = kind == "import-error" and "No module named" in evidence and name in call.arguments
+    return turn_idx if is_own else -1
+
+
+def _is_writing(call: ToolCall) -> bool:
+    """Whether a call changes files, as far as it shows."""
+    return call.name in EDIT_TOOLS or (
+        call.name in _SHELLS and _SHELL_WRITE.search(call.arguments) is not None
+    )
 
 
 def _turn_faults(observed: ObservedRollout) -> Iterator[Fault]:
@@ -147,14 +167,13 @@ def _syntax_problem(text: str, path: str) -> str:
 
 
 def _last_change(observed: ObservedRollout) -> int:
-    """The last turn that changed a file; else the last that ran a command; else the last."""
-    for names in (EDIT_TOOLS, _SHELLS):
-        for idx in reversed(range(len(observed.turns))):
-            turn = observed.turns[idx]
-            for call_idx, call in enumerate(turn.calls):
-                result = turn.results[call_idx] if call_idx < len(turn.results) else None
-                if call.name in names and (result is None or not result.failed):
-                    return idx
+    """The last turn that changed a file, as far as its calls show; else the last turn."""
+    for idx in reversed(range(len(observed.turns))):
+        turn = observed.turns[idx]
+        for call_idx, call in enumerate(turn.calls):
+            result = turn.results[call_idx] if call_idx < len(turn.results) else None
+            if _is_writing(call) and (result is None or not result.failed):
+                return idx
     return len(observed.turns) - 1
 
 
@@ -169,16 +188,6 @@ def _arguments(call: ToolCall) -> Any:
         return json.loads(call.arguments or "{}")
     except (ValueError, RecursionError):
         return call.arguments
-
-
-def _paths(arguments: Any) -> list[str]:
-    if not isinstance(arguments, dict):
-        return []
-    return [
-        value
-        for name, value in arguments.items()
-        if name in {"path", "file", "file_path", "filename", "target_file"} and isinstance(value, str)
-    ]
 
 
 def _tail(text: str) -> str:

@@ -1,12 +1,14 @@
 """What a failed call's own words say went wrong.
 
-Words count only where the call failed (an exit code other than 0, a refused tool, a time-out): a file may
-well contain the text "No such file or directory".
+Words count only where the call failed (an exit code other than 0, a refused tool, a time-out), and a missing file
+or command only where the call itself names it: a file may well contain the text "No such file or directory", and
+a test that has to fail first may fail with it.
 """
 
 from __future__ import annotations
 
 import re
+from pathlib import PurePosixPath
 
 from composer_replication.rollouts.hints.call_faults import Finding
 from composer_replication.rollouts.hints.hint_context import ToolCall, ToolResult
@@ -17,6 +19,7 @@ EDIT_TOOLS = frozenset(
 )
 """Tools that change files, by the names in use."""
 COMMAND_NOT_FOUND = 127
+KILLED = 137
 
 _UNKNOWN_TOOL = re.compile(
     r"(?:unknown|no such|unsupported) (?:tool|function)[:\s]*[`'\"]?(?P<subject>[\w.-]*)"
@@ -110,27 +113,34 @@ def _code_fault(call: ToolCall, result: ToolResult) -> Finding | None:
 
 
 def _command_fault(call: ToolCall, result: ToolResult) -> Finding | None:
-    del call
     if result.exit_code not in (COMMAND_NOT_FOUND, None):
         return None
     for pattern in _COMMAND:
-        if found := pattern.search(result.text):
+        if (found := pattern.search(result.text)) and _is_named(found["subject"], call):
             return "command-not-found", _line(result.text, found), found["subject"]
     return None
 
 
 def _file_fault(call: ToolCall, result: ToolResult) -> Finding | None:
-    if found := _PERMISSION.search(result.text):
-        return "permission-denied", _line(result.text, found), found["subject"] or call.name
+    found = _PERMISSION.search(result.text)
+    if found and found["subject"] and _is_named(found["subject"], call):
+        return "permission-denied", _line(result.text, found), found["subject"]
     for pattern in _MISSING_FILE:
-        if found := pattern.search(result.text):
-            return "missing-file", _line(result.text, found), found["subject"].strip()
+        for found in pattern.finditer(result.text):
+            if _is_named(found["subject"], call):
+                return "missing-file", _line(result.text, found), found["subject"].strip()
     return None
 
 
 def _memory_fault(call: ToolCall, result: ToolResult) -> Finding | None:
-    found = _MEMORY.search(result.text) if result.exit_code in (137, 1) else None
+    found = _MEMORY.search(result.text) if result.exit_code == KILLED else None
     return ("out-of-memory", _line(result.text, found), call.name) if found else None
+
+
+def _is_named(subject: str, call: ToolCall) -> bool:
+    """Whether the call itself speaks of a path or command; the environment may tell the whole path."""
+    name = PurePosixPath(subject.strip()).name
+    return bool(name) and name in call.arguments
 
 
 def _line(text: str, found: re.Match[str] | None) -> str:

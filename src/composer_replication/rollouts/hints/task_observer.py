@@ -6,7 +6,7 @@ import ast
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 from composer_replication.records import Outcome, Rollout, Score, Task
 from composer_replication.rollouts.hints.hint_context import FailedTest, ObservedRollout, ObservedTurn
@@ -127,9 +127,10 @@ def assertion_of(node_id: str, sources: tuple[tuple[str, str], ...]) -> str:
     ]
     if len(found) != 1:
         return ""
-    return "; ".join(
-        [ast.unparse(node) for node in ast.walk(found[0]) if _is_assertion(node)][:MAX_ASSERTIONS]
+    asserted = sorted(
+        (node for node in ast.walk(found[0]) if _is_assertion(node)), key=lambda node: node.lineno
     )
+    return "; ".join(" ".join(ast.unparse(node).split()) for node in asserted[:MAX_ASSERTIONS])
 
 
 def _function(source: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
@@ -141,17 +142,18 @@ def _function(source: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
     return first if isinstance(first, ast.FunctionDef | ast.AsyncFunctionDef) else None
 
 
-def _is_assertion(node: ast.AST) -> bool:
-    """``assert``, ``self.assertEqual(...)``, or what stands behind ``with pytest.raises(...)``."""
+def _is_assertion(node: ast.AST) -> TypeGuard[ast.stmt]:
+    """``assert``, ``self.assertEqual(...)``, or ``with pytest.raises(...)`` with what stands in it."""
     if isinstance(node, ast.Assert):
         return True
-    call = (
-        node.value
-        if isinstance(node, ast.Expr)
-        else node.context_expr
-        if isinstance(node, ast.withitem)
-        else None
+    if isinstance(node, ast.Expr):
+        return _called(node.value).startswith(("assert", "fail"))
+    return isinstance(node, ast.With | ast.AsyncWith) and any(
+        _called(item.context_expr).startswith(("raises", "assert", "warns")) for item in node.items
     )
-    function = call.func if isinstance(call, ast.Call) else None
-    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-    return str(name).startswith(("assert", "raises", "fail"))
+
+
+def _called(node: ast.expr) -> str:
+    """The last name of what is called; empty for anything else."""
+    function = node.func if isinstance(node, ast.Call) else None
+    return function.attr if isinstance(function, ast.Attribute) else str(getattr(function, "id", ""))

@@ -24,7 +24,8 @@ _TOO_LONG = "the tests ran longer than"
 _TOO_LARGE = "the tests used more memory"
 _SHELLS = frozenset({"bash", "execute_bash", "run", "run_command", "shell", "terminal"})
 _SHELL_WRITE = re.compile(
-    r">|\btee\b|\bsed\b[^|;&]*-i|\bgit apply\b|\bpatch\b|\b(?:cp|mv)\b|write_text|\.write\("
+    r"(?<![\d&<>=-])>>?(?!\s*/dev/null)\s*[\w./\"'$~]"  # a file, not 2>&1
+    r"|\btee\b|\bsed\b[^|;&]*-i|\bgit apply\b|\bpatch\b|\b(?:cp|mv)\b|write_text|\.write\("
 )
 NUM_NAMED_TESTS = 3
 
@@ -79,6 +80,8 @@ def _author(finding: Finding, call: ToolCall, written: Sequence[tuple[int, str]]
     for idx, text in reversed(written):
         if name and name in text:
             return idx
+    if _is_writing(call) and name and name in call.arguments:
+        return turn_idx
     is_own = kind == "import-error" and "No module named" in evidence and name in call.arguments
     return turn_idx if is_own else -1
 

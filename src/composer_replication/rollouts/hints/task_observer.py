@@ -130,7 +130,8 @@ def assertion_of(node_id: str, sources: tuple[tuple[str, str], ...]) -> str:
     asserted = sorted(
         (node for node in ast.walk(found[0]) if _is_assertion(node)), key=lambda node: node.lineno
     )
-    return "; ".join(" ".join(ast.unparse(node).split()) for node in asserted[:MAX_ASSERTIONS])
+    shown = [node.test if isinstance(node, ast.Assert) else node for node in asserted[:MAX_ASSERTIONS]]
+    return "; ".join(" ".join(ast.unparse(node).split()) for node in shown)
 
 
 def _function(source: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:

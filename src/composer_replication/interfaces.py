@@ -163,21 +163,15 @@ class ReadingGuard(Guard, Protocol):
     ) -> GuardStatus: ...
 
 
-class Teacher(Protocol):
-    """A policy under a hint, or another model, that scores given tokens."""
-
-    def score(self, prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> list[float]: ...
-
-
 class HintGenerator(Protocol):
-    """Finds the turns that went wrong and puts a hint before each: the trainer's ``hint_source``.
+    """Finds the turns of rollouts that went wrong and puts a hint before each: a trainer's ``hint_source``.
 
-    One tuple a rollout, in the order of the rollouts; empty where nothing went wrong or nothing can be said.
-    ``completion_ids`` of every hinted turn are that turn's sampled ids, and its ``prompt_ids`` those that the
-    policy saw.
+    ``hinted_turns`` answers row by row, in the order of the rollouts, with any number of turns; none where
+    nothing went wrong or nothing can be said. A turn's ``prompt_ids`` and ``completion_ids`` are those of a turn
+    of its rollout, id for id; ``hinted_prompt_ids`` are the same prompt but for the hint.
     """
 
-    def __call__(self, rollouts: Sequence[Rollout]) -> list[tuple[HintedTurn, ...]]: ...
+    def hinted_turns(self, rollouts: Sequence[Rollout]) -> Sequence[Sequence[HintedTurn]]: ...
 
 
 class Tokenizer(Protocol):
@@ -202,3 +196,9 @@ class Tokenizer(Protocol):
         add_generation_prompt: bool,
         **template_options: Any,
     ) -> Any: ...
+
+
+class Teacher(Protocol):
+    """A policy under a hint, or another model, that scores given tokens."""
+
+    def score(self, prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> list[float]: ...

@@ -80,6 +80,7 @@ class TemplateTokenizer:
         self.raw.add_special_tokens(
             [AddedToken(token, special=True, normalized=False) for token in sorted(self.control)]
         )
+        self.text = text
         self.template = _environment().from_string(text)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:

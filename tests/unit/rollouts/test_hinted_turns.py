@@ -67,7 +67,7 @@ def test_failing_answers_of_the_quick_start_get_a_comment_that_names_the_test(
     assert [rollout.reward for rollout in rollouts] == [0.0, 1.0, 0.0]
     maker = HintedTurnMaker(SMOLLM2, observe=TaskObserver(store))
     generator: HintGenerator = maker
-    rows = generator(rollouts)
+    rows = generator.hinted_turns(rollouts)
     assert [len(row) for row in rows] == [1, 0, 1]
     ((wrong,), _, (unparsed,)) = rows
     for hinted, rollout in ((wrong, rollouts[0]), (unparsed, rollouts[2])):
@@ -101,6 +101,22 @@ def test_failing_answers_of_the_quick_start_get_a_comment_that_names_the_test(
     }
 
 
+def test_rollouts_as_a_trainer_makes_them_are_scored_by_the_rewards_own_grader(
+    store: TaskStore, grader: Grader, clamp: Task
+) -> None:
+    rollout = attempt(store, grader, clamp, WRONG)
+    turn = rollout.turns[0]
+    # no score, and whatever did not end with an end-of-sequence id counts as cut off
+    bare = replace(turn, completion=replace(turn.completion, stop_reason=StopReason.LENGTH))
+    trained = replace(rollout, turns=(bare,), score=None, stop_reason=StopReason.LENGTH)
+    nothing = replace(trained, turns=())
+    with_score = HintedTurnMaker(SMOLLM2, observe=TaskObserver(store)).hinted_turns([rollout, nothing])
+    observer = TaskObserver(store, grader=grader)
+    assert HintedTurnMaker(SMOLLM2, observe=observer).hinted_turns([trained, nothing]) == with_score
+    assert [len(row) for row in with_score] == [1, 0]
+    assert HintedTurnMaker(SMOLLM2, observe=TaskObserver(store)).hinted_turns([trained]) == [()]
+
+
 def test_chat_prompts_of_tasks(store: TaskStore, grader: Grader, clamp: Task) -> None:
     rollout = attempt(store, grader, clamp, "```python\nreturn low\n```", style="chat")
     ((hinted,),) = make_hinted_turns([rollout], SMOLLM2, observe=TaskObserver(store, prompt_style="chat"))
@@ -118,14 +134,14 @@ def test_a_sibling_that_solved_it_as_the_golden_code_does_is_never_shown(
     rollouts = [attempt(store, grader, clamp, text) for text in (WRONG, f"{golden}\n\n\ndef mean")]
     options = HintOptions(layers=("sibling",), sibling_shows="lines", max_sibling_characters=400)
     maker = HintedTurnMaker(SMOLLM2, observe=TaskObserver(store), options=options)
-    assert maker(rollouts) == [(), ()]
+    assert maker.hinted_turns(rollouts) == [(), ()]
     assert maker.counts["without_hint"] == 1
     # the same words pass where nobody watches: the wall is what stopped them
     open_doors = TaskObserver(store)
     unwatched = HintedTurnMaker(
         SMOLLM2, observe=lambda r: replace(open_doors(r), is_leak=lambda _: False), options=options
     )
-    ((hinted,), ()) = unwatched(rollouts)
+    ((hinted,), ()) = unwatched.hinted_turns(rollouts)
     assert "if x < low" in text_of(hinted.hinted_prompt_ids)
 
 
@@ -191,7 +207,7 @@ def maker_over(observed: list[ObservedRollout], **options: Any) -> HintedTurnMak
 def test_every_recorded_fault_becomes_a_hinted_turn_of_that_turn() -> None:
     observed = [chatted(case) for case in cases()]
     maker = maker_over(observed)
-    rows = maker([each.rollout for each in observed])
+    rows = maker.hinted_turns([each.rollout for each in observed])
     for case, each, row, hints in zip(cases(), observed, rows, maker.last_hints, strict=True):
         assert [hint.turn_idx for hint in hints] == [expected[0] for expected in case["expected"]]
         assert [hint.kind for hint in hints] == [expected[1] for expected in case["expected"]]
@@ -206,7 +222,7 @@ def test_every_recorded_fault_becomes_a_hinted_turn_of_that_turn() -> None:
 
 def test_at_most_so_many_turns_of_a_rollout() -> None:
     observed = chatted(next(case for case in cases() if case["name"] == "two faults in two turns"))
-    (row,) = maker_over([observed], max_turns=1)([observed.rollout])
+    (row,) = maker_over([observed], max_turns=1).hinted_turns([observed.rollout])
     assert [hinted.prompt_ids for hinted in row] == [observed.turns[0].turn.prompt_ids]
 
 
@@ -221,10 +237,13 @@ def test_siblings_are_those_of_the_same_group() -> None:
         replace(passing, answer="\n    return books.pop()"),
     )
     options = {"layers": ("sibling",)}
-    made = maker_over([mine, theirs], **options)([mine.rollout, theirs.rollout])
+    made = maker_over([mine, theirs], **options).hinted_turns([mine.rollout, theirs.rollout])
     assert "also uses: books, pop." in text_of(made[0][0].hinted_prompt_ids)
     elsewhere = replace(theirs, rollout=replace(theirs.rollout, step=2))
-    assert maker_over([mine, elsewhere], **options)([mine.rollout, elsewhere.rollout]) == [(), ()]
+    assert maker_over([mine, elsewhere], **options).hinted_turns([mine.rollout, elsewhere.rollout]) == [
+        (),
+        (),
+    ]
 
 
 def test_strict_raises_and_lenient_leaves_out_and_counts() -> None:
@@ -232,16 +251,16 @@ def test_strict_raises_and_lenient_leaves_out_and_counts() -> None:
     broken = replace(observed.turns[0], turn=replace(observed.turns[0].turn, prompt_ids=(1, 2, 3)))
     damaged = replace(observed, turns=(broken, *observed.turns[1:]))
     with pytest.raises(InputError, match="CR0430"):
-        maker_over([damaged])([damaged.rollout])
+        maker_over([damaged]).hinted_turns([damaged.rollout])
     lenient = maker_over([damaged], strict=False)
-    assert lenient([damaged.rollout]) == [()]
+    assert lenient.hinted_turns([damaged.rollout]) == [()]
     assert lenient.counts["left_out/CR0430"] == 1
     unsampled = replace(
         broken, turn=replace(broken.turn, completion=replace(broken.turn.completion, token_ids=()))
     )
     empty = replace(observed, turns=(unsampled, *observed.turns[1:]))
     maker = maker_over([empty])
-    assert maker([empty.rollout]) == [()]
+    assert maker.hinted_turns([empty.rollout]) == [()]
     assert maker.counts["without_ids"] == 1
 
 

@@ -26,7 +26,7 @@ Observe = Callable[[Rollout], ObservedRollout]
 
 
 class HintedTurnMaker:
-    """The ``HintGenerator`` of this folder: called with the rollouts of a batch, gives hinted turns by row.
+    """The ``HintGenerator`` of this folder: gives the hinted turns of a batch of rollouts by row.
 
     Rollouts of one group, those with the same task and step, are each other's siblings. A turn without sampled
     ids is passed over: there is nothing to score.
@@ -43,7 +43,7 @@ class HintedTurnMaker:
 
     Raises:
         UsageError: a layer or the judge cannot be used (CR0221, CR0223).
-        InputError (when called): a hint does not fit its prompt and the options are strict (CR0430 to
+        InputError (when asked): a hint does not fit its prompt and the options are strict (CR0430 to
             CR0433).
     """
 
@@ -62,7 +62,7 @@ class HintedTurnMaker:
         self.last_hints: list[tuple[Hint, ...]] = []
         self._layers = open_layers(self.options, judge_folder=judge_folder)
 
-    def __call__(self, rollouts: Sequence[Rollout]) -> list[tuple[HintedTurn, ...]]:
+    def hinted_turns(self, rollouts: Sequence[Rollout]) -> list[tuple[HintedTurn, ...]]:
         observed = [self.observe(rollout) for rollout in rollouts]
         groups: dict[tuple[str, int], list[ObservedRollout]] = {}
         for each in observed:
@@ -125,4 +125,4 @@ def make_hinted_turns(
     options: HintOptions | None = None,
 ) -> list[tuple[HintedTurn, ...]]:
     """Hinted turns by row, in the order of the rollouts; see ``HintedTurnMaker``, which also counts."""
-    return HintedTurnMaker(tokenizer, observe=observe, options=options)(rollouts)
+    return HintedTurnMaker(tokenizer, observe=observe, options=options).hinted_turns(rollouts)

@@ -29,7 +29,7 @@ _UNKNOWN_TOOL = re.compile(
 _MISSING_FILE = (
     re.compile(r"(?:FileNotFoundError|ENOENT).*?['\"](?P<subject>[^'\"\n]+)['\"]"),
     re.compile(
-        r"(?:cannot (?:access|open|stat)|can't (?:cd to|open(?: file)?)) ['\"]?(?P<subject>[^'\":\n]+)['\"]?"
+        r"(?:cannot (?:access|open|stat)|can't (?:cd to|open(?: file)?|read|stat)) ['\"]?(?P<subject>[^'\":\n]+)['\"]?"
     ),
     re.compile(r"(?:^|: )(?:line \d+: )?(?P<subject>[^\s:'\"]+): No such file or directory", re.MULTILINE),
     re.compile(r"No such file or directory:? ['\"]?(?P<subject>[^'\"\n]*)"),

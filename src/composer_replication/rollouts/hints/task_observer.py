@@ -6,12 +6,13 @@ import ast
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeGuard
+from typing import Any, Literal, TypeGuard
 
-from composer_replication.records import Outcome, Rollout, Score, Task
+from composer_replication.records import Outcome, Rollout, Score, StopReason, Task, Turn
+from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.hints.hint_context import FailedTest, ObservedRollout, ObservedTurn
 from composer_replication.rollouts.hints.hint_prompts import Chat
-from composer_replication.rollouts.single_turn import build_prompt, extract_answer
+from composer_replication.rollouts.single_turn import build_prompt, extract_answer, is_finished
 from composer_replication.tasks.instructions.writing import read_material
 from composer_replication.tasks.instructions.written_instructions import read_secrets, secret_shown
 from composer_replication.tasks.planning.body_cuts import fill
@@ -41,6 +42,9 @@ class TaskObserver:
 
     Args:
         store: has the tasks.
+        grader: asked for the score of rollouts that have a reward and no score, as a trainer makes them. It
+            is that of the reward, so the same answer is not run again. None: such rollouts have no finding.
+        tests: those of the reward, ``visible`` or ``weakened``.
         prompt_style, context_lines: as the prompts were cut.
         template_options: further variables of the chat template.
 
@@ -52,28 +56,35 @@ class TaskObserver:
         self,
         store: TaskStore,
         *,
+        grader: Grader | None = None,
+        tests: Literal["visible", "weakened"] = "visible",
         prompt_style: str = "completion",
         context_lines: int = 12,
         template_options: Mapping[str, Any] | None = None,
     ) -> None:
         self.store = store
+        self.grader = grader
+        self.tests: Literal["visible", "weakened"] = tests
         self.prompt_style = prompt_style
         self.context_lines = context_lines
         self.template_options = dict(template_options or {})
         self._known: dict[str, _Known] = {}
 
     def __call__(self, rollout: Rollout) -> ObservedRollout:
+        if not rollout.turns:  # nothing was sampled
+            return ObservedRollout(rollout, ())
         known = self._read(rollout.task_id)
         hole, last = known.task.hole, rollout.turns[-1]
         answer = extract_answer(last.completion.text, known.broken, hole, style=self.prompt_style)
+        turn = self._turn(last, known)
+        rollout = replace(rollout, turns=(turn,), score=self._score(rollout, known.task, answer))
         marker = known.broken[hole.start : hole.end].lstrip("\r\n")
-        prompt = last.prompt_text or known.prompt
         chat = None
         if self.prompt_style == "chat":
             chat = Chat([{"role": "user", "content": known.prompt}], options=self.template_options)
         return ObservedRollout(
             rollout,
-            (ObservedTurn(replace(last, prompt_text=prompt), chat=chat),),
+            (ObservedTurn(turn, chat=chat),),
             tree=known.tree,
             path=hole.path,
             answer=answer,
@@ -82,6 +93,19 @@ class TaskObserver:
             failed_tests=failed_tests(known.task, known.sources, rollout.score),
             is_leak=lambda text: bool(secret_shown(text, known.secrets)),
         )
+
+    def _turn(self, turn: Turn, known: _Known) -> Turn:
+        """With the prompt's text, and told whether the stop rule ended it: a trainer sees ids only."""
+        completion = turn.completion
+        has_left_body = self.prompt_style == "completion" and is_finished(completion.text)
+        if has_left_body and completion.stop_reason is StopReason.LENGTH:
+            completion = replace(completion, stop_reason=StopReason.STOP_RULE)
+        return replace(turn, prompt_text=turn.prompt_text or known.prompt, completion=completion)
+
+    def _score(self, rollout: Rollout, task: Task, answer: str) -> Score | None:
+        if rollout.score is not None or rollout.reward is None or self.grader is None:
+            return rollout.score
+        return self.grader.grade(task, answer, self.tests)
 
     def _read(self, task_id: str) -> _Known:
         if task_id not in self._known:

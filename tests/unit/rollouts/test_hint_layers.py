@@ -79,7 +79,7 @@ def test_a_failing_test_is_told_with_its_assertion() -> None:
     )
     text = template_hint(context_of("failing tests belong to the last change", failed_tests=tests))
     assert text == (
-        "test_a fails: it checks `last(['a', 'b']) == 'b'`. It said: Assert 'a' == 'b'.\ntest_b[1-2] fails. And 1 more."
+        "test_a fails: it checks `last(['a', 'b']) == 'b'`. It said: assert 'a' == 'b'.\ntest_b[1-2] fails. And 1 more."
     )
 
 

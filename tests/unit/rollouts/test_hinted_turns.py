@@ -230,7 +230,7 @@ def test_siblings_are_those_of_the_same_group() -> None:
     failing = chatted(
         next(case for case in cases() if case["name"] == "failing tests belong to the last change")
     )
-    passing = chatted(cases()[-18 + 0])
+    passing = chatted(next(case for case in cases() if case["name"] == "clean: read, edit, test, submit"))
     assert passing.rollout.reward == 1.0
     mine, theirs = (
         replace(failing, answer="\n    return zero"),

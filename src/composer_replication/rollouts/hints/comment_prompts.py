@@ -43,14 +43,15 @@ _LAST_LINE = re.compile(r"^([ \t]*)\S.*\Z", re.MULTILINE)
 def comment(hint: str, path: str, indent: str = "") -> str:
     r"""The hint as whole comment lines of the language of ``path``, each indented, without a last line end.
 
-    Languages are known by their suffix; unknown ones get ``#``. A closing mark inside the hint is taken out.
+    Languages are known by their suffix; unknown ones get ``#``. A closing mark inside the hint gets a space.
 
         >>> comment("two lines\\nof it", "a/b.go", "  ")
         '  // two lines\\n  // of it'
     """
     opening, closing = _MARKS.get(PurePosixPath(path).suffix.lower().lstrip("."), _HASH)
     room = max(24, WIDTH - len(indent) - len(opening) - len(closing))
-    text = hint.replace(closing.strip(), "") if closing else hint
+    mark = closing.strip()
+    text = hint.replace(mark, f"{mark[:-1]} {mark[-1]}") if mark else hint
     lines = [
         piece
         for line in text.strip().splitlines()

@@ -6,9 +6,10 @@ renders the conversation with and without the hint, both texts are tokenised, an
 second with one run of ids put in. What the policy sampled is no part of this, so a completion has the same
 ids after both prompts, and the log-probability of its token t is read at ``len(prompt) + t`` in each.
 
-Places, tried in order: a message of its own after the last one; merged into the last message, for templates
-that want strictly alternating roles or close a block of tool results only at the end. A place counts only
-if the template takes it, shows the hint, and changes nothing else. If none does there is no hinted prompt.
+Places, tried in order: a message of its own after the last one; merged into the last message, at its end, then at
+its beginning, for templates that want strictly alternating roles or close a block of tool results only at
+the end. A place counts only if the template takes it, shows the hint, and changes nothing else. If none does
+there is no hinted prompt.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from composer_replication.records import HintedTurn, Turn
 
 SEPARATORS = ("\n\n", "\n", " ", "")
 """Between a message and the hint merged into it: the first that leaves the ids around it as they were."""
+ENDINGS = ".!?:;,)`'\""
+"""Taken off the end of a merged hint where no separator serves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +117,13 @@ def hint_chat_prompt(
         ) from error
     plain_ids = encode(tokenizer, plain_text)
     refusals: list[str] = []
-    for place, messages in _places(chat.messages, hint, role):
+    for place, shown, messages in _places(chat.messages, hint, role):
         try:
             hinted_text = _render(tokenizer, chat, messages)
         except Exception as error:  # noqa: BLE001  as above; the reason is told when no other place serves
             refusals.append(f"{place}: {_first_line(error)}")
             continue
-        if hinted_text.count(hint) <= plain_text.count(hint):
+        if hinted_text.count(shown) <= plain_text.count(shown):
             refusals.append(f"{place}: the template does not show the hint as it is")
             continue
         found = insertion(plain_ids, encode(tokenizer, hinted_text))
@@ -193,14 +196,19 @@ def refuse_control_tokens(tokenizer: Tokenizer, hint: str) -> None:
 
 def _places(
     messages: Sequence[Mapping[str, Any]], hint: str, role: str
-) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
-    yield "own-message", [*messages, {"role": role, "content": hint}]
+) -> Iterator[tuple[str, str, list[Mapping[str, Any]]]]:
+    """Name, the hint's text there, and the conversation with it."""
+    yield "own-message", hint, [*messages, {"role": role, "content": hint}]
     last = messages[-1]
     content = last.get("content")
     if last.get("role") == "assistant" or not isinstance(content, str):
         return  # what the policy said is never touched
+    # Many tokenizers join a full stop and the line end after it, which then would be another id.
+    for text in dict.fromkeys((hint, hint.rstrip(ENDINGS) or hint)):
+        for separator in SEPARATORS:
+            yield "merged", text, [*messages[:-1], {**last, "content": f"{content}{separator}{text}"}]
     for separator in SEPARATORS:
-        yield "merged", [*messages[:-1], {**last, "content": f"{content}{separator}{hint}"}]
+        yield "merged", hint, [*messages[:-1], {**last, "content": f"{hint}{separator}{content}"}]
 
 
 def _render(tokenizer: Tokenizer, chat: Chat, messages: Sequence[Mapping[str, Any]]) -> str:

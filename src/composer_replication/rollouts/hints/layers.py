@@ -20,9 +20,9 @@ from composer_replication.rollouts.hints.templates import template_hint
 _NAME = re.compile(r"[^\W\d]\w*")
 _STRING = re.compile(r"('''|\"\"\").*?\1|'[^'\n]*'|\"[^\"\n]*\"|#[^\n]*", re.DOTALL)
 _CONTROL = re.compile(
-    r"<(?=[|｜][^<>\n]{0,60}[|｜]>)"  # <|im_end|>, <｜Assistant｜>
+    r"<(?=[|｜][^<>\s]{0,60}[|｜]>)"  # <|im_end|>, <｜Assistant｜>
     r"|<(?=/?(?:s|bos|eos|pad|unk|sep|cls|mask|think|thinking|tool_call|tool_calls|tool_response|tools"
-    r"|start_of_turn|end_of_turn|end_of_utterance|arg_key|arg_value|image|sop|eop)>)"
+    r"|start_of_turn|end_of_turn|end_of_utterance|arg_key|arg_value|image|sop|eop|[a-z]+_token)>)"
     r"|\[(?=/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|TOOL_CONTENT|gMASK|ARGS|IMG)\])"
     r"|<(?=<SYS>>|</SYS>>)",
     re.IGNORECASE,
@@ -129,7 +129,7 @@ def clamp(text: str, max_characters: int) -> str:
     if room < 1:
         return text[:max_characters]
     cut = max(text.rfind(" ", 0, room + 1), text.rfind("\n", 0, room + 1))
-    return f"{text[: cut if cut > room // 2 else room].rstrip()}..."
+    return f"{text[: cut if cut > room // 2 else room].rstrip().rstrip(',;')}..."
 
 
 def _ask(name: str, layer: HintLayer, context: HintContext) -> str | None:

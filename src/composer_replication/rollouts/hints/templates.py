@@ -196,7 +196,7 @@ def _told(test: FailedTest) -> str:
     assertion = " ".join(test.assertion.split())
     if len(assertion) > MAX_ASSERTION_CHARACTERS:
         assertion = f"{assertion[: MAX_ASSERTION_CHARACTERS - 3]}..."
-    message = f" It said: {_sentence(test.message)}" if test.message else ""
+    message = f" It said: {' '.join(test.message.split())}." if test.message else ""
     name = test.node_id.rpartition("::")[2]
     return f"{name} fails" + (f": it checks `{assertion}`." if assertion else ".") + message
 

@@ -17,6 +17,7 @@ from composer_replication.rollouts.hints.hint_judge import open_judge
 from composer_replication.rollouts.hints.hint_options import HintOptions
 from composer_replication.rollouts.hints.templates import template_hint
 
+CUT_OFF = " \n,;"
 _NAME = re.compile(r"[^\W\d]\w*")
 _STRING = re.compile(r"('''|\"\"\").*?\1|'[^'\n]*'|\"[^\"\n]*\"|#[^\n]*", re.DOTALL)
 _CONTROL = re.compile(

@@ -116,36 +116,16 @@ def hint_chat_prompt(
             fix="give the messages, tools and template options that the prompt was rendered with.",
         ) from error
     plain_ids = encode(tokenizer, plain_text)
-    refusals: list[str] = []
-    for place, shown, messages in _places(chat.messages, hint, role):
-        try:
-            hinted_text = _render(tokenizer, chat, messages)
-        except Exception as error:  # noqa: BLE001  as above; the reason is told when no other place serves
-            refusals.append(f"{place}: {_first_line(error)}")
-            continue
-        if hinted_text.count(shown) <= plain_text.count(shown):
-            refusals.append(f"{place}: the template does not show the hint as it is")
-            continue
-        found = insertion(plain_ids, encode(tokenizer, hinted_text))
-        if found is None:
-            refusals.append(f"{place}: it would change more than it adds")
-            continue
-        first, last, hint_ids = found
-        num_tail = max(len(plain_ids) - first, _num_local(tokenizer, plain_ids, plain_text, chat.messages))
-        if ids != plain_ids and ids[-num_tail:] != plain_ids[-num_tail:]:
-            raise InputError(
-                "CR0430",
-                f"the last {num_tail} ids of the prompt are not those of the last message and the generation prompt.",
-                where="prompt_ids",
-                fix="give the messages, tools and template options that the prompt was rendered with.",
-            )
-        return HintedPrompt(ids, hint_ids, len(ids) - (len(plain_ids) - last), place)
-    raise InputError(
-        "CR0431",
-        f"the hint fits at no place of this prompt ({'; '.join(dict.fromkeys(refusals))}).",
-        where="chat template",
-        fix="set strict to false to leave such turns out, or use another role for the hint.",
-    )
+    place, (first, last, hint_ids) = _find_place(tokenizer, chat, hint, role, plain_text, plain_ids)
+    num_tail = max(len(plain_ids) - first, _num_local(tokenizer, plain_ids, plain_text, chat.messages))
+    if ids != plain_ids and ids[-num_tail:] != plain_ids[-num_tail:]:
+        raise InputError(
+            "CR0430",
+            f"the last {num_tail} ids of the prompt are not those of the last message and the generation prompt.",
+            where="prompt_ids",
+            fix="give the messages, tools and template options that the prompt was rendered with.",
+        )
+    return HintedPrompt(ids, hint_ids, len(ids) - (len(plain_ids) - last), place)
 
 
 def insertion(plain: Sequence[int], hinted: Sequence[int]) -> tuple[int, int, tuple[int, ...]] | None:
@@ -192,6 +172,36 @@ def refuse_control_tokens(tokenizer: Tokenizer, hint: str) -> None:
             where=hint[:60],
             fix="put a space into it, as hints.clean_text does.",
         )
+
+
+def _find_place(
+    tokenizer: Tokenizer, chat: Chat, hint: str, role: str, plain_text: str, plain_ids: tuple[int, ...]
+) -> tuple[str, tuple[int, int, tuple[int, ...]]]:
+    """The first place that the template takes and where nothing else changes: its name and the insertion.
+
+    Raises:
+        InputError: there is none; every reason is told (CR0431).
+    """
+    refusals: list[str] = []
+    for place, shown, messages in _places(chat.messages, hint, role):
+        try:
+            hinted_text = _render(tokenizer, chat, messages)
+        except Exception as error:  # noqa: BLE001  a template may raise anything; told when no other place serves
+            refusals.append(f"{place}: {_first_line(error)}")
+            continue
+        if hinted_text.count(shown) <= plain_text.count(shown):
+            refusals.append(f"{place}: the template does not show the hint as it is")
+            continue
+        found = insertion(plain_ids, encode(tokenizer, hinted_text))
+        if found is not None:
+            return place, found
+        refusals.append(f"{place}: it would change more than it adds")
+    raise InputError(
+        "CR0431",
+        f"the hint fits at no place of this prompt ({'; '.join(dict.fromkeys(refusals))}).",
+        where="chat template",
+        fix="set strict to false to leave such turns out, or use another role for the hint.",
+    )
 
 
 def _places(

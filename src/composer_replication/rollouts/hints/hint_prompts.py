@@ -116,7 +116,9 @@ def hint_chat_prompt(
             fix="give the messages, tools and template options that the prompt was rendered with.",
         ) from error
     plain_ids = encode(tokenizer, plain_text)
-    place, (first, last, hint_ids) = _find_place(tokenizer, chat, hint, role, plain_text, plain_ids)
+    place, (first, last, hint_ids) = _find_place(
+        tokenizer, chat, hint, role=role, plain_text=plain_text, plain_ids=plain_ids
+    )
     num_tail = max(len(plain_ids) - first, _num_local(tokenizer, plain_ids, plain_text, chat.messages))
     if ids != plain_ids and ids[-num_tail:] != plain_ids[-num_tail:]:
         raise InputError(
@@ -175,7 +177,7 @@ def refuse_control_tokens(tokenizer: Tokenizer, hint: str) -> None:
 
 
 def _find_place(
-    tokenizer: Tokenizer, chat: Chat, hint: str, role: str, plain_text: str, plain_ids: tuple[int, ...]
+    tokenizer: Tokenizer, chat: Chat, hint: str, *, role: str, plain_text: str, plain_ids: tuple[int, ...]
 ) -> tuple[str, tuple[int, int, tuple[int, ...]]]:
     """The first place that the template takes and where nothing else changes: its name and the insertion.
 

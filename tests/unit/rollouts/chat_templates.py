@@ -113,8 +113,8 @@ class TemplateTokenizer:
 
     def split_token(self, token_id: int) -> list[int]:
         """The same text as single bytes: ids that a policy may sample and a tokenizer never gives."""
-        symbols = self.raw.id_to_token(token_id)
-        return [self.raw.token_to_id(symbol) for symbol in symbols]
+        vocabulary = self.raw.get_vocab()
+        return [vocabulary[symbol] for symbol in self.raw.id_to_token(token_id) or ""]
 
 
 @cache

@@ -52,6 +52,12 @@ def test_any_other_answer_would_run_on_in_the_comment(tokenizer: int) -> None:
     assert text_of(prompt, tokenizer) == PROMPT.replace("    @property", f"    # {HINT}\n    @property")
 
 
+def test_a_header_inside_a_docstring_is_none() -> None:
+    text = 'def f(x):\n    """Doc.\n\n    def g(x):\n    """'
+    prompt = place(text, " return 1")
+    assert text_of(prompt) == f"# {HINT}\n{text}"
+
+
 def test_a_prompt_that_ends_with_a_line_end_gets_whole_lines() -> None:
     prompt = place("def f(x):\n", "    return x")
     assert text_of(prompt) == f"def f(x):\n    # {HINT}\n"
@@ -79,6 +85,9 @@ def test_a_beginning_of_text_token_before_the_prompt_stays_first() -> None:
         ('class A:\n\tdef f(self):\n\t\t"""Doc."""', "\t\t"),
         ("\tasync def f(self):", "\t\t"),
         ('def f(\n    a,\n    b,\n):\n  """Doc.\n\n      def g(x):\n  """', "  "),
+        ('def f(x):\n    r"""Doc."""', "    "),
+        ("def f(x):\n    'Doc.'", "    "),
+        ('def f(x): """Doc."""', "    "),
         ("function f(x) {", "    "),
         ("  let x = 1;", "  "),
         ("", ""),

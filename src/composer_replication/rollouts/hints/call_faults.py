@@ -74,11 +74,11 @@ def _mismatch(value: Any, schema: Any) -> str:
     if isinstance(enum, list) and enum:
         return "" if value in enum else "one of " + ", ".join(_short(each) for each in enum[:8])
     kinds = schema.get("type")
-    names = kinds if isinstance(kinds, list) else [kinds]
+    names = [str(kind) for kind in (kinds if isinstance(kinds, list) else [kinds])]
     if not names or any(name not in _TYPES for name in names):
         return ""
     if schema.get("nullable") is True:
-        names = [*names, "null"]
+        names.append("null")
     return "" if any(_TYPES[name](value) for name in names) else " or ".join(names)
 
 

@@ -36,7 +36,7 @@ _MARKS = {
 }
 _HASH = ("# ", "")
 _HEADER = re.compile(r"^([ \t]*)(?:async[ \t]+)?(?:def|class)[ \t]", re.MULTILINE)
-_DOCSTRING = re.compile(r"^([ \t]+)[rRuUbB]{0,2}(?:\"|')", re.MULTILINE)
+_STRING_LINE = re.compile(r"[ \t]+[rRuUbB]{0,2}(?:\"|')")
 _LAST_LINE = re.compile(r"^([ \t]*)\S.*\Z", re.MULTILINE)
 
 
@@ -122,24 +122,36 @@ def hint_code_prompt(
 
 def body_indent(prompt_text: str) -> str:
     """The indentation of the body that follows: the docstring's, else one step deeper than the header's."""
-    headers = list(_HEADER.finditer(prompt_text))
+    text = prompt_text.rstrip()
+    start = _docstring_start(text)
+    if start is not None:
+        line = text[text.rfind("\n", 0, start) + 1 : start]
+        if line and not line.strip(" \trRuUbB"):
+            return line.rstrip("rRuUbB")
+    headers = list(_HEADER.finditer(text, 0, len(text) if start is None else start))
     if not headers:
-        last = _LAST_LINE.search(prompt_text.rstrip())
-        step = "    " if prompt_text.rstrip().endswith(("{", ":", "(")) else ""
-        return (last[1] if last else "") + step
-    header = headers[-1]
-    line_end = prompt_text.find("\n", header.end())
-    docstring = _DOCSTRING.search(prompt_text, line_end + 1) if line_end >= 0 else None
-    if docstring and len(docstring[1]) > len(header[1]):
-        return docstring[1]
-    return header[1] + ("\t" if "\t" in header[1] else "    ")
+        last = _LAST_LINE.search(text)
+        return (last[1] if last else "") + ("    " if text.endswith(("{", ":", "(")) else "")
+    return headers[-1][1] + ("\t" if "\t" in headers[-1][1] else "    ")
+
+
+def _docstring_start(text: str) -> int | None:
+    """Where the string begins that the text ends with; what stands in it is no code."""
+    for quote in ('"""', "'''"):
+        if text.endswith(quote):
+            start = text.rfind(quote, 0, len(text) - len(quote))
+            return start if start >= 0 else None
+    line = text.rfind("\n") + 1
+    found = _STRING_LINE.match(text, line)
+    return found.end() - 1 if found and text[-1:] in "'\"" else None
 
 
 def _above(
     tokenizer: Tokenizer, plain_ids: tuple[int, ...], text: str, hint: str, path: str
 ) -> tuple[int, tuple[int, ...]] | None:
     """Place and ids of a comment above the last function, its decorators included; None where it does not fit."""
-    headers = list(_HEADER.finditer(text))
+    start = _docstring_start(text.rstrip())
+    headers = list(_HEADER.finditer(text, 0, len(text) if start is None else start))
     if not headers:
         return None
     begin, indent = headers[-1].start(), headers[-1][1]

@@ -114,10 +114,10 @@ def _truncated(context: HintContext) -> str:
 
 
 def _empty_answer(context: HintContext) -> str:
-    if context.observed_turn.chat is None:
-        return "The body goes on the next line, indented below the function's header."
     if context.observed.tools:
         return f"The answer was empty. Call one of the tools: {_listed([t.name for t in context.observed.tools])}."
+    if context.observed_turn.chat is None:
+        return "The body goes on the next line, indented below the function's header."
     return "The answer held no code: give the whole body in one fenced block."
 
 

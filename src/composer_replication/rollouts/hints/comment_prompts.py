@@ -23,6 +23,8 @@ from composer_replication.rollouts.hints.hint_prompts import (
 )
 
 WIDTH = 88
+MAX_IDS_BEFORE = 2
+"""Control ids that a tokenizer may put before a text."""
 _SLASHES = "c cc cpp cs cxx dart go h hh hpp java js jsx kt m mjs mm php proto rs scala swift ts tsx zig"
 _DASHES = "adb ads elm hs lua sql vhd"
 _MARKS = {
@@ -86,14 +88,18 @@ def hint_code_prompt(
             or no hint (CR0432); the hint holds a control token (CR0433).
     """
     ids, hint = tuple(prompt_ids), hint.strip()
-    if not ids or not hint:
-        problem = "there is no prompt" if not ids else "the hint is empty"
+    if not (ids and prompt_text and hint):
+        problem = "there is no prompt" if not (ids and prompt_text) else "the hint is empty"
         raise InputError(
-            "CR0432", f"{problem}.", where="turn", fix="give turns with the ids that the policy saw."
+            "CR0432",
+            f"{problem}.",
+            where="turn",
+            fix="give turns with the ids that the policy saw and their text.",
         )
     refuse_control_tokens(tokenizer, hint)
     plain_ids = encode(tokenizer, prompt_text)
-    if len(ids) < len(plain_ids) or ids[len(ids) - len(plain_ids) :] != plain_ids:
+    num_before = len(ids) - len(plain_ids)
+    if not 0 <= num_before <= MAX_IDS_BEFORE or ids[num_before:] != plain_ids:
         raise InputError(
             "CR0430",
             "the ids of the prompt are not those of its text.",
@@ -117,7 +123,7 @@ def hint_code_prompt(
             fix="set strict to false to leave such turns out.",
         )
     place, hint_ids = found
-    return HintedPrompt(ids, hint_ids, place + len(ids) - len(plain_ids), "above-function")
+    return HintedPrompt(ids, hint_ids, place + num_before, "above-function")
 
 
 def body_indent(prompt_text: str) -> str:

@@ -94,8 +94,8 @@ def _is_writing(call: ToolCall) -> bool:
 
 
 def _turn_faults(observed: ObservedRollout) -> Iterator[Fault]:
-    """Faults that a turn shows as a whole: cut off, or nothing said. A rollout of one turn is judged at its end."""
-    if len(observed.turns) == 1:
+    """Faults that a turn shows as a whole: cut off, or nothing said. A single answer is judged by its code."""
+    if _is_single_answer(observed):
         return
     is_solved = _is_solved(observed)
     for idx, turn in enumerate(observed.turns):
@@ -119,7 +119,7 @@ def _final_faults(observed: ObservedRollout) -> Iterator[Fault]:
     if score is None or score.all_passed or not observed.turns:
         return
     idx = _last_change(observed)
-    if len(observed.turns) == 1 and (fault := _answer_fault(observed)) is not None:
+    if _is_single_answer(observed) and (fault := _answer_fault(observed)) is not None:
         yield fault
     elif score.error.startswith(_TOO_LONG):
         yield Fault(idx, "time-out", score.error[:200], "the tests")
@@ -134,6 +134,10 @@ def _final_faults(observed: ObservedRollout) -> Iterator[Fault]:
                 f"{len(named)} failed: {', '.join(named[:NUM_NAMED_TESTS])}" if named else score.error[:200]
             )
             yield Fault(idx, "test-failure", evidence, named[0] if named else "")
+
+
+def _is_single_answer(observed: ObservedRollout) -> bool:
+    return len(observed.turns) == 1 and not observed.turns[0].calls
 
 
 def _answer_fault(observed: ObservedRollout) -> Fault | None:

@@ -6,7 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from composer_replication.records import Check, Completion, ExecResult, FileEntry, HeldoutReading, SandboxSpec
+from composer_replication.records import (
+    Check,
+    Completion,
+    ExecResult,
+    FileEntry,
+    HeldoutReading,
+    HintedTurn,
+    Rollout,
+    SandboxSpec,
+)
 
 
 @runtime_checkable
@@ -152,6 +161,41 @@ class ReadingGuard(Guard, Protocol):
         in_loop_reward: float,
         kl_to_init: float | None = None,
     ) -> GuardStatus: ...
+
+
+class HintGenerator(Protocol):
+    """Finds the turns of rollouts that went wrong and puts a hint before each: a trainer's ``hint_source``.
+
+    ``hinted_turns`` answers row by row, in the order of the rollouts, with any number of turns; none where
+    nothing went wrong or nothing can be said. A turn's ``prompt_ids`` and ``completion_ids`` are those of a turn
+    of its rollout, id for id; ``hinted_prompt_ids`` are the same prompt but for the hint.
+    """
+
+    def hinted_turns(self, rollouts: Sequence[Rollout]) -> Sequence[Sequence[HintedTurn]]: ...
+
+
+class Tokenizer(Protocol):
+    """What is asked of a tokenizer; those of transformers fit.
+
+    ``apply_chat_template`` gives text when ``tokenize`` is false, and raises whatever the template raises
+    for a conversation that it does not take.
+    """
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+
+    def decode(
+        self, token_ids: list[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool
+    ) -> str: ...
+
+    def apply_chat_template(
+        self,
+        conversation: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None,
+        tokenize: bool,
+        add_generation_prompt: bool,
+        **template_options: Any,
+    ) -> Any: ...
 
 
 class Teacher(Protocol):

@@ -55,12 +55,14 @@ RECORDS = {
 PROTOCOLS = {
     "Guard",
     "GuardStatus",
+    "HintGenerator",
     "Policy",
     "ReadingGuard",
     "Sandbox",
     "SandboxBackend",
     "Stateful",
     "Teacher",
+    "Tokenizer",
 }
 
 

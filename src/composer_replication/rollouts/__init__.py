@@ -9,4 +9,5 @@ answer is spliced back into the tree, and the tests of the store say what it is 
     reward_function.py      the face that TRL calls; keeps every rollout
     heldout_evaluation.py   fresh samples on held-out tasks: the truth for the guard
     pass_rates.py           pass rates with intervals
+    hints/                  which turn went wrong, and the prompt with a hint before it
 """

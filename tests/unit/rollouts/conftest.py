@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from composer_replication.records import Task
 from composer_replication.rollouts.grading import Grader
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.store import TaskStore
+
+sys.path.insert(0, str(Path(__file__).parent))  # the modules of recorded rollouts and of chat templates
 
 PROJECT = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "project"
 PINS = ("tinymath/numbers.py::clamp", "tinymath/numbers.py::sign", "tinymath/text.py::initials")

@@ -159,14 +159,19 @@ def refusal(text: str, secrets: Secrets) -> str:
         return "too-short"
     if len(text) > MAX_CHARS:
         return "too-long"
+    if secret := secret_shown(text, secrets):
+        return secret
+    return "" if _occurs(secrets.symbol.rpartition(".")[2], text) else "without-symbol"
+
+
+def secret_shown(text: str, secrets: Secrets) -> str:
+    """What a text tells that it must not: deleted code, or the name or a value of a hidden test; else empty."""
     bare = _bare(text)
     if shows_any(text, secrets.spans) or any(line in bare for line in secrets.lines):
         return "shows-code"
     if any(_occurs(name, text) for name in secrets.names):
         return "names-hidden-test"
-    if any(_occurs(value, text) for value in secrets.values):
-        return "shows-hidden-value"
-    return "" if _occurs(secrets.symbol.rpartition(".")[2], text) else "without-symbol"
+    return "shows-hidden-value" if any(_occurs(value, text) for value in secrets.values) else ""
 
 
 def read_secrets(store: TaskStore, task: Task, plain: str) -> Secrets:

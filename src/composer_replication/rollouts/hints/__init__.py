@@ -1,0 +1,24 @@
+"""What should the policy have known before the turn that went wrong?
+
+A hint is one short text put before one turn. The same policy under the hint is the teacher that scores the very
+tokens which were sampled without it, so the two prompts differ by the hint and by nothing else.
+
+    detector.py          a rollout -> the turns that went wrong, and why
+    call_faults.py       ... from a call as it was written: tool, JSON, arguments by schema
+    result_faults.py     ... from what came back: missing file, command, edit, syntax, time
+    hint_context.py      what a hint may be made of; no golden code, no hidden test
+    layers.py            templates, the environment's words, a sibling, a judge, yours: the first that speaks
+    templates.py         one text by kind of fault
+    hint_judge.py        a model behind an OpenAI-compatible server, kept on disk; off by default
+    hint_prompts.py      a hint into the ids of a conversation's prompt
+    comment_prompts.py   a hint into the ids of a source file's beginning
+    task_observer.py     what is known of a single-turn rollout on a stored task
+    hinted_turns.py      all of it, for the trainer
+    hint_options.py      the options
+"""
+
+from composer_replication.rollouts.hints.hint_options import HintOptions
+from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker, make_hinted_turns
+from composer_replication.rollouts.hints.task_observer import TaskObserver
+
+__all__ = ["HintOptions", "HintedTurnMaker", "TaskObserver", "make_hinted_turns"]

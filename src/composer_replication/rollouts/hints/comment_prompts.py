@@ -1,0 +1,171 @@
+"""A hint in a prompt without chat turns: a comment of the file's language.
+
+A completion prompt ends where the body begins. The comment goes to its end, as the body's first lines, at
+the body's indentation: it is then the last thing that the policy reads. That needs an answer which begins on a
+new line; any other would run on inside the comment, so there the comment stands above the function.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+
+from composer_replication.errors import InputError
+from composer_replication.interfaces import Tokenizer
+from composer_replication.rollouts.hints.hint_prompts import (
+    HintedPrompt,
+    decode,
+    encode,
+    insertion,
+    refuse_control_tokens,
+)
+
+WIDTH = 88
+MAX_IDS_BEFORE = 2
+"""Control ids that a tokenizer may put before a text."""
+_SLASHES = "c cc cpp cs cxx dart go h hh hpp java js jsx kt m mjs mm php proto rs scala swift ts tsx zig"
+_DASHES = "adb ads elm hs lua sql vhd"
+_MARKS = {
+    **dict.fromkeys(_SLASHES.split(), ("// ", "")),
+    **dict.fromkeys(_DASHES.split(), ("-- ", "")),
+    **dict.fromkeys("clj el lisp rkt scm".split(), (";; ", "")),
+    **dict.fromkeys("erl m4 sty tex".split(), ("% ", "")),
+    **dict.fromkeys("css less".split(), ("/* ", " */")),
+    **dict.fromkeys("htm html md svg vue xml".split(), ("<!-- ", " -->")),
+    **dict.fromkeys("ml mli fs".split(), ("(* ", " *)")),
+}
+_HASH = ("# ", "")
+_HEADER = re.compile(r"^([ \t]*)(?:async[ \t]+)?(?:def|class)[ \t]", re.MULTILINE)
+_STRING_LINE = re.compile(r"[ \t]+[rRuUbB]{0,2}(?:\"|')")
+_LAST_LINE = re.compile(r"^([ \t]*)\S.*\Z", re.MULTILINE)
+
+
+def comment(hint: str, path: str, indent: str = "") -> str:
+    r"""The hint as whole comment lines of the language of ``path``, each indented, without a last line end.
+
+    Languages are known by their suffix; unknown ones get ``#``. A closing mark inside the hint gets a space.
+
+        >>> comment("two lines\\nof it", "a/b.go", "  ")
+        '  // two lines\\n  // of it'
+    """
+    opening, closing = _MARKS.get(PurePosixPath(path).suffix.lower().lstrip("."), _HASH)
+    room = max(24, WIDTH - len(indent) - len(opening) - len(closing))
+    mark = closing.strip()
+    text = hint.replace(mark, f"{mark[:-1]} {mark[-1]}") if mark else hint
+    lines = [
+        piece
+        for line in text.strip().splitlines()
+        for piece in textwrap.wrap(line, room, break_long_words=False, break_on_hyphens=False)
+    ]
+    return "\n".join(f"{indent}{opening}{line}{closing}" for line in lines)
+
+
+def hint_code_prompt(
+    tokenizer: Tokenizer,
+    prompt_ids: Sequence[int],
+    prompt_text: str,
+    hint: str,
+    *,
+    path: str,
+    completion_text: str,
+    indent: str | None = None,
+) -> HintedPrompt:
+    """Put a hint as a comment into a prompt that is the beginning of a source file.
+
+    Args:
+        tokenizer: the policy's.
+        prompt_ids: the ids that the policy saw; a beginning-of-text id may stand before the text's.
+        prompt_text: the text of these ids.
+        hint: plain text.
+        path: of the file; its suffix names the language.
+        completion_text: the sampled answer; only how it begins matters.
+        indent: of the body; None reads it from the prompt.
+
+    Raises:
+        InputError: the ids are not those of the text (CR0430); the comment fits nowhere (CR0431); no prompt
+            or no hint (CR0432); the hint holds a control token (CR0433).
+    """
+    ids, hint = tuple(prompt_ids), hint.strip()
+    if not (ids and prompt_text and hint):
+        problem = "there is no prompt" if not (ids and prompt_text) else "the hint is empty"
+        raise InputError(
+            "CR0432",
+            f"{problem}.",
+            where="turn",
+            fix="give turns with the ids that the policy saw and their text.",
+        )
+    refuse_control_tokens(tokenizer, hint)
+    plain_ids = encode(tokenizer, prompt_text)
+    num_before = len(ids) - len(plain_ids)
+    if not 0 <= num_before <= MAX_IDS_BEFORE or ids[num_before:] != plain_ids:
+        raise InputError(
+            "CR0430",
+            "the ids of the prompt are not those of its text.",
+            where=path,
+            fix="give the prompt's text as it was tokenised for the policy.",
+        )
+    is_new_line = prompt_text.endswith("\n")
+    if is_new_line or completion_text.startswith(("\n", "\r\n")):
+        lines = comment(hint, path, body_indent(prompt_text) if indent is None else indent)
+        added = f"{lines}\n" if is_new_line else f"\n{lines}"
+        hint_ids = encode(tokenizer, added)
+        if decode(tokenizer, hint_ids).strip() == added.strip():
+            return HintedPrompt(ids, hint_ids, len(ids), "in-body")
+    found = _above(tokenizer, plain_ids, prompt_text, hint, path)
+    if found is None:
+        raise InputError(
+            "CR0431",
+            "the hint fits at no place of this prompt: the answer begins on the prompt's last line, and a "
+            "comment above the function would change other ids.",
+            where=path,
+            fix="set strict to false to leave such turns out.",
+        )
+    place, hint_ids = found
+    return HintedPrompt(ids, hint_ids, place + num_before, "above-function")
+
+
+def body_indent(prompt_text: str) -> str:
+    """The indentation of the body that follows: the docstring's, else one step deeper than the header's."""
+    text = prompt_text.rstrip()
+    start = _docstring_start(text)
+    if start is not None:
+        line = text[text.rfind("\n", 0, start) + 1 : start]
+        if line and not line.strip(" \trRuUbB"):
+            return line.rstrip("rRuUbB")
+    headers = list(_HEADER.finditer(text, 0, len(text) if start is None else start))
+    if not headers:
+        last = _LAST_LINE.search(text)
+        return (last[1] if last else "") + ("    " if text.endswith(("{", ":", "(")) else "")
+    return headers[-1][1] + ("\t" if "\t" in headers[-1][1] else "    ")
+
+
+def _docstring_start(text: str) -> int | None:
+    """Where the string begins that the text ends with; what stands in it is no code."""
+    for quote in ('"""', "'''"):
+        if text.endswith(quote):
+            start = text.rfind(quote, 0, len(text) - len(quote))
+            return start if start >= 0 else None
+    line = text.rfind("\n") + 1
+    found = _STRING_LINE.match(text, line)
+    return found.end() - 1 if found and text[-1:] in "'\"" else None
+
+
+def _above(
+    tokenizer: Tokenizer, plain_ids: tuple[int, ...], text: str, hint: str, path: str
+) -> tuple[int, tuple[int, ...]] | None:
+    """Place and ids of a comment above the last function, its decorators included; None where it does not fit."""
+    start = _docstring_start(text.rstrip())
+    headers = list(_HEADER.finditer(text, 0, len(text) if start is None else start))
+    if not headers:
+        return None
+    begin, indent = headers[-1].start(), headers[-1][1]
+    while begin > 0:
+        above = text.rfind("\n", 0, begin - 1) + 1
+        if not text[above:begin].startswith(f"{indent}@"):
+            break
+        begin = above
+    hinted = f"{text[:begin]}{comment(hint, path, indent)}\n{text[begin:]}"
+    found = insertion(plain_ids, encode(tokenizer, hinted))
+    return None if found is None else (found[1], found[2])

@@ -1,0 +1,190 @@
+"""What is known of a rollout when a hint is written: typed, and without any golden code or hidden test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from composer_replication.records import Rollout, Turn
+from composer_replication.rollouts.hints.hint_prompts import Chat
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """A tool that the policy may call; ``parameters`` is the JSON schema of its arguments."""
+
+    name: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call as the policy wrote it: ``arguments`` is its own text, JSON or not."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What the environment answered to one call.
+
+    ``is_error`` says that the tool itself refused or failed; ``exit_code`` is that of a command, None for
+    tools that run none.
+    """
+
+    text: str
+    is_error: bool = False
+    exit_code: int | None = None
+    timed_out: bool = False
+
+    @property
+    def failed(self) -> bool:
+        return self.is_error or self.timed_out or self.exit_code not in (None, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedTurn:
+    """A turn with what it called and what came back: ``results[i]`` answers ``calls[i]``.
+
+    ``chat`` is the conversation that its prompt renders; None for a prompt without chat turns.
+    """
+
+    turn: Turn
+    calls: tuple[ToolCall, ...] = ()
+    results: tuple[ToolResult, ...] = ()
+    chat: Chat | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FailedTest:
+    """A visible test that failed: its node id, its assertions as they stand in its source, and what it said."""
+
+    node_id: str
+    assertion: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedRollout:
+    """A rollout with everything that a hint may be made of.
+
+    ``tools`` are those the policy could call, ``tree`` the paths of its files. ``path`` and ``answered_text``
+    are the file that a single-turn answer was spliced into and its text with the answer, ``answer`` the
+    spliced span, ``indent`` the indentation of the body. ``failed_tests`` are visible tests only.
+    ``is_leak`` tells whether a text shows what must stay hidden: it is asked about every hint, and it is
+    all that this side knows of the golden code.
+    """
+
+    rollout: Rollout
+    turns: tuple[ObservedTurn, ...]
+    tools: tuple[ToolSpec, ...] = ()
+    tree: tuple[str, ...] = ()
+    path: str = ""
+    answered_text: str | None = None
+    answer: str | None = None
+    indent: str | None = None
+    failed_tests: tuple[FailedTest, ...] = ()
+    is_leak: Callable[[str], bool] = field(default=lambda _: False, repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A turn that went wrong, and why.
+
+    ``kind`` is one of ``KINDS``; ``evidence`` quotes what shows it; ``subject`` is what it is about: the
+    tool, the argument, the path, the test; ``call_idx`` is the call of the turn, None for the turn as a whole.
+    """
+
+    turn_idx: int
+    kind: str
+    evidence: str
+    subject: str = ""
+    call_idx: int | None = None
+
+
+KINDS = (
+    "unknown-tool",
+    "bad-json",
+    "missing-argument",
+    "unknown-argument",
+    "wrong-type",
+    "missing-file",
+    "command-not-found",
+    "permission-denied",
+    "edit-not-applied",
+    "syntax-error",
+    "import-error",
+    "time-out",
+    "out-of-memory",
+    "repeated-action",
+    "truncated",
+    "empty-answer",
+    "test-failure",
+    "tool-error",
+)
+"""Every kind of fault that the detector finds."""
+
+
+@dataclass(frozen=True, slots=True)
+class HintContext:
+    """What a layer writes its hint from.
+
+    ``observed`` is the whole attempt, ``fault`` says which turn of it went wrong and why. ``siblings`` are
+    the successful attempts of the same group, best first; each is the policy's own work.
+    """
+
+    observed: ObservedRollout
+    fault: Fault
+    siblings: tuple[ObservedRollout, ...] = ()
+
+    @property
+    def observed_turn(self) -> ObservedTurn:
+        return self.observed.turns[self.fault.turn_idx]
+
+    @property
+    def text(self) -> str:
+        """What the policy said in this turn."""
+        return self.observed_turn.turn.completion.text
+
+    @property
+    def call(self) -> ToolCall | None:
+        idx = self.fault.call_idx
+        return None if idx is None else self.observed_turn.calls[idx]
+
+    @property
+    def result(self) -> ToolResult | None:
+        idx, results = self.fault.call_idx, self.observed_turn.results
+        return results[idx] if idx is not None and idx < len(results) else None
+
+    @property
+    def error_text(self) -> str:
+        """The environment's own words: of the failed call, else of the test run."""
+        if self.result is not None:
+            return self.result.text
+        score = self.observed.rollout.score
+        return "" if score is None else score.error
+
+
+HintLayer = Callable[[HintContext], str | None]
+"""Writes the text of a hint, or None when it has nothing to say."""
+
+
+def observe_single_turn(rollout: Rollout, **known: Any) -> ObservedRollout:
+    """A rollout of one turn without tools; ``known`` are further fields of ``ObservedRollout``."""
+    return ObservedRollout(rollout, tuple(ObservedTurn(turn) for turn in rollout.turns), **known)
+
+
+def successful(rollouts: Sequence[ObservedRollout]) -> list[ObservedRollout]:
+    """Those that passed every test; without a score, those with the full reward 1. Best reward first."""
+    passed = [
+        each
+        for each in rollouts
+        if (
+            each.rollout.score.all_passed
+            if each.rollout.score is not None
+            else (each.rollout.reward is not None and each.rollout.reward >= 1)
+        )
+    ]
+    return sorted(passed, key=lambda each: -(each.rollout.reward or 0.0))

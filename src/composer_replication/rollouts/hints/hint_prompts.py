@@ -1,0 +1,279 @@
+"""Two prompts that differ by one hint, as token ids.
+
+The prompt that the policy saw is copied, never tokenised again: the hinted one is the same ids with the
+hint's ids put in at one place, right before the turn. Which ids, and where, the chat template says: it
+renders the conversation with and without the hint, both texts are tokenised, and the first must be the
+second with one run of ids put in. What the policy sampled is no part of this, so a completion has the same
+ids after both prompts, and the log-probability of its token t is read at ``len(prompt) + t`` in each.
+
+Places, tried in order: a message of its own after the last one; merged into the last message, at its end, then at
+its beginning, for templates that want strictly alternating roles or close a block of tool results only at
+the end. A place counts only if the template takes it, shows the hint, and changes nothing else. If none does
+there is no hinted prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from composer_replication.errors import InputError
+from composer_replication.interfaces import Tokenizer
+from composer_replication.records import HintedTurn, Turn
+
+SEPARATORS = ("\n\n", "\n", " ", "")
+"""Between a message and the hint merged into it: the first that leaves the ids around it as they were."""
+ENDINGS = ".!?:;,)`'\""
+"""Taken off the end of a merged hint where no separator serves."""
+
+
+@dataclass(frozen=True, slots=True)
+class HintedPrompt:
+    """``hinted_ids == prompt_ids[:start] + hint_ids + prompt_ids[start:]``.
+
+    ``place`` is ``own-message``, ``merged``, ``in-body`` or ``above-function``.
+    """
+
+    prompt_ids: tuple[int, ...]
+    hint_ids: tuple[int, ...]
+    start: int
+    place: str
+
+    @property
+    def hinted_ids(self) -> tuple[int, ...]:
+        return (*self.prompt_ids[: self.start], *self.hint_ids, *self.prompt_ids[self.start :])
+
+    def turn(self, turn: Turn, *, weight: float = 1.0) -> HintedTurn:
+        """The record for the loss; the completion is the sampled one.
+
+        Raises:
+            InputError: another prompt, no completion, or a number of log-probabilities that does not fit (CR0432).
+        """
+        completion = turn.completion
+        if tuple(turn.prompt_ids) != self.prompt_ids:
+            raise _unfit("the turn has another prompt than the hint was put into")
+        if not completion.token_ids:
+            raise _unfit("the turn has no sampled ids")
+        if len(completion.token_logp) not in (0, len(completion.token_ids)):
+            raise _unfit(
+                f"the turn has {len(completion.token_ids)} sampled ids and "
+                f"{len(completion.token_logp)} log-probabilities"
+            )
+        return HintedTurn(
+            self.prompt_ids, self.hinted_ids, completion.token_ids, completion.token_logp, weight
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A conversation up to the turn, as the template takes it.
+
+    ``messages`` have ``role`` and ``content``; ``tools`` are JSON schemas; ``options`` are further
+    variables of the template (``enable_thinking``, a date).
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def hint_chat_prompt(
+    tokenizer: Tokenizer, prompt_ids: Sequence[int], chat: Chat, hint: str, *, role: str = "user"
+) -> HintedPrompt:
+    """Put a hint before one turn of a conversation.
+
+    Where the policy's prompt holds earlier turns as they were sampled, its ids may differ from those of the
+    rendered conversation. That is as it should be, and is not looked at: only from the last message on both
+    have to be equal, since nothing before it is touched.
+
+    Args:
+        tokenizer: the policy's.
+        prompt_ids: the ids that the policy saw, generation prompt included.
+        chat: the conversation that these ids render.
+        hint: plain text.
+        role: of the hint's own message.
+
+    Raises:
+        InputError: the prompt does not end as the template renders the conversation (CR0430); the template
+            takes the hint at no place (CR0431); the hint holds a control token (CR0433); there is no hint, or
+            no prompt (CR0432).
+    """
+    ids = tuple(prompt_ids)
+    hint = hint.strip()
+    if not ids or not hint:
+        raise _unfit("there is no prompt" if not ids else "the hint is empty")
+    if not chat.messages:
+        raise _unfit("the conversation has no message")
+    refuse_control_tokens(tokenizer, hint)
+    try:
+        plain_text = _render(tokenizer, chat, chat.messages)
+    except Exception as error:  # a template is foreign code and may raise anything
+        raise InputError(
+            "CR0430",
+            f"the chat template does not take the turn's own conversation: {_first_line(error)}.",
+            where="messages",
+            fix="give the messages, tools and template options that the prompt was rendered with.",
+        ) from error
+    plain_ids = encode(tokenizer, plain_text)
+    place, (first, last, hint_ids) = _find_place(
+        tokenizer, chat, hint, role=role, plain_text=plain_text, plain_ids=plain_ids
+    )
+    num_tail = max(len(plain_ids) - first, _num_local(tokenizer, plain_ids, plain_text, chat.messages))
+    if ids != plain_ids and ids[-num_tail:] != plain_ids[-num_tail:]:
+        raise InputError(
+            "CR0430",
+            f"the last {num_tail} ids of the prompt are not those of the last message and the generation prompt.",
+            where="prompt_ids",
+            fix="give the messages, tools and template options that the prompt was rendered with.",
+        )
+    return HintedPrompt(ids, hint_ids, len(ids) - (len(plain_ids) - last), place)
+
+
+def insertion(plain: Sequence[int], hinted: Sequence[int]) -> tuple[int, int, tuple[int, ...]] | None:
+    """Where ``hinted`` is ``plain`` with one run of ids put in: first and last place, and the run at the last.
+
+    Several places are possible when the run's end equals what stands before it; all give the same ids.
+    None when there is no such run.
+
+        >>> insertion([1, 2, 3], [1, 2, 9, 2, 3])
+        (1, 2, (9, 2))
+    """
+    plain, hinted = tuple(plain), tuple(hinted)
+    num_added = len(hinted) - len(plain)
+    if num_added <= 0:
+        return None
+    last = _num_equal(plain, hinted)
+    first = len(plain) - _num_equal(plain[::-1], hinted[::-1])
+    return (first, last, hinted[last : last + num_added]) if first <= last else None
+
+
+def encode(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+    """Ids of a text, with nothing added."""
+    return tuple(tokenizer.encode(text, add_special_tokens=False))
+
+
+def decode(tokenizer: Tokenizer, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+    """The text of some ids, as it is."""
+    return tokenizer.decode(
+        list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+    )
+
+
+def refuse_control_tokens(tokenizer: Tokenizer, hint: str) -> None:
+    """Refuse a hint in which the tokenizer sees a control token: it would end or begin a message.
+
+    Raises:
+        InputError: it does (CR0433).
+    """
+    ids = encode(tokenizer, hint)
+    if decode(tokenizer, ids) != decode(tokenizer, ids, skip_special_tokens=True):
+        raise InputError(
+            "CR0433",
+            "the hint holds a control token of the tokenizer.",
+            where=hint[:60],
+            fix="put a space into it, as hints.clean_text does.",
+        )
+
+
+def _find_place(
+    tokenizer: Tokenizer, chat: Chat, hint: str, *, role: str, plain_text: str, plain_ids: tuple[int, ...]
+) -> tuple[str, tuple[int, int, tuple[int, ...]]]:
+    """The first place that the template takes and where nothing else changes: its name and the insertion.
+
+    Raises:
+        InputError: there is none; every reason is told (CR0431).
+    """
+    refusals: list[str] = []
+    for place, shown, messages in _places(chat.messages, hint, role):
+        try:
+            hinted_text = _render(tokenizer, chat, messages)
+        except Exception as error:  # noqa: BLE001  a template may raise anything; told when no other place serves
+            refusals.append(f"{place}: {_first_line(error)}")
+            continue
+        if hinted_text.count(shown) <= plain_text.count(shown):
+            refusals.append(f"{place}: the template does not show the hint as it is")
+            continue
+        found = insertion(plain_ids, encode(tokenizer, hinted_text))
+        if found is not None:
+            return place, found
+        refusals.append(f"{place}: it would change more than it adds")
+    raise InputError(
+        "CR0431",
+        f"the hint fits at no place of this prompt ({'; '.join(dict.fromkeys(refusals))}).",
+        where="chat template",
+        fix="set strict to false to leave such turns out, or use another role for the hint.",
+    )
+
+
+def _places(
+    messages: Sequence[Mapping[str, Any]], hint: str, role: str
+) -> Iterator[tuple[str, str, list[Mapping[str, Any]]]]:
+    """Name, the hint's text there, and the conversation with it."""
+    yield "own-message", hint, [*messages, {"role": role, "content": hint}]
+    last = messages[-1]
+    content = last.get("content")
+    if last.get("role") == "assistant" or not isinstance(content, str):
+        return  # what the policy said is never touched
+    # Many tokenizers join a full stop and the line end after it, which then would be another id.
+    for text in dict.fromkeys((hint, hint.rstrip(ENDINGS) or hint)):
+        for separator in SEPARATORS:
+            yield "merged", text, [*messages[:-1], {**last, "content": f"{content}{separator}{text}"}]
+    for separator in SEPARATORS:
+        yield "merged", hint, [*messages[:-1], {**last, "content": f"{hint}{separator}{content}"}]
+
+
+def _render(tokenizer: Tokenizer, chat: Chat, messages: Sequence[Mapping[str, Any]]) -> str:
+    return str(
+        tokenizer.apply_chat_template(
+            [dict(message) for message in messages],
+            tools=None if chat.tools is None else [dict(tool) for tool in chat.tools],
+            tokenize=False,
+            add_generation_prompt=True,
+            **chat.options,
+        )
+    )
+
+
+def _num_local(
+    tokenizer: Tokenizer, ids: tuple[int, ...], text: str, messages: Sequence[Mapping[str, Any]]
+) -> int:
+    """How many ids at the end hold the content of the last message and all that follows; all where it is not found."""
+    content = messages[-1].get("content")
+    wanted = content.strip() if isinstance(content, str) else ""
+    begin = text.rfind(wanted) if wanted else -1
+    if begin < 0:
+        return len(ids)
+    tail = text[begin:]
+    low, high = 1, len(ids)
+    while low < high:
+        middle = (low + high) // 2
+        if decode(tokenizer, ids[-middle:]).endswith(tail):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _num_equal(one: Sequence[int], other: Sequence[int]) -> int:
+    """Length of the longest common beginning."""
+    count = 0
+    for left, right in zip(one, other, strict=False):
+        if left != right:
+            break
+        count += 1
+    return count
+
+
+def _unfit(problem: str) -> InputError:
+    return InputError(
+        "CR0432",
+        f"{problem}.",
+        where="turn",
+        fix="give turns with the ids that the policy saw and sampled.",
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__).rstrip(".")[:200]

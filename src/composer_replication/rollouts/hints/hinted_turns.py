@@ -1,0 +1,128 @@
+"""From rollouts to hinted turns: find the fault, write the hint, put it into the prompt's ids."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from composer_replication.errors import InputError
+from composer_replication.interfaces import Tokenizer
+from composer_replication.records import Hint, HintedTurn, Rollout
+from composer_replication.rollouts.hints.comment_prompts import hint_code_prompt
+from composer_replication.rollouts.hints.detector import find_faults
+from composer_replication.rollouts.hints.hint_context import (
+    HintContext,
+    ObservedRollout,
+    ObservedTurn,
+    observe_single_turn,
+    successful,
+)
+from composer_replication.rollouts.hints.hint_options import HintOptions
+from composer_replication.rollouts.hints.hint_prompts import HintedPrompt, hint_chat_prompt
+from composer_replication.rollouts.hints.layers import open_layers, write_hint
+
+Observe = Callable[[Rollout], ObservedRollout]
+
+
+class HintedTurnMaker:
+    """The ``HintGenerator`` of this folder: gives the hinted turns of a batch of rollouts by row.
+
+    Rollouts of one group, those with the same task and step, are each other's siblings. A turn without sampled
+    ids is passed over: there is nothing to score.
+
+    Args:
+        tokenizer: the policy's.
+        observe: from a rollout to all that is known of it: ``TaskObserver`` for tasks of a store, a function
+            of the agent loop for tools. The default knows the rollout alone.
+        options: layers, lengths, strictness.
+        judge_folder: where the judge's answers are kept; None is the cache folder.
+
+    ``counts`` has ``rollouts``, ``faults``, ``hints``, ``hints/KIND``, ``without_hint``, ``without_ids`` and
+    ``left_out/CODE`` since the start; ``last_hints`` are the hints of the last call by row.
+
+    Raises:
+        UsageError: a layer or the judge cannot be used (CR0221, CR0223).
+        InputError (when asked): a hint does not fit its prompt and the options are strict (CR0430 to
+            CR0433).
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        observe: Observe = observe_single_turn,
+        options: HintOptions | None = None,
+        judge_folder: Path | None = None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.observe = observe
+        self.options = options or HintOptions()
+        self.counts: Counter[str] = Counter()
+        self.last_hints: list[tuple[Hint, ...]] = []
+        self._layers = open_layers(self.options, judge_folder=judge_folder)
+
+    def hinted_turns(self, rollouts: Sequence[Rollout]) -> list[tuple[HintedTurn, ...]]:
+        observed = [self.observe(rollout) for rollout in rollouts]
+        groups: dict[tuple[str, int], list[ObservedRollout]] = {}
+        for each in observed:
+            groups.setdefault((each.rollout.task_id, each.rollout.step), []).append(each)
+        best = {key: tuple(successful(group)) for key, group in groups.items()}
+        made = [list(self._hinted(each, best[each.rollout.task_id, each.rollout.step])) for each in observed]
+        self.counts["rollouts"] += len(observed)
+        self.last_hints = [tuple(hint for hint, _ in row) for row in made]
+        return [tuple(turn for _, turn in row) for row in made]
+
+    def _hinted(
+        self, observed: ObservedRollout, siblings: tuple[ObservedRollout, ...]
+    ) -> Iterator[tuple[Hint, HintedTurn]]:
+        num_made = 0
+        for fault in find_faults(observed):
+            self.counts["faults"] += 1
+            if num_made == self.options.max_turns:
+                return
+            turn = observed.turns[fault.turn_idx]
+            if not turn.turn.completion.token_ids:
+                self.counts["without_ids"] += 1
+                continue
+            hint = write_hint(HintContext(observed, fault, siblings), self._layers, self.options)
+            if hint is None:
+                self.counts["without_hint"] += 1
+                continue
+            try:
+                record = self._prompt(observed, turn, hint).turn(turn.turn)
+            except InputError as error:
+                if self.options.strict:
+                    raise
+                self.counts[f"left_out/{error.code}"] += 1
+                continue
+            num_made += 1
+            self.counts["hints"] += 1
+            self.counts[f"hints/{hint.kind}"] += 1
+            yield hint, record
+
+    def _prompt(self, observed: ObservedRollout, turn: ObservedTurn, hint: Hint) -> HintedPrompt:
+        if turn.chat is not None:
+            return hint_chat_prompt(
+                self.tokenizer, turn.turn.prompt_ids, turn.chat, hint.text, role=self.options.role
+            )
+        return hint_code_prompt(
+            self.tokenizer,
+            turn.turn.prompt_ids,
+            turn.turn.prompt_text,
+            hint.text,
+            path=observed.path,
+            completion_text=turn.turn.completion.text,
+            indent=observed.indent,
+        )
+
+
+def make_hinted_turns(
+    rollouts: Sequence[Rollout],
+    tokenizer: Tokenizer,
+    *,
+    observe: Observe = observe_single_turn,
+    options: HintOptions | None = None,
+) -> list[tuple[HintedTurn, ...]]:
+    """Hinted turns by row, in the order of the rollouts; see ``HintedTurnMaker``, which also counts."""
+    return HintedTurnMaker(tokenizer, observe=observe, options=options).hinted_turns(rollouts)

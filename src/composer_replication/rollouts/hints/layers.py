@@ -1,0 +1,182 @@
+"""The layers that write hints, and the order in which they are asked."""
+
+from __future__ import annotations
+
+import inspect
+import keyword
+import re
+from collections import Counter
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+from composer_replication.errors import UsageError
+from composer_replication.records import Hint
+from composer_replication.rollouts.hints.hint_context import HintContext, HintLayer, ObservedRollout
+from composer_replication.rollouts.hints.hint_judge import open_judge
+from composer_replication.rollouts.hints.hint_options import HintOptions
+from composer_replication.rollouts.hints.templates import template_hint
+
+CUT_OFF = " \n,;"
+_NAME = re.compile(r"[^\W\d]\w*")
+_STRING = re.compile(r"('''|\"\"\").*?\1|'[^'\n]*'|\"[^\"\n]*\"|#[^\n]*", re.DOTALL)
+_CONTROL = re.compile(
+    r"<(?=[|｜][^<>\s]{0,60}[|｜]>)"  # <|im_end|>, <｜Assistant｜>
+    r"|<(?=/?(?:s|bos|eos|pad|unk|sep|cls|mask|think|thinking|tool_call|tool_calls|tool_response|tools"
+    r"|start_of_turn|end_of_turn|end_of_utterance|arg_key|arg_value|image|sop|eop|[a-z]+_token)>)"
+    r"|\[(?=/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|TOOL_CONTENT|gMASK|ARGS|IMG)\])"
+    r"|<(?=<SYS>>|</SYS>>)",
+    re.IGNORECASE,
+)
+
+
+def write_hint(
+    context: HintContext, layers: list[tuple[str, HintLayer]], options: HintOptions
+) -> Hint | None:
+    """The hint of the first layer that has something to say, and may.
+
+    A text that shows what must stay hidden (``ObservedRollout.is_leak``) is thrown away, and the next layer
+    has its turn. The text is cleaned, clamped and prefixed.
+
+    Raises:
+        UsageError: a layer of the user's raised, or gave something else than a text or None (CR0222).
+    """
+    for name, layer in layers:
+        text = _ask(name, layer, context)
+        if text is None or not text.strip():
+            continue
+        clamped = clamp(clean_text(text.strip()), options.max_characters)
+        if clamped and not context.observed.is_leak(text) and not context.observed.is_leak(clamped):
+            return Hint(context.fault.turn_idx, f"{options.prefix}{clamped}", context.fault.kind, name)
+    return None
+
+
+def open_layers(options: HintOptions, *, judge_folder: Path | None = None) -> list[tuple[str, HintLayer]]:
+    """The layers of the options by name, in order.
+
+    Raises:
+        UsageError: one cannot be imported, is not callable, or takes other arguments (CR0221); the judge's
+            address, model or key is missing (CR0223).
+    """
+    known: dict[str, Callable[[], HintLayer]] = {
+        "template": lambda: template_hint,
+        "environment": lambda: environment_hint,
+        "sibling": lambda: lambda context: sibling_hint(context, options),
+        "judge": lambda: open_judge(options, folder=judge_folder),
+    }
+    return [(name, known[name]() if name in known else load_layer(name)) for name in options.layers]
+
+
+def load_layer(dotted: str) -> HintLayer:
+    """Import ``package.module:function`` of (context) -> text or None.
+
+    Raises:
+        UsageError: it cannot be imported, is not callable, or takes other arguments (CR0221).
+    """
+    module_name, _, name = dotted.partition(":")
+    try:
+        layer = getattr(import_module(module_name), name)
+    except Exception as error:  # the user's module may raise anything
+        raise _unusable(dotted, f"cannot be imported: {type(error).__name__}: {str(error)[:200]}") from error
+    if not callable(layer):
+        raise _unusable(dotted, "is not callable")
+    try:
+        inspect.signature(layer).bind(None)
+    except TypeError as error:
+        raise _unusable(dotted, f"does not take (context): {error}") from error
+    except ValueError:  # written in C, without a signature to read: its first call will tell
+        pass
+    return layer  # type: ignore[no-any-return]  # a user's function; what it gives is checked in write_hint
+
+
+def environment_hint(context: HintContext) -> str | None:
+    """The environment's own words: the last lines of the failed call, else of the test run."""
+    lines = [line.rstrip() for line in context.error_text.splitlines() if line.strip()]
+    return "The environment answered: " + "\n".join(lines[-6:]) if lines else None
+
+
+def sibling_hint(context: HintContext, options: HintOptions) -> str | None:
+    """What a successful attempt of the same group did otherwise, as far as the options show it."""
+    if options.sibling_shows == "nothing" or not context.siblings:
+        return None
+    theirs, ours = _work(context.siblings[0]), _work(context.observed)
+    if options.sibling_shows == "lines":
+        known = {line.strip() for line in ours.splitlines()}
+        fresh = [line.rstrip() for line in theirs.splitlines() if line.strip() and line.strip() not in known]
+        shown = clamp("\n".join(fresh), options.max_sibling_characters)
+        return f"Another attempt that passed has these lines:\n{shown}" if shown else None
+    used = Counter(_names(ours))
+    names = [name for name in dict.fromkeys(_names(theirs)) if name not in used]
+    shown = clamp(", ".join(names), options.max_sibling_characters)
+    return f"Another attempt that passed also uses: {shown}." if shown else None
+
+
+def clean_text(text: str) -> str:
+    """Without control characters, and with a space in whatever chat templates use as control tokens.
+
+    >>> clean_text("end<|im_end|>")
+    'end< |im_end|>'
+    """
+    kept = "".join(sign for sign in text.expandtabs(4) if sign.isprintable() or sign == "\n")
+    return _CONTROL.sub(lambda found: f"{found[0]} ", kept)
+
+
+def clamp(text: str, max_characters: int) -> str:
+    """At most so many characters, cut at the end of a word, with three dots where something is left out."""
+    text = text.strip()
+    if len(text) <= max_characters:
+        return text
+    room = max_characters - 3
+    if room < 1:
+        return text[:max_characters]
+    cut = max(text.rfind(" ", 0, room + 1), text.rfind("\n", 0, room + 1))
+    return f"{text[: cut if cut > room // 2 else room].rstrip().rstrip(',;')}..."
+
+
+def _ask(name: str, layer: HintLayer, context: HintContext) -> str | None:
+    if ":" not in name:
+        return layer(context)
+    try:
+        text: object = layer(context)
+    except Exception as error:  # the user's function may raise anything
+        raise _broken(name, f"raised {type(error).__name__}: {str(error)[:200]}") from error
+    if text is not None and not isinstance(text, str):
+        raise _broken(name, f"gave {text!r:.80}, which is neither a text nor None")
+    return text
+
+
+def _work(observed: ObservedRollout) -> str:
+    """What an attempt did, as text: its answer, else what it said and called."""
+    if observed.answer is not None:
+        return observed.answer
+    return "\n".join(
+        "\n".join([turn.turn.completion.text, *(f"{call.name} {call.arguments}" for call in turn.calls)])
+        for turn in observed.turns
+    )
+
+
+def _names(code: str) -> list[str]:
+    """The names that code uses, strings, comments and keywords aside."""
+    return [
+        name
+        for name in _NAME.findall(_STRING.sub(" ", code))
+        if not keyword.iskeyword(name) and len(name) > 1
+    ]
+
+
+def _unusable(dotted: str, problem: str) -> UsageError:
+    return UsageError(
+        "CR0221",
+        f"the hint layer {dotted!r} {problem}.",
+        where="hints.layers",
+        fix="give package.module:function of one argument, the HintContext.",
+    )
+
+
+def _broken(name: str, problem: str) -> UsageError:
+    return UsageError(
+        "CR0222",
+        f"the hint layer {name} {problem}.",
+        where="hints.layers",
+        fix="make it return a text or None for every context; then the same command with --resume goes on.",
+    )

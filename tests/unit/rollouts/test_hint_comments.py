@@ -1,0 +1,163 @@
+"""A hint as a comment in a prompt that is the beginning of a source file."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+from chat_templates import FAMILIES, tokenizer_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from composer_replication.errors import InputError
+from composer_replication.rollouts.hints.comment_prompts import WIDTH, body_indent, comment, hint_code_prompt
+from composer_replication.rollouts.hints.hint_prompts import HintedPrompt
+
+TOKENIZERS = [tokenizer_of(FAMILIES[0]), tokenizer_of(FAMILIES[1])]
+"""One that cuts words as GPT-2 does, and one as Llama 3 does."""
+PROMPT = 'class Shelf:\n    """Books."""\n\n    @property\n    def last(self):\n        """Last book."""'
+HINT = "Hint: test_last fails: it checks `shelf.last == 'b'`."
+
+
+def place(
+    text: str, completion: str, hint: str = HINT, *, tokenizer: int = 0, path: str = "a.py"
+) -> HintedPrompt:
+    chosen = TOKENIZERS[tokenizer]
+    ids = tuple(chosen.encode(text, add_special_tokens=False))
+    prompt = hint_code_prompt(chosen, ids, text, hint, path=path, completion_text=completion)
+    assert prompt.prompt_ids == ids
+    hinted, count = prompt.hinted_ids, len(prompt.hint_ids)
+    assert hinted[: prompt.start] + hinted[prompt.start + count :] == ids
+    return prompt
+
+
+def text_of(prompt: HintedPrompt, tokenizer: int = 0) -> str:
+    return TOKENIZERS[tokenizer].decode(
+        prompt.hinted_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+    )
+
+
+@pytest.mark.parametrize("tokenizer", [0, 1])
+def test_an_answer_on_a_new_line_gets_the_comment_as_the_first_line_of_the_body(tokenizer: int) -> None:
+    prompt = place(PROMPT, "\n        return 1", tokenizer=tokenizer)
+    assert prompt.place == "in-body"
+    assert text_of(prompt, tokenizer) == f"{PROMPT}\n        # {HINT}"
+    ast.parse(text_of(prompt, tokenizer) + "\n        return self.books[-1]")
+
+
+@pytest.mark.parametrize("tokenizer", [0, 1])
+def test_any_other_answer_would_run_on_in_the_comment(tokenizer: int) -> None:
+    prompt = place(PROMPT, " return 1", tokenizer=tokenizer)
+    assert prompt.place == "above-function"
+    assert text_of(prompt, tokenizer) == PROMPT.replace("    @property", f"    # {HINT}\n    @property")
+
+
+def test_a_header_inside_a_docstring_is_none() -> None:
+    text = 'def f(x):\n    """Doc.\n\n    def g(x):\n    """'
+    prompt = place(text, " return 1")
+    assert text_of(prompt) == f"# {HINT}\n{text}"
+
+
+def test_a_prompt_that_ends_with_a_line_end_gets_whole_lines() -> None:
+    prompt = place("def f(x):\n", "    return x")
+    assert text_of(prompt) == f"def f(x):\n    # {HINT}\n"
+
+
+def test_a_beginning_of_text_token_before_the_prompt_stays_first() -> None:
+    tokenizer = tokenizer_of(next(family for family in FAMILIES if family.name == "llama3"))
+    bos = tokenizer.raw.token_to_id("<|begin_of_text|>")
+    ids = (bos, *tokenizer.encode(PROMPT, add_special_tokens=False))
+    for completion in ("\n        return 1", " return 1"):
+        prompt = hint_code_prompt(tokenizer, ids, PROMPT, HINT, path="a.py", completion_text=completion)
+        assert prompt.hinted_ids[0] == bos
+        assert (
+            prompt.hinted_ids[: prompt.start] + prompt.hinted_ids[prompt.start + len(prompt.hint_ids) :]
+            == ids
+        )
+
+
+@pytest.mark.parametrize(
+    ("text", "indent"),
+    [
+        ('def f(x):\n    """Doc."""', "    "),
+        ("def f(x):", "    "),
+        ('class A:\n  def f(self):\n    """Doc."""', "    "),
+        ('class A:\n\tdef f(self):\n\t\t"""Doc."""', "\t\t"),
+        ("\tasync def f(self):", "\t\t"),
+        ('def f(\n    a,\n    b,\n):\n  """Doc.\n\n      def g(x):\n  """', "  "),
+        ('def f(x):\n    r"""Doc."""', "    "),
+        ("def f(x):\n    'Doc.'", "    "),
+        ('def f(x): """Doc."""', "    "),
+        ("function f(x) {", "    "),
+        ("  let x = 1;", "  "),
+        ("", ""),
+    ],
+)
+def test_indentation(text: str, indent: str) -> None:
+    assert body_indent(text) == indent
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("a.py", "  # one\n  # two"),
+        ("a.rs", "  // one\n  // two"),
+        ("a.TS", "  // one\n  // two"),
+        ("a.sql", "  -- one\n  -- two"),
+        ("a.css", "  /* one */\n  /* two */"),
+        ("a.html", "  <!-- one -->\n  <!-- two -->"),
+        ("a.lisp", "  ;; one\n  ;; two"),
+        ("Makefile", "  # one\n  # two"),
+    ],
+)
+def test_languages(path: str, expected: str) -> None:
+    assert comment("one\ntwo", path, "  ") == expected
+
+
+def test_a_closing_mark_in_the_hint_does_not_end_the_comment() -> None:
+    assert comment("a */ b **// c", "a.css") == "/* a * / b ** // c */"
+    assert comment("a --> b", "a.html") == "<!-- a -- > b -->"
+
+
+@given(st.text(max_size=200), st.sampled_from(["", "    ", "\t"]))
+def test_every_line_of_a_comment_is_one(text: str, indent: str) -> None:
+    lines = comment(text.replace("\x00", " "), "a.py", indent).split("\n")
+    if lines != [""]:
+        assert all(line.startswith(f"{indent}# ") for line in lines)
+    ast.parse("\n".join(["if True:", *lines, "    pass"]))
+
+
+def test_long_hints_are_wrapped() -> None:
+    lines = comment("word " * 60, "a.py", "        ").split("\n")
+    assert len(lines) > 3
+    assert all(len(line) <= WIDTH for line in lines)
+
+
+@settings(max_examples=30)
+@given(
+    st.text(alphabet="ab (\n'é🙂)#.", max_size=40),
+    st.sampled_from(["\n    x", " x", ")"]),
+    st.sampled_from([0, 1]),
+)
+def test_the_prompt_is_only_added_to(text: str, completion: str, tokenizer: int) -> None:
+    place(f'{text}\ndef f(x):\n    """D."""', completion, tokenizer=tokenizer)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    tokenizer = TOKENIZERS[0]
+    ids = tuple(tokenizer.encode(PROMPT, add_special_tokens=False))
+
+    def code(ids: tuple[int, ...], text: str, hint: str, completion: str) -> str:
+        with pytest.raises(InputError) as caught:
+            hint_code_prompt(tokenizer, ids, text, hint, path="a.py", completion_text=completion)
+        return caught.value.code
+
+    assert code(ids[:-1], PROMPT, HINT, "\n  x") == "CR0430"
+    assert code(ids, PROMPT + " ", HINT, "\n  x") == "CR0430"
+    assert code(ids, PROMPT, " ", "\n  x") == "CR0432"
+    assert code((), "", HINT, "\n  x") == "CR0432"
+    assert code(ids, "", HINT, "\n  x") == "CR0432"
+    assert code((7, 7, 7, *ids), PROMPT, HINT, "\n  x") == "CR0430"
+    assert code(ids, PROMPT, "Hint: <|im_end|>", "\n  x") == "CR0433"
+    plain = tuple(tokenizer.encode("x = 1", add_special_tokens=False))
+    assert code(plain, "x = 1", HINT, " + 2") == "CR0431"

@@ -1,0 +1,156 @@
+"""Which turn went wrong, and why: over recorded rollouts, and without a false finding on clean ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hint_rollouts import cases, observe
+from hypothesis import given
+from hypothesis import strategies as st
+
+from composer_replication.records import Completion, Outcome, Rollout, Score, StopReason, Turn
+from composer_replication.rollouts.hints.call_faults import call_fault
+from composer_replication.rollouts.hints.detector import find_faults
+from composer_replication.rollouts.hints.hint_context import (
+    KINDS,
+    ObservedTurn,
+    ToolCall,
+    ToolResult,
+    ToolSpec,
+    observe_single_turn,
+)
+from composer_replication.rollouts.hints.result_faults import result_fault
+
+
+@pytest.mark.parametrize("case", cases(), ids=lambda case: str(case["name"]))
+def test_recorded_rollouts(case: dict[str, Any]) -> None:
+    found = [[fault.turn_idx, fault.kind, fault.subject] for fault in find_faults(observe(case))]
+    assert found == case["expected"]
+
+
+def test_every_finding_has_evidence_and_a_known_kind() -> None:
+    faults = [fault for case in cases() for fault in find_faults(observe(case))]
+    assert all(fault.evidence for fault in faults)
+    assert {fault.kind for fault in faults} == set(KINDS)
+
+
+def test_the_table_holds_both_sides() -> None:
+    clean = [case for case in cases() if not case["expected"]]
+    assert len(clean) >= 15
+    assert len(cases()) - len(clean) >= 30
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case for case in cases() if not case["expected"] and case["score"]],
+    ids=lambda case: str(case["name"]),
+)
+def test_a_clean_rollout_whose_tests_fail_has_that_finding_alone(case: dict[str, Any]) -> None:
+    observed = observe(case)
+    failed = Score({"t.py::test_a": Outcome.FAILED})
+    found = find_faults(replace(observed, rollout=replace(observed.rollout, score=failed, reward=0.0)))
+    kinds = {fault.kind for fault in found}
+    # a last answer that was cut off counts as soon as the rollout is not solved
+    assert kinds == {"test-failure"} | ({"truncated"} if "cut off" in case["name"] else set())
+
+
+GOOD = "def last(books):\n    return books[-1]\n"
+BROKEN = "def last(books):\n    return books[-1\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "known", "outcomes", "error", "kind"),
+    [
+        ("\n    return 0", "stop_rule", {"answered_text": GOOD}, {"t::a": "failed"}, "", "test-failure"),
+        ("\n    return 0", "stop_rule", {"answered_text": GOOD}, {"t::a": "passed"}, "", None),
+        ("\n    return 0", "length", {"answered_text": GOOD}, {"t::a": "passed"}, "", None),
+        ("\n    return 0", "length", {"answered_text": GOOD}, {"t::a": "failed"}, "", "test-failure"),
+        ("\n    return b[", "length", {"answered_text": BROKEN}, {"t::a": "failed"}, "", "truncated"),
+        ("\n    return b[", "stop_rule", {"answered_text": BROKEN}, {"t::a": "failed"}, "", "syntax-error"),
+        ("\n    return b[", "stop_rule", {"answered_text": BROKEN, "path": "a.js"}, {"t::a": "failed"}, "", "test-failure"),
+        ("\n    return 0", "length", {}, {"t::a": "failed"}, "", "truncated"),
+        ("", "finished", {"answered_text": GOOD, "answer": ""}, {"t::a": "failed"}, "", "empty-answer"),
+        ("\nreturn 1", "stop_rule", {"answered_text": GOOD, "answer": ""}, {"t::a": "error"}, "", "empty-answer"),
+        ("\n    x", "stop_rule", {"answered_text": GOOD}, {"t::a": "failed"}, "the tests ran longer than 20 s", "time-out"),
+        ("\n    x", "stop_rule", {"answered_text": GOOD}, {"t::a": "failed"}, "the tests used more memory than allowed", "out-of-memory"),
+        ("\n    x", "stop_rule", {"answered_text": GOOD}, {}, "the run ended without its closing record", "test-failure"),
+    ],
+)  # fmt: skip
+def test_single_turns(
+    text: str, stop: str, known: Mapping[str, Any], outcomes: Mapping[str, str], error: str, kind: str | None
+) -> None:
+    score = Score({test: Outcome(what) for test, what in outcomes.items()}, error)
+    reward = float(score.all_passed)
+    turn = Turn((1,), Completion((5, 6), text, StopReason(stop)))
+    rollout = Rollout("t", 1, (turn,), reward, score, StopReason(stop), 1.0)
+    found = find_faults(observe_single_turn(rollout, **{"path": "shelf.py", **known}))
+    assert [fault.kind for fault in found] == ([] if kind is None else [kind])
+
+
+def test_a_failed_sandbox_is_nobodys_fault() -> None:
+    turn = Turn((1,), Completion((), "", StopReason.LENGTH))
+    rollout = Rollout("t", 1, (turn,), None, None, StopReason.INFRASTRUCTURE, 1.0)
+    assert find_faults(observe_single_turn(rollout)) == []
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "is_error", "is_found"),
+    [(0, False, False), (None, False, False), (1, False, True), (None, True, True)],
+)
+def test_words_count_only_where_the_call_failed(
+    exit_code: int | None, *, is_error: bool, is_found: bool
+) -> None:
+    call = ToolCall("bash", '{"command": "cat a.txt"}')
+    result = ToolResult("cat: a.txt: No such file or directory", is_error, exit_code)
+    assert (result_fault(call, result) is not None) is is_found
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"n": {"type": "integer"}, "flag": {"type": ["boolean", "null"]}, "odd": {"type": "tuple"}},
+    "required": ["n"],
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind"),
+    [
+        ('{"n": 1}', None),
+        ('{"n": 1.0}', None),
+        ('{"n": true}', "wrong-type"),
+        ('{"n": 1.5}', "wrong-type"),
+        ('{"n": null}', "wrong-type"),
+        ('{"n": 1, "flag": null}', None),
+        ('{"n": 1, "flag": "yes"}', "wrong-type"),
+        ('{"n": 1, "odd": {}}', None),
+        ('{"n": 1, "other": 2}', None),
+        ("{}", "missing-argument"),
+        ("", "missing-argument"),
+        ("[" * 100_000, "bad-json"),
+        ("null", "bad-json"),
+    ],
+)
+def test_arguments_by_schema(arguments: str, kind: str | None) -> None:
+    finding = call_fault(ToolCall("f", arguments), [ToolSpec("f", SCHEMA)])
+    assert (finding and finding[0]) == kind
+
+
+@given(
+    st.text(max_size=200),
+    st.text(max_size=60),
+    st.sampled_from([0, 1, 2, 127, 137, None]),
+    st.booleans(),
+    st.sampled_from(["bash", "read_file", "nothing"]),
+)
+def test_any_text_gives_a_list_and_a_clean_call_gives_none(
+    text: str, arguments: str, exit_code: int | None, is_error: bool, name: str
+) -> None:
+    call, result = ToolCall(name, arguments), ToolResult(text, is_error, exit_code)
+    turn = ObservedTurn(Turn((1,), Completion((2,), "x", StopReason.FINISHED)), (call,), (result,))
+    rollout = Rollout("t", 1, (turn.turn,), 1.0, None, StopReason.FINISHED, 1.0)
+    for fault in find_faults(replace(observe_single_turn(rollout), turns=(turn,))):
+        assert fault.kind in KINDS
+        assert fault.kind == "bad-json" or result.failed

@@ -1,0 +1,390 @@
+"""The layers that write hints: what each says, in which order, how long, and what none may say."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chat_templates import FAMILIES, tokenizer_of
+from hint_rollouts import cases, observe
+from hypothesis import given
+from hypothesis import strategies as st
+
+from composer_replication.errors import UsageError
+from composer_replication.rollouts.hints.detector import find_faults
+from composer_replication.rollouts.hints.hint_context import (
+    KINDS,
+    FailedTest,
+    Fault,
+    HintContext,
+    ObservedRollout,
+    ToolSpec,
+)
+from composer_replication.rollouts.hints.hint_judge import MAX_FAILURES, open_judge
+from composer_replication.rollouts.hints.hint_options import HintOptions
+from composer_replication.rollouts.hints.layers import clamp, clean_text, open_layers, write_hint
+from composer_replication.rollouts.hints.templates import TEMPLATES, nearest_paths, signature, template_hint
+
+
+def context_of(name: str, **changes: Any) -> HintContext:
+    observed = replace(observe(next(case for case in cases() if case["name"] == name)), **changes)
+    return HintContext(observed, find_faults(observed)[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("a tool that does not exist", "There is no tool named open_file. The available tools are: bash, read_file, write_file, str_replace, list_files, search, run_tests, submit."),
+        ("arguments that are no JSON", "It is called as read_file(path: string, start?: integer, end?: integer | null)."),
+        ("an integer as a string", 'Start is a string ("3"), not integer. It is called as read_file(path: string'),
+        ("a value outside the enumeration", 'search(pattern: string, kind?: "text" | "regex")'),
+        ("a required argument left out", "The argument 'text' is required. It is called as write_file(path: string, text: string)."),
+        ("an argument that is not there", "It is called as str_replace(path: string, old: string, new: string)."),
+        ("cat of a missing file", "There is no src/books.py. The nearest paths are: src/shelf/books.py"),
+        ("a command that is not installed", "The command rg is not installed here"),
+        ("a place that may not be written", "/etc/hosts may not be changed here"),
+        ("a replacement that does not stand there", "must stand in the file exactly once"),
+        ("a file that does not parse belongs to the turn that wrote it", "does not parse: SyntaxError: '[' was never closed."),
+        ("a module that is not installed", "numpyy cannot be imported here"),
+        ("a command that never ends", "The command ran longer than allowed"),
+        ("tests that ran too long belong to the last change", "The tests ran longer than allowed"),
+        ("a command killed for its memory", "more memory than allowed"),
+        ("the same listing twice in a row", "list_files again tells nothing new"),
+        ("an empty answer", "Call one of the tools: bash"),
+        ("failing tests belong to the last change", "test_last fails."),
+    ],
+)  # fmt: skip
+def test_templates_say_what_is_known(name: str, says: str) -> None:
+    text = template_hint(context_of(name))
+    assert text is not None
+    assert says in text
+
+
+def test_every_kind_but_a_tools_own_words_has_a_template() -> None:
+    assert set(TEMPLATES) == set(KINDS) - {"tool-error"}
+    assert template_hint(context_of("a tool's own refusal in other words")) is None
+
+
+def test_a_failing_test_is_told_with_its_assertion() -> None:
+    tests = (
+        FailedTest("t.py::test_a", "last(['a', 'b'])\n  == 'b'", "assert 'a' == 'b'"),
+        FailedTest("t.py::test_b[1-2]"),
+        FailedTest("t.py::test_c"),
+    )
+    text = template_hint(context_of("failing tests belong to the last change", failed_tests=tests))
+    assert text == (
+        "test_a fails: it checks `last(['a', 'b']) == 'b'`. It said: assert 'a' == 'b'.\ntest_b[1-2] fails. And 1 more."
+    )
+
+
+def test_without_names_to_list_the_next_layer_speaks() -> None:
+    context = context_of("an unknown tool told only by the environment")
+    assert template_hint(context) is None
+    hint = write_hint(context, open_layers(HintOptions()), HintOptions())
+    assert hint is not None
+    assert (hint.source, hint.kind, hint.turn_idx) == ("environment", "unknown-tool", 0)
+    assert hint.text == "Hint: The environment answered: Error: Tool 'browser' does not exist."
+
+
+def test_nearest_paths() -> None:
+    tree = ["src/a/books.py", "src/b/books.py", "src/b/loans.py"]
+    assert nearest_paths("books.py", tree)[:2] == ["src/a/books.py", "src/b/books.py"]
+    assert nearest_paths("/src/b/loan.py", tree)[0] == "src/b/loans.py"
+    assert nearest_paths("zzz", tree) == []
+
+
+def test_signatures() -> None:
+    schema = {"properties": {"a": {"type": ["string", "null"]}, "b": {}, "c": 3}, "required": ["b"]}
+    assert signature(ToolSpec("f", schema)) == "f(a?: string | null, b: any, c?: any)"
+    assert signature(ToolSpec("g")) == "g()"
+
+
+def lesson(context: HintContext) -> str | None:
+    return f"lesson on {context.fault.kind}" if context.fault.kind == "missing-file" else None
+
+
+def broken_lesson(context: HintContext) -> str | None:
+    raise RuntimeError("no lesson today\nsecond line")
+
+
+def odd_lesson(context: HintContext) -> Any:
+    return 3
+
+
+def no_lesson() -> None:
+    return None
+
+
+def test_layers_of_the_user_come_where_they_are_named() -> None:
+    options = HintOptions(layers=(f"{__name__}:lesson", "template"))
+    first = write_hint(context_of("cat of a missing file"), open_layers(options), options)
+    assert first is not None
+    assert (first.text, first.source) == ("Hint: lesson on missing-file", f"{__name__}:lesson")
+    second = write_hint(context_of("a command that is not installed"), open_layers(options), options)
+    assert second is not None
+    assert second.source == "template"
+
+
+@pytest.mark.parametrize("name", ["no_lesson", "nothing", "MESSAGE"])
+def test_a_layer_that_cannot_be_used(name: str) -> None:
+    with pytest.raises(UsageError, match="CR0221") as caught:
+        open_layers(HintOptions(layers=(f"{__name__}:{name}",)))
+    assert name in caught.value.message
+    with pytest.raises(UsageError, match="CR0221"):
+        open_layers(HintOptions(layers=("no.such.module:f",)))
+
+
+MESSAGE = "not callable"
+
+
+@pytest.mark.parametrize(("name", "says"), [("broken_lesson", "no lesson today"), ("odd_lesson", "gave 3")])
+def test_a_layer_that_breaks_is_named(name: str, says: str) -> None:
+    options = HintOptions(layers=(f"{__name__}:{name}",))
+    with pytest.raises(UsageError, match="CR0222") as caught:
+        write_hint(context_of("cat of a missing file"), open_layers(options), options)
+    assert name in caught.value.message
+    assert says in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"layers": ()},
+        {"layers": ("templates",)},
+        {"layers": ("template", "template")},
+        {"max_characters": 0},
+        {"max_turns": 0},
+        {"max_sibling_characters": -1},
+        {"judge_timeout_seconds": 0.0},
+        {"judge_timeout_seconds": float("nan")},
+        {"role": "assistant"},
+        {"sibling_shows": "everything"},
+    ],
+)
+def test_options_out_of_range(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="CR0220") as caught:
+        HintOptions(**wrong)
+    assert caught.value.where == f"hints.{next(iter(wrong))}"
+
+
+def test_the_judge_is_off_by_default() -> None:
+    assert "judge" not in [name for name, _ in open_layers(HintOptions())]
+
+
+# ---- siblings ------------------------------------------------------------------------------------
+
+OURS = "\n    return min(x, low)"
+THEIRS = "\n    bounded = max(low, x)  # not below\n    return min(bounded, high, key='name')"
+
+
+def with_sibling(**options: Any) -> tuple[HintContext, HintOptions]:
+    plain = context_of("failing tests belong to the last change", answer=OURS)
+    sibling = replace(plain.observed, answer=THEIRS)
+    return replace(plain, siblings=(sibling,)), HintOptions(layers=("sibling",), **options)
+
+
+@pytest.mark.parametrize(
+    ("shows", "text"),
+    [
+        ("names", "Hint: Another attempt that passed also uses: bounded, max, high, key."),
+        ("lines", "Hint: Another attempt that passed has these lines:\nbounded = max(low, x)  # not below\n    return min(bounded, high, key='name')"),
+        ("nothing", None),
+    ],
+)  # fmt: skip
+def test_a_sibling_is_shown_as_far_as_configured(shows: Any, text: str | None) -> None:
+    context, options = with_sibling(sibling_shows=shows)
+    hint = write_hint(context, open_layers(options), options)
+    assert (hint and hint.text) == text
+
+
+def test_what_a_sibling_shows_is_clamped() -> None:
+    context, options = with_sibling(sibling_shows="names", max_sibling_characters=14)
+    hint = write_hint(context, open_layers(options), options)
+    assert hint is not None
+    assert hint.text == "Hint: Another attempt that passed also uses: bounded...."
+    context, options = with_sibling(sibling_shows="names")
+    assert write_hint(replace(context, siblings=()), open_layers(options), options) is None
+
+
+# ---- what no hint may say ------------------------------------------------------------------------
+
+
+def test_a_hint_that_shows_what_is_hidden_is_thrown_away_and_the_next_layer_asked() -> None:
+    context, _ = with_sibling()
+    options = HintOptions(layers=("sibling", "template"), sibling_shows="lines")
+
+    def leaking(text: str) -> bool:
+        return "return min(bounded" in text
+
+    guarded = replace(context, observed=replace(context.observed, is_leak=leaking))
+    shown = write_hint(context, open_layers(options), options)
+    hidden = write_hint(guarded, open_layers(options), options)
+    assert shown is not None
+    assert hidden is not None
+    assert (shown.source, hidden.source) == ("sibling", "template")
+    nothing = replace(context, observed=replace(context.observed, is_leak=lambda _: True))
+    assert write_hint(nothing, open_layers(options), options) is None
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: str(family.name))
+def test_no_control_token_survives_cleaning(family: Any) -> None:
+    for token in [*tokenizer_of(family).control, "<think>", "</tool_call>", "[/INST]", "<<SYS>>"]:
+        assert token not in clean_text(f"before {token} after")
+    assert clean_text("a < b and b > c, x[0], <div>, <|, |>") == "a < b and b > c, x[0], <div>, <|, |>"
+
+
+@given(st.text(max_size=120), st.integers(1, 60))
+def test_clamped_texts_are_short_and_begin_alike(text: str, most: int) -> None:
+    short = clamp(text, most)
+    assert len(short) <= most
+    assert text.strip().startswith(short.removesuffix("...").rstrip()) or most < 4
+
+
+def test_clamping_cuts_at_a_word() -> None:
+    assert clamp("one two three four", 15) == "one two..."
+    assert clamp("one", 15) == "one"
+    assert clamp("a" * 20, 10) == "a" * 7 + "..."
+
+
+# ---- the judge -----------------------------------------------------------------------------------
+
+
+@dataclass
+class Served:
+    """A server on this machine: what it was sent, and what it answers."""
+
+    url: str
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    keys: list[str | None] = field(default_factory=list)
+    status: int = 200
+    text: str = "Look at the folder first."
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            state.requests.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            state.keys.append(self.headers["Authorization"])
+            data = json.dumps({"choices": [{"message": {"content": state.text}}]}).encode()
+            self.send_response(state.status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing on the terminal."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    state = Served(f"http://127.0.0.1:{server.server_port}")
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield state
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+JudgeOptions = Callable[..., HintOptions]
+
+
+@pytest.fixture
+def judge_options(served: Served, monkeypatch: pytest.MonkeyPatch) -> JudgeOptions:
+    monkeypatch.setenv("HINT_KEY", "sk-very-secret-key")
+
+    def make(**changes: Any) -> HintOptions:
+        known = {
+            "layers": ("judge",),
+            "judge_url": served.url,
+            "judge_model": "wise",
+            "judge_key_variable": "HINT_KEY",
+        }
+        return HintOptions(**{**known, **changes})
+
+    return make
+
+
+def test_the_judge_is_asked_once_and_then_read_from_disk(
+    served: Served, judge_options: JudgeOptions, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options, context = judge_options(), context_of("cat of a missing file")
+    judge = open_judge(options, folder=tmp_path)
+    hint = write_hint(context, [("judge", judge)], options)
+    assert hint is not None
+    assert (hint.text, hint.source) == ("Hint: Look at the folder first.", "judge")
+    again = open_judge(options, folder=tmp_path)
+    assert write_hint(context, [("judge", again)], options) == hint
+    assert len(served.requests) == 1
+    assert (judge.counts, again.counts) == ({"asked": 1}, {"cached": 1})
+    sent = served.requests[0]["messages"][1]["content"]
+    assert "missing-file: cat: src/books.py: No such file or directory" in sent
+    assert "read_file(path: string" in sent
+    assert served.keys == ["Bearer sk-very-secret-key"]
+    everything = (
+        "".join(path.read_text() for path in tmp_path.iterdir()) + repr(judge.endpoint) + caplog.text + sent
+    )
+    assert "sk-very" not in everything
+    # another question is asked
+    write_hint(context_of("a command that is not installed"), [("judge", again)], options)
+    assert len(served.requests) == 2
+
+
+def test_the_judges_answer_is_clamped(served: Served, judge_options: JudgeOptions, tmp_path: Path) -> None:
+    served.text = "word " * 500
+    options = judge_options(max_characters=40)
+    hint = write_hint(
+        context_of("cat of a missing file"), [("judge", open_judge(options, folder=tmp_path))], options
+    )
+    assert hint is not None
+    assert len(hint.text.removeprefix("Hint: ")) <= 40
+
+
+def test_a_failing_judge_is_left_alone_after_a_while(
+    served: Served, judge_options: JudgeOptions, tmp_path: Path
+) -> None:
+    served.status = 500
+    judge = open_judge(judge_options(), folder=tmp_path)
+    names = [case["name"] for case in cases() if case["expected"]][: MAX_FAILURES + 2]
+    assert [judge(context_of(name)) for name in names] == [None] * len(names)
+    assert judge.counts == {"http-500": MAX_FAILURES, "not-asked": 2}
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_damaged_answer_on_disk_is_asked_for_again(
+    served: Served, judge_options: JudgeOptions, tmp_path: Path
+) -> None:
+    judge, context = open_judge(judge_options(), folder=tmp_path), context_of("cat of a missing file")
+    judge(context)
+    (path,) = tmp_path.iterdir()
+    path.write_text('{"text": ')
+    assert judge(context) == "Look at the folder first."
+    assert len(served.requests) == 2
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"judge_url": ""}, {"judge_url": "ftp://a"}, {"judge_model": ""}, {"judge_key_variable": "NO_SUCH_KEY"}],
+)
+def test_a_judge_that_cannot_be_asked(judge_options: JudgeOptions, changes: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match="CR0223") as caught:
+        open_layers(judge_options(**changes))
+    assert "hints.judge" in caught.value.where
+    assert "instructions" not in str(caught.value)
+
+
+def test_no_field_of_a_context_holds_golden_code() -> None:
+    """What a layer can reach is listed here, so that a new field is a decision."""
+    assert set(ObservedRollout.__slots__) == {
+        "rollout", "turns", "tools", "tree", "path", "answered_text", "answer", "indent", "failed_tests", "is_leak",
+    }  # fmt: skip
+    assert set(HintContext.__slots__) == {"observed", "fault", "siblings"}
+    assert set(Fault.__slots__) == {"turn_idx", "kind", "evidence", "subject", "call_idx"}

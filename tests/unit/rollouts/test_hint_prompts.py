@@ -1,0 +1,305 @@
+"""A hint in the ids of a prompt: exact over many chat templates, refused wherever there is a doubt."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from chat_templates import FAMILIES, Family, TemplateTokenizer, tokenizer_of, tool_messages
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from composer_replication.errors import InputError
+from composer_replication.records import Completion, StopReason, Turn
+from composer_replication.rollouts.hints.hint_prompts import (
+    ENDINGS,
+    SEPARATORS,
+    Chat,
+    HintedPrompt,
+    hint_chat_prompt,
+    insertion,
+)
+
+HINT = "Hint: The available tools are: bash, read_file."
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "read", "description": "", "parameters": {"type": "object", "properties": {}}},
+    }
+]
+WITH_TOOLS = [family for family in FAMILIES if family.tool_place]
+texts = st.text(
+    alphabet=st.one_of(
+        st.sampled_from("ab Z9.)(\n\t'\"{}[]#-"), st.characters(codec="utf-8", exclude_characters="<>|｜")
+    ),
+    max_size=30,
+)
+hints = texts.map(lambda text: f"Hint: {text}")
+
+
+def ids_of(tokenizer: TemplateTokenizer, messages: list[dict[str, Any]], **known: Any) -> tuple[int, ...]:
+    text = tokenizer.apply_chat_template(
+        messages, tools=known.get("tools"), tokenize=False, add_generation_prompt=True
+    )
+    return tuple(tokenizer.encode(text, add_special_tokens=False))
+
+
+def expected_ids(
+    tokenizer: TemplateTokenizer, messages: list[dict[str, Any]], hint: str, place: str, **known: Any
+) -> set[tuple[int, ...]]:
+    """What the template and the tokenizer themselves make of the conversation with the hint in it."""
+    if place == "own-message":
+        return {ids_of(tokenizer, [*messages, {"role": "user", "content": hint}], **known)}
+    said = messages[-1]["content"]
+    merged = [f"{said}{space}{text}" for space in SEPARATORS for text in (hint, hint.rstrip(ENDINGS) or hint)]
+    merged += [f"{hint}{space}{said}" for space in SEPARATORS]
+    return {
+        ids_of(tokenizer, [*messages[:-1], {**messages[-1], "content": text}], **known) for text in merged
+    }
+
+
+SMOLLM2 = FAMILIES[0]
+MESSAGES = [{"role": "user", "content": "Fix last()."}]
+
+
+def refused(code: str, *arguments: Any, **known: Any) -> None:
+    with pytest.raises(InputError) as caught:
+        hint_chat_prompt(*arguments, **known)
+    assert caught.value.code == code
+
+
+def placed(
+    tokenizer: TemplateTokenizer, ids: tuple[int, ...], messages: list[dict[str, Any]], hint: str
+) -> HintedPrompt | None:
+    """The hinted prompt, or None where it is refused for want of a place."""
+    with contextlib.suppress(InputError):
+        return hint_chat_prompt(tokenizer, ids, Chat(messages), hint)
+    refused("CR0431", tokenizer, ids, Chat(messages), hint)
+    return None
+
+
+def check(prompt: HintedPrompt, given_ids: tuple[int, ...]) -> None:
+    """Nothing but one run of ids was added; the rest stands as it was."""
+    hinted = prompt.hinted_ids
+    assert prompt.prompt_ids == given_ids
+    assert prompt.hint_ids
+    assert len(hinted) == len(given_ids) + len(prompt.hint_ids)
+    assert hinted[: prompt.start] + hinted[prompt.start + len(prompt.hint_ids) :] == given_ids
+
+
+@st.composite
+def conversations(draw: st.DrawFn, family: Family) -> list[dict[str, Any]]:
+    messages = (
+        [{"role": "system", "content": draw(texts)}] if family.has_system and draw(st.booleans()) else []
+    )
+    for _ in range(draw(st.integers(0, 2))):
+        messages += [{"role": "user", "content": draw(texts)}, {"role": "assistant", "content": draw(texts)}]
+    return [*messages, {"role": "user", "content": draw(texts)}]
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: str(family.name))
+def test_the_hinted_prompt_is_what_the_template_makes_of_the_conversation_with_the_hint(
+    family: Family,
+) -> None:
+    tokenizer = tokenizer_of(family)
+
+    @settings(max_examples=20)
+    @given(conversations(family), hints)
+    def exact(messages: list[dict[str, Any]], hint: str) -> None:
+        ids = ids_of(tokenizer, messages)
+        prompt = placed(tokenizer, ids, messages, hint)
+        if prompt is None:
+            # The hint has to share a message, and no separator keeps its ids: at a space or a mark at its end.
+            last = messages[-1]["content"]
+            assert family.place == "merged"
+            assert not (last[-1:].isalnum() and last.isascii())
+            return
+        check(prompt, ids)
+        assert prompt.place == family.place
+        assert prompt.hinted_ids in expected_ids(tokenizer, messages, hint.strip(), prompt.place)
+
+    exact()
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: str(family.name))
+def test_every_template_takes_an_ordinary_hint(family: Family) -> None:
+    tokenizer = tokenizer_of(family)
+    for content in ("Fix last().", "def f(x):\n    return x\n", "Done (twice)", "see `a.py`:\n\n", "3"):
+        messages = [
+            {"role": "user", "content": "Begin."},
+            {"role": "assistant", "content": "Yes."},
+            {"role": "user", "content": content},
+        ]
+        ids = ids_of(tokenizer, messages)
+        prompt = hint_chat_prompt(tokenizer, ids, Chat(messages), HINT)
+        check(prompt, ids)
+        assert prompt.place == family.place
+        assert prompt.hinted_ids in expected_ids(tokenizer, messages, HINT, prompt.place)
+        text = tokenizer.decode(
+            prompt.hinted_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        assert text.count(HINT[:-1]) == 1
+        assert text.index("Yes.") < text.index(HINT[:-1])
+
+
+@pytest.mark.parametrize("family", WITH_TOOLS, ids=lambda family: str(family.name))
+def test_a_hint_after_a_tool_result(family: Family) -> None:
+    tokenizer = tokenizer_of(family)
+
+    @settings(max_examples=10)
+    @given(st.sampled_from(["cat: b.py: No such file or directory", "x = 1", '{"a": [1]}', "ok."]), texts)
+    def exact(result: str, said: str) -> None:
+        messages = [{"role": "user", "content": "Fix it."}, *tool_messages(family, said, result)]
+        ids = ids_of(tokenizer, messages, tools=TOOLS)
+        prompt = hint_chat_prompt(tokenizer, ids, Chat(messages, TOOLS), HINT)
+        check(prompt, ids)
+        assert prompt.place == family.tool_place
+        assert prompt.hinted_ids in expected_ids(tokenizer, messages, HINT, prompt.place, tools=TOOLS)
+
+    exact()
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: str(family.name))
+def test_sampled_ids_of_earlier_turns_are_copied_whatever_the_tokenizer_would_make_of_them(
+    family: Family,
+) -> None:
+    tokenizer = tokenizer_of(family)
+    messages = [
+        {"role": "user", "content": "Begin."},
+        {"role": "assistant", "content": "the tokenizer template conversation"},
+        {"role": "user", "content": "Go on, please."},
+    ]
+    plain = ids_of(tokenizer, messages)
+    # the policy said "template" in single bytes, which is another list of ids with the same text
+    place = next(
+        i
+        for i in range(len(plain))
+        if len(
+            tokenizer.split_token(plain[i])
+            if tokenizer.raw.id_to_token(plain[i]) not in tokenizer.control
+            else []
+        )
+        > 3
+    )
+    sampled = (*plain[:place], *tokenizer.split_token(plain[place]), *plain[place + 1 :])
+    assert sampled != plain
+    canonical = hint_chat_prompt(tokenizer, plain, Chat(messages), HINT)
+    prompt = hint_chat_prompt(tokenizer, sampled, Chat(messages), HINT)
+    check(prompt, sampled)
+    assert prompt.hint_ids == canonical.hint_ids
+    assert len(sampled) - prompt.start == len(plain) - canonical.start
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: str(family.name))
+def test_a_prompt_of_another_conversation_is_refused(family: Family) -> None:
+    tokenizer = tokenizer_of(family)
+    ids = ids_of(tokenizer, MESSAGES)
+    for wrong in (
+        ids[:-1],
+        (*ids, ids[-1]),
+        (*ids[:-4], 5, 6, 7, 8),
+        ids[-2:],
+        ids_of(tokenizer, [{"role": "user", "content": "Fix first()."}]),
+    ):
+        refused("CR0430", tokenizer, wrong, Chat(MESSAGES), HINT)
+
+
+def test_a_template_that_refuses_the_conversation_itself() -> None:
+    gemma = tokenizer_of(next(family for family in FAMILIES if family.name == "gemma"))
+    refused("CR0430", gemma, (1, 2), Chat([{"role": "assistant", "content": "x"}, *MESSAGES]), HINT)
+
+
+def test_a_hint_after_the_policys_own_words_is_refused_where_roles_alternate() -> None:
+    mistral = tokenizer_of(next(family for family in FAMILIES if family.name == "mistral"))
+    said = [*MESSAGES, {"role": "assistant", "content": "I begin"}]
+    other = [*MESSAGES, {"role": "assistant", "content": "I begin"}, {"role": "system", "content": "x"}]
+    prompt = hint_chat_prompt(mistral, ids_of(mistral, said), Chat(said), HINT)
+    assert prompt.place == "own-message"  # after an answer it is the user's turn
+    refused("CR0431", mistral, ids_of(mistral, said), Chat(said), HINT, role="system")
+    refused("CR0430", mistral, ids_of(mistral, said), Chat(other), HINT)
+
+
+def test_a_template_that_rewrites_earlier_turns_gets_the_hint_into_the_tools_message() -> None:
+    family = next(family for family in FAMILIES if family.name == "qwen3")
+    tokenizer = tokenizer_of(family)
+    messages = [
+        {"role": "user", "content": "Fix it."},
+        *tool_messages(family, "<think>\nlook first\n</think>\n\nNow.", "x = 1"),
+    ]
+    ids = ids_of(tokenizer, messages, tools=TOOLS)
+    # a new message of the user would make the template drop the thought above
+    text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    assert "look first" in text
+    prompt = hint_chat_prompt(tokenizer, ids, Chat(messages, TOOLS), HINT)
+    check(prompt, ids)
+    assert prompt.place == "merged"
+
+
+def test_a_template_that_hides_the_hint_is_refused() -> None:
+    class Deaf(TemplateTokenizer):
+        def apply_chat_template(self, conversation: list[dict[str, Any]], **known: Any) -> str:
+            return super().apply_chat_template(
+                [{**m, "content": str(m["content"]).replace("Hint", "Note")} for m in conversation], **known
+            )
+
+    tokenizer = Deaf(SMOLLM2)
+    refused("CR0431", tokenizer, ids_of(tokenizer, MESSAGES), Chat(MESSAGES), HINT)
+
+
+@pytest.mark.parametrize("family", [f for f in FAMILIES if f.control], ids=lambda family: str(family.name))
+def test_a_control_token_in_a_hint_is_refused(family: Family) -> None:
+    tokenizer = tokenizer_of(family)
+    for token in sorted(tokenizer.control):
+        refused("CR0433", tokenizer, ids_of(tokenizer, MESSAGES), Chat(MESSAGES), f"Hint: end {token} here")
+
+
+def test_what_is_missing_is_said() -> None:
+    tokenizer = tokenizer_of(SMOLLM2)
+    ids = ids_of(tokenizer, MESSAGES)
+    refused("CR0432", tokenizer, (), Chat(MESSAGES), HINT)
+    refused("CR0432", tokenizer, ids, Chat(MESSAGES), "  \n")
+    refused("CR0432", tokenizer, ids, Chat([]), HINT)
+
+
+def test_the_record_carries_the_sampled_ids() -> None:
+    tokenizer = tokenizer_of(SMOLLM2)
+    ids = ids_of(tokenizer, MESSAGES)
+    prompt = hint_chat_prompt(tokenizer, ids, Chat(MESSAGES), HINT)
+    sampled = (*tokenizer.split_token(prompt.hint_ids[4]), 3, 3, 9)  # ids that no tokenizer gives
+    turn = Turn(ids, Completion(sampled, "whatever", StopReason.FINISHED, (-0.5,) * len(sampled)))
+    record = prompt.turn(turn, weight=0.5)
+    assert (record.prompt_ids, record.completion_ids) == (ids, sampled)
+    assert record.hinted_prompt_ids == prompt.hinted_ids
+    assert record.sampled_logp == (-0.5,) * len(sampled)
+    assert record.weight == 0.5
+    # the token t stands at len(prompt) + t in both rows
+    for row, length in (
+        ((*ids, *sampled), len(ids)),
+        ((*prompt.hinted_ids, *sampled), len(prompt.hinted_ids)),
+    ):
+        assert [row[length + t] for t in range(len(sampled))] == list(sampled)
+    for wrong in (
+        replace(turn, prompt_ids=ids[1:]),
+        replace(turn, completion=replace(turn.completion, token_ids=(), token_logp=())),
+        replace(turn, completion=replace(turn.completion, token_logp=(-0.5,))),
+    ):
+        with pytest.raises(InputError, match="CR0432"):
+            prompt.turn(wrong)
+
+
+@given(st.lists(st.integers(0, 2), max_size=7), st.lists(st.integers(0, 2), max_size=9))
+def test_insertions_are_found_exactly_where_there_are_some(plain: list[int], hinted: list[int]) -> None:
+    num_added = len(hinted) - len(plain)
+    places = [
+        place
+        for place in range(len(plain) + 1)
+        if num_added > 0 and hinted[:place] + hinted[place + num_added :] == plain
+    ]
+    found = insertion(plain, hinted)
+    assert (found is not None) == bool(places)
+    if found is not None:
+        first, last, run = found
+        assert [first, last] == [places[0], places[-1]]
+        assert plain[:last] + list(run) + plain[last:] == hinted

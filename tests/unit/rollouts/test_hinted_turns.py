@@ -1,0 +1,281 @@
+"""From rollouts to hinted turns by row: real tasks, real grading, and rollouts with tools."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from chat_templates import FAMILIES, TemplateTokenizer, tokenizer_of
+from hint_rollouts import cases, observe
+
+from composer_replication.errors import InputError
+from composer_replication.interfaces import HintGenerator
+from composer_replication.records import (
+    Completion,
+    HintedTurn,
+    Outcome,
+    Rollout,
+    Score,
+    StopReason,
+    Task,
+    Turn,
+)
+from composer_replication.rollouts.grading import Grader
+from composer_replication.rollouts.hints import HintedTurnMaker, HintOptions, TaskObserver, make_hinted_turns
+from composer_replication.rollouts.hints.hint_context import ObservedRollout
+from composer_replication.rollouts.hints.hint_prompts import Chat
+from composer_replication.rollouts.hints.task_observer import assertion_of, failed_tests
+from composer_replication.rollouts.single_turn import build_prompt, extract_answer
+from composer_replication.tasks.planning.body_cuts import fill
+from composer_replication.tasks.store import TaskStore
+
+SMOLLM2 = tokenizer_of(FAMILIES[0])
+WRONG = "\n    return low\n\n\ndef mean"
+UNPARSED = "\n    return min(x, high\n\n\ndef mean"
+
+
+def text_of(ids: tuple[int, ...], tokenizer: TemplateTokenizer = SMOLLM2) -> str:
+    return tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+
+def attempt(store: TaskStore, grader: Grader, task: Task, text: str, *, style: str = "completion") -> Rollout:
+    """One answer as the quick start asks for it, graded in the sandbox."""
+    broken = store.broken_text(task)
+    prompt = build_prompt(broken, task.hole, style=style)
+    if style == "chat":
+        prompt = SMOLLM2.apply_chat_template(
+            [{"role": "user", "content": prompt}], tools=None, tokenize=False, add_generation_prompt=True
+        )
+    score = grader.grade(task, extract_answer(text, broken, task.hole, style=style))
+    assert score is not None
+    ids = tuple(SMOLLM2.encode(prompt, add_special_tokens=False))
+    sampled = tuple(SMOLLM2.encode(text, add_special_tokens=False))
+    turn = Turn(ids, Completion(sampled, text, StopReason.STOP_RULE, (-1.0,) * len(sampled)))
+    return Rollout(
+        task.task_id, 3, (turn,), float(score.all_passed), score, StopReason.STOP_RULE, score.seconds
+    )
+
+
+def test_failing_answers_of_the_quick_start_get_a_comment_that_names_the_test(
+    store: TaskStore, grader: Grader, clamp: Task
+) -> None:
+    golden = store.golden_body(clamp)
+    texts = [WRONG, f"{golden}\n\n\ndef mean", UNPARSED]
+    rollouts = [attempt(store, grader, clamp, text) for text in texts]
+    assert [rollout.reward for rollout in rollouts] == [0.0, 1.0, 0.0]
+    maker = HintedTurnMaker(SMOLLM2, observe=TaskObserver(store))
+    generator: HintGenerator = maker
+    rows = generator.hinted_turns(rollouts)
+    assert [len(row) for row in rows] == [1, 0, 1]
+    ((wrong,), _, (unparsed,)) = rows
+    for hinted, rollout in ((wrong, rollouts[0]), (unparsed, rollouts[2])):
+        turn = rollout.turns[0]
+        assert hinted.prompt_ids == turn.prompt_ids
+        assert hinted.completion_ids == turn.completion.token_ids
+        assert hinted.sampled_logp == turn.completion.token_logp
+        assert hinted.hinted_prompt_ids[: len(turn.prompt_ids)] == turn.prompt_ids
+    ((hint,), (), (other,)) = maker.last_hints
+    assert (hint.kind, hint.source, other.kind) == ("test-failure", "template", "syntax-error")
+    failing = {
+        test.rpartition("::")[2]
+        for test, what in rollouts[0].score.outcomes.items()
+        if what is not Outcome.PASSED
+    }  # type: ignore[union-attr]
+    assert any(f"{name} fails" in hint.text for name in failing)
+    assert "clamp(" in hint.text
+    # the file with the comment in it is still a file, and it does not show the answer
+    seen = text_of(wrong.hinted_prompt_ids)
+    assert "\n    # Hint: " in seen
+    broken = store.broken_text(clamp)
+    ast.parse(fill(broken, clamp.hole, f"{seen.rpartition(chr(34) * 3)[2]}{golden}"))
+    assert golden.strip() not in seen
+    assert not any(name.rpartition("::")[2] in seen for name in clamp.tests.hidden)
+    assert maker.counts == {
+        "rollouts": 3,
+        "faults": 2,
+        "hints": 2,
+        "hints/test-failure": 1,
+        "hints/syntax-error": 1,
+    }
+
+
+def test_rollouts_as_a_trainer_makes_them_are_scored_by_the_rewards_own_grader(
+    store: TaskStore, grader: Grader, clamp: Task
+) -> None:
+    rollout = attempt(store, grader, clamp, WRONG)
+    turn = rollout.turns[0]
+    # no score, and whatever did not end with an end-of-sequence id counts as cut off
+    bare = replace(turn, completion=replace(turn.completion, stop_reason=StopReason.LENGTH))
+    trained = replace(rollout, turns=(bare,), score=None, stop_reason=StopReason.LENGTH)
+    nothing = replace(trained, turns=())
+    with_score = HintedTurnMaker(SMOLLM2, observe=TaskObserver(store)).hinted_turns([rollout, nothing])
+    observer = TaskObserver(store, grader=grader)
+    assert HintedTurnMaker(SMOLLM2, observe=observer).hinted_turns([trained, nothing]) == with_score
+    assert [len(row) for row in with_score] == [1, 0]
+    assert HintedTurnMaker(SMOLLM2, observe=TaskObserver(store)).hinted_turns([trained]) == [()]
+
+
+def test_chat_prompts_of_tasks(store: TaskStore, grader: Grader, clamp: Task) -> None:
+    rollout = attempt(store, grader, clamp, "```python\nreturn low\n```", style="chat")
+    ((hinted,),) = make_hinted_turns([rollout], SMOLLM2, observe=TaskObserver(store, prompt_style="chat"))
+    added = text_of(hinted.hinted_prompt_ids).removeprefix(
+        text_of(hinted.prompt_ids).removesuffix("<|im_start|>assistant\n")
+    )
+    assert added.startswith("<|im_start|>user\nHint: test_")
+    assert added.endswith("<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_a_sibling_that_solved_it_as_the_golden_code_does_is_never_shown(
+    store: TaskStore, grader: Grader, clamp: Task
+) -> None:
+    golden = store.golden_body(clamp)
+    rollouts = [attempt(store, grader, clamp, text) for text in (WRONG, f"{golden}\n\n\ndef mean")]
+    options = HintOptions(layers=("sibling",), sibling_shows="lines", max_sibling_characters=400)
+    maker = HintedTurnMaker(SMOLLM2, observe=TaskObserver(store), options=options)
+    assert maker.hinted_turns(rollouts) == [(), ()]
+    assert maker.counts["without_hint"] == 1
+    # the same words pass where nobody watches: the wall is what stopped them
+    open_doors = TaskObserver(store)
+    unwatched = HintedTurnMaker(
+        SMOLLM2, observe=lambda r: replace(open_doors(r), is_leak=lambda _: False), options=options
+    )
+    ((hinted,), ()) = unwatched.hinted_turns(rollouts)
+    assert "if x < low" in text_of(hinted.hinted_prompt_ids)
+
+
+def test_hidden_tests_are_no_evidence(clamp: Task) -> None:
+    hidden = clamp.tests.hidden[0]
+    score = Score({hidden: Outcome.FAILED, clamp.tests.visible[0]: Outcome.FAILED})
+    assert [test.node_id for test in failed_tests(clamp, (), score)] == [clamp.tests.visible[0]]
+
+
+SOURCES = (
+    ("t.py", "def test_a():\n    x = f(1)\n    assert x == 2, 'no'\n    assert x\n    assert 3\n"),
+    ("t.py", "    def test_b(self):\n        self.assertEqual(f(1),\n            2)\n"),
+    ("t.py", "def test_c():\n    with pytest.raises(ValueError):\n        f(None)\n"),
+    ("t.py", "def test_d():\n    assert 1\n"),
+    ("t.py", "    def test_d(self):\n        assert 2\n"),
+    ("t.py", "def test_e(:\n"),
+)
+
+
+@pytest.mark.parametrize(
+    ("node_id", "assertion"),
+    [
+        ("t.py::test_a", "x == 2; x"),
+        ("t.py::test_a[1-2::3]", "x == 2; x"),
+        ("t.py::TestB::test_b", "self.assertEqual(f(1), 2)"),
+        ("t.py::test_c", "with pytest.raises(ValueError): f(None)"),
+        ("t.py::test_d", ""),
+        ("t.py::test_e", ""),
+        ("other.py::test_a", ""),
+    ],
+)
+def test_assertions_are_read_from_the_source(node_id: str, assertion: str) -> None:
+    assert assertion_of(node_id, SOURCES) == assertion
+
+
+# ---- rollouts with tools -------------------------------------------------------------------------
+
+
+def chatted(case: dict[str, Any]) -> ObservedRollout:
+    """The recorded rollout with a conversation and the ids of a prompt at every turn."""
+    observed = observe(case)
+    turns = []
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Write last()."}]
+    for turn in observed.turns:
+        text = SMOLLM2.apply_chat_template(messages, tools=None, tokenize=False, add_generation_prompt=True)
+        ids = tuple(SMOLLM2.encode(text, add_special_tokens=False))
+        turns.append(replace(turn, turn=replace(turn.turn, prompt_ids=ids), chat=Chat(list(messages))))
+        messages += [
+            {"role": "assistant", "content": turn.turn.completion.text},
+            *({"role": "user", "content": result.text} for result in turn.results),
+        ]
+    rollout = replace(observed.rollout, turns=tuple(turn.turn for turn in turns))
+    return replace(observed, rollout=rollout, turns=tuple(turns))
+
+
+def maker_over(observed: list[ObservedRollout], **options: Any) -> HintedTurnMaker:
+    by_rollout = {id(each.rollout): each for each in observed}
+    return HintedTurnMaker(
+        SMOLLM2, observe=lambda rollout: by_rollout[id(rollout)], options=HintOptions(**options)
+    )
+
+
+def test_every_recorded_fault_becomes_a_hinted_turn_of_that_turn() -> None:
+    observed = [chatted(case) for case in cases()]
+    maker = maker_over(observed)
+    rows = maker.hinted_turns([each.rollout for each in observed])
+    for case, each, row, hints in zip(cases(), observed, rows, maker.last_hints, strict=True):
+        assert [hint.turn_idx for hint in hints] == [expected[0] for expected in case["expected"]]
+        assert [hint.kind for hint in hints] == [expected[1] for expected in case["expected"]]
+        for hinted, hint in zip(row, hints, strict=True):
+            turn = each.turns[hint.turn_idx].turn
+            assert hinted.prompt_ids == turn.prompt_ids
+            assert hinted.completion_ids == turn.completion.token_ids
+            assert hint.text in text_of(hinted.hinted_prompt_ids)
+            assert hint.text not in text_of(hinted.prompt_ids)
+    assert maker.counts["hints"] == sum(len(case["expected"]) for case in cases())
+
+
+def test_at_most_so_many_turns_of_a_rollout() -> None:
+    observed = chatted(next(case for case in cases() if case["name"] == "two faults in two turns"))
+    (row,) = maker_over([observed], max_turns=1).hinted_turns([observed.rollout])
+    assert [hinted.prompt_ids for hinted in row] == [observed.turns[0].turn.prompt_ids]
+
+
+def test_siblings_are_those_of_the_same_group() -> None:
+    failing = chatted(
+        next(case for case in cases() if case["name"] == "failing tests belong to the last change")
+    )
+    passing = chatted(next(case for case in cases() if case["name"] == "clean: read, edit, test, submit"))
+    assert passing.rollout.reward == 1.0
+    mine, theirs = (
+        replace(failing, answer="\n    return zero"),
+        replace(passing, answer="\n    return books.pop()"),
+    )
+    options = {"layers": ("sibling",)}
+    made = maker_over([mine, theirs], **options).hinted_turns([mine.rollout, theirs.rollout])
+    assert "also uses: books, pop." in text_of(made[0][0].hinted_prompt_ids)
+    elsewhere = replace(theirs, rollout=replace(theirs.rollout, step=2))
+    assert maker_over([mine, elsewhere], **options).hinted_turns([mine.rollout, elsewhere.rollout]) == [
+        (),
+        (),
+    ]
+
+
+def test_strict_raises_and_lenient_leaves_out_and_counts() -> None:
+    observed = chatted(next(case for case in cases() if case["name"] == "cat of a missing file"))
+    broken = replace(observed.turns[0], turn=replace(observed.turns[0].turn, prompt_ids=(1, 2, 3)))
+    damaged = replace(observed, turns=(broken, *observed.turns[1:]))
+    with pytest.raises(InputError, match="CR0430"):
+        maker_over([damaged]).hinted_turns([damaged.rollout])
+    lenient = maker_over([damaged], strict=False)
+    assert lenient.hinted_turns([damaged.rollout]) == [()]
+    assert lenient.counts["left_out/CR0430"] == 1
+    unsampled = replace(
+        broken, turn=replace(broken.turn, completion=replace(broken.turn.completion, token_ids=()))
+    )
+    empty = replace(observed, turns=(unsampled, *observed.turns[1:]))
+    maker = maker_over([empty])
+    assert maker.hinted_turns([empty.rollout]) == [()]
+    assert maker.counts["without_ids"] == 1
+
+
+def test_a_rollout_alone_is_enough_for_what_it_shows() -> None:
+    text = "\n    return sum(x for x in"
+    prompt = "def f(x):"
+    sampled = tuple(SMOLLM2.encode(text, add_special_tokens=False))
+    turn = Turn(
+        tuple(SMOLLM2.encode(prompt, add_special_tokens=False)),
+        Completion(sampled, text, StopReason.LENGTH),
+        prompt,
+    )
+    rollout = Rollout("t", 1, (turn,), 0.0, Score({"t::a": Outcome.FAILED}), StopReason.LENGTH, 1.0)
+    ((hinted,),) = make_hinted_turns([rollout], SMOLLM2)
+    assert isinstance(hinted, HintedTurn)
+    assert text_of(hinted.hinted_prompt_ids).startswith(
+        f"def f(x):\n    # Hint: The whole answer has to fit into {len(sampled)} tokens"
+    )

@@ -1,0 +1,139 @@
+"""The hint-distillation loss of a batch of turns, given a way to put the teacher in the student's place.
+
+Letters: M positions that carry loss, N turns, K tokens of the student's support.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from composer_replication.config import HintsSection
+from composer_replication.losses.chunked_head import logp_at, sampled_logp, top_k_logp
+from composer_replication.losses.divergence import (
+    divergence,
+    entropy_aware_divergence,
+    support_divergence,
+    taid_target,
+    with_tail_class,
+)
+from composer_replication.trainer.collator import HintedRows
+from composer_replication.trainer.completion_states import completion_states, head_of, scored_ids
+
+Scope = Callable[[], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class HintLoss:
+    """``total``: sum over tokens of weight times divergence, with gradient; the rest is for the log."""
+
+    total: torch.Tensor
+    num_tokens: int
+    num_turns: int
+    num_gated: int
+    divergence: float
+    """Mean over tokens, nats, unweighted and before the gate."""
+    teacher_entropy: float
+    """Mean over tokens, nats; NaN where no setting asks for it."""
+    importance_weight: float
+
+
+def hint_loss(
+    model: Any,
+    rows: HintedRows,
+    settings: HintsSection,
+    *,
+    teacher: Scope,
+    autocast: Scope,
+    sampling_temperature: float,
+    taid_progress: float = 1.0,
+) -> HintLoss:
+    """L = sum_n w_n g_n sum_m c_m D_m over the sampled ids of each turn.
+
+    D_m is the divergence of student and teacher (``losses.divergence``) over the student's top k and one tail class;
+    c_m = min(exp(logp_m - sampled_logp_m), importance_clip) exp(-entropy_decay H_m), without gradient, 1 for an id whose
+    sampled_logp is unknown; g_n is 0 for a turn whose mean divergence is not above min_divergence; w_n is its weight.
+    The student carries gradient, the teacher none.
+
+    Args:
+        model: the student.
+        rows: the turns.
+        settings: the ``[hints]`` table.
+        teacher: a context in which ``model`` is the teacher.
+        autocast: a context for forwards.
+        sampling_temperature: at which the ids were sampled, which their log-probabilities belong to.
+        taid_progress: t of the variant ``taid``.
+    """
+    with autocast():
+        states_MH, head = completion_states(model, rows.student), head_of(model)
+        num_kept = min(settings.top_k, head.weight_VH.size(0))
+        options = {"temperature": settings.temperature, **head.arguments()}
+        student_MK, index_MK = top_k_logp(states_MH, head.weight_VH, k=num_kept, **options)
+    importance_M = _importance(states_MH, head, rows, settings, sampling_temperature, autocast)
+    with teacher(), torch.no_grad(), autocast():
+        states, head = completion_states(model, rows.teacher), head_of(model)
+        teacher_MK = logp_at(states, head.weight_VH, index_MK, **options | head.arguments())
+        entropy_M = None
+        if settings.entropy_decay or settings.variant == "entropy-aware":
+            entropy_M = sampled_logp(states, head.weight_VH, scored_ids(rows.teacher), **options | head.arguments())[1]
+    divergence_M = _divergence(student_MK, teacher_MK, entropy_M, settings, taid_progress)
+    turn_M = rows.student.loss_mask_NT.bool().nonzero()[:, 0]
+    open_N = _turn_means(divergence_M.detach(), turn_M, len(rows)) > settings.min_divergence
+    weight_M = importance_M * (rows.weight_N * open_N)[turn_M]
+    if entropy_M is not None:
+        weight_M = weight_M * torch.exp(-settings.entropy_decay * entropy_M)
+    return HintLoss(
+        total=(weight_M * divergence_M).sum(),
+        num_tokens=turn_M.numel(),
+        num_turns=len(rows),
+        num_gated=len(rows) - int(open_N.sum()),
+        divergence=float(divergence_M.detach().mean()),
+        teacher_entropy=float("nan") if entropy_M is None else float(entropy_M.mean()),
+        importance_weight=float(importance_M.mean()),
+    )
+
+
+def _divergence(
+    student_MK: torch.Tensor,
+    teacher_MK: torch.Tensor,
+    entropy_M: torch.Tensor | None,
+    settings: HintsSection,
+    taid_progress: float,
+) -> torch.Tensor:
+    if settings.variant == "entropy-aware" and entropy_M is not None:
+        return entropy_aware_divergence(
+            student_MK, teacher_MK, entropy_M, entropy_threshold=settings.entropy_threshold or 0.0
+        )
+    if settings.variant == "taid":
+        student_MS, teacher_MS = with_tail_class(student_MK), with_tail_class(teacher_MK)
+        target_MS = taid_target(student_MS, teacher_MS, progress=taid_progress)
+        return divergence(student_MS, target_MS, jsd_alpha=0.0)
+    return support_divergence(student_MK, teacher_MK, jsd_alpha=settings.jsd_alpha)
+
+
+@torch.no_grad()
+def _importance(
+    states_MH: torch.Tensor, head: Any, rows: HintedRows, settings: HintsSection, temperature: float, autocast: Scope
+) -> torch.Tensor:
+    """min(exp(logp - sampled_logp), importance_clip), 1 where the sampler's is unknown: (M,)."""
+    sampled_M = rows.sampled_logp_NT[rows.student.loss_mask_NT.bool()]
+    if bool(sampled_M.isnan().all()):
+        return torch.ones_like(sampled_M)
+    with autocast():
+        now_M, _ = sampled_logp(
+            states_MH.detach(),
+            head.weight_VH.detach(),
+            scored_ids(rows.student),
+            temperature=temperature,
+            **head.arguments(),
+        )
+    return (now_M - sampled_M).exp().clamp(max=settings.importance_clip).nan_to_num(nan=1.0)
+
+
+def _turn_means(values_M: torch.Tensor, turn_M: torch.Tensor, num_turns: int) -> torch.Tensor:
+    zeros = values_M.new_zeros(num_turns)
+    return zeros.index_add(0, turn_M, values_M) / zeros.index_add(0, turn_M, torch.ones_like(values_M))

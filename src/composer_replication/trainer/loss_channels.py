@@ -1,0 +1,254 @@
+"""The two loss channels beside the policy gradient: what they refuse, when they begin, what a checkpoint keeps.
+
+A mixin of the trainer. A channel whose weight is 0 makes no tensor, draws no number and reads no setting.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from composer_replication.errors import InputError
+from composer_replication.losses.divergence import TaidProgress
+from composer_replication.trainer.collator import check_pairs, collate_hinted_turns
+from composer_replication.trainer.completion_states import states_problem
+from composer_replication.trainer.hint_channel import HintChannel
+from composer_replication.trainer.model_modes import weights_are_sharded
+from composer_replication.trainer.own_state import OwnState
+from composer_replication.trainer.processes import num_processes, process_rank
+from composer_replication.trainer.replay_channel import ReplayChannel
+from composer_replication.trainer.setting_errors import TrainerSettingError
+
+logger = logging.getLogger(__name__)
+
+STATE_FILE = "loss_channels.pt"
+STEPS_OF_ZERO = 10
+"""So many steps in a row with a loss of exactly 0 and a channel is named."""
+_ZERO_CODE = "CR0757"
+_CAUSES = {
+    "sdpo": "no hinted turn came, each was gated, or the hint changes nothing (see sdpo/turns and sdpo/turns_gated_share)",
+    "replay": "no pair came: groups have no passing and failing siblings (see replay/pairs)",
+}
+
+
+class LossChannels(HintChannel, ReplayChannel, OwnState):
+    """Both channels as one part of the trainer."""
+
+    _saved_channels: dict[str, Any] | None = None
+    _channel_callback: TrainerCallback | None = None
+    _zero_streaks: dict[str, int] | None = None
+    reward_weights: Any
+    reward_func_names: Any
+    _logs: Any
+    add_callback: Any
+
+    # ---- before the first step --------------------------------------------------------------------
+
+    def _check_channel_settings(self) -> None:
+        """What is wrong with the arguments alone; nothing of TRL's is read.
+
+        Raises:
+            TrainerSettingError: a weight below zero or not finite (CR0711), a channel with nothing to learn from (CR0755).
+            InputError: a record that cannot be learned from (CR0750 to CR0753).
+        """
+        for name in ("alpha_sdpo", "beta_replay"):
+            weight = getattr(self, name)
+            if not (math.isfinite(weight) and weight >= 0.0):
+                raise TrainerSettingError(
+                    "CR0711",
+                    f"{name} is {weight} and must be a finite number of at least 0.",
+                    where=f"trainer.{name}",
+                    fix=f"set trainer.{name} to 0 or above.",
+                )
+        if self.alpha_sdpo != 0.0:
+            settings = self._hint_settings()
+            if self.hinted_turns:
+                collate_hinted_turns(self.hinted_turns, pad_id=0, strict=settings.strict)
+        if self.beta_replay != 0.0:
+            self._replay_settings()
+            check_pairs(self.replay_pairs or ())
+
+    def _begin_channels(self) -> None:
+        """Set both channels to the run's start, or to the checkpoint that ``_read_own_state`` has read.
+
+        Raises:
+            TrainerSettingError: the teacher ``lora-off`` without an adapter (CR0754), a model that cannot take the
+                channels (CR0758).
+            InputError: the checkpoint was written with other channels (CR0756).
+        """
+        saved, self._saved_channels = self._saved_channels, None
+        self._zero_streaks, self._channel_sums, self._micro_steps = {}, {}, {}
+        if not self._has_channels():
+            return
+        self._check_model()
+        self._begin_hints()
+        self._begin_replay(None if saved is None else saved["reference"])
+        if saved is not None:
+            self._restore_channels(saved)
+        if self._channel_callback is None:
+            self._channel_callback = _AfterStep(self)
+            self.add_callback(self._channel_callback)
+
+    def _has_channels(self) -> bool:
+        return self.alpha_sdpo != 0.0 or self.beta_replay != 0.0
+
+    def _check_model(self) -> None:
+        model = self.accelerator.unwrap_model(self.model)
+        if self.alpha_sdpo != 0.0 and self._hint_settings().teacher == "lora-off" and not _has_lora(model):
+            raise TrainerSettingError(
+                "CR0754",
+                'the teacher "lora-off" is the model without its adapter, and this model has none.',
+                where="hints.teacher",
+                fix='add a [model.lora] table, or take the teacher "ema" or "frozen".',
+            )
+        problem = states_problem(model)
+        if problem is None and weights_are_sharded(self.model):
+            problem = "its weights are spread over processes."
+        if problem is not None:
+            raise TrainerSettingError(
+                "CR0758",
+                f"hint distillation and replay cannot train this model: {problem}",
+                where="trainer.alpha_sdpo, trainer.beta_replay",
+                fix="set both weights to 0, or change what the sentence names.",
+            )
+
+    # ---- one generation ---------------------------------------------------------------------------
+
+    def _with_channel_tensors(self, rows: Any, batch: dict[str, Any]) -> dict[str, Any]:
+        """A fresh generation with what the channels need of it; the very batch where they are off."""
+        if self._has_channels() and not self._in_evaluation:
+            rewards = self._newest_rewards(len(rows))
+            self._add_hints(rows, batch, rewards)
+            self._add_siblings(batch, rewards)
+        return batch
+
+    def _newest_rewards(self, num_rows: int) -> Sequence[float | None]:
+        """Weighted reward of each of this process's rows, as TRL has just logged them; None where nothing scored it."""
+        weights = self.reward_weights.tolist()
+        columns = [
+            list(self._logs["rewards"][name])[-num_rows * num_processes() :] for name in self.reward_func_names
+        ]
+        rewards: list[float | None] = []
+        for row in zip(*columns, strict=True):
+            known = [weight * value for weight, value in zip(weights, row, strict=True) if not math.isnan(value)]
+            rewards.append(math.fsum(known) if known else None)
+        return rewards[process_rank() * num_rows : (process_rank() + 1) * num_rows]
+
+    # ---- after each step --------------------------------------------------------------------------
+
+    def _after_optimizer_step(self) -> None:
+        self._move_teacher()
+        sums, self._channel_sums = self._channel_sums or {}, {}
+        streaks = self._zero_streaks = self._zero_streaks or {}
+        for channel, weight in (("sdpo", self.alpha_sdpo), ("replay", self.beta_replay)):
+            if weight == 0.0 or sums.get(channel, 0.0) != 0.0 or self._has_faded(channel):
+                streaks[channel] = 0
+                continue
+            streaks[channel] = streaks.get(channel, 0) + 1
+            if streaks[channel] == STEPS_OF_ZERO:
+                logger.warning(
+                    "%s: the loss channel %s is on (weight %g), but its loss was exactly 0 in the last %d steps: %s.",
+                    _ZERO_CODE,
+                    channel,
+                    weight,
+                    STEPS_OF_ZERO,
+                    _CAUSES[channel],
+                )
+
+    def _has_faded(self, channel: str) -> bool:
+        """The recipe's own schedule has taken the channel's weight to 0."""
+        settings = self.hints
+        is_over = settings is not None and 0 < settings.decay_steps <= self.state.global_step - settings.decay_after
+        return channel == "sdpo" and settings is not None and is_over and settings.decay_to == 0.0
+
+    # ---- checkpoints --------------------------------------------------------------------------------
+
+    def _write_own_state(self, checkpoint: Path) -> None:
+        """As ``OwnState``'s; where a channel is on, its weights and numbers in a file of their own."""
+        if self._has_channels() and process_rank() == 0:
+            torch.save(
+                {
+                    "fingerprint": self._channels_fingerprint(),
+                    "teacher": None if self._teacher_weights is None else self._teacher_weights.tensors(),
+                    "first": None if self._first_weights is None else self._first_weights.tensors(),
+                    "reference": self._reference_P2,
+                    "taid": None if self._taid is None else asdict(self._taid),
+                    "zero_streaks": dict(self._zero_streaks or {}),
+                },
+                checkpoint / STATE_FILE,
+            )
+        super()._write_own_state(checkpoint)
+
+    def _read_own_state(self, checkpoint: Path) -> None:
+        """As ``OwnState``'s; what the channels kept waits for ``_begin_channels``.
+
+        Raises:
+            InputError: as ``OwnState``'s, or the checkpoint was written with other channels (CR0756).
+        """
+        super()._read_own_state(checkpoint)
+        path = checkpoint / STATE_FILE
+        if path.is_file() is not self._has_channels():
+            had = "has" if path.is_file() else "has no"
+            raise _other_channels(f"the checkpoint {had} state of loss channels, and this trainer is otherwise", path)
+        if path.is_file():
+            self._saved_channels = torch.load(
+                path, map_location=lambda storage, _tag: storage, weights_only=True
+            )
+            if self._saved_channels["fingerprint"] != self._channels_fingerprint():
+                raise _other_channels("its hints or pairs, or their settings, are not this trainer's", path)
+
+    def _restore_channels(self, saved: dict[str, Any]) -> None:
+        for copy, name in ((self._teacher_weights, "teacher"), (self._first_weights, "first")):
+            if copy is not None:
+                copy.load(saved[name])
+        if self._reference_P2 is not None:
+            self._reference_P2 = self._reference_P2.to(self.accelerator.device)
+        if saved["taid"] is not None:
+            self._taid = TaidProgress(**saved["taid"])
+        self._zero_streaks = dict(saved["zero_streaks"])
+
+    def _channels_fingerprint(self) -> str:
+        """Of both tables, the records and the seed of their order; weights may change between runs."""
+        digest = hashlib.sha256(str(self.args.seed).encode())
+        for weight, section, records in (
+            (self.alpha_sdpo, self.hints, self.hinted_turns),
+            (self.beta_replay, self.replay, self.replay_pairs),
+        ):
+            settings = {} if weight == 0.0 or section is None else section.model_dump(exclude={"cache"})
+            kept = [] if weight == 0.0 else [asdict(record) for record in records or ()]
+            digest.update(json.dumps([weight != 0.0, settings, kept], sort_keys=True).encode())
+        return digest.hexdigest()
+
+
+class _AfterStep(TrainerCallback):
+    """Tells the channels that the weights have moved; before a checkpoint of the step is written."""
+
+    def __init__(self, channels: LossChannels) -> None:
+        self._channels = channels
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._channels._after_optimizer_step()  # noqa: SLF001 - the two are one part
+
+
+def _has_lora(model: Any) -> bool:
+    configs = getattr(model, "peft_config", None)
+    kinds = [str(getattr(config.peft_type, "value", config.peft_type)) for config in (configs or {}).values()]
+    return "LORA" in kinds and hasattr(model, "disable_adapter")
+
+
+def _other_channels(sentence: str, path: Path) -> InputError:
+    return InputError(
+        "CR0756",
+        f"the checkpoint belongs to another run: {sentence}.",
+        where=str(path),
+        fix="resume with the same hints, pairs, tables and seed, or start a new run.",
+    )

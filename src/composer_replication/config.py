@@ -225,8 +225,7 @@ class ReplaySection(Section):
 
     ``kind`` is the loss; ``beta``, ``margin`` and ``label_smoothing`` are its own (no beta: dpo 5.0, or 0.1 on sums; ipo 0.1;
     simpo 2.0). ``length_normalised`` takes mean log-probabilities a token in place of sums. ``sibling_pairs`` also
-    pairs, inside each group, rollouts that reach ``pass_reward`` with those that do not. ``cache`` is a folder for
-    the reference's log-probabilities (empty: the run's own).
+    pairs, inside each group, rollouts that reach ``pass_reward`` with those that do not.
     """
 
     kind: Literal["dpo", "ipo", "simpo"] = "dpo"
@@ -237,7 +236,6 @@ class ReplaySection(Section):
     pairs_per_step: int = Field(4, ge=1)
     sibling_pairs: bool = False
     pass_reward: float = 1.0
-    cache: str = ""
 
     @model_validator(mode="after")
     def _kind_fits(self) -> ReplaySection:
@@ -268,7 +266,9 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _channels_fit(self) -> RunConfig:
         if self.hints is not None and self.hints.teacher == "lora-off" and self.model.lora is None:
-            raise ValueError('hints.teacher = "lora-off" needs a [model.lora] table: there is no adapter to take off')
+            raise ValueError(
+                'hints.teacher = "lora-off" needs a [model.lora] table: there is no adapter to take off'
+            )
         for table, weight in (("hints", "alpha_sdpo"), ("replay", "beta_replay")):
             if getattr(self, table) is not None and getattr(self.trainer, weight) == 0.0:
                 raise ValueError(f"[{table}] does nothing while trainer.{weight} is 0")

@@ -55,6 +55,7 @@ RECORDS = {
 PROTOCOLS = {
     "Guard",
     "GuardStatus",
+    "HintSource",
     "Policy",
     "ReadingGuard",
     "Sandbox",

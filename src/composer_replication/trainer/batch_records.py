@@ -38,7 +38,12 @@ _HINT_TENSORS = (
 
 
 def rollouts_of(
-    rows: Sequence[Mapping[str, Any]], batch: Batch, rewards: Sequence[float | None], tokenizer: Any, *, step: int
+    rows: Sequence[Mapping[str, Any]],
+    batch: Batch,
+    rewards: Sequence[float | None],
+    tokenizer: Any,
+    *,
+    step: int,
 ) -> list[Rollout]:
     """One rollout a row; a run of sampled ids between tool output is a turn.
 
@@ -139,7 +144,9 @@ def hinted_rows_in(batch: Mapping[str, Any]) -> HintedRows | None:
     )
 
 
-def sibling_tensors(batch: Batch, rewards: Sequence[float | None], *, pass_reward: float, pad_id: int) -> Batch:
+def sibling_tensors(
+    batch: Batch, rewards: Sequence[float | None], *, pass_reward: float, pad_id: int
+) -> Batch:
     """For each group, passing rows paired with failing ones; the pair travels with the passing row.
 
     Groups are rows with equal prompts. The i-th passing row is paired with the i-th failing one, so a row is

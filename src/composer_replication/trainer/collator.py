@@ -113,7 +113,8 @@ def collate_hinted_turns(turns: Sequence[HintedTurn], *, pad_id: int, strict: bo
         _refuse_weight(turn.weight, where)
         if strict and turn.sampled_logp and len(turn.sampled_logp) != len(turn.completion_ids):
             raise misaligned(
-                f"{len(turn.completion_ids)} sampled ids have {len(turn.sampled_logp)} log-probabilities", where
+                f"{len(turn.completion_ids)} sampled ids have {len(turn.sampled_logp)} log-probabilities",
+                where,
             )
     completions = [turn.completion_ids for turn in turns]
     student = token_rows([turn.prompt_ids for turn in turns], completions, pad_id=pad_id)
@@ -123,7 +124,10 @@ def collate_hinted_turns(turns: Sequence[HintedTurn], *, pad_id: int, strict: bo
     )
     known = [t.sampled_logp if len(t.sampled_logp) == len(t.completion_ids) else () for t in turns]
     return HintedRows(
-        student, teacher, _padded_logp(known, student.completion_ids_NT.size(1)), _floats([t.weight for t in turns])
+        student,
+        teacher,
+        _padded_logp(known, student.completion_ids_NT.size(1)),
+        _floats([t.weight for t in turns]),
     )
 
 
@@ -172,7 +176,11 @@ def collate_rollouts(rollouts: Sequence[Rollout], *, pad_id: int, strict: bool =
 
 
 def token_rows(
-    prompts: Sequence[Ids], completions: Sequence[Ids], *, pad_id: int, loss_masks: Sequence[Ids] | None = None
+    prompts: Sequence[Ids],
+    completions: Sequence[Ids],
+    *,
+    pad_id: int,
+    loss_masks: Sequence[Ids] | None = None,
 ) -> TokenRows:
     """Pad ids to rows; without ``loss_masks`` every completion id carries loss."""
     prompt_ids, prompt_mask = padded(prompts, pad_id=pad_id, on_left=True)

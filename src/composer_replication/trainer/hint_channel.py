@@ -87,7 +87,9 @@ class HintChannel(ChannelStep):
                 for of_row, reward in zip(turns, rewards, strict=True)
             ]
             _keep_from_policy_gradient(batch, [bool(of_row) for of_row in turns])
-        for name, tensor in hint_tensors(turns, pad_id=self._tokenizer.pad_token_id, strict=settings.strict).items():
+        for name, tensor in hint_tensors(
+            turns, pad_id=self._tokenizer.pad_token_id, strict=settings.strict
+        ).items():
             batch[name] = tensor.to(self.accelerator.device)
         num_tokens = sum(len(turn.completion_ids) for of_row in turns for turn in of_row)
         batch["hint_num_tokens"] = self._gathered_sum(num_tokens)
@@ -111,7 +113,9 @@ class HintChannel(ChannelStep):
         recorded, num_recorded_tokens = self._recorded_part(settings)
         num_tokens = num_recorded_tokens + float(inputs.get("hint_num_tokens", 0.0)) * self._window_share()
         losses = [
-            self._distil(model, rows, settings) for rows in (hinted_rows_in(inputs), recorded) if rows is not None
+            self._distil(model, rows, settings)
+            for rows in (hinted_rows_in(inputs), recorded)
+            if rows is not None
         ]
         if not losses:
             return self._note("sdpo", self._no_loss(), turns=0.0)
@@ -156,7 +160,9 @@ class HintChannel(ChannelStep):
         if settings.teacher == "lora-off":
             scope: Any = model.disable_adapter()
         else:
-            scope = nullcontext() if self._teacher_weights is None else self._teacher_weights.in_place_of(model)
+            scope = (
+                nullcontext() if self._teacher_weights is None else self._teacher_weights.in_place_of(model)
+            )
         with scope, evaluation_mode(model):
             yield
 

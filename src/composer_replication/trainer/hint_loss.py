@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from composer_replication.config import HintsSection
-from composer_replication.losses.chunked_head import logp_at, sampled_logp, top_k_logp
+from composer_replication.losses.chunked_head import logp_at, sampled_and_top_k_logp, sampled_logp
 from composer_replication.losses.divergence import (
     divergence,
     entropy_aware_divergence,
@@ -22,7 +22,7 @@ from composer_replication.losses.divergence import (
     with_tail_class,
 )
 from composer_replication.trainer.collator import HintedRows
-from composer_replication.trainer.completion_states import completion_states, head_of, scored_ids
+from composer_replication.trainer.completion_states import Head, completion_states, head_of, scored_ids
 
 Scope = Callable[[], AbstractContextManager[Any]]
 
@@ -70,17 +70,21 @@ def hint_loss(
     """
     with autocast():
         states_MH, head = completion_states(model, rows.student), head_of(model)
-        num_kept = min(settings.top_k, head.weight_VH.size(0))
-        options = {"temperature": settings.temperature, **head.arguments()}
-        student_MK, index_MK = top_k_logp(states_MH, head.weight_VH, k=num_kept, **options)
-    importance_M = _importance(states_MH, head, rows, settings, sampling_temperature, autocast)
+        scores = sampled_and_top_k_logp(
+            states_MH,
+            head.weight_VH,
+            scored_ids(rows.student),
+            k=min(settings.top_k, head.weight_VH.size(0)),
+            temperature=settings.temperature,
+            **head.arguments(),
+        )
+        now_M = scores.logp_N.detach()
+        if sampling_temperature != settings.temperature:
+            now_M = _logp_at_temperature(states_MH, head, rows, sampling_temperature)
     with teacher(), torch.no_grad(), autocast():
-        states, head = completion_states(model, rows.teacher), head_of(model)
-        teacher_MK = logp_at(states, head.weight_VH, index_MK, **options | head.arguments())
-        entropy_M = None
-        if settings.entropy_decay or settings.variant == "entropy-aware":
-            entropy_M = sampled_logp(states, head.weight_VH, scored_ids(rows.teacher), **options | head.arguments())[1]
-    divergence_M = _divergence(student_MK, teacher_MK, entropy_M, settings, taid_progress)
+        teacher_MK, entropy_M = _teacher_logps(model, rows, scores.top_index_NK, settings)
+    importance_M = _importance(now_M, rows, settings)
+    divergence_M = _divergence(scores.top_logp_NK, teacher_MK, entropy_M, settings, taid_progress)
     turn_M = rows.student.loss_mask_NT.bool().nonzero()[:, 0]
     open_N = _turn_means(divergence_M.detach(), turn_M, len(rows)) > settings.min_divergence
     weight_M = importance_M * (rows.weight_N * open_N)[turn_M]
@@ -115,22 +119,29 @@ def _divergence(
     return support_divergence(student_MK, teacher_MK, jsd_alpha=settings.jsd_alpha)
 
 
+def _teacher_logps(
+    model: Any, rows: HintedRows, index_MK: torch.Tensor, settings: HintsSection
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The student's support under the teacher, and the teacher's entropy where a setting asks for it."""
+    states_MH, head = completion_states(model, rows.teacher), head_of(model)
+    options = {"temperature": settings.temperature, **head.arguments()}
+    logp_MK = logp_at(states_MH, head.weight_VH, index_MK, **options)
+    if not settings.entropy_decay and settings.variant != "entropy-aware":
+        return logp_MK, None
+    return logp_MK, sampled_logp(states_MH, head.weight_VH, scored_ids(rows.teacher), **options)[1]
+
+
 @torch.no_grad()
-def _importance(
-    states_MH: torch.Tensor, head: Any, rows: HintedRows, settings: HintsSection, temperature: float, autocast: Scope
+def _logp_at_temperature(
+    states_MH: torch.Tensor, head: Head, rows: HintedRows, temperature: float
 ) -> torch.Tensor:
+    ids_M = scored_ids(rows.student)
+    return sampled_logp(states_MH, head.weight_VH, ids_M, temperature=temperature, **head.arguments())[0]
+
+
+def _importance(now_M: torch.Tensor, rows: HintedRows, settings: HintsSection) -> torch.Tensor:
     """min(exp(logp - sampled_logp), importance_clip), 1 where the sampler's is unknown: (M,)."""
     sampled_M = rows.sampled_logp_NT[rows.student.loss_mask_NT.bool()]
-    if bool(sampled_M.isnan().all()):
-        return torch.ones_like(sampled_M)
-    with autocast():
-        now_M, _ = sampled_logp(
-            states_MH.detach(),
-            head.weight_VH.detach(),
-            scored_ids(rows.student),
-            temperature=temperature,
-            **head.arguments(),
-        )
     return (now_M - sampled_M).exp().clamp(max=settings.importance_clip).nan_to_num(nan=1.0)
 
 

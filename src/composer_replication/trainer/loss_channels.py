@@ -135,11 +135,14 @@ class LossChannels(HintChannel, ReplayChannel, OwnState):
         """Weighted reward of each of this process's rows, as TRL has just logged them; None where nothing scored it."""
         weights = self.reward_weights.tolist()
         columns = [
-            list(self._logs["rewards"][name])[-num_rows * num_processes() :] for name in self.reward_func_names
+            list(self._logs["rewards"][name])[-num_rows * num_processes() :]
+            for name in self.reward_func_names
         ]
         rewards: list[float | None] = []
         for row in zip(*columns, strict=True):
-            known = [weight * value for weight, value in zip(weights, row, strict=True) if not math.isnan(value)]
+            known = [
+                weight * value for weight, value in zip(weights, row, strict=True) if not math.isnan(value)
+            ]
             rewards.append(math.fsum(known) if known else None)
         return rewards[process_rank() * num_rows : (process_rank() + 1) * num_rows]
 
@@ -167,7 +170,9 @@ class LossChannels(HintChannel, ReplayChannel, OwnState):
     def _has_faded(self, channel: str) -> bool:
         """The recipe's own schedule has taken the channel's weight to 0."""
         settings = self.hints
-        is_over = settings is not None and 0 < settings.decay_steps <= self.state.global_step - settings.decay_after
+        is_over = (
+            settings is not None and 0 < settings.decay_steps <= self.state.global_step - settings.decay_after
+        )
         return channel == "sdpo" and settings is not None and is_over and settings.decay_to == 0.0
 
     # ---- checkpoints --------------------------------------------------------------------------------
@@ -198,7 +203,9 @@ class LossChannels(HintChannel, ReplayChannel, OwnState):
         path = checkpoint / STATE_FILE
         if path.is_file() is not self._has_channels():
             had = "has" if path.is_file() else "has no"
-            raise _other_channels(f"the checkpoint {had} state of loss channels, and this trainer is otherwise", path)
+            raise _other_channels(
+                f"the checkpoint {had} state of loss channels, and this trainer is otherwise", path
+            )
         if path.is_file():
             self._saved_channels = torch.load(
                 path, map_location=lambda storage, _tag: storage, weights_only=True
@@ -223,7 +230,7 @@ class LossChannels(HintChannel, ReplayChannel, OwnState):
             (self.alpha_sdpo, self.hints, self.hinted_turns),
             (self.beta_replay, self.replay, self.replay_pairs),
         ):
-            settings = {} if weight == 0.0 or section is None else section.model_dump(exclude={"cache"})
+            settings = {} if weight == 0.0 or section is None else section.model_dump()
             kept = [] if weight == 0.0 else [asdict(record) for record in records or ()]
             digest.update(json.dumps([weight != 0.0, settings, kept], sort_keys=True).encode())
         return digest.hexdigest()

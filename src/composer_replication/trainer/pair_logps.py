@@ -98,4 +98,8 @@ def _read(path: Path, key: str, num_pairs: int) -> torch.Tensor | None:
         logps = torch.tensor(kept["logps"], dtype=torch.float32)
     except (InputError, ValueError, KeyError, TypeError):
         return None
-    return logps if kept["key"] == key and logps.shape == (num_pairs, 2) and bool(logps.isfinite().all()) else None
+    return (
+        logps
+        if kept["key"] == key and logps.shape == (num_pairs, 2) and bool(logps.isfinite().all())
+        else None
+    )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,7 +25,13 @@ from composer_replication.trainer.record_draws import RecordDraws
 from composer_replication.trainer.setting_errors import TrainerSettingError
 from composer_replication.trainer.weight_copy import WeightCopy
 
-_BETAS = {("dpo", True): 5.0, ("dpo", False): 0.1, ("ipo", True): 0.1, ("ipo", False): 0.1, ("simpo", True): 2.0}
+_BETAS = {
+    ("dpo", True): 5.0,
+    ("dpo", False): 0.1,
+    ("ipo", True): 0.1,
+    ("ipo", False): 0.1,
+    ("simpo", True): 2.0,
+}
 
 
 class ReplayChannel(ChannelStep):
@@ -69,19 +74,19 @@ class ReplayChannel(ChannelStep):
             self._first_weights = WeightCopy(self.accelerator.unwrap_model(self.model))
         if not self.replay_pairs:
             return
-        self._pair_draws = RecordDraws(self.replay_pairs, per_step=settings.pairs_per_step, seed=self.args.seed)
+        self._pair_draws = RecordDraws(
+            self.replay_pairs, per_step=settings.pairs_per_step, seed=self.args.seed
+        )
         if settings.kind != "simpo":
             self._reference_P2 = self._reference_from_model(settings) if reference is None else reference
 
     def _reference_from_model(self, settings: ReplaySection) -> torch.Tensor:
-        cache = Path(settings.cache) if settings.cache else None
-        if cache is None and self.run_folder is not None:
-            cache = self.run_folder.root / "reference"
+        folder = self.run_folder if process_rank() == 0 else None
         return cached_reference_logps(
             self.accelerator.unwrap_model(self.model),
             self.replay_pairs or (),
             pairs_sha256="" if self._pair_draws is None else self._pair_draws.records_sha256,
-            cache=cache if process_rank() == 0 else None,
+            cache=None if folder is None else folder.root / "reference",
             pad_id=self._tokenizer.pad_token_id,
             length_normalised=settings.length_normalised,
             autocast=self.accelerator.autocast,

@@ -21,7 +21,6 @@ class ChannelStep:
     _metrics: Any
     _in_evaluation: bool = False
     _micro_steps: dict[str, tuple[int, int]] | None = None
-    _channel_sums: dict[str, float] | None = None
 
     def _part_of_step(self, channel: str) -> tuple[int, int]:
         """This micro-batch's number among all micro-batches of the step on all processes, and how many there are.
@@ -42,13 +41,10 @@ class ChannelStep:
     def _no_loss(self) -> torch.Tensor:
         return torch.zeros((), device=self.accelerator.device)
 
-    def _note(self, channel: str, loss: torch.Tensor, **figures: float) -> torch.Tensor:
-        """Keep a micro-batch's figures for the log; gives the loss back."""
-        sums = self._channel_sums = self._channel_sums or {}
-        sums[channel] = sums.get(channel, 0.0) + abs(float(loss.detach()))
+    def _note(self, channel: str, **figures: float) -> None:
+        """Keep a micro-batch's figures for the log."""
         for name, value in figures.items():
             self._metrics["train"].setdefault(f"{channel}/{name}", []).append(value)
-        return loss
 
     def _gathered_sum(self, value: float) -> torch.Tensor:
         """The sum over all processes, as a 0-dimensional tensor: TRL leaves such alone when it splits a batch."""

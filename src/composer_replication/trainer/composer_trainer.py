@@ -15,7 +15,7 @@ import torch
 from transformers.trainer_utils import rotate_checkpoints
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from composer_replication.config import HintsSection, ReplaySection
+from composer_replication.channel_tables import HintsSection, ReplaySection
 from composer_replication.errors import CollapseStopError
 from composer_replication.interfaces import Guard, HintSource, Stateful
 from composer_replication.records import HintedTurn, PreferencePair
@@ -146,7 +146,8 @@ class ComposerReplicationTrainer(GRPOTrainer, RunBorders, LossChannels, PrefixWi
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         """As TRL's; the channels that are on add what they need of each row."""
-        return self._with_channel_tensors(inputs, super()._generate_and_score_completions(inputs))  # type: ignore[no-untyped-call]
+        batch = self._with_row_rewards(super()._generate_and_score_completions(inputs))  # type: ignore[no-untyped-call]
+        return self._with_channel_tensors(inputs, batch)
 
     # ---- log-probabilities and sampling -----------------------------------------------------
 

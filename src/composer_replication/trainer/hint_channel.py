@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
-from composer_replication.config import HintsSection
+from composer_replication.channel_tables import HintsSection
 from composer_replication.interfaces import HintSource
 from composer_replication.losses.divergence import TaidProgress
+from composer_replication.losses.hint_distillation import decayed_weight
 from composer_replication.records import HintedTurn
 from composer_replication.trainer.batch_records import (
     hint_tensors,
@@ -28,18 +29,16 @@ from composer_replication.trainer.channel_step import ChannelStep
 from composer_replication.trainer.collator import HintedRows, collate_hinted_turns
 from composer_replication.trainer.hint_loss import HintLoss, hint_loss
 from composer_replication.trainer.model_modes import evaluation_mode
-from composer_replication.trainer.processes import gathered, num_processes
+from composer_replication.trainer.processes import gathered, num_processes, together
 from composer_replication.trainer.record_draws import RecordDraws
 from composer_replication.trainer.setting_errors import TrainerSettingError
 from composer_replication.trainer.weight_copy import WeightCopy
 
 
 def schedule_share(settings: HintsSection, step: int) -> float:
-    """What is left of the channel's weight at a global step: 1, then a straight line down to ``decay_to``."""
-    if settings.decay_steps == 0:
-        return 1.0
-    done = min(max(step - settings.decay_after, 0) / settings.decay_steps, 1.0)
-    return 1.0 + (settings.decay_to - 1.0) * done
+    """What is left of the channel's weight at a global step: 1, then a cosine down to ``decay_to``."""
+    done = max(step - settings.decay_after, 0)
+    return decayed_weight(1.0, step=done, decay_steps=settings.decay_steps, final_share=settings.decay_to)
 
 
 class HintChannel(ChannelStep):
@@ -78,8 +77,9 @@ class HintChannel(ChannelStep):
             return
         settings = self._hint_settings()
         rollouts = rollouts_of(rows, batch, rewards, self._tokenizer, step=self.state.global_step)
-        turns, num_left_out = matched_turns(
-            self.hint_source.hinted_turns(rollouts), rollouts, strict=settings.strict
+        source = self.hint_source
+        turns, num_left_out = together(
+            lambda: matched_turns(source.hinted_turns(rollouts), rollouts, strict=settings.strict)
         )
         if settings.srpo_routing:
             turns = [
@@ -112,17 +112,13 @@ class HintChannel(ChannelStep):
             return self._no_loss()
         recorded, num_recorded_tokens = self._recorded_part(settings)
         num_tokens = num_recorded_tokens + float(inputs.get("hint_num_tokens", 0.0)) * self._window_share()
-        losses = [
-            self._distil(model, rows, settings)
-            for rows in (hinted_rows_in(inputs), recorded)
-            if rows is not None
-        ]
-        if not losses:
-            return self._note("sdpo", self._no_loss(), turns=0.0)
-        total = sum((part.total for part in losses), start=self._no_loss())
-        return self._note(
-            "sdpo", total * (share * num_processes() / num_tokens), **_figures(losses), weight_share=share
-        )
+        parts = [rows for rows in (hinted_rows_in(inputs), recorded) if rows is not None]
+        if not parts:
+            self._note("sdpo", turns=0.0)
+            return self._no_loss()
+        losses = [self._distil(model, rows, settings, num_tokens) for rows in parts]
+        self._note("sdpo", **_figures(losses), weight_share=share)
+        return sum((part.loss for part in losses), start=self._no_loss()) * (share * num_processes())
 
     def _recorded_part(self, settings: HintsSection) -> tuple[HintedRows | None, int]:
         """The recorded turns of this micro-batch, and the tokens of all those of the step."""
@@ -137,18 +133,19 @@ class HintChannel(ChannelStep):
         rows = collate_hinted_turns(own, pad_id=self._tokenizer.pad_token_id, strict=settings.strict)
         return rows.to(self.accelerator.device), num_tokens
 
-    def _distil(self, model: Any, rows: HintedRows, settings: HintsSection) -> HintLoss:
+    def _distil(self, model: Any, rows: HintedRows, settings: HintsSection, num_tokens: float) -> HintLoss:
         loss = hint_loss(
             model,
             rows,
             settings,
+            num_tokens=num_tokens,
             teacher=lambda: self._teacher_in_place(settings),
             autocast=self.accelerator.autocast,
             sampling_temperature=self.temperature,
             taid_progress=1.0 if self._taid is None else self._taid.progress,
         )
-        total, num_tokens = self._taid_sums
-        self._taid_sums = (total + loss.divergence * loss.num_tokens, num_tokens + loss.num_tokens)
+        count, (total, before) = int(loss.metrics.num_tokens), self._taid_sums
+        self._taid_sums = (total + float(loss.metrics.divergence) * count, before + count)
         return loss
 
     # ---- the teacher --------------------------------------------------------------------------------
@@ -203,13 +200,17 @@ def _keep_from_policy_gradient(batch: dict[str, Any], is_distilled: Sequence[boo
 
 
 def _figures(losses: Sequence[HintLoss]) -> dict[str, float]:
-    num_tokens, num_turns = sum(part.num_tokens for part in losses), sum(part.num_turns for part in losses)
+    counts = [float(part.metrics.num_tokens) for part in losses]
+
+    def mean(values: Sequence[float]) -> float:
+        return sum(value * count for value, count in zip(values, counts, strict=True)) / sum(counts)
+
+    num_turns = sum(int(part.metrics.num_turns) for part in losses)
     figures = {
         "turns": float(num_turns),
-        "turns_gated_share": sum(part.num_gated for part in losses) / num_turns,
+        "turns_gated_share": 1.0 - sum(int(part.metrics.num_open_turns) for part in losses) / num_turns,
+        "divergence": mean([float(part.metrics.divergence) for part in losses]),
+        "importance_weight": mean([part.importance_weight for part in losses]),
     }
-    for name in ("divergence", "importance_weight", "teacher_entropy"):
-        mean = sum(getattr(part, name) * part.num_tokens for part in losses) / num_tokens
-        if not math.isnan(mean):
-            figures[name] = mean
-    return figures
+    entropies = [part.teacher_entropy for part in losses if part.teacher_entropy is not None]
+    return figures | ({"teacher_entropy": mean(entropies)} if entropies else {})

@@ -1,6 +1,6 @@
 """The hint-distillation loss of a batch of turns, given a way to put the teacher in the student's place.
 
-Letters: M positions that carry loss, N turns, K tokens of the student's support.
+Letters: M positions that carry loss, N turns, T completion columns, K tokens of the student's support.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from composer_replication.config import HintsSection
+from composer_replication.channel_tables import HintsSection
 from composer_replication.losses.chunked_head import logp_at, sampled_and_top_k_logp, sampled_logp
 from composer_replication.losses.divergence import (
     divergence,
@@ -20,6 +20,12 @@ from composer_replication.losses.divergence import (
     support_divergence,
     taid_target,
     with_tail_class,
+)
+from composer_replication.losses.hint_distillation import (
+    HintDistillationMetrics,
+    certainty_weights,
+    hint_distillation_loss,
+    importance_weights,
 )
 from composer_replication.trainer.collator import HintedRows
 from composer_replication.trainer.completion_states import Head, completion_states, head_of, scored_ids
@@ -29,17 +35,14 @@ Scope = Callable[[], AbstractContextManager[Any]]
 
 @dataclass(frozen=True, slots=True)
 class HintLoss:
-    """``total``: sum over tokens of weight times divergence, with gradient; the rest is for the log."""
+    """The loss with gradient; the rest is for the log."""
 
-    total: torch.Tensor
-    num_tokens: int
-    num_turns: int
-    num_gated: int
-    divergence: float
-    """Mean over tokens, nats, unweighted and before the gate."""
-    teacher_entropy: float
-    """Mean over tokens, nats; NaN where no setting asks for it."""
+    loss: torch.Tensor
+    metrics: HintDistillationMetrics
     importance_weight: float
+    """Mean over tokens."""
+    teacher_entropy: float | None
+    """Mean over tokens, nats; None where no setting asks for it."""
 
 
 def hint_loss(
@@ -47,27 +50,30 @@ def hint_loss(
     rows: HintedRows,
     settings: HintsSection,
     *,
+    num_tokens: float,
     teacher: Scope,
     autocast: Scope,
     sampling_temperature: float,
     taid_progress: float = 1.0,
 ) -> HintLoss:
-    """L = sum_n w_n g_n sum_m c_m D_m over the sampled ids of each turn.
+    """L = sum_n w_n g_n sum_t c_nt D_nt / num_tokens over the sampled ids of each turn.
 
-    D_m is the divergence of student and teacher (``losses.divergence``) over the student's top k and one tail class;
-    c_m = min(exp(logp_m - sampled_logp_m), importance_clip) exp(-entropy_decay H_m), without gradient, 1 for an id whose
-    sampled_logp is unknown; g_n is 0 for a turn whose mean divergence is not above min_divergence; w_n is its weight.
-    The student carries gradient, the teacher none.
+    D is the divergence of student and teacher (``losses.divergence``) over the student's top k and one tail class;
+    c = min(exp(logp - sampled_logp), importance_clip) exp(-entropy_decay H_teacher), without gradient, its first factor 1
+    for an id whose sampled_logp is unknown; g_n is 0 for a turn whose mean divergence is below min_divergence; w_n is its
+    weight. The student carries gradient, the teacher none.
 
     Args:
         model: the student.
         rows: the turns.
         settings: the ``[hints]`` table.
+        num_tokens: hinted tokens of the whole optimizer step, gated ones too.
         teacher: a context in which ``model`` is the teacher.
         autocast: a context for forwards.
         sampling_temperature: at which the ids were sampled, which their log-probabilities belong to.
         taid_progress: t of the variant ``taid``.
     """
+    mask_NT = rows.student.loss_mask_NT.bool()
     with autocast():
         states_MH, head = completion_states(model, rows.student), head_of(model)
         scores = sampled_and_top_k_logp(
@@ -83,40 +89,22 @@ def hint_loss(
             now_M = _logp_at_temperature(states_MH, head, rows, sampling_temperature)
     with teacher(), torch.no_grad(), autocast():
         teacher_MK, entropy_M = _teacher_logps(model, rows, scores.top_index_NK, settings)
-    importance_M = _importance(now_M, rows, settings)
     divergence_M = _divergence(scores.top_logp_NK, teacher_MK, entropy_M, settings, taid_progress)
-    turn_M = rows.student.loss_mask_NT.bool().nonzero()[:, 0]
-    open_N = _turn_means(divergence_M.detach(), turn_M, len(rows)) > settings.min_divergence
-    weight_M = importance_M * (rows.weight_N * open_N)[turn_M]
+    sampled_M = rows.sampled_logp_NT[mask_NT].to(now_M.dtype)
+    sampled_M = torch.where(sampled_M.isnan(), now_M, sampled_M)
+    weight_M = ratio_M = importance_weights(now_M, sampled_M, mask_NT[mask_NT], clip=settings.importance_clip)
     if entropy_M is not None:
-        weight_M = weight_M * torch.exp(-settings.entropy_decay * entropy_M)
-    return HintLoss(
-        total=(weight_M * divergence_M).sum(),
-        num_tokens=turn_M.numel(),
-        num_turns=len(rows),
-        num_gated=len(rows) - int(open_N.sum()),
-        divergence=float(divergence_M.detach().mean()),
-        teacher_entropy=float("nan") if entropy_M is None else float(entropy_M.mean()),
-        importance_weight=float(importance_M.mean()),
+        weight_M = ratio_M * certainty_weights(entropy_M, strength=settings.entropy_decay)
+    loss, metrics = hint_distillation_loss(
+        _in_rows(divergence_M, mask_NT),
+        mask_NT,
+        weight_BT=_in_rows(weight_M, mask_NT),
+        turn_weight_B=rows.weight_N,
+        gate_threshold=settings.min_divergence,
+        num_tokens=num_tokens,
     )
-
-
-def _divergence(
-    student_MK: torch.Tensor,
-    teacher_MK: torch.Tensor,
-    entropy_M: torch.Tensor | None,
-    settings: HintsSection,
-    taid_progress: float,
-) -> torch.Tensor:
-    if settings.variant == "entropy-aware" and entropy_M is not None:
-        return entropy_aware_divergence(
-            student_MK, teacher_MK, entropy_M, entropy_threshold=settings.entropy_threshold or 0.0
-        )
-    if settings.variant == "taid":
-        student_MS, teacher_MS = with_tail_class(student_MK), with_tail_class(teacher_MK)
-        target_MS = taid_target(student_MS, teacher_MS, progress=taid_progress)
-        return divergence(student_MS, target_MS, jsd_alpha=0.0)
-    return support_divergence(student_MK, teacher_MK, jsd_alpha=settings.jsd_alpha)
+    entropy = None if entropy_M is None else float(entropy_M.mean())
+    return HintLoss(loss, metrics, float(ratio_M.mean()), entropy)
 
 
 def _teacher_logps(
@@ -139,12 +127,24 @@ def _logp_at_temperature(
     return sampled_logp(states_MH, head.weight_VH, ids_M, temperature=temperature, **head.arguments())[0]
 
 
-def _importance(now_M: torch.Tensor, rows: HintedRows, settings: HintsSection) -> torch.Tensor:
-    """min(exp(logp - sampled_logp), importance_clip), 1 where the sampler's is unknown: (M,)."""
-    sampled_M = rows.sampled_logp_NT[rows.student.loss_mask_NT.bool()]
-    return (now_M - sampled_M).exp().clamp(max=settings.importance_clip).nan_to_num(nan=1.0)
+def _divergence(
+    student_MK: torch.Tensor,
+    teacher_MK: torch.Tensor,
+    entropy_M: torch.Tensor | None,
+    settings: HintsSection,
+    taid_progress: float,
+) -> torch.Tensor:
+    if settings.variant == "entropy-aware" and entropy_M is not None:
+        return entropy_aware_divergence(
+            student_MK, teacher_MK, entropy_M, entropy_threshold=settings.entropy_threshold or 0.0
+        )
+    if settings.variant == "taid":
+        student_MS, teacher_MS = with_tail_class(student_MK), with_tail_class(teacher_MK)
+        target_MS = taid_target(student_MS, teacher_MS, progress=taid_progress)
+        return divergence(student_MS, target_MS, jsd_alpha=0.0)
+    return support_divergence(student_MK, teacher_MK, jsd_alpha=settings.jsd_alpha)
 
 
-def _turn_means(values_M: torch.Tensor, turn_M: torch.Tensor, num_turns: int) -> torch.Tensor:
-    zeros = values_M.new_zeros(num_turns)
-    return zeros.index_add(0, turn_M, values_M) / zeros.index_add(0, turn_M, torch.ones_like(values_M))
+def _in_rows(values_M: torch.Tensor, mask_NT: torch.Tensor) -> torch.Tensor:
+    """The flat values at the places of the mask, zeros elsewhere."""
+    return values_M.new_zeros(mask_NT.shape).masked_scatter(mask_NT, values_M)

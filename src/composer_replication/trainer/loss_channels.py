@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import math
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,16 +26,7 @@ from composer_replication.trainer.processes import num_processes, process_rank
 from composer_replication.trainer.replay_channel import ReplayChannel
 from composer_replication.trainer.setting_errors import TrainerSettingError
 
-logger = logging.getLogger(__name__)
-
 STATE_FILE = "loss_channels.pt"
-STEPS_OF_ZERO = 10
-"""So many steps in a row with a loss of exactly 0 and a channel is named."""
-_ZERO_CODE = "CR0757"
-_CAUSES = {
-    "sdpo": "no hinted turn came, each was gated, or the hint changes nothing (see sdpo/turns and sdpo/turns_gated_share)",
-    "replay": "no pair came: groups have no passing and failing siblings (see replay/pairs)",
-}
 
 
 class LossChannels(HintChannel, ReplayChannel, OwnState):
@@ -45,7 +34,6 @@ class LossChannels(HintChannel, ReplayChannel, OwnState):
 
     _saved_channels: dict[str, Any] | None = None
     _channel_callback: TrainerCallback | None = None
-    _zero_streaks: dict[str, int] | None = None
     reward_weights: Any
     reward_func_names: Any
     _logs: Any
@@ -82,11 +70,11 @@ class LossChannels(HintChannel, ReplayChannel, OwnState):
 
         Raises:
             TrainerSettingError: the teacher ``lora-off`` without an adapter (CR0754), a model that cannot take the
-                channels (CR0758).
+                channels (CR0757).
             InputError: the checkpoint was written with other channels (CR0756).
         """
         saved, self._saved_channels = self._saved_channels, None
-        self._zero_streaks, self._channel_sums, self._micro_steps = {}, {}, {}
+        self._micro_steps = {}
         if not self._has_channels():
             return
         self._check_model()
@@ -115,7 +103,7 @@ class LossChannels(HintChannel, ReplayChannel, OwnState):
             problem = "its weights are spread over processes."
         if problem is not None:
             raise TrainerSettingError(
-                "CR0758",
+                "CR0757",
                 f"hint distillation and replay cannot train this model: {problem}",
                 where="trainer.alpha_sdpo, trainer.beta_replay",
                 fix="set both weights to 0, or change what the sentence names.",
@@ -123,57 +111,28 @@ class LossChannels(HintChannel, ReplayChannel, OwnState):
 
     # ---- one generation ---------------------------------------------------------------------------
 
+    def _with_row_rewards(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Put each row's weighted reward, NaN where nothing scored it, beside TRL's tensors as ``row_reward`` (B,)."""
+        if self._has_channels() and not self._in_evaluation:
+            num_rows = batch["prompt_ids"].size(0)
+            columns = [
+                list(self._logs["rewards"][name])[-num_rows * num_processes() :]  # TRL has just logged them
+                for name in self.reward_func_names
+            ]
+            rewards_NF = torch.tensor(columns, dtype=torch.float32).t()
+            total_N = (rewards_NF * self.reward_weights.to(rewards_NF)).nansum(dim=1)
+            total_N[rewards_NF.isnan().all(dim=1)] = torch.nan
+            own_B = total_N[process_rank() * num_rows : (process_rank() + 1) * num_rows]
+            batch["row_reward"] = own_B.to(self.accelerator.device)
+        return batch
+
     def _with_channel_tensors(self, rows: Any, batch: dict[str, Any]) -> dict[str, Any]:
         """A fresh generation with what the channels need of it; the very batch where they are off."""
-        if self._has_channels() and not self._in_evaluation:
-            rewards = self._newest_rewards(len(rows))
+        if "row_reward" in batch:
+            rewards = [None if math.isnan(reward) else reward for reward in batch["row_reward"].tolist()]
             self._add_hints(rows, batch, rewards)
             self._add_siblings(batch, rewards)
         return batch
-
-    def _newest_rewards(self, num_rows: int) -> Sequence[float | None]:
-        """Weighted reward of each of this process's rows, as TRL has just logged them; None where nothing scored it."""
-        weights = self.reward_weights.tolist()
-        columns = [
-            list(self._logs["rewards"][name])[-num_rows * num_processes() :]
-            for name in self.reward_func_names
-        ]
-        rewards: list[float | None] = []
-        for row in zip(*columns, strict=True):
-            known = [
-                weight * value for weight, value in zip(weights, row, strict=True) if not math.isnan(value)
-            ]
-            rewards.append(math.fsum(known) if known else None)
-        return rewards[process_rank() * num_rows : (process_rank() + 1) * num_rows]
-
-    # ---- after each step --------------------------------------------------------------------------
-
-    def _after_optimizer_step(self) -> None:
-        self._move_teacher()
-        sums, self._channel_sums = self._channel_sums or {}, {}
-        streaks = self._zero_streaks = self._zero_streaks or {}
-        for channel, weight in (("sdpo", self.alpha_sdpo), ("replay", self.beta_replay)):
-            if weight == 0.0 or sums.get(channel, 0.0) != 0.0 or self._has_faded(channel):
-                streaks[channel] = 0
-                continue
-            streaks[channel] = streaks.get(channel, 0) + 1
-            if streaks[channel] == STEPS_OF_ZERO:
-                logger.warning(
-                    "%s: the loss channel %s is on (weight %g), but its loss was exactly 0 in the last %d steps: %s.",
-                    _ZERO_CODE,
-                    channel,
-                    weight,
-                    STEPS_OF_ZERO,
-                    _CAUSES[channel],
-                )
-
-    def _has_faded(self, channel: str) -> bool:
-        """The recipe's own schedule has taken the channel's weight to 0."""
-        settings = self.hints
-        is_over = (
-            settings is not None and 0 < settings.decay_steps <= self.state.global_step - settings.decay_after
-        )
-        return channel == "sdpo" and settings is not None and is_over and settings.decay_to == 0.0
 
     # ---- checkpoints --------------------------------------------------------------------------------
 
@@ -187,7 +146,6 @@ class LossChannels(HintChannel, ReplayChannel, OwnState):
                     "first": None if self._first_weights is None else self._first_weights.tensors(),
                     "reference": self._reference_P2,
                     "taid": None if self._taid is None else asdict(self._taid),
-                    "zero_streaks": dict(self._zero_streaks or {}),
                 },
                 checkpoint / STATE_FILE,
             )
@@ -221,7 +179,6 @@ class LossChannels(HintChannel, ReplayChannel, OwnState):
             self._reference_P2 = self._reference_P2.to(self.accelerator.device)
         if saved["taid"] is not None:
             self._taid = TaidProgress(**saved["taid"])
-        self._zero_streaks = dict(saved["zero_streaks"])
 
     def _channels_fingerprint(self) -> str:
         """Of both tables, the records and the seed of their order; weights may change between runs."""
@@ -243,7 +200,7 @@ class _AfterStep(TrainerCallback):
         self._channels = channels
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._channels._after_optimizer_step()  # noqa: SLF001 - the two are one part
+        self._channels._move_teacher()  # noqa: SLF001 - the two are one part
 
 
 def _has_lora(model: Any) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from composer_replication.config import ReplaySection
+from composer_replication.channel_tables import ReplaySection
 from composer_replication.losses.preferences import PreferenceMetrics, preference_loss
 from composer_replication.records import PreferencePair
 from composer_replication.run_folder import RunFolder
@@ -119,10 +119,11 @@ class ReplayChannel(ChannelStep):
             reference_P2 = None if settings.kind == "simpo" else self._sibling_reference(siblings, settings)
             parts.append(self._preference(model, siblings, reference_P2, settings))
         if not parts:
-            return self._note("replay", self._no_loss(), pairs=0.0)
+            self._note("replay", pairs=0.0)
+            return self._no_loss()
         weighted = [loss * metrics.total_weight for loss, metrics in parts]
-        loss = sum(weighted, start=self._no_loss()) * (num_processes() / total_weight)
-        return self._note("replay", loss, **_figures([metrics for _, metrics in parts]))
+        self._note("replay", **_figures([metrics for _, metrics in parts]))
+        return sum(weighted, start=self._no_loss()) * (num_processes() / total_weight)
 
     def _drawn_part(self, settings: ReplaySection) -> tuple[PairRows | None, torch.Tensor | None, float]:
         """This micro-batch's pairs, the reference on them, and the weight of all those of the step."""

@@ -20,7 +20,7 @@ from full_vocabulary import (
 )
 from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
-from composer_replication.config import HintsSection
+from composer_replication.channel_tables import HintsSection
 from composer_replication.errors import InputError
 from composer_replication.records import HintedTurn, Rollout
 from composer_replication.trainer.batch_records import hint_tensors, hinted_rows_in
@@ -108,7 +108,7 @@ def expected_loss(
             now = sampled[range(len(turn.completion_ids)), list(turn.completion_ids)]
             ratio = (now - torch.tensor(turn.sampled_logp, dtype=torch.float64)).exp()
             ratio = ratio.clamp(max=settings.importance_clip)
-        is_open = float(d.detach().mean() > settings.min_divergence)
+        is_open = float(d.detach().mean() >= settings.min_divergence)
         total = total + turn.weight * is_open * (ratio * (-settings.entropy_decay * entropy).exp() * d).sum()
         num_tokens += len(turn.completion_ids)
     return total / num_tokens
@@ -339,17 +339,19 @@ def test_routing_sends_passing_rows_to_grpo_and_failing_ones_to_the_teacher(
     assert (routed_output["hint_weight"].sum(-1) > 0).tolist() == [False, True, True, False]
 
 
-def test_the_schedule_falls_in_a_straight_line() -> None:
+def test_the_schedule_falls_as_a_cosine_does() -> None:
     settings = HintsSection(decay_after=10, decay_steps=20, decay_to=0.5)
-    assert [schedule_share(settings, step) for step in (0, 10, 20, 30, 99)] == [1.0, 1.0, 0.75, 0.5, 0.5]
+    shares = [schedule_share(settings, step) for step in (0, 10, 15, 20, 30, 99)]
+    assert shares == pytest.approx([1.0, 1.0, 0.5 + 0.25 * (1 + math.sqrt(0.5)), 0.75, 0.5, 0.5])
     assert schedule_share(HintsSection(), 10**6) == 1.0
 
 
 def test_a_weight_that_has_decayed_costs_no_forward(ready: Callable[..., Any]) -> None:
     trainer = ready(hints=HintsSection(teacher="frozen", decay_steps=5))
     whole = trainer._compute_sdpo_loss(trainer.model, batch_of(TURNS)).item()
-    trainer.state.global_step = 4
-    assert trainer._compute_sdpo_loss(trainer.model, batch_of(TURNS)).item() == pytest.approx(0.2 * whole)
+    trainer.state.global_step = 3
+    part = 0.5 * (1 + math.cos(0.6 * math.pi))
+    assert trainer._compute_sdpo_loss(trainer.model, batch_of(TURNS)).item() == pytest.approx(part * whole)
     trainer.state.global_step = 5
     trainer.model.forward = None  # a forward would fail
     assert trainer._compute_sdpo_loss(trainer.model, batch_of(TURNS)).item() == 0.0

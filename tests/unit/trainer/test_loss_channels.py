@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import shutil
 from collections.abc import Callable, Sequence
@@ -15,22 +14,17 @@ from full_vocabulary import gradients
 from torch import nn
 from trl import GRPOTrainer
 
-from composer_replication.config import HintsSection, ReplaySection
+from composer_replication.channel_tables import HintsSection, ReplaySection
 from composer_replication.errors import ComposerError, InputError
 from composer_replication.records import HintedTurn, PreferencePair, Rollout
 from composer_replication.trainer.checkpoints import write_manifest
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
-from composer_replication.trainer.loss_channels import STATE_FILE, STEPS_OF_ZERO
+from composer_replication.trainer.loss_channels import STATE_FILE
 from composer_replication.trainer.parameter_hash import parameter_sha256
 from composer_replication.trainer.setting_errors import TrainerSettingError
 
 TURNS = (HintedTurn((5, 6, 7), (5, 90, 6, 7), (40, 41, 42)), HintedTurn((8,), (91, 8), (50, 51)))
 PAIRS = (PreferencePair((5, 6), (40, 41), (42,)), PreferencePair((7,), (43,), (44, 45)))
-
-
-class Silent:
-    def hinted_turns(self, rollouts: Sequence[Rollout]) -> list[list[HintedTurn]]:
-        return [[] for _ in rollouts]
 
 
 class Loud:
@@ -96,7 +90,7 @@ def test_a_model_whose_head_cannot_be_taken_apart_is_refused(make_trainer: Calla
     trainer.model.set_output_embeddings(nn.Sequential(nn.Linear(32, 258)))
     with pytest.raises(TrainerSettingError) as error:
         trainer._begin_channels()
-    assert error.value.code == "CR0758"
+    assert error.value.code == "CR0757"
 
 
 def one_step(make_trainer: Callable[..., Any], output_dir: Path, **settings: Any) -> dict[str, torch.Tensor]:
@@ -131,35 +125,6 @@ def test_a_channels_gradient_is_there_when_on_and_absent_when_off(
             sum(float((twice[key] - off[key] - 2 * difference[key]).pow(2).sum()) for key in off)
         )
         assert rest < 0.02 * size + 1e-7  # linear in the weight: nothing else came with it
-
-
-def test_a_channel_that_is_on_but_zero_is_named_once(
-    make_trainer: Callable[..., Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    trainer = make_trainer(alpha_sdpo=0.5, hint_source=Silent(), beta_replay=0.5, replay_pairs=PAIRS)
-    trainer._begin_channels()
-    with caplog.at_level(logging.WARNING, logger="composer_replication"):
-        for step in range(2 * STEPS_OF_ZERO):
-            trainer.state.global_step = step
-            trainer.current_gradient_accumulation_steps = 1
-            trainer._compute_sdpo_loss(trainer.model, {})
-            trainer._note("replay", torch.tensor(-0.1))
-            trainer._after_optimizer_step()
-    named = [record.getMessage() for record in caplog.records if "CR0757" in record.getMessage()]
-    assert len(named) == 1
-    assert "loss channel sdpo is on" in named[0]
-
-
-def test_a_recipe_that_takes_the_weight_away_is_no_reason_to_warn(
-    make_trainer: Callable[..., Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    trainer = make_trainer(alpha_sdpo=0.5, hinted_turns=TURNS, hints=HintsSection(decay_steps=1))
-    trainer._begin_channels()
-    with caplog.at_level(logging.WARNING, logger="composer_replication"):
-        for step in range(1, 2 * STEPS_OF_ZERO):
-            trainer.state.global_step = step
-            trainer._after_optimizer_step()
-    assert "CR0757" not in caplog.text
 
 
 def test_evaluation_has_no_channel_in_it(make_trainer: Callable[..., Any]) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import logsigmoid
 from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
-from composer_replication.config import ReplaySection
+from composer_replication.channel_tables import ReplaySection
 from composer_replication.records import PreferencePair
 from composer_replication.run_folder import RunFolder
 from composer_replication.trainer.batch_records import sibling_rows_in, sibling_tensors

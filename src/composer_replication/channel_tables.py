@@ -36,7 +36,7 @@ class HintsSection(Section):
     jsd_alpha: float = Field(0.5, ge=0.0, le=1.0)
     top_k: int = Field(100, ge=1)
     temperature: float = Field(1.0, gt=0.0)
-    importance_clip: float = Field(2.0, gt=0.0)
+    importance_clip: float = Field(2.0, ge=1.0)
     variant: Literal["plain", "taid", "entropy-aware"] = "plain"
     taid_start: float = Field(0.4, ge=0.0, lt=1.0)
     entropy_threshold: float | None = Field(None, ge=0.0)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 
@@ -36,7 +36,7 @@ class TokenRows:
         return self.prompt_ids_NP.size(0)
 
     def to(self, device: torch.device) -> TokenRows:
-        return TokenRows(*(getattr(self, name).to(device) for name in self.__slots__))
+        return TokenRows(*(getattr(self, part.name).to(device) for part in fields(self)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,9 @@ class PairRows:
 
     def stacked(self) -> TokenRows:
         """Chosen rows, then rejected ones, in one batch of 2 P rows."""
-        both = [(getattr(self.chosen, name), getattr(self.rejected, name)) for name in TokenRows.__slots__]
+        both = [
+            (getattr(self.chosen, part.name), getattr(self.rejected, part.name)) for part in fields(TokenRows)
+        ]
         return TokenRows(*(_stacked(chosen, rejected) for chosen, rejected in both))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
+from composer_replication.channel_tables import Section
 from composer_replication.errors import InputError
 from composer_replication.losses.divergence import TaidProgress
 from composer_replication.trainer.collator import check_pairs, collate_hinted_turns
@@ -183,13 +185,10 @@ class LossChannels(HintChannel, ReplayChannel, OwnState):
     def _channels_fingerprint(self) -> str:
         """Of both tables, the records and the seed of their order; weights may change between runs."""
         digest = hashlib.sha256(str(self.args.seed).encode())
-        for weight, section, records in (
-            (self.alpha_sdpo, self.hints, self.hinted_turns),
-            (self.beta_replay, self.replay, self.replay_pairs),
-        ):
-            settings = {} if weight == 0.0 or section is None else section.model_dump()
-            kept = [] if weight == 0.0 else [asdict(record) for record in records or ()]
-            digest.update(json.dumps([weight != 0.0, settings, kept], sort_keys=True).encode())
+        if self.alpha_sdpo != 0.0:
+            digest.update(_as_bytes("hints", self._hint_settings(), self.hinted_turns))
+        if self.beta_replay != 0.0:
+            digest.update(_as_bytes("replay", self._replay_settings(), self.replay_pairs))
         return digest.hexdigest()
 
 
@@ -201,6 +200,11 @@ class _AfterStep(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._channels._move_teacher()  # noqa: SLF001 - the two are one part
+
+
+def _as_bytes(name: str, settings: Section, records: Sequence[Any] | None) -> bytes:
+    kept = [asdict(record) for record in records or ()]
+    return json.dumps([name, settings.model_dump(), kept], sort_keys=True).encode()
 
 
 def _has_lora(model: Any) -> bool:

@@ -58,6 +58,14 @@ def moved(model: Any, by: float = 0.3) -> None:
                 parameter.add_((by * noise * parameter.detach().std().clamp(min=0.02)).to(parameter.dtype))
 
 
+def sharpened(model: Any, factor: float = 6.0) -> None:
+    """Larger matrices: a random model is nearly indifferent between words, and so are its divergences."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(factor)
+
+
 def gradients(model: Any) -> dict[str, torch.Tensor]:
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 

@@ -115,16 +115,8 @@ def test_a_channels_gradient_is_there_when_on_and_absent_when_off(
         on = one_step(
             make_trainer, tmp_path / name, **{**BOTH, "alpha_sdpo": 0.0, "beta_replay": 0.0, name: 0.5}
         )
-        twice = one_step(
-            make_trainer, tmp_path / f"{name}2", **{**BOTH, "alpha_sdpo": 0.0, "beta_replay": 0.0, name: 1.0}
-        )
-        difference = {key: on[key] - off[key] for key in off}
-        size = math.sqrt(sum(float((part**2).sum()) for part in difference.values()))
+        size = math.sqrt(sum(float(((on[key] - off[key]) ** 2).sum()) for key in off))
         assert size > 1e-7
-        rest = math.sqrt(
-            sum(float((twice[key] - off[key] - 2 * difference[key]).pow(2).sum()) for key in off)
-        )
-        assert rest < 0.02 * size + 1e-7  # linear in the weight: nothing else came with it
 
 
 def test_evaluation_has_no_channel_in_it(make_trainer: Callable[..., Any]) -> None:

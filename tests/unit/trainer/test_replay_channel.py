@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from full_vocabulary import answer_logp, assert_same_gradients, gradients, moved, plain_copy
+from full_vocabulary import answer_logp, assert_same_gradients, gradients, moved, plain_copy, sharpened
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import logsigmoid
@@ -37,6 +37,7 @@ def ready(make_trainer: Callable[..., Any]) -> Callable[..., Any]:
     def make(*, micro_steps: int = 1, **settings: Any) -> Any:
         trainer = make_trainer(**{"beta_replay": 1.0, "replay_pairs": PAIRS, **settings})
         trainer.model.double()
+        sharpened(trainer.model)
         trainer.reference = plain_copy(trainer.model)
         trainer._begin_channels()
         moved(trainer.model)
@@ -59,9 +60,10 @@ def expected_loss(
         gap = score(policy, pair, pair.chosen_ids) - score(policy, pair, pair.rejected_ids)
         if settings.kind != "simpo":
             with torch.no_grad():
-                gap = (
-                    gap - score(reference, pair, pair.chosen_ids) + score(reference, pair, pair.rejected_ids)
+                of_reference = score(reference, pair, pair.chosen_ids) - score(
+                    reference, pair, pair.rejected_ids
                 )
+            gap = gap - of_reference
         if settings.kind == "ipo":
             loss = (gap - 1 / (2 * beta)) ** 2
         else:

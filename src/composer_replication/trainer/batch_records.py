@@ -47,8 +47,8 @@ def rollouts_of(
 ) -> list[Rollout]:
     """One rollout a row; a run of sampled ids between tool output is a turn.
 
-    ``task_id`` is the row's column of that name, else its prompt's text; ``token_logp`` are the sampler's,
-    where TRL has them.
+    ``task_id`` is the row's column of that name, else its prompt; ``prompt_text`` is the data's own text where a turn
+    answers it, else its ids decoded; ``token_logp`` are the sampler's, where TRL has them.
     """
     prompts = _kept(batch["prompt_ids"], batch["prompt_mask"])
     completions = _kept(batch["completion_ids"], batch["completion_mask"])
@@ -64,7 +64,9 @@ def rollouts_of(
             text = tokenizer.decode(ids[start:end], skip_special_tokens=True)
             reason = StopReason.FINISHED if ids[end - 1] == tokenizer.eos_token_id else StopReason.LENGTH
             answer = Completion(tuple(ids[start:end]), text, reason, known)
-            turns.append(Turn((*prompt, *ids[:start]), answer))
+            before = (*prompt, *ids[:start])
+            given = rows[idx].get("prompt") if start == 0 else None
+            turns.append(Turn(before, answer, given if isinstance(given, str) else tokenizer.decode(before)))
         task_id = str(rows[idx].get("task_id") or rows[idx].get("prompt", ""))
         reason = turns[-1].completion.stop_reason if turns else StopReason.LENGTH
         rollouts.append(Rollout(task_id, step, tuple(turns), rewards[idx], None, reason, 0.0))

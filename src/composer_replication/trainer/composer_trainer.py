@@ -146,7 +146,7 @@ class ComposerReplicationTrainer(GRPOTrainer, RunBorders, LossChannels, PrefixWi
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         """As TRL's; the channels that are on add what they need of each row."""
-        batch = self._with_row_rewards(super()._generate_and_score_completions(inputs))  # type: ignore[no-untyped-call]
+        batch = self._with_row_rewards(super()._generate_and_score_completions(inputs))
         return self._with_channel_tensors(inputs, batch)
 
     # ---- log-probabilities and sampling -----------------------------------------------------

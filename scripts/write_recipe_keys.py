@@ -13,7 +13,8 @@ import typing
 from pathlib import Path
 from typing import Any, Literal
 
-from composer_replication.config import RunConfig, Section
+from composer_replication.channel_tables import Section
+from composer_replication.config import RunConfig
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "recipe-keys.md"
 BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}

@@ -13,15 +13,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
+from composer_replication.channel_tables import HintsSection, ReplaySection, Section
 from composer_replication.errors import UsageError
-
-
-class Section(BaseModel):
-    """A table of the recipe: unknown keys are errors, values are not coerced."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class LoraSection(Section):
@@ -190,7 +185,20 @@ class RunConfig(Section):
     evidence: EvidenceSection | None = None
     sandbox: SandboxSection = SandboxSection()
     trainer: TrainerSection = TrainerSection()
+    hints: HintsSection | None = None
+    replay: ReplaySection | None = None
     trl: dict[str, Any] = {}
+
+    @model_validator(mode="after")
+    def _channels_fit(self) -> RunConfig:
+        if self.hints is not None and self.hints.teacher == "lora-off" and self.model.lora is None:
+            raise ValueError(
+                'hints.teacher = "lora-off" needs a [model.lora] table: there is no adapter to take off'
+            )
+        for table, weight in (("hints", "alpha_sdpo"), ("replay", "beta_replay")):
+            if getattr(self, table) is not None and getattr(self.trainer, weight) == 0.0:
+                raise ValueError(f"[{table}] does nothing while trainer.{weight} is 0")
+        return self
 
     @model_validator(mode="after")
     def _guard_needs_truth(self) -> RunConfig:

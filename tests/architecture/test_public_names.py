@@ -56,6 +56,7 @@ PROTOCOLS = {
     "Guard",
     "GuardStatus",
     "HintGenerator",
+    "HintSource",
     "Policy",
     "ReadingGuard",
     "Sandbox",

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import torch
 from tiny_trainer import build_trainer
 from transformers import TrainerCallback
 
+from composer_replication.channel_tables import HintsSection, ReplaySection
+from composer_replication.records import HintedTurn, PreferencePair, Rollout
 from composer_replication.run_folder import RunFolder
 from composer_replication.safety import HeldOutGuard
 from composer_replication.trainer.parameter_hash import parameter_sha256
@@ -31,9 +34,34 @@ class KillAt(TrainerCallback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+class HintEveryTurn:
+    """A hint of two ids before every prompt."""
+
+    def hinted_turns(self, rollouts: Sequence[Rollout]) -> list[list[HintedTurn]]:
+        return [
+            [HintedTurn(t.prompt_ids, (90, 91, *t.prompt_ids), t.completion.token_ids) for t in rollout.turns]
+            for rollout in rollouts
+        ]
+
+
+def loss_channels() -> dict[str, Any]:
+    """Both channels on, from every origin that they have."""
+    return {
+        "alpha_sdpo": 5.0,
+        "hints": HintsSection(ema_rate=0.5, jsd_alpha=1.0),
+        "hint_source": HintEveryTurn(),
+        "hinted_turns": [HintedTurn((5, 6 + n), (5, 90, 6 + n), (40, 41, 42 + n)) for n in range(5)],
+        "beta_replay": 0.5,
+        "replay": ReplaySection(sibling_pairs=True, pass_reward=0.4, pairs_per_step=3),
+        "replay_pairs": [PreferencePair((5, 6 + n), (40, 41), (42 + n,)) for n in range(5)],
+    }
+
+
 def run_or_resume(folder: Path, settings: dict[str, Any], *, kill_at: int = 0) -> dict[str, Any]:
     """Train to the end from the newest whole checkpoint; final weights' hash and the guard's state."""
     run = RunFolder(folder)
+    settings = dict(settings)
+    channels = loss_channels() if settings.pop("loss_channels", False) else {}
     trainer = build_trainer(
         output_dir=run.checkpoints,
         run_folder=run,
@@ -41,6 +69,7 @@ def run_or_resume(folder: Path, settings: dict[str, Any], *, kill_at: int = 0) -
         heldout_eval_fn=lambda: 0.5,
         save_strategy="steps",
         callbacks=[KillAt(kill_at)] if kill_at else [],
+        **channels,
         **settings,
     )
     trainer.train(resume_from_checkpoint=True)

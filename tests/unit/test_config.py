@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from composer_replication.channel_tables import Section
 from composer_replication.config import (
     RunConfig,
-    Section,
     dump_config,
     load_config,
     parse_config,
@@ -21,6 +21,8 @@ from composer_replication.errors import UsageError
 
 EVIDENCE = {"planned_evaluations": 10, "tolerated_gap": 0.1}
 RECIPES = sorted((Path(__file__).resolve().parents[2] / "recipes").glob("*/run.toml"))
+SDPO = {"trainer": {"alpha_sdpo": 0.5}}
+REPLAY = {"trainer": {"beta_replay": 0.5}}
 SMALL: dict[str, Any] = {"model": {"name": "tiny-random"}, "tasks": {"store": "tasks"}}
 
 
@@ -57,6 +59,23 @@ def test_the_smallest_recipe_is_plain_grpo_without_channels() -> None:
         ({"sandbox": {"memory_bytes": 1}}, "sandbox.memory_bytes"),
         ({"tasks": {}}, "tasks: give exactly one of source and store"),
         ({"tasks": {"store": "a", "source": ["b"]}}, "tasks: give exactly one of source and store"),
+        ({"trainer": {"alpha_sdpo": -0.1}}, "trainer.alpha_sdpo: Input should be greater than or equal to 0"),
+        ({"hints": {"teacher": "lora-off"}, **SDPO}, 'hints.teacher = "lora-off" needs a [model.lora] table'),
+        ({"hints": {}}, "[hints] does nothing while trainer.alpha_sdpo is 0"),
+        ({"replay": {}}, "[replay] does nothing while trainer.beta_replay is 0"),
+        ({"hints": {"top_j": 1}, **SDPO}, "the nearest known key is hints.top_k"),
+        ({"hints": {"variant": "entropy-aware"}, **SDPO}, "hints: entropy_threshold and variant"),
+        ({"hints": {"entropy_threshold": 1.0}, **SDPO}, "hints: entropy_threshold and variant"),
+        (
+            {"hints": {"variant": "taid", "jsd_alpha": 0.2}, **SDPO},
+            "hints: variant taid has its own divergence",
+        ),
+        ({"replay": {"kind": "ipo", "margin": 0.1}, **REPLAY}, "replay: ipo takes neither margin"),
+        (
+            {"replay": {"kind": "simpo", "length_normalised": False}, **REPLAY},
+            "replay: simpo is length-normalised",
+        ),
+        ({"replay": {"beta": 0.0}, **REPLAY}, "replay.beta: Input should be greater than 0"),
         ({"guard": {}}, "a [guard] needs a [heldout] table"),
         ({"heldout": {}, "evidence": EVIDENCE}, "needs a [guard] and a [heldout] table"),
         ({"heldout": {}, "guard": {}, "evidence": EVIDENCE}, "needs heldout.sample_size"),

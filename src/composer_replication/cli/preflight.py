@@ -8,6 +8,7 @@ from __future__ import annotations
 from composer_replication.cli.needed_packages import needs_extra
 from composer_replication.cli.run_parts import accept_recipe, make_guard
 from composer_replication.config import RunConfig
+from composer_replication.errors import UsageError
 from composer_replication.rollouts.rewards import load_reward_rule
 from composer_replication.run_folder import RunFolder
 from composer_replication.sandbox import choose_backend
@@ -18,19 +19,33 @@ def check_recipe(config: RunConfig) -> None:
 
     Raises:
         UsageError: a guard out of range (CR0204), a reward that cannot be used (CR0210), a
-            loss channel that does not exist (CR0711), an unknown sandbox (CR0305), none that nobody accepted (CR0340), an
+            loss channel without anything to learn from (CR0755), an unknown sandbox (CR0305), none that nobody accepted (CR0340), an
             acceptance of no guard (CR0341).
         MissingError: no sandbox works here (CR0301).
     """
-    from composer_replication.trainer.setting_errors import ChannelNotBuiltError
-
     make_guard(config)
-    for name in ("alpha_sdpo", "beta_replay"):
-        if getattr(config.trainer, name) != 0.0:
-            raise ChannelNotBuiltError(name)
+    _refuse_empty_channels(config)
     load_reward_rule(config.reward.function)
     accept_recipe(config)
     choose_backend(config.sandbox.backend or None)
+
+
+def _refuse_empty_channels(config: RunConfig) -> None:
+    """A recipe can name sibling pairs alone as what a channel learns from; the rest is handed to the trainer by a script."""
+    if config.trainer.alpha_sdpo != 0.0:
+        raise UsageError(
+            "CR0755",
+            "alpha_sdpo is not 0, and a recipe cannot name hinted turns in this version.",
+            where="trainer.alpha_sdpo",
+            fix="set it to 0, or give ComposerReplicationTrainer a hint_source in a script (docs/trainer.md).",
+        )
+    if config.trainer.beta_replay != 0.0 and (config.replay is None or not config.replay.sibling_pairs):
+        raise UsageError(
+            "CR0755",
+            "beta_replay is not 0, but there is no preference pair to learn from.",
+            where="trainer.beta_replay",
+            fix="set replay.sibling_pairs = true, or beta_replay to 0.",
+        )
 
 
 def check_training(config: RunConfig, folder: RunFolder) -> None:

@@ -1,8 +1,9 @@
 """How are weights updated?
 
-By TRL's GRPO trainer with four things added: a guard that halts a run whose reward has come
+By TRL's GRPO trainer with five things added: a guard that halts a run whose reward has come
 apart from the held-out score, checkpoints from which a killed run goes on exactly, one log
-line for every step, and prefix sharing, which forwards each prompt once for its whole group.
+line for every step, prefix sharing, which forwards each prompt once for its whole group, and two
+loss channels: hints at the turns that went wrong, and replayed preferences.
 
     composer_trainer   ComposerReplicationTrainer; import it from there
     guard_hook         when the guard is asked, with which numbers, and what follows
@@ -11,6 +12,11 @@ line for every step, and prefix sharing, which forwards each prompt once for its
     metrics_log        metrics.jsonl and verdicts.jsonl
     prefix_sharing, prefix_generation, prefix_wiring
     policy, model_loading, run_setup
+    collator           records to tensors, and which ids carry loss
+    loss_channels      both channels: refusals, begin, checkpoints
+    hint_channel, hint_loss, replay_channel, pair_logps
+    batch_records      what a row needs travels with it through TRL's shuffle and split
+    weight_copy        the teacher's weights, or the first ones
 
 The only folder that imports TRL and transformers. Importing this package loads neither.
 """

@@ -7,7 +7,7 @@ training is TRL's, bit for bit.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,10 @@ import torch
 from transformers.trainer_utils import rotate_checkpoints
 from trl.trainer.grpo_trainer import GRPOTrainer
 
+from composer_replication.channel_tables import HintsSection, ReplaySection
 from composer_replication.errors import CollapseStopError
-from composer_replication.interfaces import Guard, Stateful
+from composer_replication.interfaces import Guard, HintSource, Stateful
+from composer_replication.records import HintedTurn, PreferencePair
 from composer_replication.run_folder import RunFolder
 from composer_replication.trainer.checkpoints import (
     MANIFEST_NAME,
@@ -25,21 +27,21 @@ from composer_replication.trainer.checkpoints import (
 )
 from composer_replication.trainer.guard_fold import HeldoutEval
 from composer_replication.trainer.initial_kl import KlPath
-from composer_replication.trainer.own_state import OwnState
+from composer_replication.trainer.loss_channels import LossChannels
 from composer_replication.trainer.prefix_wiring import PrefixWiring
 from composer_replication.trainer.processes import once, process_rank, wait_for_all
 from composer_replication.trainer.run_borders import RunBorders
 from composer_replication.trainer.run_callback import InterruptOnce
-from composer_replication.trainer.setting_errors import ChannelNotBuiltError, TrainerSettingError
+from composer_replication.trainer.setting_errors import TrainerSettingError
 
 logger = logging.getLogger(__name__)
 
 
-class ComposerReplicationTrainer(GRPOTrainer, RunBorders, OwnState, PrefixWiring):
+class ComposerReplicationTrainer(GRPOTrainer, RunBorders, LossChannels, PrefixWiring):
     """GRPO under a guard.
 
     total loss = TRL's loss + alpha_sdpo * L_sdpo + beta_replay * L_replay, where a channel of
-    weight 0 is not computed at all (both are 0 in this version).
+    weight 0 is not computed at all (both are 0 unless asked for).
 
     Takes every argument of ``GRPOTrainer``, and by keyword:
 
@@ -49,8 +51,13 @@ class ComposerReplicationTrainer(GRPOTrainer, RunBorders, OwnState, PrefixWiring
         heldout_eval_fn: the truth for the guard; None from it means not due.
         strict_killswitch: a verdict that fires raises ``CollapseStopError``; otherwise training
             stops and ``train`` returns. Either way checkpoint and verdict are on disk first.
-        alpha_sdpo: weight of hint distillation; must be 0.
-        beta_replay: weight of trace replay; must be 0.
+        alpha_sdpo: weight of hint distillation; above 0 it needs ``hint_source`` or ``hinted_turns``.
+        hints: its settings, the ``[hints]`` table of a recipe; None for the defaults.
+        hint_source: asked about each generation for the turns that went wrong.
+        hinted_turns: recorded ones, from which every step draws.
+        beta_replay: weight of replayed preferences; above 0 it needs ``replay_pairs`` or ``replay.sibling_pairs``.
+        replay: its settings, the ``[replay]`` table; None for the defaults.
+        replay_pairs: from which every step draws.
         prefix_sharing: forward each distinct prompt once (exact; see ``prefix_wiring``).
         is_finished: the text so far of one row is complete, so the row stops. Only with
             prefix sharing, whose sampling can stop single rows.
@@ -61,7 +68,8 @@ class ComposerReplicationTrainer(GRPOTrainer, RunBorders, OwnState, PrefixWiring
 
     Raises:
         TrainerSettingError: a guard without ``heldout_eval_fn`` (CR0710; a ``ValueError`` too).
-        ChannelNotBuiltError: a channel's weight is not 0 (CR0711; a ``ValueError`` too).
+            A channel's weight is below 0 (CR0711), or it has nothing to learn from (CR0755).
+        InputError: a hinted turn or a pair cannot be learned from (CR0750 to CR0753).
     """
 
     alpha_sdpo: float = 0.0
@@ -75,7 +83,12 @@ class ComposerReplicationTrainer(GRPOTrainer, RunBorders, OwnState, PrefixWiring
         heldout_eval_fn: HeldoutEval | None = None,
         strict_killswitch: bool = True,
         alpha_sdpo: float = 0.0,
+        hints: HintsSection | None = None,
+        hint_source: HintSource | None = None,
+        hinted_turns: Sequence[HintedTurn] | None = None,
         beta_replay: float = 0.0,
+        replay: ReplaySection | None = None,
+        replay_pairs: Sequence[PreferencePair] | None = None,
         prefix_sharing: bool = False,
         is_finished: Callable[[str], bool] | None = None,
         run_folder: RunFolder | None = None,
@@ -90,19 +103,18 @@ class ComposerReplicationTrainer(GRPOTrainer, RunBorders, OwnState, PrefixWiring
                 where="ComposerReplicationTrainer(heldout_eval_fn=)",
                 fix="pass a function that returns the held-out score.",
             )
-        for name, weight in (("alpha_sdpo", alpha_sdpo), ("beta_replay", beta_replay)):
-            if weight != 0.0:
-                raise ChannelNotBuiltError(name)
         self.heldout_guard = heldout_guard
         self.heldout_eval_fn = heldout_eval_fn
         self.strict_killswitch = strict_killswitch
-        self.alpha_sdpo = alpha_sdpo
-        self.beta_replay = beta_replay
+        self.alpha_sdpo, self.hints = alpha_sdpo, hints
+        self.hint_source, self.hinted_turns = hint_source, hinted_turns
+        self.beta_replay, self.replay, self.replay_pairs = beta_replay, replay, replay_pairs
         self.prefix_sharing = prefix_sharing
         self.is_finished = is_finished
         self.run_folder = run_folder
         self.stateful = stateful
         self.split_fingerprint = split_fingerprint
+        self._check_channel_settings()
         super().__init__(*args, **kwargs)
 
     # ---- loss -----------------------------------------------------------------------------
@@ -124,28 +136,18 @@ class ComposerReplicationTrainer(GRPOTrainer, RunBorders, OwnState, PrefixWiring
             if len(components) > 1:
                 metrics: Any = self._metrics
                 for name, value in components.items():
-                    metrics.setdefault("train", {}).setdefault(name, []).append(float(value))
+                    number = value.item() if isinstance(value, torch.Tensor) else value
+                    metrics.setdefault("train", {}).setdefault(name, []).append(float(number))
             if self._keeps_logps:
                 self._kl_sample = self._sample_initial_kl(inputs)
                 self._keeps_logps = False
             self._maybe_update_killswitch()
         return loss
 
-    def _compute_sdpo_loss(self, model: Any, inputs: Any) -> Any:
-        """Hint distillation.
-
-        Raises:
-            ChannelNotBuiltError: always, in this version.
-        """
-        raise ChannelNotBuiltError("alpha_sdpo")
-
-    def _compute_trace_replay_loss(self, model: Any, inputs: Any) -> Any:
-        """Trace replay.
-
-        Raises:
-            ChannelNotBuiltError: always, in this version.
-        """
-        raise ChannelNotBuiltError("beta_replay")
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        """As TRL's; the channels that are on add what they need of each row."""
+        batch = self._with_row_rewards(super()._generate_and_score_completions(inputs))
+        return self._with_channel_tensors(inputs, batch)
 
     # ---- log-probabilities and sampling -----------------------------------------------------
 
@@ -274,6 +276,7 @@ class ComposerReplicationTrainer(GRPOTrainer, RunBorders, OwnState, PrefixWiring
         self._open_run_log(checkpoint)
         if checkpoint is not None and self._has_all_steps(checkpoint):
             return self._keep_finished_run(checkpoint)
+        self._begin_channels()
         self._interrupt = InterruptOnce()
         try:
             with self._interrupt:

@@ -35,6 +35,7 @@ TRL_SURFACE: Final[dict[str, tuple[str, ...]]] = {
         "num_generations",
         "has_tool_images",
     ),
+    "_generate_and_score_completions": ("inputs",),
     "_get_train_sampler": ("dataset",),
     "_save_checkpoint": ("model", "trial"),
     "evaluate": ("eval_dataset", "ignore_keys", "metric_key_prefix"),

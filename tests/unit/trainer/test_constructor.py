@@ -10,12 +10,17 @@ from trl import GRPOTrainer
 
 from composer_replication.errors import UsageError
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
-from composer_replication.trainer.setting_errors import ChannelNotBuiltError
+from composer_replication.trainer.setting_errors import TrainerSettingError
 
 OWN_ARGUMENTS = {
     "heldout_guard": object(),
     "heldout_eval_fn": lambda: 0.5,
     "strict_killswitch": False,
+    "hints": object(),
+    "hint_source": object(),
+    "hinted_turns": (),
+    "replay": object(),
+    "replay_pairs": (),
     "prefix_sharing": True,
     "is_finished": lambda text: bool(text),
     "run_folder": object(),
@@ -66,12 +71,13 @@ def test_a_guard_without_its_truth_is_refused_before_any_model(parent_calls: lis
 
 
 @pytest.mark.parametrize("name", ["alpha_sdpo", "beta_replay"])
-@pytest.mark.parametrize("weight", [0.5, -1.0, float("nan")])
-def test_a_weighted_channel_is_refused_before_any_model(
-    parent_calls: list[Any], name: str, weight: float
+@pytest.mark.parametrize(("weight", "code"), [(0.5, "CR0755"), (-1.0, "CR0711"), (float("nan"), "CR0711")])
+def test_a_channel_that_cannot_work_is_refused_before_any_model(
+    parent_calls: list[Any], name: str, weight: float, code: str
 ) -> None:
-    with pytest.raises(ChannelNotBuiltError, match=name) as caught:
+    with pytest.raises(TrainerSettingError, match=name) as caught:
         ComposerReplicationTrainer(**{name: weight})  # type: ignore[arg-type]
+    assert caught.value.code == code
     assert isinstance(caught.value, ValueError)
     assert isinstance(caught.value, UsageError)
     assert parent_calls == []
@@ -79,7 +85,7 @@ def test_a_weighted_channel_is_refused_before_any_model(
 
 def test_the_channels_raise_the_constructors_error() -> None:
     trainer = ComposerReplicationTrainer.__new__(ComposerReplicationTrainer)
-    with pytest.raises(ChannelNotBuiltError, match="alpha_sdpo"):
+    with pytest.raises(TrainerSettingError, match="alpha_sdpo"):
         trainer._compute_sdpo_loss(object(), {})
-    with pytest.raises(ChannelNotBuiltError, match="beta_replay"):
+    with pytest.raises(TrainerSettingError, match="beta_replay"):
         trainer._compute_trace_replay_loss(object(), {})

@@ -1,0 +1,85 @@
+"""The tables ``[hints]`` and ``[replay]`` of a recipe, and what every table is.
+
+Apart from ``config`` for its size alone; import them from there.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Section(BaseModel):
+    """A table of the recipe: unknown keys are errors, values are not coerced."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class HintsSection(Section):
+    """Hint distillation (``trainer.alpha_sdpo``): the policy under a hint teaches the policy without it.
+
+    ``teacher`` is a moving average of the policy (``ema``, by ``ema_rate`` a step), its first weights (``frozen``)
+    or the model without its adapter (``lora-off``). ``jsd_alpha``: 0 forward KL, 1 reverse KL, between them
+    Jensen-Shannon, over the student's ``top_k`` tokens and one tail class, at ``temperature`` on both sides.
+    ``variant`` ``taid`` moves the target from student to teacher, from ``taid_start`` on; ``entropy-aware`` is reverse KL, and
+    forward KL where the teacher's entropy is above ``entropy_threshold`` nats. A token weighs
+    min(exp(logp - sampled logp), ``importance_clip``) exp(-``entropy_decay`` H_teacher). ``srpo_routing`` keeps hints off
+    rollouts that reach ``pass_reward``, and takes those with a hint out of GRPO. A turn whose mean divergence is below
+    ``min_divergence`` nats is left out. After ``decay_after`` steps the weight falls as a cosine within ``decay_steps``
+    (0: never) to ``decay_to`` times itself. ``turns_per_step`` recorded turns join every step.
+    ``strict`` refuses hinted turns that are not, id for id, what was sampled; otherwise they are left out and counted.
+    """
+
+    teacher: Literal["ema", "frozen", "lora-off"] = "ema"
+    ema_rate: float = Field(0.05, gt=0.0, le=1.0)
+    jsd_alpha: float = Field(0.5, ge=0.0, le=1.0)
+    top_k: int = Field(100, ge=1)
+    temperature: float = Field(1.0, gt=0.0)
+    importance_clip: float = Field(2.0, ge=1.0)
+    variant: Literal["plain", "taid", "entropy-aware"] = "plain"
+    taid_start: float = Field(0.4, ge=0.0, lt=1.0)
+    entropy_threshold: float | None = Field(None, ge=0.0)
+    entropy_decay: float = Field(0.0, ge=0.0)
+    srpo_routing: bool = False
+    pass_reward: float = 1.0
+    min_divergence: float = Field(0.0, ge=0.0)
+    decay_after: int = Field(0, ge=0)
+    decay_steps: int = Field(0, ge=0)
+    decay_to: float = Field(0.0, ge=0.0, le=1.0)
+    turns_per_step: int = Field(4, ge=1)
+    strict: bool = True
+
+    @model_validator(mode="after")
+    def _variant_fits(self) -> HintsSection:
+        if (self.variant == "entropy-aware") != (self.entropy_threshold is not None):
+            raise ValueError('entropy_threshold and variant = "entropy-aware" need each other')
+        if self.variant != "plain" and self.jsd_alpha != HintsSection.model_fields["jsd_alpha"].default:
+            raise ValueError(f"variant {self.variant} has its own divergence: leave jsd_alpha out")
+        return self
+
+
+class ReplaySection(Section):
+    """Preference pairs (``trainer.beta_replay``), mixed into every step: ``pairs_per_step`` of those given.
+
+    ``kind`` is the loss; ``beta``, ``margin`` and ``label_smoothing`` are its own (no beta: dpo 5.0, or 0.1 on sums; ipo 0.1;
+    simpo 2.0). ``length_normalised`` takes mean log-probabilities a token in place of sums. ``sibling_pairs`` also
+    pairs, inside each group, rollouts that reach ``pass_reward`` with those that do not.
+    """
+
+    kind: Literal["dpo", "ipo", "simpo"] = "dpo"
+    beta: float | None = Field(None, gt=0.0)
+    margin: float = Field(0.0, ge=0.0)
+    label_smoothing: float = Field(0.0, ge=0.0, lt=0.5)
+    length_normalised: bool = True
+    pairs_per_step: int = Field(4, ge=1)
+    sibling_pairs: bool = False
+    pass_reward: float = 1.0
+
+    @model_validator(mode="after")
+    def _kind_fits(self) -> ReplaySection:
+        if self.kind == "ipo" and (self.margin or self.label_smoothing):
+            raise ValueError("ipo takes neither margin nor label_smoothing: its margin is 1 / (2 beta)")
+        if self.kind == "simpo" and not self.length_normalised:
+            raise ValueError("simpo is length-normalised by definition")
+        return self

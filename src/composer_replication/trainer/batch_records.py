@@ -1,0 +1,218 @@
+"""Between TRL's batch of one generation and records: rollouts out of it, hinted turns and pairs into it.
+
+TRL shuffles and splits every tensor of a batch along its first dimension, so what a row needs travels as
+tensors whose first dimension is the row.
+
+Letters: B rows, S slots a row (the most hinted turns that any row has), P and Q prompt columns, T completion columns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from composer_replication.records import Completion, HintedTurn, Rollout, StopReason, Turn
+from composer_replication.trainer.collator import (
+    HintedRows,
+    PairRows,
+    TokenRows,
+    collate_hinted_turns,
+    misaligned,
+)
+
+Batch = dict[str, Any]
+_HINT_TENSORS = (
+    "hint_prompt_ids",
+    "hint_prompt_mask",
+    "hint_hinted_ids",
+    "hint_hinted_mask",
+    "hint_completion_ids",
+    "hint_completion_mask",
+    "hint_sampled_logp",
+    "hint_weight",
+)
+
+
+def rollouts_of(
+    rows: Sequence[Mapping[str, Any]],
+    batch: Batch,
+    rewards: Sequence[float | None],
+    tokenizer: Any,
+    *,
+    step: int,
+) -> list[Rollout]:
+    """One rollout a row; a run of sampled ids between tool output is a turn.
+
+    ``task_id`` is the row's column of that name, else its prompt; ``prompt_text`` is the data's own text where a turn
+    answers it, else its ids decoded; ``token_logp`` are the sampler's, where TRL has them.
+    """
+    prompts = _kept(batch["prompt_ids"], batch["prompt_mask"])
+    completions = _kept(batch["completion_ids"], batch["completion_mask"])
+    sampled = _kept(batch["tool_mask"], batch["completion_mask"]) if "tool_mask" in batch else None
+    logps = _sampled_logps(batch)
+    rollouts = []
+    for idx, (prompt, ids) in enumerate(zip(prompts, completions, strict=True)):
+        flags = sampled[idx] if sampled is not None else [1] * len(ids)
+        turns = []
+        for start, end in _runs(flags):
+            logp = () if logps is None else tuple(logps[idx][start:end])
+            known = logp if all(math.isfinite(value) for value in logp) else ()
+            text = tokenizer.decode(ids[start:end], skip_special_tokens=True)
+            reason = StopReason.FINISHED if ids[end - 1] == tokenizer.eos_token_id else StopReason.LENGTH
+            answer = Completion(tuple(ids[start:end]), text, reason, known)
+            before = (*prompt, *ids[:start])
+            given = rows[idx].get("prompt") if start == 0 else None
+            turns.append(Turn(before, answer, given if isinstance(given, str) else tokenizer.decode(before)))
+        task_id = str(rows[idx].get("task_id") or rows[idx].get("prompt", ""))
+        reason = turns[-1].completion.stop_reason if turns else StopReason.LENGTH
+        rollouts.append(Rollout(task_id, step, tuple(turns), rewards[idx], None, reason, 0.0))
+    return rollouts
+
+
+def matched_turns(
+    turns_by_row: Sequence[Sequence[HintedTurn]], rollouts: Sequence[Rollout], *, strict: bool
+) -> tuple[list[list[HintedTurn]], int]:
+    """The hinted turns that are turns of their row id for id, with its log-probabilities, and how many are not.
+
+    Raises:
+        InputError: with ``strict``, a turn that was not sampled in its row, or another number of rows (CR0751).
+    """
+    if len(turns_by_row) != len(rollouts):
+        raise misaligned(
+            f"the hint source answered for {len(turns_by_row)} rows of {len(rollouts)}", "hint_source"
+        )
+    kept: list[list[HintedTurn]] = []
+    num_left_out = 0
+    for row, (turns, rollout) in enumerate(zip(turns_by_row, rollouts, strict=True)):
+        logps = {(t.prompt_ids, t.completion.token_ids): t.completion.token_logp for t in rollout.turns}
+        kept.append([])
+        for turn in turns:
+            key = (tuple(turn.prompt_ids), tuple(turn.completion_ids))
+            if key in logps:
+                kept[row].append(turn if turn.sampled_logp else replace(turn, sampled_logp=logps[key]))
+                continue
+            if strict:
+                raise misaligned("a hinted turn is not, id for id, a turn of its row", f"row {row}")
+            num_left_out += 1
+    return kept, num_left_out
+
+
+def hint_tensors(turns_by_row: Sequence[Sequence[HintedTurn]], *, pad_id: int, strict: bool = True) -> Batch:
+    """Hinted turns as tensors (B, S, columns); a slot without a turn has empty masks."""
+    slots = max((len(turns) for turns in turns_by_row), default=0)
+    flat = [turn for turns in turns_by_row for turn in turns]
+    shape = (len(turns_by_row), slots)
+    if not flat:
+        return {name: torch.zeros(*shape, *(() if name == "hint_weight" else (0,))) for name in _HINT_TENSORS}
+    rows = collate_hinted_turns(flat, pad_id=pad_id, strict=strict)
+    places = torch.tensor([(row, k) for row, turns in enumerate(turns_by_row) for k in range(len(turns))])
+    student, teacher = rows.student, rows.teacher
+    parts = (
+        student.prompt_ids_NP,
+        student.prompt_mask_NP,
+        teacher.prompt_ids_NP,
+        teacher.prompt_mask_NP,
+        student.completion_ids_NT,
+        student.completion_mask_NT,
+        rows.sampled_logp_NT,
+        rows.weight_N,
+    )
+    batch: Batch = {}
+    for name, part in zip(_HINT_TENSORS, parts, strict=True):
+        tensor = part.new_zeros(*shape, *part.shape[1:])
+        tensor[places[:, 0], places[:, 1]] = part
+        batch[name] = tensor
+    return batch
+
+
+def hinted_rows_in(batch: Mapping[str, Any]) -> HintedRows | None:
+    """The hinted turns that a (shuffled, split) batch carries, padding of other rows cut off; None if none."""
+    if "hint_weight" not in batch or not batch["hint_completion_mask"].any():
+        return None
+    used = batch["hint_completion_mask"].bool().any(-1)
+    parts = [batch[name][used] for name in _HINT_TENSORS]
+    prompt, prompt_mask, hinted, hinted_mask, ids, mask, logp, weight = parts
+    width = int(mask.sum(-1).max())
+    ids, mask, logp = ids[:, :width], mask[:, :width], logp[:, :width]
+    return HintedRows(
+        TokenRows(*_cut_left(prompt, prompt_mask), ids, mask, mask),
+        TokenRows(*_cut_left(hinted, hinted_mask), ids, mask, mask),
+        logp,
+        weight,
+    )
+
+
+def sibling_tensors(
+    batch: Batch, rewards: Sequence[float | None], *, pass_reward: float, pad_id: int
+) -> Batch:
+    """For each group, passing rows paired with failing ones; the pair travels with the passing row.
+
+    Groups are rows with equal prompts. The i-th passing row is paired with the i-th failing one, so a row is
+    in at most one pair; answers that are the same ids, empty answers and rows without a reward are in none.
+    """
+    ids, mask = batch["completion_ids"], batch["completion_mask"]
+    loss_mask = mask * batch.get("tool_mask", 1)
+    groups: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
+    for row, prompt in enumerate(_kept(batch["prompt_ids"], batch["prompt_mask"])):
+        reward = rewards[row]
+        if reward is not None and bool(loss_mask[row].any()):
+            groups.setdefault(tuple(prompt), ([], []))[0 if reward >= pass_reward else 1].append(row)
+    rejected_ids = torch.full_like(ids, pad_id)
+    rejected_mask, rejected_loss_mask = torch.zeros_like(mask), torch.zeros_like(mask)
+    weight = torch.zeros(ids.size(0), device=ids.device)
+    for passing, failing in groups.values():
+        for chosen, rejected in zip(passing, failing, strict=False):
+            if torch.equal(ids[chosen] * mask[chosen], ids[rejected] * mask[rejected]):
+                continue
+            rejected_ids[chosen], rejected_mask[chosen] = ids[rejected], mask[rejected]
+            rejected_loss_mask[chosen], weight[chosen] = loss_mask[rejected], 1.0
+    return {
+        "sibling_ids": rejected_ids,
+        "sibling_mask": rejected_mask,
+        "sibling_loss_mask": rejected_loss_mask,
+        "sibling_weight": weight,
+    }
+
+
+def sibling_rows_in(batch: Mapping[str, Any]) -> PairRows | None:
+    """The sibling pairs that a batch carries, or None."""
+    if "sibling_weight" not in batch or not batch["sibling_weight"].any():
+        return None
+    used = batch["sibling_weight"] > 0
+    prompt = _cut_left(batch["prompt_ids"][used], batch["prompt_mask"][used])
+    mask = batch["completion_mask"][used]
+    loss_mask = mask * batch["tool_mask"][used] if "tool_mask" in batch else mask
+    return PairRows(
+        TokenRows(*prompt, batch["completion_ids"][used], mask, loss_mask),
+        TokenRows(
+            *prompt, batch["sibling_ids"][used], batch["sibling_mask"][used], batch["sibling_loss_mask"][used]
+        ),
+        batch["sibling_weight"][used],
+    )
+
+
+def _kept(values: torch.Tensor, mask: torch.Tensor) -> list[list[Any]]:
+    return [row[kept].tolist() for row, kept in zip(values, mask.bool(), strict=True)]
+
+
+def _sampled_logps(batch: Batch) -> list[list[float]] | None:
+    """Log-probabilities by completion id: the sampler's, else those of the weights that sampled."""
+    for name in ("sampling_per_token_logps", "old_per_token_logps"):
+        if batch.get(name) is not None:
+            return _kept(batch[name].float(), batch["completion_mask"])
+    return None
+
+
+def _runs(flags: Sequence[int]) -> list[tuple[int, int]]:
+    """Start and end of each run of ones."""
+    edges = [idx for idx in range(len(flags) + 1) if [0, *flags, 0][idx] != [0, *flags, 0][idx + 1]]
+    return list(zip(edges[::2], edges[1::2], strict=True))
+
+
+def _cut_left(ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    width = int(mask.sum(-1).max())
+    return ids[:, ids.size(1) - width :], mask[:, ids.size(1) - width :]

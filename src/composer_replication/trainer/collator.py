@@ -1,0 +1,297 @@
+"""From records to tensors: which ids are forwarded, and which of them carry loss.
+
+Prompts are padded on the left and completions on the right, so that completion column 0 follows the
+last prompt column in every row. The ids are those of the records: nothing is tokenised here.
+Loss lies on sampled ids alone. Prompts (hints in them included) and padding never carry it; of a
+rollout of several turns neither does what stands between two completions, which the tools wrote.
+
+Letters: N rows, P prompt columns, T completion columns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+
+from composer_replication.errors import InputError
+from composer_replication.records import HintedTurn, PreferencePair, Rollout, Turn
+
+Ids = Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRows:
+    """Prompt and completion of each row; masks are 1 for tokens. ``loss_mask_NT`` is within ``completion_mask_NT``."""
+
+    prompt_ids_NP: torch.Tensor
+    prompt_mask_NP: torch.Tensor
+    completion_ids_NT: torch.Tensor
+    completion_mask_NT: torch.Tensor
+    loss_mask_NT: torch.Tensor
+
+    def __len__(self) -> int:
+        return self.prompt_ids_NP.size(0)
+
+    def to(self, device: torch.device) -> TokenRows:
+        return TokenRows(*(getattr(self, part.name).to(device) for part in fields(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class HintedRows:
+    """The same completions after two prompts: what the policy saw, and the same with a hint.
+
+    ``completions`` exist once: ``student`` and ``teacher`` share the very tensors, so that their positions are
+    the same ids by construction. ``sampled_logp_NT`` is NaN where the sampler's log-probability is not known.
+    """
+
+    student: TokenRows
+    teacher: TokenRows
+    sampled_logp_NT: torch.Tensor
+    weight_N: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.student)
+
+    def to(self, device: torch.device) -> HintedRows:
+        return HintedRows(
+            self.student.to(device),
+            self.teacher.to(device),
+            self.sampled_logp_NT.to(device),
+            self.weight_N.to(device),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PairRows:
+    """Preference pairs: row p of ``chosen`` and of ``rejected`` have the same prompt."""
+
+    chosen: TokenRows
+    rejected: TokenRows
+    weight_P: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def to(self, device: torch.device) -> PairRows:
+        return PairRows(self.chosen.to(device), self.rejected.to(device), self.weight_P.to(device))
+
+    def stacked(self) -> TokenRows:
+        """Chosen rows, then rejected ones, in one batch of 2 P rows."""
+        both = [
+            (getattr(self.chosen, part.name), getattr(self.rejected, part.name)) for part in fields(TokenRows)
+        ]
+        return TokenRows(*(_stacked(chosen, rejected) for chosen, rejected in both))
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRows:
+    """Rollouts as rows; ``rollout_idx_N`` says whose row it is, ``reward_N`` is NaN where infrastructure failed."""
+
+    rows: TokenRows
+    sampled_logp_NT: torch.Tensor
+    reward_N: torch.Tensor
+    rollout_idx_N: torch.Tensor
+
+
+def collate_hinted_turns(turns: Sequence[HintedTurn], *, pad_id: int, strict: bool = True) -> HintedRows:
+    """Rows of turns that went wrong.
+
+    Args:
+        turns: at least one.
+        pad_id: what fills the padding; its value does not matter to any result.
+        strict: refuse a turn whose ``sampled_logp`` are not one an id; otherwise they count as unknown.
+
+    Raises:
+        InputError: an empty prompt or completion (CR0750), ids and log-probabilities that differ in number
+            (CR0751), a weight below zero or not finite (CR0753).
+    """
+    for row, turn in enumerate(turns):
+        where = f"hinted turn {row}"
+        for ids in (turn.prompt_ids, turn.hinted_prompt_ids, turn.completion_ids):
+            _refuse_empty(ids, where)
+        _refuse_weight(turn.weight, where)
+        if strict and turn.sampled_logp and len(turn.sampled_logp) != len(turn.completion_ids):
+            raise misaligned(
+                f"{len(turn.completion_ids)} sampled ids have {len(turn.sampled_logp)} log-probabilities",
+                where,
+            )
+    completions = [turn.completion_ids for turn in turns]
+    student = token_rows([turn.prompt_ids for turn in turns], completions, pad_id=pad_id)
+    hinted_ids, hinted_mask = padded([turn.hinted_prompt_ids for turn in turns], pad_id=pad_id, on_left=True)
+    teacher = TokenRows(
+        hinted_ids, hinted_mask, student.completion_ids_NT, student.completion_mask_NT, student.loss_mask_NT
+    )
+    known = [t.sampled_logp if len(t.sampled_logp) == len(t.completion_ids) else () for t in turns]
+    return HintedRows(
+        student,
+        teacher,
+        _padded_logp(known, student.completion_ids_NT.size(1)),
+        _floats([t.weight for t in turns]),
+    )
+
+
+def collate_pairs(pairs: Sequence[PreferencePair], *, pad_id: int) -> PairRows:
+    """Rows of preference pairs.
+
+    Raises:
+        InputError: an empty prompt or completion (CR0750), chosen equal to rejected (CR0752), a weight below
+            zero or not finite (CR0753).
+    """
+    check_pairs(pairs)
+    prompts = [pair.prompt_ids for pair in pairs]
+    return PairRows(
+        token_rows(prompts, [pair.chosen_ids for pair in pairs], pad_id=pad_id),
+        token_rows(prompts, [pair.rejected_ids for pair in pairs], pad_id=pad_id),
+        _floats([pair.weight for pair in pairs]),
+    )
+
+
+def collate_rollouts(rollouts: Sequence[Rollout], *, pad_id: int, strict: bool = True) -> RolloutRows:
+    """Rows of whole rollouts: the first prompt, then sampled ids and, without loss, the tools' ids between them.
+
+    Args:
+        rollouts: each with at least one turn.
+        pad_id: fills the padding.
+        strict: a turn whose prompt does not begin with all that came before is refused (a template that
+            rewrites earlier messages does this); otherwise such a turn begins a row of its own.
+
+    Raises:
+        InputError: an empty prompt, completion or rollout (CR0750), ids that do not line up (CR0751).
+    """
+    prompts, completions, masks, logps, rewards, owners = [], [], [], [], [], []
+    for idx, rollout in enumerate(rollouts):
+        _refuse_empty(rollout.turns, f"rollout {idx}")
+        for prompt, completion, mask, logp in _chains(rollout.turns, f"rollout {idx}", strict=strict):
+            prompts.append(prompt)
+            completions.append(completion)
+            masks.append(mask)
+            logps.append(logp)
+            rewards.append(math.nan if rollout.reward is None else rollout.reward)
+            owners.append(idx)
+    rows = token_rows(prompts, completions, pad_id=pad_id, loss_masks=masks)
+    return RolloutRows(
+        rows, _padded_logp(logps, rows.completion_ids_NT.size(1)), _floats(rewards), torch.tensor(owners)
+    )
+
+
+def token_rows(
+    prompts: Sequence[Ids],
+    completions: Sequence[Ids],
+    *,
+    pad_id: int,
+    loss_masks: Sequence[Ids] | None = None,
+) -> TokenRows:
+    """Pad ids to rows; without ``loss_masks`` every completion id carries loss."""
+    prompt_ids, prompt_mask = padded(prompts, pad_id=pad_id, on_left=True)
+    ids, mask = padded(completions, pad_id=pad_id)
+    return TokenRows(
+        prompt_ids, prompt_mask, ids, mask, mask if loss_masks is None else padded(loss_masks, pad_id=0)[0]
+    )
+
+
+def padded(rows: Sequence[Ids], *, pad_id: int, on_left: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and their mask, both (N, longest row), int64."""
+    width = max(map(len, rows), default=0)
+    ids = torch.full((len(rows), width), pad_id, dtype=torch.long)
+    mask = torch.zeros((len(rows), width), dtype=torch.long)
+    for row, tokens in enumerate(rows):
+        columns = slice(width - len(tokens), width) if on_left else slice(0, len(tokens))
+        ids[row, columns] = torch.tensor(tokens, dtype=torch.long)
+        mask[row, columns] = 1
+    return ids, mask
+
+
+def check_pairs(pairs: Sequence[PreferencePair]) -> None:
+    """Refuse pairs that say nothing; errors as ``collate_pairs``."""
+    for row, pair in enumerate(pairs):
+        where = f"pair {row}"
+        for ids in (pair.prompt_ids, pair.chosen_ids, pair.rejected_ids):
+            _refuse_empty(ids, where)
+        _refuse_weight(pair.weight, where)
+        if tuple(pair.chosen_ids) == tuple(pair.rejected_ids):
+            raise InputError(
+                "CR0752",
+                "the chosen and the rejected answer are the same ids.",
+                where=where,
+                fix="leave the pair out: nothing is preferred in it.",
+            )
+
+
+def misaligned(sentence: str, where: str) -> InputError:
+    """The error for ids that do not line up."""
+    return InputError(
+        "CR0751",
+        f"{sentence}.",
+        where=where,
+        fix="take ids as they were sampled, never tokenise text again; or set hints.strict = false to leave such turns out.",
+    )
+
+
+def _chains(
+    turns: Sequence[Turn], where: str, *, strict: bool
+) -> list[tuple[tuple[int, ...], list[int], list[int], list[float]]]:
+    """Prompt, completion, loss mask and log-probabilities of each run of turns that continue each other."""
+    chains: list[tuple[tuple[int, ...], list[int], list[int], list[float]]] = []
+    for number, turn in enumerate(turns):
+        sampled, logp = turn.completion.token_ids, turn.completion.token_logp
+        place = f"{where}, turn {number}"
+        _refuse_empty(turn.prompt_ids, place)
+        _refuse_empty(sampled, place)
+        if logp and len(logp) != len(sampled):
+            if strict:
+                raise misaligned(f"{len(sampled)} sampled ids have {len(logp)} log-probabilities", place)
+            logp = ()
+        before = (*chains[-1][0], *chains[-1][1]) if chains else turn.prompt_ids
+        between = turn.prompt_ids[len(before) :]
+        if turn.prompt_ids[: len(before)] != before:
+            if strict:
+                raise misaligned("the prompt of this turn does not begin with the turns before it", place)
+            chains.append((turn.prompt_ids, [], [], []))
+            between = ()
+        elif not chains:
+            chains.append((turn.prompt_ids, [], [], []))
+        _, ids, mask, logps = chains[-1]
+        ids += [*between, *sampled]
+        mask += [0] * len(between) + [1] * len(sampled)
+        logps += [math.nan] * len(between) + list(logp or [math.nan] * len(sampled))
+    return chains
+
+
+def _stacked(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """One above the other, both padded on the right with zeros; prompts are of equal width already."""
+    width = max(first.size(1), second.size(1))
+    return torch.cat([torch.nn.functional.pad(part, (0, width - part.size(1))) for part in (first, second)])
+
+
+def _padded_logp(rows: Sequence[Sequence[float]], width: int) -> torch.Tensor:
+    logp = torch.full((len(rows), width), math.nan)
+    for row, values in enumerate(rows):
+        logp[row, : len(values)] = _floats(values)
+    return logp
+
+
+def _floats(values: Sequence[float]) -> torch.Tensor:
+    return torch.tensor(list(values), dtype=torch.float32)
+
+
+def _refuse_empty(ids: Sequence[object], where: str) -> None:
+    if not ids:
+        raise InputError(
+            "CR0750",
+            "a prompt or a completion has no ids.",
+            where=where,
+            fix="leave the record out: there is nothing to score.",
+        )
+
+
+def _refuse_weight(weight: float, where: str) -> None:
+    if not (math.isfinite(weight) and weight >= 0.0):
+        raise InputError(
+            "CR0753",
+            f"the weight {weight} is not a finite number of at least 0.",
+            where=where,
+            fix="give a weight of 0 or above.",
+        )

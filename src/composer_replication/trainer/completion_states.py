@@ -1,0 +1,100 @@
+"""What the head reads at the positions that predict completion tokens.
+
+The forward runs the whole model without its head, so that logits never exist for all positions; the head
+is applied afterwards, in chunks, to the positions that carry loss and to no other.
+
+Letters: N rows, P prompt columns, T completion columns, M positions that carry loss, H hidden size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from composer_replication.trainer.collator import TokenRows
+from composer_replication.trainer.prefix_support import accepts, inner_model
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """logits = softcap(scale * (weight states + bias)); ``softcap`` None is the identity."""
+
+    weight_VH: torch.Tensor
+    bias_V: torch.Tensor | None
+    softcap: float | None
+    scale: float
+
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments of the functions of ``losses.chunked_head``; the scale is in the states."""
+        return {"bias_V": self.bias_V, "softcap": self.softcap}
+
+
+def head_of(model: nn.Module) -> Head:
+    """The output head as it is now; only for models without ``states_problem``."""
+    inner = inner_model(model)
+    head = inner.get_output_embeddings()
+    config = inner.config.get_text_config()
+    return Head(head.weight, head.bias, getattr(config, "final_logit_softcapping", None), _scale(config))
+
+
+def states_problem(model: nn.Module) -> str | None:
+    """Why the head cannot be applied apart from the model, in one sentence; None if it can."""
+    inner = inner_model(model)
+    name = type(inner).__name__
+    if not hasattr(inner, "get_output_embeddings") or type(inner.get_output_embeddings()) is not nn.Linear:
+        return f"the head of {name} is not a plain linear layer (an adapter on it counts)."
+    if not accepts(inner, "logits_to_keep") or inner.base_model is inner:
+        return f"{name} does not give its last hidden states apart from its logits."
+    if inner.get_output_embeddings().bias is not None and _scale(inner.config.get_text_config()) != 1.0:
+        return f"the head of {name} has a bias and scales its logits."
+    for module in model.modules():
+        configs = getattr(module, "peft_config", None)
+        for config in configs.values() if isinstance(configs, dict) else ():
+            if getattr(config, "is_prompt_learning", False):
+                return "a PEFT prompt-learning adapter puts virtual tokens before the prompt."
+    return None
+
+
+def completion_states(model: nn.Module, rows: TokenRows) -> torch.Tensor:
+    """Scaled last hidden state before each completion token that carries loss: (M, H), row by row.
+
+    Positions count from the first token of the prompt, as in generation. The data-parallel wrapper is
+    passed by: its gradient hooks sit on the parameters.
+    """
+    inner = inner_model(model)
+    ids = torch.cat([rows.prompt_ids_NP, rows.completion_ids_NT], dim=1)
+    mask = torch.cat([rows.prompt_mask_NP, rows.completion_mask_NT], dim=1)
+    arguments: dict[str, Any] = {}
+    if accepts(inner, "position_ids"):
+        arguments["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)
+    seen: list[torch.Tensor] = []
+    hook = inner.base_model.register_forward_hook(
+        lambda _module, _inputs, output: seen.append(output.last_hidden_state)
+    )
+    try:
+        inner(input_ids=ids, attention_mask=mask, use_cache=False, logits_to_keep=1, **arguments)
+    finally:
+        hook.remove()
+    states_NTH = seen[-1][:, rows.prompt_ids_NP.size(1) - 1 : -1]
+    scale = _scale(inner.config.get_text_config())
+    states_MH = states_NTH[rows.loss_mask_NT.bool()]
+    return states_MH if scale == 1.0 else states_MH * scale
+
+
+def scored_ids(rows: TokenRows) -> torch.Tensor:
+    """The completion ids that carry loss, (M,), in the order of ``completion_states``."""
+    return rows.completion_ids_NT[rows.loss_mask_NT.bool()]
+
+
+def _scale(config: Any) -> float:
+    """What the logits are multiplied by before a soft cap, as each family names it."""
+    for key in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
+        if getattr(config, key, None) is not None:
+            return float(getattr(config, key))
+    divisor = getattr(config, "logits_scaling", None)
+    if divisor is None:
+        return 1.0
+    return float(divisor) if config.model_type == "hyperclovax" else 1.0 / float(divisor)

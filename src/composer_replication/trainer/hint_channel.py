@@ -1,0 +1,216 @@
+"""Channel 2, hint distillation: the policy under a hint teaches the policy without it.
+
+For a turn that went wrong the teacher scores the very ids that the student sampled, after a prompt that
+differs by the hint; the student's distribution at those positions is moved towards the teacher's.
+Hinted turns come from a ``hint_source``, which sees each generation, and from recorded ones. A mixin of the trainer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+from composer_replication.channel_tables import HintsSection
+from composer_replication.interfaces import HintSource
+from composer_replication.losses.divergence import TaidProgress
+from composer_replication.losses.hint_distillation import decayed_weight
+from composer_replication.records import HintedTurn
+from composer_replication.trainer.batch_records import (
+    hint_tensors,
+    hinted_rows_in,
+    matched_turns,
+    rollouts_of,
+)
+from composer_replication.trainer.channel_step import ChannelStep
+from composer_replication.trainer.collator import HintedRows, collate_hinted_turns
+from composer_replication.trainer.hint_loss import HintLoss, hint_loss
+from composer_replication.trainer.model_modes import evaluation_mode
+from composer_replication.trainer.processes import gathered, num_processes, together
+from composer_replication.trainer.record_draws import RecordDraws
+from composer_replication.trainer.setting_errors import TrainerSettingError
+from composer_replication.trainer.weight_copy import WeightCopy
+
+
+def schedule_share(settings: HintsSection, step: int) -> float:
+    """What is left of the channel's weight at a global step: 1, then a cosine down to ``decay_to``."""
+    done = max(step - settings.decay_after, 0)
+    return decayed_weight(1.0, step=done, decay_steps=settings.decay_steps, final_share=settings.decay_to)
+
+
+class HintChannel(ChannelStep):
+    """Hinted turns into the batch, their loss out of it, and the teacher's weights."""
+
+    alpha_sdpo: float = 0.0
+    hints: HintsSection | None = None
+    hint_source: HintSource | None = None
+    hinted_turns: Sequence[HintedTurn] | None = None
+    temperature: Any
+    _teacher_weights: WeightCopy | None = None
+    _recorded_draws: RecordDraws | None = None
+    _taid: TaidProgress | None = None
+    _taid_sums: tuple[float, int] = (0.0, 0)
+
+    def _hint_settings(self) -> HintsSection:
+        """The ``[hints]`` table, or its defaults.
+
+        Raises:
+            TrainerSettingError: hint distillation without anything to distil (CR0755).
+        """
+        if self.hint_source is None and not self.hinted_turns:
+            raise TrainerSettingError(
+                "CR0755",
+                "alpha_sdpo is not 0, but there is no hinted turn to learn from.",
+                where="ComposerReplicationTrainer(hint_source=, hinted_turns=)",
+                fix="pass a hint_source or recorded hinted_turns, or set alpha_sdpo to 0.",
+            )
+        return self.hints or HintsSection()
+
+    # ---- into the batch ---------------------------------------------------------------------------
+
+    def _add_hints(self, rows: Any, batch: dict[str, Any], rewards: Sequence[float | None]) -> None:
+        """Ask the hint source about a fresh generation; its turns join the batch as tensors."""
+        if self.alpha_sdpo == 0.0 or self.hint_source is None or self._in_evaluation:
+            return
+        settings = self._hint_settings()
+        rollouts = rollouts_of(rows, batch, rewards, self._tokenizer, step=self.state.global_step)
+        source = self.hint_source
+        turns, num_left_out = together(
+            lambda: matched_turns(source.hinted_turns(rollouts), rollouts, strict=settings.strict)
+        )
+        if settings.srpo_routing:
+            turns = [
+                [] if reward is None or reward >= settings.pass_reward else list(of_row)
+                for of_row, reward in zip(turns, rewards, strict=True)
+            ]
+            _keep_from_policy_gradient(batch, [bool(of_row) for of_row in turns])
+        for name, tensor in hint_tensors(
+            turns, pad_id=self._tokenizer.pad_token_id, strict=settings.strict
+        ).items():
+            batch[name] = tensor.to(self.accelerator.device)
+        num_tokens = sum(len(turn.completion_ids) for of_row in turns for turn in of_row)
+        batch["hint_num_tokens"] = self._gathered_sum(num_tokens)
+        self._metrics["train"].setdefault("sdpo/turns_left_out", []).append(float(num_left_out))
+
+    # ---- out of the batch -------------------------------------------------------------------------
+
+    def _compute_sdpo_loss(self, model: Any, inputs: Any) -> Any:
+        """Mean over all hinted tokens of the optimizer step of weight times divergence; this micro-batch's part.
+
+        The mean is over the step's tokens and not the micro-batch's, so that the gradient does not depend on how
+        a step is split; gated turns count in it. The weight schedule is in it too.
+
+        Raises:
+            TrainerSettingError: there is nothing to distil (CR0755).
+        """
+        settings = self._hint_settings()
+        share = schedule_share(settings, self.state.global_step)
+        if self._in_evaluation or share == 0.0:
+            return self._no_loss()
+        recorded, num_recorded_tokens = self._recorded_part(settings)
+        num_tokens = num_recorded_tokens + float(inputs.get("hint_num_tokens", 0.0)) * self._window_share()
+        parts = [rows for rows in (hinted_rows_in(inputs), recorded) if rows is not None]
+        if not parts:
+            self._note("sdpo", turns=0.0)
+            return self._no_loss()
+        losses = [self._distil(model, rows, settings, num_tokens) for rows in parts]
+        self._note("sdpo", **_figures(losses), weight_share=share)
+        return sum((part.loss for part in losses), start=self._no_loss()) * (share * num_processes())
+
+    def _recorded_part(self, settings: HintsSection) -> tuple[HintedRows | None, int]:
+        """The recorded turns of this micro-batch, and the tokens of all those of the step."""
+        draws, turns = self._recorded_draws, self.hinted_turns
+        if draws is None or not turns:
+            return None, 0
+        step = self.state.global_step
+        num_tokens = sum(len(turns[idx].completion_ids) for idx in draws.of_step(step))
+        own = [turns[idx] for idx in draws.share(step, *self._part_of_step("sdpo"))]
+        if not own:
+            return None, num_tokens
+        rows = collate_hinted_turns(own, pad_id=self._tokenizer.pad_token_id, strict=settings.strict)
+        return rows.to(self.accelerator.device), num_tokens
+
+    def _distil(self, model: Any, rows: HintedRows, settings: HintsSection, num_tokens: float) -> HintLoss:
+        loss = hint_loss(
+            model,
+            rows,
+            settings,
+            num_tokens=num_tokens,
+            teacher=lambda: self._teacher_in_place(settings),
+            autocast=self.accelerator.autocast,
+            sampling_temperature=self.temperature,
+            taid_progress=1.0 if self._taid is None else self._taid.progress,
+        )
+        count, (total, before) = int(loss.metrics.num_tokens), self._taid_sums
+        self._taid_sums = (total + float(loss.metrics.divergence) * count, before + count)
+        return loss
+
+    # ---- the teacher --------------------------------------------------------------------------------
+
+    @contextmanager
+    def _teacher_in_place(self, settings: HintsSection) -> Iterator[None]:
+        """Inside, the model is the teacher: its weights, and no dropout."""
+        model = self.accelerator.unwrap_model(self.model)
+        if settings.teacher == "lora-off":
+            scope: Any = model.disable_adapter()
+        else:
+            scope = (
+                nullcontext() if self._teacher_weights is None else self._teacher_weights.in_place_of(model)
+            )
+        with scope, evaluation_mode(model):
+            yield
+
+    def _begin_hints(self) -> None:
+        """Teacher and draws as they are before the first step."""
+        if self.alpha_sdpo == 0.0:
+            return
+        settings = self._hint_settings()
+        if settings.teacher != "lora-off":
+            self._teacher_weights = WeightCopy(self.accelerator.unwrap_model(self.model))
+        if self.hinted_turns:
+            self._recorded_draws = RecordDraws(
+                self.hinted_turns, per_step=settings.turns_per_step, seed=self.args.seed
+            )
+        if settings.variant == "taid":
+            self._taid = TaidProgress(progress=settings.taid_start, start=settings.taid_start)
+            self._taid_sums = (0.0, 0)
+
+    def _move_teacher(self) -> None:
+        """After each optimizer step: the teacher follows the policy, and TAID's target goes on."""
+        if self.alpha_sdpo == 0.0:
+            return
+        settings = self._hint_settings()
+        if settings.teacher == "ema" and self._teacher_weights is not None:
+            self._teacher_weights.move_towards(self.accelerator.unwrap_model(self.model), settings.ema_rate)
+        if self._taid is not None:
+            totals, counts = zip(*gathered(self._taid_sums), strict=True)
+            mean = math.fsum(totals) / sum(counts) if sum(counts) else math.nan
+            done = min(self.state.global_step / max(self.state.max_steps, 1), 1.0)
+            self._taid, self._taid_sums = self._taid.advanced(mean, step_fraction=done), (0.0, 0)
+
+
+def _keep_from_policy_gradient(batch: dict[str, Any], is_distilled: Sequence[bool]) -> None:
+    """Rows that learn from a hint have no advantage; the others keep the one of their whole group."""
+    advantages = batch["advantages"]
+    distilled = torch.tensor(is_distilled, device=advantages.device)
+    batch["advantages"] = advantages.masked_fill(distilled.view(-1, *[1] * (advantages.dim() - 1)), 0.0)
+
+
+def _figures(losses: Sequence[HintLoss]) -> dict[str, float]:
+    counts = [float(part.metrics.num_tokens) for part in losses]
+
+    def mean(values: Sequence[float]) -> float:
+        return sum(value * count for value, count in zip(values, counts, strict=True)) / sum(counts)
+
+    num_turns = sum(int(part.metrics.num_turns) for part in losses)
+    figures = {
+        "turns": float(num_turns),
+        "turns_gated_share": 1.0 - sum(int(part.metrics.num_open_turns) for part in losses) / num_turns,
+        "divergence": mean([float(part.metrics.divergence) for part in losses]),
+        "importance_weight": mean([part.importance_weight for part in losses]),
+    }
+    entropies = [part.teacher_entropy for part in losses if part.teacher_entropy is not None]
+    return figures | ({"teacher_entropy": mean(entropies)} if entropies else {})

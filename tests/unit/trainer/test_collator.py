@@ -1,0 +1,195 @@
+"""Which ids carry loss, and where padding stands."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from composer_replication.errors import InputError
+from composer_replication.records import (
+    Completion,
+    HintedTurn,
+    PreferencePair,
+    Rollout,
+    StopReason,
+    Turn,
+)
+from composer_replication.trainer.collator import (
+    TokenRows,
+    collate_hinted_turns,
+    collate_pairs,
+    collate_rollouts,
+)
+
+PAD = 0
+TOKENS = st.lists(st.integers(1, 50), min_size=1, max_size=6).map(tuple)
+HINTED = st.lists(st.builds(HintedTurn, TOKENS, TOKENS, TOKENS), min_size=1, max_size=5)
+
+
+def turn(prompt: tuple[int, ...], ids: tuple[int, ...], logp: tuple[float, ...] = ()) -> Turn:
+    return Turn(prompt, Completion(ids, "", StopReason.FINISHED, logp))
+
+
+def rollout(*turns: Turn, reward: float | None = 1.0) -> Rollout:
+    return Rollout("task", 0, turns, reward, None, StopReason.FINISHED, 0.0)
+
+
+def refused(work: Any) -> tuple[str, str]:
+    with pytest.raises(InputError) as error:
+        work()
+    return error.value.code, error.value.where
+
+
+def rows_as_lists(rows: TokenRows) -> list[tuple[list[int], list[int], list[int]]]:
+    """Prompt ids, completion ids and ids under the loss, read through the masks."""
+    return [
+        (
+            rows.prompt_ids_NP[n][rows.prompt_mask_NP[n].bool()].tolist(),
+            rows.completion_ids_NT[n][rows.completion_mask_NT[n].bool()].tolist(),
+            rows.completion_ids_NT[n][rows.loss_mask_NT[n].bool()].tolist(),
+        )
+        for n in range(len(rows))
+    ]
+
+
+def test_padding_by_hand() -> None:
+    rows = collate_pairs(
+        [PreferencePair((1, 2, 3), (4,), (5, 6)), PreferencePair((7,), (8, 9), (8,))], pad_id=PAD
+    )
+    assert rows.chosen.prompt_ids_NP.tolist() == [[1, 2, 3], [0, 0, 7]]
+    assert rows.chosen.prompt_mask_NP.tolist() == [[1, 1, 1], [0, 0, 1]]
+    assert rows.chosen.completion_ids_NT.tolist() == [[4, 0], [8, 9]]
+    assert rows.chosen.loss_mask_NT.tolist() == [[1, 0], [1, 1]]
+    assert rows.rejected.completion_ids_NT.tolist() == [[5, 6], [8, 0]]
+    stacked = rows.stacked()
+    assert stacked.completion_ids_NT.tolist() == [[4, 0], [8, 9], [5, 6], [8, 0]]
+    assert stacked.prompt_ids_NP.tolist() == [[1, 2, 3], [0, 0, 7]] * 2
+
+
+@given(HINTED)
+def test_hinted_turns_keep_every_id_and_pad_on_the_right_side(turns: list[HintedTurn]) -> None:
+    rows = collate_hinted_turns(turns, pad_id=PAD)
+    assert rows_as_lists(rows.student) == [
+        (list(t.prompt_ids), list(t.completion_ids), list(t.completion_ids)) for t in turns
+    ]
+    assert rows_as_lists(rows.teacher) == [
+        (list(t.hinted_prompt_ids), list(t.completion_ids), list(t.completion_ids)) for t in turns
+    ]
+    for side in (rows.student, rows.teacher):
+        assert bool((side.prompt_mask_NP.diff(dim=1) >= 0).all())  # padding, then tokens
+        assert bool((side.completion_mask_NT.diff(dim=1) <= 0).all())  # tokens, then padding
+        assert bool(side.prompt_mask_NP[:, -1].all())
+        assert bool(side.completion_mask_NT[:, 0].all())
+        assert not bool((side.prompt_ids_NP * (1 - side.prompt_mask_NP)).any())
+        assert not bool((side.completion_ids_NT * (1 - side.completion_mask_NT)).any())
+    assert rows.student.completion_ids_NT is rows.teacher.completion_ids_NT
+    assert rows.student.loss_mask_NT is rows.teacher.loss_mask_NT
+    assert bool(rows.sampled_logp_NT.isnan().all())
+
+
+@given(
+    st.lists(
+        st.tuples(TOKENS, st.lists(st.tuples(TOKENS, TOKENS), min_size=1, max_size=4)), min_size=1, max_size=4
+    )
+)
+def test_tool_output_and_prompts_never_carry_loss(
+    cases: list[tuple[tuple[int, ...], list[tuple[tuple[int, ...], tuple[int, ...]]]]],
+) -> None:
+    """A rollout is a prompt, then sampled ids and tool output in turn; the loss sees the sampled ids alone."""
+    rollouts = []
+    for prompt, steps in cases:
+        turns: list[Turn] = []
+        context = prompt
+        for ids, tool_output in steps:
+            turns.append(turn(context, ids, tuple(-float(token) for token in ids)))
+            context = (*context, *ids, *tool_output)
+        rollouts.append(rollout(*turns))
+    found = collate_rollouts(rollouts, pad_id=PAD)
+    for row, (prompt, steps) in enumerate(cases):
+        sampled = [token for ids, _ in steps for token in ids]
+        tools = [token for _, output in steps[:-1] for token in output]
+        kept_prompt, completion, under_loss = rows_as_lists(found.rows)[row]
+        assert kept_prompt == list(prompt)
+        assert under_loss == sampled
+        assert len(completion) == len(sampled) + len(tools)
+        logp = found.sampled_logp_NT[row][found.rows.loss_mask_NT[row].bool()]
+        assert logp.tolist() == [-float(token) for token in sampled]
+        unknown = found.sampled_logp_NT[row][~found.rows.loss_mask_NT[row].bool()]
+        assert bool(unknown.isnan().all())
+    assert found.rollout_idx_N.tolist() == list(range(len(cases)))
+
+
+def test_a_template_that_rewrites_earlier_turns_is_refused_or_begins_a_row() -> None:
+    rewritten = rollout(turn((1, 2), (3,)), turn((1, 9, 3, 4), (5,)), reward=None)
+    assert refused(lambda: collate_rollouts([rewritten], pad_id=PAD)) == ("CR0751", "rollout 0, turn 1")
+    found = collate_rollouts([rewritten, rollout(turn((7,), (8,)))], pad_id=PAD, strict=False)
+    assert rows_as_lists(found.rows) == [([1, 2], [3], [3]), ([1, 9, 3, 4], [5], [5]), ([7], [8], [8])]
+    assert found.rollout_idx_N.tolist() == [0, 0, 1]
+    assert math.isnan(found.reward_N[0])
+    assert found.reward_N[2] == 1.0
+
+
+def test_log_probabilities_that_are_not_one_an_id_are_refused_or_unknown() -> None:
+    short = HintedTurn((1,), (1, 2), (3, 4), sampled_logp=(-1.0,))
+    assert refused(lambda: collate_hinted_turns([short], pad_id=PAD)) == ("CR0751", "hinted turn 0")
+    rows = collate_hinted_turns(
+        [short, HintedTurn((1,), (2,), (3,), sampled_logp=(-0.5,))], pad_id=PAD, strict=False
+    )
+    assert rows.sampled_logp_NT.isnan().tolist() == [[True, True], [False, True]]
+    assert rows.sampled_logp_NT[1, 0] == -0.5
+    wrong = rollout(turn((1,), (2, 3), (-1.0,)))
+    assert refused(lambda: collate_rollouts([wrong], pad_id=PAD)) == ("CR0751", "rollout 0, turn 0")
+    assert bool(collate_rollouts([wrong], pad_id=PAD, strict=False).sampled_logp_NT.isnan().all())
+
+
+GOOD_PAIR = PreferencePair((1,), (2,), (3,))
+
+
+@pytest.mark.parametrize(
+    ("pair", "code"),
+    [
+        (PreferencePair((), (2,), (3,)), "CR0750"),
+        (PreferencePair((1,), (), (3,)), "CR0750"),
+        (PreferencePair((1,), (2,), ()), "CR0750"),
+        (PreferencePair((1,), (2, 3), (2, 3)), "CR0752"),
+        (PreferencePair((1,), (2,), (3,), weight=-0.1), "CR0753"),
+        (PreferencePair((1,), (2,), (3,), weight=math.nan), "CR0753"),
+        (PreferencePair((1,), (2,), (3,), weight=math.inf), "CR0753"),
+    ],
+)
+def test_pairs_that_say_nothing_are_refused(pair: PreferencePair, code: str) -> None:
+    assert refused(lambda: collate_pairs([GOOD_PAIR, pair], pad_id=PAD)) == (code, "pair 1")
+
+
+@pytest.mark.parametrize(
+    ("hinted", "code"),
+    [
+        (HintedTurn((), (2,), (3,)), "CR0750"),
+        (HintedTurn((1,), (), (3,)), "CR0750"),
+        (HintedTurn((1,), (2,), ()), "CR0750"),
+        (HintedTurn((1,), (2,), (3,), weight=-1.0), "CR0753"),
+    ],
+)
+def test_turns_that_cannot_be_scored_are_refused(hinted: HintedTurn, code: str) -> None:
+    assert refused(lambda: collate_hinted_turns([hinted], pad_id=PAD)) == (code, "hinted turn 0")
+
+
+def test_a_rollout_without_a_turn_is_refused() -> None:
+    assert refused(lambda: collate_rollouts([rollout()], pad_id=PAD)) == ("CR0750", "rollout 0")
+
+
+def test_the_oracle_of_these_tests_sees_a_wrong_mask() -> None:
+    rows = collate_pairs([GOOD_PAIR], pad_id=PAD).chosen
+    shifted = TokenRows(
+        rows.prompt_ids_NP,
+        rows.prompt_mask_NP,
+        rows.completion_ids_NT,
+        rows.completion_mask_NT,
+        torch.zeros_like(rows.loss_mask_NT),
+    )
+    assert rows_as_lists(shifted) != rows_as_lists(rows)

@@ -1,0 +1,360 @@
+"""Hint distillation: value and gradient against the whole vocabulary in float64, and where turns come from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from full_vocabulary import (
+    assert_same_gradients,
+    gradients,
+    jensen_shannon,
+    moved,
+    plain_copy,
+    sharpened,
+    support,
+    token_logps,
+)
+from peft.tuners.tuners_utils import BaseTunerLayer
+from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
+
+from composer_replication.channel_tables import HintsSection
+from composer_replication.errors import InputError
+from composer_replication.records import HintedTurn, Rollout
+from composer_replication.trainer.batch_records import hint_tensors, hinted_rows_in
+from composer_replication.trainer.hint_channel import schedule_share
+
+TURNS = (
+    HintedTurn((5, 6, 7), (5, 6, 90, 91, 7), (40, 41, 42), sampled_logp=(-5.5, -5.25, -6.0)),
+    HintedTurn((8,), (88, 8), (50, 51, 52, 53), weight=0.5),
+    HintedTurn((9, 10, 11, 12), (9, 99, 10, 11, 12), (60,), sampled_logp=(-7.0,)),
+)
+
+
+class NoSource:
+    def hinted_turns(self, rollouts: Sequence[Rollout]) -> list[list[HintedTurn]]:
+        return [[] for _ in rollouts]
+
+
+class HintEveryTurn:
+    """A hint of three ids after the first prompt id, for every turn of a row whose reward is below ``until``."""
+
+    def __init__(self, until: float = math.inf) -> None:
+        self.until = until
+        self.seen: list[Rollout] = []
+
+    def hinted_turns(self, rollouts: Sequence[Rollout]) -> list[list[HintedTurn]]:
+        self.seen = list(rollouts)
+        return [
+            [
+                HintedTurn(
+                    t.prompt_ids, (*t.prompt_ids[:1], 90, 91, 92, *t.prompt_ids[1:]), t.completion.token_ids
+                )
+                for t in rollout.turns
+                if rollout.reward is not None and rollout.reward < self.until
+            ]
+            for rollout in rollouts
+        ]
+
+
+@pytest.fixture
+def ready(make_trainer: Callable[..., Any]) -> Callable[..., Any]:
+    """A float64 trainer with a frozen teacher and a student that has moved; one micro-batch a step."""
+
+    def make(*, micro_steps: int = 1, **settings: Any) -> Any:
+        arguments = {"alpha_sdpo": 1.0, "hint_source": NoSource(), **settings}
+        trainer = make_trainer(**arguments)
+        trainer.model.double()
+        sharpened(trainer.model)
+        trainer._begin_channels()
+        moved(trainer.model)
+        trainer.model.train()
+        trainer.current_gradient_accumulation_steps = trainer.args.steps_per_generation = micro_steps
+        return trainer
+
+    return make
+
+
+def batch_of(turns: Sequence[HintedTurn]) -> dict[str, Any]:
+    batch = hint_tensors([[turn] for turn in turns], pad_id=0)
+    return {**batch, "hint_num_tokens": torch.tensor(float(sum(len(t.completion_ids) for t in turns)))}
+
+
+def expected_loss(
+    student: Any, teacher: Any, turns: Sequence[HintedTurn], settings: HintsSection
+) -> torch.Tensor:
+    """The channel's formula over plain forwards of single rows."""
+    total, num_tokens = torch.zeros((), dtype=torch.float64), 0
+    for turn in turns:
+        temperature = settings.temperature
+        s = token_logps(student, turn.prompt_ids, turn.completion_ids, temperature=temperature)
+        with torch.no_grad():
+            t = token_logps(teacher, turn.hinted_prompt_ids, turn.completion_ids, temperature=temperature)
+            sampled = token_logps(student, turn.prompt_ids, turn.completion_ids)
+        p, q = support(s, t, settings.top_k)
+        entropy = -(t.exp() * t).sum(-1)
+        if settings.variant == "entropy-aware":
+            threshold = settings.entropy_threshold
+            assert threshold is not None
+            d = jensen_shannon(p, q, 1.0) + (entropy > threshold) * jensen_shannon(p, q, 0.0)
+        elif settings.variant == "taid":
+            mixed = (1 - settings.taid_start) * p.detach().log() + settings.taid_start * q.log()
+            d = jensen_shannon(p, mixed.softmax(-1), 0.0)
+        else:
+            d = jensen_shannon(p, q, settings.jsd_alpha)
+        ratio = torch.ones(len(turn.completion_ids), dtype=torch.float64)
+        if turn.sampled_logp:
+            now = sampled[range(len(turn.completion_ids)), list(turn.completion_ids)]
+            ratio = (now - torch.tensor(turn.sampled_logp, dtype=torch.float64)).exp()
+            ratio = ratio.clamp(max=settings.importance_clip)
+        is_open = float(d.detach().mean() >= settings.min_divergence)
+        total = total + turn.weight * is_open * (ratio * (-settings.entropy_decay * entropy).exp() * d).sum()
+        num_tokens += len(turn.completion_ids)
+    return total / num_tokens
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"jsd_alpha": 0.0, "top_k": 1},
+        {"jsd_alpha": 1.0, "top_k": 258, "importance_clip": 1.05},
+        {"temperature": 1.7, "entropy_decay": 0.2},
+        {"variant": "taid", "taid_start": 0.3},
+        {"variant": "entropy-aware", "entropy_threshold": 4.0},
+    ],
+    ids=["jsd", "forward", "reverse-all-words", "warm-and-sure", "taid", "entropy-aware"],
+)
+def test_value_and_gradient_equal_the_whole_vocabulary_in_float64(
+    ready: Callable[..., Any], change: dict[str, Any]
+) -> None:
+    settings = HintsSection(**{"teacher": "frozen", "top_k": 20, **change})
+    trainer = ready(hints=settings)
+    teacher = plain_copy(trainer.model)
+    with trainer._teacher_weights.in_place_of(trainer.model):
+        teacher.load_state_dict(trainer.model.state_dict())
+    loss = trainer._compute_sdpo_loss(trainer.model, batch_of(TURNS))
+    loss.backward()
+    found = gradients(trainer.model)
+    trainer.model.zero_grad()
+    # with all words in the support the oracle's tail is 0, whose logarithm does not exist: one word is its tail
+    oracle = settings.model_copy(update={"top_k": min(settings.top_k, 257)})
+    expected = expected_loss(trainer.model, teacher, TURNS, oracle)
+    expected.backward()
+    assert expected.item() > 1e-4
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert_same_gradients(found, gradients(trainer.model), tolerance=1e-5)
+
+
+def test_teacher_and_student_swap_back_and_the_teacher_gets_no_gradient(ready: Callable[..., Any]) -> None:
+    trainer = ready(hints=HintsSection(teacher="frozen"))
+    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    kept = {name: weight.clone() for name, weight in trainer._teacher_weights.tensors().items()}
+    trainer._compute_sdpo_loss(trainer.model, batch_of(TURNS)).backward()
+    assert all(torch.equal(before[name], p) for name, p in trainer.model.named_parameters())
+    assert all(torch.equal(kept[name], weight) for name, weight in trainer._teacher_weights.tensors().items())
+    assert trainer.model.training
+    assert any(not torch.equal(before[name], kept[name]) for name in kept)
+
+
+def test_one_batch_of_eight_equals_eight_of_one(ready: Callable[..., Any]) -> None:
+    """Over turns of a generation and recorded ones, shuffled and split as TRL does it."""
+    turns = [replace(TURNS[n % 3], prompt_ids=(20 + n, *TURNS[n % 3].prompt_ids)) for n in range(8)]
+    settings = HintsSection(teacher="frozen", turns_per_step=5)
+    results = []
+    for micro_steps in (1, 8):
+        trainer = ready(hints=settings, hinted_turns=TURNS, micro_steps=micro_steps)
+        torch.manual_seed(5)
+        parts = split_tensor_dict(shuffle_sequence_dict(batch_of(turns)), micro_steps)
+        losses = [trainer._compute_sdpo_loss(trainer.model, part) for part in parts]
+        sum(losses).backward()
+        results.append((sum(loss.item() for loss in losses), gradients(trainer.model)))
+    assert results[0][0] == pytest.approx(results[1][0], rel=1e-6)
+    assert_same_gradients(results[0][1], results[1][1], tolerance=1e-6)
+
+
+def test_turns_travel_with_their_row_through_shuffle_and_split() -> None:
+    by_row = [[TURNS[0]], [], [TURNS[1], TURNS[2]], []]
+    batch = {**hint_tensors(by_row, pad_id=0), "row": torch.arange(4)}
+    found: dict[int, list[list[int]]] = {}
+    for part in split_tensor_dict(shuffle_sequence_dict(batch), 4):
+        rows = hinted_rows_in(part)
+        ids = [] if rows is None else rows.student.completion_ids_NT.tolist()
+        found[int(part["row"])] = ids
+    assert found[1] == found[3] == []
+    assert found[0] == [[40, 41, 42]]
+    assert found[2] == [[50, 51, 52, 53], [60, 0, 0, 0]]
+
+
+def test_the_gate_leaves_turns_without_information_out(ready: Callable[..., Any]) -> None:
+    trainer = ready(hints=HintsSection(teacher="frozen", min_divergence=1e9))
+    loss = trainer._compute_sdpo_loss(trainer.model, batch_of(TURNS))
+    loss.backward()
+    assert loss.item() == 0.0
+    assert trainer._metrics["train"]["sdpo/turns_gated_share"] == [1.0]
+    assert all(float(g.abs().max()) == 0.0 for g in gradients(trainer.model).values())
+    open_gate = ready(hints=HintsSection(teacher="frozen"))
+    assert open_gate._compute_sdpo_loss(open_gate.model, batch_of(TURNS)).item() > 0.0
+    assert open_gate._metrics["train"]["sdpo/turns_gated_share"] == [0.0]
+
+
+@pytest.mark.parametrize("teacher", ["ema", "lora-off"])
+def test_a_teacher_that_is_the_student_under_an_empty_hint_has_nothing_to_say(
+    make_trainer: Callable[..., Any], teacher: str
+) -> None:
+    trainer = make_trainer(
+        alpha_sdpo=1.0, hint_source=NoSource(), hints=HintsSection(teacher=teacher), lora_adapter=True
+    )
+    trainer._begin_channels()
+    trainer.current_gradient_accumulation_steps = 1
+    same = [replace(turn, hinted_prompt_ids=turn.prompt_ids) for turn in TURNS]
+    assert trainer._compute_sdpo_loss(trainer.model, batch_of(same)).item() == pytest.approx(0.0, abs=1e-6)
+    assert trainer._compute_sdpo_loss(trainer.model, batch_of(TURNS)).item() > 0.0
+
+
+def test_lora_off_is_the_model_without_its_adapter(ready: Callable[..., Any]) -> None:
+    settings = HintsSection(teacher="lora-off", top_k=20)
+    trainer = ready(hints=settings, lora_adapter=True)
+    without = plain_copy(trainer.model.get_base_model())
+    for module in without.modules():
+        if isinstance(module, BaseTunerLayer):
+            module.enable_adapters(enabled=False)
+    loss = trainer._compute_sdpo_loss(trainer.model, batch_of(TURNS))
+    expected = expected_loss(trainer.model, without, TURNS, settings)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert loss.item() > 1e-5
+
+
+def test_the_moving_average_follows_once_a_step(make_trainer: Callable[..., Any]) -> None:
+    trainer = make_trainer(
+        alpha_sdpo=0.5,
+        hint_source=HintEveryTurn(),
+        hints=HintsSection(ema_rate=0.25),
+        max_steps=2,
+        gradient_accumulation_steps=2,
+        learning_rate=1e-2,
+    )
+    name = "model.layers.0.mlp.up_proj.weight"
+    weights = [trainer.model.get_parameter(name).detach().clone()]
+    follow = trainer._move_teacher
+
+    def note_and_follow() -> None:
+        weights.append(trainer.model.get_parameter(name).detach().clone())
+        follow()
+
+    trainer._move_teacher = note_and_follow
+    trainer.train()
+    first, one, two = weights
+    average = 0.75 * first + 0.25 * one
+    average = 0.75 * average + 0.25 * two
+    assert not torch.equal(one, two)
+    torch.testing.assert_close(trainer._teacher_weights.tensors()[name], average)
+
+
+def test_a_source_sees_the_rows_as_they_were_sampled_and_its_turns_are_trained_on(
+    make_trainer: Callable[..., Any],
+) -> None:
+    source = HintEveryTurn(until=0.3)
+    trainer = make_trainer(alpha_sdpo=0.5, hint_source=source, num_iterations=2)
+    trainer.model.train()
+    batch = next(iter(trainer.get_train_dataloader()))
+    output = trainer._generate_and_score_completions(batch)
+    rewards = list(trainer._logs["rewards"]["share_of_low_bytes"])
+    assert [rollout.reward for rollout in source.seen] == pytest.approx(rewards)
+    for row, rollout in enumerate(source.seen):
+        (turn,) = rollout.turns
+        assert turn.prompt_ids == tuple(output["prompt_ids"][row][output["prompt_mask"][row].bool()].tolist())
+        ids = output["completion_ids"][row][output["completion_mask"][row].bool()].tolist()
+        assert turn.completion.token_ids == tuple(ids)
+        assert rollout.task_id == turn.prompt_text == batch[row]["prompt"]
+        hinted = output["hint_weight"][row].sum() > 0
+        assert bool(hinted) is (rollout.reward is not None and rollout.reward < 0.3)
+        if hinted:  # num_iterations 2: TRL has the sampling log-probabilities
+            kept = output["hint_sampled_logp"][row, 0, : len(ids)]
+            torch.testing.assert_close(kept, output["old_per_token_logps"][row, : len(ids)])
+
+
+def test_tool_output_between_turns_is_in_no_turn(make_trainer: Callable[..., Any]) -> None:
+    from composer_replication.trainer.batch_records import rollouts_of
+
+    trainer = make_trainer()
+    batch = {
+        "prompt_ids": torch.tensor([[0, 5, 6]]),
+        "prompt_mask": torch.tensor([[0, 1, 1]]),
+        "completion_ids": torch.tensor([[40, 41, 70, 71, 72, 42, 43, 0]]),
+        "completion_mask": torch.tensor([[1, 1, 1, 1, 1, 1, 1, 0]]),
+        "tool_mask": torch.tensor([[1, 1, 0, 0, 0, 1, 1, 1]]),
+    }
+    (rollout,) = rollouts_of([{"task_id": "t"}], batch, [0.5], trainer._tokenizer, step=3)
+    assert [(t.prompt_ids, t.completion.token_ids) for t in rollout.turns] == [
+        ((5, 6), (40, 41)),
+        ((5, 6, 40, 41, 70, 71, 72), (42, 43)),
+    ]
+    assert (rollout.task_id, rollout.reward, rollout.step) == ("t", 0.5, 3)
+
+
+class TokeniseAgain:
+    """A source that does what must not be done: its completion is not what was sampled."""
+
+    def hinted_turns(self, rollouts: Sequence[Rollout]) -> list[list[HintedTurn]]:
+        found = HintEveryTurn().hinted_turns(rollouts)
+        found[0] = [replace(turn, completion_ids=(*turn.completion_ids, 1)) for turn in found[0]]
+        return found
+
+
+def test_a_turn_that_was_not_sampled_is_refused_or_left_out(make_trainer: Callable[..., Any]) -> None:
+    trainer = make_trainer(alpha_sdpo=0.5, hint_source=TokeniseAgain())
+    trainer.model.train()
+    batch = next(iter(trainer.get_train_dataloader()))
+    with pytest.raises(InputError) as error:
+        trainer._generate_and_score_completions(batch)
+    assert (error.value.code, error.value.where) == ("CR0751", "row 0")
+    trainer.hints = HintsSection(strict=False)
+    output = trainer._generate_and_score_completions(batch)
+    assert (output["hint_weight"].sum(-1) > 0).tolist() == [False, True, True, True]
+    assert trainer._metrics["train"]["sdpo/turns_left_out"] == [1.0]
+
+
+def test_routing_sends_passing_rows_to_grpo_and_failing_ones_to_the_teacher(
+    make_trainer: Callable[..., Any],
+) -> None:
+    rewards = iter([[1.0, 0.0, 0.0, 1.0]] * 2)
+    reward = lambda completions, **columns: next(rewards)  # noqa: E731
+    outputs = []
+    for routed in (False, True):
+        trainer = make_trainer(
+            alpha_sdpo=0.5,
+            hint_source=HintEveryTurn(),
+            hints=HintsSection(srpo_routing=routed),
+            reward=reward,
+            scale_rewards="none",
+        )
+        trainer.model.train()
+        outputs.append(trainer._generate_and_score_completions(next(iter(trainer.get_train_dataloader()))))
+    plain, routed_output = outputs
+    assert plain["advantages"].tolist() == [0.5, -0.5, -0.5, 0.5]
+    assert (plain["hint_weight"].sum(-1) > 0).tolist() == [True] * 4
+    assert routed_output["advantages"].tolist() == [0.5, 0.0, 0.0, 0.5]
+    assert (routed_output["hint_weight"].sum(-1) > 0).tolist() == [False, True, True, False]
+
+
+def test_the_schedule_falls_as_a_cosine_does() -> None:
+    settings = HintsSection(decay_after=10, decay_steps=20, decay_to=0.5)
+    shares = [schedule_share(settings, step) for step in (0, 10, 15, 20, 30, 99)]
+    assert shares == pytest.approx([1.0, 1.0, 0.5 + 0.25 * (1 + math.sqrt(0.5)), 0.75, 0.5, 0.5])
+    assert schedule_share(HintsSection(), 10**6) == 1.0
+
+
+def test_a_weight_that_has_decayed_costs_no_forward(ready: Callable[..., Any]) -> None:
+    trainer = ready(hints=HintsSection(teacher="frozen", decay_steps=5))
+    whole = trainer._compute_sdpo_loss(trainer.model, batch_of(TURNS)).item()
+    trainer.state.global_step = 3
+    part = 0.5 * (1 + math.cos(0.6 * math.pi))
+    assert trainer._compute_sdpo_loss(trainer.model, batch_of(TURNS)).item() == pytest.approx(part * whole)
+    trainer.state.global_step = 5
+    trainer.model.forward = None  # a forward would fail
+    assert trainer._compute_sdpo_loss(trainer.model, batch_of(TURNS)).item() == 0.0

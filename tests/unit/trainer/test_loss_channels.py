@@ -1,0 +1,174 @@
+"""What both channels refuse, warn about and keep; a channel that is off leaves no trace."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from full_vocabulary import gradients
+from torch import nn
+from trl import GRPOTrainer
+
+from composer_replication.channel_tables import HintsSection, ReplaySection
+from composer_replication.errors import ComposerError, InputError
+from composer_replication.records import HintedTurn, PreferencePair, Rollout
+from composer_replication.trainer.checkpoints import write_manifest
+from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
+from composer_replication.trainer.loss_channels import STATE_FILE
+from composer_replication.trainer.parameter_hash import parameter_sha256
+from composer_replication.trainer.setting_errors import TrainerSettingError
+
+TURNS = (HintedTurn((5, 6, 7), (5, 90, 6, 7), (40, 41, 42)), HintedTurn((8,), (91, 8), (50, 51)))
+PAIRS = (PreferencePair((5, 6), (40, 41), (42,)), PreferencePair((7,), (43,), (44, 45)))
+
+
+class Loud:
+    def hinted_turns(self, rollouts: Sequence[Rollout]) -> list[list[HintedTurn]]:
+        return [
+            [HintedTurn(t.prompt_ids, (90, *t.prompt_ids), t.completion.token_ids) for t in rollout.turns]
+            for rollout in rollouts
+        ]
+
+
+BOTH = {
+    "alpha_sdpo": 0.5,
+    "hint_source": Loud(),
+    "hinted_turns": TURNS,
+    "beta_replay": 0.5,
+    "replay_pairs": PAIRS,
+    "replay": ReplaySection(sibling_pairs=True, pass_reward=0.4, pairs_per_step=3),
+}
+
+
+@pytest.mark.parametrize(
+    ("settings", "code"),
+    [
+        ({"alpha_sdpo": -1.0, "hinted_turns": TURNS}, "CR0711"),
+        ({"beta_replay": math.nan, "replay_pairs": PAIRS}, "CR0711"),
+        ({"alpha_sdpo": 0.5}, "CR0755"),
+        ({"alpha_sdpo": 0.5, "hinted_turns": ()}, "CR0755"),
+        ({"beta_replay": 0.5}, "CR0755"),
+        ({"alpha_sdpo": 0.5, "hinted_turns": [HintedTurn((1,), (2,), ())]}, "CR0750"),
+        ({"alpha_sdpo": 0.5, "hinted_turns": [HintedTurn((1,), (2,), (3, 4), (-1.0,))]}, "CR0751"),
+        ({"beta_replay": 0.5, "replay_pairs": [PreferencePair((1,), (2,), (2,))]}, "CR0752"),
+        ({"beta_replay": 0.5, "replay_pairs": [PreferencePair((1,), (2,), (3,), weight=-1.0)]}, "CR0753"),
+    ],
+)
+def test_what_cannot_be_learned_from_is_refused_before_any_model(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], code: str
+) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr(GRPOTrainer, "__init__", lambda self, *args, **kwargs: calls.append(1))
+    with pytest.raises(ComposerError) as error:
+        ComposerReplicationTrainer(**settings)
+    assert error.value.code == code
+    assert calls == []
+
+
+def test_a_channel_without_weight_is_not_asked_for_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GRPOTrainer, "__init__", lambda self, *args, **kwargs: None)
+    ComposerReplicationTrainer(
+        hinted_turns=[HintedTurn((), (), ())], replay_pairs=[PreferencePair((), (), ())]
+    )
+
+
+def test_lora_off_needs_an_adapter(make_trainer: Callable[..., Any]) -> None:
+    settings = {"alpha_sdpo": 0.5, "hinted_turns": TURNS, "hints": HintsSection(teacher="lora-off")}
+    with pytest.raises(TrainerSettingError) as error:
+        make_trainer(**settings).train()
+    assert error.value.code == "CR0754"
+    make_trainer(**settings, lora_adapter=True)._begin_channels()
+
+
+def test_a_model_whose_head_cannot_be_taken_apart_is_refused(make_trainer: Callable[..., Any]) -> None:
+    trainer = make_trainer(alpha_sdpo=0.5, hinted_turns=TURNS)
+    trainer.model.set_output_embeddings(nn.Sequential(nn.Linear(32, 258)))
+    with pytest.raises(TrainerSettingError) as error:
+        trainer._begin_channels()
+    assert error.value.code == "CR0757"
+
+
+def one_step(make_trainer: Callable[..., Any], output_dir: Path, **settings: Any) -> dict[str, torch.Tensor]:
+    """Gradients of one micro-batch, TRL's loss and the channels together."""
+    trainer = make_trainer(output_dir=output_dir, **settings)
+    trainer._begin_channels()
+    trainer.model.train()
+    torch.manual_seed(3)
+    inputs = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
+    trainer.current_gradient_accumulation_steps = 1
+    trainer.compute_loss(trainer.model, inputs).backward()
+    return gradients(trainer.model)
+
+
+def test_a_channels_gradient_is_there_when_on_and_absent_when_off(
+    make_trainer: Callable[..., Any], tmp_path: Path
+) -> None:
+    off = one_step(make_trainer, tmp_path / "off")
+    given = one_step(make_trainer, tmp_path / "given", **{**BOTH, "alpha_sdpo": 0.0, "beta_replay": 0.0})
+    assert all(torch.equal(off[name], given[name]) for name in off)
+    for name in ("alpha_sdpo", "beta_replay"):
+        on = one_step(
+            make_trainer, tmp_path / name, **{**BOTH, "alpha_sdpo": 0.0, "beta_replay": 0.0, name: 0.5}
+        )
+        size = math.sqrt(sum(float(((on[key] - off[key]) ** 2).sum()) for key in off))
+        assert size > 1e-7
+
+
+def test_evaluation_has_no_channel_in_it(make_trainer: Callable[..., Any]) -> None:
+    trainer = make_trainer(**BOTH)
+    trainer._begin_channels()
+    trainer._in_evaluation = True
+    assert trainer._with_channel_tensors([], {"kept": 1}) == {"kept": 1}
+    assert trainer._compute_sdpo_loss(trainer.model, {}).item() == 0.0
+    assert trainer._compute_trace_replay_loss(trainer.model, {}).item() == 0.0
+
+
+def run(make_trainer: Callable[..., Any], folder: Path, **settings: Any) -> Any:
+    trainer = make_trainer(
+        **{
+            "output_dir": folder,
+            "max_steps": 4,
+            "save_strategy": "steps",
+            "save_steps": 2,
+            "steps_per_generation": 2,
+            "gradient_accumulation_steps": 2,
+            "learning_rate": 1e-2,
+            **BOTH,
+            **settings,
+        }
+    )
+    trainer.train(resume_from_checkpoint=True)
+    return trainer
+
+
+def test_a_resumed_run_goes_on_exactly_and_needs_what_was_kept(
+    make_trainer: Callable[..., Any], tmp_path: Path
+) -> None:
+    settings = {"hints": HintsSection(variant="taid")}
+    whole = run(make_trainer, tmp_path / "whole", **settings)
+    for name in ("resumed", "without", "other"):
+        shutil.copytree(tmp_path / "whole" / "checkpoint-2", tmp_path / name / "checkpoint-2")
+    resumed = run(make_trainer, tmp_path / "resumed", **settings)
+    assert parameter_sha256(resumed.model) == parameter_sha256(whole.model)
+    for name, weight in whole._teacher_weights.tensors().items():
+        assert torch.equal(resumed._teacher_weights.tensors()[name], weight)
+    assert resumed._taid == whole._taid
+    # the teacher of the start in the place of the one that was kept: the end is another
+    path = tmp_path / "without" / "checkpoint-2" / STATE_FILE
+    kept = torch.load(path, weights_only=True)
+    kept["teacher"] = kept["first"]
+    torch.save(kept, path)
+    write_manifest(path.parent)
+    changed = run(make_trainer, tmp_path / "without", **settings)
+    assert parameter_sha256(changed.model) != parameter_sha256(whole.model)
+    with pytest.raises(InputError) as error:
+        run(make_trainer, tmp_path / "other", hints=HintsSection(variant="taid", top_k=5))
+    assert error.value.code == "CR0756"
+    with pytest.raises(InputError) as error:
+        run(make_trainer, tmp_path / "other", alpha_sdpo=0.0, beta_replay=0.0)
+    assert error.value.code == "CR0756"

@@ -1,0 +1,246 @@
+"""Replayed preferences: value and gradient against plain formulas over single rows, the reference, and siblings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from full_vocabulary import answer_logp, assert_same_gradients, gradients, moved, plain_copy, sharpened
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn.functional import logsigmoid
+from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
+
+from composer_replication.channel_tables import ReplaySection
+from composer_replication.records import PreferencePair
+from composer_replication.run_folder import RunFolder
+from composer_replication.trainer.batch_records import sibling_rows_in, sibling_tensors
+from composer_replication.trainer.record_draws import RecordDraws
+
+PAIRS = (
+    PreferencePair((5, 6, 7), (40, 41, 42), (43,)),
+    PreferencePair((8,), (50,), (51, 52, 53, 54), weight=0.5),
+    PreferencePair((9, 10), (60, 61), (62, 63), weight=2.0),
+    PreferencePair((9, 10), (64,), (62, 63), weight=0.0),
+)
+
+
+@pytest.fixture
+def ready(make_trainer: Callable[..., Any]) -> Callable[..., Any]:
+    """A float64 trainer whose reference has spoken and whose policy has moved since."""
+
+    def make(*, micro_steps: int = 1, **settings: Any) -> Any:
+        trainer = make_trainer(**{"beta_replay": 1.0, "replay_pairs": PAIRS, **settings})
+        trainer.model.double()
+        sharpened(trainer.model)
+        trainer.reference = plain_copy(trainer.model)
+        trainer._begin_channels()
+        moved(trainer.model)
+        trainer.model.train()
+        trainer.current_gradient_accumulation_steps = trainer.args.steps_per_generation = micro_steps
+        return trainer
+
+    return make
+
+
+def expected_loss(
+    policy: Any, reference: Any, pairs: Sequence[PreferencePair], settings: ReplaySection, beta: float
+) -> torch.Tensor:
+    def score(model: Any, pair: PreferencePair, ids: tuple[int, ...]) -> torch.Tensor:
+        logp = answer_logp(model, pair.prompt_ids, ids)
+        return logp / len(ids) if settings.length_normalised else logp
+
+    total, weights = torch.zeros((), dtype=torch.float64), 0.0
+    for pair in pairs:
+        gap = score(policy, pair, pair.chosen_ids) - score(policy, pair, pair.rejected_ids)
+        if settings.kind != "simpo":
+            with torch.no_grad():
+                of_reference = score(reference, pair, pair.chosen_ids) - score(
+                    reference, pair, pair.rejected_ids
+                )
+            gap = gap - of_reference
+        if settings.kind == "ipo":
+            loss = (gap - 1 / (2 * beta)) ** 2
+        else:
+            smoothing, x = settings.label_smoothing, beta * gap - settings.margin
+            loss = -(1 - smoothing) * logsigmoid(x) - smoothing * logsigmoid(-x)
+        total, weights = total + pair.weight * loss, weights + pair.weight
+    return total / weights
+
+
+@pytest.mark.parametrize(
+    ("settings", "beta"),
+    [
+        (ReplaySection(), 5.0),
+        (ReplaySection(length_normalised=False, label_smoothing=0.1), 0.1),
+        (ReplaySection(kind="ipo", beta=0.3), 0.3),
+        (ReplaySection(kind="simpo", margin=0.5), 2.0),
+    ],
+    ids=["dpo", "dpo-sums-smoothed", "ipo", "simpo"],
+)
+def test_value_and_gradient_equal_plain_formulas_in_float64(
+    ready: Callable[..., Any], settings: ReplaySection, beta: float
+) -> None:
+    trainer = ready(replay=settings)
+    loss = trainer._compute_trace_replay_loss(trainer.model, {})
+    loss.backward()
+    found = gradients(trainer.model)
+    trainer.model.zero_grad()
+    expected = expected_loss(trainer.model, trainer.reference, PAIRS, settings, beta)
+    expected.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert_same_gradients(found, gradients(trainer.model), tolerance=1e-5)
+    if settings.kind != "simpo":  # the reference matters to it
+        other = expected_loss(trainer.model, trainer.model, PAIRS, settings, beta)
+        assert loss.item() != pytest.approx(other.item(), rel=1e-3)
+    assert trainer._metrics["train"]["replay/pairs"] == [3.0]
+
+
+def with_siblings(trainer: Any) -> dict[str, Any]:
+    """Two groups of four rows; in each, rows 0 and 2 pass."""
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.randint(20, 90, (8, 5), generator=generator)
+    mask = (torch.arange(5) < torch.tensor([5, 3, 4, 1, 2, 5, 5, 3])[:, None]).long()
+    batch = {
+        "prompt_ids": torch.tensor([[5, 6, 7]] * 4 + [[0, 8, 9]] * 4),
+        "prompt_mask": torch.tensor([[1, 1, 1]] * 4 + [[0, 1, 1]] * 4),
+        "completion_ids": ids * mask,
+        "completion_mask": mask,
+        "tool_mask": torch.tensor([[1, 1, 0, 1, 1]] * 8),
+    }
+    trainer._add_siblings(batch, [1.0, 0.0, 1.0, 0.0] * 2)
+    return batch
+
+
+def test_one_batch_of_eight_equals_eight_of_one(ready: Callable[..., Any]) -> None:
+    """Over given pairs and siblings of the step's own groups, shuffled and split as TRL does it."""
+    pairs = [replace(PAIRS[n % 3], prompt_ids=(20 + n, *PAIRS[n % 3].prompt_ids)) for n in range(9)]
+    settings = ReplaySection(sibling_pairs=True, pairs_per_step=8)
+    results = []
+    for micro_steps in (1, 8):
+        trainer = ready(replay=settings, replay_pairs=pairs, micro_steps=micro_steps)
+        torch.manual_seed(5)
+        parts = split_tensor_dict(shuffle_sequence_dict(with_siblings(trainer)), micro_steps)
+        losses = [trainer._compute_trace_replay_loss(trainer.model, part) for part in parts]
+        sum(losses).backward()
+        results.append((sum(loss.item() for loss in losses), gradients(trainer.model)))
+        assert sum(trainer._metrics["train"]["replay/pairs"]) == 8 + 4
+    assert results[0][0] == pytest.approx(results[1][0], rel=1e-6)
+    assert_same_gradients(results[0][1], results[1][1], tolerance=1e-6)
+
+
+def test_siblings_equal_the_same_pairs_given_by_hand(ready: Callable[..., Any]) -> None:
+    """Without tool output in them, a group's pairs are ordinary pairs, and the reference is the run's start."""
+    settings = ReplaySection(sibling_pairs=True)
+    trainer = ready(replay=settings, replay_pairs=None)
+    batch = with_siblings(trainer)
+    batch["tool_mask"] = torch.ones_like(batch["tool_mask"])
+    trainer._add_siblings(batch, [1.0, 0.0, 1.0, 0.0] * 2)
+    loss = trainer._compute_trace_replay_loss(trainer.model, batch)
+    rows = [
+        row[kept.bool()].tolist()
+        for row, kept in zip(batch["completion_ids"], batch["completion_mask"], strict=True)
+    ]
+    prompts = [(5, 6, 7)] * 4 + [(8, 9)] * 4
+    pairs = [PreferencePair(prompts[c], tuple(rows[c]), tuple(rows[c + 1])) for c in (0, 2, 4, 6)]
+    expected = expected_loss(trainer.model, trainer.reference, pairs, settings, 5.0)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_siblings_are_paired_inside_their_group_and_tool_output_carries_no_loss() -> None:
+    batch = {
+        "prompt_ids": torch.tensor([[5], [5], [6], [5], [6]]),
+        "prompt_mask": torch.ones(5, 1, dtype=torch.long),
+        "completion_ids": torch.tensor([[40, 41], [42, 43], [44, 45], [46, 47], [48, 49]]),
+        "completion_mask": torch.ones(5, 2, dtype=torch.long),
+        "tool_mask": torch.tensor([[1, 0], [1, 1], [1, 1], [1, 1], [0, 1]]),
+    }
+    found = sibling_tensors(batch, [1.0, 0.0, 0.5, 0.0, None], pass_reward=1.0, pad_id=0)
+    assert found["sibling_weight"].tolist() == [1.0, 0.0, 0.0, 0.0, 0.0]  # row 3 has no passing sibling left
+    assert found["sibling_ids"][0].tolist() == [42, 43]
+    rows = sibling_rows_in({**batch, **found})
+    assert rows is not None
+    assert rows.chosen.loss_mask_NT.tolist() == [[1, 0]]
+    assert rows.rejected.loss_mask_NT.tolist() == [[1, 1]]
+    same = {**batch, "completion_ids": torch.tensor([[40, 41]] * 5)}
+    none = sibling_tensors(same, [1.0, 0.0, 0.5, 0.0, None], pass_reward=1.0, pad_id=0)
+    assert sibling_rows_in({**same, **none}) is None  # chosen equal to rejected
+
+
+def test_the_reference_is_computed_once_and_kept_by_model_and_pairs(
+    make_trainer: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from composer_replication.trainer import pair_logps
+
+    calls: list[int] = []
+    compute = pair_logps.reference_logps
+    monkeypatch.setattr(
+        pair_logps, "reference_logps", lambda *args, **kwargs: calls.append(1) or compute(*args, **kwargs)
+    )
+    run = RunFolder(tmp_path / "run")
+
+    def reference(seed: int = 0, pairs: Sequence[PreferencePair] = PAIRS) -> Any:
+        trainer = make_trainer(beta_replay=1.0, replay_pairs=pairs, run_folder=run, seed=seed)
+        trainer._begin_channels()
+        return trainer._reference_P2
+
+    first = reference()
+    assert torch.equal(reference(), first)
+    assert len(calls) == 1
+    assert not torch.equal(reference(seed=1), first)
+    reference(pairs=PAIRS[:3])
+    assert len(calls) == 3
+    (kept,) = [
+        p for p in (run.root / "reference").iterdir() if json.loads(p.read_text())["logps"] == first.tolist()
+    ]
+    kept.write_text(kept.read_text()[:40])  # a damaged file is computed again
+    assert torch.equal(reference(), first)
+    assert len(calls) == 4
+
+
+@given(
+    num_records=st.integers(1, 9),
+    per_step=st.integers(1, 12),
+    parts=st.integers(1, 5),
+    seed=st.integers(0, 3),
+)
+def test_every_epoch_draws_each_record_once_and_shares_are_the_whole(
+    num_records: int, per_step: int, parts: int, seed: int
+) -> None:
+    draws = RecordDraws([PAIRS[0]] * num_records, per_step=per_step, seed=seed)
+    drawn = [idx for step in range(2 * num_records) for idx in draws.of_step(step)]
+    for epoch in range(len(drawn) // num_records):
+        assert sorted(drawn[epoch * num_records : (epoch + 1) * num_records]) == list(range(num_records))
+    for step in (7, 0):  # in any order of asking
+        again = RecordDraws([PAIRS[0]] * num_records, per_step=per_step, seed=seed)
+        shares = [again.share(step, part, parts) for part in range(parts)]
+        assert sorted(idx for share in shares for idx in share) == sorted(draws.of_step(step))
+
+
+def test_orders_differ_by_seed_and_epoch() -> None:
+    records = [PAIRS[0]] * 20
+    one, other = (RecordDraws(records, per_step=20, seed=seed) for seed in (0, 1))
+    assert one.of_step(0) != other.of_step(0)
+    assert one.of_step(0) != one.of_step(1)
+
+
+def test_training_moves_towards_the_chosen_answers(make_trainer: Callable[..., Any]) -> None:
+    trainer = make_trainer(
+        beta_replay=1.0,
+        replay_pairs=PAIRS[:3],
+        replay=ReplaySection(pairs_per_step=3),
+        max_steps=4,
+        learning_rate=1e-2,
+        reward=lambda completions, **columns: [0.0] * len(completions),
+    )
+    trainer.train()
+    rows = [row for row in trainer.state.log_history if "loss/trace_replay" in row]
+    assert rows[0]["replay/accuracy"] == 0.0  # the policy is its own reference
+    assert rows[0]["loss/trace_replay"] == pytest.approx(0.6931, abs=1e-3)
+    assert rows[-1]["replay/accuracy"] == 1.0
+    assert rows[-1]["loss/trace_replay"] < rows[0]["loss/trace_replay"]

@@ -1,0 +1,350 @@
+"""The policy-gradient channel around TRL's generation: terms in the reward, importance weights, fresh prompts.
+
+A mixin of the trainer. With ``PolicyOptions()`` as it stands nothing here touches what TRL made.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from trl.models.utils import disable_gradient_checkpointing
+
+from composer_replication.errors import InputError
+from composer_replication.interfaces import PromptSource
+from composer_replication.losses.policy_terms import centre_in_group, effort_cost
+from composer_replication.trainer.effort_counts import COLUMN, effort_units
+from composer_replication.trainer.fresh_prompts import ShuffledPrompts
+from composer_replication.trainer.importance import importance_figures, truncated_ratio
+from composer_replication.trainer.policy_options import EffortPrice, PolicyOptions
+from composer_replication.trainer.processes import gathered, num_processes, process_rank
+from composer_replication.trainer.row_merging import merge_rows
+from composer_replication.trainer.setting_errors import TrainerSettingError
+
+Generate = Callable[[Any], dict[str, Any]]
+_FORWARD_PARTS = (
+    "pixel_values",
+    "image_grid_thw",
+    "num_images",
+    "num_tiles",
+    "pixel_attention_mask",
+    "spatial_shapes",
+    "image_sizes",
+    "token_type_ids",
+    "mm_token_type_ids",
+    "image_position_ids",
+)
+
+
+class PolicyTerms:
+    """What happens to one generation before the loss sees it.
+
+    Attributes:
+        num_groups_replaced: groups that dynamic sampling has replaced, this run long.
+    """
+
+    policy_options: PolicyOptions = PolicyOptions()
+    prompt_source: PromptSource | None = None
+    num_groups_replaced: int = 0
+    model: Any
+    args: Any
+    accelerator: Any
+    beta: Any
+    loss_type: Any
+    use_vllm: Any
+    rollout_func: Any
+    reward_weights: Any
+    num_generations: Any
+    train_dataset: Any
+    _metrics: Any
+    _tokenizer: Any
+    _get_per_token_logps_and_entropies: Any
+    _check_generation: Any
+    _check_importance: Any
+    _kl_beta: float = 0.0
+    _newest_rewards: torch.Tensor | None = None
+    _newest_lengths: tuple[int, ...] = ()
+
+    # ---- before the first step ----------------------------------------------------------------------
+
+    def _take_kl_out_of_the_loss(self) -> None:
+        """TRL has built its reference by ``beta``; from here on it weighs the term in the reward."""
+        if self.policy_options.kl_in_reward:
+            self._kl_beta, self.beta = float(self.beta), 0.0
+
+    def _check_policy_settings(self) -> None:
+        """Make the default source of prompts; refuse what dynamic sampling cannot do.
+
+        Raises:
+            TrainerSettingError: an iterable data set without a ``prompt_source``, or groups that lie across processes (CR0763).
+        """
+        if self.rollout_func is not None and not isinstance(self.rollout_func, CheckedRollouts):
+            self.rollout_func = CheckedRollouts(self.rollout_func)
+        if not self.policy_options.dynamic_sampling_rounds:
+            return
+        if self.prompt_source is None:
+            if not hasattr(self.train_dataset, "__len__"):
+                raise TrainerSettingError(
+                    "CR0763",
+                    "dynamic sampling needs a prompt_source where the training data is a stream.",
+                    where="ComposerReplicationTrainer(prompt_source=)",
+                    fix="pass a PromptSource, or set trainer.dynamic_sampling_rounds = 0.",
+                )
+            self.prompt_source = ShuffledPrompts(self.train_dataset, int(self.args.seed))
+        num_rows = self.args.per_device_train_batch_size * self.args.steps_per_generation
+        if num_processes() > 1 and num_rows % self.num_generations:
+            raise TrainerSettingError(
+                "CR0763",
+                f"dynamic sampling needs whole groups on each process, and {num_rows} rows are not a "
+                f"multiple of {self.num_generations} generations.",
+                where="trl.per_device_train_batch_size, trl.num_generations",
+                fix="make their product with steps_per_generation a multiple of num_generations.",
+            )
+
+    # ---- one generation -------------------------------------------------------------------------------
+
+    def _remember_rewards(self, rewards_NF: torch.Tensor, completion_ids: Sequence[Sequence[int]]) -> None:
+        """What ``_calculate_rewards`` gave: all processes' rewards, this one's lengths."""
+        self._newest_rewards = rewards_NF
+        self._newest_lengths = tuple(len(ids) for ids in completion_ids)
+
+    def _with_policy_terms(self, generate: Generate, inputs: Any) -> dict[str, Any]:
+        """TRL's generation with our terms; rows of ``inputs`` whose group was replaced become the fresh ones."""
+        if not self.model.training:
+            return generate(inputs)
+        output = self._generation_with_terms(generate, inputs)
+        is_dull_K = self._dull_groups()
+        num_groups = len(is_dull_K)
+        if self.policy_options.dynamic_sampling_rounds:
+            output, is_dull_K = self._with_fresh_groups(generate, inputs, output, is_dull_K)
+        self._check_generation(output, float(sum(is_dull_K)), float(num_groups))
+        self._newest_rewards = None
+        return output
+
+    def _generation_with_terms(self, generate: Generate, inputs: Any) -> dict[str, Any]:
+        kept_beta, self.beta = self.beta, self.beta or self._kl_beta  # TRL then computes the reference's part
+        try:
+            output = generate(inputs)
+        finally:
+            self.beta = kept_beta
+        options = self.policy_options
+        sampled_BT = output.get("sampling_per_token_logps")
+        corrects = options.importance_clip > 0 and self.rollout_func is not None and not self.use_vllm
+        needs_logps = (options.kl_in_reward and self._kl_beta != 0.0) or (corrects and sampled_BT is not None)
+        old_BT = output.get("old_per_token_logps")
+        if needs_logps and old_BT is None:
+            old_BT = self._policy_logps(output)
+        if options.has_reward_terms:
+            self._fold_reward_terms(output, inputs, old_BT)
+        if sampled_BT is not None and old_BT is not None:
+            self._weigh_by_importance(output, old_BT, sampled_BT, corrects=corrects)
+        return output
+
+    def _policy_logps(self, output: Mapping[str, Any]) -> torch.Tensor:
+        """Log-probabilities (B, T) of the rollouts under the weights at hand, without gradient."""
+        ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
+        mask = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
+        images = {name: output[name] for name in _FORWARD_PARTS if name in output}
+        with (
+            torch.no_grad(),
+            disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs),
+        ):
+            logps: torch.Tensor = self._get_per_token_logps_and_entropies(
+                self.model,
+                ids,
+                mask,
+                output["completion_ids"].size(1),
+                batch_size=self.args.per_device_train_batch_size,
+                **images,
+            )[0]
+        return logps
+
+    # ---- terms in the reward ----------------------------------------------------------------------------
+
+    def _fold_reward_terms(self, output: dict[str, Any], inputs: Any, old_BT: torch.Tensor | None) -> None:
+        """``A_i <- A_i - (P_i - mean_j P_j)`` with ``P = beta K + weight C``; rows nobody scored keep advantage 0."""
+        mask_BT = _loss_mask(output)
+        penalty_B = torch.zeros(mask_BT.size(0), dtype=torch.float32, device=mask_BT.device)
+        metrics = self._metrics["train"]
+        if self.policy_options.kl_in_reward and self._kl_beta != 0.0 and old_BT is not None:
+            ratio_BT = (old_BT - output.pop("ref_per_token_logps")).float() * mask_BT
+            penalty_B += self._kl_beta * ratio_BT.sum(-1)
+            total, count = self._summed(ratio_BT.sum(), mask_BT.sum())
+            metrics["kl"].append(total / max(count, 1.0))
+        effort = self.policy_options.effort
+        if effort is not None and effort.weight != 0.0:
+            cost_B = self._effort_costs(effort, output, inputs, penalty_B)
+            penalty_B += effort.weight * cost_B
+            total, count = self._summed(cost_B.sum(), torch.ones_like(cost_B).sum())
+            metrics["effort/cost"].append(effort.weight * total / max(count, 1.0))
+        rewards_NF = self._newest_rewards
+        penalty_N = self.accelerator.gather(penalty_B)
+        is_scored_N = torch.ones_like(penalty_N).bool()
+        if rewards_NF is not None:
+            is_scored_N = ~torch.isnan(rewards_NF).all(dim=1)
+        centred_N = centre_in_group(penalty_N, self.num_generations, is_scored_N)
+        start = self.accelerator.process_index * mask_BT.size(0)
+        output["advantages"] = output["advantages"] - centred_N[start : start + mask_BT.size(0)]
+
+    def _effort_costs(
+        self, effort: EffortPrice, output: Mapping[str, Any], inputs: Any, like_B: torch.Tensor
+    ) -> torch.Tensor:
+        """C of each row, from the counts that its rollout brought, else from lengths and masks."""
+        tools = output.get("tool_mask")
+        if tools is None:
+            outside = [0.0] * like_B.numel()
+        else:
+            outside = (output["completion_mask"] * (1 - tools)).sum(-1).tolist()
+        units = []
+        for row, length, tool_tokens in zip(inputs, self._newest_lengths, outside, strict=True):
+            counts = row.get(COLUMN) or {
+                "tool_output_token": tool_tokens,
+                "final_token": length - tool_tokens,
+                "turn": 1,
+            }
+            units.append(effort_units(counts, effort.unit_weights))
+        return effort_cost(like_B.new_tensor(units), k=effort.k, q=effort.q)
+
+    def _weigh_by_importance(
+        self, output: dict[str, Any], old_BT: torch.Tensor, sampled_BT: torch.Tensor, *, corrects: bool
+    ) -> None:
+        """Log how far sampler and trainer are apart; with a rollout function weigh each token by the ratio.
+
+        The weight is not negative, so that times the advantage it is what it is times the token's loss.
+        """
+        mask_BT = _loss_mask(output)
+        clip = self.policy_options.importance_clip if corrects else self._vllm_clip()
+        figures = importance_figures(old_BT, sampled_BT, mask_BT, clip)
+        metrics = self._metrics["train"]
+        metrics["sampling/truncated_share"].append(figures.truncated_share)
+        metrics["sampling/effective_sample_size"].append(figures.effective_sample_size)
+        metrics["sampling/sequence_effective_sample_size"].append(figures.sequence_effective_sample_size)
+        self._check_importance(figures)
+        if not corrects:
+            return
+        ratio_BT = truncated_ratio(old_BT, sampled_BT, mask_BT, clip)
+        if self.loss_type == "vespo":  # it reads the ratio itself
+            output["importance_sampling_ratio"] = ratio_BT
+        else:
+            output["advantages"] = output["advantages"].reshape(ratio_BT.size(0), -1) * ratio_BT
+
+    def _vllm_clip(self) -> float:
+        largest = self.args.vllm_importance_sampling_clip_max
+        return float("inf") if largest is None else float(largest)
+
+    def _summed(self, *scalars: torch.Tensor) -> list[float]:
+        total: list[float] = self.accelerator.reduce(
+            torch.stack([scalar.float() for scalar in scalars]), reduction="sum"
+        ).tolist()
+        return total
+
+    # ---- fresh prompts -----------------------------------------------------------------------------------
+
+    def _dull_groups(self) -> list[bool]:
+        """For each group, over all processes, whether its rewards are all equal."""
+        if self._newest_rewards is None:
+            return []
+        weights = self.reward_weights.to(self._newest_rewards.device)
+        rewards_N = (self._newest_rewards * weights).nansum(dim=1)
+        nobody_N = torch.isnan(self._newest_rewards).all(dim=1)  # rows that nobody scored teach nothing
+        highest_K = rewards_N.masked_fill(nobody_N, -torch.inf).view(-1, self.num_generations).amax(-1)
+        lowest_K = rewards_N.masked_fill(nobody_N, torch.inf).view(-1, self.num_generations).amin(-1)
+        is_dull: list[bool] = ((highest_K < lowest_K) | torch.isclose(highest_K, lowest_K)).tolist()
+        return is_dull
+
+    def _with_fresh_groups(
+        self, generate: Generate, inputs: Any, output: dict[str, Any], is_dull_K: list[bool]
+    ) -> tuple[dict[str, Any], list[bool]]:
+        """Replace dull groups, at most ``dynamic_sampling_rounds`` times; a fresh group that is dull too is dropped."""
+        group, rank = self.num_generations, process_rank()
+        num_local = len(inputs) // group
+        num_replaced = num_rounds = 0
+        while any(is_dull_K) and num_rounds < self.policy_options.dynamic_sampling_rounds:
+            dull_here = [k for k in range(num_local) if is_dull_K[rank * num_local + k]]
+            dull_by_process = gathered([dict(inputs[k * group]) for k in dull_here])
+            rows = self._fresh_rows(dull_by_process)
+            if not rows:
+                break
+            num_rounds += 1
+            fresh = [dict(row) for row in rows[rank] for _ in range(group)]
+            newer = self._generation_on_the_side(generate, fresh)
+            is_bad = self._dull_groups()[rank * len(rows[rank]) : (rank + 1) * len(rows[rank])]
+            good = [n for n, bad in enumerate(is_bad) if not bad][: len(dull_here)]
+            pairs = list(zip(dull_here, good, strict=False))
+            places = [(k * group + i, n * group + i) for k, n in pairs for i in range(group)]
+            output = merge_rows(output, newer, places, pad_token_id=self._tokenizer.pad_token_id)
+            for old, new in places:
+                inputs[old] = fresh[new]
+            replaced = gathered([rank * num_local + k for k, _ in pairs])
+            for k in (k for part in replaced for k in part):
+                is_dull_K[k] = False
+                num_replaced += 1
+        output["num_items_in_batch"] = self.accelerator.gather(_loss_mask(output).sum()).sum()
+        self.num_groups_replaced += num_replaced
+        metrics = self._metrics["train"]
+        metrics["dynamic_sampling/replaced_groups"].append(float(num_replaced))
+        metrics["dynamic_sampling/rounds"].append(float(num_rounds))
+        metrics["dynamic_sampling/groups_without_signal"].append(float(sum(is_dull_K)))
+        return output, is_dull_K
+
+    def _fresh_rows(self, dull_by_process: list[list[dict[str, Any]]]) -> list[list[Mapping[str, Any]]]:
+        """For each process equally many fresh rows, as its collectives need; empty when there are no more."""
+        if self.prompt_source is None:
+            return []
+        each = max(len(rows) for rows in dull_by_process)
+        dull = [row for rows in dull_by_process for row in rows]
+        rows = list(self.prompt_source.fresh_rows(each * len(dull_by_process), without_signal=dull))
+        each = min(each, len(rows) // len(dull_by_process))
+        return [rows[n * each : (n + 1) * each] for n in range(len(dull_by_process))] if each else []
+
+    def _generation_on_the_side(self, generate: Generate, fresh: list[dict[str, Any]]) -> dict[str, Any]:
+        """A generation whose numbers stay out of the log: the logged reward is that of prompts nobody chose.
+
+        A batch that was filled up with groups of mixed success has a mean near one half whatever the policy does.
+        """
+        kept, self._metrics["train"] = self._metrics["train"], defaultdict(list)
+        try:
+            newer = self._generation_with_terms(generate, fresh)
+        finally:
+            aside, self._metrics["train"] = self._metrics["train"], kept
+        kept["num_tokens"] = aside["num_tokens"]
+        return newer
+
+
+class CheckedRollouts:
+    """A rollout function whose completions are looked at before TRL takes their last token.
+
+    Args:
+        rollout_func: the user's.
+    """
+
+    def __init__(self, rollout_func: Callable[..., dict[str, Any]]) -> None:
+        self.rollout_func = rollout_func
+
+    def __call__(self, prompts: Any, trainer: Any) -> dict[str, Any]:
+        output = self.rollout_func(prompts, trainer)
+        refuse_empty_completions(output.get("completion_ids", ()), where="the rollout function")
+        return output
+
+
+def refuse_empty_completions(completion_ids: Sequence[Sequence[int]], *, where: str) -> None:
+    """A completion of no token has no last one, and no probability to learn.
+
+    Raises:
+        InputError: CR0772.
+    """
+    empty = [number for number, ids in enumerate(completion_ids) if len(ids) == 0]
+    if empty:
+        raise InputError(
+            "CR0772",
+            f"{len(empty)} of {len(completion_ids)} completions are empty, the first is number {empty[0]}.",
+            where=where,
+            fix="give at least the end token for an answer that says nothing.",
+        )
+
+
+def _loss_mask(output: Mapping[str, Any]) -> torch.Tensor:
+    mask: torch.Tensor = output["completion_mask"]
+    return mask * output["tool_mask"] if "tool_mask" in output else mask

@@ -5,7 +5,8 @@
     ├── MissingError        3      this machine lacks something (doctor tells)
     │   └── SandboxFailure  3      the sandbox broke: never a test result
     ├── InputError          4      repository, task, trace or checkpoint is unusable
-    │   └── SplitOverlapError      train and held-out share something (a ValueError too)
+    │   ├── SplitOverlapError      train and held-out share something (a ValueError too)
+    │   └── EmptyMaskError         nothing is left to average a loss over
     ├── CollapseStopError   5      the guard halted the run; carries its status
     └── NothingToDoError    6      too little evidence, or nothing to do
 
@@ -78,6 +79,10 @@ class InputError(ComposerError):
 
 class SandboxFileError(InputError):
     """A file of a sandbox's tree that cannot be read or written as asked; often the policy's own doing."""
+
+
+class EmptyMaskError(InputError):
+    """A loss was asked for over no token or no pair; zero would hide a fault in the data."""
 
 
 class SplitOverlapError(InputError, ValueError):

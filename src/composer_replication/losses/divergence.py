@@ -1,0 +1,271 @@
+"""How far the student is from the teacher, per token.
+
+Letters: B rollouts, T completion tokens, N positions in a flat list, K tokens of a support,
+S classes of a whole distribution (the support and, with a tail, one class more).
+p is the student, q the teacher; the teacher never carries gradient. All results are nats,
+float32 (float64 for float64 inputs).
+
+The support is the student's top k, read once without gradient; both sides are scored on it.
+The one tail class holds what is left of each, so that both are whole distributions and mass that
+moves out of the support is seen.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from composer_replication.losses.argument_checks import (
+    require,
+    require_number,
+    require_same_shape,
+    require_something,
+)
+
+
+def support_divergence(
+    student_logp_NK: torch.Tensor,
+    teacher_logp_NK: torch.Tensor,
+    *,
+    jsd_alpha: float,
+    with_tail: bool = True,
+) -> torch.Tensor:
+    """Divergence of student and teacher over the student's top k and one tail class, per position.
+
+    jsd_alpha = 0       KL(q || p), forward: p covers what q does
+    jsd_alpha = 1       KL(p || q), reverse: p keeps to what q finds likely
+    between, a          (1 - a) KL(p || m) + a KL(q || m) with m = (1 - a) p + a q
+
+    The middle formula tends to 0 at both ends, so the ends are switched: the scale jumps there
+    (JSD / (a (1 - a)) tends to KL(q || p) at 0 and to KL(p || q) at 1).
+
+    Args:
+        student_logp_NK: log-probabilities of the support under the student, over the whole vocabulary
+            (they sum to at most 1); carries the gradient.
+        teacher_logp_NK: the same tokens under the teacher.
+        jsd_alpha: interpolation, 0 to 1. SDPO uses 0.5 with k = 100, and 1 with k = 20 under rich feedback.
+        with_tail: add the tail class (default). Without it both sides are renormalised to the support,
+            and mass outside it is not seen.
+
+    Returns:
+        Divergence (N,), at least 0 but for rounding. Infinite where one side gives probability 0 to a
+        class that the other needs (never for 0 < jsd_alpha < 1).
+
+    Departs from the reference: the tail is kept by default, where TRL drops it.
+    Reference: Reinforcement Learning via Self-Distillation (2026, arXiv 2601.20802).
+
+    Raises:
+        UsageError: CR0781, jsd_alpha outside 0 to 1.
+        InputError: CR0782, shapes that differ.
+    """
+    _require_pair(student_logp_NK, teacher_logp_NK, where="support_divergence")
+    whole = with_tail_class if with_tail else renormalised
+    return divergence(whole(student_logp_NK), whole(teacher_logp_NK), jsd_alpha=jsd_alpha)
+
+
+def divergence(
+    student_logp_NS: torch.Tensor, teacher_logp_NS: torch.Tensor, *, jsd_alpha: float
+) -> torch.Tensor:
+    """Divergence of two whole distributions (rows that sum to 1): formulas of ``support_divergence``.
+
+    Raises:
+        UsageError: CR0781, jsd_alpha outside 0 to 1.
+        InputError: CR0782, shapes that differ.
+    """
+    require_number(jsd_alpha, "jsd_alpha", low=0, high=1, where="divergence")
+    _require_pair(student_logp_NS, teacher_logp_NS, where="divergence")
+    student, teacher = _wide(student_logp_NS), _wide(teacher_logp_NS).detach()
+    if jsd_alpha == 0:
+        return _kl(teacher, student)
+    if jsd_alpha == 1:
+        return _kl(student, teacher)
+    mixture = _log_mixture(student, teacher, jsd_alpha)
+    return (1 - jsd_alpha) * _kl(student, mixture) + jsd_alpha * _kl(teacher, mixture)
+
+
+def with_tail_class(logp_NK: torch.Tensor) -> torch.Tensor:
+    """Append the class of all other tokens, log(1 - sum_k exp(logp_k)): shape (N, K + 1).
+
+    The tail is at least one unit of rounding (1.2e-7 in float32), so that its logarithm is finite when
+    the support holds everything, or a little more than everything by rounding; there it has no gradient.
+    """
+    logp = _wide(logp_NK)
+    log_mass = logp.logsumexp(-1, keepdim=True).clamp(max=-torch.finfo(logp.dtype).eps)
+    return torch.cat([logp, torch.log(-torch.expm1(log_mass))], dim=-1)
+
+
+def renormalised(logp_NK: torch.Tensor) -> torch.Tensor:
+    """The distribution given that the token lies in the support: same shape, rows sum to 1."""
+    return _wide(logp_NK).log_softmax(-1)
+
+
+def entropy_aware_divergence(
+    student_logp_NK: torch.Tensor,
+    teacher_logp_NK: torch.Tensor,
+    teacher_entropy_N: torch.Tensor,
+    *,
+    entropy_threshold: float,
+    forward_weight: float = 1.0,
+    with_tail: bool = True,
+) -> torch.Tensor:
+    """Reverse KL everywhere, forward KL added where the teacher is unsure.
+
+    D_n = KL(p || q) + forward_weight * 1[H_n > entropy_threshold] * KL(q || p)
+
+    Reverse KL alone drives the student onto one of several good answers; the forward part keeps all.
+
+    Args:
+        student_logp_NK: as in ``support_divergence``.
+        teacher_logp_NK: as in ``support_divergence``.
+        teacher_entropy_N: the teacher's entropy over the whole vocabulary, nats.
+        entropy_threshold: nats, at least 0; no default, since it depends on model and temperature.
+        forward_weight: at least 0.
+        with_tail: as in ``support_divergence``.
+
+    Reference: Entropy-Aware On-Policy Distillation of Language Models (2026, arXiv 2603.07079).
+
+    Raises:
+        UsageError: CR0781, a number out of range.
+        InputError: CR0782, shapes that do not fit.
+    """
+    where = "entropy_aware_divergence"
+    require_number(entropy_threshold, "entropy_threshold", low=0, where=where)
+    require_number(forward_weight, "forward_weight", low=0, where=where)
+    reverse_N = support_divergence(student_logp_NK, teacher_logp_NK, jsd_alpha=1, with_tail=with_tail)
+    forward_N = support_divergence(student_logp_NK, teacher_logp_NK, jsd_alpha=0, with_tail=with_tail)
+    require_same_shape({"divergence": reverse_N, "teacher_entropy_N": teacher_entropy_N}, where=where)
+    is_unsure_N = teacher_entropy_N.detach() > entropy_threshold
+    return reverse_N + torch.where(is_unsure_N, forward_weight * forward_N, 0.0)
+
+
+def taid_target(
+    student_logp_NS: torch.Tensor, teacher_logp_NS: torch.Tensor, *, progress: float
+) -> torch.Tensor:
+    """Target between student and teacher: log softmax((1 - t) log p + t log q), without gradient.
+
+    Given to ``divergence`` as the teacher, with jsd_alpha = 0. At progress 0 it is the student itself, at 1
+    the teacher. On log-probabilities over the whole vocabulary this is the interpolation of logits of the
+    paper; over a support with a tail class it is that interpolation on the coarser classes.
+
+    Args:
+        student_logp_NS: whole distributions (``with_tail_class``, ``renormalised``).
+        teacher_logp_NS: the same classes under the teacher.
+        progress: t, 0 to 1.
+
+    Reference: TAID: Temporally Adaptive Interpolated Distillation (2025, arXiv 2501.16937), equation 4.
+
+    Raises:
+        UsageError: CR0781, progress outside 0 to 1.
+        InputError: CR0782, shapes that differ.
+    """
+    require_number(progress, "progress", low=0, high=1, where="taid_target")
+    _require_pair(student_logp_NS, teacher_logp_NS, where="taid_target")
+    student, teacher = _wide(student_logp_NS).detach(), _wide(teacher_logp_NS).detach()
+    if progress in (0, 1):  # 0 times an infinite logarithm is not a number
+        return teacher if progress else student
+    return ((1 - progress) * student + progress * teacher).log_softmax(-1)
+
+
+@dataclass(frozen=True, slots=True)
+class TaidProgress:
+    """How far the target has moved; ``advanced`` gives the next state. Plain numbers, for checkpoints.
+
+    With J the distillation loss of step n, step fraction f and relative fall d = (J_{n-1} - J_n) / J_{n-1}:
+    m <- momentum m + (1 - momentum) d, and
+    t <- min(end, max(start + (end - start) f, t + rate * sigmoid(m) * (1 - t))).
+    The first step has no fall and takes the linear value. Defaults are the paper's.
+
+    Reference: TAID (2025, arXiv 2501.16937), equation 5 and algorithm 1.
+    """
+
+    progress: float = 0.4
+    smoothed_fall: float = 0.0
+    last_loss: float | None = None
+    start: float = 0.4
+    end: float = 1.0
+    rate: float = 5e-4
+    momentum: float = 0.99
+
+    def advanced(self, loss: float, *, step_fraction: float) -> TaidProgress:
+        """State after a step with this loss, ``step_fraction`` (0 to 1) of the run done.
+
+        A loss that is not finite says nothing about the pace: the target then follows the linear part alone.
+
+        Raises:
+            UsageError: CR0781, a step fraction outside 0 to 1.
+        """
+        require_number(step_fraction, "step_fraction", low=0, high=1, where="TaidProgress.advanced")
+        linear = self.start + (self.end - self.start) * step_fraction
+        fall, moved, last = self.smoothed_fall, self.progress, self.last_loss
+        if math.isfinite(loss):
+            if last is not None and last > 0:
+                fall = self.momentum * fall + (1 - self.momentum) * (last - loss) / last
+                moved += self.rate * (1 - moved) / (1 + math.exp(-max(fall, -700.0)))
+            last = loss
+        return TaidProgress(
+            progress=min(self.end, max(linear, moved)),
+            smoothed_fall=fall,
+            last_loss=last,
+            start=self.start,
+            end=self.end,
+            rate=self.rate,
+            momentum=self.momentum,
+        )
+
+
+def sampled_reverse_kl(
+    student_logp_BT: torch.Tensor, teacher_logp_BT: torch.Tensor, mask_BT: torch.Tensor
+) -> torch.Tensor:
+    """Reverse KL on sampled tokens, nats per unmasked token.
+
+    L = sum_bt m_bt * stopgrad(s_bt - t_bt) * s_bt / sum_bt m_bt
+
+    Its gradient is that of KL(p || q) on average over tokens drawn from the student; its value is not a
+    divergence and can be negative (log ``stopgrad(s - t)`` for that).
+    Shapes: B rollouts, T completion tokens. The teacher carries no gradient; what stands where the mask
+    is 0 is not read, not even when it is not a number.
+    Departs from the paper: averaged over all tokens, not per rollout first.
+    Reference: Reinforcement Learning via Self-Distillation (2026, arXiv 2601.20802).
+
+    Raises:
+        EmptyMaskError: CR0780, no unmasked token (a zero loss would hide a data bug).
+        InputError: CR0782, shapes that differ.
+    """
+    where = "sampled_reverse_kl"
+    tensors = {"student_logp_BT": student_logp_BT, "teacher_logp_BT": teacher_logp_BT, "mask_BT": mask_BT}
+    require_same_shape(tensors, where=where)
+    kept_BT = mask_BT.bool()
+    require_something(kept_BT, "unmasked token", where=where)
+    student_N, teacher_N = _wide(student_logp_BT[kept_BT]), _wide(teacher_logp_BT[kept_BT])
+    return ((student_N - teacher_N).detach() * student_N).mean()
+
+
+def _kl(from_logp: torch.Tensor, to_logp: torch.Tensor) -> torch.Tensor:
+    """KL of one log-distribution from another over the last dimension; 0 log 0 is 0, with no gradient."""
+    has_mass = from_logp > -torch.inf
+    # The inner where keeps the infinite difference of two empty classes out of the backward pass.
+    source = from_logp.where(has_mass, 0.0)
+    terms = source.exp() * (source - to_logp.where(has_mass, 0.0))
+    return terms.where(has_mass, 0.0).sum(-1)
+
+
+def _log_mixture(student: torch.Tensor, teacher: torch.Tensor, jsd_alpha: float) -> torch.Tensor:
+    """log((1 - a) p + a q); a class empty on both sides stays empty and passes no gradient."""
+    is_empty = (student == -torch.inf) & (teacher == -torch.inf)
+    mixed = torch.logaddexp(
+        student.where(~is_empty, 0.0) + math.log1p(-jsd_alpha),
+        teacher.where(~is_empty, 0.0) + math.log(jsd_alpha),
+    )
+    return mixed.masked_fill(is_empty, -torch.inf)
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    """At least float32: sums over a support lose too much in half precision."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def _require_pair(student: torch.Tensor, teacher: torch.Tensor, *, where: str) -> None:
+    require_same_shape({"student": student, "teacher": teacher}, where=where)
+    require(student.dim() >= 1 and student.size(-1) > 0, "the support is empty.", where=where)

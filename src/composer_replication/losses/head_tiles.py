@@ -1,0 +1,305 @@
+"""The autograd function of a linear head that never holds the logits of all tokens.
+
+Logits exist as one tile of ``chunk_tokens`` by ``chunk_vocab``. Forward folds tiles into a running
+log-sum-exp; backward computes each tile again, turns it into the gradient of its logits in place and adds
+it to the gradients of hidden states and weight. The vocabulary is the outer loop, so that a tile of the
+weight is converted once and its gradient is finished, in float32, before the next one begins.
+
+Letters: N tokens in a flat list, H hidden size, V vocabulary, R rank, K tokens picked for each position;
+n and c are the tokens and words of one tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd.function import once_differentiable
+
+_FAR_BELOW = -1e4  # exp of it is 0 in float64 too, and 0 times it is 0, which 0 times -inf is not
+
+
+@dataclass(frozen=True, slots=True)
+class TileSettings:
+    """How logits become log-probabilities, and what is kept of them."""
+
+    temperature: float = 1.0
+    softcap: float | None = None
+    chunk_tokens: int = 256
+    chunk_vocab: int = 8192
+    top_k: int = 0
+    with_entropy: bool = False
+
+
+class HeadInputs(NamedTuple):
+    """The tensors whose product the logits are."""
+
+    hidden_NH: torch.Tensor
+    weight_VH: torch.Tensor
+    bias_V: torch.Tensor | None
+    low_NR: torch.Tensor | None
+    up_VR: torch.Tensor | None
+
+
+class HeadTiles(torch.autograd.Function):
+    """Statistics of softmax(z / c), z = hidden weight' + bias + low up', tile by tile.
+
+    Returns log-probabilities at the picked indices (N, K), those indices, the log-sum-exp (N,) and the
+    entropy (N,). The picks are the given indices followed by the top k. With g the gradient of the picked
+    log-probabilities and l that of the log-sum-exp, dz = (scatter(g) + (l - sum_k g_k) p) / c, times
+    1 - tanh^2 under a soft cap. Entropy and indices carry no gradient.
+    """
+
+    @staticmethod
+    def forward(  # noqa: PLR0917  autograd passes by position
+        ctx: Any,
+        hidden_NH: torch.Tensor,
+        weight_VH: torch.Tensor,
+        bias_V: torch.Tensor | None,
+        low_NR: torch.Tensor | None,
+        up_VR: torch.Tensor | None,
+        index_NK: torch.Tensor,
+        weight_grad_VH: torch.Tensor | None,
+        settings: TileSettings,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        ctx.set_materialize_grads(False)
+        inputs = HeadInputs(hidden_NH, weight_VH, bias_V, low_NR, up_VR)
+        tiles = _Tiles(inputs, settings)
+        running = _Running(tiles, index_NK)
+        for words in tiles.words():
+            for tokens in tiles.tokens():
+                logits_nc = tiles.logits(tokens, words)
+                tiles.cap(logits_nc)
+                running.pick(logits_nc.div_(settings.temperature), tokens, words)
+                running.fold(logits_nc, tokens)
+        log_norm_N = running.maximum_N + running.total_N.log()
+        entropy_N = running.total_N.log() - running.weighted_N / running.total_N
+        index_NK = torch.cat([index_NK, running.top_index_NK], dim=1)
+        logp_NK = torch.cat([running.picked_NK, running.top_NK], dim=1) - log_norm_N[:, None]
+        ctx.save_for_backward(*inputs, index_NK, log_norm_N)
+        ctx.settings, ctx.weight_grad_VH, ctx.dtype = settings, weight_grad_VH, tiles.dtype
+        ctx.mark_non_differentiable(index_NK, entropy_N)
+        return logp_NK, index_NK, log_norm_N, entropy_N
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(
+        ctx: Any, grad_NK: torch.Tensor | None, _index: None, grad_norm_N: torch.Tensor | None, _entropy: None
+    ) -> tuple[torch.Tensor | None, ...]:
+        *inputs, index_NK, log_norm_N = ctx.saved_tensors
+        tiles = _Tiles(HeadInputs(*inputs), ctx.settings, dtype=ctx.dtype)
+        gradients = _Gradients(tiles, ctx.needs_input_grad, ctx.weight_grad_VH)
+        if grad_NK is None:
+            grad_NK = tiles.zeros(*index_NK.shape)
+        grad_NK = grad_NK.to(tiles.wide)
+        share_N = -grad_NK.sum(1)
+        if grad_norm_N is not None:
+            share_N = share_N + grad_norm_N
+        for words in tiles.words():
+            gradients.begin(words)
+            for tokens in tiles.tokens():
+                logits_nc = tiles.logits(tokens, words)
+                slope_nc = tiles.cap(logits_nc, with_slope=True)
+                logits_nc.div_(ctx.settings.temperature).sub_(log_norm_N[tokens, None])
+                grad_nc = logits_nc.exp_().mul_(share_N[tokens, None])
+                local_nK, is_inside_nK = _local(index_NK[tokens], words)
+                grad_nc.scatter_add_(1, local_nK, grad_NK[tokens] * is_inside_nK)
+                grad_nc.div_(ctx.settings.temperature)
+                if slope_nc is not None:
+                    grad_nc.mul_(slope_nc)
+                gradients.add(grad_nc, tokens, words)
+            gradients.finish(words)
+        return gradients.result()
+
+
+class _Tiles:
+    """The logits of a head, one tile at a time; a tile lives until the next one is asked for."""
+
+    def __init__(self, inputs: HeadInputs, settings: TileSettings, dtype: torch.dtype | None = None) -> None:
+        self.hidden_NH, self.weight_VH, self.bias_V, self.low_NR, self.up_VR = inputs
+        self.settings = settings
+        self.dtype = dtype or _compute_dtype(self.hidden_NH, self.weight_VH)
+        self.wide = torch.promote_types(self.dtype, torch.float32)
+        self.num_tokens, self.num_words = self.hidden_NH.size(0), self.weight_VH.size(0)
+        area = min(self.num_tokens, settings.chunk_tokens) * min(self.num_words, settings.chunk_vocab)
+        self._narrow = torch.empty(area, dtype=self.dtype, device=self.hidden_NH.device)
+        self._wide = self._narrow if self.dtype == self.wide else self._narrow.to(self.wide)
+        self._second: torch.Tensor | None = None
+        self._words: slice | None = None
+        self._weight_cH = self._up_cR = self._bias_c = torch.empty(0)
+
+    def words(self) -> Iterator[slice]:
+        return _slices(self.num_words, self.settings.chunk_vocab)
+
+    def tokens(self) -> Iterator[slice]:
+        return _slices(self.num_tokens, self.settings.chunk_tokens)
+
+    def zeros(self, *shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=self.wide, device=self.hidden_NH.device)
+
+    def logits(self, tokens: slice, words: slice) -> torch.Tensor:
+        """Logits of a tile in at least float32, rounded to the head's own precision as the head would."""
+        if self._words != words:
+            self._words, self._weight_cH = words, self.weight_VH[words].to(self.dtype)
+            self._up_cR = self._up_cR if self.up_VR is None else self.up_VR[words].to(self.dtype)
+            self._bias_c = self._bias_c if self.bias_V is None else self.bias_V[words].to(self.dtype)
+        hidden_nH = self.hidden_NH[tokens].to(self.dtype)
+        shape = (hidden_nH.size(0), self._weight_cH.size(0))
+        tile_nc = self._narrow[: shape[0] * shape[1]].view(shape)
+        if self.bias_V is None:
+            torch.mm(hidden_nH, self._weight_cH.t(), out=tile_nc)
+        else:
+            torch.addmm(self._bias_c, hidden_nH, self._weight_cH.t(), out=tile_nc)
+        if self.low_NR is not None:
+            tile_nc.addmm_(self.low_NR[tokens].to(self.dtype), self._up_cR.t())
+        if self._wide is self._narrow:
+            return tile_nc
+        return self._wide[: shape[0] * shape[1]].view(shape).copy_(tile_nc)
+
+    def second(self, like_nc: torch.Tensor) -> torch.Tensor:
+        """Another tile of the same shape, for what must stand beside the logits."""
+        if self._second is None:
+            self._second = torch.empty_like(self._wide)
+        return self._second[: like_nc.numel()].view_as(like_nc)
+
+    def cap(self, logits_nc: torch.Tensor, *, with_slope: bool = False) -> torch.Tensor | None:
+        """Replace z by cap tanh(z / cap); the slope of that, 1 - tanh^2, where it is asked for."""
+        cap = self.settings.softcap
+        if cap is None:
+            return None
+        logits_nc.div_(cap).tanh_()
+        slope_nc = torch.square(logits_nc, out=self.second(logits_nc)).neg_().add_(1) if with_slope else None
+        logits_nc.mul_(cap)
+        return slope_nc
+
+
+class _Running:
+    """Log-sum-exp, entropy sum, picks and top k of the words seen so far."""
+
+    def __init__(self, tiles: _Tiles, index_NK: torch.Tensor) -> None:
+        num_tokens, self._tiles, self._index_NK = tiles.num_tokens, tiles, index_NK
+        self.maximum_N = tiles.zeros(num_tokens).fill_(torch.finfo(tiles.wide).min)
+        self.total_N, self.weighted_N = tiles.zeros(num_tokens), tiles.zeros(num_tokens)
+        self.picked_NK = tiles.zeros(*index_NK.shape)
+        top_k = tiles.settings.top_k
+        self.top_NK = tiles.zeros(num_tokens, top_k).fill_(-torch.inf)
+        self.top_index_NK = torch.zeros_like(self.top_NK, dtype=torch.long)
+
+    def pick(self, logits_nc: torch.Tensor, tokens: slice, words: slice) -> None:
+        if self._index_NK.size(1):
+            local_nK, is_inside_nK = _local(self._index_NK[tokens], words)
+            picked_nK = self.picked_NK[tokens]
+            picked_nK.copy_(torch.where(is_inside_nK, logits_nc.gather(1, local_nK), picked_nK))
+        top_k = self._tiles.settings.top_k
+        if top_k:
+            best = logits_nc.topk(min(top_k, logits_nc.size(1)), dim=1)
+            values = torch.cat([self.top_NK[tokens], best.values], dim=1)
+            indices = torch.cat([self.top_index_NK[tokens], best.indices + words.start], dim=1)
+            kept = values.topk(top_k, dim=1)
+            self.top_NK[tokens] = kept.values
+            self.top_index_NK[tokens] = indices.gather(1, kept.indices)
+
+    def fold(self, logits_nc: torch.Tensor, tokens: slice) -> None:
+        """Add a tile, which is overwritten. ``weighted`` is sum_v e_v (z_v - maximum)."""
+        maximum_n, total_n, weighted_n = self.maximum_N[tokens], self.total_N[tokens], self.weighted_N[tokens]
+        shift_n = maximum_n.clone()
+        torch.maximum(maximum_n, logits_nc.amax(1), out=maximum_n)
+        shift_n -= maximum_n
+        decay_n = shift_n.exp()
+        logits_nc.sub_(maximum_n[:, None])
+        if self._tiles.settings.with_entropy:
+            exp_nc = torch.exp(logits_nc, out=self._tiles.second(logits_nc))
+            weighted_n.add_(shift_n * total_n).mul_(decay_n)
+            weighted_n += logits_nc.clamp_(min=_FAR_BELOW).mul_(exp_nc).sum(1)
+        else:
+            exp_nc = logits_nc.exp_()
+        total_n.mul_(decay_n).add_(exp_nc.sum(1))
+
+
+class _Gradients:
+    """Gradients of the inputs that need one; the weight's goes into the caller's buffer where there is one."""
+
+    def __init__(self, tiles: _Tiles, needs: tuple[bool, ...], weight_grad_VH: torch.Tensor | None) -> None:
+        self._tiles, self._owns_weight = tiles, weight_grad_VH is None
+        self._hidden = tiles.zeros(*tiles.hidden_NH.shape) if needs[0] else None
+        self._low = tiles.zeros(*tiles.low_NR.shape) if tiles.low_NR is not None and needs[3] else None
+        self._bias = tiles.zeros(tiles.num_words) if needs[2] else None
+        self._weight, self._up = weight_grad_VH, None
+        if weight_grad_VH is None and needs[1]:
+            self._weight = torch.zeros_like(tiles.weight_VH)
+        if tiles.up_VR is not None and needs[4]:
+            self._up = torch.zeros_like(tiles.up_VR)
+        self._weight_part: torch.Tensor | None = None
+        self._up_part: torch.Tensor | None = None
+
+    def begin(self, words: slice) -> None:
+        self._weight_part, self._up_part = self._part(self._weight, words), self._part(self._up, words)
+
+    def add(self, grad_nc: torch.Tensor, tokens: slice, words: slice) -> None:
+        tiles = self._tiles
+        if self._hidden is not None:
+            _add_product(self._hidden[tokens], grad_nc, tiles.weight_VH[words], tiles.dtype)
+        if self._low is not None and tiles.up_VR is not None:
+            _add_product(self._low[tokens], grad_nc, tiles.up_VR[words], tiles.dtype)
+        if self._weight_part is not None:
+            _add_product(self._weight_part, grad_nc.t(), tiles.hidden_NH[tokens], tiles.dtype)
+        if self._up_part is not None and tiles.low_NR is not None:
+            _add_product(self._up_part, grad_nc.t(), tiles.low_NR[tokens], tiles.dtype)
+        if self._bias is not None:
+            self._bias[words] += grad_nc.sum(0)
+
+    def finish(self, words: slice) -> None:
+        for whole, part in ((self._weight, self._weight_part), (self._up, self._up_part)):
+            if whole is not None and part is not None and part.dtype != whole.dtype:
+                whole[words] += part
+
+    def result(self) -> tuple[torch.Tensor | None, ...]:
+        tiles = self._tiles
+        return (
+            None if self._hidden is None else self._hidden.to(tiles.hidden_NH.dtype),
+            self._weight if self._owns_weight else None,
+            None if self._bias is None or tiles.bias_V is None else self._bias.to(tiles.bias_V.dtype),
+            None if self._low is None or tiles.low_NR is None else self._low.to(tiles.low_NR.dtype),
+            self._up,
+            None,
+            None,
+            None,
+        )
+
+    def _part(self, whole: torch.Tensor | None, words: slice) -> torch.Tensor | None:
+        """Where a tile's gradient is summed: the result itself, or float32 beside a narrower one."""
+        if whole is None:
+            return None
+        part = whole[words]
+        return part if whole.dtype == self._tiles.wide else torch.zeros_like(part, dtype=self._tiles.wide)
+
+
+def _add_product(sum_ab: torch.Tensor, left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype) -> None:
+    """Add left @ right without rounding the product to half precision first.
+
+    Rounding each tile's product before the sum biases training. On an accelerator half precision enters the
+    multiplication and float32 leaves it; elsewhere the factors are widened, which CPUs do faster.
+    """
+    if dtype in (torch.float16, torch.bfloat16) and sum_ab.is_cuda:
+        sum_ab += torch.mm(left.to(dtype), right.to(dtype), out_dtype=torch.float32)
+    else:
+        sum_ab.addmm_(left, right.to(sum_ab.dtype))
+
+
+def _compute_dtype(hidden_NH: torch.Tensor, weight_VH: torch.Tensor) -> torch.dtype:
+    device = hidden_NH.device.type
+    if torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return torch.promote_types(hidden_NH.dtype, weight_VH.dtype)
+
+
+def _local(index_nK: torch.Tensor, words: slice) -> tuple[torch.Tensor, torch.Tensor]:
+    """Columns of the picks inside a tile (clamped to it), and which of them are inside."""
+    is_inside_nK = (index_nK >= words.start) & (index_nK < words.stop)
+    return (index_nK - words.start).clamp(0, words.stop - words.start - 1), is_inside_nK
+
+
+def _slices(total: int, size: int) -> Iterator[slice]:
+    return (slice(start, min(start + size, total)) for start in range(0, total, size))

@@ -1,0 +1,203 @@
+"""Terms that enter the policy gradient beside the reward: KL, effort, importance weights.
+
+Letters: B rollouts, G rollouts of one prompt, T completion tokens. What stands where a mask is 0 is not read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from composer_replication.losses.argument_checks import (
+    require,
+    require_number,
+    require_positive,
+    require_same_shape,
+    require_something,
+)
+
+_MOST_LOG_RATIO = 20.0  # exp of it is far above any clip, and finite in float32
+
+
+def k1_per_rollout(
+    sampled_logp_BT: torch.Tensor, reference_logp_BT: torch.Tensor, mask_BT: torch.Tensor
+) -> torch.Tensor:
+    """K_i = sum_t (sampled_logp - reference_logp) over unmasked tokens, nats per rollout, no gradient.
+
+    The k1 estimate of KL(policy || reference): unbiased, can be negative for one rollout. 0 for a rollout
+    without a token.
+
+    Raises:
+        InputError: CR0782, shapes that differ.
+    """
+    tensors = {"sampled_logp_BT": sampled_logp_BT, "reference_logp_BT": reference_logp_BT, "mask_BT": mask_BT}
+    require_same_shape(tensors, where="k1_per_rollout")
+    difference_BT = (_wide(sampled_logp_BT) - _wide(reference_logp_BT)).detach()
+    return difference_BT.where(mask_BT.bool(), 0.0).sum(-1)
+
+
+def fold_kl_into_advantages(
+    advantage_B: torch.Tensor,
+    kl_B: torch.Tensor,
+    *,
+    beta: float,
+    group_size: int,
+    valid_B: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """A_i - beta (K_i - mean_j K_j), the mean over the rollout's group.
+
+    k1 as a loss has zero expected gradient; folded into the reward it has that of the reverse KL. Exact only
+    where advantages are not divided by the group's standard deviation: the caller refuses that combination.
+
+    Args:
+        advantage_B: R_i - mean_j R_j, groups one after another.
+        kl_B: ``k1_per_rollout``.
+        beta: nats to reward, at least 0.
+        group_size: G; B is a multiple of it.
+        valid_B: 0 for rollouts that are left out of the loss (infrastructure failures): their K does not enter
+            the group's mean and their advantage stays as it is.
+
+    Reference: A Comedy of Estimators (2025, arXiv 2512.21852).
+
+    Raises:
+        UsageError: CR0781, beta below 0, or B not a multiple of the group size.
+        InputError: CR0782, shapes that differ.
+    """
+    where = "fold_kl_into_advantages"
+    require_number(beta, "beta", low=0, where=where)
+    require_same_shape({"advantage_B": advantage_B, "kl_B": kl_B}, where=where)
+    num_rollouts = advantage_B.numel()
+    require(
+        group_size >= 1 and advantage_B.dim() == 1 and num_rollouts % group_size == 0,
+        f"{num_rollouts} rollouts are not whole groups of {group_size}.",
+        where=where,
+    )
+    valid = torch.ones_like(kl_B, dtype=torch.bool) if valid_B is None else valid_B.bool()
+    require_same_shape({"advantage_B": advantage_B, "valid_B": valid}, where=where)
+    if beta == 0 or num_rollouts == 0:
+        return advantage_B
+    valid_PG = valid.view(-1, group_size)
+    kl_PG = _wide(kl_B).detach().view(-1, group_size).where(valid_PG, 0.0)
+    mean_P1 = kl_PG.sum(1, keepdim=True) / valid_PG.sum(1, keepdim=True).clamp(min=1)
+    centred_B = (kl_PG - mean_P1).where(valid_PG, 0.0).view(-1)
+    return advantage_B - beta * centred_B.to(advantage_B.dtype)
+
+
+def effort_cost(effort: torch.Tensor, *, scale: float, curvature: float) -> torch.Tensor:
+    """Cost of effort: ((1 + k x)^(1 - q) - 1) / (k (1 - q)), k = scale, q = curvature; same shape as x.
+
+    Linear (x) at k = 0 or q = 0, ln(1 + k x) / k at q = 1, bounded by 1 / (k (q - 1)) for q > 1; concave for
+    q > 0: the first unit costs 1, later ones less, so that hard tasks may be long. Computed as
+    x * (log1p(k x) / (k x)) * (expm1(u) / u), u = (1 - q) log1p(k x), which is exact to rounding at every limit.
+
+    Args:
+        effort: x at least 0: a weighted sum of thinking, tool-call, tool-output and final tokens, calls, turns.
+        scale: k, at least 0, in 1 / (unit of x).
+        curvature: q, at least 0. Below 0 the cost would be convex and punish what is hard.
+
+    Departs from the paper: k, q and the weights are not published; they are keys of the recipe.
+    Reference: Composer 2 (2026, arXiv 2603.24477), as two summaries give it.
+
+    Raises:
+        UsageError: CR0781, a number out of range, or an effort below 0.
+    """
+    where = "effort_cost"
+    require_number(scale, "scale", low=0, where=where)
+    require_number(curvature, "curvature", low=0, where=where)
+    effort = _wide(effort)
+    require(not bool((effort < 0).any()), "an effort is below 0.", where=where)
+    grown = torch.log1p(scale * effort)
+    power = (1 - curvature) * grown
+    return effort * _ratio(grown, scale * effort) * _ratio(torch.expm1(power), power)
+
+
+@dataclass(frozen=True, slots=True)
+class ImportanceMetrics:
+    """What to log of importance weights: 0-dimensional tensors without gradient, over unmasked tokens."""
+
+    masked_share: torch.Tensor
+    """Share of tokens whose ratio is above the clip: truncated, or set to 0."""
+    effective_sample_share: torch.Tensor
+    """(sum w)^2 / (n sum w^2), 1 where all weights are equal; 0 where all are 0."""
+    mean_ratio: torch.Tensor
+    """Before the clip (ratios above e^20 count as e^20)."""
+    max_ratio: torch.Tensor
+    mean_log_ratio: torch.Tensor
+    """Drift between the two log-probabilities, nats per token; 0 where they agree."""
+
+
+def truncated_importance_weights(
+    train_logp_BT: torch.Tensor,
+    sampler_logp_BT: torch.Tensor,
+    mask_BT: torch.Tensor,
+    *,
+    clip: float = 2.0,
+    drops_above: bool = False,
+) -> tuple[torch.Tensor, ImportanceMetrics]:
+    """Token weights min(r, clip) with r = exp(train_logp - sampler_logp), no gradient; and what to log.
+
+    The engine that samples and the model that trains disagree about the same tokens. Token by token, since
+    the ratio of a long rollout is near 0 or beyond any bound.
+
+    Args:
+        train_logp_BT: the training model's, before the update, nats.
+        sampler_logp_BT: the sampling engine's.
+        mask_BT: 1 for tokens that count; the weight is 0 elsewhere.
+        clip: above 0; 2 by default.
+        drops_above: set ratios above the clip to 0 instead of truncating them.
+
+    Reference: Your Efficient RL Framework Secretly Brings You Off-Policy RL Training (2025, Fengyuan et al.).
+
+    Raises:
+        EmptyMaskError: CR0780, no unmasked token.
+        InputError: CR0782, shapes that differ.
+        UsageError: CR0781, a clip that is not above 0.
+    """
+    where = "truncated_importance_weights"
+    require_positive(clip, "clip", where=where)
+    tensors = {"train_logp_BT": train_logp_BT, "sampler_logp_BT": sampler_logp_BT, "mask_BT": mask_BT}
+    require_same_shape(tensors, where=where)
+    kept_BT = mask_BT.bool()
+    require_something(kept_BT, "unmasked token", where=where)
+    log_ratio_BT = (_wide(train_logp_BT) - _wide(sampler_logp_BT)).detach().where(kept_BT, 0.0)
+    ratio_BT = log_ratio_BT.clamp(max=_MOST_LOG_RATIO).exp()
+    is_above_BT = (ratio_BT > clip) & kept_BT
+    weights_BT = ratio_BT.masked_fill(is_above_BT, 0.0 if drops_above else clip).where(kept_BT, 0.0)
+    count = kept_BT.sum()
+    metrics = ImportanceMetrics(
+        masked_share=is_above_BT.sum() / count,
+        effective_sample_share=effective_sample_share(weights_BT, kept_BT),
+        mean_ratio=ratio_BT.where(kept_BT, 0.0).sum() / count,
+        max_ratio=ratio_BT.where(kept_BT, 0.0).max(),
+        mean_log_ratio=log_ratio_BT.sum() / count,
+    )
+    return weights_BT, metrics
+
+
+def effective_sample_share(weights_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+    """(sum w)^2 / (n sum w^2) over the n unmasked weights: 1 where all are equal, 1 / n where one is all.
+
+    0 where every weight is 0. Reference: Kish, Survey Sampling (1965).
+
+    Raises:
+        EmptyMaskError: CR0780, no unmasked weight.
+        InputError: CR0782, shapes that differ.
+    """
+    where = "effective_sample_share"
+    require_same_shape({"weights_BT": weights_BT, "mask_BT": mask_BT}, where=where)
+    kept_BT = mask_BT.bool()
+    require_something(kept_BT, "unmasked token", where=where)
+    weights_N = _wide(weights_BT.detach())[kept_BT]
+    squares = weights_N.square().sum()
+    return (weights_N.sum().square() / (weights_N.numel() * squares)).where(squares > 0, 0.0)
+
+
+def _ratio(numerator: torch.Tensor, denominator: torch.Tensor) -> torch.Tensor:
+    """Quotient of two quantities that vanish together with slope 1."""
+    is_zero = denominator == 0
+    return (numerator / denominator.masked_fill(is_zero, 1.0)).masked_fill(is_zero, 1.0)
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

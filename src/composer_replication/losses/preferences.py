@@ -1,0 +1,190 @@
+"""DPO, IPO and SimPO on pairs of answers to one prompt.
+
+Letters: P pairs, B rows, T completion tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch.nn import functional
+
+from composer_replication.errors import UsageError
+from composer_replication.losses.argument_checks import (
+    require,
+    require_number,
+    require_positive,
+    require_same_shape,
+    require_something,
+    require_weights,
+)
+
+PreferenceKind = Literal["dpo", "ipo", "simpo"]
+_KINDS = ("dpo", "ipo", "simpo")
+
+
+@dataclass(frozen=True, slots=True)
+class PreferenceMetrics:
+    """What to log of one preference batch: 0-dimensional tensors without gradient, means by weight."""
+
+    accuracy: torch.Tensor
+    """Share of pairs whose chosen answer has the higher implicit reward (ties count as wrong)."""
+    chosen_reward: torch.Tensor
+    """beta (log pi - log pi_ref) of the chosen answer; without a reference beta log pi."""
+    rejected_reward: torch.Tensor
+    reward_margin: torch.Tensor
+    """chosen_reward minus rejected_reward."""
+    total_weight: torch.Tensor
+    num_pairs: torch.Tensor
+    """Pairs with a weight above 0."""
+
+
+def preference_loss(
+    policy_chosen_logp_P: torch.Tensor,
+    policy_rejected_logp_P: torch.Tensor,
+    reference_chosen_logp_P: torch.Tensor | None,
+    reference_rejected_logp_P: torch.Tensor | None,
+    *,
+    kind: PreferenceKind,
+    beta: float,
+    margin: float = 0.0,
+    label_smoothing: float = 0.0,
+    weight_P: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, PreferenceMetrics]:
+    """Preference loss, weighted mean over pairs, and what to log.
+
+    With h = (c - c_ref) - (r - r_ref) and e = label_smoothing:
+    dpo     -(1 - e) log sigmoid(beta h - margin) - e log sigmoid(margin - beta h)
+    ipo     (h - 1 / (2 beta))^2
+    simpo   as dpo with h = c - r: no reference is read
+    L = sum_i w_i l_i / sum_i w_i
+
+    Which log-probabilities: the caller says, by what it passes (``sequence_logp`` makes both).
+    dpo     summed in the paper; length-normalised favours neither long nor short answers and wants a beta
+            larger by about the length
+    ipo     length-normalised, as in the paper's experiments; summed, the square grows with length
+    simpo   length-normalised by definition
+
+    Args:
+        policy_chosen_logp_P: carries gradient.
+        policy_rejected_logp_P: carries gradient.
+        reference_chosen_logp_P: under the reference, detached here; None for simpo.
+        reference_rejected_logp_P: the same for the rejected answer.
+        kind: dpo, ipo or simpo.
+        beta: above 0. Usual: dpo 0.1 (summed), ipo 0.1, simpo 2.0 to 2.5.
+        margin: target reward margin, at least 0; simpo's gamma (usually 0.5 to 1.6), for dpo that of ODPO.
+            ipo has its own margin, 1 / (2 beta), and takes none.
+        label_smoothing: share of labels taken to be wrong, 0 to below 0.5; dpo and simpo only.
+        weight_P: at least 0; None weighs all alike. A pair of weight 0 is not read.
+
+    Departs from the papers: weights; the margin in DPO. With smoothing this is conservative DPO, not robust
+    DPO (no division by 1 - 2 e).
+    Reference: DPO (2023, arXiv 2305.18290), equation 7; IPO (2023, arXiv 2310.12036), equation 17;
+    SimPO (2024, arXiv 2405.14734), equation 6; ODPO (2024, arXiv 2402.10571), equation 8.
+
+    Raises:
+        UsageError: CR0781, an unknown kind, a number out of range, an argument that the kind does not have,
+            or no reference where the kind needs one.
+        InputError: CR0782, shapes that differ; CR0783, a weight below 0 or not finite.
+        EmptyMaskError: CR0780, no pair with a weight above 0.
+    """
+    _check_arguments(kind, beta=beta, margin=margin, label_smoothing=label_smoothing)
+    weights_P = _checked_weights(policy_chosen_logp_P, policy_rejected_logp_P, weight_P)
+    kept_P = weights_P > 0
+    require_something(kept_P, "pair with a weight above 0", where="preference_loss")
+    weights_P = weights_P[kept_P]
+    chosen_P = policy_chosen_logp_P[kept_P].to(weights_P.dtype)
+    rejected_P = policy_rejected_logp_P[kept_P].to(weights_P.dtype)
+    if kind != "simpo":
+        chosen_P = chosen_P - _reference(reference_chosen_logp_P, policy_chosen_logp_P, kind)[kept_P]
+        rejected_P = rejected_P - _reference(reference_rejected_logp_P, policy_chosen_logp_P, kind)[kept_P]
+    gap_P = chosen_P - rejected_P
+    if kind == "ipo":
+        losses_P = (gap_P - 1 / (2 * beta)).square()
+    else:
+        score_P = beta * gap_P - margin
+        losses_P = -(1 - label_smoothing) * functional.logsigmoid(score_P)
+        if label_smoothing:
+            losses_P = losses_P - label_smoothing * functional.logsigmoid(-score_P)
+    total = weights_P.sum()
+
+    def mean(values_P: torch.Tensor) -> torch.Tensor:
+        return (weights_P * values_P).sum() / total
+
+    with torch.no_grad():
+        metrics = PreferenceMetrics(
+            accuracy=mean((gap_P > 0).to(weights_P.dtype)),
+            chosen_reward=beta * mean(chosen_P.detach()),
+            rejected_reward=beta * mean(rejected_P.detach()),
+            reward_margin=beta * mean(gap_P.detach()),
+            total_weight=total.detach(),
+            num_pairs=kept_P.sum(),
+        )
+    return mean(losses_P), metrics
+
+
+def sequence_logp(logp_BT: torch.Tensor, mask_BT: torch.Tensor, *, length_normalised: bool) -> torch.Tensor:
+    """Log-probability of each answer: the sum over its unmasked tokens, or their mean, shape (B,).
+
+    What stands under a mask of 0 is not read, not even when it is not a number.
+
+    Raises:
+        EmptyMaskError: CR0780, an answer without a token (its mean does not exist, and as a sum it would be
+            the likeliest of all).
+        InputError: CR0782, shapes that differ.
+    """
+    require_same_shape({"logp_BT": logp_BT, "mask_BT": mask_BT}, where="sequence_logp")
+    kept_BT = mask_BT.bool()
+    has_token_B = kept_BT.any(-1)
+    if not bool(has_token_B.all()):
+        row = int((~has_token_B).nonzero()[0])
+        require_something(kept_BT[row], f"token of answer {row}", where="sequence_logp")
+    wide_BT = logp_BT.to(torch.promote_types(logp_BT.dtype, torch.float32))
+    sums_B = wide_BT.where(kept_BT, 0.0).sum(-1)
+    return sums_B / kept_BT.sum(-1) if length_normalised else sums_B
+
+
+def _check_arguments(kind: str, *, beta: float, margin: float, label_smoothing: float) -> None:
+    where = "preference_loss"
+    require(kind in _KINDS, f"kind is {kind!r} and must be one of {', '.join(_KINDS)}.", where=where)
+    require_positive(beta, "beta", where=where)
+    require_number(margin, "margin", low=0, where=where)
+    require(
+        0 <= label_smoothing < 0.5,
+        f"label_smoothing is {label_smoothing!r} and must be at least 0 and below 0.5.",
+        where=where,
+    )
+    require(
+        kind != "ipo" or (margin == 0 and label_smoothing == 0),
+        "ipo takes neither margin nor label_smoothing: its margin is 1 / (2 beta).",
+        where=where,
+        fix="leave them out, or take dpo.",
+    )
+
+
+def _checked_weights(
+    chosen_P: torch.Tensor, rejected_P: torch.Tensor, weight_P: torch.Tensor | None
+) -> torch.Tensor:
+    where = "preference_loss"
+    require_same_shape({"policy_chosen": chosen_P, "policy_rejected": rejected_P}, where=where)
+    require(chosen_P.dim() == 1, f"pairs come as a flat list, not as {tuple(chosen_P.shape)}.", where=where)
+    dtype = torch.promote_types(chosen_P.dtype, torch.float32)
+    if weight_P is None:
+        return torch.ones_like(chosen_P, dtype=dtype, requires_grad=False)
+    require_same_shape({"policy_chosen": chosen_P, "weight_P": weight_P}, where=where)
+    require_weights(weight_P, "weight_P", where=where)
+    return weight_P.detach().to(dtype)
+
+
+def _reference(reference_P: torch.Tensor | None, policy_P: torch.Tensor, kind: str) -> torch.Tensor:
+    if reference_P is None:
+        raise UsageError(
+            "CR0781",
+            f"{kind} compares with a reference, and none was given.",
+            where="preference_loss",
+            fix="pass the reference's log-probabilities, or take simpo.",
+        )
+    require_same_shape({"policy": policy_P, "reference": reference_P}, where="preference_loss")
+    return reference_P.detach()

@@ -1,0 +1,355 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+from composer_replication.errors import InputError, UsageError
+from composer_replication.losses.chunked_head import (
+    LowRankUpdate,
+    log_sum_exp,
+    logp_at,
+    sampled_and_top_k_logp,
+    sampled_logp,
+    top_k_logp,
+)
+
+SMALL: dict[str, Any] = {"chunk_tokens": 3, "chunk_vocab": 5}
+
+
+def numbers(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def plain_logp(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    temperature: float = 1.0,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """The whole vocabulary at once."""
+    logits = hidden @ weight.t() + (0 if bias is None else bias)
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    return (logits / temperature).log_softmax(-1)
+
+
+def test_two_words_by_hand() -> None:
+    hidden, weight = torch.tensor([[1.0], [-2.0]]), torch.tensor([[math.log(3.0)], [0.0]])
+    logp, entropy = sampled_logp(hidden, weight, torch.tensor([0, 1]), chunk_vocab=1)
+    assert logp.tolist() == pytest.approx([math.log(3 / 4), math.log(9 / 10)])
+    by_hand = [-0.75 * math.log(0.75) - 0.25 * math.log(0.25), -0.1 * math.log(0.1) - 0.9 * math.log(0.9)]
+    assert entropy.tolist() == pytest.approx(by_hand, rel=1e-6)
+    assert log_sum_exp(hidden, weight).tolist() == pytest.approx([math.log(4), math.log(10 / 9)])
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    seed=st.integers(0, 10**6),
+    n=st.integers(0, 7),
+    v=st.integers(1, 17),
+    chunks=st.tuples(st.integers(1, 9), st.integers(1, 20)),
+    with_bias=st.booleans(),
+    temperature=st.sampled_from([0.5, 1.0, 2.0]),
+    softcap=st.sampled_from([None, 1.5]),
+)
+def test_values_and_gradients_equal_the_plain_head(
+    seed: int,
+    n: int,
+    v: int,
+    chunks: tuple[int, int],
+    temperature: float,
+    softcap: float | None,
+    *,
+    with_bias: bool,
+) -> None:
+    inputs = [numbers(seed, n, 4), numbers(seed + 1, v, 4)] + ([numbers(seed + 2, v)] if with_bias else [])
+    ours, theirs = ([tensor.clone().requires_grad_() for tensor in inputs] for _ in range(2))
+    target = torch.randint(0, v, (n,), generator=torch.Generator().manual_seed(seed))
+    options: dict[str, Any] = {"temperature": temperature, "softcap": softcap}
+    logp, entropy = sampled_logp(
+        ours[0], ours[1], target, bias_V=ours[2] if with_bias else None,
+        chunk_tokens=chunks[0], chunk_vocab=chunks[1], **options,
+    )  # fmt: skip
+    plain = plain_logp(*theirs, **options)
+    want = plain.gather(1, target[:, None])[:, 0]
+    torch.testing.assert_close(logp, want)
+    torch.testing.assert_close(entropy, -(plain.exp() * plain).sum(-1).detach(), rtol=1e-9, atol=1e-9)
+    assert not entropy.requires_grad
+    upstream = numbers(seed + 3, n)
+    for mine, other in zip(
+        torch.autograd.grad(logp, ours, upstream), torch.autograd.grad(want, theirs, upstream), strict=True
+    ):
+        torch.testing.assert_close(mine, other)
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=st.integers(0, 10**6), v=st.integers(2, 17), data=st.data())
+def test_top_k_and_picks_equal_the_plain_head(seed: int, v: int, data: st.DataObject) -> None:
+    k = data.draw(st.integers(1, v))
+    hidden, weight = numbers(seed, 6, 4), numbers(seed + 1, v, 4)
+    plain = plain_logp(hidden, weight, temperature=0.7)
+    logp, index = top_k_logp(hidden, weight, k=k, temperature=0.7, **SMALL)
+    want = plain.topk(k, dim=-1)
+    torch.testing.assert_close(logp, want.values)
+    assert index.equal(want.indices)
+    torch.testing.assert_close(logp_at(hidden, weight, index, temperature=0.7, **SMALL), want.values)
+    torch.testing.assert_close(
+        log_sum_exp(hidden, weight, temperature=0.7, **SMALL), (hidden @ weight.t() / 0.7).logsumexp(-1)
+    )
+
+
+def test_top_k_carries_no_gradient() -> None:
+    logp, index = top_k_logp(numbers(1, 2, 3).requires_grad_(), numbers(2, 4, 3).requires_grad_(), k=2)
+    assert not logp.requires_grad
+    assert not index.requires_grad
+
+
+def test_one_pass_gives_sampled_tokens_and_support_with_gradients() -> None:
+    inputs = [numbers(1, 7, 4), numbers(2, 13, 4)]
+    ours, theirs = ([tensor.clone().requires_grad_() for tensor in inputs] for _ in range(2))
+    target = torch.randint(0, 13, (7,))
+    scores = sampled_and_top_k_logp(*ours, target, k=4, softcap=2.0, **SMALL)
+    plain = plain_logp(*theirs, softcap=2.0)
+    top = plain.topk(4, dim=-1)
+    picked = plain.gather(1, target[:, None])[:, 0]
+    torch.testing.assert_close(scores.logp_N, picked)
+    torch.testing.assert_close(scores.top_logp_NK, top.values)
+    assert scores.top_index_NK.equal(top.indices)
+    weights = numbers(3, 7), numbers(4, 7, 4)
+    mine = (weights[0] * scores.logp_N).sum() + (weights[1] * scores.top_logp_NK).sum()
+    other = (weights[0] * picked).sum() + (weights[1] * top.values).sum()
+    for one, two in zip(torch.autograd.grad(mine, ours), torch.autograd.grad(other, theirs), strict=True):
+        torch.testing.assert_close(one, two)
+
+
+@pytest.mark.parametrize("softcap", [None, 1.0])
+def test_gradcheck(softcap: float | None) -> None:
+    index = torch.tensor([[0, 6, 6], [3, 2, 1]])  # a word picked twice gets both gradients
+
+    def every_output(
+        hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, down: torch.Tensor, up: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        options: dict[str, Any] = {
+            "bias_V": bias, "low_rank": LowRankUpdate(down, up, 0.5), "temperature": 1.3, "softcap": softcap, **SMALL,
+        }  # fmt: skip
+        return logp_at(hidden, weight, index, **options), log_sum_exp(hidden, weight, **options)
+
+    inputs = [
+        numbers(seed, *shape).requires_grad_()
+        for seed, shape in enumerate([(2, 3), (7, 3), (7,), (2, 3), (7, 2)])
+    ]
+    assert torch.autograd.gradcheck(every_output, tuple(inputs))
+
+
+def test_a_low_rank_update_is_the_head_with_the_product_added() -> None:
+    hidden, weight, down, up = numbers(1, 5, 4), numbers(2, 9, 4), numbers(3, 2, 4), numbers(4, 9, 2)
+    ours, theirs = ([tensor.clone().requires_grad_() for tensor in (hidden, down, up)] for _ in range(2))
+    target = torch.arange(5)
+    got, _ = sampled_logp(ours[0], weight, target, low_rank=LowRankUpdate(ours[1], ours[2], 2.0), **SMALL)
+    want = plain_logp(theirs[0], weight + 2.0 * theirs[2] @ theirs[1])[torch.arange(5), target]
+    torch.testing.assert_close(got, want)
+    for mine, other in zip(
+        torch.autograd.grad(got.sum(), ours), torch.autograd.grad(want.sum(), theirs), strict=True
+    ):
+        torch.testing.assert_close(mine, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_nearer_the_exact_gradient_than_autograd_is(dtype: torch.dtype) -> None:
+    inputs = [numbers(1, 64, 16, dtype=dtype), numbers(2, 300, 16, dtype=dtype)]
+    target = torch.randint(0, 300, (64,), generator=torch.Generator().manual_seed(1))
+
+    def gradients(run: Callable[..., torch.Tensor], to: torch.dtype) -> tuple[torch.Tensor, ...]:
+        leaves = [tensor.detach().to(to).requires_grad_() for tensor in inputs]
+        return torch.autograd.grad(run(*leaves).double().sum(), leaves)
+
+    def plain(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return (
+            (hidden @ weight.t())
+            .to(torch.promote_types(hidden.dtype, torch.float32))
+            .log_softmax(-1)[torch.arange(64), target]
+        )
+
+    ours = gradients(lambda h, w: sampled_logp(h, w, target, chunk_tokens=8, chunk_vocab=50)[0], dtype)
+    exact, rounded = gradients(plain, torch.float64), gradients(plain, dtype)
+    for mine, truth, other in zip(ours, exact, rounded, strict=True):
+        assert mine.dtype == dtype
+        error, peer = (float((value.double() - truth).norm()) for value in (mine, other))
+        assert error <= 1.05 * peer
+    logp, entropy = sampled_logp(*inputs, target)
+    assert logp.dtype == entropy.dtype == torch.float32
+    torch.testing.assert_close(logp, plain(*inputs), rtol=1e-5, atol=1e-5)
+
+
+def test_autocast_decides_the_precision_of_the_logits() -> None:
+    hidden, weight = numbers(1, 6, 8, dtype=torch.float32), numbers(2, 20, 8, dtype=torch.float32)
+    hidden.requires_grad_()
+    target = torch.arange(6)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logp, _ = sampled_logp(hidden, weight, target, **SMALL)
+        logits = torch.nn.functional.linear(hidden, weight)
+    assert logits.dtype == torch.bfloat16
+    torch.testing.assert_close(
+        logp, logits.float().log_softmax(-1)[torch.arange(6), target], rtol=1e-5, atol=1e-5
+    )
+    (gradient,) = torch.autograd.grad(logp.sum(), hidden)
+    assert gradient.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_weight_gradient_is_added_in_place(dtype: torch.dtype) -> None:
+    hidden, weight = (
+        numbers(1, 6, 4, dtype=dtype).requires_grad_(),
+        numbers(2, 11, 4, dtype=dtype).requires_grad_(),
+    )
+    target = torch.arange(6)
+    (want,) = torch.autograd.grad(sampled_logp(hidden, weight, target)[0].sum(), weight)
+    weight.grad = torch.ones_like(weight)
+    buffer, place = weight.grad, weight.grad.data_ptr()
+    for _ in range(2):
+        sampled_logp(hidden, weight, target, weight_grad_VH=weight.grad, **SMALL)[0].sum().backward()  # type: ignore[no-untyped-call]
+    assert weight.grad is buffer
+    assert buffer.data_ptr() == place
+    tolerance = {} if dtype is torch.float32 else {"rtol": 2e-2, "atol": 5e-2}
+    torch.testing.assert_close(buffer, 1 + 2 * want, **tolerance)
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_it_works_under_gradient_checkpointing(*, use_reentrant: bool) -> None:
+    hidden, weight = numbers(1, 6, 4).requires_grad_(), numbers(2, 11, 4).requires_grad_()
+    target = torch.arange(6)
+
+    def run(states: torch.Tensor) -> torch.Tensor:
+        return sampled_logp(states.tanh(), weight, target, **SMALL)[0]
+
+    saved = checkpoint(run, hidden, use_reentrant=use_reentrant)
+    got = torch.autograd.grad if not use_reentrant else _through_backward
+    for mine, other in zip(
+        got(saved.sum(), [hidden, weight]),
+        torch.autograd.grad(run(hidden).sum(), [hidden, weight]),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, other)
+
+
+def _through_backward(loss: torch.Tensor, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Reentrant checkpointing refuses ``torch.autograd.grad``."""
+    loss.backward()  # type: ignore[no-untyped-call]
+    return [leaf.grad for leaf in leaves if leaf.grad is not None]
+
+
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_a_frozen_side_gets_no_gradient(frozen: int) -> None:
+    inputs = [numbers(1, 6, 4), numbers(2, 11, 4)]
+    inputs[1 - frozen].requires_grad_()
+    sampled_logp(*inputs, torch.arange(6), **SMALL)[0].sum().backward()  # type: ignore[no-untyped-call]
+    assert inputs[frozen].grad is None
+    assert inputs[1 - frozen].grad is not None
+
+
+class LargestTensor(TorchDispatchMode):
+    """Elements of the largest tensor that any operation returned, backward included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for value in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(value, torch.Tensor):
+                self.largest = max(self.largest, value.untyped_storage().nbytes() // value.element_size())
+        return result
+
+
+def largest_in(run: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> int:
+    hidden, weight = numbers(1, 64, 2).requires_grad_(), numbers(2, 500, 2).requires_grad_()
+    with LargestTensor() as seen:
+        run(hidden, weight).sum().backward()  # type: ignore[no-untyped-call]
+    assert hidden.grad is not None
+    return seen.largest
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_no_tensor_of_tokens_times_vocabulary_is_ever_made(softcap: float | None) -> None:
+    target, index = torch.arange(64), torch.arange(64 * 3).view(64, 3)
+    options: dict[str, Any] = {"chunk_tokens": 16, "chunk_vocab": 100, "softcap": softcap}
+    runs: list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = [
+        lambda h, w: sampled_logp(h, w, target, **options)[0],
+        lambda h, w: logp_at(h, w, index, **options),
+        lambda h, w: log_sum_exp(h, w, **options),
+        lambda h, w: sampled_and_top_k_logp(h, w, target, k=5, **options).top_logp_NK,
+    ]
+    for run in runs:
+        assert largest_in(run) == 16 * 100, "a tile is the largest; the weight's gradient has 500 * 2"
+    assert largest_in(lambda h, w: plain_logp(h, w)[torch.arange(64), target]) == 64 * 500, (
+        "the measure sees it"
+    )
+
+
+def test_a_closed_word_has_no_probability_and_breaks_nothing() -> None:
+    hidden, weight = numbers(1, 4, 3).requires_grad_(), numbers(2, 9, 3)
+    bias = torch.zeros(9, dtype=torch.float64)
+    bias[:6] = -math.inf  # the whole first tile is closed
+    logp, entropy = sampled_logp(hidden, weight, torch.tensor([6, 7, 8, 6]), bias_V=bias, **SMALL)
+    plain = plain_logp(hidden, weight[6:])
+    torch.testing.assert_close(logp, plain[torch.arange(4), torch.tensor([0, 1, 2, 0])])
+    torch.testing.assert_close(entropy, -(plain.exp() * plain).sum(-1).detach())
+    (gradient,) = torch.autograd.grad(logp.sum(), hidden)
+    assert torch.isfinite(gradient).all()
+    assert (
+        sampled_logp(hidden, weight, torch.zeros(4, dtype=torch.long), bias_V=bias)[0].tolist()
+        == [-math.inf] * 4
+    )
+
+
+def test_what_is_not_a_number_stays_in_its_row() -> None:
+    hidden = numbers(1, 4, 3)
+    hidden[1, 0] = math.nan
+    hidden[2, 0] = math.inf
+    logp, entropy = sampled_logp(hidden, numbers(2, 9, 3), torch.arange(4), **SMALL)
+    for values in (logp, entropy):
+        assert torch.isfinite(values).tolist() == [True, False, False, True]
+
+
+def test_large_logits_do_not_overflow() -> None:
+    hidden, weight = torch.tensor([[1e4], [-1e4]]), torch.tensor([[1.0], [0.0], [-1.0]])
+    logp, entropy = sampled_logp(hidden, weight, torch.tensor([0, 0]), chunk_vocab=1)
+    assert logp.tolist() == [0.0, -2e4]
+    assert entropy.tolist() == [0.0, 0.0]
+
+
+def test_wrong_arguments_are_said() -> None:
+    hidden, weight, target = numbers(1, 2, 3), numbers(2, 4, 3), torch.tensor([0, 1])
+    for options in ({"temperature": 0.0}, {"softcap": -1.0}, {"chunk_tokens": 0}, {"chunk_vocab": 0}):
+        with pytest.raises(UsageError, match=f"CR0781: {next(iter(options))}"):
+            sampled_logp(hidden, weight, target, **options)  # type: ignore[arg-type]
+    for k in (0, 5):
+        with pytest.raises(UsageError, match=f"CR0781: k is {k}"):
+            top_k_logp(hidden, weight, k=k)
+    for wrong in (torch.tensor([0, -100]), torch.tensor([0, 4])):
+        with pytest.raises(InputError, match=r"CR0784.*position 1"):
+            sampled_logp(hidden, weight, wrong)
+    for call in (
+        lambda: sampled_logp(hidden, weight, target[:1]),
+        lambda: logp_at(hidden, weight, target),
+        lambda: log_sum_exp(hidden, weight.t()),
+        lambda: log_sum_exp(hidden[None], weight),
+        lambda: log_sum_exp(hidden, weight, bias_V=torch.zeros(3)),
+        lambda: log_sum_exp(hidden, weight, low_rank=LowRankUpdate(weight[:2], weight, 1.0)),
+        lambda: log_sum_exp(hidden, weight, weight_grad_VH=torch.zeros(3, 4)),
+    ):
+        with pytest.raises(InputError, match="CR0782"):
+            call()
+    with pytest.raises(UsageError, match="takes no gradient"):
+        log_sum_exp(hidden, weight, weight_grad_VH=torch.zeros(4, 3))

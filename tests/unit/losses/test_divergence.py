@@ -1,0 +1,343 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from composer_replication.errors import EmptyMaskError, InputError, UsageError
+from composer_replication.losses.divergence import (
+    TaidProgress,
+    divergence,
+    entropy_aware_divergence,
+    renormalised,
+    sampled_reverse_kl,
+    support_divergence,
+    taid_target,
+    with_tail_class,
+)
+
+ALPHAS = st.sampled_from([0.0, 0.01, 0.3, 0.5, 0.9, 1.0])
+
+
+def logs(*probabilities: float) -> torch.Tensor:
+    return torch.tensor([probabilities], dtype=torch.float64).log()
+
+
+def by_hand(p: list[float], q: list[float], jsd_alpha: float) -> float:
+    """The formula of the recipe over plain floats."""
+
+    def kl(a: list[float], b: list[float]) -> float:
+        return math.fsum(x * math.log(x / y) for x, y in zip(a, b, strict=True) if x > 0)
+
+    if jsd_alpha in (0, 1):
+        return kl(p, q) if jsd_alpha else kl(q, p)
+    middle = [(1 - jsd_alpha) * x + jsd_alpha * y for x, y in zip(p, q, strict=True)]
+    return (1 - jsd_alpha) * kl(p, middle) + jsd_alpha * kl(q, middle)
+
+
+def some_logits(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (3 * torch.randn(*shape, generator=generator, dtype=torch.float64)).to(dtype)
+
+
+def on_support(
+    student_NV: torch.Tensor, teacher_NV: torch.Tensor, k: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    index_NK = student_NV.detach().topk(k, dim=-1).indices
+    return (
+        student_NV.log_softmax(-1).gather(-1, index_NK),
+        teacher_NV.log_softmax(-1).gather(-1, index_NK),
+    )
+
+
+# p = (1/2, 1/4, 1/4), q = (1/4, 1/4, 1/2): KL either way is ln 2 / 4; the middle at 1/2 is (3/8, 1/4, 3/8),
+# so JSD = (1/2 ln 4/3 + 1/4 ln 2/3).
+@pytest.mark.parametrize(
+    ("jsd_alpha", "expected"),
+    [(0.0, math.log(2) / 4), (1.0, math.log(2) / 4), (0.5, 0.5 * math.log(4 / 3) + 0.25 * math.log(2 / 3))],
+)
+def test_three_classes_by_hand(jsd_alpha: float, expected: float) -> None:
+    whole = divergence(logs(0.5, 0.25, 0.25), logs(0.25, 0.25, 0.5), jsd_alpha=jsd_alpha)
+    assert whole.item() == pytest.approx(expected, abs=1e-15)
+    # two classes and the tail are the same three classes
+    tail = support_divergence(logs(0.5, 0.25), logs(0.25, 0.25), jsd_alpha=jsd_alpha)
+    assert tail.item() == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_ends_are_told_apart() -> None:
+    student, teacher = logs(0.9, 0.1), logs(0.5, 0.5)
+    forward = 0.5 * math.log(0.5 / 0.9) + 0.5 * math.log(0.5 / 0.1)
+    reverse = 0.9 * math.log(0.9 / 0.5) + 0.1 * math.log(0.1 / 0.5)
+    assert divergence(student, teacher, jsd_alpha=0).item() == pytest.approx(forward)
+    assert divergence(student, teacher, jsd_alpha=1).item() == pytest.approx(reverse)
+    assert forward != pytest.approx(reverse, rel=0.1)
+
+
+def test_near_its_ends_the_jsd_is_the_kl_times_the_weight() -> None:
+    student, teacher = logs(0.7, 0.2, 0.1), logs(0.3, 0.3, 0.4)
+    for tiny, end in ((1e-6, 0), (1 - 1e-6, 1)):
+        scaled = divergence(student, teacher, jsd_alpha=tiny) / (tiny * (1 - tiny))
+        torch.testing.assert_close(scaled, divergence(student, teacher, jsd_alpha=end), rtol=1e-4, atol=0)
+
+
+def test_without_a_tail_both_sides_are_renormalised() -> None:
+    got = support_divergence(logs(0.4, 0.1), logs(0.05, 0.05), jsd_alpha=1, with_tail=False)
+    assert got.item() == pytest.approx(0.8 * math.log(0.8 / 0.5) + 0.2 * math.log(0.2 / 0.5))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    seed=st.integers(0, 10**6), n=st.integers(1, 5), v=st.integers(2, 12), jsd_alpha=ALPHAS, data=st.data()
+)
+def test_against_plain_sums_over_the_whole_vocabulary(
+    seed: int, n: int, v: int, jsd_alpha: float, data: st.DataObject
+) -> None:
+    k = data.draw(st.integers(1, v - 1))
+    student, teacher = some_logits(seed, n, v), some_logits(seed + 1, n, v)
+    got = support_divergence(*on_support(student, teacher, k), jsd_alpha=jsd_alpha)
+    index = student.topk(k, dim=-1).indices
+    for row in range(n):
+        pair = []
+        for logits in (student, teacher):
+            probabilities = logits[row].softmax(-1).tolist()
+            kept = [probabilities[i] for i in index[row].tolist()]
+            rest = math.fsum(x for i, x in enumerate(probabilities) if i not in index[row].tolist())
+            pair.append([*kept, rest])
+        assert got[row].item() == pytest.approx(by_hand(pair[0], pair[1], jsd_alpha), rel=1e-6, abs=1e-9)
+
+
+@settings(deadline=None, max_examples=40)
+@given(seed=st.integers(0, 10**6), k=st.integers(1, 9), jsd_alpha=ALPHAS)
+def test_it_is_never_negative_zero_at_equality_and_below_the_whole_divergence(
+    seed: int, k: int, jsd_alpha: float
+) -> None:
+    student, teacher = some_logits(seed, 4, 10), some_logits(seed + 1, 4, 10)
+    coarse = support_divergence(*on_support(student, teacher, k), jsd_alpha=jsd_alpha)
+    whole = divergence(student.log_softmax(-1), teacher.log_softmax(-1), jsd_alpha=jsd_alpha)
+    assert (coarse > -1e-12).all()
+    assert (coarse <= whole + 1e-9).all(), "merging classes cannot add information"
+    same = support_divergence(*on_support(student, student, k), jsd_alpha=jsd_alpha)
+    torch.testing.assert_close(same, torch.zeros(4, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+@pytest.fixture(scope="module")
+def trl_losses() -> Any:
+    import trl.experimental.sdpo.loss_utils as losses
+
+    return losses
+
+
+@pytest.mark.parametrize("with_tail", [True, False])
+@pytest.mark.parametrize("jsd_alpha", [0.0, 0.3, 0.5, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_values_and_gradients_equal_trl(
+    trl_losses: Any, *, jsd_alpha: float, with_tail: bool, dtype: torch.dtype
+) -> None:
+    for seed in range(5):
+        teacher = some_logits(seed + 50, 6, 40, dtype=dtype)
+        ours = some_logits(seed, 6, 40, dtype=dtype).requires_grad_()
+        theirs = ours.detach().clone().requires_grad_()
+        got = support_divergence(*on_support(ours, teacher, 7), jsd_alpha=jsd_alpha, with_tail=with_tail)
+        want = trl_losses.compute_topk_self_distillation_loss(
+            theirs,
+            teacher,
+            distillation_topk=7,
+            distillation_alpha=jsd_alpha,
+            distillation_add_tail=with_tail,
+        )
+        # float32: the tail is 1 minus a sum near 1, here down to 1e-3, so 1e-7 becomes 1e-4 of it
+        rtol = 1e-9 if dtype is torch.float64 else 1e-4
+        torch.testing.assert_close(got, want, rtol=rtol, atol=1e-6)
+        weights = some_logits(seed + 99, 6, dtype=dtype)
+        got.backward(weights)  # type: ignore[no-untyped-call]
+        want.backward(weights)
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=10 * rtol, atol=1e-6)
+
+
+def test_the_whole_divergence_equals_trl(trl_losses: Any) -> None:
+    student, teacher = some_logits(1, 5, 30), some_logits(2, 5, 30)
+    for jsd_alpha in (0.0, 0.2, 1.0):
+        torch.testing.assert_close(
+            divergence(student.log_softmax(-1), teacher.log_softmax(-1), jsd_alpha=jsd_alpha),
+            trl_losses.compute_full_logit_self_distillation_loss(
+                student, teacher, distillation_alpha=jsd_alpha
+            ),
+        )
+
+
+def test_sampled_reverse_kl_equals_trl(trl_losses: Any) -> None:
+    teacher, ids = some_logits(4, 2, 5, 11), torch.randint(0, 11, (2, 5))
+    mask = torch.tensor([[1, 1, 0, 1, 0], [1, 1, 1, 1, 1]])
+    ours = some_logits(3, 2, 5, 11).requires_grad_()
+    theirs = ours.detach().clone().requires_grad_()
+    picked = [logits.log_softmax(-1).gather(-1, ids[..., None])[..., 0] for logits in (ours, teacher)]
+    got = sampled_reverse_kl(picked[0], picked[1], mask)
+    per_token = trl_losses.compute_sampled_token_self_distillation_loss(
+        theirs, teacher, ids, distillation_alpha=1.0
+    )
+    want = (per_token * mask).sum() / mask.sum()
+    torch.testing.assert_close(got, want)
+    got.backward()  # type: ignore[no-untyped-call]
+    want.backward()
+    torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def test_sampled_reverse_kl_has_the_gradient_of_the_kl_on_average() -> None:
+    logits = some_logits(7, 1, 6).requires_grad_()
+    teacher = some_logits(8, 1, 6).log_softmax(-1)
+    student = logits.log_softmax(-1)
+    exact = torch.autograd.grad(divergence(student, teacher, jsd_alpha=1).sum(), logits, retain_graph=True)[0]
+    expected = torch.zeros_like(exact)
+    for token in range(6):  # the expectation over sampled tokens, summed in full
+        loss = sampled_reverse_kl(student[:, [token]], teacher[:, [token]], torch.ones(1, 1))
+        gradient = torch.autograd.grad(loss, logits, retain_graph=True)[0]
+        expected += student[0, token].exp().detach() * gradient
+    torch.testing.assert_close(expected, exact)
+
+
+def test_sampled_reverse_kl_by_hand_and_blind_to_what_is_masked() -> None:
+    student = torch.tensor([[-1.0, math.nan, -3.0]], requires_grad=True)
+    teacher = torch.tensor([[-2.0, math.inf, -1.0]])
+    loss = sampled_reverse_kl(student, teacher, torch.tensor([[1, 0, 1]]))
+    # the mean of 1 * -1 and -2 * -3
+    assert loss.item() == pytest.approx(2.5)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert student.grad is not None
+    assert student.grad.tolist() == [[0.5, 0.0, -1.0]]
+    with pytest.raises(EmptyMaskError, match="CR0780"):
+        sampled_reverse_kl(student, teacher, torch.zeros(1, 3))
+    with pytest.raises(InputError, match=r"CR0782.*mask_BT \(1, 2\)"):
+        sampled_reverse_kl(student, teacher, torch.ones(1, 2))
+
+
+@pytest.mark.parametrize("jsd_alpha", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("with_tail", [True, False])
+def test_gradcheck(*, jsd_alpha: float, with_tail: bool) -> None:
+    teacher = some_logits(5, 3, 9).log_softmax(-1)[:, :4]
+
+    def loss(logits_NV: torch.Tensor) -> torch.Tensor:
+        student = logits_NV.log_softmax(-1)[:, :4]
+        return support_divergence(student, teacher, jsd_alpha=jsd_alpha, with_tail=with_tail)
+
+    assert torch.autograd.gradcheck(loss, some_logits(6, 3, 9).requires_grad_())
+
+
+@pytest.mark.parametrize("jsd_alpha", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("mass", [1.0, 1.0 + 3e-7])
+def test_an_empty_tail_gives_finite_values_and_gradients(
+    jsd_alpha: float, dtype: torch.dtype, mass: float
+) -> None:
+    logits = torch.tensor([[30.0, 0.0, -20.0], [1.0, 1.0, 1.0]], dtype=dtype, requires_grad=True)
+    student = logits.float().log_softmax(-1).to(dtype) + math.log(mass)
+    teacher = torch.tensor([[0.0, -30.0, -40.0], [-1.0, -2.0, -3.0]], dtype=dtype)
+    got = support_divergence(student, teacher, jsd_alpha=jsd_alpha)
+    assert got.dtype == torch.float32
+    assert torch.isfinite(got).all()
+    got.sum().backward()  # type: ignore[no-untyped-call]
+    assert logits.grad is not None
+    assert torch.isfinite(logits.grad).all()
+
+
+def test_half_precision_inputs_are_summed_in_float32() -> None:
+    student, teacher = on_support(some_logits(1, 50, 400), some_logits(2, 50, 400), 100)
+    for dtype in (torch.bfloat16, torch.float16):
+        rounded = [logp.to(dtype) for logp in (student, teacher)]
+        got = support_divergence(rounded[0], rounded[1], jsd_alpha=0.5)
+        exact = support_divergence(rounded[0].double(), rounded[1].double(), jsd_alpha=0.5)
+        torch.testing.assert_close(got, exact.float(), rtol=1e-4, atol=1e-5)
+
+
+def test_classes_of_probability_zero() -> None:
+    student = torch.tensor([[0.0, -math.inf]], dtype=torch.float64, requires_grad=True)
+    teacher = torch.tensor([[math.log(0.5), -math.inf]], dtype=torch.float64)
+    both_empty = divergence(student, teacher, jsd_alpha=0.5)
+    both_empty.sum().backward()  # type: ignore[no-untyped-call]
+    assert student.grad is not None
+    assert torch.isfinite(student.grad).all()
+    one = torch.tensor([[0.0, -math.inf]]), torch.tensor([[math.log(0.5), math.log(0.5)]])
+    assert divergence(*one, jsd_alpha=1).item() == pytest.approx(math.log(2))
+    assert divergence(*one, jsd_alpha=0).item() == math.inf
+    assert divergence(*one, jsd_alpha=0.5).item() == pytest.approx(by_hand([1, 0], [0.5, 0.5], 0.5))
+
+
+def test_the_teacher_carries_no_gradient() -> None:
+    student, teacher = logs(0.5, 0.2).requires_grad_(), logs(0.1, 0.6).requires_grad_()
+    functions: list[Callable[[], torch.Tensor]] = [
+        lambda: support_divergence(student, teacher, jsd_alpha=0.5).sum(),
+        lambda: sampled_reverse_kl(student, teacher, torch.ones(1, 2)),
+    ]
+    for loss in functions:
+        assert torch.autograd.grad(loss(), [student, teacher], allow_unused=True)[1] is None
+
+
+def test_forward_kl_is_added_only_where_the_teacher_is_unsure() -> None:
+    student, teacher = on_support(some_logits(1, 3, 20), some_logits(2, 3, 20), 5)
+    entropy = torch.tensor([0.5, 1.0, 2.0])
+    got = entropy_aware_divergence(student, teacher, entropy, entropy_threshold=1.0, forward_weight=0.25)
+    reverse = support_divergence(student, teacher, jsd_alpha=1)
+    forward = support_divergence(student, teacher, jsd_alpha=0)
+    torch.testing.assert_close(got, reverse + forward * torch.tensor([0.0, 0.0, 0.25]))
+    with pytest.raises(InputError, match="CR0782"):
+        entropy_aware_divergence(student, teacher, entropy[:2], entropy_threshold=1.0)
+
+
+def test_the_taid_target_moves_from_student_to_teacher() -> None:
+    student_logits, teacher_logits = some_logits(1, 3, 8), some_logits(2, 3, 8)
+    student, teacher = student_logits.log_softmax(-1), teacher_logits.log_softmax(-1)
+    for t in (0.0, 0.25, 1.0):  # the interpolation of logits of the paper
+        want = ((1 - t) * student_logits + t * teacher_logits).log_softmax(-1)
+        torch.testing.assert_close(taid_target(student, teacher, progress=t), want)
+    coarse = taid_target(with_tail_class(student[:, :3]), with_tail_class(teacher[:, :3]), progress=0.5)
+    torch.testing.assert_close(coarse.exp().sum(-1), torch.ones(3, dtype=torch.float64))
+    assert not taid_target(student.requires_grad_(), teacher, progress=0.5).requires_grad
+
+
+def test_taid_progress_by_hand() -> None:
+    state = TaidProgress(rate=0.1, momentum=0.5)
+    state = state.advanced(2.0, step_fraction=0.0)
+    assert (state.progress, state.smoothed_fall, state.last_loss) == (0.4, 0.0, 2.0)
+    state = state.advanced(1.0, step_fraction=0.0)  # fell by a half: m = 0.25
+    assert state.smoothed_fall == 0.25
+    assert state.progress == pytest.approx(0.4 + 0.1 * 0.6 / (1 + math.exp(-0.25)))
+    unknown = state.advanced(math.nan, step_fraction=0.5)
+    assert (unknown.progress, unknown.last_loss) == (0.7, 1.0)
+    assert unknown.advanced(1.0, step_fraction=1.0).progress == 1.0
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.floats(allow_nan=True, allow_infinity=True), min_size=1, max_size=20))
+def test_taid_progress_never_goes_back_nor_past_its_end(losses: list[float]) -> None:
+    state = TaidProgress(rate=0.5)
+    for step, loss in enumerate(losses):
+        following = state.advanced(loss, step_fraction=step / len(losses))
+        assert state.progress <= following.progress <= 1.0
+        state = following
+
+
+def test_wrong_arguments_are_said() -> None:
+    pair = logs(0.5, 0.2), logs(0.1, 0.6)
+    for jsd_alpha in (-0.1, 1.1, math.nan):
+        with pytest.raises(UsageError, match=r"CR0781: jsd_alpha"):
+            support_divergence(*pair, jsd_alpha=jsd_alpha)
+    with pytest.raises(InputError, match="CR0782"):
+        support_divergence(pair[0], pair[1][:, :1], jsd_alpha=0.5)
+    with pytest.raises(UsageError, match="support is empty"):
+        support_divergence(torch.zeros(2, 0), torch.zeros(2, 0), jsd_alpha=0.5)
+    with pytest.raises(UsageError, match="progress"):
+        taid_target(*pair, progress=1.5)
+    with pytest.raises(UsageError, match="step_fraction"):
+        TaidProgress().advanced(1.0, step_fraction=2.0)
+    with pytest.raises(UsageError, match="entropy_threshold"):
+        entropy_aware_divergence(*pair, torch.ones(1), entropy_threshold=-1.0)
+
+
+def test_renormalised_rows_sum_to_one() -> None:
+    torch.testing.assert_close(
+        renormalised(logs(0.2, 0.1)).exp(), torch.tensor([[2 / 3, 1 / 3]], dtype=torch.float64)
+    )

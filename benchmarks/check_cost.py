@@ -35,8 +35,8 @@ HOOKS = (
     "_check_generation",
     "_check_importance",
     "_note_grad_norm",
-    "_judge_step",
-    "_stop_if_broken",
+    "judge_step",
+    "stop_if_broken",
 )
 WARM_UP = 3
 
@@ -60,11 +60,11 @@ class Clock(TrainerCallback):
 
         return run
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_begin(self, _args: Any, state: Any, _control: Any, **_more: Any) -> None:
         self.is_on = state.global_step >= WARM_UP
         self._began = time.perf_counter()
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(self, _args: Any, _state: Any, _control: Any, **_more: Any) -> None:
         if self.is_on:
             self.steps += time.perf_counter() - self._began
 
@@ -88,7 +88,7 @@ def build(folder: Path, num_steps: int) -> Any:
         )
     )
 
-    def reward(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
+    def reward(completion_ids: list[list[int]], **_columns: Any) -> list[float]:
         return [sum(ids) % 7 / 7 for ids in completion_ids]
 
     return ComposerReplicationTrainer(
@@ -109,7 +109,9 @@ def build(folder: Path, num_steps: int) -> Any:
             gradient_checkpointing=False,
             disable_tqdm=True,
         ),
-        train_dataset=Dataset.from_dict({"prompt": [f"def f{n}(x): " + "y = x + 1; " * 10 for n in range(8)]}),
+        train_dataset=Dataset.from_dict(
+            {"prompt": [f"def f{n}(x): " + "y = x + 1; " * 10 for n in range(8)]}
+        ),
         processing_class=tokenizer,
         prefix_sharing=True,
         run_folder=RunFolder(folder / "run"),

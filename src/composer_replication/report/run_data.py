@@ -277,7 +277,9 @@ def _finding(row: Mapping[str, Any], where: str) -> Finding:
     figures = row.get("figures")
     if not all(isinstance(text, str) for text in texts.values()) or not isinstance(figures, dict):
         raise _unreadable(where, "a line is not a finding of a check.")
-    numbers = {str(name): math.nan if number(value) is None else float(value) for name, value in figures.items()}
+    numbers = {
+        str(name): math.nan if number(value) is None else float(value) for name, value in figures.items()
+    }
     return Finding(step=_integer(row, "step", where), figures=numbers, **texts)  # type: ignore[arg-type]
 
 

@@ -133,7 +133,9 @@ class FeatureDeletionReward:
             )
             for a, score, reward in zip(attempts, scores, rewards, strict=True)
         ]
-        earlier = self._step_rows[1] if self._step_rows[0] == step else []  # dynamic sampling asks again in one step
+        earlier = (
+            self._step_rows[1] if self._step_rows[0] == step else []
+        )  # dynamic sampling asks again in one step
         self._step_rows = (step, [*earlier, *(rollout_row(r) for r in rollouts)])
         rewrite_jsonl(self.folder / f"step-{step:06d}.jsonl", self._step_rows[1])
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
+from composer_replication.losses.policy_terms import effective_sample_share, truncated_importance_weights
+
 
 @dataclass(frozen=True, slots=True)
 class ImportanceFigures:
@@ -36,37 +38,34 @@ def truncated_ratio(
     1 outside the mask, and where the sampler gave no number. Truncation from above bounds the variance; the
     bias is towards tokens that the sampler liked better. Cutting single tokens keeps long rollouts:
     the product over a long row is near 0 or far above any bound.
-    Reference: Ionides, Truncated Importance Sampling (2008); TRL's ``token_truncate``.
     """
-    log_ratio_BT = torch.nan_to_num((policy_logp_BT.detach() - sampled_logp_BT) * mask_BT, nan=0.0)
-    return log_ratio_BT.exp().clamp(max=clip)
-
-
-def effective_share(weights_N: torch.Tensor) -> torch.Tensor:
-    """``(sum w)^2 / (N sum w^2)``, a scalar from 1/N (one weight holds all) to 1 (all equal); 1 for no weight.
-
-    Reference: Kish (1965).
-    """
-    weights_N = weights_N.double()
-    if weights_N.numel() == 0:
-        return weights_N.new_ones(())
-    return weights_N.sum() ** 2 / (weights_N.numel() * (weights_N**2).sum()).clamp(min=1e-300)
+    known_BT = _known(sampled_logp_BT, mask_BT)
+    if not bool(known_BT.any()):
+        return torch.ones_like(policy_logp_BT)
+    weights_BT, _ = truncated_importance_weights(policy_logp_BT, sampled_logp_BT, known_BT, clip=clip)
+    return weights_BT.where(known_BT, 1.0)
 
 
 def importance_figures(
     policy_logp_BT: torch.Tensor, sampled_logp_BT: torch.Tensor, mask_BT: torch.Tensor, clip: float
 ) -> ImportanceFigures:
-    """Measure the correction over the loss-carrying tokens of one batch."""
-    is_in_BT = mask_BT.bool()
-    log_ratio_BT = torch.nan_to_num((policy_logp_BT.detach() - sampled_logp_BT).float(), nan=0.0) * is_in_BT
-    ratio_N = log_ratio_BT[is_in_BT].exp()
-    per_row_B = log_ratio_BT.sum(-1)[is_in_BT.any(-1)]
-    shift = per_row_B.max() if per_row_B.numel() else 0.0  # the share does not change, and exp cannot overflow
-    figures = torch.stack(
-        [
-            (ratio_N > clip).double().sum() / max(ratio_N.numel(), 1),
-            effective_share(ratio_N.clamp(max=clip)),
-            effective_share((per_row_B - shift).exp()),
-        ]
-    ).tolist()
-    return ImportanceFigures(*figures, num_tokens=ratio_N.numel())
+    """Measure the correction over the loss-carrying tokens whose sampler's probability is known."""
+    known_BT = _known(sampled_logp_BT, mask_BT)
+    num_tokens = int(known_BT.sum())
+    if not num_tokens:
+        return ImportanceFigures(0.0, 1.0, 1.0, 0)
+    _, metrics = truncated_importance_weights(policy_logp_BT, sampled_logp_BT, known_BT, clip=clip)
+    log_ratio_BT = (policy_logp_BT.detach() - sampled_logp_BT).double().where(known_BT, 0.0)
+    has_tokens_B = known_BT.any(-1)
+    per_row_B = log_ratio_BT.sum(-1)
+    shift = per_row_B[has_tokens_B].max()  # the share does not change, and exp cannot overflow
+    return ImportanceFigures(
+        float(metrics.masked_share),
+        float(metrics.effective_sample_share),
+        float(effective_sample_share((per_row_B - shift).exp(), has_tokens_B)),
+        num_tokens,
+    )
+
+
+def _known(sampled_logp_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+    return mask_BT.bool() & ~torch.isnan(sampled_logp_BT)

@@ -114,8 +114,13 @@ class OwnState:
             self.heldout_guard.load_state_dict(saved["guard"])
         for name, part in (self.stateful or {}).items():
             part.load_state_dict(saved["stateful"][name])
-        self.num_groups_replaced = saved.get("num_groups_replaced", 0)  # an older checkpoint has none of these
-        for own, state in ((self._judgement, saved.get("checks")), (self.prompt_source, saved.get("prompt_source"))):
+        self.num_groups_replaced = saved.get(
+            "num_groups_replaced", 0
+        )  # an older checkpoint has none of these
+        for own, state in (
+            (self._judgement, saved.get("checks")),
+            (self.prompt_source, saved.get("prompt_source")),
+        ):
             if own is not None and state is not None:
                 own.load_state_dict(state)
 

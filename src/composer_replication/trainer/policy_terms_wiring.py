@@ -14,7 +14,7 @@ from trl.models.utils import disable_gradient_checkpointing
 
 from composer_replication.errors import InputError
 from composer_replication.interfaces import PromptSource
-from composer_replication.losses.policy_terms import centre_in_group, effort_cost
+from composer_replication.losses.policy_terms import effort_cost, fold_kl_into_advantages, k1_per_rollout
 from composer_replication.trainer.effort_counts import COLUMN, effort_units
 from composer_replication.trainer.fresh_prompts import ShuffledPrompts
 from composer_replication.trainer.importance import importance_figures, truncated_ratio
@@ -169,9 +169,9 @@ class PolicyTerms:
         penalty_B = torch.zeros(mask_BT.size(0), dtype=torch.float32, device=mask_BT.device)
         metrics = self._metrics["train"]
         if self.policy_options.kl_in_reward and self._kl_beta != 0.0 and old_BT is not None:
-            ratio_BT = (old_BT - output.pop("ref_per_token_logps")).float() * mask_BT
-            penalty_B += self._kl_beta * ratio_BT.sum(-1)
-            total, count = self._summed(ratio_BT.sum(), mask_BT.sum())
+            kl_B = k1_per_rollout(old_BT, output.pop("ref_per_token_logps"), mask_BT)
+            penalty_B += self._kl_beta * kl_B
+            total, count = self._summed(kl_B.sum(), mask_BT.sum())
             metrics["kl"].append(total / max(count, 1.0))
         effort = self.policy_options.effort
         if effort is not None and effort.weight != 0.0:
@@ -184,9 +184,15 @@ class PolicyTerms:
         is_scored_N = torch.ones_like(penalty_N).bool()
         if rewards_NF is not None:
             is_scored_N = ~torch.isnan(rewards_NF).all(dim=1)
-        centred_N = centre_in_group(penalty_N, self.num_generations, is_scored_N)
+        advantage_N = fold_kl_into_advantages(
+            self.accelerator.gather(output["advantages"]),
+            penalty_N,
+            beta=1.0,  # the penalty is weighted already
+            group_size=self.num_generations,
+            valid_B=is_scored_N,
+        )
         start = self.accelerator.process_index * mask_BT.size(0)
-        output["advantages"] = output["advantages"] - centred_N[start : start + mask_BT.size(0)]
+        output["advantages"] = advantage_N[start : start + mask_BT.size(0)]
 
     def _effort_costs(
         self, effort: EffortPrice, output: Mapping[str, Any], inputs: Any, like_B: torch.Tensor
@@ -205,7 +211,7 @@ class PolicyTerms:
                 "turn": 1,
             }
             units.append(effort_units(counts, effort.unit_weights))
-        return effort_cost(like_B.new_tensor(units), k=effort.k, q=effort.q)
+        return effort_cost(like_B.new_tensor(units), scale=effort.k, curvature=effort.q)
 
     def _weigh_by_importance(
         self, output: dict[str, Any], old_BT: torch.Tensor, sampled_BT: torch.Tensor, *, corrects: bool

@@ -125,5 +125,5 @@ def _refuse_small_cispo(trl: Mapping[str, Any]) -> None:
             f"with loss_type cispo every ratio above {largest} is cut to it, so even on-policy gradients would "
             f"shrink {1 / max(largest, 1e-9):.3g}-fold.",
             where="trl.epsilon_high",
-            fix="set trl.epsilon_high = 5.0, the largest ratio that may pass, or trainer.preset = \"cispo\".",
+            fix='set trl.epsilon_high = 5.0, the largest ratio that may pass, or trainer.preset = "cispo".',
         )

@@ -90,7 +90,10 @@ class RunBorders(GuardHook, InitialKl):
         self._loss_seen, self._halt_is_saved = 0.0, False
         self._step_window = StepWindow()
         self._num_permutations_to_skip = 0
-        self._begin_checks()
+        if self._run_callback is None:
+            self._run_callback = RunCallback(self)
+            self.add_callback(self._run_callback)
+        self._begin_checks()  # after it: a run that the checks stop has its line
         if checkpoint is not None:
             together(lambda: self._read_own_state(checkpoint))
             self._window().take(self._metrics["train"])
@@ -100,9 +103,6 @@ class RunBorders(GuardHook, InitialKl):
             or self.is_deepspeed_enabled
             or any(hasattr(parameter, "full_tensor") for parameter in self.model.parameters())
         )
-        if self._run_callback is None:
-            self._run_callback = RunCallback(self)
-            self.add_callback(self._run_callback)
 
     def _open_run_log(self, checkpoint: Path | None) -> None:
         if self.run_folder is not None and process_rank() == 0:

@@ -150,7 +150,9 @@ def test_entropy_that_dies(make: MakeTrainer) -> None:
         with torch.no_grad():
             model.model.norm.weight.mul_(1000.0)
 
-    trainer = make(max_steps=6, checks=SOON, callbacks=[Between(3, sharpen)], learning_rate=1e-5, **ENDS_EARLY)
+    trainer = make(
+        max_steps=6, checks=SOON, callbacks=[Between(3, sharpen)], learning_rate=1e-5, **ENDS_EARLY
+    )
     trainer.train()
     assert "entropy_collapse" in spoken(trainer)
 
@@ -334,7 +336,7 @@ def test_findings_of_steps_that_are_trained_again_are_cut_back(make: MakeTrainer
 
 def test_a_padding_token_that_ends_is_noted_and_its_first_one_carries_loss(make: MakeTrainer) -> None:
     tokenizer = tiny_tokenizer()
-    tokenizer.pad_token = "<eos>"  # noqa: S105 - a special token, no secret
+    tokenizer.pad_token = "<eos>"
     seen: list[torch.Tensor] = []
     trainer = make(max_steps=1, processing_class=tokenizer, rollout_func=rollouts_of([70, 80, 1]))
     compute = trainer._compute_loss

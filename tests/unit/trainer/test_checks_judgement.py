@@ -152,7 +152,11 @@ def test_a_finding_is_said_when_it_begins_and_again_when_it_comes_back() -> None
 def test_importance_weights() -> None:
     fine = HONEST | {"policy_effective_share": 0.5, "truncated_share": 0.1}
     assert names(Judgement(), [fine]) == [[]]
-    for bad in ({"policy_effective_share": 0.49}, {"sampling_effective_share": 0.4}, {"truncated_share": 0.11}):
+    for bad in (
+        {"policy_effective_share": 0.49},
+        {"sampling_effective_share": 0.4},
+        {"truncated_share": 0.11},
+    ):
         assert names(Judgement(), [HONEST | bad]) == [["effective_sample_size"]]
 
 
@@ -219,7 +223,8 @@ def test_bad_steps_are_said_each_time_and_three_in_a_row_stop() -> None:
 def test_memory_survives_json(split: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     rows = [
-        HONEST | {"entropy_sum": value * 30, "drift_sum": value, "num_drift_tokens": 10.0, "num_paid_rows": 0.0}
+        HONEST
+        | {"entropy_sum": value * 30, "drift_sum": value, "num_drift_tokens": 10.0, "num_paid_rows": 0.0}
         for value in torch.rand(12, generator=generator).tolist()
     ]
 

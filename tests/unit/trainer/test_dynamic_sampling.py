@@ -122,9 +122,7 @@ class Curriculum:
         self, num_rows: int, *, without_signal: Sequence[Mapping[str, Any]]
     ) -> list[Mapping[str, Any]]:
         self.dull += [row["prompt"] for row in without_signal]
-        given = [
-            {"prompt": self.prompts[(self.num_given + n) % len(self.prompts)]} for n in range(num_rows)
-        ]
+        given = [{"prompt": self.prompts[(self.num_given + n) % len(self.prompts)]} for n in range(num_rows)]
         self.num_given += num_rows
         return given
 
@@ -141,7 +139,9 @@ def prompts_trained_on(trainer: Any) -> list[list[str]]:
     compute = trainer._compute_loss
 
     def noting(model: Any, inputs: Any) -> Any:
-        ids = [row[mask.bool()] for row, mask in zip(inputs["prompt_ids"], inputs["prompt_mask"], strict=True)]
+        ids = [
+            row[mask.bool()] for row, mask in zip(inputs["prompt_ids"], inputs["prompt_mask"], strict=True)
+        ]
         seen.append([trainer.processing_class.decode(row) for row in ids])
         trained = inputs["completion_mask"].sum()
         assert inputs["num_items_in_batch"] == trained

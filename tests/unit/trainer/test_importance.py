@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from composer_replication.errors import InputError
 from composer_replication.run_folder import RunFolder, read_jsonl
-from composer_replication.trainer.importance import effective_share, importance_figures, truncated_ratio
+from composer_replication.trainer.checks.batch_figures import effective_share
+from composer_replication.trainer.importance import importance_figures, truncated_ratio
 from composer_replication.trainer.policy_options import PolicyOptions
 from composer_replication.trainer.policy_terms_wiring import CheckedRollouts
 
@@ -60,7 +61,9 @@ def other_sampler(shift: float) -> Callable[[Any, Any], dict[str, Any]]:
 
     def roll_out(prompts: list[str], trainer: Any) -> dict[str, Any]:
         prompt_ids = [list(trainer.processing_class(text=prompt)["input_ids"]) for prompt in prompts]
-        answers = [[(3 + 7 * row + 5 * t) % 250 + 3 for t in range(3 + row % 3)] for row in range(len(prompts))]
+        answers = [
+            [(3 + 7 * row + 5 * t) % 250 + 3 for t in range(3 + row % 3)] for row in range(len(prompts))
+        ]
         logprobs = []
         with torch.no_grad():
             for prompt, answer in zip(prompt_ids, answers, strict=True):
@@ -73,7 +76,9 @@ def other_sampler(shift: float) -> Callable[[Any, Any], dict[str, Any]]:
     return roll_out
 
 
-@pytest.mark.parametrize(("shift", "weight"), [(math.log(1.5), 1.5), (math.log(5), 2.0), (-math.log(4), 0.25)])
+@pytest.mark.parametrize(
+    ("shift", "weight"), [(math.log(1.5), 1.5), (math.log(5), 2.0), (-math.log(4), 0.25)]
+)
 def test_each_token_is_weighed_by_its_cut_ratio(
     make_trainer: Callable[..., Any], tmp_path: Path, shift: float, weight: float
 ) -> None:
@@ -84,6 +89,7 @@ def test_each_token_is_weighed_by_its_cut_ratio(
             max_steps=1,
             loss_type="dr_grpo",
             scale_rewards="none",
+            reward=lambda completions, **kwargs: [float(number % 4) for number in range(len(completions))],
             rollout_func=other_sampler(shift),
             policy_options=PolicyOptions(importance_clip=clip),
             run_folder=RunFolder(tmp_path / name),

@@ -79,12 +79,18 @@ class Judgement:
         ]
         if not facts.get("bad"):
             spoken += self._trends(rows)
-        findings = [_finding(step, said[0], *said[2:]) for said in spoken if said and said[1] not in self._said]
+        findings = [
+            _finding(step, said[0], *said[2:]) for said in spoken if said and said[1] not in self._said
+        ]
         self._said = {said[1] for said in spoken if said} | (self._said & _NEVER_AGAIN)
         self.num_bad_in_a_row = self.num_bad_in_a_row + 1 if facts.get("bad") else 0
         if facts.get("bad"):
-            sentence = f"{facts['bad']} is not finite: the step is skipped ({self.num_bad_in_a_row} in a row)."
-            findings.append(_finding(step, "non_finite", sentence, {"in_a_row": float(self.num_bad_in_a_row)}))
+            sentence = (
+                f"{facts['bad']} is not finite: the step is skipped ({self.num_bad_in_a_row} in a row)."
+            )
+            findings.append(
+                _finding(step, "non_finite", sentence, {"in_a_row": float(self.num_bad_in_a_row)})
+            )
         return findings
 
     @property
@@ -149,7 +155,9 @@ class Judgement:
         spoken: list[_Said | None] = []
         for name, num_steps in sorted(self._zero_steps.items()):
             if num_steps >= self.thresholds.num_zero_steps:
-                words = f"the channel {name} was exactly 0 in the last {self.thresholds.num_zero_steps} steps."
+                words = (
+                    f"the channel {name} was exactly 0 in the last {self.thresholds.num_zero_steps} steps."
+                )
                 spoken.append(("zero_channel", f"zero_channel {name}", words, {"steps": float(num_steps)}))
         return spoken
 

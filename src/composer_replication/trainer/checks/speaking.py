@@ -170,13 +170,13 @@ class ChecksThatSpeak:
             self._checks_callback = ChecksCallback(self)
             self.add_callback(self._checks_callback)
 
-    def _note_pad_is_end(self) -> None:
+    def note_pad_is_end(self) -> None:
         tokenizer = self._tokenizer
         if self._judgement is not None and tokenizer.pad_token_id in self.eos_token_ids:
             sentence = f"the padding token {tokenizer.pad_token!r} is an end token of the model."
             self._publish(self._judgement.say_once(0, "pad_is_end", sentence))
 
-    def _judge_step(self, optimizer: Any) -> None:
+    def judge_step(self, optimizer: Any) -> None:
         """All micro-steps of the step are done, its update is not: judge it, and skip it where it is bad."""
         if self._judgement is None:
             return
@@ -185,7 +185,9 @@ class ChecksThatSpeak:
         processes = gathered(told)
         bad = next((cause for _, cause, _ in processes if cause), "")
         if bad:
-            optimizer.zero_grad(set_to_none=True)  # without gradients an optimizer leaves weights and moments alone
+            optimizer.zero_grad(
+                set_to_none=True
+            )  # without gradients an optimizer leaves weights and moments alone
         facts = {
             "bad": bad,
             "first_part": next((words for _, _, words in processes if words), ""),
@@ -215,7 +217,7 @@ class ChecksThatSpeak:
             if self.run_folder is not None:
                 append_jsonl(self.run_folder.checks, finding_row(finding))
 
-    def _stop_if_broken(self) -> None:
+    def stop_if_broken(self) -> None:
         """Raise when too many steps in a row were not finite.
 
         Raises:
@@ -254,17 +256,19 @@ class ChecksCallback(TrainerCallback):
         self._trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._trainer._note_pad_is_end()
+        self._trainer.note_pad_is_end()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._trainer._judge_step(kwargs["optimizer"])
+        self._trainer.judge_step(kwargs["optimizer"])
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._trainer._stop_if_broken()
+        self._trainer.stop_if_broken()
 
 
 def finding_row(finding: Finding) -> dict[str, Any]:
     """A line of ``checks.jsonl``; a figure that is not finite is null."""
     row = asdict(finding)
-    row["figures"] = {name: value if math.isfinite(value) else None for name, value in finding.figures.items()}
+    row["figures"] = {
+        name: value if math.isfinite(value) else None for name, value in finding.figures.items()
+    }
     return row

@@ -191,7 +191,8 @@ class EffortSection(Section):
 
     ``C(x) = ((1 + k x)^(1 - q) - 1) / (k (1 - q))``, with the limit ``ln(1 + k x) / k`` at q = 1; x adds up the
     tokens, tool calls and turns of a rollout, each times its own weight below. With q above 1 it
-    is bounded by ``weight / (k (q - 1))``, 0.1 by default, so that no saving outweighs a passed test.
+    is bounded by ``weight / (k (q - 1))``, 0.1 by default, so that no saving outweighs a passed test. The preset
+    ``composer`` has it as it stands here.
     """
 
     weight: float = Field(1e-4, ge=0.0)

@@ -10,6 +10,8 @@ line for every step, and prefix sharing, which forwards each prompt once for its
     checkpoints        whole, half-written or damaged; own_state is what we put into them
     metrics_log        metrics.jsonl and verdicts.jsonl
     prefix_sharing, prefix_generation, prefix_wiring
+    preset_settings    a recipe's method of the GRPO family; policy_terms_wiring and fresh_groups carry it out
+    checks             what speaks when a run no longer trains what it says
     policy, model_loading, run_setup
 
 The only folder that imports TRL and transformers. Importing this package loads neither.

@@ -5,25 +5,22 @@ A mixin of the trainer. With ``PolicyOptions()`` as it stands nothing here touch
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from trl.models.utils import disable_gradient_checkpointing
 
-from composer_replication.errors import InputError
-from composer_replication.interfaces import PromptSource
 from composer_replication.losses.policy_terms import effort_cost, fold_kl_into_advantages, k1_per_rollout
+from composer_replication.trainer.checked_rollouts import CheckedRollouts
 from composer_replication.trainer.effort_counts import COLUMN, effort_units
+from composer_replication.trainer.fresh_groups import FreshGroups, Generate, loss_mask
 from composer_replication.trainer.fresh_prompts import ShuffledPrompts
 from composer_replication.trainer.importance import importance_figures, truncated_ratio
-from composer_replication.trainer.policy_options import EffortPrice, PolicyOptions
-from composer_replication.trainer.processes import gathered, num_processes, process_rank
-from composer_replication.trainer.row_merging import merge_rows
+from composer_replication.trainer.policy_options import EffortPrice
+from composer_replication.trainer.processes import num_processes
 from composer_replication.trainer.setting_errors import TrainerSettingError
 
-Generate = Callable[[Any], dict[str, Any]]
 _FORWARD_PARTS = (
     "pixel_values",
     "image_grid_thw",
@@ -38,33 +35,20 @@ _FORWARD_PARTS = (
 )
 
 
-class PolicyTerms:
-    """What happens to one generation before the loss sees it.
+class PolicyTerms(FreshGroups):
+    """What happens to one generation before the loss sees it."""
 
-    Attributes:
-        num_groups_replaced: groups that dynamic sampling has replaced, this run long.
-    """
-
-    policy_options: PolicyOptions = PolicyOptions()
-    prompt_source: PromptSource | None = None
-    num_groups_replaced: int = 0
     model: Any
     args: Any
-    accelerator: Any
     beta: Any
     loss_type: Any
     use_vllm: Any
     rollout_func: Any
-    reward_weights: Any
-    num_generations: Any
     train_dataset: Any
-    _metrics: Any
-    _tokenizer: Any
     _get_per_token_logps_and_entropies: Any
     _check_generation: Any
     _check_importance: Any
     _kl_beta: float = 0.0
-    _newest_rewards: torch.Tensor | None = None
     _newest_lengths: tuple[int, ...] = ()
 
     # ---- before the first step ----------------------------------------------------------------------
@@ -165,7 +149,7 @@ class PolicyTerms:
 
     def _fold_reward_terms(self, output: dict[str, Any], inputs: Any, old_BT: torch.Tensor | None) -> None:
         """``A_i <- A_i - (P_i - mean_j P_j)`` with ``P = beta K + weight C``; rows nobody scored keep advantage 0."""
-        mask_BT = _loss_mask(output)
+        mask_BT = loss_mask(output)
         penalty_B = torch.zeros(mask_BT.size(0), dtype=torch.float32, device=mask_BT.device)
         metrics = self._metrics["train"]
         if self.policy_options.kl_in_reward and self._kl_beta != 0.0 and old_BT is not None:
@@ -220,7 +204,7 @@ class PolicyTerms:
 
         The weight is not negative, so that times the advantage it is what it is times the token's loss.
         """
-        mask_BT = _loss_mask(output)
+        mask_BT = loss_mask(output)
         clip = self.policy_options.importance_clip if corrects else self._vllm_clip()
         figures = importance_figures(old_BT, sampled_BT, mask_BT, clip)
         metrics = self._metrics["train"]
@@ -245,112 +229,3 @@ class PolicyTerms:
             torch.stack([scalar.float() for scalar in scalars]), reduction="sum"
         ).tolist()
         return total
-
-    # ---- fresh prompts -----------------------------------------------------------------------------------
-
-    def _dull_groups(self) -> list[bool]:
-        """For each group, over all processes, whether its rewards are all equal."""
-        if self._newest_rewards is None:
-            return []
-        weights = self.reward_weights.to(self._newest_rewards.device)
-        rewards_N = (self._newest_rewards * weights).nansum(dim=1)
-        nobody_N = torch.isnan(self._newest_rewards).all(dim=1)  # rows that nobody scored teach nothing
-        highest_K = rewards_N.masked_fill(nobody_N, -torch.inf).view(-1, self.num_generations).amax(-1)
-        lowest_K = rewards_N.masked_fill(nobody_N, torch.inf).view(-1, self.num_generations).amin(-1)
-        is_dull: list[bool] = ((highest_K < lowest_K) | torch.isclose(highest_K, lowest_K)).tolist()
-        return is_dull
-
-    def _with_fresh_groups(
-        self, generate: Generate, inputs: Any, output: dict[str, Any], is_dull_K: list[bool]
-    ) -> tuple[dict[str, Any], list[bool]]:
-        """Replace dull groups, at most ``dynamic_sampling_rounds`` times; a fresh group that is dull too is dropped."""
-        group, rank = self.num_generations, process_rank()
-        num_local = len(inputs) // group
-        num_replaced = num_rounds = 0
-        while any(is_dull_K) and num_rounds < self.policy_options.dynamic_sampling_rounds:
-            dull_here = [k for k in range(num_local) if is_dull_K[rank * num_local + k]]
-            dull_by_process = gathered([dict(inputs[k * group]) for k in dull_here])
-            rows = self._fresh_rows(dull_by_process)
-            if not rows:
-                break
-            num_rounds += 1
-            fresh = [dict(row) for row in rows[rank] for _ in range(group)]
-            newer = self._generation_on_the_side(generate, fresh)
-            is_bad = self._dull_groups()[rank * len(rows[rank]) : (rank + 1) * len(rows[rank])]
-            good = [n for n, bad in enumerate(is_bad) if not bad][: len(dull_here)]
-            pairs = list(zip(dull_here, good, strict=False))
-            places = [(k * group + i, n * group + i) for k, n in pairs for i in range(group)]
-            output = merge_rows(output, newer, places, pad_token_id=self._tokenizer.pad_token_id)
-            for old, new in places:
-                inputs[old] = fresh[new]
-            replaced = gathered([rank * num_local + k for k, _ in pairs])
-            for k in (k for part in replaced for k in part):
-                is_dull_K[k] = False
-                num_replaced += 1
-        output["num_items_in_batch"] = self.accelerator.gather(_loss_mask(output).sum()).sum()
-        self.num_groups_replaced += num_replaced
-        metrics = self._metrics["train"]
-        metrics["dynamic_sampling/replaced_groups"].append(float(num_replaced))
-        metrics["dynamic_sampling/rounds"].append(float(num_rounds))
-        metrics["dynamic_sampling/groups_without_signal"].append(float(sum(is_dull_K)))
-        return output, is_dull_K
-
-    def _fresh_rows(self, dull_by_process: list[list[dict[str, Any]]]) -> list[list[Mapping[str, Any]]]:
-        """For each process equally many fresh rows, as its collectives need; empty when there are no more."""
-        if self.prompt_source is None:
-            return []
-        each = max(len(rows) for rows in dull_by_process)
-        dull = [row for rows in dull_by_process for row in rows]
-        rows = list(self.prompt_source.fresh_rows(each * len(dull_by_process), without_signal=dull))
-        each = min(each, len(rows) // len(dull_by_process))
-        return [rows[n * each : (n + 1) * each] for n in range(len(dull_by_process))] if each else []
-
-    def _generation_on_the_side(self, generate: Generate, fresh: list[dict[str, Any]]) -> dict[str, Any]:
-        """A generation whose numbers stay out of the log: the logged reward is that of prompts nobody chose.
-
-        A batch that was filled up with groups of mixed success has a mean near one half whatever the policy does.
-        """
-        kept, self._metrics["train"] = self._metrics["train"], defaultdict(list)
-        try:
-            newer = self._generation_with_terms(generate, fresh)
-        finally:
-            aside, self._metrics["train"] = self._metrics["train"], kept
-        kept["num_tokens"] = aside["num_tokens"]
-        return newer
-
-
-class CheckedRollouts:
-    """A rollout function whose completions are looked at before TRL takes their last token.
-
-    Args:
-        rollout_func: the user's.
-    """
-
-    def __init__(self, rollout_func: Callable[..., dict[str, Any]]) -> None:
-        self.rollout_func = rollout_func
-
-    def __call__(self, prompts: Any, trainer: Any) -> dict[str, Any]:
-        output = self.rollout_func(prompts, trainer)
-        refuse_empty_completions(output.get("completion_ids", ()), where="the rollout function")
-        return output
-
-
-def refuse_empty_completions(completion_ids: Sequence[Sequence[int]], *, where: str) -> None:
-    """A completion of no token has no last one, and no probability to learn.
-
-    Raises:
-        InputError: CR0772.
-    """
-    empty = [number for number, ids in enumerate(completion_ids) if len(ids) == 0]
-    if empty:
-        raise InputError(
-            "CR0772",
-            f"{len(empty)} of {len(completion_ids)} completions are empty, the first is number {empty[0]}.",
-            where=where,
-            fix="give at least the end token for an answer that says nothing.",
-        )
-
-
-def _loss_mask(output: Mapping[str, Any]) -> torch.Tensor:
-    mask: torch.Tensor = output["completion_mask"]
-    return mask * output["tool_mask"] if "tool_mask" in output else mask

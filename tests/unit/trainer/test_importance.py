@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from composer_replication.errors import InputError
 from composer_replication.run_folder import RunFolder, read_jsonl
+from composer_replication.trainer.checked_rollouts import CheckedRollouts
 from composer_replication.trainer.checks.batch_figures import effective_share
 from composer_replication.trainer.importance import importance_figures, truncated_ratio
 from composer_replication.trainer.policy_options import PolicyOptions
-from composer_replication.trainer.policy_terms_wiring import CheckedRollouts
 
 
 def test_the_ratio_is_cut_from_above_alone() -> None:

@@ -10,7 +10,7 @@ import difflib
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import tomli_w
 from pydantic import BaseModel, Field, ValidationError, model_validator
@@ -156,14 +156,77 @@ class SandboxSection(Section):
     disk_bytes: int = Field(256 * 1024**2, ge=1024**2)
 
 
+def _method(loss_type: str, scale_rewards: str, level: str = "token", **more: Any) -> dict[str, Any]:
+    """A row of ``PRESETS``; ``a__b`` is the key a.b. Token-level truncation in the place of TRL's cut of sequences."""
+    row = {"loss_type": loss_type, "scale_rewards": scale_rewards, "importance_sampling_level": level}
+    row |= {"vllm_importance_sampling_mode": "token_truncate", "vllm_importance_sampling_clip_max": 2.0}
+    own = {"trainer.importance_clip": 2.0, **{key.replace("__", "."): value for key, value in more.items()}}
+    return {f"trl.{key}": value for key, value in row.items()} | own
+
+
+PRESETS: Final[dict[str, dict[str, Any]]] = {
+    "grpo": _method("grpo", "group"),  # 2402.03300
+    "dr_grpo": _method("dr_grpo", "none"),  # 2503.20783; the loss alone does not switch the scaling off
+    "dapo": _method("dapo", "group", trl__beta=0.0, trl__epsilon=0.2, trl__epsilon_high=0.28)  # 2503.14476
+    | {"trl.mask_truncated_completions": True, "trainer.dynamic_sampling_rounds": 3}
+    | {"trainer.overlong_share": 0.2},  # the paper's 4,096 of 20,480 tokens
+    # 2507.18071; with the loss type "dapo" long sequences would weigh more
+    "gspo": _method("grpo", "group", "sequence", trl__beta=0.0, trl__epsilon=3e-4, trl__epsilon_high=4e-4),
+    # 2506.13585; epsilon_high is the largest ratio itself, not its distance from 1
+    "cispo": _method("cispo", "group", trl__beta=0.0, trl__epsilon_high=5.0),
+    # beta and the effort table are choices of ours: the originals are not published
+    "composer": _method("dr_grpo", "none", trl__num_iterations=1, trl__num_train_epochs=1.0, trl__beta=0.001)
+    | {"trainer.kl_in_reward": True, "trainer.effort": {}},
+}
+"""What each method sets, by the recipe's own keys. A key of the recipe wins over its preset."""
+
+
+class EffortSection(Section):
+    """A price on effort: ``weight * C(x)`` less reward, compared within the group.
+
+    ``C(x) = ((1 + k x)^(1 - q) - 1) / (k (1 - q))``, with the limit ``ln(1 + k x) / k`` at q = 1; x adds up the
+    tokens, tool calls and turns of a rollout, each times its own weight below. With q above 1 it
+    is bounded by ``weight / (k (q - 1))``, 0.1 by default, so that no saving outweighs a passed test. The preset
+    ``composer`` has it as it stands here.
+    """
+
+    weight: float = Field(1e-4, ge=0.0)
+    k: float = Field(1e-3, gt=0.0)
+    q: float = Field(2.0, ge=0.0)
+    thinking_token: float = Field(1.0, ge=0.0)
+    tool_call_token: float = Field(1.0, ge=0.0)
+    tool_output_token: float = Field(0.1, ge=0.0)
+    final_token: float = Field(1.0, ge=0.0)
+    tool_call: float = Field(20.0, ge=0.0)
+    turn: float = Field(20.0, ge=0.0)
+
+
 class TrainerSection(Section):
     """What ``ComposerReplicationTrainer`` takes beyond TRL's own arguments.
+
+    ``preset`` names a method of the GRPO family; docs/trainer.md has its table. Keys that are
+    set here or in ``[trl]`` win over it, unless they contradict it (CR0760). The five keys after it are as
+    the preset says where they are not set, and off without one:
+    ``kl_in_reward`` folds ``beta`` times the summed log-ratio to the reference into the reward, centred in
+    the group, in place of TRL's term in the loss. ``dynamic_sampling_rounds``: how often groups whose rewards
+    are all equal are replaced by fresh prompts, at most, in one generation. ``importance_clip``
+    bounds the ratio of training to sampling probability of each token where rollouts bring their
+    sampler's log-probabilities (0: no correction). ``overlong_share``: the last share of
+    ``max_completion_length``, over which a punishment grows from 0 to -1. ``effort`` is a table.
+    ``checks`` are the checks that speak; they cost under 1% of a step.
 
     ``cpu_threads`` is for training on the CPU: threads of the model's arithmetic, 0 for
     torch's own choice. On a busy or small machine 1 is much faster than one a core:
     threads that wait for each other burn the time that grading needs.
     """
 
+    preset: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "composer"] | None = None
+    kl_in_reward: bool | None = None
+    dynamic_sampling_rounds: int | None = Field(None, ge=0)
+    importance_clip: float | None = Field(None, ge=0.0)
+    overlong_share: float | None = Field(None, ge=0.0, lt=1.0)
+    effort: EffortSection | None = None
+    checks: bool = True
     alpha_sdpo: float = Field(0.0, ge=0.0)
     beta_replay: float = Field(0.0, ge=0.0)
     prefix_sharing: bool = False

@@ -213,3 +213,17 @@ class HintSource(Protocol):
     """
 
     def hinted_turns(self, rollouts: Sequence[Rollout]) -> Sequence[Sequence[HintedTurn]]: ...
+
+
+@runtime_checkable
+class PromptSource(Stateful, Protocol):
+    """Who gives fresh prompts in the place of those whose groups taught nothing.
+
+    ``fresh_rows`` gives at most ``num_rows`` rows of the training data's form, fewer where it has no more.
+    ``without_signal`` are the rows whose group had equal rewards. The same state and the same calls give the same
+    rows on every process; the state is in every checkpoint.
+    """
+
+    def fresh_rows(
+        self, num_rows: int, *, without_signal: Sequence[Mapping[str, Any]]
+    ) -> Sequence[Mapping[str, Any]]: ...

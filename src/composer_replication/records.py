@@ -336,3 +336,20 @@ class Verdict:
     decline_streak: int
     num_updates: int
     split_fingerprint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a check of the trainer said, as ``checks.jsonl`` keeps it.
+
+    ``step`` is the optimizer step, from 1 (0: before the first). ``level`` is ``note``, ``warning`` or
+    ``error`` (the step was not taken). ``figures`` are the numbers behind the sentence, NaN where there is none.
+    """
+
+    step: int
+    code: str
+    name: str
+    level: Literal["note", "warning", "error"]
+    sentence: str
+    fix: str
+    figures: Mapping[str, float] = field(default_factory=dict)

@@ -5,6 +5,8 @@
     metrics.jsonl       one line a step
     verdicts.jsonl      one line a guard update
     evaluations.jsonl   every held-out score before it was judged, where [evidence] is set
+    checks.jsonl        what the trainer's checks said, where one spoke
+    bad_batches/        batches whose loss was not finite
     rollouts/           step-000001.jsonl …
     checkpoints/        checkpoint-N, whole once its MANIFEST.json is there
     summary.json        what the verb printed
@@ -39,6 +41,8 @@ class RunFolder:
         self.metrics = self.root / "metrics.jsonl"
         self.verdicts = self.root / "verdicts.jsonl"
         self.evaluations = self.root / "evaluations.jsonl"
+        self.checks = self.root / "checks.jsonl"
+        self.bad_batches = self.root / "bad_batches"
         self.rollouts = self.root / "rollouts"
         self.checkpoints = self.root / "checkpoints"
         self.summary = self.root / "summary.json"

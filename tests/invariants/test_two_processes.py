@@ -100,3 +100,16 @@ def test_a_guard_on_one_process_only_is_refused_on_both(ranks: tuple[Path, list[
 def test_a_resumed_pair_equals_an_uninterrupted_one(ranks: tuple[Path, list[dict[str, Any]]]) -> None:
     first, second = (result["resumed"] for result in ranks[1])
     assert first["whole"] == first["resumed"] == second["whole"] == second["resumed"]
+
+
+def test_dull_groups_and_a_bad_step_are_the_same_decision_on_both(
+    ranks: tuple[Path, list[dict[str, Any]]],
+) -> None:
+    first, second = (result["fresh"] for result in ranks[1])
+    assert first == second  # weights, replaced groups, the source's state and what the checks said
+    assert first["is_finite"]
+    assert first["replaced"] > 0
+    assert [3, "non_finite"] in first["findings"]
+    lines = read_jsonl(RunFolder(ranks[0] / "fresh").metrics)
+    assert sum(line["dynamic_sampling/replaced_groups"] for line in lines) == first["replaced"]
+    assert (ranks[0] / "fresh" / "bad_batches" / "step-000003-process-1.pt").is_file()

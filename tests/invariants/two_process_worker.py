@@ -23,6 +23,7 @@ from composer_replication.run_folder import RunFolder
 from composer_replication.safety import HeldOutGuard
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 from composer_replication.trainer.parameter_hash import parameter_sha256
+from composer_replication.trainer.policy_options import EffortPrice, PolicyOptions
 from composer_replication.trainer.processes import once
 
 
@@ -142,6 +143,39 @@ def resumed_run(folder: Path) -> dict[str, Any]:
     return {"whole": parameter_sha256(whole.model), "resumed": parameter_sha256(resumed.model)}
 
 
+def fresh_groups_run(folder: Path) -> dict[str, Any]:
+    """One process has a dull group where the other has none, and the third step overflows on one of them alone."""
+
+    def reward(prompts: list[str], trainer_state: Any, **kwargs: Any) -> list[float]:
+        huge = 3e38 if dist.get_rank() == 1 and trainer_state.global_step == 2 else 1.0
+        return [
+            1.0 if "twice" in prompt or "first" in prompt else huge * (number % 4 == 0)
+            for number, prompt in enumerate(prompts)
+        ]
+
+    trainer = build_trainer(
+        output_dir=folder / "checkpoints",
+        run_folder=RunFolder(folder),
+        max_steps=5,
+        num_prompts=8,
+        lora_adapter=True,
+        reward=reward,
+        loss_type="dr_grpo",
+        scale_rewards="none",
+        beta=0.05,
+        learning_rate=1e-2,
+        policy_options=PolicyOptions(kl_in_reward=True, effort=EffortPrice(), dynamic_sampling_rounds=2),
+    )
+    trainer.train()
+    return {
+        "sha256": parameter_sha256(trainer.model),
+        "replaced": trainer.num_groups_replaced,
+        "source": trainer.prompt_source.state_dict(),
+        "findings": [[finding.step, finding.name] for finding in trainer.findings],
+        "is_finite": all(bool(weight.isfinite().all()) for weight in trainer.model.parameters()),
+    }
+
+
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     results: dict[str, Any] = {"halting": halting_run(folder / "halting")}
@@ -149,6 +183,7 @@ def main(folder: Path) -> None:
     results["joint"] = joint_failure()
     results["bare"] = bare_fold()
     results["disagreeing"] = disagreeing_processes(folder / "disagreeing")
+    results["fresh"] = fresh_groups_run(folder / "fresh")
     results["resumed"] = resumed_run(folder / "resumed")
     (folder / f"rank-{dist.get_rank()}.json").write_text(json.dumps(results))
     dist.barrier()

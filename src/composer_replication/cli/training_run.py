@@ -133,6 +133,7 @@ def _open_parts(
     guard = run_parts.make_guard(config)
     from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
     from composer_replication.trainer.model_loading import load_model
+    from composer_replication.trainer.preset_settings import overlong_punishment, resolve_method
     from composer_replication.trainer.run_setup import (
         limit_cpu_threads,
         lora_config,
@@ -145,11 +146,18 @@ def _open_parts(
 
     limit_cpu_threads(config)
     arguments = trl_arguments(config, folder)
+    method = resolve_method(config)
     progress(f"model: loading {config.model.name}")
 
     as_chat = config.rollouts.prompt_style == "chat"
     model, tokenizer = load_model(config.model, seed=config.seed, needs_chat_template=as_chat)
-    refuse_long_prompts(rows, model, tokenizer, max_new_tokens=arguments.max_completion_length)
+    refuse_long_prompts(
+        rows,
+        model,
+        tokenizer,
+        max_new_tokens=arguments.max_completion_length,
+        engine_limit=arguments.vllm_max_model_length if arguments.use_vllm else None,
+    )
     sampler = run_parts.open_sampler(config, grader, model, tokenizer)
     evaluator = run_parts.open_evaluator(config, sampler, tasks)
     reward = FeatureDeletionReward(
@@ -164,7 +172,7 @@ def _open_parts(
         trainer = ComposerReplicationTrainer(
             model=model,
             processing_class=tokenizer,
-            reward_funcs=[reward],
+            reward_funcs=[reward, *overlong_punishment(method, arguments)],
             args=arguments,
             train_dataset=training_dataset(rows),
             peft_config=lora_config(config.model.lora),
@@ -176,6 +184,8 @@ def _open_parts(
             beta_replay=config.trainer.beta_replay,
             replay=config.replay,
             prefix_sharing=config.trainer.prefix_sharing,
+            policy_options=method.options,
+            checks=config.trainer.checks,
             is_finished=None if as_chat else is_finished,
             run_folder=folder,
             stateful={"heldout_evaluator": evaluator} if evaluator else {},

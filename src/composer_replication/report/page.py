@@ -27,6 +27,8 @@ _UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]"
 )
 
+MAX_FINDINGS = 50
+
 
 def write_report(run: RunData | Path) -> Path:
     """Write ``report.html`` into the run's folder, atomically, and return its path.
@@ -71,6 +73,8 @@ def render_page(run: RunData) -> str:
         rewards=curves.reward_figure(run),
         margins=curves.guard_margins(run),
         guard_note=_guard_note(run),
+        findings=run.findings[:MAX_FINDINGS],
+        num_more_findings=max(len(run.findings) - MAX_FINDINGS, 0),
         comparisons=facts.before_and_after(run),
         transcripts=chosen_transcripts(run),
         is_halted=run.halt is not None,

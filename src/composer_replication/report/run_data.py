@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from composer_replication.errors import InputError
+from composer_replication.records import Finding
 from composer_replication.run_folder import RunFolder, read_json, read_jsonl
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class RunData:
     before: Mapping[str, Any] | None
     after: Mapping[str, Any] | None
     kl_path: str
+    findings: tuple[Finding, ...] = ()
 
     @property
     def guard_settings(self) -> Mapping[str, Any] | None:
@@ -134,7 +136,17 @@ def read_run(path: Path) -> RunData:
         before=_rates(folder.root, summary, "before"),
         after=_rates(folder.root, summary, "after"),
         kl_path=_kl_path(environment, verdicts),
+        findings=read_findings(folder.checks),
     )
+
+
+def read_findings(path: Path) -> tuple[Finding, ...]:
+    """What the trainer's checks said, from ``checks.jsonl``; empty where the file is missing.
+
+    Raises:
+        InputError: a line is not a finding (CR0483; CR0401 from ``run_folder``).
+    """
+    return tuple(_finding(row, f"{path}:{line}") for line, row in enumerate(_rows(path), start=1))
 
 
 def number(value: object) -> float | None:
@@ -258,6 +270,17 @@ def _rollout(row: Mapping[str, Any]) -> RolloutRow:
         error=str(row.get("error") or ""),
         stop_reason=str(row.get("stop_reason") or ""),
     )
+
+
+def _finding(row: Mapping[str, Any], where: str) -> Finding:
+    texts = {key: row.get(key) for key in ("code", "name", "level", "sentence", "fix")}
+    figures = row.get("figures")
+    if not all(isinstance(text, str) for text in texts.values()) or not isinstance(figures, dict):
+        raise _unreadable(where, "a line is not a finding of a check.")
+    numbers = {
+        str(name): math.nan if number(value) is None else float(value) for name, value in figures.items()
+    }
+    return Finding(step=_integer(row, "step", where), figures=numbers, **texts)  # type: ignore[arg-type]
 
 
 def _rates(root: Path, summary: Mapping[str, Any] | None, when: str) -> Mapping[str, Any] | None:

@@ -67,6 +67,7 @@ class FeatureDeletionReward:
         self.prompt_style = prompt_style
         self.tests: Literal["visible", "weakened"] = tests
         self.folder = folder
+        self._step_rows: tuple[int, list[dict[str, Any]]] = (0, [])
 
     def __call__(
         self,
@@ -132,7 +133,11 @@ class FeatureDeletionReward:
             )
             for a, score, reward in zip(attempts, scores, rewards, strict=True)
         ]
-        rewrite_jsonl(self.folder / f"step-{step:06d}.jsonl", [rollout_row(r) for r in rollouts])
+        earlier = (
+            self._step_rows[1] if self._step_rows[0] == step else []
+        )  # dynamic sampling asks again in one step
+        self._step_rows = (step, [*earlier, *(rollout_row(r) for r in rollouts)])
+        rewrite_jsonl(self.folder / f"step-{step:06d}.jsonl", self._step_rows[1])
 
 
 def rollout_row(rollout: Rollout) -> dict[str, Any]:

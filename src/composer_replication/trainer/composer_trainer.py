@@ -17,7 +17,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from composer_replication.channel_tables import HintsSection, ReplaySection
 from composer_replication.errors import CollapseStopError
-from composer_replication.interfaces import Guard, HintSource, Stateful
+from composer_replication.interfaces import Guard, HintSource, PromptSource, Stateful
 from composer_replication.records import HintedTurn, PreferencePair
 from composer_replication.run_folder import RunFolder
 from composer_replication.trainer.checkpoints import (
@@ -25,9 +25,13 @@ from composer_replication.trainer.checkpoints import (
     choose_checkpoint,
     write_manifest,
 )
+from composer_replication.trainer.checks.speaking import ChecksThatSpeak
+from composer_replication.trainer.checks.thresholds import CheckThresholds
 from composer_replication.trainer.guard_fold import HeldoutEval
 from composer_replication.trainer.initial_kl import KlPath
 from composer_replication.trainer.loss_channels import LossChannels
+from composer_replication.trainer.policy_options import PolicyOptions, check_policy_options
+from composer_replication.trainer.policy_terms_wiring import PolicyTerms
 from composer_replication.trainer.prefix_wiring import PrefixWiring
 from composer_replication.trainer.processes import once, process_rank, wait_for_all
 from composer_replication.trainer.run_borders import RunBorders
@@ -37,7 +41,9 @@ from composer_replication.trainer.setting_errors import TrainerSettingError
 logger = logging.getLogger(__name__)
 
 
-class ComposerReplicationTrainer(GRPOTrainer, RunBorders, LossChannels, PrefixWiring):
+class ComposerReplicationTrainer(
+    GRPOTrainer, RunBorders, LossChannels, PrefixWiring, PolicyTerms, ChecksThatSpeak
+):
     """GRPO under a guard.
 
     total loss = TRL's loss + alpha_sdpo * L_sdpo + beta_replay * L_replay, where a channel of
@@ -61,6 +67,9 @@ class ComposerReplicationTrainer(GRPOTrainer, RunBorders, LossChannels, PrefixWi
         prefix_sharing: forward each distinct prompt once (exact; see ``prefix_wiring``).
         is_finished: the text so far of one row is complete, so the row stops. Only with
             prefix sharing, whose sampling can stop single rows.
+        policy_options: what the policy-gradient channel does beyond TRL (``preset_settings`` makes it of a recipe).
+        prompt_source: gives fresh prompts to dynamic sampling; by default the training data in shuffled order.
+        checks: the checks that speak, with their thresholds; False is none.
         run_folder: where ``metrics.jsonl`` and ``verdicts.jsonl`` go (a run that begins anew empties them);
             None writes neither.
         stateful: extra states saved in and restored from each checkpoint, by name.
@@ -69,6 +78,7 @@ class ComposerReplicationTrainer(GRPOTrainer, RunBorders, LossChannels, PrefixWi
     Raises:
         TrainerSettingError: a guard without ``heldout_eval_fn`` (CR0710; a ``ValueError`` too).
             A channel's weight is below 0 (CR0711), or it has nothing to learn from (CR0755).
+            A term in the reward while rewards are scaled (CR0761).
         InputError: a hinted turn or a pair cannot be learned from (CR0750 to CR0753).
     """
 
@@ -91,6 +101,9 @@ class ComposerReplicationTrainer(GRPOTrainer, RunBorders, LossChannels, PrefixWi
         replay_pairs: Sequence[PreferencePair] | None = None,
         prefix_sharing: bool = False,
         is_finished: Callable[[str], bool] | None = None,
+        policy_options: PolicyOptions = PolicyOptions(),  # noqa: B008 - frozen
+        prompt_source: PromptSource | None = None,
+        checks: bool | CheckThresholds = True,
         run_folder: RunFolder | None = None,
         stateful: Mapping[str, Stateful] | None = None,
         split_fingerprint: str = "",
@@ -103,6 +116,10 @@ class ComposerReplicationTrainer(GRPOTrainer, RunBorders, LossChannels, PrefixWi
                 where="ComposerReplicationTrainer(heldout_eval_fn=)",
                 fix="pass a function that returns the held-out score.",
             )
+        check_policy_options(policy_options, kwargs.get("args", args[2] if len(args) > 2 else None))
+        self.policy_options = policy_options
+        self.prompt_source = prompt_source
+        self.checks = checks
         self.heldout_guard = heldout_guard
         self.heldout_eval_fn = heldout_eval_fn
         self.strict_killswitch = strict_killswitch
@@ -116,6 +133,7 @@ class ComposerReplicationTrainer(GRPOTrainer, RunBorders, LossChannels, PrefixWi
         self.split_fingerprint = split_fingerprint
         self._check_channel_settings()
         super().__init__(*args, **kwargs)
+        self._take_kl_out_of_the_loss()
 
     # ---- loss -----------------------------------------------------------------------------
 
@@ -123,6 +141,7 @@ class ComposerReplicationTrainer(GRPOTrainer, RunBorders, LossChannels, PrefixWi
         """TRL's loss plus the weighted channels; on the cadence the guard is asked."""
         is_open = self._gate_is_open()
         self._keeps_logps = is_open and self.heldout_guard is not None and self._kl_path is KlPath.ADAPTER_OFF
+        self._begin_micro_step()
         loss = super()._compute_loss(model, inputs)  # type: ignore[no-untyped-call]
         components = {"loss/grpo": loss}
         if self.alpha_sdpo != 0.0:
@@ -131,6 +150,7 @@ class ComposerReplicationTrainer(GRPOTrainer, RunBorders, LossChannels, PrefixWi
         if self.beta_replay != 0.0:
             components["loss/trace_replay"] = self._compute_trace_replay_loss(model, inputs)
             loss = loss + self.beta_replay * components["loss/trace_replay"]
+        self._check_micro_step(inputs, loss, components)
         if is_open:
             self._gate_step = self.state.global_step
             if len(components) > 1:
@@ -143,11 +163,6 @@ class ComposerReplicationTrainer(GRPOTrainer, RunBorders, LossChannels, PrefixWi
                 self._keeps_logps = False
             self._maybe_update_killswitch()
         return loss
-
-    def _generate_and_score_completions(self, inputs: Any) -> Any:
-        """As TRL's; the channels that are on add what they need of each row."""
-        batch = self._with_row_rewards(super()._generate_and_score_completions(inputs))
-        return self._with_channel_tensors(inputs, batch)
 
     # ---- log-probabilities and sampling -----------------------------------------------------
 
@@ -182,7 +197,22 @@ class ComposerReplicationTrainer(GRPOTrainer, RunBorders, LossChannels, PrefixWi
             )
         if self._keeps_logps and torch.is_grad_enabled():
             self._newest_logps = answer[0].detach()
+        self._keep_step_tensors(answer)
         return answer
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        """As TRL's, in training with the policy's own terms and what the channels that are on need of each row."""
+        of_trl = super()._generate_and_score_completions
+        batch = self._with_policy_terms(lambda rows: self._with_row_rewards(of_trl(rows)), inputs)
+        return self._with_channel_tensors(inputs, batch)
+
+    def _calculate_rewards(
+        self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any
+    ) -> torch.Tensor:
+        """As TRL's; the rewards are remembered for the rest of this generation."""
+        rewards: torch.Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)  # type: ignore[no-untyped-call]
+        self._remember_rewards(rewards, completion_ids_list)
+        return rewards
 
     def _generate_single_turn(
         self,
@@ -196,7 +226,7 @@ class ComposerReplicationTrainer(GRPOTrainer, RunBorders, LossChannels, PrefixWi
         if self.prefix_sharing and self._may_share(
             "sampling", self._generation_sharing_reason(images, multimodal_fields)
         ):
-            return self._shared_completions(prompt_ids), None
+            return self._shared_completions(prompt_ids)
         return super()._generate_single_turn(  # type: ignore[no-untyped-call]
             prompt_ids, images, multimodal_fields, num_generations, has_tool_images
         )
@@ -238,6 +268,12 @@ class ComposerReplicationTrainer(GRPOTrainer, RunBorders, LossChannels, PrefixWi
         self._window().after_clearing(metrics)
         if "loss" in logs:
             self._loss_seen = 0.0
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        """As transformers'; a norm that is not finite makes the step a bad one."""
+        norm: Any = super()._get_grad_norm(model, grad_norm=grad_norm)  # type: ignore[no-untyped-call]
+        self._note_grad_norm(norm)
+        return norm
 
     @property
     def is_interrupted(self) -> bool:

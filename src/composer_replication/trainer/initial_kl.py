@@ -89,6 +89,7 @@ class InitialKl:
     model: Any
     args: Any
     beta: Any
+    _kl_beta: float = 0.0
     accelerator: Any
     _get_per_token_logps_and_entropies: Any
     _kl_path: KlPath = KlPath.LOGGED
@@ -100,7 +101,7 @@ class InitialKl:
         """Decide where the guard's KL comes from; ``kl_path_off_reason`` afterwards, for a start screen."""
         if self.heldout_guard is not None and not self._kl_path_is_chosen:
             self._kl_path, reason = kl_path_of(
-                self.model, beta=self.beta, sync_ref_model=bool(self.args.sync_ref_model)
+                self.model, beta=self.beta or self._kl_beta, sync_ref_model=bool(self.args.sync_ref_model)
             )
             self.kl_path_off_reason = reason or None
             self._kl_path_is_chosen = True

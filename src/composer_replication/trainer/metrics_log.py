@@ -82,6 +82,8 @@ class RunLog:
         if self.folder.verdicts.is_file():
             last = -1 if last_round_idx is None else last_round_idx
             rewrite_jsonl(self.folder.verdicts, _up_to(self.folder.verdicts, "round_idx", last))
+        if self.folder.checks.is_file():  # step 0 is before the first step, and begins anew with the run
+            rewrite_jsonl(self.folder.checks, _up_to(self.folder.checks, "step", step or -1))
         for path in self.folder.rollouts.glob("step-*.jsonl"):
             match = _ROLLOUT_FILE.fullmatch(path.name)
             if match is not None and int(match[1]) > step:

@@ -34,7 +34,8 @@ def load_model(section: ModelSection, *, seed: int, needs_chat_template: bool = 
     Raises:
         InputError: not found, without weights or tokenizer, or broken (CR0701), not a causal
             language model (CR0702), no chat template where one is needed (CR0703), a package
-            without a model (CR0704).
+            without a model (CR0704), weights without a language-model head or with other holes (CR0707), a
+            vision-language model (CR0708), a tokenizer with neither padding nor end token (CR0709).
         MissingError: gguf is not installed (CR0101).
         UsageError: ``package:`` without a version (CR0204).
     """
@@ -52,6 +53,13 @@ def load_model(section: ModelSection, *, seed: int, needs_chat_template: bool = 
             "the model has no chat template, and rollouts.prompt_style is chat.",
             where=section.name,
             fix='set rollouts.prompt_style = "completion", or take an instruction-tuned model.',
+        )
+    if tokenizer.pad_token_id is None and tokenizer.eos_token_id is None:
+        raise InputError(
+            "CR0709",
+            "the tokenizer has neither a padding token nor an end token, so answers could not end.",
+            where=f"model.name = {section.name}",
+            fix="take the tokenizer of an instruction-tuned model, or set eos_token in tokenizer_config.json.",
         )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token_id = tokenizer.eos_token_id
@@ -99,6 +107,13 @@ def _from_pretrained(source: str, dtype: torch.dtype) -> tuple[Any, Any]:
         config = AutoConfig.from_pretrained(source)
     except (OSError, ValueError) as error:
         raise _unloadable(source, "the model", error) from error
+    if any(hasattr(config, part) for part in ("vision_config", "audio_config")):
+        raise InputError(
+            "CR0708",
+            f"a {config.model_type} model reads images or sound, and prompts here are text.",
+            where=f"model.name = {source}",
+            fix="take the text-only model of the same family.",
+        )
     if not _is_causal(config):
         raise InputError(
             "CR0702",
@@ -111,9 +126,17 @@ def _from_pretrained(source: str, dtype: torch.dtype) -> tuple[Any, Any]:
     except (ImportError, OSError, TypeError, ValueError) as error:
         raise _unloadable(source, "the model's tokenizer", error) from error
     try:
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
+        model, loading = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, output_loading_info=True)
     except Exception as error:  # each format of weights has errors of its own
         raise _unloadable(source, "the weights of the model", error) from error
+    if missing := sorted(loading["missing_keys"]):
+        raise InputError(
+            "CR0707",
+            f"the weights are those of a base model or incomplete: {missing[0]} would be random"
+            f"{f', and {len(missing) - 1} more' if len(missing) > 1 else ''}.",
+            where=f"model.name = {source}",
+            fix="take weights that were saved from a causal language model, head included.",
+        )
     embeddings: Any = model.get_input_embeddings()
     num_known = int(embeddings.num_embeddings)
     if len(tokenizer) > num_known:

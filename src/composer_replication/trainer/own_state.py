@@ -17,9 +17,10 @@ from typing import Any
 import torch
 
 from composer_replication.errors import InputError
-from composer_replication.interfaces import Guard, Stateful
+from composer_replication.interfaces import Guard, PromptSource, Stateful
 from composer_replication.run_folder import write_json
 from composer_replication.trainer.checkpoints import STATE_NAME, read_state
+from composer_replication.trainer.checks.judgement import Judgement
 from composer_replication.trainer.guard_fold import foreign_split
 from composer_replication.trainer.in_loop_signals import InLoopSignals
 from composer_replication.trainer.processes import process_rank
@@ -33,6 +34,8 @@ class OwnState:
 
     heldout_guard: Guard | None = None
     stateful: Mapping[str, Stateful] | None = None
+    prompt_source: PromptSource | None = None
+    num_groups_replaced: int = 0
     split_fingerprint: str = ""
     num_cadence_hits_without_new_reward: int = 0
     last_verdict: dict[str, Any] | None = None
@@ -47,6 +50,7 @@ class OwnState:
     _last_round_idx: int | None = None
     _in_loop_signals: InLoopSignals | None = None
     _num_permutations_to_skip: int = 0
+    _judgement: Judgement | None = None
 
     def _write_own_state(self, checkpoint: Path) -> None:
         """Add our files to a folder that transformers has written. Every process calls it."""
@@ -74,6 +78,9 @@ class OwnState:
                 },
                 "guard": None if guard is None else guard.state_dict(),
                 "stateful": {name: part.state_dict() for name, part in (self.stateful or {}).items()},
+                "checks": None if self._judgement is None else self._judgement.state_dict(),
+                "prompt_source": None if self.prompt_source is None else self.prompt_source.state_dict(),
+                "num_groups_replaced": self.num_groups_replaced,
                 "last_verdict": self.last_verdict,
                 "split_fingerprint": self.split_fingerprint,
             },
@@ -107,6 +114,15 @@ class OwnState:
             self.heldout_guard.load_state_dict(saved["guard"])
         for name, part in (self.stateful or {}).items():
             part.load_state_dict(saved["stateful"][name])
+        self.num_groups_replaced = saved.get(
+            "num_groups_replaced", 0
+        )  # an older checkpoint has none of these
+        for own, state in (
+            (self._judgement, saved.get("checks")),
+            (self.prompt_source, saved.get("prompt_source")),
+        ):
+            if own is not None and state is not None:
+                own.load_state_dict(state)
 
     def _check_belongs(self, saved: Mapping[str, Any], checkpoint: Path) -> None:
         found = saved["split_fingerprint"]

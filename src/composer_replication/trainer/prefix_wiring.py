@@ -137,8 +137,12 @@ class PrefixWiring:
         back = torch.argsort(order)
         return torch.cat(logps_parts)[back], torch.cat(entropy_parts)[back] if entropy_parts else None, None
 
-    def _shared_completions(self, prompt_ids: list[list[int]]) -> list[list[int]]:
-        """Completion ids, one row a prompt entry; draws from torch's global generator.
+    def _shared_completions(
+        self, prompt_ids: list[list[int]]
+    ) -> tuple[list[list[int]], list[list[float]] | None]:
+        """Completion ids and their log-probabilities, one row a prompt entry; draws from torch's global generator.
+
+        The log-probabilities are None where a filter reshapes the distribution: they would not be the model's own.
 
         That generator's state is in every checkpoint, so a resumed run samples the same rows.
         """
@@ -167,7 +171,13 @@ class PrefixWiring:
                 stop=None if self.is_finished is None else self._stop_rule,
                 generator=None,
             )
-        return [row.ids for (row,) in samples]
+        is_filtered = (
+            self.args.top_p < 1.0
+            or bool(self.args.top_k)
+            or self.args.min_p is not None
+            or self.args.repetition_penalty != 1.0
+        )
+        return [row.ids for (row,) in samples], None if is_filtered else [row.logps for (row,) in samples]
 
     def _stop_rule(self, ids: list[int]) -> int | None:
         """Ask ``is_finished`` about the row's text so far; the row keeps all its ids."""

@@ -14,7 +14,7 @@ from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import TrainOutput
 
-from composer_replication.errors import CollapseStopError
+from composer_replication.errors import CollapseStopError, InputError
 from composer_replication.interfaces import Guard
 from composer_replication.run_folder import RunFolder
 from composer_replication.trainer.checkpoints import checkpoint_step
@@ -41,6 +41,8 @@ class RunBorders(GuardHook, InitialKl):
     train_dataset: Any
     num_generations: Any
     _check_prefix_settings: Any
+    _check_policy_settings: Any
+    _begin_checks: Any
     _load_from_checkpoint: Any
     _read_own_state: Any
     _save_checkpoint: Any
@@ -49,7 +51,15 @@ class RunBorders(GuardHook, InitialKl):
     _halt_is_saved: bool = False
 
     def _check_before_training(self) -> None:
+        if getattr(self.model.config, "is_encoder_decoder", False):
+            raise InputError(
+                "CR0702",
+                f"a {self.model.config.model_type} model is not a causal language model.",
+                where="ComposerReplicationTrainer(model=)",
+                fix="take a decoder-only model that AutoModelForCausalLM loads.",
+            )
         self._check_prefix_settings()
+        self._check_policy_settings()
         if self.heldout_guard is not None and not self.args.logging_steps > 0:
             raise TrainerSettingError(
                 "CR0718",
@@ -80,6 +90,10 @@ class RunBorders(GuardHook, InitialKl):
         self._loss_seen, self._halt_is_saved = 0.0, False
         self._step_window = StepWindow()
         self._num_permutations_to_skip = 0
+        if self._run_callback is None:
+            self._run_callback = RunCallback(self)
+            self.add_callback(self._run_callback)
+        self._begin_checks()  # after it: a run that the checks stop has its line
         if checkpoint is not None:
             together(lambda: self._read_own_state(checkpoint))
             self._window().take(self._metrics["train"])
@@ -89,9 +103,6 @@ class RunBorders(GuardHook, InitialKl):
             or self.is_deepspeed_enabled
             or any(hasattr(parameter, "full_tensor") for parameter in self.model.parameters())
         )
-        if self._run_callback is None:
-            self._run_callback = RunCallback(self)
-            self.add_callback(self._run_callback)
 
     def _open_run_log(self, checkpoint: Path | None) -> None:
         if self.run_folder is not None and process_rank() == 0:

@@ -15,6 +15,7 @@ from trl.trainer.grpo_config import GRPOConfig
 from composer_replication.config import LoraSection, RunConfig
 from composer_replication.errors import InputError, UsageError
 from composer_replication.run_folder import RunFolder
+from composer_replication.trainer.preset_settings import resolve_method
 from composer_replication.trainer.run_callback import TrainingProgress
 from composer_replication.trainer.trl_values import refusals, refuse_bad_values
 
@@ -26,11 +27,13 @@ OWN_KEYS = frozenset(
 def trl_arguments(config: RunConfig, folder: RunFolder) -> GRPOConfig:
     """TRL's ``GRPOConfig`` from ``[trl]``, with what a run folder needs set by us.
 
+    The keys of ``trainer.preset`` come first, the recipe's own ``[trl]`` over them.
     Defaults that differ from TRL's: one log row a step, no second progress bar, float32
     arithmetic unless ``bf16`` is asked for, the CPU where there is no GPU, two checkpoints kept.
 
     Raises:
-        UsageError: an unknown key, a value that TRL refuses, or a key that we set (CR0211).
+        UsageError: an unknown key, a value that TRL refuses, or a key that we set (CR0211); a method that
+            contradicts itself (CR0760, CR0761, CR0762).
     """
     known = {field.name for field in fields(GRPOConfig) if field.init}
     for key in config.trl:
@@ -50,6 +53,7 @@ def trl_arguments(config: RunConfig, folder: RunFolder) -> GRPOConfig:
                 fix=f"write trl.{near}, or take the key out.",
             )
     refuse_bad_values(config.trl)
+    method = resolve_method(config)
     defaults: dict[str, Any] = {
         "logging_steps": 1,
         "disable_tqdm": True,
@@ -59,7 +63,7 @@ def trl_arguments(config: RunConfig, folder: RunFolder) -> GRPOConfig:
     }
     with refusals():
         return GRPOConfig(
-            **{**defaults, **config.trl},
+            **{**defaults, **method.trl},
             output_dir=str(folder.checkpoints),
             save_strategy="steps",
             save_steps=config.trainer.checkpoint_every,
@@ -99,17 +103,24 @@ def lora_config(section: LoraSection | None) -> Any:
 
 
 def refuse_long_prompts(
-    rows: Sequence[dict[str, Any]], model: Any, tokenizer: Any, *, max_new_tokens: int | None
+    rows: Sequence[dict[str, Any]],
+    model: Any,
+    tokenizer: Any,
+    *,
+    max_new_tokens: int | None,
+    engine_limit: int | None = None,
 ) -> None:
     """Stop before the first step when a prompt and its answer exceed the model's positions.
+
+    A chat prompt is counted with its template. ``engine_limit`` is what another engine holds, if one samples.
 
     Raises:
         InputError: too long (CR0705).
     """
     limit = getattr(model.config, "max_position_embeddings", None)
+    limit = min((most for most in (limit, engine_limit) if most is not None), default=None)
     for row in rows:
-        text = row["prompt"] if isinstance(row["prompt"], str) else row["prompt"][-1]["content"]
-        length = len(tokenizer(text=text)["input_ids"]) + (max_new_tokens or 0)
+        length = _prompt_length(row["prompt"], tokenizer) + (max_new_tokens or 0)
         if limit is not None and length > limit:
             raise InputError(
                 "CR0705",
@@ -117,6 +128,14 @@ def refuse_long_prompts(
                 where=row["task_id"],
                 fix="lower rollouts.context_lines or trl.max_completion_length, or leave the task out.",
             )
+
+
+def _prompt_length(prompt: Any, tokenizer: Any) -> int:
+    if isinstance(prompt, str):
+        return len(tokenizer(text=prompt)["input_ids"])
+    return len(
+        tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=False)
+    )
 
 
 def show_own_progress(trainer: Any, *, quiet: bool) -> None:

@@ -36,6 +36,8 @@ TRL_SURFACE: Final[dict[str, tuple[str, ...]]] = {
         "has_tool_images",
     ),
     "_generate_and_score_completions": ("inputs",),
+    "_calculate_rewards": ("inputs", "prompts", "completions", "completion_ids_list"),
+    "_get_grad_norm": ("model", "grad_norm"),
     "_get_train_sampler": ("dataset",),
     "_save_checkpoint": ("model", "trial"),
     "evaluate": ("eval_dataset", "ignore_keys", "metric_key_prefix"),

@@ -28,6 +28,10 @@ _OURS = (
     "replay_pairs",
     "prefix_sharing",
     "is_finished",
+    "policy_options",
+    "prompt_source",
+    "checks",
+    "rollout_func",
     "run_folder",
     "stateful",
     "split_fingerprint",
@@ -85,6 +89,8 @@ def build_trainer(
     trainer_class: type[GRPOTrainer] = ComposerReplicationTrainer,
     reward: Callable[..., list[float]] = share_of_low_bytes,
     num_prompts: int = 4,
+    model: Any = None,
+    processing_class: Any = None,
     **settings: Any,
 ) -> Any:
     """Keyword arguments of the trainer go to the trainer, all others to ``GRPOConfig``."""
@@ -109,11 +115,11 @@ def build_trainer(
     }
     prompts = [PROMPTS[index % len(PROMPTS)] + " " * (index // len(PROMPTS)) for index in range(num_prompts)]
     return trainer_class(
-        model=tiny_model(seed),
+        model=tiny_model(seed) if model is None else model,
         reward_funcs=reward,
         args=GRPOConfig(**config),
         train_dataset=Dataset.from_dict({"prompt": prompts}),
-        processing_class=tiny_tokenizer(),
+        processing_class=processing_class or tiny_tokenizer(),
         peft_config=lora() if lora_adapter else None,
         **ours,
     )

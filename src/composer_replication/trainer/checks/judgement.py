@@ -1,0 +1,250 @@
+"""From the numbers of a step to findings. Standard library only; its memory is JSON and survives a resume."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from composer_replication.records import Finding
+from composer_replication.trainer.checks.catalogue import CATALOGUE
+from composer_replication.trainer.checks.thresholds import CheckThresholds
+
+
+@dataclass(slots=True)
+class _Trend:
+    """Means of the first and of the newest values of one quantity."""
+
+    first: list[float] = field(default_factory=list)
+    newest: list[float] = field(default_factory=list)
+
+    def share(self, value: float, num_steps: int) -> float | None:
+        """Newest mean over first mean; None while the two ends would overlap."""
+        if len(self.first) < num_steps:
+            self.first.append(value)
+            return None
+        self.newest = [*self.newest, value][-num_steps:]
+        start = math.fsum(self.first) / num_steps
+        if len(self.newest) < num_steps or start <= 0:
+            return None
+        return math.fsum(self.newest) / num_steps / start
+
+
+class Judgement:
+    """Remembers what a check needs, and says something when it begins to hold, not at every step.
+
+    A finding that has gone and comes back is said again. A step that is not finite is said every time.
+
+    Args:
+        thresholds: the limits.
+    """
+
+    def __init__(self, thresholds: CheckThresholds | None = None) -> None:
+        self.thresholds = thresholds or CheckThresholds()
+        self.num_bad_in_a_row = 0
+        self._said: set[str] = set()
+        self._entropy, self._length = _Trend(), _Trend()
+        self._dull: list[tuple[float, float]] = []
+        self._truncated: list[tuple[float, float]] = []
+        self._zero_steps: dict[str, int] = {}
+
+    # ---- what is told ---------------------------------------------------------------------------
+
+    def note_generation(self, *, num_groups: float, num_dull: float, num_truncated: float) -> None:
+        """One generation: its groups, those with equal rewards, those with every completion cut off."""
+        window = self.thresholds.window
+        self._dull = [*self._dull, (num_dull, num_groups)][-window:]
+        self._truncated = [*self._truncated, (num_truncated, num_groups)][-window:]
+
+    def judge(
+        self, step: int, micro_steps: Sequence[Mapping[str, float]], facts: Mapping[str, Any]
+    ) -> list[Finding]:
+        """Judge one optimizer step.
+
+        Args:
+            step: of this step, from 1.
+            micro_steps: one row of ``micro_step_figures`` each, of every process.
+            facts: ``bad`` (what was not finite, or empty), ``first_part`` (words about the first token that
+                parts), ``masks_truncated`` (rows without any mask are meant).
+        """
+        rows = [row for row in micro_steps if row]
+        spoken = [
+            self._drift(rows, str(facts.get("first_part", ""))),
+            self._masks(rows, masks_truncated=bool(facts.get("masks_truncated"))),
+            self._ratio(rows),
+            *self._channels(rows),
+            self._dull_groups(),
+            self._truncated_groups(),
+        ]
+        if not facts.get("bad"):
+            spoken += self._trends(rows)
+        findings = [
+            _finding(step, said[0], *said[2:]) for said in spoken if said and said[1] not in self._said
+        ]
+        self._said = {said[1] for said in spoken if said} | (self._said & _NEVER_AGAIN)
+        self.num_bad_in_a_row = self.num_bad_in_a_row + 1 if facts.get("bad") else 0
+        if facts.get("bad"):
+            sentence = (
+                f"{facts['bad']} is not finite: the step is skipped ({self.num_bad_in_a_row} in a row)."
+            )
+            findings.append(
+                _finding(step, "non_finite", sentence, {"in_a_row": float(self.num_bad_in_a_row)})
+            )
+        return findings
+
+    @property
+    def must_stop(self) -> bool:
+        return self.num_bad_in_a_row >= self.thresholds.num_bad_steps
+
+    # ---- the checks ------------------------------------------------------------------------------
+
+    def _drift(self, rows: Sequence[Mapping[str, float]], first_part: str) -> _Said | None:
+        num_tokens = _sum(rows, "num_drift_tokens")
+        if not num_tokens:
+            return None
+        mean = _sum(rows, "drift_sum") / num_tokens
+        if not mean > self.thresholds.max_token_drift:
+            return None
+        words = (
+            f"sampling and training log-probabilities differ by {mean:.3g} nats a token on average"
+            f"{first_part and '; ' + first_part}."
+        )
+        return "token_drift", "token_drift", words, {"mean": mean, "max": _max(rows, "drift_max")}
+
+    def _masks(self, rows: Sequence[Mapping[str, float]], *, masks_truncated: bool) -> _Said | None:
+        unpaid = _sum(rows, "num_paid_without_token")
+        if not masks_truncated:
+            unpaid += _sum(rows, "num_paid_and_empty")
+        padded = _sum(rows, "num_rows_over_padding")
+        if not unpaid and not padded:
+            return None
+        parts = []
+        if unpaid:
+            parts.append(f"{unpaid:.0f} row(s) have a reward that counts and no token that carries loss")
+        if padded:
+            parts.append(f"the mask of {padded:.0f} row(s) lies over padding or has a hole")
+        words = f"{' and '.join(parts)}."
+        return "reward_and_mask", "reward_and_mask", words, {"unpaid_rows": unpaid, "padded_rows": padded}
+
+    def _ratio(self, rows: Sequence[Mapping[str, float]]) -> _Said | None:
+        shares = [
+            row[key]
+            for row in rows
+            for key in ("policy_effective_share", "sampling_effective_share")
+            if key in row
+        ]
+        lowest, cut = min(shares, default=1.0), _max(rows, "truncated_share")
+        limits = self.thresholds
+        if lowest >= limits.min_effective_share and not cut > limits.max_truncated_share:
+            return None
+        words = (
+            f"importance weights leave an effective sample size of {lowest:.0%} of the tokens, "
+            f"and {max(cut, 0.0):.0%} of the weights are cut."
+        )
+        return "effective_sample_size", "effective_sample_size", words, {"share": lowest, "cut": cut}
+
+    def _channels(self, rows: Sequence[Mapping[str, float]]) -> list[_Said | None]:
+        """The policy gradient is zero where no advantage counts; another channel where its value is."""
+        totals = {"grpo": _sum(rows, "num_paid_rows")} if rows else {}
+        for name in {key for row in rows for key in row if key.startswith("channel/")}:
+            totals[name.removeprefix("channel/")] = _sum(rows, name)
+        self._zero_steps = {
+            name: 0 if total else self._zero_steps.get(name, 0) + 1 for name, total in totals.items()
+        }
+        spoken: list[_Said | None] = []
+        for name, num_steps in sorted(self._zero_steps.items()):
+            if num_steps >= self.thresholds.num_zero_steps:
+                words = (
+                    f"the channel {name} was exactly 0 in the last {self.thresholds.num_zero_steps} steps."
+                )
+                spoken.append(("zero_channel", f"zero_channel {name}", words, {"steps": float(num_steps)}))
+        return spoken
+
+    def _dull_groups(self) -> _Said | None:
+        share = _share(self._dull, self.thresholds.window)
+        if share is None or share <= self.thresholds.max_dull_share:
+            return None
+        words = f"{share:.0%} of the groups of the last {len(self._dull)} generations had equal rewards."
+        return "groups_without_signal", "groups_without_signal", words, {"share": share}
+
+    def _truncated_groups(self) -> _Said | None:
+        share = _share(self._truncated, self.thresholds.window)
+        if share is None or share <= self.thresholds.max_truncated_groups:
+            return None
+        words = (
+            f"in {share:.0%} of the groups of the last {len(self._truncated)} generations every completion met the "
+            "length limit."
+        )
+        return "truncated_groups", "truncated_groups", words, {"share": share}
+
+    def _trends(self, rows: Sequence[Mapping[str, float]]) -> list[_Said | None]:
+        limits, spoken = self.thresholds, []
+        num_tokens, num_rows = _sum(rows, "num_tokens"), _sum(rows, "num_rows")
+        if not num_tokens:
+            return []
+        measured = [("length_collapse", "tokens a row", self._length, num_tokens / num_rows)]
+        if all("entropy_sum" in row for row in rows):
+            entropy = _sum(rows, "entropy_sum") / num_tokens
+            measured.append(("entropy_collapse", "entropy a token", self._entropy, entropy))
+        floors = {"length_collapse": limits.min_length_share, "entropy_collapse": limits.min_entropy_share}
+        for name, what, trend, value in measured:
+            share = trend.share(value, limits.trend_steps)
+            if share is not None and share < floors[name]:
+                words = f"{what} of the last {limits.trend_steps} steps is {share:.1%} of that of the first."
+                spoken.append((name, name, words, {"share": share, "newest": value}))
+        return list(spoken)
+
+    # ---- memory ------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-safe."""
+        return {
+            "num_bad_in_a_row": self.num_bad_in_a_row,
+            "said": sorted(self._said),
+            "entropy": [self._entropy.first, self._entropy.newest],
+            "length": [self._length.first, self._length.newest],
+            "dull": [list(pair) for pair in self._dull],
+            "truncated": [list(pair) for pair in self._truncated],
+            "zero_steps": self._zero_steps,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.num_bad_in_a_row = int(state["num_bad_in_a_row"])
+        self._said = set(state["said"])
+        self._entropy = _Trend(*(list(part) for part in state["entropy"]))
+        self._length = _Trend(*(list(part) for part in state["length"]))
+        self._dull = [(pair[0], pair[1]) for pair in state["dull"]]
+        self._truncated = [(pair[0], pair[1]) for pair in state["truncated"]]
+        self._zero_steps = {name: int(num) for name, num in state["zero_steps"].items()}
+
+    def say_once(self, step: int, name: str, sentence: str) -> list[Finding]:
+        """A note that is true of the whole run."""
+        if name in self._said:
+            return []
+        self._said.add(name)
+        return [_finding(step, name, sentence, {})]
+
+
+_Said = tuple[str, str, str, dict[str, float]]
+"""Check, key under which it is remembered, sentence, figures."""
+_NEVER_AGAIN = frozenset({"pad_is_end"})
+
+
+def _finding(step: int, name: str, sentence: str, figures: Mapping[str, float]) -> Finding:
+    text = CATALOGUE[name]
+    return Finding(step, text.code, name, text.level, sentence, text.fix, dict(figures))
+
+
+def _sum(rows: Sequence[Mapping[str, float]], key: str) -> float:
+    return math.fsum(row[key] for row in rows if key in row)
+
+
+def _max(rows: Sequence[Mapping[str, float]], key: str) -> float:
+    return max((row[key] for row in rows if key in row), default=0.0)
+
+
+def _share(pairs: Sequence[tuple[float, float]], window: int) -> float | None:
+    """Sum of the first over sum of the second; None before the window is full."""
+    total = math.fsum(pair[1] for pair in pairs)
+    return math.fsum(pair[0] for pair in pairs) / total if len(pairs) >= window and total else None

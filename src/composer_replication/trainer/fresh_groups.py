@@ -1,0 +1,114 @@
+"""Dynamic sampling: groups whose rewards are all equal are replaced by fresh prompts.
+
+A mixin of the trainer. Reference: DAPO (2503.14476), section 3.2.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from composer_replication.interfaces import PromptSource
+from composer_replication.trainer.policy_options import PolicyOptions
+from composer_replication.trainer.processes import gathered, process_rank
+from composer_replication.trainer.row_merging import merge_rows
+
+Generate = Callable[[Any], dict[str, Any]]
+
+
+def loss_mask(output: Mapping[str, Any]) -> torch.Tensor:
+    """The tokens (B, T) that carry loss: the policy's own, not those of tools."""
+    mask: torch.Tensor = output["completion_mask"]
+    return mask * output["tool_mask"] if "tool_mask" in output else mask
+
+
+class FreshGroups:
+    """Finds groups without signal and fills their places.
+
+    Attributes:
+        num_groups_replaced: groups that were replaced, this run long.
+    """
+
+    policy_options: PolicyOptions = PolicyOptions()
+    prompt_source: PromptSource | None = None
+    num_groups_replaced: int = 0
+    accelerator: Any
+    reward_weights: Any
+    num_generations: Any
+    _metrics: Any
+    _tokenizer: Any
+    _generation_with_terms: Any
+    _newest_rewards: torch.Tensor | None = None
+
+    def _dull_groups(self) -> list[bool]:
+        """For each group, over all processes, whether its rewards are all equal."""
+        if self._newest_rewards is None:
+            return []
+        weights = self.reward_weights.to(self._newest_rewards.device)
+        rewards_N = (self._newest_rewards * weights).nansum(dim=1)
+        nobody_N = torch.isnan(self._newest_rewards).all(dim=1)  # rows that nobody scored teach nothing
+        highest_K = rewards_N.masked_fill(nobody_N, -torch.inf).view(-1, self.num_generations).amax(-1)
+        lowest_K = rewards_N.masked_fill(nobody_N, torch.inf).view(-1, self.num_generations).amin(-1)
+        is_dull: list[bool] = ((highest_K < lowest_K) | torch.isclose(highest_K, lowest_K)).tolist()
+        return is_dull
+
+    def _with_fresh_groups(
+        self, generate: Generate, inputs: Any, output: dict[str, Any], is_dull_K: list[bool]
+    ) -> tuple[dict[str, Any], list[bool]]:
+        """Replace dull groups, at most ``dynamic_sampling_rounds`` times; a fresh group that is dull too is dropped."""
+        group, rank = self.num_generations, process_rank()
+        num_local = len(inputs) // group
+        num_replaced = num_rounds = 0
+        while any(is_dull_K) and num_rounds < self.policy_options.dynamic_sampling_rounds:
+            dull_here = [k for k in range(num_local) if is_dull_K[rank * num_local + k]]
+            dull_by_process = gathered([dict(inputs[k * group]) for k in dull_here])
+            rows = self._fresh_rows(dull_by_process)
+            if not rows:
+                break
+            num_rounds += 1
+            fresh = [dict(row) for row in rows[rank] for _ in range(group)]
+            newer = self._generation_on_the_side(generate, fresh)
+            is_bad = self._dull_groups()[rank * len(rows[rank]) : (rank + 1) * len(rows[rank])]
+            good = [n for n, bad in enumerate(is_bad) if not bad][: len(dull_here)]
+            pairs = list(zip(dull_here, good, strict=False))
+            places = [(k * group + i, n * group + i) for k, n in pairs for i in range(group)]
+            output = merge_rows(output, newer, places, pad_token_id=self._tokenizer.pad_token_id)
+            for old, new in places:
+                inputs[old] = fresh[new]
+            replaced = gathered([rank * num_local + k for k, _ in pairs])
+            for k in (k for part in replaced for k in part):
+                is_dull_K[k] = False
+                num_replaced += 1
+        output["num_items_in_batch"] = self.accelerator.gather(loss_mask(output).sum()).sum()
+        self.num_groups_replaced += num_replaced
+        metrics = self._metrics["train"]
+        metrics["dynamic_sampling/replaced_groups"].append(float(num_replaced))
+        metrics["dynamic_sampling/rounds"].append(float(num_rounds))
+        metrics["dynamic_sampling/groups_without_signal"].append(float(sum(is_dull_K)))
+        return output, is_dull_K
+
+    def _fresh_rows(self, dull_by_process: list[list[dict[str, Any]]]) -> list[list[Mapping[str, Any]]]:
+        """For each process equally many fresh rows, as its collectives need; empty when there are no more."""
+        if self.prompt_source is None:
+            return []
+        each = max(len(rows) for rows in dull_by_process)
+        dull = [row for rows in dull_by_process for row in rows]
+        rows = list(self.prompt_source.fresh_rows(each * len(dull_by_process), without_signal=dull))
+        each = min(each, len(rows) // len(dull_by_process))
+        return [rows[n * each : (n + 1) * each] for n in range(len(dull_by_process))] if each else []
+
+    def _generation_on_the_side(self, generate: Generate, fresh: list[dict[str, Any]]) -> dict[str, Any]:
+        """A generation whose numbers stay out of the log: the logged reward is that of prompts nobody chose.
+
+        A batch that was filled up with groups of mixed success has a mean near one half whatever the policy does.
+        """
+        kept, self._metrics["train"] = self._metrics["train"], defaultdict(list)
+        try:
+            newer = self._generation_with_terms(generate, fresh)
+        finally:
+            aside, self._metrics["train"] = self._metrics["train"], kept
+        kept["num_tokens"] = aside["num_tokens"]
+        return newer

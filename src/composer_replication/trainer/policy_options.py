@@ -1,0 +1,98 @@
+"""What the policy-gradient channel does beyond TRL, as one record, and what cannot go together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from composer_replication.trainer.setting_errors import TrainerSettingError
+
+EFFORT_KINDS = (
+    "thinking_token",
+    "tool_call_token",
+    "tool_output_token",
+    "final_token",
+    "tool_call",
+    "turn",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EffortPrice:
+    """``weight * C(x)`` is taken off the reward; see ``losses.policy_terms`` for C.
+
+    Attributes:
+        weight: reward for one unit of C; 0 is off.
+        k: curvature, per unit of x.
+        q: exponent; C is linear at 0, logarithmic at 1, bounded above 1.
+        unit_weights: weight in x of one of each kind of ``EFFORT_KINDS``.
+    """
+
+    weight: float = 1e-4
+    k: float = 1e-3
+    q: float = 2.0
+    unit_weights: Mapping[str, float] = field(
+        default_factory=lambda: {
+            "thinking_token": 1.0,
+            "tool_call_token": 1.0,
+            "tool_output_token": 0.1,
+            "final_token": 1.0,
+            "tool_call": 20.0,
+            "turn": 20.0,
+        }
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyOptions:
+    """The policy-gradient channel's own settings; as they stand by default, nothing differs from TRL.
+
+    Attributes:
+        kl_in_reward: ``args.beta`` times the summed log-ratio to the reference is taken off the reward,
+            centred in the group; TRL's own KL term in the loss is then off.
+        effort: what effort costs; None is nothing.
+        dynamic_sampling_rounds: how often, at most, the groups of one generation whose rewards are all equal
+            are replaced by fresh prompts.
+        importance_clip: largest importance weight of a token where a rollout function gave the sampler's
+            log-probabilities; 0 corrects nothing. (With vLLM TRL corrects by its own settings.)
+    """
+
+    kl_in_reward: bool = False
+    effort: EffortPrice | None = None
+    dynamic_sampling_rounds: int = 0
+    importance_clip: float = 0.0
+
+    @property
+    def has_reward_terms(self) -> bool:
+        """Something is folded into the reward."""
+        return self.kl_in_reward or (self.effort is not None and self.effort.weight != 0.0)
+
+
+def check_policy_options(options: PolicyOptions, args: Any) -> None:
+    """Refuse what would give another gradient than it says.
+
+    Args:
+        options: ours.
+        args: TRL's ``GRPOConfig``; None where the trainer was given none.
+
+    Raises:
+        TrainerSettingError: a term in the reward while advantages are divided by a standard deviation (CR0761).
+    """
+    if not options.has_reward_terms:
+        return
+    scaling = getattr(args, "scale_rewards", "group")
+    scaling = {True: "group", False: "none"}.get(scaling, scaling)
+    is_normalised = getattr(args, "multi_objective_aggregation", "") == "normalize_then_sum"
+    if scaling == "none" and not is_normalised:
+        return
+    term = "kl_in_reward" if options.kl_in_reward else "effort"
+    key = "multi_objective_aggregation" if scaling == "none" else "scale_rewards"
+    raise TrainerSettingError(
+        "CR0761",
+        f"{term} is exact only where rewards are not divided by their standard deviation, "
+        f"and trl.{key} is {getattr(args, key, 'group')!r}.",
+        where=f"trainer.{term}, trl.{key}",
+        fix='set trl.scale_rewards = "none" and trl.multi_objective_aggregation = "sum_then_normalize", '
+        f"or leave trainer.{term} out.",
+    )

@@ -1,0 +1,231 @@
+"""The policy-gradient channel around TRL's generation: terms in the reward, importance weights, fresh prompts.
+
+A mixin of the trainer. With ``PolicyOptions()`` as it stands nothing here touches what TRL made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from trl.models.utils import disable_gradient_checkpointing
+
+from composer_replication.losses.policy_terms import effort_cost, fold_kl_into_advantages, k1_per_rollout
+from composer_replication.trainer.checked_rollouts import CheckedRollouts
+from composer_replication.trainer.effort_counts import COLUMN, effort_units
+from composer_replication.trainer.fresh_groups import FreshGroups, Generate, loss_mask
+from composer_replication.trainer.fresh_prompts import ShuffledPrompts
+from composer_replication.trainer.importance import importance_figures, truncated_ratio
+from composer_replication.trainer.policy_options import EffortPrice
+from composer_replication.trainer.processes import num_processes
+from composer_replication.trainer.setting_errors import TrainerSettingError
+
+_FORWARD_PARTS = (
+    "pixel_values",
+    "image_grid_thw",
+    "num_images",
+    "num_tiles",
+    "pixel_attention_mask",
+    "spatial_shapes",
+    "image_sizes",
+    "token_type_ids",
+    "mm_token_type_ids",
+    "image_position_ids",
+)
+
+
+class PolicyTerms(FreshGroups):
+    """What happens to one generation before the loss sees it."""
+
+    model: Any
+    args: Any
+    beta: Any
+    loss_type: Any
+    use_vllm: Any
+    rollout_func: Any
+    train_dataset: Any
+    _get_per_token_logps_and_entropies: Any
+    _check_generation: Any
+    _check_importance: Any
+    _kl_beta: float = 0.0
+    _newest_lengths: tuple[int, ...] = ()
+
+    # ---- before the first step ----------------------------------------------------------------------
+
+    def _take_kl_out_of_the_loss(self) -> None:
+        """TRL has built its reference by ``beta``; from here on it weighs the term in the reward."""
+        if self.policy_options.kl_in_reward:
+            self._kl_beta, self.beta = float(self.beta), 0.0
+
+    def _check_policy_settings(self) -> None:
+        """Make the default source of prompts; refuse what dynamic sampling cannot do.
+
+        Raises:
+            TrainerSettingError: an iterable data set without a ``prompt_source``, or groups that lie across processes (CR0763).
+        """
+        if self.rollout_func is not None and not isinstance(self.rollout_func, CheckedRollouts):
+            self.rollout_func = CheckedRollouts(self.rollout_func)
+        if not self.policy_options.dynamic_sampling_rounds:
+            return
+        if self.prompt_source is None:
+            if not hasattr(self.train_dataset, "__len__"):
+                raise TrainerSettingError(
+                    "CR0763",
+                    "dynamic sampling needs a prompt_source where the training data is a stream.",
+                    where="ComposerReplicationTrainer(prompt_source=)",
+                    fix="pass a PromptSource, or set trainer.dynamic_sampling_rounds = 0.",
+                )
+            self.prompt_source = ShuffledPrompts(self.train_dataset, int(self.args.seed))
+        num_rows = self.args.per_device_train_batch_size * self.args.steps_per_generation
+        if num_processes() > 1 and num_rows % self.num_generations:
+            raise TrainerSettingError(
+                "CR0763",
+                f"dynamic sampling needs whole groups on each process, and {num_rows} rows are not a "
+                f"multiple of {self.num_generations} generations.",
+                where="trl.per_device_train_batch_size, trl.num_generations",
+                fix="make their product with steps_per_generation a multiple of num_generations.",
+            )
+
+    # ---- one generation -------------------------------------------------------------------------------
+
+    def _remember_rewards(self, rewards_NF: torch.Tensor, completion_ids: Sequence[Sequence[int]]) -> None:
+        """What ``_calculate_rewards`` gave: all processes' rewards, this one's lengths."""
+        self._newest_rewards = rewards_NF
+        self._newest_lengths = tuple(len(ids) for ids in completion_ids)
+
+    def _with_policy_terms(self, generate: Generate, inputs: Any) -> dict[str, Any]:
+        """TRL's generation with our terms; rows of ``inputs`` whose group was replaced become the fresh ones."""
+        if not self.model.training:
+            return generate(inputs)
+        output = self._generation_with_terms(generate, inputs)
+        is_dull_K = self._dull_groups()
+        num_groups = len(is_dull_K)
+        if self.policy_options.dynamic_sampling_rounds:
+            output, is_dull_K = self._with_fresh_groups(generate, inputs, output, is_dull_K)
+        self._check_generation(output, float(sum(is_dull_K)), float(num_groups))
+        self._newest_rewards = None
+        return output
+
+    def _generation_with_terms(self, generate: Generate, inputs: Any) -> dict[str, Any]:
+        kept_beta, self.beta = self.beta, self.beta or self._kl_beta  # TRL then computes the reference's part
+        try:
+            output = generate(inputs)
+        finally:
+            self.beta = kept_beta
+        options = self.policy_options
+        sampled_BT = output.get("sampling_per_token_logps")
+        corrects = options.importance_clip > 0 and self.rollout_func is not None and not self.use_vllm
+        needs_logps = (options.kl_in_reward and self._kl_beta != 0.0) or (corrects and sampled_BT is not None)
+        old_BT = output.get("old_per_token_logps")
+        if needs_logps and old_BT is None:
+            old_BT = self._policy_logps(output)
+        if options.has_reward_terms:
+            self._fold_reward_terms(output, inputs, old_BT)
+        if sampled_BT is not None and old_BT is not None:
+            self._weigh_by_importance(output, old_BT, sampled_BT, corrects=corrects)
+        return output
+
+    def _policy_logps(self, output: Mapping[str, Any]) -> torch.Tensor:
+        """Log-probabilities (B, T) of the rollouts under the weights at hand, without gradient."""
+        ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
+        mask = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
+        images = {name: output[name] for name in _FORWARD_PARTS if name in output}
+        with (
+            torch.no_grad(),
+            disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs),
+        ):
+            logps: torch.Tensor = self._get_per_token_logps_and_entropies(
+                self.model,
+                ids,
+                mask,
+                output["completion_ids"].size(1),
+                batch_size=self.args.per_device_train_batch_size,
+                **images,
+            )[0]
+        return logps
+
+    # ---- terms in the reward ----------------------------------------------------------------------------
+
+    def _fold_reward_terms(self, output: dict[str, Any], inputs: Any, old_BT: torch.Tensor | None) -> None:
+        """``A_i <- A_i - (P_i - mean_j P_j)`` with ``P = beta K + weight C``; rows nobody scored keep advantage 0."""
+        mask_BT = loss_mask(output)
+        penalty_B = torch.zeros(mask_BT.size(0), dtype=torch.float32, device=mask_BT.device)
+        metrics = self._metrics["train"]
+        if self.policy_options.kl_in_reward and self._kl_beta != 0.0 and old_BT is not None:
+            kl_B = k1_per_rollout(old_BT, output.pop("ref_per_token_logps"), mask_BT)
+            penalty_B += self._kl_beta * kl_B
+            total, count = self._summed(kl_B.sum(), mask_BT.sum())
+            metrics["kl"].append(total / max(count, 1.0))
+        effort = self.policy_options.effort
+        if effort is not None and effort.weight != 0.0:
+            cost_B = self._effort_costs(effort, output, inputs, penalty_B)
+            penalty_B += effort.weight * cost_B
+            total, count = self._summed(cost_B.sum(), torch.ones_like(cost_B).sum())
+            metrics["effort/cost"].append(effort.weight * total / max(count, 1.0))
+        rewards_NF = self._newest_rewards
+        penalty_N = self.accelerator.gather(penalty_B)
+        is_scored_N = torch.ones_like(penalty_N).bool()
+        if rewards_NF is not None:
+            is_scored_N = ~torch.isnan(rewards_NF).all(dim=1)
+        advantage_N = fold_kl_into_advantages(
+            self.accelerator.gather(output["advantages"]),
+            penalty_N,
+            beta=1.0,  # the penalty is weighted already
+            group_size=self.num_generations,
+            valid_B=is_scored_N,
+        )
+        start = self.accelerator.process_index * mask_BT.size(0)
+        output["advantages"] = advantage_N[start : start + mask_BT.size(0)]
+
+    def _effort_costs(
+        self, effort: EffortPrice, output: Mapping[str, Any], inputs: Any, like_B: torch.Tensor
+    ) -> torch.Tensor:
+        """C of each row, from the counts that its rollout brought, else from lengths and masks."""
+        tools = output.get("tool_mask")
+        if tools is None:
+            outside = [0.0] * like_B.numel()
+        else:
+            outside = (output["completion_mask"] * (1 - tools)).sum(-1).tolist()
+        units = []
+        for row, length, tool_tokens in zip(inputs, self._newest_lengths, outside, strict=True):
+            counts = row.get(COLUMN) or {
+                "tool_output_token": tool_tokens,
+                "final_token": length - tool_tokens,
+                "turn": 1,
+            }
+            units.append(effort_units(counts, effort.unit_weights))
+        return effort_cost(like_B.new_tensor(units), scale=effort.k, curvature=effort.q)
+
+    def _weigh_by_importance(
+        self, output: dict[str, Any], old_BT: torch.Tensor, sampled_BT: torch.Tensor, *, corrects: bool
+    ) -> None:
+        """Log how far sampler and trainer are apart; with a rollout function weigh each token by the ratio.
+
+        The weight is not negative, so that times the advantage it is what it is times the token's loss.
+        """
+        mask_BT = loss_mask(output)
+        clip = self.policy_options.importance_clip if corrects else self._vllm_clip()
+        figures = importance_figures(old_BT, sampled_BT, mask_BT, clip)
+        metrics = self._metrics["train"]
+        metrics["sampling/truncated_share"].append(figures.truncated_share)
+        metrics["sampling/effective_sample_size"].append(figures.effective_sample_size)
+        metrics["sampling/sequence_effective_sample_size"].append(figures.sequence_effective_sample_size)
+        self._check_importance(figures)
+        if not corrects:
+            return
+        ratio_BT = truncated_ratio(old_BT, sampled_BT, mask_BT, clip)
+        if self.loss_type == "vespo":  # it reads the ratio itself
+            output["importance_sampling_ratio"] = ratio_BT
+        else:
+            output["advantages"] = output["advantages"].reshape(ratio_BT.size(0), -1) * ratio_BT
+
+    def _vllm_clip(self) -> float:
+        largest = self.args.vllm_importance_sampling_clip_max
+        return float("inf") if largest is None else float(largest)
+
+    def _summed(self, *scalars: torch.Tensor) -> list[float]:
+        total: list[float] = self.accelerator.reduce(
+            torch.stack([scalar.float() for scalar in scalars]), reduction="sum"
+        ).tolist()
+        return total

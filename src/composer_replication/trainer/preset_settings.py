@@ -1,0 +1,129 @@
+"""From ``trainer.preset`` and the keys beside it to TRL's arguments and our own options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from composer_replication.config import PRESETS, EffortSection, RunConfig, TrainerSection
+from composer_replication.errors import UsageError
+from composer_replication.trainer.policy_options import (
+    EFFORT_KINDS,
+    EffortPrice,
+    PolicyOptions,
+    check_policy_options,
+)
+
+_DEFINING = ("trl.loss_type", "trl.scale_rewards", "trl.importance_sampling_level", "trl.num_iterations")
+"""Keys without which a method is another one; each preset has those of them that define it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedMethod:
+    """What a recipe's method comes to.
+
+    Attributes:
+        trl: keys of ``GRPOConfig``, the recipe's over the preset's.
+        options: what the trainer takes beside them.
+        overlong_share: last share of ``max_completion_length`` that is punished; 0 is none.
+    """
+
+    trl: dict[str, Any]
+    options: PolicyOptions
+    overlong_share: float
+
+
+def resolve_method(config: RunConfig) -> ResolvedMethod:
+    """Lay the recipe's keys over those of its preset.
+
+    Raises:
+        UsageError: a key of the recipe contradicts the preset (CR0760), a KL or effort term in the reward with
+            scaled rewards (CR0761), ``loss_type = "cispo"`` whose ratios would be cut below 1 (CR0762).
+    """
+    name = config.trainer.preset
+    preset = PRESETS[name] if name else {}
+    _refuse_contradictions(name or "", preset, config.trl)
+    trl = {key.removeprefix("trl."): value for key, value in preset.items() if key.startswith("trl.")}
+    trl |= config.trl
+    own = {key: _own_value(config.trainer, preset, key) for key in _OWN_KEYS}
+    effort: EffortSection | None = own["effort"]
+    options = PolicyOptions(
+        kl_in_reward=bool(own["kl_in_reward"]),
+        effort=None if effort is None else _price(effort),
+        dynamic_sampling_rounds=int(own["dynamic_sampling_rounds"] or 0),
+        importance_clip=float(own["importance_clip"] or 0.0),
+    )
+    _refuse_scaled_reward_terms(options, trl)
+    _refuse_small_cispo(trl)
+    return ResolvedMethod(trl, options, float(own["overlong_share"] or 0.0))
+
+
+def overlong_punishment(method: ResolvedMethod, args: Any) -> list[Callable[..., Any]]:
+    """DAPO's soft punishment as a further reward function, TRL's own; none where the share is 0.
+
+    0 up to ``max_completion_length - cache`` tokens, then falling to -1, ``cache`` being the share of
+    that length, at least one token (2503.14476, equation 13).
+    """
+    if not method.overlong_share:
+        return []
+    from trl.rewards import get_soft_overlong_punishment
+
+    longest = int(args.max_completion_length)
+    return [get_soft_overlong_punishment(longest, max(round(method.overlong_share * longest), 1))]
+
+
+_OWN_KEYS = ("kl_in_reward", "effort", "dynamic_sampling_rounds", "importance_clip", "overlong_share")
+
+
+def _own_value(section: TrainerSection, preset: Mapping[str, Any], key: str) -> Any:
+    """The recipe's value, else the preset's, else None."""
+    value = getattr(section, key)
+    if value is None:
+        value = preset.get(f"trainer.{key}")
+    return EffortSection(**value) if isinstance(value, dict) else value
+
+
+def _price(section: EffortSection) -> EffortPrice:
+    weights = {kind: float(getattr(section, kind)) for kind in EFFORT_KINDS}
+    return EffortPrice(section.weight, section.k, section.q, weights)
+
+
+def _refuse_contradictions(name: str, preset: Mapping[str, Any], table: Mapping[str, Any]) -> None:
+    for key in _DEFINING:
+        own = key.removeprefix("trl.")
+        if key not in preset or own not in table:
+            continue
+        value = _unscaled(table[own]) if own == "scale_rewards" else table[own]
+        if value != preset[key]:
+            raise UsageError(
+                "CR0760",
+                f"the preset {name} has {key} = {preset[key]!r} by definition, and the recipe sets {table[own]!r}.",
+                where=key,
+                fix=f"take {key} out, or take trainer.preset out and write the method's keys yourself.",
+            )
+
+
+def _unscaled(value: Any) -> Any:
+    return {True: "group", False: "none"}[value] if isinstance(value, bool) else value
+
+
+def _refuse_scaled_reward_terms(options: PolicyOptions, trl: Mapping[str, Any]) -> None:
+    known = {"scale_rewards": "group", "multi_objective_aggregation": "sum_then_normalize"}
+    check_policy_options(options, SimpleNamespace(**{key: trl.get(key, known[key]) for key in known}))
+
+
+def _refuse_small_cispo(trl: Mapping[str, Any]) -> None:
+    """TRL clamps CISPO's ratio at ``epsilon_high`` itself, and where that is unset at epsilon, 0.2."""
+    if trl.get("loss_type") != "cispo":
+        return
+    largest = trl.get("epsilon_high", trl.get("epsilon", 0.2))
+    if isinstance(largest, int | float) and largest < 1:
+        raise UsageError(
+            "CR0762",
+            f"with loss_type cispo every ratio above {largest} is cut to it, so even on-policy gradients would "
+            f"shrink {1 / max(largest, 1e-9):.3g}-fold.",
+            where="trl.epsilon_high",
+            fix='set trl.epsilon_high = 5.0, the largest ratio that may pass, or trainer.preset = "cispo".',
+        )

@@ -1,0 +1,367 @@
+"""Each check on a real trainer: it speaks where something is wrong, and an honest run leaves it silent."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_trainer import tiny_model, tiny_tokenizer
+from transformers import TrainerCallback
+
+from composer_replication.report import read_run
+from composer_replication.run_folder import RunFolder, read_jsonl
+from composer_replication.trainer.checks.speaking import NonFiniteRunError
+from composer_replication.trainer.checks.thresholds import CheckThresholds
+from composer_replication.trainer.parameter_hash import parameter_sha256
+from composer_replication.trainer.policy_options import PolicyOptions
+
+MakeTrainer = Callable[..., Any]
+ENDS_EARLY = {"prefix_sharing": True, "is_finished": lambda text: len(text) >= 3, "max_completion_length": 12}
+SOON = CheckThresholds(window=3, trend_steps=2, num_zero_steps=3)
+"""The same limits, reached in fewer steps."""
+HUGE = 3e38
+
+
+def uneven(completions: list[str], **kwargs: Any) -> list[float]:
+    return [float(number % 4) for number in range(len(completions))]
+
+
+def spoken(trainer: Any) -> list[str]:
+    """What was said, and that the run folder says the same."""
+    stored = read_jsonl(trainer.run_folder.checks)
+    assert [row["code"] for row in stored] == [finding.code for finding in trainer.findings]
+    return [finding.name for finding in trainer.findings]
+
+
+@pytest.fixture
+def make(make_trainer: MakeTrainer, tmp_path: Path) -> MakeTrainer:
+    def build(**settings: Any) -> Any:
+        settings.setdefault("run_folder", RunFolder(tmp_path / "run"))
+        settings.setdefault("reward", uneven)
+        return make_trainer(**settings)
+
+    return build
+
+
+class Between(TrainerCallback):
+    """Does something to the model before one step."""
+
+    def __init__(self, step: int, act: Callable[[Any], None]) -> None:
+        self.step, self.act = step, act
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.step:
+            self.act(kwargs["model"])
+
+
+def test_an_honest_run_is_silent(make: MakeTrainer) -> None:
+    """Sampled with our own engine, two updates a generation, rows that end: every check has its numbers."""
+    trainer = make(max_steps=10, num_iterations=2, learning_rate=1e-4, checks=SOON, **ENDS_EARLY)
+    trainer.train()
+    assert spoken(trainer) == []
+    lines = read_jsonl(trainer.run_folder.metrics)
+    assert max(line["checks/token_drift"] for line in lines) < 1e-5
+    assert min(line["checks/effective_sample_size"] for line in lines) > 0.99
+
+
+def shifted_rollouts(shift: float, token: int) -> Callable[[Any, Any], dict[str, Any]]:
+    """Rollouts whose engine disagrees by ``shift`` nats from one token on."""
+
+    def roll_out(prompts: list[str], trainer: Any) -> dict[str, Any]:
+        ids = [list(trainer.processing_class(text=prompt)["input_ids"]) for prompt in prompts]
+        answers = [[70 + 3 * n, 80, 90 + n, 100] for n in range(len(prompts))]
+        logprobs = []
+        with torch.no_grad():
+            for prompt, answer in zip(ids, answers, strict=True):
+                table = trainer.model(torch.tensor([[*prompt, *answer]])).logits[0].log_softmax(-1)
+                own = [table[len(prompt) - 1 + t, token_id].item() for t, token_id in enumerate(answer)]
+                logprobs.append([value + shift * (t >= token) for t, value in enumerate(own)])
+        return {"prompt_ids": ids, "completion_ids": answers, "logprobs": logprobs}
+
+    return roll_out
+
+
+def test_token_drift_names_the_token(make: MakeTrainer) -> None:
+    trainer = make(max_steps=2, rollout_func=shifted_rollouts(0.3, 2))
+    trainer.train()
+    assert spoken(trainer) == ["token_drift"]
+    (finding,) = trainer.findings
+    assert finding.figures["mean"] == pytest.approx(0.15, abs=1e-3)
+    assert "they part first at token 2 of row" in finding.sentence
+    assert any(f"id {90 + n} " in finding.sentence for n in range(4))
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.04])
+def test_engines_that_nearly_agree_do_not_drift(make: MakeTrainer, shift: float) -> None:
+    trainer = make(max_steps=2, rollout_func=shifted_rollouts(shift, 0))
+    trainer.train()
+    assert spoken(trainer) == []
+    assert read_jsonl(trainer.run_folder.metrics)[0]["checks/token_drift"] == pytest.approx(shift, abs=1e-5)
+
+
+def test_weights_that_are_cut_everywhere(make: MakeTrainer) -> None:
+    trainer = make(
+        max_steps=1,
+        rollout_func=shifted_rollouts(-math.log(3), 0),
+        policy_options=PolicyOptions(importance_clip=2.0),
+    )
+    trainer.train()
+    assert spoken(trainer) == ["token_drift", "effective_sample_size"]
+    assert trainer.findings[1].figures == {"share": 1.0, "cut": 1.0}
+
+
+def test_groups_without_signal_and_a_channel_of_zeros(make: MakeTrainer) -> None:
+    trainer = make(
+        max_steps=4,
+        num_prompts=16,
+        checks=SOON,
+        reward=lambda completions, **kwargs: [1.0] * len(completions),
+        **ENDS_EARLY,
+    )
+    trainer.train()
+    assert sorted(spoken(trainer)) == ["groups_without_signal", "zero_channel"]
+    assert {finding.step for finding in trainer.findings} == {3}
+
+
+def test_a_weighted_channel_that_gets_nothing(make: MakeTrainer) -> None:
+    """Two channels that are told apart by their values alone: one is exactly 0, the other is not."""
+    trainer = make(max_steps=4, checks=SOON, **ENDS_EARLY)
+    trainer.alpha_sdpo, trainer.beta_replay = 0.5, 0.5
+    trainer._compute_sdpo_loss = lambda model, inputs: torch.zeros(())
+    trainer._compute_trace_replay_loss = lambda model, inputs: torch.tensor(0.25)
+    trainer.train()
+    assert spoken(trainer) == ["zero_channel"]
+    assert trainer.findings[0].sentence == "the channel sdpo was exactly 0 in the last 3 steps."
+
+
+def test_effective_sample_size(make: MakeTrainer) -> None:
+    trainer = make(max_steps=4, num_iterations=4, learning_rate=0.3, epsilon=100.0, **ENDS_EARLY)
+    trainer.train()
+    assert "effective_sample_size" in spoken(trainer)
+
+
+def test_entropy_that_dies(make: MakeTrainer) -> None:
+    def sharpen(model: Any) -> None:
+        with torch.no_grad():
+            model.model.norm.weight.mul_(1000.0)
+
+    trainer = make(
+        max_steps=6, checks=SOON, callbacks=[Between(3, sharpen)], learning_rate=1e-5, **ENDS_EARLY
+    )
+    trainer.train()
+    assert "entropy_collapse" in spoken(trainer)
+
+
+def test_answers_that_shrink(make: MakeTrainer) -> None:
+    longest = {"now": 8}
+
+    def stop_sooner(model: Any) -> None:
+        longest["now"] = 1
+
+    trainer = make(
+        max_steps=6,
+        checks=SOON,
+        prefix_sharing=True,
+        is_finished=lambda text: len(text) >= longest["now"],
+        max_completion_length=24,
+        callbacks=[Between(3, stop_sooner)],
+        learning_rate=1e-5,
+    )
+    trainer.train()
+    assert spoken(trainer) == ["length_collapse"]
+
+
+def test_answers_that_never_end(make: MakeTrainer) -> None:
+    trainer = make(max_steps=4, checks=SOON, learning_rate=1e-5, max_completion_length=4)
+    trainer.model.generation_config.suppress_tokens = None
+    trainer.eos_token_ids = [300]  # a token that the model does not have
+    trainer.train()
+    assert spoken(trainer) == ["truncated_groups"]
+    assert trainer.findings[0].step == 3
+
+
+def rollouts_of(answer: list[int], env_mask: list[int] | None = None) -> Callable[..., dict[str, Any]]:
+    def roll_out(prompts: list[str], trainer: Any) -> dict[str, Any]:
+        ids = [list(trainer.processing_class(text=prompt)["input_ids"]) for prompt in prompts]
+        output: dict[str, Any] = {"prompt_ids": ids, "completion_ids": [list(answer) for _ in ids]}
+        output["logprobs"] = None
+        if env_mask is not None:
+            output["env_mask"] = [list(env_mask) for _ in ids]
+        return output
+
+    return roll_out
+
+
+@pytest.mark.parametrize(
+    ("answer", "env_mask", "words"),
+    [
+        ([70, 80, 90], [0, 0, 0], "a reward that counts and no token that carries loss"),
+        ([70, 80, 0, 0, 0], None, "lies over padding"),
+    ],
+)
+def test_rollouts_whose_masks_are_wrong(
+    make: MakeTrainer, answer: list[int], env_mask: list[int] | None, words: str
+) -> None:
+    trainer = make(max_steps=1, rollout_func=rollouts_of(answer, env_mask))
+    trainer.train()
+    assert spoken(trainer) == ["reward_and_mask"]
+    assert words in trainer.findings[0].sentence
+
+
+def test_rollouts_whose_masks_are_right(make: MakeTrainer) -> None:
+    trainer = make(max_steps=1, rollout_func=rollouts_of([70, 80, 90], [1, 0, 1]))
+    trainer.train()
+    assert spoken(trainer) == []
+
+
+# ---- loss and gradient that are not finite --------------------------------------------------------------
+
+
+def overflowing(steps: set[int]) -> Callable[..., list[float]]:
+    """Rewards so large that the loss of these steps (from 0) overflows."""
+
+    def reward(completions: list[str], trainer_state: Any, **kwargs: Any) -> list[float]:
+        huge = HUGE if trainer_state.global_step in steps else 1.0
+        return [huge * (number % 4 == 0) for number in range(len(completions))]
+
+    return reward
+
+
+class Hashes(TrainerCallback):
+    """The weights' hash and the optimizer's step count after every step."""
+
+    def __init__(self) -> None:
+        self.hashes: list[str] = []
+        self.counts: list[float] = []
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.hashes.append(parameter_sha256(kwargs["model"]))
+        states = kwargs["optimizer"].state.values()
+        self.counts.append(max((float(one["step"]) for one in states), default=0.0))
+
+
+def test_a_step_that_is_not_finite_is_saved_and_skipped(make: MakeTrainer) -> None:
+    hashes = Hashes()
+    trainer = make(
+        max_steps=5,
+        reward=overflowing({1, 3}),
+        loss_type="dr_grpo",
+        scale_rewards="none",
+        callbacks=[hashes],
+        weight_decay=0.1,
+        max_completion_length=6,
+    )
+    trainer.train()
+    first, second, third, fourth, fifth = hashes.hashes
+    assert second == first  # neither gradient nor weight decay nor momentum
+    assert third != second
+    assert fourth == third
+    assert fifth != fourth
+    assert hashes.counts == [1, 1, 2, 2, 3]
+    assert all(math.isfinite(float(weight.detach().sum())) for weight in trainer.model.parameters())
+    assert [name for name in spoken(trainer) if name == "non_finite"] == ["non_finite"] * 2
+    bad = [finding for finding in trainer.findings if finding.name == "non_finite"]
+    assert [finding.step for finding in bad] == [2, 4]
+    assert [finding.level for finding in bad] == ["error", "error"]
+    folder = trainer.run_folder.bad_batches
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "step-000002-process-0.pt",
+        "step-000004-process-0.pt",
+    ]
+    batch = torch.load(folder / "step-000002-process-0.pt", weights_only=True)
+    assert batch["advantages"].abs().max() > 1e38
+    assert batch["completion_ids"].shape[0] == 4
+
+
+def test_three_in_a_row_stop_the_run(make: MakeTrainer) -> None:
+    trainer = make(
+        max_steps=9, reward=overflowing({1, 3, 4, 5, 6}), loss_type="dr_grpo", scale_rewards="none"
+    )
+    with pytest.raises(NonFiniteRunError) as caught:
+        trainer.train()
+    assert caught.value.code == "CR0771"
+    assert "bad_batches" in caught.value.where
+    assert trainer.state.global_step == 6
+    assert [line["step"] for line in read_jsonl(trainer.run_folder.metrics)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_gradient_that_is_not_finite_is_skipped_too(make: MakeTrainer) -> None:
+    """The loss is fine; backward through one weight overflows in the second step."""
+    hashes = Hashes()
+    trainer = make(max_steps=3, callbacks=[hashes], **ENDS_EARLY)
+    weight = trainer.model.model.norm.weight
+    weight.register_hook(lambda gradient: gradient * (math.inf if trainer.state.global_step == 1 else 1.0))
+    trainer.train()
+    assert hashes.hashes[1] == hashes.hashes[0] != hashes.hashes[2]
+    assert spoken(trainer) == ["non_finite"]
+    assert "the gradient is not finite" in trainer.findings[0].sentence
+    assert (trainer.run_folder.bad_batches / "step-000002-process-0.pt").is_file()
+
+
+# ---- on and off, resume, report ---------------------------------------------------------------------------
+
+
+def test_checks_can_be_off(make: MakeTrainer) -> None:
+    trainer = make(max_steps=2, checks=False, rollout_func=shifted_rollouts(0.5, 0))
+    trainer.train()
+    assert trainer.findings == ()
+    assert not trainer.run_folder.checks.exists()
+    assert not any(name.startswith("checks/") for name in read_jsonl(trainer.run_folder.metrics)[0])
+
+
+def test_findings_of_steps_that_are_trained_again_are_cut_back(make: MakeTrainer, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "max_steps": 6,
+        "reward": overflowing({1, 4}),
+        "loss_type": "dr_grpo",
+        "scale_rewards": "none",
+        "save_strategy": "steps",
+        "save_steps": 3,
+    }
+    whole = make(**settings)
+    whole.train()
+    rows = read_jsonl(whole.run_folder.checks)
+    assert [row["step"] for row in rows if row["name"] == "non_finite"] == [2, 5]
+    checkpoint = Path(whole.args.output_dir) / "checkpoint-3"
+    again = make(**settings)
+    again.train(resume_from_checkpoint=str(checkpoint))
+    assert read_jsonl(again.run_folder.checks) == rows
+    assert parameter_sha256(again.model) == parameter_sha256(whole.model)
+
+
+def test_a_padding_token_that_ends_is_noted_and_its_first_one_carries_loss(make: MakeTrainer) -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.pad_token = "<eos>"
+    seen: list[torch.Tensor] = []
+    trainer = make(max_steps=1, processing_class=tokenizer, rollout_func=rollouts_of([70, 80, 1]))
+    compute = trainer._compute_loss
+    trainer._compute_loss = lambda model, inputs: (
+        seen.append(inputs["completion_mask"]) or compute(model, inputs)
+    )
+    trainer.train()
+    assert spoken(trainer) == ["pad_is_end"]
+    assert trainer.findings[0].level == "note"
+    assert seen[0].tolist() == [[1, 1, 1]] * 4
+
+
+def test_the_report_reads_and_shows_findings(make: MakeTrainer) -> None:
+    trainer = make(max_steps=1, rollout_func=shifted_rollouts(0.3, 0))
+    trainer.train()
+    assert read_run(trainer.run_folder.root).findings == trainer.findings
+    (row,) = [json.loads(line) for line in trainer.run_folder.checks.read_text().splitlines()]
+    assert row["code"] == "CR0765"
+
+
+def test_a_model_that_is_not_finite_from_the_start_stops_soon(make: MakeTrainer) -> None:
+    model = tiny_model()
+    with torch.no_grad():
+        model.model.layers[0].mlp.down_proj.weight[0, 0] = math.nan
+    trainer = make(max_steps=5, model=model, rollout_func=rollouts_of([70, 80, 90]))
+    with pytest.raises(NonFiniteRunError):
+        trainer.train()
+    assert trainer.state.global_step == 3

@@ -1,0 +1,257 @@
+"""Groups that taught nothing are replaced: by whom, in which order, and that a resume does the same."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from composer_replication.interfaces import PromptSource
+from composer_replication.run_folder import RunFolder, read_json, read_jsonl
+from composer_replication.trainer.checkpoints import STATE_NAME
+from composer_replication.trainer.fresh_prompts import ShuffledPrompts
+from composer_replication.trainer.parameter_hash import parameter_sha256
+from composer_replication.trainer.policy_options import PolicyOptions
+from composer_replication.trainer.row_merging import merge_rows
+from composer_replication.trainer.setting_errors import TrainerSettingError
+
+MakeTrainer = Callable[..., Any]
+SAMPLING = PolicyOptions(dynamic_sampling_rounds=2)
+
+
+def rows(*prompts: str) -> list[dict[str, Any]]:
+    return [{"prompt": prompt} for prompt in prompts]
+
+
+# ---- who gives fresh prompts ------------------------------------------------------------------------
+
+
+def test_an_epoch_gives_each_prompt_once_and_passes_over_the_dull() -> None:
+    source = ShuffledPrompts(rows("a", "b", "c", "d"), seed=3)
+    assert isinstance(source, PromptSource)
+    drawn = [row["prompt"] for _ in range(2) for row in source.fresh_rows(2, without_signal=[])]
+    assert sorted(drawn) == ["a", "b", "c", "d"]
+    assert source.fresh_rows(4, without_signal=rows("a", "c")) in (rows("b", "d"), rows("d", "b"))
+    assert source.fresh_rows(3, without_signal=rows("a", "b", "c", "d")) == []
+    assert ShuffledPrompts([], seed=0).fresh_rows(1, without_signal=[]) == []
+
+
+@given(st.integers(1, 7), st.lists(st.integers(1, 5), max_size=6), st.integers(0, 6), st.integers(0, 9))
+def test_the_order_is_the_seeds_and_survives_its_state(
+    num_rows: int, draws: list[int], split: int, seed: int
+) -> None:
+    data = rows(*(f"p{n}" for n in range(num_rows)))
+    whole = ShuffledPrompts(data, seed)
+    expected = [whole.fresh_rows(num, without_signal=[]) for num in draws]
+    first = ShuffledPrompts(data, seed)
+    found = [first.fresh_rows(num, without_signal=[]) for num in draws[:split]]
+    second = ShuffledPrompts(data, seed)
+    second.load_state_dict(first.state_dict())
+    found += [second.fresh_rows(num, without_signal=[]) for num in draws[split:]]
+    assert found == expected
+
+
+# ---- merging ------------------------------------------------------------------------------------------
+
+
+def test_rows_of_other_widths_are_merged_by_hand() -> None:
+    old = {
+        "prompt_ids": torch.tensor([[9, 1], [2, 3]]),
+        "prompt_mask": torch.tensor([[0, 1], [1, 1]]),
+        "completion_ids": torch.tensor([[4, 5, 6], [7, 9, 9]]),
+        "completion_mask": torch.tensor([[1, 1, 1], [1, 0, 0]]),
+        "advantages": torch.tensor([0.5, -0.5]),
+        "num_items_in_batch": torch.tensor(4),
+    }
+    new = {
+        "prompt_ids": torch.tensor([[1, 2, 3]]),
+        "prompt_mask": torch.tensor([[1, 1, 1]]),
+        "completion_ids": torch.tensor([[8, 8]]),
+        "completion_mask": torch.tensor([[1, 1]]),
+        "advantages": torch.tensor([2.0]),
+        "num_items_in_batch": torch.tensor(2),
+    }
+    merged = merge_rows(old, new, [(1, 0)], pad_token_id=9)
+    assert list(merged) == list(old)
+    assert merged["prompt_ids"].tolist() == [[9, 9, 1], [1, 2, 3]]
+    assert merged["prompt_mask"].tolist() == [[0, 0, 1], [1, 1, 1]]
+    assert merged["completion_ids"].tolist() == [[4, 5, 6], [8, 8, 9]]
+    assert merged["completion_mask"].tolist() == [[1, 1, 1], [1, 1, 0]]
+    assert merged["advantages"].tolist() == [0.5, 2.0]
+    assert old["completion_ids"].tolist() == [[4, 5, 6], [7, 9, 9]]
+
+
+def test_a_part_that_is_not_by_row_is_refused() -> None:
+    rows_alone = {"prompt_ids": torch.zeros(2, 1), "pixel_values": torch.zeros(7, 3)}
+    with pytest.raises(TrainerSettingError) as caught:
+        merge_rows(rows_alone, rows_alone, [(0, 0)], pad_token_id=0)
+    assert caught.value.code == "CR0763"
+    assert "pixel_values" in caught.value.message
+
+
+# ---- in training --------------------------------------------------------------------------------------
+
+
+def dull_for(*letters: str) -> Callable[..., list[float]]:
+    """Equal rewards for prompts with one of these letters, different ones for the others."""
+
+    def reward(prompts: list[str], completions: list[str], **kwargs: Any) -> list[float]:
+        return [
+            1.0 if any(letter in prompt for letter in letters) else float(number % 4)
+            for number, prompt in enumerate(prompts)
+        ]
+
+    return reward
+
+
+class Curriculum:
+    """A stub of a source with a state of its own: gives its prompts in turn and remembers what was dull."""
+
+    def __init__(self, prompts: Sequence[str]) -> None:
+        self.prompts = list(prompts)
+        self.num_given = 0
+        self.dull: list[str] = []
+
+    def fresh_rows(
+        self, num_rows: int, *, without_signal: Sequence[Mapping[str, Any]]
+    ) -> list[Mapping[str, Any]]:
+        self.dull += [row["prompt"] for row in without_signal]
+        given = [{"prompt": self.prompts[(self.num_given + n) % len(self.prompts)]} for n in range(num_rows)]
+        self.num_given += num_rows
+        return given
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"num_given": self.num_given, "dull": self.dull}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.num_given, self.dull = int(state["num_given"]), list(state["dull"])
+
+
+def prompts_trained_on(trainer: Any) -> list[list[str]]:
+    """Decoded prompts of every step, noted as the loss sees them."""
+    seen: list[list[str]] = []
+    compute = trainer._compute_loss
+
+    def noting(model: Any, inputs: Any) -> Any:
+        ids = [
+            row[mask.bool()] for row, mask in zip(inputs["prompt_ids"], inputs["prompt_mask"], strict=True)
+        ]
+        seen.append([trainer.processing_class.decode(row) for row in ids])
+        trained = inputs["completion_mask"].sum()
+        assert inputs["num_items_in_batch"] == trained
+        return compute(model, inputs)
+
+    trainer._compute_loss = noting
+    return seen
+
+
+def test_dull_groups_are_replaced_counted_and_logged(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    """Prompts with "twice" or "first" are dull; the source gives a dull one, then two good ones."""
+    source = Curriculum(["def twice(x, y):", "def longer(a, b):", "def even_longer(a, b):"])
+    trainer = make_trainer(
+        max_steps=2,
+        per_device_train_batch_size=16,
+        reward=dull_for("twice", "first"),
+        prompt_source=source,
+        policy_options=SAMPLING,
+        run_folder=RunFolder(tmp_path / "run"),
+    )
+    seen = prompts_trained_on(trainer)
+    trainer.train()
+    for prompts in seen:
+        # Two of the four groups were dull. Round one gives a dull and a good prompt, round two a good one.
+        assert sum("longer" in prompt for prompt in prompts) == 8
+        assert not any("twice" in prompt or "first" in prompt for prompt in prompts)
+    lines = read_jsonl(trainer.run_folder.metrics)
+    assert [line["dynamic_sampling/replaced_groups"] for line in lines] == [2, 2]
+    assert [line["dynamic_sampling/rounds"] for line in lines] == [2, 2]
+    assert [line["dynamic_sampling/groups_without_signal"] for line in lines] == [0, 0]
+    # The logged reward and share are those of the prompts that nobody chose: (1 + 1 + 1.5 + 1.5) / 4 and 2 of 4.
+    assert [line["reward"] for line in lines] == [1.25, 1.25]
+    assert [line["frac_reward_zero_std"] for line in lines] == [0.5, 0.5]
+    assert trainer.num_groups_replaced == 4
+    assert all("twice" in prompt or "first" in prompt for prompt in source.dull)
+    assert source.num_given == 6
+
+
+@pytest.mark.parametrize("num_rounds", [0, 1])
+def test_the_budget_is_kept(make_trainer: MakeTrainer, tmp_path: Path, num_rounds: int) -> None:
+    source = Curriculum(["def twice(y):"])
+    trainer = make_trainer(
+        max_steps=1,
+        per_device_train_batch_size=16,
+        reward=dull_for("twice"),
+        prompt_source=source,
+        policy_options=PolicyOptions(dynamic_sampling_rounds=num_rounds),
+        run_folder=RunFolder(tmp_path / "run"),
+    )
+    trainer.train()
+    (line,) = read_jsonl(trainer.run_folder.metrics)
+    assert source.num_given == num_rounds
+    if num_rounds:
+        assert line["dynamic_sampling/groups_without_signal"] == 1
+        assert line["dynamic_sampling/replaced_groups"] == 0
+    else:
+        assert not any(name.startswith("dynamic_sampling") for name in line)
+
+
+def test_a_source_that_has_no_more_ends_it(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    trainer = make_trainer(
+        max_steps=1,
+        reward=dull_for("def"),
+        policy_options=SAMPLING,
+        num_prompts=1,
+        run_folder=RunFolder(tmp_path / "run"),
+    )
+    trainer.train()
+    (line,) = read_jsonl(trainer.run_folder.metrics)
+    assert line["dynamic_sampling/rounds"] == 0
+
+
+@pytest.mark.parametrize("own_source", [True, False])
+def test_a_resumed_run_draws_the_same_prompts(
+    make_trainer: MakeTrainer, tmp_path: Path, own_source: bool
+) -> None:
+    """The state of whoever gives prompts is in the checkpoint; without it the end is another one."""
+
+    def run(name: str, **more: Any) -> Any:
+        source = Curriculum([f"def made_{n}(x):" for n in range(7)]) if own_source else None
+        trainer = make_trainer(
+            output_dir=tmp_path / name,
+            max_steps=4,
+            per_device_train_batch_size=8,
+            num_prompts=6,
+            learning_rate=1e-2,
+            reward=dull_for("twice", "first", "made_1", "made_4"),
+            prompt_source=source,
+            policy_options=SAMPLING,
+            save_strategy="steps",
+            save_steps=2,
+        )
+        trainer.train(**more)
+        return trainer
+
+    whole = run("whole")
+    assert whole.num_groups_replaced > 2
+    checkpoint = tmp_path / "whole" / "checkpoint-2"
+    assert read_json(checkpoint / STATE_NAME)["prompt_source"] is not None
+    resumed_folder = tmp_path / "resumed" / "checkpoint-2"
+    shutil.copytree(checkpoint, resumed_folder)
+    resumed = run("resumed", resume_from_checkpoint=str(resumed_folder))
+    assert parameter_sha256(resumed.model) == parameter_sha256(whole.model)
+    assert resumed.prompt_source.state_dict() == whole.prompt_source.state_dict()
+    assert resumed.num_groups_replaced == whole.num_groups_replaced
+
+
+def test_a_stream_needs_a_source(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer(policy_options=SAMPLING)
+    trainer.train_dataset = iter(())
+    with pytest.raises(TrainerSettingError) as caught:
+        trainer._check_policy_settings()
+    assert caught.value.code == "CR0763"

@@ -1,0 +1,123 @@
+"""Truncated importance sampling by token: hand numbers, and a real step with another sampler's probabilities."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from composer_replication.errors import InputError
+from composer_replication.run_folder import RunFolder, read_jsonl
+from composer_replication.trainer.checked_rollouts import CheckedRollouts
+from composer_replication.trainer.checks.batch_figures import effective_share
+from composer_replication.trainer.importance import importance_figures, truncated_ratio
+from composer_replication.trainer.policy_options import PolicyOptions
+
+
+def test_the_ratio_is_cut_from_above_alone() -> None:
+    policy = torch.tensor([[-1.0, -1.0, -1.0, -1.0]])
+    sampled = torch.tensor([[-1.0 - math.log(3), -1.0 + math.log(4), math.nan, -9.0]])
+    mask = torch.tensor([[1, 1, 1, 0]])
+    ratio = truncated_ratio(policy, sampled, mask, 2.0)
+    assert ratio.tolist()[0] == pytest.approx([2.0, 0.25, 1.0, 1.0])
+
+
+def test_figures_by_hand() -> None:
+    """Token ratios 4, 1 and 1/2, 1/2 in two rows: cut at 2, weights 2, 1, 1/2, 1/2."""
+    policy = torch.zeros(2, 3)
+    sampled = -torch.tensor([[math.log(4), 0.0, 50.0], [-math.log(2), -math.log(2), 50.0]])
+    figures = importance_figures(policy, sampled, torch.tensor([[1, 1, 0], [1, 1, 0]]), 2.0)
+    assert figures.num_tokens == 4
+    assert figures.truncated_share == 0.25
+    assert figures.effective_sample_size == pytest.approx(16 / (4 * 5.5))
+    assert figures.sequence_effective_sample_size == pytest.approx((4 + 0.25) ** 2 / (2 * (16 + 0.0625)))
+
+
+def test_sequences_far_away_do_not_overflow() -> None:
+    policy = torch.zeros(2, 4)
+    sampled = torch.tensor([[-300.0] * 4, [0.0] * 4])
+    figures = importance_figures(policy, sampled, torch.ones(2, 4), 2.0)
+    assert figures.sequence_effective_sample_size == pytest.approx(0.5)
+    assert figures.effective_sample_size == pytest.approx((8 + 4) ** 2 / (8 * (16 + 4)))
+    nothing = importance_figures(policy, sampled, torch.zeros(2, 4), 2.0)
+    assert (nothing.truncated_share, nothing.effective_sample_size, nothing.num_tokens) == (0.0, 1.0, 0)
+
+
+@given(st.lists(st.floats(0.01, 100.0), min_size=1, max_size=30), st.floats(0.1, 10.0))
+def test_the_effective_share_lies_between_one_weight_and_all(weights: list[float], scale: float) -> None:
+    share = effective_share(torch.tensor(weights)).item()
+    assert 1 / len(weights) - 1e-6 <= share <= 1 + 1e-6
+    assert effective_share(torch.tensor(weights) * scale).item() == pytest.approx(share, rel=1e-4)
+
+
+def other_sampler(shift: float) -> Callable[[Any, Any], dict[str, Any]]:
+    """A rollout function whose engine thought each token ``shift`` nats less likely than the trainer does."""
+
+    def roll_out(prompts: list[str], trainer: Any) -> dict[str, Any]:
+        prompt_ids = [list(trainer.processing_class(text=prompt)["input_ids"]) for prompt in prompts]
+        answers = [
+            [(3 + 7 * row + 5 * t) % 250 + 3 for t in range(3 + row % 3)] for row in range(len(prompts))
+        ]
+        logprobs = []
+        with torch.no_grad():
+            for prompt, answer in zip(prompt_ids, answers, strict=True):
+                logits = trainer.model(torch.tensor([[*prompt, *answer]])).logits[0].double()
+                table = logits.log_softmax(-1)
+                places = range(len(prompt) - 1, len(prompt) + len(answer) - 1)
+                logprobs.append([table[p, i].item() - shift for p, i in zip(places, answer, strict=True)])
+        return {"prompt_ids": prompt_ids, "completion_ids": answers, "logprobs": logprobs}
+
+    return roll_out
+
+
+@pytest.mark.parametrize(
+    ("shift", "weight"), [(math.log(1.5), 1.5), (math.log(5), 2.0), (-math.log(4), 0.25)]
+)
+def test_each_token_is_weighed_by_its_cut_ratio(
+    make_trainer: Callable[..., Any], tmp_path: Path, shift: float, weight: float
+) -> None:
+    """All ratios are equal here, so the gradient is that of plain training times the weight."""
+    norms = {}
+    for name, clip in (("corrected", 2.0), ("plain", 0.0)):
+        trainer = make_trainer(
+            max_steps=1,
+            loss_type="dr_grpo",
+            scale_rewards="none",
+            reward=lambda completions, **kwargs: [float(number % 4) for number in range(len(completions))],
+            rollout_func=other_sampler(shift),
+            policy_options=PolicyOptions(importance_clip=clip),
+            run_folder=RunFolder(tmp_path / name),
+            output_dir=tmp_path / name / "checkpoints",
+        )
+        trainer.train()
+        (line,) = read_jsonl(trainer.run_folder.metrics)
+        norms[name] = line["grad_norm"]
+        if name == "corrected":
+            assert line["sampling/truncated_share"] == (1.0 if weight == 2.0 else 0.0)
+            assert line["sampling/effective_sample_size"] == pytest.approx(1.0)
+        else:
+            assert "sampling/truncated_share" not in line
+    assert norms["plain"] > 1e-3
+    assert norms["corrected"] / norms["plain"] == pytest.approx(weight, rel=1e-4)
+
+
+def test_an_empty_completion_is_one_sentence(make_trainer: Callable[..., Any]) -> None:
+    honest = other_sampler(0.0)
+
+    def empty(prompts: list[str], trainer: Any) -> dict[str, Any]:
+        output = honest(prompts, trainer)
+        output["completion_ids"][2], output["logprobs"][2] = [], []
+        return output
+
+    with pytest.raises(InputError) as caught:
+        make_trainer(max_steps=1, rollout_func=empty).train()
+    assert caught.value.code == "CR0772"
+    assert "1 of 4 completions are empty, the first is number 2" in caught.value.message
+    output = CheckedRollouts(lambda prompts, trainer: {"completion_ids": [[1], [2]]})([], None)
+    assert output == {"completion_ids": [[1], [2]]}

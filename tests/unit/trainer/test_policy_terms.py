@@ -1,0 +1,168 @@
+"""Terms in the reward in real steps: effort by hand, KL to the reference for log and guard, and what stays TRL's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from composer_replication.errors import UsageError
+from composer_replication.run_folder import RunFolder, read_jsonl
+from composer_replication.safety import HeldOutGuard
+from composer_replication.trainer.effort_counts import COLUMN
+from composer_replication.trainer.initial_kl import KlPath
+from composer_replication.trainer.policy_options import EffortPrice, PolicyOptions
+
+MakeTrainer = Callable[..., Any]
+UNSCALED = {"loss_type": "dr_grpo", "scale_rewards": "none"}
+ANSWERS = [[70, 80, 90], [71, 81], [72, 82, 92, 102, 112], [73]]
+
+
+def roll_out_with(column: list[dict[str, float]] | None, env_mask: list[list[int]] | None = None) -> Any:
+    def roll_out(prompts: list[str], trainer: Any) -> dict[str, Any]:
+        ids = [list(trainer.processing_class(text=prompt)["input_ids"]) for prompt in prompts]
+        output: dict[str, Any] = {
+            "prompt_ids": ids,
+            "completion_ids": [list(a) for a in ANSWERS],
+            "logprobs": None,
+        }
+        if column is not None:
+            output[COLUMN] = column
+        if env_mask is not None:
+            output["env_mask"] = [list(row) for row in env_mask]
+        return output
+
+    return roll_out
+
+
+def advantages_of(trainer: Any) -> list[float]:
+    """Of the only step, in the order of the answers; TRL shuffles rows."""
+    seen: list[Any] = []
+    compute = trainer._compute_loss
+    trainer._compute_loss = lambda model, inputs: seen.append(inputs) or compute(model, inputs)
+    trainer.train()
+    (inputs,) = seen
+    firsts = inputs["completion_ids"][:, 0].tolist()
+    return [inputs["advantages"][firsts.index(answer[0])].item() for answer in ANSWERS]
+
+
+def equal(completions: list[str], **kwargs: Any) -> list[float]:
+    return [1.0] * len(completions)
+
+
+def test_effort_is_compared_within_the_group_by_hand(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    """One turn of 20 units for each, and the answers' lengths; q = 1, k = 0.5: C = 2 ln(1 + x / 2)."""
+    effort = EffortPrice(weight=0.1, k=0.5, q=1.0)
+    trainer = make_trainer(
+        max_steps=1,
+        reward=equal,
+        rollout_func=roll_out_with(None),
+        policy_options=PolicyOptions(effort=effort),
+        run_folder=RunFolder(tmp_path / "run"),
+        **UNSCALED,
+    )
+    costs = [0.1 * 2 * math.log1p((20 + length) / 2) for length in (3, 2, 5, 1)]
+    mean = sum(costs) / 4
+    assert advantages_of(trainer) == pytest.approx([mean - cost for cost in costs], abs=1e-6)
+    (line,) = read_jsonl(trainer.run_folder.metrics)
+    assert line["effort/cost"] == pytest.approx(mean, rel=1e-5)
+    assert line["reward"] == 1.0  # what the guard judges is without it
+
+
+def test_counts_of_a_rollout_function_win_over_lengths(make_trainer: MakeTrainer) -> None:
+    """x = 5 tool calls of weight 20 each and 10 thinking tokens, against nothing: q = 0 is linear."""
+    column = [{"tool_call": 5, "thinking_token": 10}, {"turn": 0}, {"turn": 0}, {"turn": 0}]
+    trainer = make_trainer(
+        max_steps=1,
+        reward=equal,
+        rollout_func=roll_out_with(column),
+        policy_options=PolicyOptions(effort=EffortPrice(weight=0.01, q=0.0)),
+        **UNSCALED,
+    )
+    share = 1.1 / 4
+    assert advantages_of(trainer) == pytest.approx([share - 1.1, share, share, share], abs=1e-5)
+
+
+def test_tool_output_costs_its_own_weight(make_trainer: MakeTrainer) -> None:
+    mask = [[1, 0, 0], [1, 1], [1, 1, 1, 1, 1], [1]]
+    trainer = make_trainer(
+        max_steps=1,
+        reward=equal,
+        rollout_func=roll_out_with(None, mask),
+        policy_options=PolicyOptions(effort=EffortPrice(weight=1.0, q=0.0)),
+        **UNSCALED,
+    )
+    units = [1 + 0.2 + 20, 2 + 20, 5 + 20, 1 + 20]
+    mean = sum(units) / 4
+    assert advantages_of(trainer) == pytest.approx([mean - unit for unit in units], abs=1e-4)
+
+
+def test_counts_that_are_none_stop_the_run(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer(
+        max_steps=1,
+        reward=equal,
+        rollout_func=roll_out_with([{"thoughts": 1.0}] * 4),
+        policy_options=PolicyOptions(effort=EffortPrice()),
+        **UNSCALED,
+    )
+    with pytest.raises(UsageError) as caught:
+        trainer.train()
+    assert caught.value.code == "CR0764"
+
+
+def test_rows_that_nobody_scored_keep_advantage_zero(make_trainer: MakeTrainer) -> None:
+    def reward(completions: list[str], **kwargs: Any) -> list[float | None]:
+        return [1.0, None, 1.0, 1.0]
+
+    trainer = make_trainer(
+        max_steps=1,
+        reward=reward,
+        rollout_func=roll_out_with(None),
+        policy_options=PolicyOptions(effort=EffortPrice(weight=1.0, q=0.0)),
+        **UNSCALED,
+    )
+    units = {0: 23.0, 2: 25.0, 3: 21.0}
+    expected = [23 - units[row] if row in units else 0.0 for row in range(4)]
+    assert advantages_of(trainer) == pytest.approx(expected, abs=1e-4)
+
+
+def test_the_guard_reads_the_kl_that_is_in_the_reward(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    trainer = make_trainer(
+        max_steps=4,
+        lora_adapter=True,
+        learning_rate=3e-2,
+        beta=0.1,
+        policy_options=PolicyOptions(kl_in_reward=True),
+        heldout_guard=HeldOutGuard(min_steps=1000, ema_alpha=0.0),
+        heldout_eval_fn=lambda: 0.5,
+        run_folder=RunFolder(tmp_path / "run"),
+        **UNSCALED,
+    )
+    trainer.train()
+    assert trainer._kl_path is KlPath.LOGGED
+    assert trainer.kl_path_off_reason is None
+    kls = [line["kl"] for line in read_jsonl(trainer.run_folder.metrics)]
+    assert kls[0] == pytest.approx(0.0, abs=1e-6)  # the adapter is zero before the first step
+    assert abs(kls[3]) > 1e-4
+    verdicts = read_jsonl(trainer.run_folder.verdicts)
+    assert verdicts[3]["kl_ema"] == pytest.approx(kls[3])
+
+
+def test_the_loss_has_no_kl_term_of_its_own(make_trainer: MakeTrainer) -> None:
+    """With equal rewards and one row a length the first step has no KL, no advantage, and so no gradient."""
+    trainer = make_trainer(
+        max_steps=1,
+        lora_adapter=True,
+        beta=10.0,
+        reward=equal,
+        policy_options=PolicyOptions(kl_in_reward=True),
+        **UNSCALED,
+    )
+    trainer.train()
+    assert trainer.beta == 0.0
+    moved = [p for name, p in trainer.model.named_parameters() if "lora_B" in name]
+    assert all(torch.count_nonzero(parameter) == 0 for parameter in moved)

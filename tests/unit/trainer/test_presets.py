@@ -1,0 +1,180 @@
+"""The table of presets, what wins over it, and what it refuses. Values are those of the papers, written by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from composer_replication.config import PRESETS, RunConfig, parse_config
+from composer_replication.errors import UsageError
+from composer_replication.run_folder import RunFolder
+from composer_replication.trainer.policy_options import EffortPrice, PolicyOptions, check_policy_options
+from composer_replication.trainer.preset_settings import overlong_punishment, resolve_method
+from composer_replication.trainer.run_setup import trl_arguments
+from composer_replication.trainer.setting_errors import TrainerSettingError
+
+EXPECTED: dict[str, dict[str, Any]] = {
+    "grpo": {"loss_type": "grpo", "scale_rewards": "group", "importance_sampling_level": "token"},
+    "dr_grpo": {"loss_type": "dr_grpo", "scale_rewards": "none", "importance_sampling_level": "token"},
+    "dapo": {
+        "loss_type": "dapo",
+        "scale_rewards": "group",
+        "epsilon": 0.2,
+        "epsilon_high": 0.28,
+        "beta": 0.0,
+        "mask_truncated_completions": True,
+    },
+    "gspo": {
+        "loss_type": "grpo",
+        "importance_sampling_level": "sequence",
+        "beta": 0.0,
+        "epsilon": 3e-4,
+        "epsilon_high": 4e-4,
+    },
+    "cispo": {"loss_type": "cispo", "epsilon_high": 5.0, "importance_sampling_level": "token"},
+    "composer": {
+        "loss_type": "dr_grpo",
+        "scale_rewards": "none",
+        "num_iterations": 1,
+        "num_train_epochs": 1.0,
+        "beta": 0.001,
+    },
+}
+
+
+def recipe(trainer: dict[str, Any] | None = None, trl: dict[str, Any] | None = None) -> RunConfig:
+    return parse_config(
+        {
+            "model": {"name": "tiny-random"},
+            "tasks": {"store": "x"},
+            "trainer": trainer or {},
+            "trl": trl or {},
+        },
+        where="test",
+    )
+
+
+@pytest.mark.parametrize("preset", sorted(EXPECTED))
+def test_a_preset_builds_trls_arguments(tmp_path: Path, preset: str) -> None:
+    assert set(PRESETS) == set(EXPECTED)
+    arguments = trl_arguments(recipe({"preset": preset}), RunFolder(tmp_path))
+    assert {key: getattr(arguments, key) for key in EXPECTED[preset]} == EXPECTED[preset]
+    assert arguments.vllm_importance_sampling_mode == "token_truncate"
+    assert arguments.vllm_importance_sampling_clip_max == 2.0
+
+
+def test_what_presets_set_beside_trl() -> None:
+    assert resolve_method(recipe({"preset": "grpo"})).options == PolicyOptions(importance_clip=2.0)
+    dapo = resolve_method(recipe({"preset": "dapo"}))
+    assert (dapo.options.dynamic_sampling_rounds, dapo.overlong_share) == (3, 0.2)
+    composer = resolve_method(recipe({"preset": "composer"})).options
+    assert composer == PolicyOptions(kl_in_reward=True, effort=EffortPrice(), importance_clip=2.0)
+
+
+def test_without_a_preset_nothing_is_set() -> None:
+    method = resolve_method(recipe(trl={"learning_rate": 0.5}))
+    assert method.trl == {"learning_rate": 0.5}
+    assert method.options == PolicyOptions()
+    assert method.overlong_share == 0.0
+
+
+def test_the_recipes_keys_win(tmp_path: Path) -> None:
+    config = recipe(
+        {"preset": "dapo", "dynamic_sampling_rounds": 0, "overlong_share": 0.0, "importance_clip": 0.0},
+        {"epsilon_high": 0.3, "mask_truncated_completions": False, "scale_rewards": True},
+    )
+    arguments = trl_arguments(config, RunFolder(tmp_path))
+    assert (arguments.epsilon_high, arguments.mask_truncated_completions) == (0.3, False)
+    assert resolve_method(config).options == PolicyOptions()
+    effort = resolve_method(recipe({"preset": "composer", "effort": {"q": 1.0, "turn": 5.0}})).options.effort
+    assert effort is not None
+    assert (effort.q, effort.unit_weights["turn"], effort.unit_weights["final_token"]) == (1.0, 5.0, 1.0)
+    assert effort.weight == 1e-4
+
+
+@pytest.mark.parametrize(
+    ("trainer", "trl", "code", "words"),
+    [
+        ({"preset": "gspo"}, {"importance_sampling_level": "token"}, "CR0760", "gspo"),
+        ({"preset": "gspo"}, {"loss_type": "dapo"}, "CR0760", "trl.loss_type = 'grpo'"),
+        ({"preset": "dr_grpo"}, {"scale_rewards": True}, "CR0760", "scale_rewards"),
+        ({"preset": "composer"}, {"scale_rewards": "group"}, "CR0760", "scale_rewards"),
+        ({"preset": "composer"}, {"num_iterations": 2}, "CR0760", "num_iterations"),
+        ({"kl_in_reward": True}, {}, "CR0761", "trl.scale_rewards is 'group'"),
+        ({"kl_in_reward": True}, {"scale_rewards": "batch"}, "CR0761", "'batch'"),
+        ({"effort": {}}, {"scale_rewards": "group"}, "CR0761", "effort is exact only"),
+        (
+            {"preset": "composer"},
+            {"multi_objective_aggregation": "normalize_then_sum"},
+            "CR0761",
+            "multi_objective_aggregation is 'normalize_then_sum'",
+        ),
+        ({}, {"loss_type": "cispo"}, "CR0762", "every ratio above 0.2 is cut to it"),
+        ({"preset": "cispo"}, {"epsilon_high": 0.28}, "CR0762", "3.57-fold"),
+    ],
+)
+def test_a_contradiction_is_refused_in_one_sentence(
+    tmp_path: Path, trainer: dict[str, Any], trl: dict[str, Any], code: str, words: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        trl_arguments(recipe(trainer, trl), RunFolder(tmp_path))
+    assert caught.value.code == code
+    assert words in caught.value.message
+    assert caught.value.fix
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "trl"),
+    [
+        ({"kl_in_reward": True}, {"scale_rewards": "none"}),
+        ({"kl_in_reward": True}, {"scale_rewards": False}),
+        ({"effort": {"weight": 0.0}}, {"scale_rewards": "group"}),
+        ({"preset": "dr_grpo"}, {"scale_rewards": False}),
+        ({"preset": "composer"}, {"beta": 0.0}),
+        ({}, {"loss_type": "cispo", "epsilon_high": 1.0}),
+    ],
+)
+def test_what_does_not_contradict_is_taken(
+    tmp_path: Path, trainer: dict[str, Any], trl: dict[str, Any]
+) -> None:
+    trl_arguments(recipe(trainer, trl), RunFolder(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("trainer", "words"),
+    [
+        ({"preset": "ppo"}, "trainer.preset"),
+        ({"presset": "grpo"}, "the nearest known key is trainer.preset"),
+        ({"effort": {"wieght": 1.0}}, "the nearest known key is trainer.effort.weight"),
+        ({"effort": {"k": 0.0}}, "trainer.effort.k"),
+        ({"dynamic_sampling_rounds": -1}, "trainer.dynamic_sampling_rounds"),
+        ({"overlong_share": 1.0}, "trainer.overlong_share"),
+    ],
+)
+def test_unknown_keys_and_values(trainer: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        recipe(trainer)
+    assert caught.value.code == "CR0204"
+    assert words in caught.value.message
+
+
+def test_the_soft_punishment_is_that_of_the_paper() -> None:
+    method = resolve_method(recipe({"preset": "dapo"}))
+    (punish,) = overlong_punishment(method, SimpleNamespace(max_completion_length=100))
+    answers = [[7] * length for length in (1, 80, 85, 100, 101)]
+    assert punish(completion_ids=answers) == [0.0, 0.0, -0.25, -1.0, -1.0]
+    assert overlong_punishment(resolve_method(recipe()), SimpleNamespace(max_completion_length=100)) == []
+
+
+def test_a_term_in_the_reward_needs_unscaled_rewards_from_python_too() -> None:
+    options = PolicyOptions(kl_in_reward=True)
+    check_policy_options(options, SimpleNamespace(scale_rewards="none"))
+    check_policy_options(PolicyOptions(), None)
+    for args in (None, SimpleNamespace(scale_rewards=True)):
+        with pytest.raises(TrainerSettingError) as caught:
+            check_policy_options(options, args)
+        assert caught.value.code == "CR0761"

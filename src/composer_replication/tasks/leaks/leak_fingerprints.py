@@ -63,7 +63,7 @@ def fingerprints(store: TaskStore, task: Task, salt: str) -> list[Fingerprint]:
         before = [line for line in map(str.strip, place.before.splitlines()) if line]
         after = [line for line in map(str.strip, place.after.splitlines()) if line]
         window = [*before[-NUM_LINES_AROUND:], *golden_lines, *after[:NUM_LINES_AROUND]]
-        codes, functions, code_checks = _codes_of(
+        codes = _codes_of(
             original[place.path].decode("utf-8", "replace"),
             files.get(place.path, b"").decode("utf-8", "replace"),
             place.path, task, salt,
@@ -71,17 +71,15 @@ def fingerprints(store: TaskStore, task: Task, salt: str) -> list[Fingerprint]:
         target = Target(
             task_id=task.task_id,
             window=tuple((hashed(salt, line), len(line), line in distinctive) for line in window),
-            codes=codes,
+            codes=frozenset(code.digest for code in codes),
             name=name,
             names=names,
             module=_module_path(place.path, {**files, place.path: b""}),
-            functions=functions,
+            functions=frozenset(code.name for code in codes if code.name.isidentifier()),
             symbols=place.symbols,
             checks=frozenset(map(line_check, window)),
-            name_checks=frozenset(
-                name_check(one) for one in (name, *functions, *(test for _, test in tests))
-            ),
-            code_checks=code_checks,
+            name_checks=frozenset(map(name_check, {name, *(c.name for c in codes), *(t for _, t in tests)})),
+            code_checks=frozenset(code.check for code in codes),
         )
         found.append(Fingerprint(target, len(distinctive)))
     return found
@@ -201,30 +199,17 @@ def _has_a_name(line: str) -> bool:
     return has_text or any(not keyword.iskeyword(name) for name in names)
 
 
-def _codes_of(
-    restored: str, broken: str, path: str, task: Task, salt: str
-) -> tuple[frozenset[str], frozenset[str], frozenset[int]]:
-    """Code objects that only the restored file compiles to, at each level of optimisation: hashes, names, check sums."""
+def _codes_of(restored: str, broken: str, path: str, task: Task, salt: str) -> list[_Code]:
+    """Code objects that only the restored file compiles to, at each level of optimisation."""
     found: list[_Code] = []
     symbol = task.symbol.partition("#")[0]
     for new, old in zip(_codes_in(restored, path, salt), _codes_in(broken, path, salt), strict=False):
         before = {code.digest for code in old}
-        found += [
-            code
-            for code in new
-            if code.digest not in before
-            and (
-                not task.is_one_hole
-                or code.qualname == symbol
-                or code.qualname.startswith(f"{symbol}.<locals>")
-            )
-        ]
-    names = {code.name for code in found}
-    return (
-        frozenset(code.digest for code in found),
-        frozenset(name for name in names if name.isidentifier()),
-        frozenset(code.check for code in found),
-    )
+        for code in new:
+            is_of_symbol = code.qualname == symbol or code.qualname.startswith(f"{symbol}.<locals>")
+            if code.digest not in before and (is_of_symbol or not task.is_one_hole):
+                found.append(code)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

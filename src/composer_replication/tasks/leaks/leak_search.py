@@ -12,6 +12,7 @@ hole, with a distinctive one among them, must have ``MIN_RUN_CHARACTERS`` charac
 from __future__ import annotations
 
 import hashlib
+import itertools
 import marshal
 import os
 import posixpath
@@ -223,14 +224,12 @@ class Search:
         return ""
 
     def _codes_found(self, form: Form) -> set[Leak]:
-        # Every marshalled code object has three zeros in a row, and no text has.
-        if not self.unmarshal or b"\0\0\0" not in form.data:
-            return set()
-        if self.name_checks.isdisjoint(map(zlib.crc32, _marshalled_names(form.data))):
-            return set()
         found: set[Leak] = set()
         is_pyc = form.path.endswith((".pyc", ".pyo"))
-        for code in {code for top in _marshalled(form.data, is_pyc=is_pyc) for code in all_codes(top)}:
+        tops = self._marshalled(form.data, is_pyc=is_pyc) if self.unmarshal else ()
+        for code in {code for top in tops for code in all_codes(top)}:
+            if name_check(code.co_name) not in self.name_checks:
+                continue
             # A test's name alone stands in many suites: its file must have the same name too.
             digests = [hashed(self.salt, f"{posixpath.basename(code.co_filename)}::{code.co_name}")]
             if code_check(code) in self.code_checks:
@@ -239,6 +238,17 @@ class Search:
                 channel = "pyc" if is_pyc and not form.kind else form.kind or "code-object"
                 found.add(Leak(target.task_id, channel, form.path))
         return found
+
+    def _marshalled(self, data: bytes, *, is_pyc: bool) -> Iterator[types.CodeType]:
+        # Bytes that only look like code are not handed to marshal without need: it can take gigabytes for them.
+        code = _load(data[16:]) if is_pyc and data[2:4] == b"\r\n" else None
+        if code is not None:
+            yield code
+        elif _CODE.search(data) and not self.name_checks.isdisjoint(map(zlib.crc32, _marshalled_names(data))):
+            for match in itertools.islice(_CODE.finditer(data), _MAX_CODES):
+                code = _load(data[match.start() :])
+                if code is not None:
+                    yield code
 
     def _records_found(self, form: Form, *, in_tree: bool) -> set[Leak]:
         """Caches that name the function or a hidden test, and lists of installed files."""
@@ -359,20 +369,6 @@ def _channel(form: Form, *, in_tree: bool) -> str:
         return "installed"
     kind = _KINDS.get(form.kind, form.kind)
     return "visible-copy" if kind == "copy" and not in_tree else kind
-
-
-def _marshalled(data: bytes, *, is_pyc: bool) -> Iterator[types.CodeType]:
-    if is_pyc:
-        code = _load(data[16:])
-        if code is not None:
-            yield code
-            return
-    for count, match in enumerate(_CODE.finditer(data)):
-        if count >= _MAX_CODES:
-            return
-        code = _load(data[match.start() :])
-        if code is not None:
-            yield code
 
 
 def _load(data: bytes) -> types.CodeType | None:

@@ -23,6 +23,7 @@ def add_leakscan(verbs: Any, common: argparse.ArgumentParser) -> None:
         "a question of the thief got no answer.",
     )
     scan.add_argument("folder", metavar="DIR", type=Path, help="a task store")
+    scan.add_argument("--jobs", metavar="N", type=int, default=2, help="sandboxes at a time (default: 2)")
     scan.add_argument(
         "--backend", metavar="NAME", help="sandbox backend (default: the first that works here)"
     )
@@ -33,13 +34,17 @@ def run_leakscan(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     """Search a store; exit code 4 when a leak is found or a check got no answer.
 
     Raises:
+        UsageError: ``--jobs`` below 1 (CR0416).
         InputError: not a task store, or a damaged one (CR0410, CR0411).
         SandboxFailure: the sandbox broke, or the search inside it did not end (CR0426).
     """
+    from composer_replication.errors import UsageError
     from composer_replication.tasks.leaks.leak_scan import scan_store
 
+    if args.jobs < 1:
+        raise UsageError("CR0416", f"--jobs {args.jobs} is below 1.", where="--jobs", fix="--jobs 2")
     with progress_bar(quiet=args.quiet) as report:
-        summary = scan_store(args.folder, backend=args.backend, progress=report)
+        summary = scan_store(args.folder, jobs=args.jobs, backend=args.backend, progress=report)
     leaks = [{"task_id": leak.task_id, "channel": leak.channel, "path": leak.path} for leak in summary.leaks]
     result: dict[str, object] = {
         "tasks": summary.tasks,

@@ -15,7 +15,15 @@ from types import CodeType
 
 from composer_replication.records import Task
 from composer_replication.tasks.leaks.copies import distinctive_lines
-from composer_replication.tasks.leaks.leak_search import Target, all_codes, code_hash, hashed
+from composer_replication.tasks.leaks.leak_search import (
+    Target,
+    all_codes,
+    code_check,
+    code_hash,
+    hashed,
+    line_check,
+    name_check,
+)
 from composer_replication.tasks.store import TaskStore
 
 NUM_LINES_AROUND = 6
@@ -40,21 +48,22 @@ def fingerprints(store: TaskStore, task: Task, salt: str) -> list[Fingerprint]:
     """
     files = store.files(task, "rollout")
     original = store.repository_files(store.record(task.task_id).repository_record)
-    touched = {hole.path for hole in task.holes} | set(task.removed_files)
-    broken, restored = _line_counts(files), _line_counts({**files, **{p: original[p] for p in touched}})
-    names = _hidden_names(task, files, salt)
+    counts = _LineCounts(files, original, {hole.path for hole in task.holes} | set(task.removed_files))
+    tests = _hidden_tests(task, files)
+    names = frozenset(hashed(salt, text) for leaf, test in tests for text in (test, f"{leaf}::{test}"))
+    name = task.symbol.partition("#")[0].rpartition(".")[2]
     found = []
-    for place in _places(store, task):
+    for place in _places(store, task, original):
         golden_lines = [line for line in map(str.strip, place.golden.splitlines()) if line]
         distinctive = {
             line
             for line in distinctive_lines(place.golden)
-            if restored[line] == 1 and not broken[line] and _has_a_name(line)
+            if counts.is_only_in_restored(line) and _has_a_name(line)
         }
         before = [line for line in map(str.strip, place.before.splitlines()) if line]
         after = [line for line in map(str.strip, place.after.splitlines()) if line]
         window = [*before[-NUM_LINES_AROUND:], *golden_lines, *after[:NUM_LINES_AROUND]]
-        codes, functions = _codes_of(
+        codes = _codes_of(
             original[place.path].decode("utf-8", "replace"),
             files.get(place.path, b"").decode("utf-8", "replace"),
             place.path, task, salt,
@@ -62,12 +71,15 @@ def fingerprints(store: TaskStore, task: Task, salt: str) -> list[Fingerprint]:
         target = Target(
             task_id=task.task_id,
             window=tuple((hashed(salt, line), len(line), line in distinctive) for line in window),
-            codes=codes,
-            name=task.symbol.partition("#")[0].rpartition(".")[2],
+            codes=frozenset(code.digest for code in codes),
+            name=name,
             names=names,
             module=_module_path(place.path, {**files, place.path: b""}),
-            functions=functions,
+            functions=frozenset(code.name for code in codes if code.name.isidentifier()),
             symbols=place.symbols,
+            checks=frozenset(map(line_check, window)),
+            name_checks=frozenset(map(name_check, {name, *(c.name for c in codes), *(t for _, t in tests)})),
+            code_checks=frozenset(code.check for code in codes),
         )
         found.append(Fingerprint(target, len(distinctive)))
     return found
@@ -82,10 +94,9 @@ class _Place:
     symbols: tuple[str, ...]
 
 
-def _places(store: TaskStore, task: Task) -> list[_Place]:
+def _places(store: TaskStore, task: Task, original: Mapping[str, bytes]) -> list[_Place]:
     """Where code was taken out, and what stands around it in the broken file."""
     record = store.record(task.task_id)
-    original = store.repository_files(record.repository_record)
     places = []
     for edit in record.edits:
         text = original[edit.path].decode()
@@ -106,43 +117,75 @@ def symbols_between(text: str, first: int, last: int) -> tuple[str, ...]:
     Functions inside functions cannot be asked for by name and are left out; so is everything
     of a file that does not parse.
     """
+    found = (name for name, begin, end in _defined(text) if begin <= last and end >= first)
+    return tuple(dict.fromkeys(found))
+
+
+@lru_cache(maxsize=64)
+def _defined(text: str) -> tuple[tuple[str, int, int], ...]:
+    """Qualified name, first and last line of what a file defines; nothing where it does not parse."""
     try:
-        tree = ast.parse(text)
+        return tuple(_definitions(ast.parse(text), ""))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ()
-    return tuple(dict.fromkeys(_definitions(tree, "", first, last)))
 
 
-def _definitions(node: ast.AST, owner: str, first: int, last: int) -> Iterator[str]:
+def _definitions(node: ast.AST, owner: str) -> Iterator[tuple[str, int, int]]:
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield from _definitions(child, owner, first, last)
-        elif child.lineno <= last and (child.end_lineno or child.lineno) >= first:
-            yield owner + child.name
+            yield from _definitions(child, owner)
+        else:
+            yield owner + child.name, child.lineno, child.end_lineno or child.lineno
             if isinstance(child, ast.ClassDef):
-                yield from _definitions(child, f"{owner}{child.name}.", first, last)
+                yield from _definitions(child, f"{owner}{child.name}.")
 
 
-def _hidden_names(task: Task, files: Mapping[str, bytes], salt: str) -> frozenset[str]:
-    """Salted names of hidden tests that nothing visible calls so."""
-    visible_words = " ".join(data.decode("utf-8", "replace") for data in files.values())
+def _hidden_tests(task: Task, files: Mapping[str, bytes]) -> set[tuple[str, str]]:
+    """File name and name of each hidden test that nothing visible calls so."""
     hidden = {
         (posixpath.basename(test.partition("::")[0]), test.partition("[")[0].rpartition("::")[2])
         for test in task.tests.hidden
     }
-    return frozenset(
-        hashed(salt, text)
-        for leaf, test in hidden
-        if f"{test}(" not in visible_words
-        for text in (test, f"{leaf}::{test}")
-    )
+    calls = {test: f"{test}(".encode() for _, test in hidden}
+    shown = {test for test, call in calls.items() if any(call in data for data in files.values())}
+    return {(leaf, test) for leaf, test in hidden if test not in shown}
 
 
-def _line_counts(files: Mapping[str, bytes]) -> Counter[str]:
+class _LineCounts:
+    """How often a line occurs in the broken tree and in the restored one.
+
+    Both differ from the original in a few files only, so its lines are counted once for all tasks.
+    """
+
+    def __init__(self, broken: Mapping[str, bytes], original: Mapping[str, bytes], touched: set[str]) -> None:
+        self._all = _counts_of_all(tuple(sorted(original.items())))
+        paths = sorted({*broken, *original})
+        changed = [path for path in paths if broken.get(path) != original.get(path)]
+        self._before = [_counts_of(original[path]) for path in changed if path in original]
+        self._broken = [_counts_of(broken[path]) for path in changed if path in broken]
+        restored = {path: original[path] for path in changed if path in touched}
+        restored |= {path: broken[path] for path in changed if path in broken and path not in touched}
+        self._restored = [_counts_of(data) for data in restored.values()]
+
+    def is_only_in_restored(self, line: str) -> bool:
+        """Whether it occurs once in the restored tree, and not in the broken one."""
+        same = self._all[line] - sum(counts[line] for counts in self._before)
+        return not same + sum(counts[line] for counts in self._broken) and (
+            same + sum(counts[line] for counts in self._restored) == 1
+        )
+
+
+@lru_cache(maxsize=2)
+def _counts_of_all(files: tuple[tuple[str, bytes], ...]) -> Counter[str]:
     counts: Counter[str] = Counter()
-    for data in files.values():
-        counts.update(line.strip() for line in data.decode("utf-8", "replace").splitlines())
+    for _, data in files:
+        counts.update(map(str.strip, data.decode("utf-8", "replace").splitlines()))
     return counts
+
+
+@lru_cache(maxsize=64)
+def _counts_of(data: bytes) -> Counter[str]:
+    return Counter(map(str.strip, data.decode("utf-8", "replace").splitlines()))
 
 
 def _has_a_name(line: str) -> bool:
@@ -156,26 +199,39 @@ def _has_a_name(line: str) -> bool:
     return has_text or any(not keyword.iskeyword(name) for name in names)
 
 
-def _codes_of(
-    restored: str, broken: str, path: str, task: Task, salt: str
-) -> tuple[frozenset[str], frozenset[str]]:
-    """Code objects that only the restored file compiles to, at each level of optimisation, and their names."""
-    found: set[str] = set()
-    functions: set[str] = set()
-    for new, old in zip(_compiled(restored, path), _compiled(broken, path), strict=False):
-        before = {code_hash(salt, code) for code in all_codes(old)}
-        symbol = task.symbol.partition("#")[0]
-        for code in all_codes(new):
-            is_of_symbol = code.co_qualname == symbol or code.co_qualname.startswith(f"{symbol}.<locals>")
-            if is_of_symbol or not task.is_one_hole:
-                new_hash = code_hash(salt, code)
-                if new_hash not in before:
-                    found.add(new_hash)
-                    functions.add(code.co_name)
-    return frozenset(found), frozenset(name for name in functions if name.isidentifier())
+def _codes_of(restored: str, broken: str, path: str, task: Task, salt: str) -> list[_Code]:
+    """Code objects that only the restored file compiles to, at each level of optimisation."""
+    found: list[_Code] = []
+    symbol = task.symbol.partition("#")[0]
+    for new, old in zip(_codes_in(restored, path, salt), _codes_in(broken, path, salt), strict=False):
+        before = {code.digest for code in old}
+        for code in new:
+            is_of_symbol = code.qualname == symbol or code.qualname.startswith(f"{symbol}.<locals>")
+            if code.digest not in before and (is_of_symbol or not task.is_one_hole):
+                found.append(code)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Code:
+    digest: str
+    name: str
+    qualname: str
+    check: int
 
 
 @lru_cache(maxsize=64)
+def _codes_in(text: str, path: str, salt: str) -> tuple[tuple[_Code, ...], ...]:
+    """Every code object of a file, at each level of optimisation."""
+    return tuple(
+        tuple(
+            _Code(code_hash(salt, code), code.co_name, code.co_qualname, code_check(code))
+            for code in all_codes(module)
+        )
+        for module in _compiled(text, path)
+    )
+
+
 def _compiled(text: str, path: str) -> tuple[CodeType, ...]:
     """A file compiled, never run, at each level of optimisation; empty if it cannot be."""
     try:

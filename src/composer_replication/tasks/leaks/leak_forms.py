@@ -32,7 +32,7 @@ MIN_ENCODED = 40
 # Everything but the letters of base64 becomes a space: a quick look whether there is a long run.
 _LETTERS = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/-_")
 _ONLY_BASE64 = bytes(code if code in _LETTERS else 32 for code in range(256))
-_BASE64 = re.compile(rb"(?:[A-Za-z0-9+/_-]{16,}(?:\\n|[\r\n\"' ,])*)+={0,2}")
+_BASE64 = re.compile(rb"(?:[A-Za-z0-9+/_-]{16,}+(?:\\n|[\r\n\"' ,])*+)++={0,2}")
 _NOT_BASE64 = re.compile(rb"\\n|[^A-Za-z0-9+/_-]")
 _HEX = re.compile(rb"(?:[0-9a-fA-F]{2}){32,}")
 _SQLITE = b"SQLite format 3\0"
@@ -70,9 +70,10 @@ class Form:
 
 
 class _Budget:
-    """How much one file may still unpack to."""
+    """How much one file may still unpack to, and what it has unpacked to."""
 
     def __init__(self) -> None:
+        self.seen: set[tuple[str, str, bytes]] = set()
         self.left_bytes = MAX_UNPACKED_BYTES
         self.left_members = MAX_MEMBERS
 
@@ -107,7 +108,10 @@ def _unwrap(path: str, kind: str, data: bytes, depth: int, budget: _Budget) -> I
     if problem and (data.startswith(_MAGIC) or data[257:262] == b"ustar"):
         yield Form(path, kind, b"", problem)
     for name, inner_kind, content in inner:
-        yield from _unwrap(name, kind or inner_kind, content, depth + 1, budget)
+        one = name, kind or inner_kind, content
+        if one not in budget.seen:  # two ways of unwrapping often end in the same text
+            budget.seen.add(one)
+            yield from _unwrap(*one, depth + 1, budget)
 
 
 _Found = Iterator[tuple[str, str, bytes]]
@@ -121,11 +125,13 @@ def _in_texts(path: str, data: bytes, _: _Budget) -> _Found:
 
 
 def _in_digits(path: str, data: bytes, _: _Budget) -> _Found:
-    if max(map(len, data.translate(_ONLY_BASE64).split()), default=0) >= MIN_ENCODED:
+    long_runs = [run for run in data.translate(_ONLY_BASE64).split() if len(run) >= MIN_ENCODED]
+    if long_runs:
         for match in _BASE64.finditer(data):
             if len(match[0]) >= MIN_ENCODED:
                 yield from ((path, "base64", found) for found in _base64_of(match[0]))
-        for match in _HEX.finditer(data):
+    for run in long_runs:
+        for match in _HEX.finditer(run):
             yield path, "hex", binascii.unhexlify(match[0])
 
 

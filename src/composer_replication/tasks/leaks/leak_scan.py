@@ -11,25 +11,29 @@ import json
 import secrets
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from threading import Lock
+from typing import Any, Literal
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.records import ExecResult, Limits, SandboxSpec, Task
-from composer_replication.sandbox import base_interpreter, open_sandbox, system_folders
+from composer_replication.sandbox import base_interpreter, open_sandbox, runs_interrupted, system_folders
+from composer_replication.sandbox.host_paths import is_below
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.fresh_git import with_git
 from composer_replication.tasks.intake.environment import Environment
-from composer_replication.tasks.leaks.leak_fingerprints import fingerprints
+from composer_replication.tasks.leaks.leak_fingerprints import Fingerprint, fingerprints
 from composer_replication.tasks.leaks.leak_search import Leak, Search, Target, target_to_json
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.test_run import import_roots
 from composer_replication.tasks.views import write_files
 
 Progress = Callable[[int, int, str], None]
+Walk = Literal["all", "system", "environment"]
 INDEX_URL = "https://pypi.org/simple/"
 _THIEF_SECONDS = 1800.0  # the system folders alone take minutes on a busy machine
 _THIEF_LIMITS = Limits(memory_bytes=4 * 1024**3, output_bytes=64 * 1024**2)
@@ -59,14 +63,18 @@ class ScanSummary:
         return not self.leaks and not self.failed_checks
 
 
-def scan_store(path: Path, *, backend: str | None = None, progress: Progress | None = None) -> ScanSummary:
+def scan_store(
+    path: Path, *, jobs: int = 2, backend: str | None = None, progress: Progress | None = None
+) -> ScanSummary:
     """Search for the golden code of every task of a store.
 
-    What lies outside the tree is the same for all tasks of an environment and is walked
-    once for all of them; each task's own tree gets a sandbox of its own.
+    What several tasks see is searched once for all of them: the folders of the system and the
+    interpreter once, each environment once, and, from outside, each file once that stands in the
+    trees of several tasks. Each task's own tree gets a sandbox of its own.
 
     Args:
         path: folder of the store.
+        jobs: sandboxes at a time.
         backend: sandbox backend; None for the best of this machine.
         progress: told after each task with (done, total, task id).
 
@@ -82,28 +90,35 @@ def scan_store(path: Path, *, backend: str | None = None, progress: Progress | N
     tasks = store.tasks()
     salt = secrets.token_hex(16)
     found = _Found()
-    prints = {task.task_id: fingerprints(store, task, salt) for task in tasks}
-    walked: set[str] = set()
-    for done, task in enumerate(tasks, start=1):
-        environment = store.environment(task)
-        if environment.fingerprint not in walked:
-            walked.add(environment.fingerprint)
-            same = [
-                known.target
-                for other in tasks
-                if other.environment == task.environment
-                for known in prints[other.task_id]
-            ]
-            search = Search(same, salt, unmarshal=False)
-            found.add(search.search_folder(str(environment.root), tree="/nowhere"), search)
-            found.add_answer(steal({}, (), same, environment, salt, backend=backend))
-        targets = [known.target for known in prints[task.task_id]]
-        tree = with_git(store.files(task, "rollout"))
-        _search_tree(tree, targets, salt, found)
-        found.add_answer(steal(tree, (task,), targets, environment, salt, backend=backend))
-        if progress is not None:
-            progress(done, len(tasks), task.task_id)
-    silent = tuple(name for name, known in prints.items() if not any(k.num_distinctive_lines for k in known))
+    scan = _Scan(store, salt, {task.task_id: fingerprints(store, task, salt) for task in tasks}, found)
+    by_repository: dict[str, list[Task]] = {}
+    for task in tasks:
+        by_repository.setdefault(store.record(task.task_id).repository_record, []).append(task)
+    with ThreadPoolExecutor(max(1, jobs), thread_name_prefix="tasks-leakscan") as pool:
+        try:
+            todo = [pool.submit(work) for work in scan.shared_places(tasks)]
+            done = 0
+            for same in by_repository.values():
+                trees = {task.task_id: store.files(task, "rollout") for task in same}
+                futures = [(task, pool.submit(scan.rob, task, trees[task.task_id])) for task in same]
+                scan.search_trees(same, trees)
+                for task, future in futures:
+                    future.result()
+                    done += 1
+                    if progress is not None:
+                        progress(done, len(tasks), task.task_id)
+            for one in todo:
+                one.result()
+        except KeyboardInterrupt:
+            with runs_interrupted():
+                pool.shutdown(cancel_futures=True)
+            raise
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    silent = tuple(
+        name for name, known in scan.prints.items() if not any(k.num_distinctive_lines for k in known)
+    )
     return ScanSummary(
         len(tasks),
         tuple(sorted(found.leaks, key=_order)),
@@ -114,29 +129,95 @@ def scan_store(path: Path, *, backend: str | None = None, progress: Progress | N
     )
 
 
+class _Scan:
+    """The searches of one scan; each adds what it finds to ``found``. Safe to use from several threads."""
+
+    def __init__(
+        self, store: TaskStore, salt: str, prints: Mapping[str, Sequence[Fingerprint]], found: _Found
+    ) -> None:
+        self.store = store
+        self.salt = salt
+        self.prints = prints
+        self.found = found
+
+    def shared_places(self, tasks: Sequence[Task]) -> list[Callable[[], None]]:
+        """What is to be walked for several tasks: each system, by what is shown of it, then each environment."""
+        by_environment: dict[str, list[Task]] = {}
+        for task in tasks:
+            by_environment.setdefault(task.environment, []).append(task)
+        systems: dict[tuple[str, ...], tuple[Environment, list[Target]]] = {}
+        works: list[Callable[[], None]] = []
+        for fingerprint, same in by_environment.items():
+            environment, targets = self.store.environment_of(fingerprint), self._targets(same)
+            system = tuple(sorted(_system_paths(environment)))
+            systems.setdefault(system, (environment, []))[1].extend(targets)
+            works.append(partial(self._walk_environment, environment, targets))
+        return [*(partial(self._walk, *one, "system") for one in systems.values()), *works]
+
+    def _walk_environment(self, environment: Environment, targets: Sequence[Target]) -> None:
+        search = Search(targets, self.salt, unmarshal=False)
+        self.found.add(search.search_folder(str(environment.root), tree="/nowhere"), search)
+        self._walk(environment, targets, "environment")
+
+    def _walk(self, environment: Environment, targets: Sequence[Target], walk: Walk) -> None:
+        backend = self.store.backend
+        self.found.add_answer(steal({}, (), targets, environment, self.salt, walk=walk, backend=backend))
+
+    def _targets(self, tasks: Sequence[Task]) -> list[Target]:
+        return [known.target for task in tasks for known in self.prints[task.task_id]]
+
+    def search_trees(self, tasks: Sequence[Task], trees: Mapping[str, Mapping[str, bytes]]) -> None:
+        """Search the trees of the tasks of one repository; a file that several trees have is read once."""
+        owners: dict[tuple[str, bytes], set[str]] = {}
+        for task_id, tree in trees.items():
+            for path, data in tree.items():
+                owners.setdefault((path, data), set()).add(task_id)
+        search = Search(self._targets(tasks), self.salt, unmarshal=False)
+        leaks: set[Leak] = set()
+        for (path, data), owned_by in sorted(owners.items()):
+            leaks |= search.search_bytes(path, data, in_tree=True, tasks=owned_by)
+        self.found.add(leaks, search)
+
+    def rob(self, task: Task, files: Mapping[str, bytes]) -> None:
+        """Let the thief into a sandbox of a task."""
+        environment = self.store.environment(task)
+        answer = steal(
+            with_git(files),
+            (task,),
+            self._targets([task]),
+            environment,
+            self.salt,
+            backend=self.store.backend,
+        )
+        self.found.add_answer(answer)
+
+
 def _order(leak: Leak) -> tuple[str, str, str]:
     return leak.task_id, leak.channel, leak.path
 
 
 class _Found:
-    """Collects the answers of several searches."""
+    """Collects the answers of several searches; safe to use from several threads."""
 
     def __init__(self) -> None:
+        self._lock = Lock()
         self.leaks: set[Leak] = set()
         self.not_searched: set[str] = set()
         self.failed_checks: set[str] = set()
         self.num_files = 0
 
     def add(self, leaks: Iterable[Leak], search: Search) -> None:
-        self.leaks |= set(leaks)
-        self.not_searched |= set(search.not_searched)
-        self.num_files += search.num_files
+        with self._lock:
+            self.leaks |= set(leaks)
+            self.not_searched |= set(search.not_searched)
+            self.num_files += search.num_files
 
     def add_answer(self, answer: dict[str, Any]) -> None:
-        self.leaks |= {Leak(*map(str, leak)) for leak in answer["leaks"]}
-        self.not_searched |= set(map(str, answer["not_searched"]))
-        self.failed_checks |= set(map(str, answer["failed_checks"]))
-        self.num_files += int(answer["num_files"])
+        with self._lock:
+            self.leaks |= {Leak(*map(str, leak)) for leak in answer["leaks"]}
+            self.not_searched |= set(map(str, answer["not_searched"]))
+            self.failed_checks |= set(map(str, answer["failed_checks"]))
+            self.num_files += int(answer["num_files"])
 
 
 def _search_tree(files: Mapping[str, bytes], targets: Sequence[Target], salt: str, found: _Found) -> None:
@@ -167,22 +248,24 @@ def steal(
     environment: Environment,
     salt: str,
     *,
+    walk: Walk = "all",
     backend: str | None = None,
 ) -> dict[str, Any]:
     """Let the thief search from inside a fresh sandbox.
 
     With ``tasks`` he searches the tree and whatever is not mounted read-only, imports,
-    inspects, and tries git and the network; without, he walks the read-only folders.
+    inspects, and tries git and the network; without, he walks all that is shown, or with
+    ``walk`` all but the environment (``system``), or all but what is shown of the system and
+    the interpreter (``environment``).
 
     Raises:
         SandboxFailure: the sandbox broke, or his answer did not come (CR0426).
     """
     nonce = secrets.token_hex(16)
-    shown = {
-        str(path)
-        for path in (*environment.read_only, *system_folders().read_only, *base_interpreter().read_only)
-    }
-    shown |= {str(Path(path).resolve()) for path in shown}
+    system, own = _system_paths(environment), _with_real([environment.root])
+    left_out = {"all": set[str](), "system": own, "environment": system}[walk]
+    # An environment that lies below a folder of the system is walked all the same.
+    is_inside = walk == "environment" and is_below(environment.root, map(Path, system))
     with tempfile.TemporaryDirectory(prefix="thief-", dir=process_folder()) as folder:
         tree = Path(folder) / "tree"
         tree.mkdir()
@@ -192,7 +275,8 @@ def steal(
             "salt": salt,
             "modules": _sources(),
             "targets": [target_to_json(target) for target in targets],
-            "skip": sorted(shown) if tasks else [],
+            "roots": ["/", *([str(environment.root)] if is_inside else [])],
+            "skip": sorted(system | own if tasks else left_out),
             "asks": bool(tasks),
             "import_roots": import_roots(tree),
             "packages": {task.task_id: task.repository for task in tasks},
@@ -207,6 +291,16 @@ def steal(
                 env=_variables(environment),
             )
     return _answer(done, nonce, targets)
+
+
+def _system_paths(environment: Environment) -> set[str]:
+    """What a sandbox shows read-only besides the environment itself."""
+    paths = (*environment.read_only, *system_folders().read_only, *base_interpreter().read_only)
+    return _with_real(path for path in paths if path != environment.root)
+
+
+def _with_real(paths: Iterable[Path]) -> set[str]:
+    return {str(one) for path in paths for one in (path, Path(path).resolve())}
 
 
 def _variables(environment: Environment) -> dict[str, str]:

@@ -12,13 +12,15 @@ hole, with a distinctive one among them, must have ``MIN_RUN_CHARACTERS`` charac
 from __future__ import annotations
 
 import hashlib
+import itertools
 import marshal
 import os
 import posixpath
 import re
 import stat
 import types
-from collections.abc import Iterable, Iterator, Mapping
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from composer_replication.tasks.leaks.leak_forms import Form, forms_of
@@ -28,9 +30,14 @@ MAX_FILE_BYTES = 64 * 1024**2
 _CODE = re.compile(rb"[\xe3\x63][\x00-\x40]\x00\x00\x00[\x00-\x40]\x00\x00\x00[\x00-\x40]\x00\x00\x00")
 _LEADS_AWAY = re.compile(rb"^\s*(?:/|\.\./)|\"editable\":\s*true", re.MULTILINE)
 _MAX_CODES = 400
-_MARKS = re.compile(r"^(?:(?:[+\-<>#|*%\"',]+|\.\.\.|\d+[:.|]?)\s*)+")
+_MARKS = re.compile(r"^(?:(?:[+\-<>#|*%\"',]+|\.\.\.|[0-9]+[:.|]?)\s*)+")
 _MARK_STARTS = frozenset("+-<>#|*%\"',.0123456789")
 _ENDS = re.compile(r"[\"',|]+$")
+# All that the two take off, and white space: a line has the same core with and without its marks.
+_EDGES = "".join(_MARK_STARTS) + ":" + "".join(chr(code) for code in range(0x3001) if chr(code).isspace())
+# A length below that of any letter, then letters; and the marks of a string with a length that looks like one.
+_SHORT_NAME = re.compile(rb"([\x01-\x2f])(?:\0\0\0)?([0-9A-Za-z_\x80-\xff]+)")
+_LONG_NAME = re.compile(rb"[zZ\xda\xfa][\x30-\xff]|[aAtu\xe1\xc1\xf4\xf5][\x30-\xff]\0\0\0")
 _CACHES = {
     ".mypy_cache": "type-checker-cache",
     ".pytype": "type-checker-cache",
@@ -57,7 +64,9 @@ class Target:
     order; ``codes`` hashes of its code objects, and ``functions`` the names that these have;
     ``name`` the last part of the symbol, ``names`` hashes of the names of hidden tests;
     ``module`` the path that it is imported from; ``symbols`` the qualified names that this module
-    had or has in that place.
+    had or has in that place; ``checks``, ``name_checks`` and ``code_checks`` check sums of the lines of
+    the window, of the names of functions and hidden tests, and of the instructions of code objects:
+    what has none of them need not be hashed.
     """
 
     task_id: str
@@ -68,6 +77,9 @@ class Target:
     module: str
     functions: frozenset[str] = frozenset()
     symbols: tuple[str, ...] = ()
+    checks: frozenset[int] = frozenset()
+    name_checks: frozenset[int] = frozenset()
+    code_checks: frozenset[int] = frozenset()
 
     @property
     def last_names(self) -> frozenset[str]:
@@ -98,6 +110,21 @@ def code_hash(salt: str, code: types.CodeType) -> str:
     return hashed(salt, repr(parts))
 
 
+def line_check(line: str) -> int:
+    """A check sum of a line that is the same with and without quotation marks, diff signs or a number before it."""
+    return zlib.crc32(line.strip(_EDGES).encode("utf-8", "replace"))
+
+
+def name_check(name: str) -> int:
+    """A check sum of the name of a function."""
+    return zlib.crc32(name.encode("utf-8", "surrogatepass"))
+
+
+def code_check(code: types.CodeType) -> int:
+    """A check sum of what a function does."""
+    return zlib.crc32(code.co_code)
+
+
 def all_codes(code: types.CodeType) -> Iterator[types.CodeType]:
     """A code object and all that lie in its constants."""
     yield code
@@ -108,6 +135,9 @@ def all_codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 class Search:
     """Looks through files for several targets at once.
+
+    What one file costs does not grow with the number of targets: each line gets a short check
+    sum, and only one that is among those of known lines is hashed and looked up.
 
     Args:
         targets: what is looked for.
@@ -120,14 +150,35 @@ class Search:
         self.targets = list(targets)
         self.salt = salt
         self.unmarshal = unmarshal
-        self.lengths = {size for target in self.targets for _, size, _ in target.window}
-        self.needles = {name.encode() for target in self.targets for name in (target.name, *target.functions)}
+        self.checks = {check for target in self.targets for check in target.checks}
+        self.code_checks = {check for target in self.targets for check in target.code_checks}
         self.known = {line for target in self.targets for line, _, _ in target.window}
+        # Where in which window a distinctive line stands.
+        self.places: dict[str, list[tuple[Target, int]]] = {}
+        self.by_code: dict[str, list[Target]] = {}
+        self.by_module: dict[str, list[Target]] = {}
+        for target in self.targets:
+            for place, (digest, _, is_distinctive) in enumerate(target.window):
+                if is_distinctive:
+                    self.places.setdefault(digest, []).append((target, place))
+            for digest in target.codes | target.names:
+                self.by_code.setdefault(digest, []).append(target)
+            self.by_module.setdefault(target.module, []).append(target)
+        self.name_checks = {check for target in self.targets for check in target.name_checks}
         self.num_files = 0
         self.not_searched: list[str] = []
 
-    def search_bytes(self, path: str, data: bytes, *, in_tree: bool) -> set[Leak]:
-        """The leaks of one file; ``path`` is reported and tells caches and repositories."""
+    def search_bytes(
+        self, path: str, data: bytes, *, in_tree: bool, tasks: Collection[str] | None = None
+    ) -> set[Leak]:
+        """The leaks of one file; ``path`` is reported and tells caches and repositories.
+
+        Args:
+            path: as it is reported.
+            data: its content.
+            in_tree: one distinctive line is enough.
+            tasks: ids of the tasks whose tree has this file; None for all.
+        """
         self.num_files += 1
         found: set[Leak] = set()
         for form in forms_of(path, data):
@@ -137,52 +188,67 @@ class Search:
                 found.add(Leak(target.task_id, _channel(form, in_tree=in_tree), form.path))
             found |= self._codes_found(form)
             found |= self._records_found(form, in_tree=in_tree)
-        return found
+        return found if tasks is None else {leak for leak in found if leak.task_id in tasks}
 
     def search_text(self, text: str, *, in_tree: bool) -> list[Target]:
         """The targets whose lines stand in a text."""
         return self._lines_found(text.encode("utf-8", "surrogatepass"), in_tree=in_tree)
 
     def _lines_found(self, data: bytes, *, in_tree: bool) -> list[Target]:
-        hashes: list[str] = []
-        any_known = False
+        lines = list(filter(None, map(str.strip, data.decode("utf-8", "replace").splitlines())))
+        cores = [line.strip(_EDGES) for line in lines]
+        checks = self.checks
         is_text = b"\0" not in data[:4096]
-        for line in data.decode("utf-8", "replace").splitlines():
-            stripped = line.strip()
-            if not stripped:
-                continue
-            digest = hashed(self.salt, stripped) if len(stripped) in self.lengths else ""
-            if (
-                digest not in self.known
-                and is_text
-                and (stripped[0] in _MARK_STARTS or stripped[-1] in "\"',|")
-            ):
-                bare = _ENDS.sub("", _MARKS.sub("", stripped)).strip()
-                bare_digest = (
-                    hashed(self.salt, bare) if bare != stripped and len(bare) in self.lengths else ""
-                )
-                digest = bare_digest
-            digest = digest if digest in self.known else ""
-            any_known = any_known or bool(digest)
-            hashes.append(digest)
-        if not any_known:
-            return []
-        return [target for target in self.targets if _is_stolen(target, hashes, in_tree=in_tree)]
+        hashes: dict[int, str] = {}
+        for place, check in enumerate(map(zlib.crc32, map(str.encode, cores))):
+            if check in checks:
+                digest = self._known_line(lines[place], is_text=is_text)
+                if digest:
+                    hashes[place] = digest
+        found: dict[int, Target] = {}
+        for place, digest in hashes.items():
+            for target, where in self.places.get(digest, ()):
+                if id(target) not in found and (in_tree or _is_run(target, where, hashes, place)):
+                    found[id(target)] = target
+        return list(found.values())
+
+    def _known_line(self, stripped: str, *, is_text: bool) -> str:
+        """The hash of a line, as it is or without the marks around it; empty when it is not known."""
+        digest = hashed(self.salt, stripped)
+        if digest in self.known:
+            return digest
+        if is_text and (stripped[0] in _MARK_STARTS or stripped[-1] in "\"',|"):
+            bare = _ENDS.sub("", _MARKS.sub("", stripped)).strip()
+            digest = hashed(self.salt, bare) if bare != stripped else ""
+            return digest if digest in self.known else ""
+        return ""
 
     def _codes_found(self, form: Form) -> set[Leak]:
-        if not self.unmarshal or not any(needle in form.data for needle in self.needles):
-            return set()
         found: set[Leak] = set()
         is_pyc = form.path.endswith((".pyc", ".pyo"))
-        for code in {code for top in _marshalled(form.data, is_pyc=is_pyc) for code in all_codes(top)}:
+        tops = self._marshalled(form.data, is_pyc=is_pyc) if self.unmarshal else ()
+        for code in {code for top in tops for code in all_codes(top)}:
+            if name_check(code.co_name) not in self.name_checks:
+                continue
             # A test's name alone stands in many suites: its file must have the same name too.
-            digest = code_hash(self.salt, code)
-            test = hashed(self.salt, f"{posixpath.basename(code.co_filename)}::{code.co_name}")
-            for target in self.targets:
-                if digest in target.codes or test in target.names:
-                    channel = "pyc" if is_pyc and not form.kind else form.kind or "code-object"
-                    found.add(Leak(target.task_id, channel, form.path))
+            digests = [hashed(self.salt, f"{posixpath.basename(code.co_filename)}::{code.co_name}")]
+            if code_check(code) in self.code_checks:
+                digests.append(code_hash(self.salt, code))
+            for target in (target for digest in digests for target in self.by_code.get(digest, ())):
+                channel = "pyc" if is_pyc and not form.kind else form.kind or "code-object"
+                found.add(Leak(target.task_id, channel, form.path))
         return found
+
+    def _marshalled(self, data: bytes, *, is_pyc: bool) -> Iterator[types.CodeType]:
+        # Bytes that only look like code are not handed to marshal without need: it can take gigabytes for them.
+        code = _load(data[16:]) if is_pyc and data[2:4] == b"\r\n" else None
+        if code is not None:
+            yield code
+        elif _CODE.search(data) and not self.name_checks.isdisjoint(map(zlib.crc32, _marshalled_names(data))):
+            for match in itertools.islice(_CODE.finditer(data), _MAX_CODES):
+                code = _load(data[match.start() :])
+                if code is not None:
+                    yield code
 
     def _records_found(self, form: Form, *, in_tree: bool) -> set[Leak]:
         """Caches that name the function or a hidden test, and lists of installed files."""
@@ -206,9 +272,8 @@ class Search:
                     found.add(Leak(target.task_id, "type-checker-cache", form.path))
         if leaf in ("RECORD", "SOURCES.txt", "installed-files.txt"):
             lines = {line.split(",")[0].strip() for line in form.data.decode("utf-8", "replace").splitlines()}
-            for target in self.targets:
-                if target.module in lines:
-                    found.add(Leak(target.task_id, "metadata", form.path))
+            for target in (target for line in lines for target in self.by_module.get(line, ())):
+                found.add(Leak(target.task_id, "metadata", form.path))
         elif leaf.endswith((".pth", ".egg-link", "direct_url.json")) and not in_tree:
             paths = [form.path] if _LEADS_AWAY.search(form.data) else []
             found |= {Leak(target.task_id, "editable", path) for target in self.targets for path in paths}
@@ -255,25 +320,29 @@ class Search:
             return None
 
 
-def _is_stolen(target: Target, hashes: list[str], *, in_tree: bool) -> bool:
-    """Whether a distinctive line stands there (tree), or a long enough run around one (outside)."""
-    distinctive = {digest for digest, _, is_distinctive in target.window if is_distinctive}
-    if in_tree:
-        return not distinctive.isdisjoint(hashes)
-    places: dict[str, list[int]] = {}
-    for place, digest in enumerate(hashes):
-        if digest:
-            places.setdefault(digest, []).append(place)
-    for first in range(len(target.window)):
-        for begin in places.get(target.window[first][0], ()):
-            characters, has_distinctive = 0, False
-            for line, place in zip(target.window[first:], range(begin, len(hashes)), strict=False):
-                if line[0] != hashes[place]:
-                    break
-                characters, has_distinctive = characters + line[1], has_distinctive or line[2]
-            if has_distinctive and characters >= MIN_RUN_CHARACTERS:
-                return True
-    return False
+def _is_run(target: Target, where: int, hashes: Mapping[int, str], place: int) -> bool:
+    """Whether the lines around a distinctive one stand there as around the hole, long enough to be no chance."""
+    window = target.window
+    characters = window[where][1]
+    for step in (1, -1):
+        mine, theirs = where + step, place + step
+        while (
+            characters < MIN_RUN_CHARACTERS
+            and 0 <= mine < len(window)
+            and hashes.get(theirs) == window[mine][0]
+        ):
+            characters += window[mine][1]
+            mine, theirs = mine + step, theirs + step
+    return characters >= MIN_RUN_CHARACTERS
+
+
+def _marshalled_names(data: bytes) -> Iterator[bytes]:
+    """What would be the names in marshalled code: what stands after its own length, in one byte or four."""
+    for length, text in _SHORT_NAME.findall(data):
+        yield text[: length[0]]
+    for match in _LONG_NAME.finditer(data):
+        length, begin = data[match.start() + 1], match.end()
+        yield data[begin : begin + length]
 
 
 def _names_any(names: Iterable[str], words: set[str], data: bytes) -> bool:
@@ -302,20 +371,6 @@ def _channel(form: Form, *, in_tree: bool) -> str:
     return "visible-copy" if kind == "copy" and not in_tree else kind
 
 
-def _marshalled(data: bytes, *, is_pyc: bool) -> Iterator[types.CodeType]:
-    if is_pyc:
-        code = _load(data[16:])
-        if code is not None:
-            yield code
-            return
-    for count, match in enumerate(_CODE.finditer(data)):
-        if count >= _MAX_CODES:
-            return
-        code = _load(data[match.start() :])
-        if code is not None:
-            yield code
-
-
 def _load(data: bytes) -> types.CodeType | None:
     try:
         found = marshal.loads(data)  # noqa: S302  inside a jail only
@@ -330,7 +385,8 @@ def target_from_json(value: Mapping[str, object]) -> Target:
     codes, names, functions = (frozenset(value[key]) for key in ("codes", "names", "functions"))  # type: ignore[call-overload]
     name, module = str(value["name"]), str(value["module"])
     symbols = tuple(str(symbol) for symbol in value["symbols"])  # type: ignore[attr-defined]
-    return Target(str(value["task_id"]), window, codes, name, names, module, functions, symbols)
+    checks = (frozenset(map(int, value[key])) for key in ("checks", "name_checks", "code_checks"))  # type: ignore[call-overload]
+    return Target(str(value["task_id"]), window, codes, name, names, module, functions, symbols, *checks)
 
 
 def target_to_json(target: Target) -> dict[str, object]:
@@ -344,4 +400,7 @@ def target_to_json(target: Target) -> dict[str, object]:
         "module": target.module,
         "functions": sorted(target.functions),
         "symbols": list(target.symbols),
+        "checks": sorted(target.checks),
+        "name_checks": sorted(target.name_checks),
+        "code_checks": sorted(target.code_checks),
     }

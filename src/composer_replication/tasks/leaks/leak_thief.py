@@ -190,7 +190,10 @@ def main():
     targets = [engine.target_from_json(value) for value in request["targets"]]
     search = engine.Search(targets, request["salt"], unmarshal=True)
     tree = os.getcwd()
-    leaks = search.search_folder("/", tree=tree, skip=["/proc", "/sys", *request["skip"]], binaries=False)
+    skip = ["/proc", "/sys", *request["skip"]]
+    leaks = set()
+    for root in request["roots"]:
+        leaks |= search.search_folder(root, tree=tree, skip=skip, binaries=False)
     failed: set[str] = set()
     if request["asks"]:
         questions = modules_of(targets).items()

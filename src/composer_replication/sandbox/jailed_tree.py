@@ -18,6 +18,9 @@ from composer_replication.sandbox.supervised_run import Ended, Verdict, Watched
 # The marker tells the command's own exit from a failure of what leads to it.
 STARTER = 'printf %s "$1" >&2; shift; exec "$@"'
 
+# This one waits, too, for a line on its input: without the process that would write it nothing is started.
+HELD_STARTER = 'printf %s "$1" >&2; shift; read -r _ || exit 125; exec "$@"'
+
 
 def failure(code: str, message: str, where: str = "") -> SandboxFailure:
     """A failure of the jail, whose next step is always the self-test."""

@@ -72,7 +72,7 @@ def test_a_process_that_ends_leaves_nothing(start: Start) -> None:
 
 
 def test_a_folder_that_is_just_made_stays(start: Start, tmp_path: Path) -> None:
-    young = tmp_path / f"{module.PREFIX}young"
+    young = tmp_path / f"{module.NEW_PREFIX}young"
     young.mkdir()
     assert module.sweep() == []
     os.utime(young, (0, 0))

@@ -27,7 +27,7 @@ from composer_replication.errors import MissingError
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import Check, ExecResult, SandboxSpec
 from composer_replication.sandbox.held_jail import START_SECONDS, HeldJail
-from composer_replication.sandbox.jailed_tree import HELD_STARTER, to_result
+from composer_replication.sandbox.jailed_tree import HELD_STARTER, failure, to_result
 from composer_replication.sandbox.local_sandbox import LocalSandbox
 from composer_replication.sandbox.mounts import MountPlan
 from composer_replication.sandbox.supervised_run import read_until, supervise
@@ -85,8 +85,10 @@ class BubblewrapSandbox(LocalSandbox):
             uid, gid = (self._uid, self._uid) if self._uid is not None else (os.getuid(), os.getgid())
             self._jailed.write_accounts(uid, gid)
             self._mounts = MountPlan(spec, self._jailed.scratch)
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if isinstance(error, OSError):
+                raise failure("CR0302", f"a jail cannot be prepared: {error.strerror or error}.") from error
             raise
 
     def _run(

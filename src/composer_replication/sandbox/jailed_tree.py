@@ -35,7 +35,8 @@ class JailedTree:
         uid: the user id inside, or None when it is our own.
 
     Raises:
-        SandboxFailure: a path of the spec is missing or cannot be shown (CR0304).
+        SandboxFailure: a path of the spec is missing or cannot be shown, or the tree holds a device or
+            a socket (CR0304); there is no space for our own folder (CR0302).
     """
 
     def __init__(self, spec: SandboxSpec, uid: int | None) -> None:
@@ -48,7 +49,11 @@ class JailedTree:
         self._is_closed = False
         info = self.real_tree.stat()
         self._owner = None if uid is None else (info.st_uid, info.st_gid)
-        self.scratch = Scratch()
+        try:
+            self.scratch = Scratch()
+        except OSError as error:
+            why = f"no folder for a jail can be made: {error.strerror or error}."
+            raise failure("CR0302", why, str(error.filename or "")) from error
         try:
             for folder in (self.real_tree, *self.scratch.writable):
                 hand_over(folder, uid)

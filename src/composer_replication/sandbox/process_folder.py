@@ -108,7 +108,11 @@ def remove_abandoned(folder: Path) -> bool:
     """
     end_processes_naming(str(folder.resolve()), program=_JAIL)
     shutil.rmtree(folder, ignore_errors=True)
-    for command in (["rm", "-rf"], ["chmod", "-R", "u+rwX"], ["rm", "-rf"]):  # too deep for us; closed folders
+    for command in (
+        ["rm", "-rf"],
+        ["chmod", "-R", "u+rwX"],
+        ["rm", "-rf"],
+    ):  # too deep for us; closed folders
         if not folder.exists():
             return True
         subprocess.run([*command, "--", str(folder)], check=False, capture_output=True)

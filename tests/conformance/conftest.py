@@ -26,7 +26,8 @@ from composer_replication.sandbox.conformance.which_tests import (
 )
 
 __all__ = ["jail", "tree"]  # fixtures
-pytest.register_assert_rewrite("composer_replication.sandbox.conformance")
+TESTS = ("bad_input", "commands", "ends", "files", "limits", "walls")
+pytest.register_assert_rewrite(*(f"composer_replication.sandbox.conformance.test_{name}" for name in TESTS))
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 

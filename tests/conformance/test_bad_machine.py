@@ -17,13 +17,14 @@ from composer_replication.sandbox import choose_backend
 
 NAMES = ("bubblewrap", "bubblewrap-warm", "sandlock")
 LIST = """
-import json, os, sys
+import json, os, sys, tempfile
 from pathlib import Path
 from composer_replication.errors import ComposerError
 from composer_replication.records import SandboxSpec
 from composer_replication.sandbox import choose_backend
 name, tree = sys.argv[1], Path(sys.argv[2])
 found = []
+tempfile.tempdir = os.environ["TMPDIR"]  # Python would go elsewhere when it is full
 def attempt(what, function):
     try:
         found.append([what, "", str(function())])
@@ -40,7 +41,7 @@ attempt("open", lambda: choose_backend(name).open(SandboxSpec(tree)))
 """
 FULL_MEANWHILE = """
 with choose_backend(name).open(SandboxSpec(tree)) as sandbox:
-    fill = 'cd "$TMPDIR"; i=0; while [ $i -lt 200 ]; do : > f$i || break; i=$((i + 1)); done 2>/dev/null; true'
+    fill = 'cd "$TMPDIR"; i=0; while [ $i -lt 200 ]; do touch f$i || break; i=$((i + 1)); done 2>/dev/null; true'
     attempt("fill", lambda: sandbox.exec(fill, timeout_seconds=60).exit_code)
     attempt("next", lambda: sandbox.exec("echo on", timeout_seconds=60).exit_code)
     attempt("snapshot", lambda: sandbox.snapshot())
@@ -113,6 +114,8 @@ def test_a_full_disk_at_the_opening(name: str, tree: Path, small_disk: Path) -> 
 def test_a_disk_that_a_command_fills(name: str, tree: Path, small_disk: Path) -> None:
     """The command that fills it has an ordinary result; what cannot be done after it is said; the end is clean."""
     require(name)
+    for number in range(30):
+        (tree / f"{number}").touch()
     found = answers(FULL_MEANWHILE, name, tree, small_disk)
     assert found["fill"] == ("", "0")
     assert found["next"][0] in ("", "CR0302")

@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -113,6 +114,7 @@ class BubblewrapSandbox(LocalSandbox):
                 watched=self._jailed.watched(fresh, num_own_processes=_NUM_INIT_PROCESSES),
                 early_stderr=early,
             )
+        ended = replace(ended, seconds=time.monotonic() - started)
         return to_result(ended, marker.encode(), self._jailed.limits, backend=Bubblewrap.name)
 
     def _command(self, argv: Sequence[str], env: Mapping[str, str], marker: str, fresh: Path) -> list[str]:

@@ -22,6 +22,8 @@ from composer_replication.sandbox.process_folder import process_folder
 
 _BLOCK_BYTES = 4096
 _STAT_BLOCK_BYTES = 512
+_MOST_LEVELS = 200  # shutil.rmtree recurses, and Python's limit is 1,000
+_LONGEST_PATH = 3000  # of 4,096 bytes, with room for a name
 _SUBFOLDERS = ("home", "tmp")
 _FRESH = ("tmp", "shm")
 
@@ -81,9 +83,15 @@ def remove_folder(folder: Path) -> None:
     """Remove a folder whatever a jail left in it; no word if something stays."""
     with suppress(OSError):
         give_back(folder, None)
-    shutil.rmtree(folder, ignore_errors=True)
-    if folder.exists():  # deeper than Python's recursion limit
-        subprocess.run(["rm", "-rf", "--", str(folder)], check=False, capture_output=True)
+    with suppress(RecursionError):
+        shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        _remove_by_program(str(folder))
+
+
+def _remove_by_program(folder: str) -> None:
+    """For what is deeper than Python's recursion or longer than a path may be."""
+    subprocess.run(["rm", "-rf", "--", folder], check=False, capture_output=True)
 
 
 def _entries(root: Path) -> Iterator[tuple[str, os.stat_result]]:
@@ -152,10 +160,14 @@ def give_back(root: Path, owner: tuple[int, int] | None) -> None:
     """Return ``root`` to ``owner`` and make its folders readable again, whatever their modes.
 
     Set-user-id bits and sockets that the jail made go: they would be ours now, or close the tree to the next jail.
+    So do folders below ``_MOST_LEVELS`` others or ``_LONGEST_PATH``: whoever removes the tree would fail on them.
     """
-    queue = [str(root)]
+    queue = [(str(root), 0)]
     while queue:
-        folder = queue.pop()
+        folder, level = queue.pop()
+        if level > _MOST_LEVELS or len(os.fsencode(folder)) > _LONGEST_PATH:
+            _remove_by_program(folder)
+            continue
         if owner is not None:
             os.chown(folder, *owner, follow_symlinks=False)
         mode = os.lstat(folder).st_mode
@@ -164,7 +176,7 @@ def give_back(root: Path, owner: tuple[int, int] | None) -> None:
         with os.scandir(folder) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
-                    queue.append(entry.path)
+                    queue.append((entry.path, level + 1))
                     continue
                 mode = entry.stat(follow_symlinks=False).st_mode
                 if _door(mode):

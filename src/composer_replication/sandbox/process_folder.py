@@ -107,7 +107,12 @@ def remove_abandoned(folder: Path) -> bool:
     see is missed by the kernel's signal and sits there; it is known by its command line.
     """
     end_processes_naming(str(folder.resolve()), program=_JAIL)
-    shutil.rmtree(folder, ignore_errors=True)
+    return _remove(folder)
+
+
+def _remove(folder: Path) -> bool:
+    with suppress(RecursionError):
+        shutil.rmtree(folder, ignore_errors=True)
     for command in (
         ["rm", "-rf"],
         ["chmod", "-R", "u+rwX"],
@@ -121,4 +126,4 @@ def remove_abandoned(folder: Path) -> bool:
 
 def _remove_at_exit(pid: int, folder: Path) -> None:
     if os.getpid() == pid:
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)

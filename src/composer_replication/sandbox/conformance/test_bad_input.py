@@ -73,6 +73,22 @@ def test_set_user_id_bits_give_nothing_and_do_not_stay(backend: SandboxBackend, 
     assert [(tree / name).stat().st_mode & 0o6000 for name in ("given", "made")] == [0, 0]
 
 
+def test_folders_too_deep_to_be_removed_do_not_stay(backend: SandboxBackend, tree: Path) -> None:
+    code = (
+        "import os\n"
+        "for place in (os.getcwd(), os.environ['HOME']):\n"
+        " os.chdir(place)\n"
+        " for _ in range(1500): os.mkdir('d'); os.chdir('d')"
+    )
+    (tree / "kept" / "below").mkdir(parents=True)
+    with backend.open(SandboxSpec(tree)) as sandbox:
+        home = sandbox.exec("echo $HOME", timeout_seconds=LONG_SECONDS).stdout.strip()
+        sandbox.exec(python(code), timeout_seconds=LONG_SECONDS)
+    assert (tree / "kept" / "below").is_dir()
+    shutil.rmtree(tree)  # a RecursionError if they were there
+    assert not Path(home).exists()
+
+
 @pytest.mark.long
 def test_a_hundred_thousand_files(backend: SandboxBackend, tree: Path) -> None:
     for number in range(NUM_FOLDERS):

@@ -1,7 +1,8 @@
 """Many lives of sandboxes whose owners are killed at random moments, and what is left afterwards: nothing.
 
     python benchmarks/sandbox_lives.py [--lives 10000] [--backends bubblewrap,bubblewrap-warm,sandlock]
-        [--lives-of-a-parent 10] [--killed-share 0.5] [--at-once 2] [--seed 0] [--plant KIND]
+        [--lives-of-a-parent 10] [--killed-share 0.5] [--at-once 2] [--seed 0] [--minutes M]
+        [--plant KIND]
 
 A life is a sandbox that is opened, runs one or two commands that leave a daemon, files, closed folders, pipes,
 sockets and shared memory behind, and is closed. A parent process lives some of them one after the other;
@@ -11,7 +12,7 @@ up after a killed one but the kernel and the next process that opens a sandbox.
 Then it is counted what is still there: processes (ten seconds after the last parent), and, after one more
 process has opened one more sandbox, processes, mounts, control groups, entries of temporary folders,
 unix sockets and shared memory. Before that, one leak of each kind is planted, and the count must see it.
-``--plant KIND`` leaves one at the end. Exit code 1 when anything is left, or when a sandbox of a parent that
+``--plant KIND`` leaves one at the end; ``--minutes`` begins no life after so long. Exit code 1 when anything is left, or when a sandbox of a parent that
 lived did not work (a sweep must never touch what somebody holds).
 """
 
@@ -92,10 +93,12 @@ class Run:
         self._parents: dict[int, Parent] = {}
         self._life_seconds = _FIRST_GUESS_SECONDS
 
-    def live(self, num_lives: int) -> Row:
-        """All lives, then the counts."""
+    def live(self, num_lives: int, seconds: float) -> Row:
+        """All lives, or as many as there is time for, then the counts."""
         started = time.monotonic()
         while self.row.lives < num_lives and self.row.failed < _MOST_FAILURES:
+            if time.monotonic() - started > seconds:
+                break
             planned = self.row.lives + sum(p.num_lives - p.num_over for p in self._parents.values())
             while len(self._parents) < self.args.at_once and planned < num_lives:
                 size = min(self.args.lives_of_a_parent, num_lives - planned)
@@ -246,7 +249,12 @@ def measured(args: argparse.Namespace) -> dict[str, Row]:
             share = args.lives // len(usable) + (number < args.lives % len(usable))
             if args.plant and number == len(usable) - 1:
                 stack.enter_context(planted(args.plant, token, Path(text)))
-            rows[name] = Run(name, leftovers, args).live(share)
+            rows[name] = Run(name, leftovers, args).live(share, 60 * args.minutes / len(usable))
+            print(
+                f"{name}: {rows[name].lives} lives, {rows[name].killed} parents killed",
+                file=sys.stderr,
+                flush=True,
+            )
     return rows
 
 
@@ -261,6 +269,7 @@ def main() -> None:
     parser.add_argument("--killed-share", type=float, default=0.5)
     parser.add_argument("--at-once", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=float("inf"))
     parser.add_argument("--plant", choices=KINDS)
     rows = measured(parser.parse_args())
     report(rows)

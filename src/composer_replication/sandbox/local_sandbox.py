@@ -48,10 +48,10 @@ class LocalSandbox(ABC):
             try:
                 return self._run(argv, environment, stdin, timeout_seconds)
             except OSError as error:  # no space, no descriptor, no process: never the command's doing
-                where = str(error.filename or self.tree)
-                raise failure(
-                    "CR0302", f"the command cannot be run: {error.strerror or error}.", where
-                ) from error
+                why = f"the command cannot be run: {error.strerror or error}."
+                raise failure("CR0302", why, str(error.filename or self.tree)) from error
+            except RecursionError as error:
+                raise failure("CR0302", "the tree is too deep to be sent.", str(self.tree)) from error
 
     @abstractmethod
     def _run(

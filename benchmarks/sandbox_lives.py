@@ -32,10 +32,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent / "lives"))
-
-from leftovers import KINDS, Leftovers, collect, planted
-from parent_process import run_parent
+from lives.leftovers import KINDS, Leftovers, collect, planted
+from lives.parent_process import run_parent
 
 from composer_replication.sandbox import choose_backend
 
@@ -153,7 +151,7 @@ class Run:
             if time.monotonic() >= self._moment(parent):
                 os.kill(parent.pid, signal.SIGKILL)
                 self.row.killed += 1
-                self.row.lives += 1  # the one that was cut short
+                self.row.lives += parent.num_over < parent.num_lives  # the one that was cut short
                 self._end(parent)
 
     def _moment(self, parent: Parent) -> float:

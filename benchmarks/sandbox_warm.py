@@ -1,6 +1,6 @@
 """What an action in a sandbox costs: ours warm and cold, and how two agents run theirs, in one run.
 
-    python benchmarks/sandbox_warm.py [--rounds 30] [--live 64] [--starts 40] [--peer-python PATH]
+    python benchmarks/sandbox_warm.py [--rounds 30] [--live 64 …] [--starts 40] [--peer-python PATH] [--no-peers]
 
 Everybody is given the action ``true`` as text and runs it in its own shell (ours and swe-rex's
 single command ``/bin/sh``, mini-swe-agent and swe-rex's session ``bash``; two rows more say what
@@ -12,9 +12,10 @@ session) run in an interpreter of their own, made for this run from
 ``sandbox_peers/requirements.txt`` unless ``--peer-python`` names one. The plain subprocess has
 no jail and runs in our process.
 
-Then, for warm jails: seconds from the opening of a sandbox to its readiness, with one and with
-``--live`` of them alive; a command and a reset, turn by turn, in each of these; and the memory of
-one that waits (its two processes; a page that N processes share counts as one Nth for each).
+Then, for warm jails and each number of ``--live`` (``--no-peers``: this alone): seconds from the opening of
+a sandbox to its readiness, with one and with so many of them alive; a command and a reset, turn by turn, in
+each of these; and the memory of one that waits (its two processes; a page that N processes share counts
+as one Nth for each). A number that this machine's free memory does not allow is left out, and said.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ TIMEOUT_SECONDS = 60.0
 BLOCK = 10
 SLOW_BLOCK = 2
 _MS = 1000
+ROOM_KIB = 8 * 1024  # for one; twice what one takes, for what they share is the less the fewer there are
 
 
 @contextmanager
@@ -194,12 +196,27 @@ def proportional_kib(pid: int) -> int:
     return 0
 
 
-def lives(folder: Path, live: int, starts: int, rounds: int) -> dict[str, dict[str, float]]:
-    """Starts, commands, resets and memory, with one and with ``live`` warm sandboxes alive."""
-    alone: list[float] = []
+def fits(live: int) -> bool:
+    """Whether so many leave half of the free memory."""
+    free_kib = next(
+        int(line.split()[1])
+        for line in Path("/proc/meminfo").read_text().splitlines()
+        if "MemAvailable" in line
+    )
+    return live * ROOM_KIB < free_kib / 2
+
+
+def alone(folder: Path, starts: int) -> dict[str, float]:
+    """Starts with one warm sandbox alive."""
+    seconds: list[float] = []
     for _ in range(starts):
-        with warm(folder, 1, alone):
+        with warm(folder, 1, seconds):
             pass
+    return describe(seconds)
+
+
+def crowd(folder: Path, live: int, starts: int, rounds: int) -> dict[str, dict[str, float]]:
+    """Starts, commands, resets and memory, with ``live`` warm sandboxes alive."""
     crowded: list[float] = []
     before = set(descendants(os.getpid()))
     with warm(folder, live, crowded) as sandboxes:
@@ -215,26 +232,39 @@ def lives(folder: Path, live: int, starts: int, rounds: int) -> dict[str, dict[s
             with warm(folder / "more", 1, crowded):
                 pass
     return {
-        "start, 1 live": describe(alone),
         f"start, {live} live": describe(crowded[live:]),
         f"action, {live} live": describe(actions),
         f"reset, {live} live": describe(resets),
-        "memory": {"mib_per_idle_sandbox": round(kib / 1024, 2)},
+        f"memory, {live} live": {"mib_per_idle_sandbox": round(kib / 1024, 2)},
     }
 
 
-def report(figures: dict[str, dict[str, float]], live: int) -> None:
+def report(figures: dict[str, dict[str, float]]) -> None:
     """Print the tables, then all figures as one line of JSON."""
     print(f"{'':<30}{'p50 ms':>10}{'p99 ms':>10}{'a second':>10}")
     for name, row in figures.items():
         if "p50_ms" in row:
             print(f"{name:<30}{row['p50_ms']:>10.2f}{row['p99_ms']:>10.2f}{row['per_second']:>10.1f}")
-    ours, crowd = figures["ours, warm"], figures[f"action, {live} live"]
     for name in ("mini-swe-agent, bubblewrap", "swe-rex execute, no jail", "swe-rex session, no jail"):
-        print(f"ours, warm : {name} = {ours['per_second'] / figures[name]['per_second']:.2f}")
-    print(f"p99 : p50 of an action with {live} live = {crowd['p99_ms'] / crowd['p50_ms']:.2f}")
-    print(f"memory of an idle sandbox = {figures['memory']['mib_per_idle_sandbox']:.2f} MiB")
+        if name in figures:
+            ratio = figures["ours, warm"]["per_second"] / figures[name]["per_second"]
+            print(f"ours, warm : {name} = {ratio:.2f}")
+    for name, row in figures.items():
+        if name.startswith("action, "):
+            print(f"p99 : p50 of an {name} = {row['p99_ms'] / row['p50_ms']:.2f}")
+        if "mib_per_idle_sandbox" in row:
+            print(f"{name}: {row['mib_per_idle_sandbox']:.2f} MiB for one that waits")
     print(json.dumps(figures))
+
+
+def against_peers(folder: Path, args: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """The actions of everybody."""
+    with peer_python(args.peer_python) as python:
+        peers = Peers(python)
+        try:
+            return actions(folder, peers, args.rounds)
+        finally:
+            peers.close()
 
 
 def main() -> None:
@@ -243,23 +273,27 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--live", type=int, default=64)
+    parser.add_argument("--live", type=int, nargs="+", default=[64])
     parser.add_argument("--starts", type=int, default=40)
     parser.add_argument("--peer-python", default="")
+    parser.add_argument("--no-peers", action="store_true")
     args = parser.parse_args()
     print(
         f"load of the machine before: {os.getloadavg()[0]:.1f}; {os.cpu_count()} processors", file=sys.stderr
     )
-    with peer_python(args.peer_python) as python, tempfile.TemporaryDirectory() as text:
+    figures: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         (folder / "more").mkdir()
-        peers = Peers(python)
-        try:
-            figures = actions(folder, peers, args.rounds)
-        finally:
-            peers.close()
-        figures |= lives(folder, args.live, args.starts, args.rounds)
-    report(figures, args.live)
+        if not args.no_peers:
+            figures |= against_peers(folder, args)
+        figures["start, 1 live"] = alone(folder, args.starts)
+        for live in args.live:
+            if fits(live):
+                figures |= crowd(folder, live, args.starts, args.rounds)
+            else:
+                print(f"{live} live: not measured, the free memory does not allow it")
+    report(figures)
     print(f"load of the machine after: {os.getloadavg()[0]:.1f}", file=sys.stderr)
 
 

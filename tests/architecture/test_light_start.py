@@ -31,6 +31,7 @@ SUB_VERBS = [
     ["cache", "prune"],
     ["sandbox", "selftest"],
     ["sandbox", "exec"],
+    ["sandbox", "conformance"],
     ["guard", "scan"],
     ["guard", "bench"],
 ]

@@ -44,6 +44,7 @@ def all_checks(progress: Callable[[str], None]) -> list[Finding]:
         Finding(check_memory(available_memory_bytes())),
         *check_cache(),
         *(Finding(check_package(name)) for name in TRAINING_PACKAGES),
+        *check_left_behind(),
         *check_sandboxes(progress),
         Finding(check_loopback()),
         *(Finding(check_program(name), is_required=False) for name in ("git", "make")),
@@ -135,6 +136,18 @@ def check_package(name: str) -> Check:
         return Check(name, True, importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
         return Check(name, False, "not installed; training needs it", _INSTALL)
+
+
+def check_left_behind() -> Iterator[Finding]:
+    """What killed processes left in the temporary folder goes, as it would with the next sandbox."""
+    if sys.platform != "linux":
+        return
+    from composer_replication.sandbox.process_folder import sweep
+
+    removed = sweep()
+    names = f" ({', '.join(folder.name for folder in removed[:3])})" if removed else ""
+    detail = f"folders of killed processes removed: {len(removed)}{names}"
+    yield Finding(Check("left behind", True, detail), is_required=False)
 
 
 def check_sandboxes(progress: Callable[[str], None]) -> Iterator[Finding]:

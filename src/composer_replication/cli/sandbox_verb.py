@@ -1,11 +1,16 @@
-"""``composer-rl sandbox``: prove that the jail holds, or run one command inside it."""
+"""``composer-rl sandbox``: prove that the jail holds, run one command inside it, or hold a backend to the contract."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+import importlib.util
+import io
+import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from composer_replication.errors import MissingError
 
 if TYPE_CHECKING:
     from composer_replication.records import ExecResult
@@ -23,9 +28,9 @@ _ACCEPT_HELP = (
 
 
 def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
-    """Add the verb with its two sub-verbs; ``common`` brings ``--json`` and ``--quiet``."""
+    """Add the verb with its sub-verbs; ``common`` brings ``--json`` and ``--quiet``."""
     parser = subparsers.add_parser(
-        "sandbox", help="test the jail, or run a command in it", description=__doc__
+        "sandbox", help="test the jail, run a command in it, or test a backend", description=__doc__
     )
     verbs = parser.add_subparsers(dest="sandbox_verb", metavar="VERB", required=True, title="verbs")
 
@@ -57,7 +62,18 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
         help="kill the command and all that it started after S seconds (default: %(default)g)",
     )
     execute.add_argument("command", metavar="CMD", nargs="+", help="after --: the program and its arguments")
-    for sub_verb in (selftest, execute):
+    conformance = verbs.add_parser(
+        "conformance",
+        parents=[common],
+        help="hold a backend to the contract",
+        description="Run the tests of the contract on a backend, for whoever writes one; needs pytest. The self-test comes "
+        "first: with a guard that does not hold only harmless tests run. Exit code 3 when the contract is not kept.",
+    )
+    conformance.add_argument("--backend", metavar="NAME", required=True, help=_BACKEND_HELP)
+    conformance.add_argument(
+        "--only", metavar="EXPRESSION", default="", help="tests whose names match, as pytest -k"
+    )
+    for sub_verb in (selftest, execute, conformance):
         sub_verb.add_argument(
             "--i-accept-no-isolation",
             metavar="GUARD",
@@ -76,19 +92,54 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 
     Returns:
         The result and the exit code. Of ``selftest``: ``backend``, ``ok``, ``checks``; of
-        ``exec``: ``exit_code``, ``stdout``, ``stderr``, ``timed_out``. Where guards were given up, both name
+        ``exec``: ``exit_code``, ``stdout``, ``stderr``, ``timed_out``; of ``conformance``: ``backend``, ``ok``,
+        ``unheld_guards`` (names), ``passed`` (a number), ``failed``, ``known_failures`` and ``not_run`` (tests with their reasons). Where guards were given up, both name
         them in ``accepted_no_isolation``; ``ok`` is about the others.
 
     Raises:
         UsageError: an unknown backend (CR0305), ``none`` without acceptance (CR0340), an unknown guard (CR0341).
         InputError: the tree cannot be copied (CR0307).
-        MissingError: no sandbox here (CR0301).
+        MissingError: no sandbox here (CR0301), no pytest (CR0101).
         SandboxFailure: the jail itself failed (CR0302, CR0304).
     """
     from composer_replication.sandbox.acceptance import accept
 
     accept(args.accepted)
+    if args.sandbox_verb == "conformance":
+        return _conformance(args)
     return _selftest(args.backend) if args.sandbox_verb == "selftest" else _execute(args)
+
+
+def _conformance(args: argparse.Namespace) -> tuple[dict[str, object], int]:
+    from contextlib import redirect_stdout
+
+    from composer_replication.sandbox import choose_backend
+
+    backend = choose_backend(args.backend)
+    check = backend.is_available()
+    if not check.ok:
+        raise MissingError("CR0301", check.detail, where=args.backend, fix=check.fix)
+    if importlib.util.find_spec("pytest") is None:
+        why = "the conformance suite needs pytest, which is not installed."
+        raise MissingError("CR0101", why, where="pytest", fix="pip install pytest")
+    from composer_replication.sandbox.conformance.suite import run_suite
+
+    with redirect_stdout(io.StringIO() if args.quiet or args.json else sys.stderr):
+        outcome = run_suite(args.backend, only=args.only)
+    result = {
+        "backend": backend.name,
+        "ok": outcome.is_conformant,
+        "unheld_guards": list(outcome.unheld),
+        "passed": len(outcome.passed),
+        "failed": _rows(outcome.failed),
+        "known_failures": _rows(outcome.known_failures),
+        "not_run": _rows(outcome.not_run),
+    }
+    return {**result, **_given_up()}, 0 if outcome.is_conformant else _SELFTEST_FAILED
+
+
+def _rows(reasons: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"test": test, "reason": reason} for test, reason in reasons.items()]
 
 
 def _selftest(name: str | None) -> tuple[dict[str, object], int]:
@@ -170,6 +221,8 @@ def _seconds(text: str) -> float:
 
 def render(result: dict[str, Any]) -> str:
     """What a person reads: a line for each check, or the output of the command."""
+    if "not_run" in result:
+        return _render_conformance(result)
     if "checks" in result:
         lines = [
             f"{'ok  ' if row['ok'] else 'FAIL'} {row['name']}: {row['detail']}" for row in result["checks"]
@@ -181,6 +234,17 @@ def render(result: dict[str, Any]) -> str:
     parts = [result["stdout"].rstrip("\n"), result["stderr"].rstrip("\n")]
     ending = "timed out" if result["timed_out"] else f"exit code {result['exit_code']}"
     return "\n".join([*(part for part in parts if part), f"[{ending}]", *_warning(result)])
+
+
+def _render_conformance(result: dict[str, Any]) -> str:
+    titles = {"failed": "FAILED", "known_failures": "known to fail", "not_run": "not run"}
+    lines = [
+        f"{title} {row['test']}: {row['reason']}" for key, title in titles.items() for row in result[key]
+    ]
+    verdict = "keeps" if result["ok"] else "does NOT keep"
+    counts = ", ".join(f"{len(result[key])} {title.lower()}" for key, title in titles.items())
+    sentence = f"The sandbox {result['backend']} {verdict} the contract: {result['passed']} passed, {counts}."
+    return "\n".join([*lines, sentence, *_warning(result)])
 
 
 def _warning(result: dict[str, Any]) -> list[str]:

@@ -7,7 +7,8 @@ gets a user namespace in which no further one can be made.
 
 Each command is started stopped (``--block-fd``): its limits are set and a handle on
 the first process of its process namespace is taken before it runs. Killing that first
-process makes the kernel kill every other one, however it daemonised.
+process makes the kernel kill every other one, however it daemonised. The command itself
+waits for a word of ours until the jail is bound to our life.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -26,10 +28,10 @@ from composer_replication.errors import MissingError
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import Check, ExecResult, SandboxSpec
 from composer_replication.sandbox.held_jail import START_SECONDS, HeldJail
-from composer_replication.sandbox.jailed_tree import STARTER, to_result
+from composer_replication.sandbox.jailed_tree import HELD_STARTER, failure, to_result
 from composer_replication.sandbox.local_sandbox import LocalSandbox
 from composer_replication.sandbox.mounts import MountPlan
-from composer_replication.sandbox.supervised_run import supervise
+from composer_replication.sandbox.supervised_run import read_until, supervise
 from composer_replication.sandbox.user_ids import private_uid
 
 _NUM_INIT_PROCESSES = 1
@@ -84,8 +86,10 @@ class BubblewrapSandbox(LocalSandbox):
             uid, gid = (self._uid, self._uid) if self._uid is not None else (os.getuid(), os.getgid())
             self._jailed.write_accounts(uid, gid)
             self._mounts = MountPlan(spec, self._jailed.scratch)
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if isinstance(error, OSError):
+                raise failure("CR0302", f"a jail cannot be prepared: {error.strerror or error}.") from error
             raise
 
     def _run(
@@ -99,18 +103,22 @@ class BubblewrapSandbox(LocalSandbox):
         ):
             jail.release(self._limits())
             jail.own_pipes(self._uid)
+            # By now the jail dies with us. Before, the signal for that is not asked for yet: a jail that
+            # we do not live to see must not run the command.
+            early = read_until(jail.process.stderr, marker.encode(), started + timeout_seconds)
             ended = supervise(
                 jail.process,
                 jail.kill,
-                stdin=stdin,
+                stdin=b"\n" + stdin,
                 timeout_seconds=max(0.001, timeout_seconds - (time.monotonic() - started)),
                 watched=self._jailed.watched(fresh, num_own_processes=_NUM_INIT_PROCESSES),
-                extra_bytes=len(marker),
+                early_stderr=early,
             )
+        ended = replace(ended, seconds=time.monotonic() - started)
         return to_result(ended, marker.encode(), self._jailed.limits, backend=Bubblewrap.name)
 
     def _command(self, argv: Sequence[str], env: Mapping[str, str], marker: str, fresh: Path) -> list[str]:
-        starter = ["/bin/sh", "-c", STARTER, "sandbox", marker, *argv]
+        starter = ["/bin/sh", "-c", HELD_STARTER, "sandbox", marker, *argv]
         if self._uid is not None:
             user = str(self._uid)
             drop = ["setpriv", "--reuid", user, "--regid", user, "--clear-groups"]

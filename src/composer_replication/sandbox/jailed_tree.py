@@ -18,6 +18,9 @@ from composer_replication.sandbox.supervised_run import Ended, Verdict, Watched
 # The marker tells the command's own exit from a failure of what leads to it.
 STARTER = 'printf %s "$1" >&2; shift; exec "$@"'
 
+# This one waits, too, for a line on its input: without the process that would write it nothing is started.
+HELD_STARTER = 'printf %s "$1" >&2; shift; read -r _ || exit 125; exec "$@"'
+
 
 def failure(code: str, message: str, where: str = "") -> SandboxFailure:
     """A failure of the jail, whose next step is always the self-test."""
@@ -32,7 +35,8 @@ class JailedTree:
         uid: the user id inside, or None when it is our own.
 
     Raises:
-        SandboxFailure: a path of the spec is missing or cannot be shown (CR0304).
+        SandboxFailure: a path of the spec is missing or cannot be shown, or the tree holds a device or
+            a socket (CR0304); there is no space for our own folder (CR0302).
     """
 
     def __init__(self, spec: SandboxSpec, uid: int | None) -> None:
@@ -45,7 +49,11 @@ class JailedTree:
         self._is_closed = False
         info = self.real_tree.stat()
         self._owner = None if uid is None else (info.st_uid, info.st_gid)
-        self.scratch = Scratch()
+        try:
+            self.scratch = Scratch()
+        except OSError as error:
+            why = f"no folder for a jail can be made: {error.strerror or error}."
+            raise failure("CR0302", why, str(error.filename or "")) from error
         try:
             for folder in (self.real_tree, *self.scratch.writable):
                 hand_over(folder, uid)

@@ -45,7 +45,13 @@ class LocalSandbox(ABC):
             raise ValueError("the command is empty")
         environment = self._jailed.check_call(argv, timeout_seconds, env)
         with self._jailed.running():
-            return self._run(argv, environment, stdin, timeout_seconds)
+            try:
+                return self._run(argv, environment, stdin, timeout_seconds)
+            except OSError as error:  # no space, no descriptor, no process: never the command's doing
+                why = f"the command cannot be run: {error.strerror or error}."
+                raise failure("CR0302", why, str(error.filename or self.tree)) from error
+            except RecursionError as error:
+                raise failure("CR0302", "the tree is too deep to be sent.", str(self.tree)) from error
 
     @abstractmethod
     def _run(

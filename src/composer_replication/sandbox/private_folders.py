@@ -21,6 +21,9 @@ from pathlib import Path
 from composer_replication.sandbox.process_folder import process_folder
 
 _BLOCK_BYTES = 4096
+_STAT_BLOCK_BYTES = 512
+_MOST_LEVELS = 200  # shutil.rmtree recurses, and Python's limit is 1,000
+_LONGEST_PATH = 3000  # of 4,096 bytes, with room for a name
 _SUBFOLDERS = ("home", "tmp")
 _FRESH = ("tmp", "shm")
 
@@ -35,11 +38,15 @@ class Scratch:
     def __init__(self) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="sandbox-", dir=process_folder()))
         self.home, self.tmp = (self.root / name for name in _SUBFOLDERS)
-        for folder in self.writable:
-            folder.mkdir(mode=0o700)
-        self.empty_folder = self.root / "empty"
-        self.empty_folder.mkdir(mode=0o555)
-        self.empty_file = self.write("empty_file", "")
+        try:
+            for folder in self.writable:
+                folder.mkdir(mode=0o700)
+            self.empty_folder = self.root / "empty"
+            self.empty_folder.mkdir(mode=0o555)
+            self.empty_file = self.write("empty_file", "")
+        except OSError:  # no space
+            self.remove()
+            raise
 
     @property
     def writable(self) -> tuple[Path, Path]:
@@ -76,9 +83,15 @@ def remove_folder(folder: Path) -> None:
     """Remove a folder whatever a jail left in it; no word if something stays."""
     with suppress(OSError):
         give_back(folder, None)
-    shutil.rmtree(folder, ignore_errors=True)
-    if folder.exists():  # deeper than Python's recursion limit
-        subprocess.run(["rm", "-rf", "--", str(folder)], check=False, capture_output=True)
+    with suppress(RecursionError):
+        shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        _remove_by_program(str(folder))
+
+
+def _remove_by_program(folder: str) -> None:
+    """For what is deeper than Python's recursion or longer than a path may be."""
+    subprocess.run(["rm", "-rf", "--", folder], check=False, capture_output=True)
 
 
 def _entries(root: Path) -> Iterator[tuple[str, os.stat_result]]:
@@ -95,30 +108,66 @@ def _entries(root: Path) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def hand_over(root: Path, uid: int | None) -> None:
-    """Make ``root`` writable for ``uid`` (None: as it is) and free of hard links.
+    """Make ``root`` writable for ``uid`` (None: as it is) and free of hard links and of set-user-id bits.
 
     A hard link would let the jail change a file that also lives elsewhere: it is
-    replaced by a copy.
+    replaced by a copy, holes and all.
+
+    Raises:
+        OSError: a device or a socket lies there, behind which is the machine or another process;
+            or something cannot be changed.
     """
     for path, info in _entries(root):
+        if kind := _door(info.st_mode):
+            raise OSError(f"{path} is a {kind}, and no jail may have one")
         if stat.S_ISREG(info.st_mode) and info.st_nlink > 1:
-            _replace_by_copy(path)
+            _replace_by_copy(path, is_sparse=info.st_blocks * _STAT_BLOCK_BYTES < info.st_size)
         if uid is not None:
             os.chown(path, uid, uid, follow_symlinks=False)
+        _drop_set_id(path, info.st_mode)
 
 
-def _replace_by_copy(path: str) -> None:
+def _door(mode: int) -> str:
+    """What leads out of a tree: the name of that kind of file, or nothing."""
+    if stat.S_ISSOCK(mode):
+        return "socket"
+    return "device" if stat.S_ISCHR(mode) or stat.S_ISBLK(mode) else ""
+
+
+def _drop_set_id(path: str, mode: int) -> None:
+    if stat.S_ISREG(mode) and mode & (stat.S_ISUID | stat.S_ISGID):
+        os.chmod(path, stat.S_IMODE(mode) & ~(stat.S_ISUID | stat.S_ISGID))
+
+
+def _replace_by_copy(path: str, *, is_sparse: bool) -> None:
     descriptor, temporary = tempfile.mkstemp(dir=os.path.dirname(path))
     os.close(descriptor)
-    shutil.copy2(path, temporary)
-    os.replace(temporary, path)
+    try:
+        if is_sparse:  # copied byte by byte a file of holes would fill the disk
+            command = ["cp", "--archive", "--sparse=always", "--no-target-directory", "--", path, temporary]
+            done = subprocess.run(command, capture_output=True, text=True, check=False, errors="replace")
+            if done.returncode != 0:
+                raise OSError(done.stderr.strip()[-300:] or f"cp: exit code {done.returncode}")
+        else:
+            shutil.copy2(path, temporary)
+        os.replace(temporary, path)
+    except OSError:
+        os.unlink(temporary)
+        raise
 
 
 def give_back(root: Path, owner: tuple[int, int] | None) -> None:
-    """Return ``root`` to ``owner`` and make its folders readable again, whatever their modes."""
-    queue = [str(root)]
+    """Return ``root`` to ``owner`` and make its folders readable again, whatever their modes.
+
+    Set-user-id bits and sockets that the jail made go: they would be ours now, or close the tree to the next jail.
+    So do folders below ``_MOST_LEVELS`` others or ``_LONGEST_PATH``: whoever removes the tree would fail on them.
+    """
+    queue = [(str(root), 0)]
     while queue:
-        folder = queue.pop()
+        folder, level = queue.pop()
+        if level > _MOST_LEVELS or len(os.fsencode(folder)) > _LONGEST_PATH:
+            _remove_by_program(folder)
+            continue
         if owner is not None:
             os.chown(folder, *owner, follow_symlinks=False)
         mode = os.lstat(folder).st_mode
@@ -127,9 +176,15 @@ def give_back(root: Path, owner: tuple[int, int] | None) -> None:
         with os.scandir(folder) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
-                    queue.append(entry.path)
-                elif owner is not None:
+                    queue.append((entry.path, level + 1))
+                    continue
+                mode = entry.stat(follow_symlinks=False).st_mode
+                if _door(mode):
+                    os.unlink(entry.path)
+                    continue
+                if owner is not None:
                     os.chown(entry.path, *owner, follow_symlinks=False)
+                _drop_set_id(entry.path, mode)
 
 
 def _reopen(folder: str) -> None:
@@ -161,7 +216,7 @@ def folder_bytes(roots: tuple[Path, ...], closed: AbstractSet[str] = frozenset()
                 for entry in entries:
                     with suppress(FileNotFoundError):
                         info = entry.stat(follow_symlinks=False)
-                        total += max(info.st_blocks * 512, _BLOCK_BYTES)
+                        total += max(info.st_blocks * _STAT_BLOCK_BYTES, _BLOCK_BYTES)
                         if stat.S_ISDIR(info.st_mode) and entry.path not in closed:
                             queue.append(entry.path)
         except OSError as error:

@@ -2,7 +2,8 @@
 
 Every tree that is judged and every jail's home lies below it. The process holds a lock on
 the folder that dies with it, whatever kills it; the next process that needs such a folder
-removes those that nobody holds.
+removes those that nobody holds, and ends the jails that name them. A folder gets its name
+once it is locked, so one of that name without a lock has no owner any more.
 """
 
 from __future__ import annotations
@@ -11,15 +12,21 @@ import atexit
 import fcntl
 import os
 import shutil
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from composer_replication.sandbox.process_tree import end_processes_naming
+
 PREFIX = "composer-rl-scratch-"
 BAIT_PREFIX = "composer-rl-bait-"  # must be reachable by other users, so it stands on its own
-_YOUNG_SECONDS = 60.0  # a folder is made a moment before it is locked
+NEW_PREFIX = "composer-rl-new-"
+_NEW_SECONDS = 60.0  # a folder is made a moment before it is locked
+_NUM_TRIES = 3
+_JAIL = "bwrap"
 _own: dict[int, Path] = {}
 
 
@@ -33,11 +40,34 @@ def process_folder() -> Path:
     folder = _own.get(pid)
     if folder is None or not folder.is_dir():
         sweep()
-        folder = Path(tempfile.mkdtemp(prefix=PREFIX)).resolve()
-        hold(folder)
+        folder, _ = make_held_folder(PREFIX)
         _own[pid] = folder
         atexit.register(_remove_at_exit, pid, folder)
     return folder
+
+
+def make_held_folder(prefix: str, parent: str | None = None) -> tuple[Path, int]:
+    """A new folder that ``sweep`` leaves alone as long as this process lives, and the descriptor that holds it.
+
+    Args:
+        prefix: ``PREFIX`` or ``BAIT_PREFIX``.
+        parent: where; by default the system's temporary folder.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    for _ in range(_NUM_TRIES):
+        made = Path(tempfile.mkdtemp(prefix=NEW_PREFIX, dir=parent)).resolve()
+        folder = made.with_name(prefix + made.name.removeprefix(NEW_PREFIX))
+        with suppress(FileNotFoundError):  # we slept so long that a sweep took it for abandoned
+            descriptor = hold(made)
+            try:
+                made.rename(folder)
+            except BaseException:
+                os.close(descriptor)
+                raise
+            return folder, descriptor
+    raise FileNotFoundError(f"somebody keeps removing the new folders in {made.parent}")
 
 
 def hold(folder: Path) -> int:
@@ -48,22 +78,19 @@ def hold(folder: Path) -> int:
 
 
 def sweep() -> list[Path]:
-    """Remove our folders that a killed process left in the temporary folder; returns them."""
-    removed = []
-    for folder in abandoned_folders():
-        shutil.rmtree(folder, ignore_errors=True)
-        if not folder.exists():
-            removed.append(folder)
-    return removed
+    """Remove what killed processes left in the temporary folder, jails too; returns the folders."""
+    return [folder for folder in abandoned_folders() if remove_abandoned(folder)]
 
 
 def abandoned_folders() -> Iterator[Path]:
     """Our folders in the temporary folder whose process is gone; each is locked while it is looked at."""
     root = Path(tempfile.gettempdir())
-    for folder in (*root.glob(f"{PREFIX}*"), *root.glob(f"{BAIT_PREFIX}*")):
-        with suppress(OSError):  # somebody else's, or gone by now
+    for folder in (*root.glob(f"{PREFIX}*"), *root.glob(f"{BAIT_PREFIX}*"), *root.glob(f"{NEW_PREFIX}*")):
+        with suppress(OSError):  # somebody else's, held, or gone by now
             info = folder.lstat()
-            if info.st_uid != os.getuid() or time.time() - info.st_mtime < _YOUNG_SECONDS:
+            if info.st_uid != os.getuid():
+                continue
+            if folder.name.startswith(NEW_PREFIX) and time.time() - info.st_mtime < _NEW_SECONDS:
                 continue
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
@@ -73,6 +100,30 @@ def abandoned_folders() -> Iterator[Path]:
                 os.close(descriptor)
 
 
+def remove_abandoned(folder: Path) -> bool:
+    """End the jails whose folders lie in this one and remove it, whatever they left in it; True when it is gone.
+
+    A jail ends with the process that started it. One whose start that process did not live to
+    see is missed by the kernel's signal and sits there; it is known by its command line.
+    """
+    end_processes_naming(str(folder.resolve()), program=_JAIL)
+    return _remove(folder)
+
+
+def _remove(folder: Path) -> bool:
+    with suppress(RecursionError):
+        shutil.rmtree(folder, ignore_errors=True)
+    for command in (
+        ["rm", "-rf"],
+        ["chmod", "-R", "u+rwX"],
+        ["rm", "-rf"],
+    ):  # too deep for us; closed folders
+        if not folder.exists():
+            return True
+        subprocess.run([*command, "--", str(folder)], check=False, capture_output=True)
+    return not folder.exists()
+
+
 def _remove_at_exit(pid: int, folder: Path) -> None:
     if os.getpid() == pid:
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import stat
 import time
@@ -76,6 +77,42 @@ def kill_descendants(root: int, *, patience_seconds: float = 5.0) -> bool:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.002)
+
+
+def end_processes_naming(path: str, *, program: str, patience_seconds: float = 5.0) -> int:
+    """Kill every process that was started as ``program`` with something below ``path`` among its arguments.
+
+    Returns how many there were; waits until they are gone. A process is looked at and signalled
+    through one handle, so that none is hit which took over the number of another.
+    """
+    handles: list[int] = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or not _names(int(name), path, program):
+            continue
+        with suppress(OSError):  # gone, or somebody else's
+            handle = os.pidfd_open(int(name))
+            if _names(int(name), path, program):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+                handles.append(handle)
+            else:
+                os.close(handle)
+    deadline = time.monotonic() + patience_seconds
+    for handle in handles:
+        poller = select.poll()
+        poller.register(handle, select.POLLIN)
+        poller.poll(max(0.0, deadline - time.monotonic()) * 1000)
+        os.close(handle)
+    return len(handles)
+
+
+def _names(pid: int, path: str, program: str) -> bool:
+    with suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        start = os.fsencode(path) + b"/"
+        return os.path.basename(words[0]) == program.encode() and any(
+            word.startswith(start) for word in words[1:]
+        )
+    return False
 
 
 def _sum_fields(path: str, names: tuple[str, ...]) -> int:

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from composer_replication.sandbox.process_folder import BAIT_PREFIX, hold
+from composer_replication.sandbox.process_folder import BAIT_PREFIX, make_held_folder
 
 _SOME = 3
 _HEAD_BYTES = 1 << 16
@@ -26,8 +26,7 @@ class Bait:
 
     def __init__(self) -> None:
         self.word = f"secret-{secrets.token_hex(12)}"
-        self.root = Path(tempfile.mkdtemp(prefix=BAIT_PREFIX, dir=_short_folder())).resolve()
-        self._held = hold(self.root)
+        self.root, self._held = make_held_folder(BAIT_PREFIX, _short_folder())
         self.secret = self._file("outside/secret.txt")
         self.shown = self.root / "shown"
         self.neighbour = self._file("shown/inner/neighbour.txt")

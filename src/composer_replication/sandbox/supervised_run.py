@@ -9,6 +9,7 @@ kept, so that neither a full pipe nor a gigabyte of output can hurt.
 from __future__ import annotations
 
 import os
+import select
 import selectors
 import threading
 import time
@@ -248,6 +249,28 @@ class _Run:
                 self.stdin.close()
 
 
+def read_until(pipe: Pipe | None, marker: bytes, deadline: float) -> bytes:
+    """What comes from ``pipe`` up to and with ``marker``, after which its writer waits for us.
+
+    Less when it is at its end, when ``deadline`` (of ``time.monotonic``) is over, or inside ``runs_interrupted``:
+    whoever goes on with it finds out which.
+    """
+    assert pipe is not None
+    found = b""
+    poller = select.poll()
+    poller.register(pipe.fileno(), select.POLLIN)
+    while marker not in found and not is_interrupted():
+        pause = min(deadline - time.monotonic(), _WATCH_SECONDS)
+        if pause <= 0:
+            break
+        if poller.poll(pause * 1000):
+            chunk = os.read(pipe.fileno(), _CHUNK_BYTES)
+            if not chunk:
+                break
+            found += chunk
+    return found
+
+
 def supervise(
     process: Supervised,
     kill_tree: Callable[[], None],
@@ -256,6 +279,7 @@ def supervise(
     timeout_seconds: float,
     watched: Watched,
     extra_bytes: int = 0,
+    early_stderr: bytes = b"",
     end_descriptor: int | None = None,
 ) -> Ended:
     """Wait for ``process`` and leave nothing of its tree alive, whatever happens.
@@ -267,6 +291,7 @@ def supervise(
         timeout_seconds: above 0.
         watched: limits and folders.
         extra_bytes: room in each stream for our own marker.
+        early_stderr: what ``read_until`` has taken from its errors already; kept besides ``output_bytes``.
         end_descriptor: becomes readable when it has ended; by default we look at the process itself.
 
     Raises:
@@ -278,6 +303,8 @@ def supervise(
     except BaseException:
         kill_tree()
         raise
+    run.streams[1].kept += early_stderr
+    run.streams[1].keep_bytes += len(early_stderr)
     try:
         try:
             verdict = run.wait(started + timeout_seconds)

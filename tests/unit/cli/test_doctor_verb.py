@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from composer_replication.cli.main import main
 from composer_replication.errors import MissingError
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import Check, SandboxSpec
+from composer_replication.sandbox.process_folder import PREFIX, make_held_folder
 
 GOOD, BAD = Check("good", True, "fine"), Check("bad", False, "broken", "mend it")
 
@@ -213,3 +215,18 @@ def test_programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_findings_are_required_unless_said_otherwise() -> None:
     values: dict[str, Any] = {"check": GOOD}
     assert Finding(**values).is_required
+
+
+def test_what_killed_processes_left_is_removed_and_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    _, descriptor = make_held_folder(PREFIX)
+    (said,) = machine_checks.check_left_behind()
+    assert (said.check.ok, said.is_required) == (True, False)
+    assert said.check.detail == "folders of killed processes removed: 0"
+    os.close(descriptor)
+    (left,) = tmp_path.iterdir()
+    (said,) = machine_checks.check_left_behind()
+    assert said.check.detail == f"folders of killed processes removed: 1 ({left.name})"
+    assert list(tmp_path.iterdir()) == []

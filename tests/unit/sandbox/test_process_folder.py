@@ -6,9 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
+import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,6 @@ from composer_replication.sandbox.process_folder import process_folder
 print(process_folder(), flush=True)
 time.sleep(float(sys.argv[1]))
 """
-OLD = 1000.0
 
 Start = Callable[[float], tuple["subprocess.Popen[str]", Path]]
 
@@ -41,11 +39,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         )
         running.append(process)
         assert process.stdout is not None
-        folder = Path(process.stdout.readline().strip())
-        old = time.time() - OLD
-        with suppress(FileNotFoundError):  # one that holds it for no time has ended by now
-            os.utime(folder, (old, old))
-        return process, folder
+        return process, Path(process.stdout.readline().strip())
 
     yield begin
     for process in running:
@@ -60,8 +54,113 @@ def test_a_killed_process_is_swept_and_a_living_one_is_not(start: Start) -> None
     killed.send_signal(signal.SIGKILL)
     killed.wait()
     assert (left / "left").is_file()
+    os.utime(held, (0, 0))  # however old it looks
     assert module.sweep() == [left]
     assert (held / "left").is_file()
+
+
+def test_a_folder_has_its_name_only_once_it_is_held(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a sweep of another process sees in between, it takes nothing."""
+    seen: list[list[str]] = []
+    hold = module.hold
+
+    def sweep_first(folder: Path) -> int:
+        seen.append([path.name for path in module.sweep()])
+        descriptor = hold(folder)
+        seen.append([path.name for path in module.sweep()])
+        return descriptor
+
+    monkeypatch.setattr(module, "hold", sweep_first)
+    folder, descriptor = module.make_held_folder(module.PREFIX)
+    assert seen == [[], []]
+    assert module.sweep() == []
+    assert folder.is_dir()
+    os.close(descriptor)
+    assert module.sweep() == [folder]
+
+
+def test_a_folder_that_is_taken_before_it_is_held_is_made_again(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that slept for an hour between the two."""
+    hold = module.hold
+    monkeypatch.setattr(module, "hold", lambda folder: (folder.rmdir(), monkeypatch.undo(), hold(folder))[2])
+    monkeypatch.setattr(module.tempfile, "tempdir", str(tmp_path))
+    folder, descriptor = module.make_held_folder(module.PREFIX, str(tmp_path))
+    os.close(descriptor)
+    assert folder.is_dir()
+
+
+def test_a_jail_that_nobody_owns_is_ended_and_others_are_not(start: Start) -> None:
+    killed, left = start(600)
+    _, held = start(600)
+    sleeper = ["-c", "import time; print(flush=True); time.sleep(600)"]
+    started = [
+        subprocess.Popen([name, *sleeper, path], executable=sys.executable, stdout=subprocess.PIPE)
+        for name, path in (
+            ("bwrap", f"{left}/sandbox-x/home"),
+            ("bwrap", f"{held}/sandbox-x/home"),
+            ("bwrap", f"{left}-of-another/home"),
+            ("ls", f"{left}/sandbox-x/home"),
+        )
+    ]
+    try:
+        for process in started:
+            assert process.stdout is not None
+            process.stdout.readline()
+        assert module.sweep() == []
+        assert [process.poll() for process in started] == [None] * 4
+        killed.kill()
+        killed.wait()
+        assert module.sweep() == [left]
+        assert started[0].wait() == -signal.SIGKILL
+        assert [process.poll() for process in started[1:]] == [None] * 3
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+
+
+def test_what_is_deeper_than_a_recursion_goes(start: Start, tmp_path: Path) -> None:
+    folder, descriptor = module.make_held_folder(module.PREFIX)
+    here = os.open(folder, os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("d", dir_fd=here)
+        below = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    os.close(descriptor)
+    assert module.sweep() == [folder]
+    assert not folder.exists()
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0, reason="a folder is closed to an ordinary user only; here we become one"
+)
+def test_folders_that_a_jail_closed_go() -> None:
+    with tempfile.TemporaryDirectory() as text:  # the tests' own is closed to others
+        folder = Path(text) / "left"
+        (folder / "a" / "b").mkdir(parents=True)
+        (folder / "a" / "b" / "file").touch()
+        for path in (Path(text), folder, folder / "a", folder / "a" / "b", folder / "a" / "b" / "file"):
+            os.chown(path, 64123, 64123)
+        (folder / "a" / "b").chmod(0)
+        (folder / "a").chmod(0)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                os.setgroups([])
+                os.setresgid(64123, 64123, 64123)
+                os.setresuid(64123, 64123, 64123)
+                code = 0 if module.remove_abandoned(folder) else 2
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert not folder.exists()
 
 
 def test_a_process_that_ends_leaves_nothing(start: Start) -> None:
@@ -72,7 +171,7 @@ def test_a_process_that_ends_leaves_nothing(start: Start) -> None:
 
 
 def test_a_folder_that_is_just_made_stays(start: Start, tmp_path: Path) -> None:
-    young = tmp_path / f"{module.PREFIX}young"
+    young = tmp_path / f"{module.NEW_PREFIX}young"
     young.mkdir()
     assert module.sweep() == []
     os.utime(young, (0, 0))

@@ -211,11 +211,10 @@ def test_a_reader_that_waits_for_a_removal_learns_that_the_entry_is_gone(cache: 
 
 
 def test_scratch_folders_of_killed_processes_go(cache: Path, tmp_path: Path) -> None:
-    old = time.time() - 1000
-    left, young = (tmp_path / "tmp" / f"{process_folder.PREFIX}{name}" for name in ("left", "young"))
+    left = tmp_path / "tmp" / f"{process_folder.PREFIX}left"
+    young = tmp_path / "tmp" / f"{process_folder.NEW_PREFIX}young"
     for folder in (left, young):
         put(folder / "tree" / "file", 128)
-    os.utime(left, (old, old))
     planned = prune(cache, is_dry_run=True)
     assert [entry.path for entry in planned.removed if entry.kind == "scratch"] == [left]
     assert left.is_dir()

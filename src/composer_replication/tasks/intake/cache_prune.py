@@ -18,7 +18,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from composer_replication.sandbox.process_folder import abandoned_folders
+from composer_replication.sandbox.process_folder import abandoned_folders, remove_abandoned
 
 SECONDS_PER_DAY = 86400.0
 SCRATCH = "scratch"
@@ -233,8 +233,6 @@ def _remove_scratch(*, is_dry_run: bool) -> Sequence[CacheEntry]:
     removed = []
     for path in abandoned_folders():
         entry = CacheEntry(SCRATCH, path, tree_bytes(path))
-        if not is_dry_run:
-            shutil.rmtree(path, ignore_errors=True)
-        if is_dry_run or not path.exists():
+        if is_dry_run or remove_abandoned(path):
             removed.append(entry)
     return removed

@@ -1,41 +1,30 @@
-"""Files and snapshots of a sandbox, for every backend that works on this machine."""
+"""Files and snapshots of a sandbox."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from composer_replication.errors import SandboxFailure, SandboxFileError
-from composer_replication.interfaces import Sandbox, SandboxBackend
-from composer_replication.records import FileEntry, SandboxSpec
-
-LONG = 60.0
-
-
-@pytest.fixture
-def jail(backend: SandboxBackend, tmp_path: Path) -> Iterator[Sandbox]:
-    tree = tmp_path / "tree"
-    tree.mkdir()
-    (tmp_path / "secret").write_text("hush")
-    with backend.open(SandboxSpec(tree)) as sandbox:
-        yield sandbox
+from composer_replication.interfaces import Sandbox
+from composer_replication.records import FileEntry
+from composer_replication.sandbox.conformance.programs import LONG_SECONDS
 
 
 def test_what_is_written_is_read_inside_and_outside(jail: Sandbox) -> None:
     data = bytes(range(256)) * 3
     jail.write_file("a/b c/é.bin", data)
     assert jail.read_file("a/b c/é.bin") == data
-    assert jail.exec(["cksum", "a/b c/é.bin"], timeout_seconds=LONG).stdout.split()[1] == "768"
+    assert jail.exec(["cksum", "a/b c/é.bin"], timeout_seconds=LONG_SECONDS).stdout.split()[1] == "768"
     assert jail.read_file("a/b c/é.bin", max_bytes=4) == b"\0\1\2\3"
 
 
 def test_a_written_file_belongs_to_the_user_inside(jail: Sandbox) -> None:
     jail.write_file("new/run", b"#!/bin/sh\necho it ran\n", is_executable=True)
     assert (
-        jail.exec("./new/run; echo x >> new/run; echo y > new/other", timeout_seconds=LONG).stdout
+        jail.exec("./new/run; echo x >> new/run; echo y > new/other", timeout_seconds=LONG_SECONDS).stdout
         == "it ran\n"
     )
     assert jail.read_file("new/other") == b"y\n"
@@ -49,7 +38,10 @@ def test_writing_replaces_and_leaves_nothing_beside(jail: Sandbox) -> None:
 
 
 def test_everything_is_listed_sorted_and_links_are_not_followed(jail: Sandbox) -> None:
-    jail.exec("mkdir -p d/e; printf abc > d/e/f; ln -s / out; mkfifo pipe; chmod 700 d", timeout_seconds=LONG)
+    jail.exec(
+        "mkdir -p d/e; printf abc > d/e/f; ln -s / out; mkfifo pipe; chmod 700 d",
+        timeout_seconds=LONG_SECONDS,
+    )
     found = jail.list_files()
     assert [(entry.path, entry.kind) for entry in found] == [
         ("d", "folder"), ("d/e", "folder"), ("d/e/f", "file"), ("out", "link"), ("pipe", "other"),
@@ -62,7 +54,7 @@ def test_everything_is_listed_sorted_and_links_are_not_followed(jail: Sandbox) -
 def test_links_inside_are_followed(jail: Sandbox) -> None:
     jail.exec(
         ["sh", "-c", 'mkdir d; echo x > d/f; ln -s d e; ln -s "$PWD/d/f" g; ln -s ../e/f d/h'],
-        timeout_seconds=LONG,
+        timeout_seconds=LONG_SECONDS,
     )
     assert [jail.read_file(path) for path in ("e/f", "g", "d/h", "e/../d/f", "./d//f")] == [b"x\n"] * 5
 
@@ -71,7 +63,7 @@ def test_links_inside_are_followed(jail: Sandbox) -> None:
     "path", ["../secret", "out", "up/secret", "d/../../secret", "/etc/passwd", "abs/passwd"]
 )
 def test_nothing_leads_out_of_the_tree(jail: Sandbox, path: str) -> None:
-    jail.exec("mkdir d; ln -s ../secret out; ln -s .. up; ln -s /etc abs", timeout_seconds=LONG)
+    jail.exec("mkdir d; ln -s ../secret out; ln -s .. up; ln -s /etc abs", timeout_seconds=LONG_SECONDS)
     with pytest.raises(SandboxFileError, match="out of the tree") as error:
         jail.read_file(path)
     assert error.value.code == "CR0309"
@@ -93,13 +85,13 @@ def test_nothing_leads_out_of_the_tree(jail: Sandbox, path: str) -> None:
     ],
 )
 def test_what_cannot_be_read_is_one_sentence(jail: Sandbox, path: str, why: str) -> None:
-    jail.exec("mkdir d; mkfifo pipe; ln -s loop loop; echo > f", timeout_seconds=LONG)
+    jail.exec("mkdir d; mkfifo pipe; ln -s loop loop; echo > f", timeout_seconds=LONG_SECONDS)
     with pytest.raises(SandboxFileError, match=f"(?i){why}"):
         jail.read_file(path)
 
 
 def test_a_folder_is_not_overwritten(jail: Sandbox) -> None:
-    jail.exec("mkdir d", timeout_seconds=LONG)
+    jail.exec("mkdir d", timeout_seconds=LONG_SECONDS)
     with pytest.raises(SandboxFileError):
         jail.write_file("d", b"x")
     assert [entry.path for entry in jail.list_files()] == ["d"]
@@ -107,7 +99,7 @@ def test_a_folder_is_not_overwritten(jail: Sandbox) -> None:
 
 def test_a_folder_that_is_swapped_for_a_link_leads_nowhere(jail: Sandbox) -> None:
     """The jail races us: d is a folder, then a link to the folder with the secret, and back."""
-    jail.exec("mkdir real; echo inside > real/secret; ln -s real d", timeout_seconds=LONG)
+    jail.exec("mkdir real; echo inside > real/secret; ln -s real d", timeout_seconds=LONG_SECONDS)
     race = "for i in $(seq 400); do ln -sfn .. t && mv -T t d; ln -sfn real t && mv -T t d; done"
     runner = threading.Thread(target=lambda: jail.exec(race, timeout_seconds=20))
     runner.start()
@@ -122,19 +114,21 @@ def test_a_folder_that_is_swapped_for_a_link_leads_nowhere(jail: Sandbox) -> Non
 
 
 def test_a_snapshot_brings_everything_back(jail: Sandbox) -> None:
-    jail.exec("mkdir d; echo one > d/f; chmod 751 d/f; ln -s d/f l; mkdir empty", timeout_seconds=LONG)
+    jail.exec(
+        "mkdir d; echo one > d/f; chmod 751 d/f; ln -s d/f l; mkdir empty", timeout_seconds=LONG_SECONDS
+    )
     before = jail.list_files(), jail.read_file("d/f")
     first = jail.snapshot()
     jail.exec(
         "rm -r d empty l; mkdir l; echo two > l/x; mkdir -p c/c/c; chmod 0 c/c; touch '.-hidden'",
-        timeout_seconds=LONG,
+        timeout_seconds=LONG_SECONDS,
     )
     second = jail.snapshot()
     for _ in range(2):
         jail.restore(first)
         assert (jail.list_files(), jail.read_file("d/f")) == before
         assert (jail.tree / "l").readlink() == Path("d/f")
-    assert jail.exec("echo more >> d/f && cat d/f", timeout_seconds=LONG).stdout == "one\nmore\n"
+    assert jail.exec("echo more >> d/f && cat d/f", timeout_seconds=LONG_SECONDS).stdout == "one\nmore\n"
     jail.restore(second)
     assert jail.read_file("l/x") == b"two\n"
 
@@ -142,16 +136,16 @@ def test_a_snapshot_brings_everything_back(jail: Sandbox) -> None:
 def test_a_snapshot_is_not_seen_inside(jail: Sandbox) -> None:
     jail.write_file("marked", b"needle-in-the-snapshot")
     jail.snapshot()
-    jail.exec("rm marked", timeout_seconds=LONG)
+    jail.exec("rm marked", timeout_seconds=LONG_SECONDS)
     found = jail.exec(
-        'grep -rls needle-in-the "$HOME" "$TMPDIR" "$HOME/.." . 2>/dev/null', timeout_seconds=LONG
+        'grep -rls needle-in-the "$HOME" "$TMPDIR" "$HOME/.." . 2>/dev/null', timeout_seconds=LONG_SECONDS
     )
     assert found.stdout == ""
 
 
 def test_a_snapshot_waits_for_the_command_that_runs(jail: Sandbox) -> None:
     runner = threading.Thread(
-        target=lambda: jail.exec("touch began; sleep 1; echo done > f", timeout_seconds=LONG)
+        target=lambda: jail.exec("touch began; sleep 1; echo done > f", timeout_seconds=LONG_SECONDS)
     )
     runner.start()
     while not (jail.tree / "began").exists():

@@ -1,0 +1,197 @@
+"""What a run of sandboxes left on this machine, by kind; and one planted leak of each kind, to see that it is seen."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from composer_replication.sandbox.process_tree import descendants
+
+KINDS = ("processes", "mounts", "cgroups", "folders", "sockets", "shared memory")
+_SYSTEM_FOLDERS = (Path("/tmp"), Path("/var/tmp"))
+_SHARED_MEMORY = Path("/dev/shm")
+_CGROUPS = Path("/sys/fs/cgroup")
+_TABLES = ("shm", "sem", "msg")
+_PR_SET_CHILD_SUBREAPER = 36
+_IPC_CREATE, _IPC_REMOVE = 0o1600, 0
+_PAUSE_SECONDS = 0.02
+
+
+class Leftovers:
+    """Counts what belongs to one run and is still there.
+
+    Ours is a process that descends from this one (orphans come to us: we make ourselves their subreaper)
+    or whose arguments, variables or mounts name the token; a mount or unix socket whose line names it; an entry
+    of ``folder``, and an entry of the system's temporary folders whose name holds it. Control groups and
+    System V memory have no such name: what was not there at the start counts.
+
+    Args:
+        token: a word that nothing else on this machine has.
+        folder: the temporary folder of the run, whose name holds the token.
+    """
+
+    def __init__(self, token: str, folder: Path) -> None:
+        self.token = token
+        self.folder = folder
+        if ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+            raise OSError("orphans cannot be made ours")
+        self._cgroups = _cgroups()
+        self._segments = _segments()
+
+    def found(self) -> dict[str, list[str]]:
+        """What is there now, by kind; dead processes do not count."""
+        return {
+            "processes": self._processes(),
+            "mounts": self._lines("/proc/self/mountinfo"),
+            "cgroups": sorted(_cgroups() - self._cgroups),
+            "folders": self._entries(),
+            "sockets": self._lines("/proc/net/unix"),
+            "shared memory": sorted(_segments() - self._segments) + self._named(_SHARED_MEMORY),
+        }
+
+    def settled(self, patience_seconds: float) -> dict[str, list[str]]:
+        """The same, once no process is left or patience is over: a killed process needs a moment to die."""
+        deadline = time.monotonic() + patience_seconds
+        while self._processes() and time.monotonic() < deadline:
+            time.sleep(_PAUSE_SECONDS)
+        return self.found()
+
+    def _processes(self) -> list[str]:
+        collect()
+        token = self.token.encode()
+        ours = set(descendants(os.getpid()))
+        for name in (entry.name for entry in Path("/proc").iterdir()):
+            if name.isdigit() and int(name) not in {*ours, os.getpid()}:
+                with suppress(OSError):
+                    files = (Path(f"/proc/{name}/{file}") for file in ("cmdline", "environ", "mountinfo"))
+                    if any(token in file.read_bytes() for file in files):
+                        ours.add(int(name))
+        return [f"{pid} {text}" for pid in sorted(ours) if (text := _living(pid))]
+
+    def _lines(self, file: str) -> list[str]:
+        return [line for line in Path(file).read_text(errors="replace").splitlines() if self.token in line]
+
+    def _entries(self) -> list[str]:
+        found = [str(path) for path in self.folder.iterdir()] if self.folder.is_dir() else []
+        return found + [name for place in _SYSTEM_FOLDERS for name in self._named(place)]
+
+    def _named(self, place: Path) -> list[str]:
+        inside = place.iterdir() if place.is_dir() else iter(())
+        return [str(path) for path in inside if self.token in path.name and path != self.folder]
+
+
+def collect() -> dict[int, int]:
+    """Take the exit codes of all dead children, orphans that came to us too, by process id."""
+    codes: dict[int, int] = {}
+    with suppress(ChildProcessError):
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            codes[found[0]] = os.waitstatus_to_exitcode(found[1])
+    return codes
+
+
+def _living(pid: int) -> str:
+    """The command line of a process, or its name; empty for a dead one."""
+    with suppress(OSError):
+        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+        if state not in "ZX":
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            return words.strip()[:200] or Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
+
+
+def _cgroups() -> set[str]:
+    return {place for place, _, _ in os.walk(_CGROUPS)}
+
+
+def _segments() -> set[str]:
+    found = set()
+    for table in _TABLES:
+        with suppress(OSError):
+            rows = Path(f"/proc/sysvipc/{table}").read_text().splitlines()[1:]
+            found |= {f"{table} {row.split()[1]}" for row in rows}
+    return found
+
+
+# One leak of each kind. A function plants it and gives what takes it away; OSError where it may not be planted.
+
+
+def _process(token: str, _: Path) -> Callable[[], None]:
+    code = f"setsid sh -c ': {token}; sleep 600' >/dev/null 2>&1 & echo $!"
+    pid = int(subprocess.run(["sh", "-c", code], capture_output=True, check=True, text=True).stdout)
+    return lambda: os.killpg(pid, signal.SIGKILL)
+
+
+def _mount(token: str, folder: Path) -> Callable[[], None]:
+    place = folder / "mounted"
+    place.mkdir()
+    try:
+        command = ["mount", "-t", "tmpfs", f"leak-{token}", str(place)]
+        if subprocess.run(command, capture_output=True, check=False).returncode != 0:
+            raise PermissionError("no mount")
+    except OSError:
+        place.rmdir()
+        raise
+
+    def undo() -> None:
+        subprocess.run(["umount", str(place)], check=True)
+        place.rmdir()
+
+    return undo
+
+
+def _cgroup(token: str, _: Path) -> Callable[[], None]:
+    for controller in (_CGROUPS, *sorted(_CGROUPS.iterdir())):
+        group = controller / f"leak-{token}"
+        with suppress(OSError):
+            group.mkdir()
+            return group.rmdir
+    raise PermissionError("no control group")
+
+
+def _folder(token: str, folder: Path) -> Callable[[], None]:
+    place = folder / f"leak-{token}"
+    place.mkdir()
+    return place.rmdir
+
+
+def _socket(token: str, _: Path) -> Callable[[], None]:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(f"\0leak-{token}")
+    return listener.close
+
+
+def _segment(_token: str, _: Path) -> Callable[[], None]:
+    library = ctypes.CDLL(None)
+    number = library.shmget(0, 4096, _IPC_CREATE)
+    if number < 0:
+        raise PermissionError("no shared memory")
+    return lambda: library.shmctl(number, _IPC_REMOVE, None)
+
+
+_PLANTS: dict[str, Callable[[str, Path], Callable[[], None]]] = {
+    "processes": _process,
+    "mounts": _mount,
+    "cgroups": _cgroup,
+    "folders": _folder,
+    "sockets": _socket,
+    "shared memory": _segment,
+}
+
+
+@contextmanager
+def planted(kind: str, token: str, folder: Path) -> Iterator[None]:
+    """One leak of this kind, for as long as the block.
+
+    Raises:
+        OSError: this user may not make one here (mounts and control groups need root).
+    """
+    with ExitStack() as stack:
+        stack.callback(_PLANTS[kind](token, folder))
+        yield

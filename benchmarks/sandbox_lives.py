@@ -1,0 +1,278 @@
+"""Many lives of sandboxes whose owners are killed at random moments, and what is left afterwards: nothing.
+
+    python benchmarks/sandbox_lives.py [--lives 10000] [--backends bubblewrap,bubblewrap-warm,sandlock]
+        [--lives-of-a-parent 10] [--killed-share 0.5] [--at-once 2] [--seed 0] [--minutes M]
+        [--plant KIND]
+
+A life is a sandbox that is opened, runs one or two commands that leave a daemon, files, closed folders, pipes,
+sockets and shared memory behind, and is closed. A parent process lives some of them one after the other;
+a share of the parents is ended by SIGKILL, each at a moment drawn uniformly over its lives. Nobody cleans
+up after a killed one but the kernel and the next process that opens a sandbox.
+
+Then it is counted what is still there: processes (ten seconds after the last parent), and, after one more
+process has opened one more sandbox, processes, mounts, control groups, entries of temporary folders,
+unix sockets and shared memory. Before that, one leak of each kind is planted, and the count must see it.
+``--plant KIND`` leaves one at the end; ``--minutes`` begins no life after so long. Exit code 1 when anything is left, or when a sandbox of a parent that
+lived did not work (a sweep must never touch what somebody holds).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import secrets
+import select
+import signal
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lives.leftovers import KINDS, Leftovers, collect, planted
+from lives.parent_process import run_parent
+
+from composer_replication.sandbox import choose_backend
+
+DEFAULT_BACKENDS = "bubblewrap,bubblewrap-warm,sandlock"
+PATIENCE_SECONDS = 10.0
+_MOST_FAILURES = 10
+_FIRST_GUESS_SECONDS = 0.1  # of a life, until one is over
+
+
+@dataclass(slots=True)
+class Parent:
+    """One running parent: its pipe, how many lives are over, and when it is killed (never: after more than it has)."""
+
+    pid: int
+    progress: int
+    num_lives: int
+    dies_after: float
+    num_over: int = 0
+    last_over: float = field(default_factory=time.monotonic)
+
+
+@dataclass(slots=True)
+class Row:
+    """One line of the table."""
+
+    lives: int = 0
+    parents: int = 0
+    killed: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+    processes_before: int = 0
+    folders_before: int = 0
+    left: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def is_clean(self) -> bool:
+        return not self.failed and not any(self.left.values())
+
+
+class Run:
+    """The lives of one backend.
+
+    Args:
+        backend: a name.
+        leftovers: counts; its folder is the temporary folder of the parents.
+        args: the command line's.
+    """
+
+    def __init__(self, backend: str, leftovers: Leftovers, args: argparse.Namespace) -> None:
+        self.backend = backend
+        self.leftovers = leftovers
+        self.args = args
+        self.random = random.Random(f"{args.seed} {backend}")
+        self.row = Row()
+        self._parents: dict[int, Parent] = {}
+        self._life_seconds = _FIRST_GUESS_SECONDS
+
+    def live(self, num_lives: int, seconds: float) -> Row:
+        """All lives, or as many as there is time for, then the counts."""
+        started = time.monotonic()
+        while self.row.lives < num_lives and self.row.failed < _MOST_FAILURES:
+            if time.monotonic() - started > seconds:
+                break
+            planned = self.row.lives + sum(p.num_lives - p.num_over for p in self._parents.values())
+            while len(self._parents) < self.args.at_once and planned < num_lives:
+                size = min(self.args.lives_of_a_parent, num_lives - planned)
+                planned += size
+                self._start(size, is_doomed=self.random.random() < self.args.killed_share)
+            self._wait()
+        while self._parents:
+            self._wait()
+        self.row.seconds = time.monotonic() - started
+        before = self.leftovers.settled(PATIENCE_SECONDS)
+        self.row.processes_before, self.row.folders_before = len(before["processes"]), len(before["folders"])
+        self._start(1, is_doomed=False)  # the next process that opens a sandbox
+        while self._parents:
+            self._wait()
+        self.row.left = self.leftovers.settled(PATIENCE_SECONDS)
+        return self.row
+
+    def _start(self, num_lives: int, *, is_doomed: bool) -> None:
+        read, write = os.pipe()
+        seed = self.random.getrandbits(32)
+        dies_after = self.random.uniform(0, num_lives) if is_doomed else float("inf")
+        pid = os.fork()
+        if pid == 0:
+            run_parent(
+                self.backend,
+                num_lives,
+                folder=self.leftovers.folder,
+                token=self.leftovers.token,
+                seed=seed,
+                progress=write,
+            )
+        os.close(write)
+        self._parents[read] = Parent(pid, read, num_lives, dies_after)
+        self.row.parents += 1
+
+    def _wait(self) -> None:
+        """Until something happens: a life is over, a parent has ended or its moment has come."""
+        now = time.monotonic()
+        moments = [self._moment(parent) - now for parent in self._parents.values()]
+        ready, _, _ = select.select(list(self._parents), [], [], max(0.0, min([*moments, 1.0])))
+        for progress in ready:
+            parent = self._parents[progress]
+            dots = os.read(progress, 4096)
+            if dots:
+                now = time.monotonic()
+                self._life_seconds += 0.1 * ((now - parent.last_over) / len(dots) - self._life_seconds)
+                parent.num_over, parent.last_over = parent.num_over + len(dots), now
+                self.row.lives += len(dots)
+            else:
+                self._end(parent)
+        for parent in list(self._parents.values()):
+            if time.monotonic() >= self._moment(parent):
+                os.kill(parent.pid, signal.SIGKILL)
+                self.row.killed += 1
+                self.row.lives += parent.num_over < parent.num_lives  # the one that was cut short
+                self._end(parent)
+
+    def _moment(self, parent: Parent) -> float:
+        """When a doomed parent dies: so many lives, and the fraction of one, after its start."""
+        whole = int(parent.dies_after) if parent.dies_after < parent.num_lives else parent.num_lives
+        if parent.num_over < whole or whole == parent.num_lives:
+            return float("inf")
+        return parent.last_over + (parent.dies_after - whole) * self._life_seconds
+
+    def _end(self, parent: Parent) -> None:
+        del self._parents[parent.progress]
+        os.close(parent.progress)
+        codes: dict[int, int] = {}
+        while parent.pid not in codes:
+            codes |= collect()
+            time.sleep(0.001)
+        self.row.failed += sum(
+            code not in (0, -signal.SIGKILL) for pid, code in codes.items() if pid == parent.pid
+        )
+
+
+def prove(leftovers: Leftovers) -> list[str]:
+    """Plant one leak of each kind and see that it is counted; which kinds cannot be planted by this user.
+
+    Raises:
+        SystemExit: one was not seen, or something was there before.
+    """
+    unproven = []
+    if any(leftovers.found().values()):
+        raise SystemExit(f"something is there before the first life: {leftovers.found()}")
+    for kind in KINDS:
+        try:
+            with planted(kind, leftovers.token, leftovers.folder):
+                if not leftovers.found()[kind]:
+                    raise SystemExit(f"the count does not see a planted leak among the {kind}")
+        except OSError:
+            unproven.append(kind)
+        if leftovers.settled(PATIENCE_SECONDS)[kind]:
+            raise SystemExit(f"the planted leak among the {kind} cannot be taken away")
+    return unproven
+
+
+def report(rows: dict[str, Row]) -> None:
+    """Print the table, what is left, and all figures as one line of JSON."""
+    print(
+        f"{'':<17}{'lives':>7}{'parents':>9}{'killed':>8}{'failed':>8}{'a second':>10}   before the next start"
+    )
+    for name, row in rows.items():
+        print(
+            f"{name:<17}{row.lives:>7}{row.parents:>9}{row.killed:>8}{row.failed:>8}{row.lives / row.seconds:>10.1f}"
+            f"   {row.processes_before} processes, {row.folders_before} folders"
+        )
+    print(f"\n{'left in the end':<17}" + "".join(f"{kind:>15}" for kind in KINDS))
+    for name, row in rows.items():
+        print(f"{name:<17}" + "".join(f"{len(row.left[kind]):>15}" for kind in KINDS))
+        for kind in KINDS:
+            for what in row.left[kind][:5]:
+                print(f"  {kind}: {what}")
+    figures = {
+        name: {
+            "lives": row.lives, "parents": row.parents, "killed": row.killed, "failed": row.failed,
+            "seconds": round(row.seconds, 1), "left": {kind: len(row.left[kind]) for kind in KINDS},
+        }
+        for name, row in rows.items()
+    }  # fmt: skip
+    print(json.dumps(figures))
+
+
+def measured(args: argparse.Namespace) -> dict[str, Row]:
+    """Every backend that works here."""
+    names = [name for name in args.backends.split(",") if name]
+    checks = {name: choose_backend(name).is_available() for name in names}
+    usable = [name for name in names if checks[name].ok]
+    for name in set(names) - set(usable):
+        print(f"{name}: not measured, {checks[name].detail}")
+    if not usable:
+        raise SystemExit("no backend works here")
+    token = f"lives{secrets.token_hex(6)}"
+    rows: dict[str, Row] = {}
+    with (
+        tempfile.TemporaryDirectory(prefix=f"{token}-", ignore_cleanup_errors=True) as text,
+        ExitStack() as stack,
+    ):
+        Path(text).chmod(0o755)
+        leftovers = Leftovers(token, Path(text))
+        unproven = prove(leftovers)
+        seen = [kind for kind in KINDS if kind not in unproven]
+        print(
+            f"planted and seen: {', '.join(seen)}"
+            + (f"; not as this user: {', '.join(unproven)}" if unproven else "")
+        )
+        for number, name in enumerate(usable):
+            share = args.lives // len(usable) + (number < args.lives % len(usable))
+            if args.plant and number == len(usable) - 1:
+                stack.enter_context(planted(args.plant, token, Path(text)))
+            rows[name] = Run(name, leftovers, args).live(share, 60 * args.minutes / len(usable))
+            print(
+                f"{name}: {rows[name].lives} lives, {rows[name].killed} parents killed",
+                file=sys.stderr,
+                flush=True,
+            )
+    return rows
+
+
+def main() -> None:
+    """Live, count, print; exit code 1 for a leak."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--lives", type=int, default=10_000)
+    parser.add_argument("--backends", default=DEFAULT_BACKENDS)
+    parser.add_argument("--lives-of-a-parent", type=int, default=10)
+    parser.add_argument("--killed-share", type=float, default=0.5)
+    parser.add_argument("--at-once", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=float("inf"))
+    parser.add_argument("--plant", choices=KINDS)
+    rows = measured(parser.parse_args())
+    report(rows)
+    sys.exit(0 if all(row.is_clean for row in rows.values()) else 1)
+
+
+if __name__ == "__main__":
+    main()

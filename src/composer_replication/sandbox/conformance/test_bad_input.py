@@ -1,0 +1,170 @@
+"""Trees and commands that nobody should give: one sentence with its code or an ordinary result, and no survivor."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import socket
+import stat
+import uuid
+from pathlib import Path
+
+import pytest
+
+from composer_replication.errors import SandboxFailure, SandboxFileError
+from composer_replication.interfaces import Sandbox, SandboxBackend
+from composer_replication.records import SandboxSpec
+from composer_replication.sandbox.conformance.programs import LONG_SECONDS, MIB, living, python
+
+NUM_FOLDERS, NUM_FILES_EACH = 100, 1000
+SPARSE_BYTES = 4 << 30
+
+
+def allocated(path: Path) -> int:
+    """Bytes on disk."""
+    return path.stat().st_blocks * 512
+
+
+def test_a_device_file_in_the_tree_is_refused(backend: SandboxBackend, tree: Path) -> None:
+    (tree / "deep").mkdir()
+    try:
+        os.mknod(tree / "deep" / "null", stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    except PermissionError:
+        pytest.skip("only root can make a device file")
+    owner = tree.stat().st_uid
+    with pytest.raises(SandboxFailure, match=r"deep/null is a device") as caught:
+        backend.open(SandboxSpec(tree))
+    assert caught.value.code == "CR0304"
+    assert {tree.stat().st_uid, (tree / "deep").stat().st_uid} == {owner}
+
+
+def test_a_socket_in_the_tree_is_refused(backend: SandboxBackend, tree: Path) -> None:
+    """Behind it may be a process outside, which no wall around the network would stop."""
+    folder = os.open(tree, os.O_RDONLY)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"/proc/self/fd/{folder}/door")  # a path may be longer than a socket's name
+        listener.listen()
+        with pytest.raises(SandboxFailure, match=r"door is a socket") as caught:
+            backend.open(SandboxSpec(tree))
+    os.close(folder)
+    assert caught.value.code == "CR0304"
+
+
+def test_a_socket_that_a_command_leaves_does_not_close_the_tree(backend: SandboxBackend, tree: Path) -> None:
+    """Otherwise a policy could make every later sandbox of its tree fail, whenever it suits it."""
+    with backend.open(SandboxSpec(tree)) as sandbox:
+        sandbox.exec(python("import socket; socket.socket(1).bind('left')"), timeout_seconds=LONG_SECONDS)
+    with backend.open(SandboxSpec(tree)) as sandbox:
+        assert sandbox.exec(["echo", "on"], timeout_seconds=LONG_SECONDS).stdout == "on\n"
+
+
+def test_set_user_id_bits_give_nothing_and_do_not_stay(backend: SandboxBackend, tree: Path) -> None:
+    program = shutil.which("id")
+    assert program is not None
+    shutil.copy(program, tree / "given")
+    (tree / "given").chmod(0o6755)
+    with backend.open(SandboxSpec(tree)) as sandbox:
+        plain = sandbox.exec(["id", "-u"], timeout_seconds=LONG_SECONDS)
+        given = sandbox.exec(["./given", "-u"], timeout_seconds=LONG_SECONDS)
+        made = sandbox.exec("cp given made; chmod 6755 made; ./made -u", timeout_seconds=LONG_SECONDS)
+    assert plain.exit_code == 0
+    assert (given.stdout, made.stdout) == (plain.stdout, plain.stdout)
+    assert [(tree / name).stat().st_mode & 0o6000 for name in ("given", "made")] == [0, 0]
+
+
+def test_folders_too_deep_to_be_removed_do_not_stay(backend: SandboxBackend, tree: Path) -> None:
+    code = (
+        "import os\n"
+        "for place in (os.getcwd(), os.environ['HOME']):\n"
+        " os.chdir(place)\n"
+        " for _ in range(1500): os.mkdir('d'); os.chdir('d')"
+    )
+    (tree / "kept" / "below").mkdir(parents=True)
+    with backend.open(SandboxSpec(tree)) as sandbox:
+        home = sandbox.exec("echo $HOME", timeout_seconds=LONG_SECONDS).stdout.strip()
+        sandbox.exec(python(code), timeout_seconds=LONG_SECONDS)
+    assert (tree / "kept" / "below").is_dir()
+    shutil.rmtree(tree)  # a RecursionError if they were there
+    assert not Path(home).exists()
+
+
+@pytest.mark.long
+def test_a_hundred_thousand_files(backend: SandboxBackend, tree: Path) -> None:
+    for number in range(NUM_FOLDERS):
+        folder = tree / f"{number}"
+        folder.mkdir()
+        for name in range(NUM_FILES_EACH):
+            os.close(os.open(f"{folder}/{name}", os.O_CREAT | os.O_WRONLY, 0o644))
+    with backend.open(SandboxSpec(tree)) as sandbox:
+        found = sandbox.exec("find . -type f | wc -l; echo x > 0/0", timeout_seconds=LONG_SECONDS)
+    assert (found.exit_code, found.stdout.strip()) == (0, str(NUM_FOLDERS * NUM_FILES_EACH))
+    assert (tree / "0" / "0").read_text() == "x\n"
+    assert (tree / "99" / "999").stat().st_uid == os.geteuid()
+
+
+@pytest.mark.parametrize("is_linked", [False, True])
+def test_a_file_of_four_gigabytes_of_nothing(
+    backend: SandboxBackend,
+    tree: Path,
+    tmp_path: Path,
+    is_linked: bool,
+) -> None:
+    """It is free of charge, for it was there, and it is not filled on the way, hard-linked or in a snapshot."""
+    big = tree / "big"
+    with big.open("wb") as handle:
+        handle.truncate(SPARSE_BYTES)
+    if is_linked:
+        os.link(big, tmp_path / "outside")
+    with backend.open(SandboxSpec(tree)) as sandbox:
+        done = sandbox.exec("stat -c %s big; echo x > small", timeout_seconds=LONG_SECONDS)
+        name = sandbox.snapshot()
+        sandbox.exec("rm big", timeout_seconds=LONG_SECONDS)
+        sandbox.restore(name)
+    assert (done.exit_code, done.stdout) == (0, f"{SPARSE_BYTES}\n")
+    assert (big.stat().st_size, big.stat().st_nlink) == (SPARSE_BYTES, 1)
+    assert allocated(big) < 16 * MIB
+
+
+def test_a_command_that_closes_its_descriptors(jail: Sandbox) -> None:
+    token = uuid.uuid4().hex
+    code = (
+        "import os, time\n"
+        f"if os.fork() == 0:\n os.setsid(); os.closerange(0, 256); time.sleep(99)  # {token}\n"
+        "os.closerange(0, 256); time.sleep(0.3); os._exit(5)"
+    )
+    done = jail.exec(python(code), timeout_seconds=LONG_SECONDS, stdin=b"x" * 100_000)
+    assert (done.exit_code, done.stdout, done.stderr, done.timed_out) == (5, "", "", False)
+    assert living(token) == []
+    assert jail.exec(["echo", "on"], timeout_seconds=LONG_SECONDS).stdout == "on\n"
+
+
+def test_a_nul_byte_is_refused(jail: Sandbox) -> None:
+    for command, env in (
+        (["tr\0ue"], {}),
+        ("true\0", {}),
+        (["true"], {"A\0": "x"}),
+        (["true"], {"A": "x\0"}),
+    ):
+        with pytest.raises(ValueError, match="NUL"):
+            jail.exec(command, timeout_seconds=LONG_SECONDS, env=env)
+    for ask in (
+        lambda: jail.read_file("a\0b"),
+        lambda: jail.write_file("a\0b", b""),
+        lambda: jail.list_files("\0"),
+    ):
+        with pytest.raises(SandboxFileError, match="NUL") as caught:
+            ask()
+        assert caught.value.code == "CR0309"
+    assert jail.list_files() == []
+
+
+def test_input_of_every_byte_arrives(jail: Sandbox) -> None:
+    data = bytes(range(256)) * 100
+    done = jail.exec(["sha256sum"], timeout_seconds=LONG_SECONDS, stdin=data)
+    assert done.stdout.split()[0] == hashlib.sha256(data).hexdigest()
+
+
+def test_errors_that_are_no_text_are_decoded_with_replacement(jail: Sandbox) -> None:
+    done = jail.exec(python(r"import os; os.write(2, b'a\xff\x00b\x1b[2J')"), timeout_seconds=LONG_SECONDS)
+    assert done.stderr == "a\ufffd\x00b\x1b[2J"

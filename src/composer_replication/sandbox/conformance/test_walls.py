@@ -1,0 +1,190 @@
+"""What a command can see and change."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from composer_replication.interfaces import Sandbox, SandboxBackend
+from composer_replication.records import SandboxSpec
+from composer_replication.sandbox import base_interpreter, base_python
+from composer_replication.sandbox.conformance.programs import LONG_SECONDS, open_to_all, python
+
+
+def test_writes_reach_the_tree_and_only_the_tree(backend: SandboxBackend, tree: Path, tmp_path: Path) -> None:
+    shown = tmp_path / "shown"
+    (shown / "deep").mkdir(parents=True)
+    (shown / "deep" / "file").write_text("shown")
+    open_to_all(tmp_path)
+    with backend.open(SandboxSpec(tree, read_only=(shown,))) as sandbox:
+        script = f"cat {shown}/deep/file; echo mine > inside; mkdir sub; echo x > sub/y"
+        result = sandbox.exec(["sh", "-c", script], timeout_seconds=LONG_SECONDS)
+        refused = [
+            sandbox.exec(["sh", "-c", f"echo x > {place}"], timeout_seconds=LONG_SECONDS).exit_code
+            for place in (
+                shown / "new",
+                shown / "deep" / "file",
+                "/etc/new",
+                "/usr/bin/new",
+                "/new",
+            )
+        ]
+        sandbox.exec(["sh", "-c", f"echo x > {tmp_path}/new"], timeout_seconds=LONG_SECONDS)
+    assert not (tmp_path / "new").exists()  # perhaps it was written to the private /tmp
+    assert (result.exit_code, result.stdout) == (0, "shown")
+    assert 0 not in refused
+    assert (tree / "inside").read_text() == "mine\n"
+    assert (shown / "deep" / "file").read_text() == "shown"
+    owners = {path.lstat().st_uid for path in (tree, *tree.rglob("*"))}
+    assert owners == {os.geteuid()}
+
+
+def test_a_tree_below_a_shown_folder_is_writable(backend: SandboxBackend, tmp_path: Path) -> None:
+    shown = tmp_path / "shown"
+    inner = shown / "tree"
+    inner.mkdir(parents=True)
+    open_to_all(tmp_path)
+    with backend.open(SandboxSpec(inner, read_only=(shown,))) as sandbox:
+        assert (
+            sandbox.exec(["sh", "-c", "pwd; echo x > y"], timeout_seconds=LONG_SECONDS).stdout == f"{inner}\n"
+        )
+    assert (inner / "y").read_text() == "x\n"
+
+
+def test_hidden_folders_beside_the_tree(jail: Sandbox, tmp_path: Path) -> None:
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    (hidden / "tests.txt").write_text("assert answer == 42")
+    open_to_all(hidden)
+    for script in (f"cat {hidden}/tests.txt", "cat ../hidden/tests.txt", f"ln {hidden}/tests.txt l && cat l",
+                   f"ln -s {hidden}/tests.txt s; cat s", f"grep -r answer {tmp_path}", "cat /proc/1/root/etc/shadow"):  # fmt: skip
+        result = jail.exec(["sh", "-c", script], timeout_seconds=LONG_SECONDS)
+        assert "42" not in result.stdout, script
+        assert result.exit_code != 0, script
+
+
+def test_masked_paths(backend: SandboxBackend, tree: Path, tmp_path: Path) -> None:
+    shown = tmp_path / "shown"
+    for name in ("a/keep", "a/hide", "b/c/keep", "b/c/d/hide"):
+        (shown / name).parent.mkdir(parents=True, exist_ok=True)
+        (shown / name).write_text(f"text of {name}")
+    open_to_all(tmp_path)
+    spec = SandboxSpec(tree, (shown,), (shown / "a" / "hide", shown / "b" / "c" / "d", shown / "absent"))
+    with backend.open(spec) as sandbox:
+        seen = {
+            name: sandbox.exec(["cat", str(shown / name)], timeout_seconds=LONG_SECONDS).stdout
+            for name in ("a/keep", "a/hide", "b/c/keep", "b/c/d/hide")
+        }
+        link = sandbox.exec(["sh", "-c", f"ln {shown}/a/hide l && cat l"], timeout_seconds=LONG_SECONDS)
+    assert seen == {
+        "a/keep": "text of a/keep",
+        "a/hide": "",
+        "b/c/keep": "text of b/c/keep",
+        "b/c/d/hide": "",
+    }
+    assert "text" not in link.stdout
+
+
+def test_a_mask_holds_for_a_shown_link_too(backend: SandboxBackend, tree: Path, tmp_path: Path) -> None:
+    real = tmp_path / "real"
+    (real / "packages").mkdir(parents=True)
+    (real / "packages" / "old.py").write_text("leak")
+    (real / "keep.py").write_text("keep")
+    (tmp_path / "link").symlink_to("real")
+    open_to_all(tmp_path)
+    with backend.open(SandboxSpec(tree, (tmp_path / "link",), (real / "packages",))) as sandbox:
+        names = [f"{folder}/{name}" for folder in ("link", "real") for name in ("keep.py", "packages/old.py")]
+        seen = [
+            sandbox.exec(["cat", str(tmp_path / name)], timeout_seconds=LONG_SECONDS).stdout for name in names
+        ]
+    assert seen == ["keep", "", "keep", ""]
+
+
+def test_installed_packages_of_the_base_interpreter_are_not_importable(jail: Sandbox) -> None:
+    masked = [path for path in base_interpreter().masked if path.is_dir() and any(path.iterdir())]
+    if not masked:
+        pytest.skip("the base interpreter has no packages and no bundled wheels")
+    code = (
+        "import os, sys, json\n"
+        "found = []\n"
+        "for folder in json.load(sys.stdin):\n"
+        " for place, _, names in os.walk(folder):\n"
+        "  for name in names[:20]:\n"
+        "   try: found += [name] if open(os.path.join(place, name), 'rb').read() else []\n"
+        "   except OSError: pass\n"
+        "print(found)"
+    )
+    names = json.dumps([str(path) for path in masked]).encode()
+    assert jail.exec(python(code), timeout_seconds=LONG_SECONDS, stdin=names).stdout == "[]\n"
+    result = jail.exec(python("import pip"), timeout_seconds=LONG_SECONDS)
+    assert "ModuleNotFoundError" in result.stderr
+
+
+def test_a_virtual_environment_works_and_brings_its_own_packages_only(
+    backend: SandboxBackend, tree: Path, tmp_path: Path
+) -> None:
+    environment = tmp_path / "environment"
+    subprocess.run([str(base_python()), "-m", "venv", "--without-pip", str(environment)], check=True)
+    (packages,) = environment.glob("lib/python3*/site-packages")
+    (packages / "of_the_task.py").write_text("word = 'shown'")
+    open_to_all(packages)
+    for folder in (tmp_path, environment):
+        folder.chmod(0o755)
+    with backend.open(SandboxSpec(tree, (environment,))) as sandbox:
+        python_of_it = str(environment / "bin" / "python")
+        code = "import of_the_task, sys; print(of_the_task.word, sys.prefix)"
+        result = sandbox.exec([python_of_it, "-c", code], timeout_seconds=LONG_SECONDS)
+        absent = sandbox.exec([python_of_it, "-c", "import pip"], timeout_seconds=LONG_SECONDS)
+    assert result.stdout == f"shown {environment}\n", result.stderr
+    assert "ModuleNotFoundError" in absent.stderr
+
+
+def test_the_standard_library_works(jail: Sandbox) -> None:
+    code = "import asyncio, ctypes, json, sqlite3, ssl, subprocess, tempfile, threading, unittest, zoneinfo; print('ok')"
+    result = jail.exec(python(code), timeout_seconds=LONG_SECONDS)
+    assert (result.stdout, result.exit_code) == ("ok\n", 0), result.stderr
+
+
+def test_links_that_one_command_plants_do_not_lead_the_next_one_s_mounts_out(
+    backend: SandboxBackend, tree: Path, tmp_path: Path
+) -> None:
+    if "none" in backend.name or "fake" in type(backend).__module__:
+        pytest.skip("without a jail this command would rename everything in the host's /tmp: NEVER run it so")
+    victim = tmp_path / "victim"
+    victim.mkdir(mode=0o777)
+    victim.chmod(0o777)
+    outside = tmp_path / "readable-outside-only"
+    outside.write_text("x")
+    script = (
+        f"cat {outside} && exit 99\n"  # never on a machine's own folders, whatever the backend is
+        "for base in /tmp /var/tmp /dev/shm $TMPDIR $HOME; do cd $base || continue; for name in *; do"
+        f" mv $name moved-$name; ln -s /oldroot{victim} $name; done; ln -s /oldroot{victim} planted; done; true"
+    )
+    with backend.open(SandboxSpec(tree)) as sandbox:
+        assert sandbox.exec(["sh", "-c", script], timeout_seconds=LONG_SECONDS).exit_code == 0
+        result = sandbox.exec(["sh", "-c", "pwd; echo x > written"], timeout_seconds=LONG_SECONDS)
+    assert list(victim.iterdir()) == []
+    assert (result.exit_code, result.stdout) == (0, f"{tree}\n")
+    assert (tree / "written").read_text() == "x\n"
+
+
+def test_a_hard_link_in_the_tree_does_not_reach_the_file_outside(
+    backend: SandboxBackend, tree: Path, tmp_path: Path
+) -> None:
+    outside = tmp_path / "outside.txt"
+    outside.write_text("original")
+    os.link(outside, tree / "linked")
+    with backend.open(SandboxSpec(tree)) as sandbox:
+        assert (
+            sandbox.exec(
+                ["sh", "-c", "cat linked; echo changed > linked"], timeout_seconds=LONG_SECONDS
+            ).stdout
+            == "original"
+        )
+    assert outside.read_text() == "original"
+    assert (tree / "linked").read_text() == "changed\n"
+    assert outside.stat().st_uid == os.geteuid()

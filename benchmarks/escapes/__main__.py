@@ -62,7 +62,10 @@ def _arguments() -> argparse.Namespace:
 
 def _print_list(attempts: list[Attempt]) -> None:
     for attempt in attempts:
-        print(f"{attempt.full_name}" + (f"  [not without a jail: {attempt.not_without_jail}]" if attempt.not_without_jail else ""))
+        print(
+            f"{attempt.full_name}"
+            + (f"  [not without a jail: {attempt.not_without_jail}]" if attempt.not_without_jail else "")
+        )
     print(f"{len(attempts)} attempts in {len({attempt.family for attempt in attempts})} families")
 
 
@@ -120,7 +123,11 @@ def _report(args: argparse.Namespace, findings: list[dict[str, Any]]) -> int:
         for kind, rows in by_kind.items():
             if kind[0] == "control" and unseen(rows):
                 print(f"no success seen in the control as {kind[1]}: " + "; ".join(unseen(rows)))
-    bad = [row for row in summaries if row["backend"] in _JAILS and (row["successes"] or row["could_not_be_tried"])]
+    bad = [
+        row
+        for row in summaries
+        if row["backend"] in _JAILS and (row["successes"] or row["could_not_be_tried"])
+    ]
     return 1 if bad else 0
 
 

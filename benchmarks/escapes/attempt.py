@@ -64,6 +64,7 @@ class Attempt:
         limits: of the sandbox.
         is_watched: look at its processes from outside while it runs.
         has_victim: a process to attack is started.
+        has_way_out: a socket and a named pipe lie in the read-only folder. A jail that refuses to open holds.
         only_for: ``root`` or ``user`` where it says nothing for the other; empty for both.
         is_about_us: it attacks the command line or a function of ours, which is the same for every backend.
     """
@@ -78,6 +79,7 @@ class Attempt:
     limits: Limits = LIMITS
     is_watched: bool = False
     has_victim: bool = False
+    has_way_out: bool = False
     only_for: str = ""
     is_about_us: bool = False
 
@@ -92,9 +94,7 @@ class Attempt:
         return self.only_for in {"", "root" if os.geteuid() == 0 else "user"}
 
 
-def family(
-    name: str, rows: Iterable[tuple[Any, ...]], **options: Any
-) -> list[Attempt]:
+def family(name: str, rows: Iterable[tuple[Any, ...]], **options: Any) -> list[Attempt]:
     """Attempts of one family; a row is name, script, judge, and perhaps a dictionary of further fields."""
     found = []
     for row in rows:

@@ -15,10 +15,11 @@ from benchmarks.escapes.attempt import Attempt, Outcome
 from benchmarks.escapes.drives import Stage, one_command, spec_of
 from benchmarks.escapes.scene import Scene
 from benchmarks.escapes.watch import Watch, free_bytes, kill_survivors, processes_with, system_shmem_bytes
-from composer_replication.errors import ComposerError
+from composer_replication.errors import ComposerError, SandboxFailure
 from composer_replication.interfaces import SandboxBackend
 
 _HELD, _ESCAPED, _NOT_RUN, _UNTRIED = "held", "ESCAPED", "not run", "COULD NOT BE TRIED"
+_NOT_SHOWN = "CR0304"
 _GRACE_SECONDS = 0.3
 _WITHOUT_JAIL = ("control", "none")
 _MOST_TREE_BYTES = 1 << 20
@@ -63,13 +64,14 @@ def _reason_not_to_run(backend: SandboxBackend, attempt: Attempt) -> str:
 
 
 def _try(backend: SandboxBackend, attempt: Attempt) -> tuple[str, str]:
-    with Scene(has_victim=attempt.has_victim) as scene:
+    with Scene(has_victim=attempt.has_victim, has_way_out=attempt.has_way_out) as scene:
         outcome = Outcome()
         outcome.notes["timeout"] = attempt.timeout_seconds
         try:
             _run(backend, attempt, scene, outcome)
         except (ComposerError, OSError) as error:
-            return _UNTRIED, str(error)[:300]
+            refused = attempt.has_way_out and isinstance(error, SandboxFailure) and error.code == _NOT_SHOWN
+            return (_HELD, "it does not open") if refused else (_UNTRIED, str(error)[:300])
         finally:
             kill_survivors(scene.token)
         evidence = attempt.judge(scene, outcome)

@@ -72,10 +72,12 @@ ATTEMPTS: list[Attempt] = [
             ),
             (
                 "by its file handle",
-                "handle = ctypes.create_string_buffer(struct.pack('Ii', 128, 0) + bytes(128))\n"
-                "number = ctypes.c_int()\n"
-                "call(303, -100, text(TOLD['secret']), handle, ctypes.byref(number), 0)\n"
-                "held = call(304, os.open('.', os.O_RDONLY), handle, 0)\nshow(os.read(held, 100))",
+                (
+                    "handle = ctypes.create_string_buffer(struct.pack('Ii', 128, 0) + bytes(128))\n"
+                    "number = ctypes.c_int()\n"
+                    "call(303, -100, text(TOLD['secret']), handle, ctypes.byref(number), 0)\n"
+                    "held = call(304, os.open('.', os.O_RDONLY), handle, 0)\nshow(os.read(held, 100))"
+                ),
                 secret,
             ),
             ("by running it", "os.execv(TOLD['outside'] + '/script.sh', ['script.sh'])", secret),
@@ -84,7 +86,11 @@ ATTEMPTS: list[Attempt] = [
                 "os.execv('/bin/sh', ['sh', '-c', '. ' + TOLD['outside'] + '/script.sh 2>&1'])",
                 secret,
             ),
-            ("by importing it", "sys.path.insert(0, TOLD['outside'])\nwith suppress(ImportError):\n    import planted", secret),
+            (
+                "by importing it",
+                "sys.path.insert(0, TOLD['outside'])\nwith suppress(ImportError):\n    import planted",
+                secret,
+            ),
             ("a name in a folder", "show(' '.join(os.listdir(TOLD['outside'] + '/names')))", secret),
             ("the target of a link", "show(os.readlink(TOLD['outside'] + '/pointer'))", secret),
             (
@@ -112,36 +118,82 @@ ATTEMPTS: list[Attempt] = [
             ("the list of events", "read(TOLD['run'] + '/events.jsonl')", secret),
             (
                 "everything above the tree",
-                "for place in (os.pardir, os.pardir + '/' + os.pardir):\n"
-                "    for folder, _, names in os.walk(place + '/run'):\n"
-                "        for name in names:\n"
-                "            read(folder + '/' + name)",
+                (
+                    "for place in (os.pardir, os.pardir + '/' + os.pardir):\n"
+                    "    for folder, _, names in os.walk(place + '/run'):\n"
+                    "        for name in names:\n"
+                    "            read(folder + '/' + name)"
+                ),
                 secret,
             ),
-            ("the working folder of the first process", "read('/proc/1/cwd/run/events.jsonl')", secret, {"not_without_jail": "the first process there is the machine's own"}),
-            ("the working folder of the parent", "read(f\"/proc/{TOLD['parent']}/root{TOLD['hidden']}\")", secret),
-            ("through a link", "os.symlink(TOLD['run'], 'runs')\nread('runs/hidden_tests/test_hidden.py')", secret),
+            (
+                "the working folder of the first process",
+                "read('/proc/1/cwd/run/events.jsonl')",
+                secret,
+                {"not_without_jail": "the first process there is the machine's own"},
+            ),
+            (
+                "the working folder of the parent",
+                "read(f\"/proc/{TOLD['parent']}/root{TOLD['hidden']}\")",
+                secret,
+            ),
+            (
+                "through a link",
+                "os.symlink(TOLD['run'], 'runs')\nread('runs/hidden_tests/test_hidden.py')",
+                secret,
+            ),
         ],
     ),
     *family(
         "masked paths",
         [
             ("by path", "read(TOLD['masked'])", secret),
-            ("from the folder above, opened first", "held = os.open(TOLD['shown'], os.O_PATH)\nshow(os.read(os.open('inner/masked/deep/hidden.txt', os.O_RDONLY, dir_fd=held), 99))", secret),
+            (
+                "from the folder above, opened first",
+                "held = os.open(TOLD['shown'], os.O_PATH)\nshow(os.read(os.open('inner/masked/deep/hidden.txt', os.O_RDONLY, dir_fd=held), 99))",
+                secret,
+            ),
             ("through a link", "os.symlink(TOLD['masked_folder'], 'm')\nread('m/deep/hidden.txt')", secret),
-            ("with dots in between", "read(TOLD['shown'] + '/inner/./masked/../masked/deep/../deep/hidden.txt')", secret),
-            ("renamed", "os.rename(TOLD['shown'] + '/inner', TOLD['shown'] + '/other')\nread(TOLD['shown'] + '/other/masked/deep/hidden.txt')", secret),
+            (
+                "with dots in between",
+                "read(TOLD['shown'] + '/inner/./masked/../masked/deep/../deep/hidden.txt')",
+                secret,
+            ),
+            (
+                "renamed",
+                "os.rename(TOLD['shown'] + '/inner', TOLD['shown'] + '/other')\nread(TOLD['shown'] + '/other/masked/deep/hidden.txt')",
+                secret,
+            ),
             ("a hard link to it", "os.link(TOLD['masked'], 'new')\nread('new')", secret),
-            ("by importing it", "sys.path.insert(0, TOLD['masked_folder'])\nwith suppress(ImportError):\n    import planted", secret),
-            ("by unmounting the mask", "call(166, text(TOLD['masked_folder']), 2)\nread(TOLD['masked'])", secret, {"not_without_jail": "there is no mask to unmount"}),
+            (
+                "by importing it",
+                "sys.path.insert(0, TOLD['masked_folder'])\nwith suppress(ImportError):\n    import planted",
+                secret,
+            ),
+            (
+                "by unmounting the mask",
+                "call(166, text(TOLD['masked_folder']), 2)\nread(TOLD['masked'])",
+                secret,
+                {"not_without_jail": "there is no mask to unmount"},
+            ),
             ("through the interpreter's own folder", "read('/proc/self/root' + TOLD['masked'])", secret),
         ],
     ),
     *family(
         "neighbours",
         [
-            ("a file of another sandbox", "read(TOLD['neighbour'] + '/note.txt')", secret, {"drive": beside_neighbour(_HOLD)}),
-            ("changing a file of another sandbox", "write(TOLD['neighbour'] + '/note.txt')", _neighbour_hurt, {"drive": beside_neighbour(_HOLD)}),
+            (
+                "a file of another sandbox",
+                "read(TOLD['neighbour'] + '/note.txt')",
+                secret,
+                {"drive": beside_neighbour(_HOLD)},
+            ),
+            (
+                "changing a file of another sandbox",
+                "write(TOLD['neighbour'] + '/note.txt')",
+                _neighbour_hurt,
+                {"drive": beside_neighbour(_HOLD)},
+            ),
             (
                 "the loopback of another sandbox",
                 "connect(socket.AF_INET, socket.SOCK_STREAM, ('127.0.0.1', TOLD['neighbour_port']))\ntime.sleep(0.5)",
@@ -156,12 +208,14 @@ ATTEMPTS: list[Attempt] = [
             ),
             (
                 "ending the processes of another sandbox",
-                "for name in os.listdir('/proc'):\n"
-                "    if name.isdigit() and int(name) not in (1, os.getpid(), os.getppid(), TOLD['parent']):\n"
-                "        with suppress(OSError):\n"
-                "            line = open(f'/proc/{name}/cmdline').read()\n"
-                "            if 'neighbour_hold' in line and TOLD['token'] in line:\n"
-                "                os.kill(int(name), signal.SIGKILL)\ntime.sleep(0.5)",
+                (
+                    "for name in os.listdir('/proc'):\n"
+                    "    if name.isdigit() and int(name) not in (1, os.getpid(), os.getppid(), TOLD['parent']):\n"
+                    "        with suppress(OSError):\n"
+                    "            line = open(f'/proc/{name}/cmdline').read()\n"
+                    "            if 'neighbour_hold' in line and TOLD['token'] in line:\n"
+                    "                os.kill(int(name), signal.SIGKILL)\ntime.sleep(0.5)"
+                ),
                 _neighbour_hurt,
                 {"drive": beside_neighbour("neighbour_hold = 1\n" + _HOLD)},
             ),

@@ -177,7 +177,9 @@ def too_many_descriptors(_: Scene, outcome: Outcome) -> str:
 
 def too_much_output(_: Scene, outcome: Outcome) -> str:
     """More output came back than the limit."""
-    longest = max((len(text) for result in outcome.results for text in (result.stdout, result.stderr)), default=0)
+    longest = max(
+        (len(text) for result in outcome.results for text in (result.stdout, result.stderr)), default=0
+    )
     return f"{longest // MIB} MiB of one stream came back" if longest > LIMITS.output_bytes + 200 else ""
 
 

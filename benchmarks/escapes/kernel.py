@@ -40,7 +40,11 @@ def _device_bytes(_: Scene, outcome: Outcome) -> str:
 def _device_made(scene: Scene, _: Outcome) -> str:
     import stat
 
-    found = [path for path in scene.tree.iterdir() if stat.S_ISBLK(path.lstat().st_mode) or stat.S_ISCHR(path.lstat().st_mode)]
+    found = [
+        path
+        for path in scene.tree.iterdir()
+        if stat.S_ISBLK(path.lstat().st_mode) or stat.S_ISCHR(path.lstat().st_mode)
+    ]
     return f"it made the device {found[0].name}" if found else ""
 
 
@@ -69,11 +73,17 @@ ATTEMPTS: list[Attempt] = [
         "privileges",
         [
             ("user id 0", "os.setgid(0)\nos.setuid(0)\nread(TOLD['closed'])", secret, {"only_for": "root"}),
-            ("the saved user id", "for numbers in ((0, 0, 0), (-1, 0, -1), (0, -1, -1)):\n    with suppress(OSError):\n        os.setresuid(*numbers)\nread(TOLD['closed'])", secret, {"only_for": "root"}),
+            (
+                "the saved user id",
+                "for numbers in ((0, 0, 0), (-1, 0, -1), (0, -1, -1)):\n    with suppress(OSError):\n        os.setresuid(*numbers)\nread(TOLD['closed'])",
+                secret,
+                {"only_for": "root"},
+            ),
             ("groups", "os.setgroups([0])\nread(TOLD['closed'])", secret, {"only_for": "root"}),
             (
                 "capabilities again",
-                "call(126, (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)(*[0xffffffff] * 6))" + _HOLD,
+                "call(126, (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)(*[0xffffffff] * 6))"
+                + _HOLD,
                 has_capabilities,
                 {"is_watched": True},
             ),
@@ -88,9 +98,14 @@ ATTEMPTS: list[Attempt] = [
             (
                 "a program with the setuid bit",
                 "for name in ('/bin/su', '/usr/bin/su', '/usr/bin/newgrp', '/usr/bin/passwd', '/bin/mount'):\n"
-                "    if os.path.exists(name) and os.fork() == 0:\n        os.close(0)\n        os.execv(name, [name, '--version'])\n" + _HOLD.strip(),
+                "    if os.path.exists(name) and os.fork() == 0:\n        os.close(0)\n        os.execv(name, [name, '--version'])\n"
+                + _HOLD.strip(),
                 has_capabilities,
-                {"is_watched": True, "only_for": "user", "not_without_jail": "such a program has capabilities for a moment there, as it should"},
+                {
+                    "is_watched": True,
+                    "only_for": "user",
+                    "not_without_jail": "such a program has capabilities for a moment there, as it should",
+                },
             ),
         ],
     ),
@@ -100,12 +115,18 @@ ATTEMPTS: list[Attempt] = [
             *(
                 (
                     f"a new {name} namespace",
-                    f"call(272, {flag:#x})" + ("\nif os.fork() == 0:\n    stay(1)" if name in {"process", "time"} else "") + _HOLD,
+                    f"call(272, {flag:#x})"
+                    + ("\nif os.fork() == 0:\n    stay(1)" if name in {"process", "time"} else "")
+                    + _HOLD,
                     any_of(new_namespace, has_capabilities) if name == "user" else new_namespace,
                 )
                 for name, flag in _NEW.items()
             ),
-            ("a child in a new user namespace", "if call(56, 0x10000000 | 17, 0, 0, 0, 0) == 0:\n    stay(1)\n    os._exit(0)\nstay(1)", any_of(new_namespace, has_capabilities)),
+            (
+                "a child in a new user namespace",
+                "if call(56, 0x10000000 | 17, 0, 0, 0, 0) == 0:\n    stay(1)\n    os._exit(0)\nstay(1)",
+                any_of(new_namespace, has_capabilities),
+            ),
             (
                 "a child in a new user namespace, by the newer call",
                 "room = (ctypes.c_uint64 * 11)(0x10000000, 0, 0, 0, 17)\nif call(435, room, 88) == 0:\n    stay(1)\n    os._exit(0)\nstay(1)",
@@ -113,12 +134,19 @@ ATTEMPTS: list[Attempt] = [
             ),
             (
                 "those of an outside process",
-                "for name in ('mnt', 'user', 'net', 'pid'):\n    with suppress(OSError):\n"
-                "        call(308, os.open(f\"/proc/{TOLD['pid']}/ns/{name}\", os.O_RDONLY), 0)\nread(TOLD['secret'])",
+                (
+                    "for name in ('mnt', 'user', 'net', 'pid'):\n    with suppress(OSError):\n"
+                    "        call(308, os.open(f\"/proc/{TOLD['pid']}/ns/{name}\", os.O_RDONLY), 0)\nread(TOLD['secret'])"
+                ),
                 secret,
                 {"has_victim": True},
             ),
-            ("those of an outside process, by a handle", "call(308, os.pidfd_open(TOLD['pid']), 0x20000)\nread(TOLD['secret'])", secret, {"has_victim": True, "only_for": "root"}),
+            (
+                "those of an outside process, by a handle",
+                "call(308, os.pidfd_open(TOLD['pid']), 0x20000)\nread(TOLD['secret'])",
+                secret,
+                {"has_victim": True, "only_for": "root"},
+            ),
             (
                 "a root of its own",
                 "os.chroot('.')\nfor _ in range(20):\n    os.chdir('..')\nos.chroot('.')\nread(TOLD['secret'])",
@@ -131,49 +159,158 @@ ATTEMPTS: list[Attempt] = [
     *family(
         "mounts",
         [
-            ("the outside over the tree", "call(165, text(TOLD['outside']), text('folder'), 0, 4096, 0)\nread('folder/secret.txt')", secret),
-            ("a new mount, made in steps", "held = call(428, -100, text('/'), 1)\nread(f\"/proc/self/fd/{held}{TOLD['secret']}\")", secret),
-            ("a mount taken along", "held = call(428, -100, text(TOLD['shown']), 0x8001)\ncall(429, held, text(''), -100, text('folder'), 4)\nread('folder/inner/masked/deep/hidden.txt')", secret),
-            ("a file system of its own", "held = call(430, text('tmpfs'), 0)\nstay(1)", descriptor_of("fscontext"), {"is_watched": True}),
-            ("attributes of a mount", "call(442, -100, text(TOLD['shown']), 0, (ctypes.c_uint64 * 4)(0, 1, 0, 0), 32)\nwrite(TOLD['shown'] + '/target.txt')", changed),
+            (
+                "the outside over the tree",
+                "call(165, text(TOLD['outside']), text('folder'), 0, 4096, 0)\nread('folder/secret.txt')",
+                secret,
+            ),
+            (
+                "a new mount, made in steps",
+                "held = call(428, -100, text('/'), 1)\nread(f\"/proc/self/fd/{held}{TOLD['secret']}\")",
+                secret,
+            ),
+            (
+                "a mount taken along",
+                "held = call(428, -100, text(TOLD['shown']), 0x8001)\ncall(429, held, text(''), -100, text('folder'), 4)\nread('folder/inner/masked/deep/hidden.txt')",
+                secret,
+            ),
+            (
+                "a file system of its own",
+                "held = call(430, text('tmpfs'), 0)\nstay(1)",
+                descriptor_of("fscontext"),
+                {"is_watched": True},
+            ),
+            (
+                "attributes of a mount",
+                "call(442, -100, text(TOLD['shown']), 0, (ctypes.c_uint64 * 4)(0, 1, 0, 0), 32)\nwrite(TOLD['shown'] + '/target.txt')",
+                changed,
+            ),
             ("the mask taken off", "call(166, text(TOLD['masked_folder']), 2)\nread(TOLD['masked'])", secret),
-            ("another root", "os.mkdir('old')\ncall(155, text('.'), text('old'))\nread('/old' + TOLD['secret'])", secret),
-            ("the processes of the host", "os.mkdir('proc')\ncall(165, text('proc'), text('proc'), text('proc'), 0, 0)\nfor name in os.listdir('proc'):\n    with suppress(OSError):\n        if name.isdigit():\n            read(f'proc/{name}/cmdline')", secret, {"has_victim": True}),
+            (
+                "another root",
+                "os.mkdir('old')\ncall(155, text('.'), text('old'))\nread('/old' + TOLD['secret'])",
+                secret,
+            ),
+            (
+                "the processes of the host",
+                "os.mkdir('proc')\ncall(165, text('proc'), text('proc'), text('proc'), 0, 0)\nfor name in os.listdir('proc'):\n    with suppress(OSError):\n        if name.isdigit():\n            read(f'proc/{name}/cmdline')",
+                secret,
+                {"has_victim": True},
+            ),
         ],
         not_without_jail=_MOUNTS,
     ),
     *family(
         "cgroups",
         [
-            ("a new one", "for place in ('/sys/fs/cgroup', *('/sys/fs/cgroup/' + name for name in ('memory', 'pids', 'cpu'))):\n    with suppress(OSError):\n        os.mkdir(f\"{place}/{TOLD['token']}\")", _cgroup_made),
-            ("another one", "for folder, _, names in os.walk('/sys/fs/cgroup'):\n    if 'cgroup.procs' in names and TOLD['token'] in folder:\n        write(folder + '/cgroup.procs', b'0')\nos.mkdir(f\"/sys/fs/cgroup/{TOLD['token']}\")", _cgroup_made),
-            ("a mount of them", "os.mkdir('cgroup')\nfor kind in ('cgroup', 'cgroup2'):\n    with suppress(OSError):\n        call(165, text('none'), text('cgroup'), text(kind), 0, 0)\nos.mkdir(f\"cgroup/{TOLD['token']}\")\nwrite(TOLD['target'])", any_of(_cgroup_made, changed), {"not_without_jail": _MOUNTS}),
-            ("the program that is run at their end", "write('/sys/fs/cgroup/memory/release_agent', TOLD['token'].encode())", lambda scene, _: "the release agent was changed" if _release_agent() == scene.token else "", {"not_without_jail": "it would change a setting of this machine"}),
+            (
+                "a new one",
+                "for place in ('/sys/fs/cgroup', *('/sys/fs/cgroup/' + name for name in ('memory', 'pids', 'cpu'))):\n    with suppress(OSError):\n        os.mkdir(f\"{place}/{TOLD['token']}\")",
+                _cgroup_made,
+            ),
+            (
+                "another one",
+                "for folder, _, names in os.walk('/sys/fs/cgroup'):\n    if 'cgroup.procs' in names and TOLD['token'] in folder:\n        write(folder + '/cgroup.procs', b'0')\nos.mkdir(f\"/sys/fs/cgroup/{TOLD['token']}\")",
+                _cgroup_made,
+            ),
+            (
+                "a mount of them",
+                "os.mkdir('cgroup')\nfor kind in ('cgroup', 'cgroup2'):\n    with suppress(OSError):\n        call(165, text('none'), text('cgroup'), text(kind), 0, 0)\nos.mkdir(f\"cgroup/{TOLD['token']}\")\nwrite(TOLD['target'])",
+                any_of(_cgroup_made, changed),
+                {"not_without_jail": _MOUNTS},
+            ),
+            (
+                "the program that is run at their end",
+                "write('/sys/fs/cgroup/memory/release_agent', TOLD['token'].encode())",
+                lambda scene, _: "the release agent was changed" if _release_agent() == scene.token else "",
+                {"not_without_jail": "it would change a setting of this machine"},
+            ),
         ],
     ),
     *family(
         "kernel interfaces",
         [
             ("userfaultfd", "held = call(323, 1)" + _HOLD, descriptor_of("userfaultfd")),
-            ("io_uring", "room = ctypes.create_string_buffer(120)\nheld = call(425, 4, room)" + _HOLD, descriptor_of("io_uring")),
-            ("bpf maps", "room = (ctypes.c_uint32 * 32)(2, 4, 4, 1)\nheld = call(321, 0, room, 128)" + _HOLD, descriptor_of("bpf")),
-            ("perf events", "room = (ctypes.c_uint64 * 16)(1 | 120 << 32, 1)\nheld = call(298, room, 0, -1, -1, 0)" + _HOLD, descriptor_of("perf_event")),
+            (
+                "io_uring",
+                "room = ctypes.create_string_buffer(120)\nheld = call(425, 4, room)" + _HOLD,
+                descriptor_of("io_uring"),
+            ),
+            (
+                "bpf maps",
+                "room = (ctypes.c_uint32 * 32)(2, 4, 4, 1)\nheld = call(321, 0, room, 128)" + _HOLD,
+                descriptor_of("bpf"),
+            ),
+            (
+                "perf events",
+                "room = (ctypes.c_uint64 * 16)(1 | 120 << 32, 1)\nheld = call(298, room, 0, -1, -1, 0)"
+                + _HOLD,
+                descriptor_of("perf_event"),
+            ),
             ("fanotify", "held = call(300, 0x200, 0)" + _HOLD, descriptor_of("fanotify")),
-            ("secret memory", "held = call(447, 0)\nos.truncate(held, 4096)" + _HOLD, descriptor_of("secretmem")),
-            ("the log of the kernel", "room = ctypes.create_string_buffer(8192)\ncall(103, 3, room, 8192)\nshow(b'log of the kernel' if room.raw.strip(b'\\0') else b'')", lambda _, outcome: "the log of the kernel was read" if b"log of the kernel" in outcome.text() else "", {"only_for": "root"}),
+            (
+                "secret memory",
+                "held = call(447, 0)\nos.truncate(held, 4096)" + _HOLD,
+                descriptor_of("secretmem"),
+            ),
+            (
+                "the log of the kernel",
+                "room = ctypes.create_string_buffer(8192)\ncall(103, 3, room, 8192)\nshow(b'log of the kernel' if room.raw.strip(b'\\0') else b'')",
+                lambda _, outcome: (
+                    "the log of the kernel was read" if b"log of the kernel" in outcome.text() else ""
+                ),
+                {"only_for": "root"},
+            ),
         ],
         is_watched=True,
     ),
     *family(
         "devices",
         [
-            ("the disk of the machine", "for name in ('vda', 'sda', 'nvme0n1', 'xvda'):\n    with suppress(OSError), open(f'/dev/{name}', 'rb') as device:\n        show(device.read(4096)[1024:1536].hex())", _device_bytes, {"only_for": "root"}),
-            ("a new block device", "os.mknod('device', 0o60666, os.makedev(254, 0))", _device_made, {"only_for": "root"}),
-            ("a new character device", "os.mknod('device', 0o20666, os.makedev(1, 1))", _device_made, {"only_for": "root"}),
-            ("the memory of the machine", "with open('/dev/mem', 'rb') as device:\n    show(b'memory of the machine' if device.read(16) else b'')", lambda _, outcome: "the memory of the machine was read" if b"memory of the machine" in outcome.text() else "", {"not_without_jail": "reading device memory can hang a machine"}),
-            ("the log of the kernel", "write('/dev/kmsg', b'<7>' + TOLD['token'].encode())", _in_kernel_log, {"not_without_jail": "it would write to the log of this machine"}),
-            ("a file system in user space", "held = os.open('/dev/fuse', os.O_RDWR)\nstay(1)", descriptor_of("fuse"), {"not_without_jail": "it proves nothing there"}),
-            ("a virtual machine", "held = os.open('/dev/kvm', os.O_RDWR)\nnumber = fcntl.ioctl(held, 0xae01, 0)\nstay(1)", descriptor_of("kvm"), {"is_watched": True}),
+            (
+                "the disk of the machine",
+                "for name in ('vda', 'sda', 'nvme0n1', 'xvda'):\n    with suppress(OSError), open(f'/dev/{name}', 'rb') as device:\n        show(device.read(4096)[1024:1536].hex())",
+                _device_bytes,
+                {"only_for": "root"},
+            ),
+            (
+                "a new block device",
+                "os.mknod('device', 0o60666, os.makedev(254, 0))",
+                _device_made,
+                {"only_for": "root"},
+            ),
+            (
+                "a new character device",
+                "os.mknod('device', 0o20666, os.makedev(1, 1))",
+                _device_made,
+                {"only_for": "root"},
+            ),
+            (
+                "the memory of the machine",
+                "with open('/dev/mem', 'rb') as device:\n    show(b'memory of the machine' if device.read(16) else b'')",
+                lambda _, outcome: (
+                    "the memory of the machine was read" if b"memory of the machine" in outcome.text() else ""
+                ),
+                {"not_without_jail": "reading device memory can hang a machine"},
+            ),
+            (
+                "the log of the kernel",
+                "write('/dev/kmsg', b'<7>' + TOLD['token'].encode())",
+                _in_kernel_log,
+                {"not_without_jail": "it would write to the log of this machine"},
+            ),
+            (
+                "a file system in user space",
+                "held = os.open('/dev/fuse', os.O_RDWR)\nstay(1)",
+                descriptor_of("fuse"),
+                {"not_without_jail": "it proves nothing there"},
+            ),
+            (
+                "a virtual machine",
+                "held = os.open('/dev/kvm', os.O_RDWR)\nnumber = fcntl.ioctl(held, 0xae01, 0)\nstay(1)",
+                descriptor_of("kvm"),
+                {"is_watched": True},
+            ),
         ],
     ),
 ]

@@ -58,10 +58,10 @@ _PLACES = {
         _KEY + "number = call(64, key, 0, 0)\nshow(bytes(call(66, number, place, 12, 0) for place in range(20)))\ncall(66, number, 0, 0, 0)",
     ),
     "a POSIX queue": (
-        "room = struct.pack('qqqqqqqq', 0, 4, 64, 0, 0, 0, 0, 0)\n"
-        "held = call(240, text(TOLD['token']), 0o102, 0o666, room)\ncall(242, held, TOLD['mark'].encode(), 20, 0, None)",
-        "held = call(240, text(TOLD['token']), 0o4002, 0, None)\nroom = ctypes.create_string_buffer(64)\n"
-        "call(243, held, room, 64, None, None)\nshow(room.raw)\ncall(241, text(TOLD['token']))",
+        ("room = struct.pack('qqqqqqqq', 0, 4, 64, 0, 0, 0, 0, 0)\n"
+        "held = call(240, text(TOLD['token']), 0o102, 0o666, room)\ncall(242, held, TOLD['mark'].encode(), 20, 0, None)"),
+        ("held = call(240, text(TOLD['token']), 0o4002, 0, None)\nroom = ctypes.create_string_buffer(64)\n"
+        "call(243, held, room, 64, None, None)\nshow(room.raw)\ncall(241, text(TOLD['token']))"),
     ),
     "a file in /dev/shm": (
         "write('/dev/shm/' + TOLD['token'], TOLD['mark'].encode())",
@@ -76,15 +76,15 @@ _PLACES = {
         "read('/var/tmp/' + TOLD['token'])\nos.unlink('/var/tmp/' + TOLD['token'])",
     ),
     "an abstract socket of a daemon": (
-        "ours = socket.socket(socket.AF_UNIX)\nours.bind('\\0' + TOLD['token'] + '-k')\nours.listen()\n"
-        "if detach():\n    ours.settimeout(8)\n    ours.accept()[0].send(TOLD['mark'].encode())\n    os._exit(0)",
+        ("ours = socket.socket(socket.AF_UNIX)\nours.bind('\\0' + TOLD['token'] + '-k')\nours.listen()\n"
+        "if detach():\n    ours.settimeout(8)\n    ours.accept()[0].send(TOLD['mark'].encode())\n    os._exit(0)"),
         "ours = socket.socket(socket.AF_UNIX)\nours.connect('\\0' + TOLD['token'] + '-k')\nshow(ours.recv(99))",
     ),
     "a name of a process": (
-        "if detach():\n    LIBRARY.prctl(15, TOLD['mark'][-15:].encode(), 0, 0, 0)\n    write('mark', TOLD['mark'].encode())\n    stay(4)\n    os._exit(0)\n"
-        "while not os.path.exists('mark'):\n    time.sleep(0.01)\nos.unlink('mark')",
-        "for name in os.listdir('/proc'):\n    with suppress(OSError):\n        if name.isdigit() and TOLD['token'] in open(f'/proc/{name}/cmdline').read():\n"
-        "            show(open(f'/proc/{name}/cmdline').read())",
+        ("if detach():\n    LIBRARY.prctl(15, TOLD['mark'][-15:].encode(), 0, 0, 0)\n    write('mark', TOLD['mark'].encode())\n    stay(4)\n    os._exit(0)\n"
+        "while not os.path.exists('mark'):\n    time.sleep(0.01)\nos.unlink('mark')"),
+        ("for name in os.listdir('/proc'):\n    with suppress(OSError):\n        if name.isdigit() and TOLD['token'] in open(f'/proc/{name}/cmdline').read():\n"
+        "            show(open(f'/proc/{name}/cmdline').read())"),
     ),
 }  # fmt: skip
 
@@ -117,7 +117,9 @@ ATTEMPTS: list[Attempt] = [
                             "room = ctypes.create_string_buffer(64)\ncall(250, 11, number, room, 64)\nshow(room.raw)\n"
                             f"call(250, 9, number, {second})"
                         ),
-                        "not_without_jail": "" if name in {"the user", "the session"} else "it is gone with its process there",
+                        "not_without_jail": ""
+                        if name in {"the user", "the session"}
+                        else "it is gone with its process there",
                     },
                 )
                 for name, (first, second) in _KEYS.items()
@@ -127,23 +129,85 @@ ATTEMPTS: list[Attempt] = [
     *family(
         "left for the next rollout",
         [
-            ("a file in HOME", "write(os.environ['HOME'] + '/left', TOLD['mark'].encode())", mark_in_last, {"drive": next_rollout("read(os.environ['HOME'] + '/left')")}),
-            ("a file in TMPDIR", "write(os.environ['TMPDIR'] + '/left', TOLD['mark'].encode())", mark_in_last, {"drive": next_rollout("read(os.environ['TMPDIR'] + '/left')")}),
-            ("a file beside the tree", "write('../left', TOLD['mark'].encode())", mark_in_last, {"drive": next_rollout("read('../left')")}),
-            ("an attribute of the folder above", "os.setxattr('..', 'user.left', TOLD['mark'].encode())", mark_in_last, {"drive": next_rollout("show(os.getxattr('..', 'user.left'))")}),
-            ("a file in /tmp", _PLACES["a file in /tmp"][0], mark_in_last, {"drive": next_rollout(_PLACES["a file in /tmp"][1])}),
-            ("a .pth file", _SITE + _CODE + "write(site + '/poison.pth', code.encode())", mark_in_last, {"drive": next_rollout(_CLEAN, isolated=False)}),
-            ("a program in HOME", _FAKE + "os.makedirs(os.environ['HOME'] + '/bin')\nname = os.environ['HOME'] + '/bin/ls'\nwrite(name, program.encode())\nos.chmod(name, 0o755)", mark_in_last, {"drive": next_rollout("", command="ls")}),
+            (
+                "a file in HOME",
+                "write(os.environ['HOME'] + '/left', TOLD['mark'].encode())",
+                mark_in_last,
+                {"drive": next_rollout("read(os.environ['HOME'] + '/left')")},
+            ),
+            (
+                "a file in TMPDIR",
+                "write(os.environ['TMPDIR'] + '/left', TOLD['mark'].encode())",
+                mark_in_last,
+                {"drive": next_rollout("read(os.environ['TMPDIR'] + '/left')")},
+            ),
+            (
+                "a file beside the tree",
+                "write('../left', TOLD['mark'].encode())",
+                mark_in_last,
+                {"drive": next_rollout("read('../left')")},
+            ),
+            (
+                "an attribute of the folder above",
+                "os.setxattr('..', 'user.left', TOLD['mark'].encode())",
+                mark_in_last,
+                {"drive": next_rollout("show(os.getxattr('..', 'user.left'))")},
+            ),
+            (
+                "a file in /tmp",
+                _PLACES["a file in /tmp"][0],
+                mark_in_last,
+                {"drive": next_rollout(_PLACES["a file in /tmp"][1])},
+            ),
+            (
+                "a .pth file",
+                _SITE + _CODE + "write(site + '/poison.pth', code.encode())",
+                mark_in_last,
+                {"drive": next_rollout(_CLEAN, isolated=False)},
+            ),
+            (
+                "a program in HOME",
+                _FAKE
+                + "os.makedirs(os.environ['HOME'] + '/bin')\nname = os.environ['HOME'] + '/bin/ls'\nwrite(name, program.encode())\nos.chmod(name, 0o755)",
+                mark_in_last,
+                {"drive": next_rollout("", command="ls")},
+            ),
         ],
     ),
     *family(
         "start-up files of the interpreter",
         [
-            ("a .pth file of the user", _SITE + _CODE + "write(site + '/poison.pth', code.encode())", mark_in_last, {"drive": next_command(_CLEAN, isolated=False)}),
-            ("a usercustomize", _SITE + _CODE + "write(site + '/usercustomize.py', code.encode())", mark_in_last, {"drive": next_command(_CLEAN, isolated=False)}),
-            ("a sitecustomize of the user", _SITE + _CODE + "write(site + '/sitecustomize.py', code.encode())", mark_in_last, {"drive": next_command(_CLEAN, isolated=False)}),
-            ("a module of the standard library in the tree, after a restore", _CODE + "write('json.py', code.encode())", mark_in_last, {"drive": _after_restore("import json")}),
-            ("a module in the tree under the name of a program, after a restore", _CODE + "os.makedirs('this')\nwrite('this/__main__.py', code.encode())\nwrite('this/__init__.py')", mark_in_last, {"drive": _after_restore("this", is_module=True)}),
+            (
+                "a .pth file of the user",
+                _SITE + _CODE + "write(site + '/poison.pth', code.encode())",
+                mark_in_last,
+                {"drive": next_command(_CLEAN, isolated=False)},
+            ),
+            (
+                "a usercustomize",
+                _SITE + _CODE + "write(site + '/usercustomize.py', code.encode())",
+                mark_in_last,
+                {"drive": next_command(_CLEAN, isolated=False)},
+            ),
+            (
+                "a sitecustomize of the user",
+                _SITE + _CODE + "write(site + '/sitecustomize.py', code.encode())",
+                mark_in_last,
+                {"drive": next_command(_CLEAN, isolated=False)},
+            ),
+            (
+                "a module of the standard library in the tree, after a restore",
+                _CODE + "write('json.py', code.encode())",
+                mark_in_last,
+                {"drive": _after_restore("import json")},
+            ),
+            (
+                "a module in the tree under the name of a program, after a restore",
+                _CODE
+                + "os.makedirs('this')\nwrite('this/__main__.py', code.encode())\nwrite('this/__init__.py')",
+                mark_in_last,
+                {"drive": _after_restore("this", is_module=True)},
+            ),
         ],
     ),
     *family(
@@ -177,29 +241,72 @@ ATTEMPTS: list[Attempt] = [
     *family(
         "poisoned PATH",
         [
-            ("a program in the tree", _FAKE + "write('ls', program.encode())\nos.chmod('ls', 0o755)", mark_in_last, {"drive": next_command("", command="ls")}),
-            ("a program in HOME", _FAKE + "os.makedirs(os.environ['HOME'] + '/bin')\nname = os.environ['HOME'] + '/bin/ls'\nwrite(name, program.encode())\nos.chmod(name, 0o755)", mark_in_last, {"drive": next_command("", command="ls")}),
-            ("an interpreter in the tree", _FAKE + "write('python3', program.encode())\nos.chmod('python3', 0o755)", mark_in_last, {"drive": next_command("", command="python3 -c 'print(1)'")}),
-            ("a program in a folder of PATH", _FAKE + "for folder in os.environ['PATH'].split(':'):\n    with suppress(OSError):\n        write(folder + '/' + TOLD['token'], program.encode())\n        os.chmod(folder + '/' + TOLD['token'], 0o755)", mark_in_last, {"drive": next_rollout("os.execvp(TOLD['token'], [TOLD['token']])"), "not_without_jail": _MACHINE}),
+            (
+                "a program in the tree",
+                _FAKE + "write('ls', program.encode())\nos.chmod('ls', 0o755)",
+                mark_in_last,
+                {"drive": next_command("", command="ls")},
+            ),
+            (
+                "a program in HOME",
+                _FAKE
+                + "os.makedirs(os.environ['HOME'] + '/bin')\nname = os.environ['HOME'] + '/bin/ls'\nwrite(name, program.encode())\nos.chmod(name, 0o755)",
+                mark_in_last,
+                {"drive": next_command("", command="ls")},
+            ),
+            (
+                "an interpreter in the tree",
+                _FAKE + "write('python3', program.encode())\nos.chmod('python3', 0o755)",
+                mark_in_last,
+                {"drive": next_command("", command="python3 -c 'print(1)'")},
+            ),
+            (
+                "a program in a folder of PATH",
+                _FAKE
+                + "for folder in os.environ['PATH'].split(':'):\n    with suppress(OSError):\n        write(folder + '/' + TOLD['token'], program.encode())\n        os.chmod(folder + '/' + TOLD['token'], 0o755)",
+                mark_in_last,
+                {
+                    "drive": next_rollout("os.execvp(TOLD['token'], [TOLD['token']])"),
+                    "not_without_jail": _MACHINE,
+                },
+            ),
         ],
     ),
     *family(
         "LD_PRELOAD",
         [
-            ("for every program", "write('/etc/ld.so.preload', b'/' + TOLD['token'].encode())", _loader_changed, {"not_without_jail": _MACHINE}),
-            ("a folder for every program", "write('/etc/ld.so.conf.d/poison.conf', b'/' + TOLD['token'].encode())", _loader_changed, {"not_without_jail": _MACHINE}),
+            (
+                "for every program",
+                "write('/etc/ld.so.preload', b'/' + TOLD['token'].encode())",
+                _loader_changed,
+                {"not_without_jail": _MACHINE},
+            ),
+            (
+                "a folder for every program",
+                "write('/etc/ld.so.conf.d/poison.conf', b'/' + TOLD['token'].encode())",
+                _loader_changed,
+                {"not_without_jail": _MACHINE},
+            ),
             (
                 "a variable for the next command",
                 "os.environ['LD_PRELOAD'] = '/' + TOLD['mark']\nwith open('/proc/self/environ', 'r+b') as own:\n    own.write(b'x')",
                 mark_in_last,
-                {"drive": next_command("", command="true"), "not_without_jail": "it has no effect there either"},
+                {
+                    "drive": next_command("", command="true"),
+                    "not_without_jail": "it has no effect there either",
+                },
             ),
             (
                 "a file of variables that shells and logins read",
-                "for name in ('.bashrc', '.profile', '.bash_profile', '.pam_environment', '.environment'):\n"
-                "    write(os.environ['HOME'] + '/' + name, b'export LD_PRELOAD=/' + TOLD['mark'].encode() + b'\\n')",
+                (
+                    "for name in ('.bashrc', '.profile', '.bash_profile', '.pam_environment', '.environment'):\n"
+                    "    write(os.environ['HOME'] + '/' + name, b'export LD_PRELOAD=/' + TOLD['mark'].encode() + b'\\n')"
+                ),
                 mark_in_last,
-                {"drive": next_command("", command="true"), "not_without_jail": "it has no effect there either"},
+                {
+                    "drive": next_command("", command="true"),
+                    "not_without_jail": "it has no effect there either",
+                },
             ),
         ],
     ),

@@ -58,7 +58,17 @@ def run_as_user(words: Sequence[str]) -> list[dict[str, Any]]:
             "HOME": str(home),
         }
         done = subprocess.run(
-            [*drop, usable[0], "-B", "-m", "benchmarks.escapes", "--as-we-are", "--json", str(results), *words],
+            [
+                *drop,
+                usable[0],
+                "-B",
+                "-m",
+                "benchmarks.escapes",
+                "--as-we-are",
+                "--json",
+                str(results),
+                *words,
+            ],
             env=environment,
             cwd=folder / "source",
             check=False,

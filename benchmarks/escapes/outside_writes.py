@@ -19,14 +19,22 @@ ATTEMPTS: list[Attempt] = [
             ("truncating", "os.truncate(TOLD['target'], 0)", changed),
             ("renaming over it", "write('mine')\nos.rename('mine', TOLD['target'])", changed),
             ("renaming it away", "os.rename(TOLD['target'], 'mine')", changed),
-            ("exchanging it", "write('mine')\ncall(316, -100, text('mine'), -100, text(TOLD['target']), 2)", changed),
+            (
+                "exchanging it",
+                "write('mine')\ncall(316, -100, text('mine'), -100, text(TOLD['target']), 2)",
+                changed,
+            ),
             ("removing it", "os.unlink(TOLD['target'])", changed),
             ("a new file", "write(TOLD['outside'] + '/new')", changed),
             ("a new folder", "os.mkdir(TOLD['outside'] + '/new')", changed),
             ("a new link", "os.symlink('/', TOLD['outside'] + '/new')", changed),
             ("a new pipe", "os.mkfifo(TOLD['outside'] + '/new')", changed),
             ("a new socket", "socket.socket(socket.AF_UNIX).bind(TOLD['outside'] + '/new')", changed),
-            ("a hard link out of the tree", "write('mine')\nos.link('mine', TOLD['outside'] + '/new')", changed),
+            (
+                "a hard link out of the tree",
+                "write('mine')\nos.link('mine', TOLD['outside'] + '/new')",
+                changed,
+            ),
             (
                 "shared memory of the file",
                 "held = os.open(TOLD['target'], os.O_RDWR)\nmmap.mmap(held, 6)[:6] = b'change'",
@@ -40,16 +48,41 @@ ATTEMPTS: list[Attempt] = [
         [
             ("its mode", "os.chmod(TOLD['target'], 0o4777)", changed),
             ("its mode, by the newer call", "call(452, -100, text(TOLD['target']), 0o4777, 0)", changed),
-            ("the mode of an opened one", "os.fchmod(os.open(TOLD['shown'] + '/neighbour.txt', os.O_RDONLY), 0o4777)", changed),
-            ("the mode of what is closed", "os.chmod(TOLD['private'], 0o666)\nread(TOLD['private'])", changed),
+            (
+                "the mode of an opened one",
+                "os.fchmod(os.open(TOLD['shown'] + '/neighbour.txt', os.O_RDONLY), 0o4777)",
+                changed,
+            ),
+            (
+                "the mode of what is closed",
+                "os.chmod(TOLD['private'], 0o666)\nread(TOLD['private'])",
+                changed,
+            ),
             ("its owner", "os.chown(TOLD['target'], 12345, 12345)", changed, {"only_for": "root"}),
-            ("its group, to ours", "os.chown(TOLD['target'], -1, os.getgid() or 7)", changed, {"only_for": "root"}),
+            (
+                "its group, to ours",
+                "os.chown(TOLD['target'], -1, os.getgid() or 7)",
+                changed,
+                {"only_for": "root"},
+            ),
             ("its times", "os.utime(TOLD['target'], (1, 1))", changed),
-            ("the times of an opened one", "os.utime(os.open(TOLD['shown'] + '/neighbour.txt', os.O_RDONLY), (1, 1))", changed),
+            (
+                "the times of an opened one",
+                "os.utime(os.open(TOLD['shown'] + '/neighbour.txt', os.O_RDONLY), (1, 1))",
+                changed,
+            ),
             ("the times of a folder", "os.utime(TOLD['outside'], (1, 1))", changed),
             ("an attribute", "os.setxattr(TOLD['target'], 'user.mark', b'x')", changed),
-            ("an attribute of an opened one", "os.setxattr(os.open(TOLD['shown'] + '/neighbour.txt', os.O_RDONLY), 'user.mark', b'x')", changed),
-            ("an access list", "os.setxattr(TOLD['outside'], 'system.posix_acl_default', struct.pack('<IHHIHHIHHI', 2, 1, 7, 0xffffffff, 4, 7, 0xffffffff, 32, 7, 0xffffffff))", changed),
+            (
+                "an attribute of an opened one",
+                "os.setxattr(os.open(TOLD['shown'] + '/neighbour.txt', os.O_RDONLY), 'user.mark', b'x')",
+                changed,
+            ),
+            (
+                "an access list",
+                "os.setxattr(TOLD['outside'], 'system.posix_acl_default', struct.pack('<IHHIHHIHHI', 2, 1, 7, 0xffffffff, 4, 7, 0xffffffff, 32, 7, 0xffffffff))",
+                changed,
+            ),
         ],
     ),
     *family(
@@ -62,7 +95,12 @@ ATTEMPTS: list[Attempt] = [
                 "held = os.open(TOLD['shown'] + '/target.txt', os.O_RDONLY)\nwrite(f'/proc/self/fd/{held}')",
                 changed,
             ),
-            ("made writable again", "call(165, 0, text(TOLD['shown']), 0, 32 | 4096, 0)\nwrite(TOLD['shown'] + '/target.txt')", changed, {"not_without_jail": "it would change the mounts of this machine"}),
+            (
+                "made writable again",
+                "call(165, 0, text(TOLD['shown']), 0, 32 | 4096, 0)\nwrite(TOLD['shown'] + '/target.txt')",
+                changed,
+                {"not_without_jail": "it would change the mounts of this machine"},
+            ),
             ("its mode", "os.chmod(TOLD['shown'] + '/target.txt', 0o4777)", changed),
             ("a file removed", "os.unlink(TOLD['shown'] + '/target.txt')", changed),
             ("moved away as a whole", "os.rename(TOLD['shown'], TOLD['tree'] + '/taken')", changed),
@@ -71,8 +109,16 @@ ATTEMPTS: list[Attempt] = [
     *family(
         "poisoned environment of all rollouts",
         [
-            ("a program on PATH", "write(TOLD['env'] + '/bin/tool', b'#!/bin/sh\\necho poisoned\\n')", changed),
-            ("a new program on PATH", "write(TOLD['env'] + '/bin/python3', b'#!/bin/sh\\necho poisoned\\n')", changed),
+            (
+                "a program on PATH",
+                "write(TOLD['env'] + '/bin/tool', b'#!/bin/sh\\necho poisoned\\n')",
+                changed,
+            ),
+            (
+                "a new program on PATH",
+                "write(TOLD['env'] + '/bin/python3', b'#!/bin/sh\\necho poisoned\\n')",
+                changed,
+            ),
             ("a module", "write(TOLD['env'] + '/site/trusted.py', b'ANSWER = 1')", changed),
             (
                 "compiled code of a module",
@@ -88,8 +134,10 @@ ATTEMPTS: list[Attempt] = [
             ("a sitecustomize", "write(TOLD['env'] + '/site/sitecustomize.py', b'import os')", changed),
             (
                 "compiled code of the standard library",
-                "sys.dont_write_bytecode = False\nfolder = os.path.dirname(os.__file__)\n"
-                "name = folder + '/__pycache__/' + TOLD['token'] + '.pyc'\nwrite(name)\nwrite(TOLD['target'])",
+                (
+                    "sys.dont_write_bytecode = False\nfolder = os.path.dirname(os.__file__)\n"
+                    "name = folder + '/__pycache__/' + TOLD['token'] + '.pyc'\nwrite(name)\nwrite(TOLD['target'])"
+                ),
                 changed,
                 {"not_without_jail": _MACHINE},
             ),

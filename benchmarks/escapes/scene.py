@@ -38,14 +38,13 @@ class Scene:
     Modes are as open as can be (only ``private`` and ``closed`` are not): the jail alone is the guard.
     """
 
-    def __init__(self, *, has_victim: bool = False) -> None:
+    def __init__(self, *, has_victim: bool = False, has_way_out: bool = False) -> None:
+        self._has_way_out = has_way_out
         self.word = f"secret{secrets.token_hex(12)}"
         self.mark = f"mark{secrets.token_hex(8)}"
         self.token = f"escapes-{secrets.token_hex(8)}"
         self.root = Path(tempfile.mkdtemp(prefix="escapes-")).resolve()
-        self.outside, self.shown, self.run_folder = (
-            self.root / name for name in ("outside", "shown", "run")
-        )
+        self.outside, self.shown, self.run_folder = (self.root / name for name in ("outside", "shown", "run"))
         self.tree = self.root / "work" / "tree"
         self.masked = self.shown / "inner" / "masked"
         self.environment = self.shown / "env"
@@ -92,7 +91,8 @@ class Scene:
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_text(content)
         (self.outside / "pointer").symlink_to(f"/nowhere/{self.word}")
-        os.mkfifo(self.shown / "pipe")
+        if self._has_way_out:
+            os.mkfifo(self.shown / "pipe")
 
     def _plant_tree(self) -> None:
         self.tree.mkdir(parents=True)
@@ -106,7 +106,9 @@ class Scene:
     def _open_to_all(self) -> None:
         for place in (self.root, *self.root.rglob("*")):
             if not place.is_symlink():
-                place.chmod(0o777 if place.is_dir() or place.suffix == ".sh" or place.name == "tool" else 0o666)
+                place.chmod(
+                    0o777 if place.is_dir() or place.suffix == ".sh" or place.name == "tool" else 0o666
+                )
         for place in (self.outside / "private.txt", self.shown / "closed.txt"):
             place.chmod(0o600)
         self.root.chmod(0o755)
@@ -120,11 +122,12 @@ class Scene:
             "tcp6": (inet6, stream, ("::1", 0)),
             "path": (unix, stream, str(self.outside / "s")),
             "path_datagram": (unix, datagram, str(self.outside / "d")),
-            "shown": (unix, stream, str(self.shown / "s")),
             "abstract": (unix, stream, f"\0{self.token}-s"),
             "abstract_datagram": (unix, datagram, f"\0{self.token}-d"),
             "abstract_packets": (unix, packets, f"\0{self.token}-p"),
         }
+        if self._has_way_out:
+            places["shown"] = (unix, stream, str(self.shown / "s"))
         if own_address():
             places["host_tcp"] = (inet, stream, (own_address(), 0))
         for name, (kind, how, address) in places.items():
@@ -137,8 +140,9 @@ class Scene:
                     listener.listen(8)
         for name in ("s", "d"):
             (self.outside / name).chmod(0o777)
-        (self.shown / "s").chmod(0o777)
-        self.fifo = os.open(self.shown / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+        if self._has_way_out:
+            (self.shown / "s").chmod(0o777)
+            self.fifo = os.open(self.shown / "pipe", os.O_RDONLY | os.O_NONBLOCK)
 
     def _start_victim(self) -> None:
         self.victim = subprocess.Popen(

@@ -71,14 +71,23 @@ ATTEMPTS: list[Attempt] = [
     *family(
         "terminal injection by names",
         [
-            ("a file name with a control character", "write('a\\x1b[2Jb')\nwrite('c\\x9bd')\nwrite('e\\rf')", _printed, {"drive": then(_reads_hostile_names)}),
+            (
+                "a file name with a control character",
+                "write('a\\x1b[2Jb')\nwrite('c\\x9bd')\nwrite('e\\rf')",
+                _printed,
+                {"drive": then(_reads_hostile_names)},
+            ),
         ],
     ),
     *family(
         "the terminal itself",
         [
             ("writing to it by its general name", "write('/dev/tty', TOLD['token'].encode())", _on_terminal),
-            ("writing to it by its own name", "write(TOLD['terminal'], TOLD['token'].encode())", _on_terminal),
+            (
+                "writing to it by its own name",
+                "write(TOLD['terminal'], TOLD['token'].encode())",
+                _on_terminal,
+            ),
             (
                 "typing into it",
                 "held = os.open('/dev/tty', os.O_RDWR)\nfor letter in TOLD['token'] + '\\n':\n    fcntl.ioctl(held, 0x5412, letter.encode())",

@@ -117,7 +117,9 @@ class Watch:
             shmem_bytes=system_shmem_bytes(),
             disk_bytes=sum(_folder_bytes(folder) for folder in self._folders) + _deleted_bytes(pids),
             descriptors=max((len(found) for found in links), default=0),
-            kinds=frozenset(link for found in links for link in found if "anon_inode" in link or "secretmem" in link),
+            kinds=frozenset(
+                link for found in links for link in found if "anon_inode" in link or "secretmem" in link
+            ),
             capabilities=_union(int(field.get("CapEff", "0"), 16) for field in fields),
             namespaces=frozenset(name for pid in pids for name in _namespaces(pid)),
         )

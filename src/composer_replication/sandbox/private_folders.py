@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 
 from composer_replication.sandbox.process_folder import process_folder
@@ -23,6 +24,7 @@ from composer_replication.sandbox.process_folder import process_folder
 _BLOCK_BYTES = 4096
 _SUBFOLDERS = ("home", "tmp")
 _FRESH = ("tmp", "shm")
+_PRIVILEGED = stat.S_ISUID | stat.S_ISGID
 
 
 class UnmeasurableError(Exception):
@@ -107,6 +109,30 @@ def hand_over(root: Path, uid: int | None) -> None:
             os.chown(path, uid, uid, follow_symlinks=False)
 
 
+@lru_cache(maxsize=1024)
+def _way_out(path: str, _identity: tuple[int, int, int]) -> str:
+    for folder, _, names in os.walk(path):
+        for name in names:
+            place = os.path.join(folder, name)
+            with suppress(OSError):
+                mode = os.lstat(place).st_mode
+                if stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode):
+                    return place
+    return ""
+
+
+def way_out(path: Path) -> str:
+    """A socket or named pipe in a folder that is only to be read, or nothing.
+
+    Being read-only does not close them: who can name one can talk to whoever listens. A folder is
+    looked through once per process, and again when it has been changed itself.
+    """
+    info = path.stat()
+    if stat.S_ISSOCK(info.st_mode) or stat.S_ISFIFO(info.st_mode):
+        return str(path)
+    return _way_out(str(path.resolve()), (info.st_dev, info.st_ino, info.st_ctime_ns))
+
+
 def _replace_by_copy(path: str) -> None:
     descriptor, temporary = tempfile.mkstemp(dir=os.path.dirname(path))
     os.close(descriptor)
@@ -115,7 +141,10 @@ def _replace_by_copy(path: str) -> None:
 
 
 def give_back(root: Path, owner: tuple[int, int] | None) -> None:
-    """Return ``root`` to ``owner`` and make its folders readable again, whatever their modes."""
+    """Return ``root`` to ``owner`` and make its folders readable again, whatever their modes.
+
+    Files lose their setuid and setgid bits: from now on they are ours, and whoever ran one would be us.
+    """
     queue = [str(root)]
     while queue:
         folder = queue.pop()
@@ -128,8 +157,12 @@ def give_back(root: Path, owner: tuple[int, int] | None) -> None:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
                     queue.append(entry.path)
-                elif owner is not None:
+                    continue
+                if owner is not None:
                     os.chown(entry.path, *owner, follow_symlinks=False)
+                mode = entry.stat(follow_symlinks=False).st_mode
+                if stat.S_ISREG(mode) and mode & _PRIVILEGED:
+                    os.chmod(entry.path, stat.S_IMODE(mode) & ~_PRIVILEGED)
 
 
 def _reopen(folder: str) -> None:

@@ -75,7 +75,7 @@ class Attempt:
     judge: Judge
     drive: Drive | None = None
     not_without_jail: str = ""
-    timeout_seconds: float = 20.0
+    timeout_seconds: float = 60.0
     limits: Limits = LIMITS
     is_watched: bool = False
     has_victim: bool = False

@@ -154,7 +154,9 @@ def _setuid_files(tree: Path) -> list[str]:
 
 
 def _script_problem(outcome: Outcome) -> str:
-    """A script that crashed has tried nothing."""
+    """A script that crashed, or did not come to its first line in time, has tried nothing."""
+    if outcome.notes.get("never_began"):
+        return "it was ended before its first line: the machine is too busy"
     for result in outcome.results:
         if result.exit_code == _CRASHED and "Traceback" in result.stderr:
             return (result.stderr.strip().splitlines() or ["exit code 1"])[-1][:300]

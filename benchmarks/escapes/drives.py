@@ -24,6 +24,7 @@ from composer_replication.sandbox import base_python
 from composer_replication.sandbox.warm_bubblewrap import WarmBubblewrapSandbox
 
 _BESIDE_SECONDS = 1.5
+_REFUSED, _KILLED = 3, 137
 
 
 @cache
@@ -50,7 +51,7 @@ class Stage:
 
     def command(self, script: str | None = None, **more: object) -> list[str]:
         """The program and its arguments."""
-        told = json.dumps({**self.scene.told, **self.told, **more})
+        told = json.dumps({**self.scene.told, "timeout": self.attempt.timeout_seconds, **self.told, **more})
         text = program(self.attempt.script if script is None else script)
         return [str(base_python()), "-I", "-S", "-c", text, self.scene.token, told]
 
@@ -64,6 +65,9 @@ class Stage:
             self.outcome.broken.append(f"the jail broke: {error.code} {error.message}")
         else:
             self.outcome.results.append(result)
+            came_so_far = (self.scene.tree / "began").exists() or result.exit_code in {0, _REFUSED}
+            if result.exit_code == _KILLED and not came_so_far:
+                self.outcome.notes["never_began"] = True
 
     def open(self, tree: Path) -> Sandbox:
         """A further sandbox of the same backend, which sees the same folders."""

@@ -91,9 +91,9 @@ def detach():
     return True
 
 
-def beat(seconds=8.0):
-    """The heartbeat of a process that should not live any more."""
-    end = time.monotonic() + seconds
+def beat():
+    """The heartbeat of a process that should not live any more; it outlasts the time-out."""
+    end = time.monotonic() + TOLD["timeout"] + 8
     descriptor = os.open("beat", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     while time.monotonic() < end:
         os.write(descriptor, b".")
@@ -109,7 +109,8 @@ def await_beat():
 
 
 def run(attempt):
-    """Try it; a refusal is no crash."""
+    """Try it; a refusal is no crash. The file says that it came so far."""
+    os.close(os.open("began", os.O_CREAT | os.O_WRONLY))
     try:
         attempt()
     except (OSError, MemoryError, EOFError) as refusal:

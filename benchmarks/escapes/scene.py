@@ -189,7 +189,7 @@ class Scene:
         """What is planted outside the tree, by path: kind, mode, owner, times and content."""
         found = {}
         for folder in (self.outside, self.shown, self.run_folder):
-            for place in (folder, *sorted(folder.rglob("*"))):
+            for place in (folder, *sorted(folder.rglob("*"))) if folder.exists() else ():
                 found[str(place.relative_to(self.root))] = _state_of(place)
         return found
 

@@ -26,6 +26,7 @@ from composer_replication.sandbox.private_folders import UnmeasurableError, fold
 from composer_replication.sandbox.process_tree import (
     descendants,
     memory_bytes,
+    num_threads,
     proportional_memory_bytes,
     unlinked_file_bytes,
 )
@@ -33,6 +34,7 @@ from composer_replication.sandbox.process_tree import (
 _CHUNK_BYTES = 1 << 16  # what a pipe holds
 _WATCH_SECONDS = 0.05
 _LONGEST_WATCH_SECONDS = 1.0
+_THREADS_A_PROCESS = 4  # on average; where the kernel counts, threads count as processes
 _WATCH_SHARE = 10  # a look may cost at most a tenth of the time
 _interrupted = threading.Event()
 
@@ -115,7 +117,8 @@ class Watched:
     def look(self, root: int) -> Verdict:
         """Which limit the tree below ``root`` exceeds now."""
         pids = descendants(root)
-        if len(pids) > self.limits.num_processes + self.num_own_processes:
+        most = self.limits.num_processes + self.num_own_processes
+        if len(pids) > most or num_threads(pids) > _THREADS_A_PROCESS * most:
             return Verdict.OVER_PROCESSES
         if (
             memory_bytes(pids) > self.limits.memory_bytes

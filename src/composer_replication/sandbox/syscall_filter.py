@@ -16,7 +16,7 @@ import struct
 _LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW = 0x7FFF0000
 _FAIL = 0x00050000
-_OFFSET_NUMBER, _OFFSET_ARCH, _OFFSET_FIRST_ARGUMENT = 0, 4, 16
+_OFFSET_NUMBER, _OFFSET_ARCH, _OFFSET_FIRST_ARGUMENT, _OFFSET_SECOND_ARGUMENT = 0, 4, 16, 24
 _CLONE_NEW_USER = 0x10000000
 _X32_BIT = 0x40000000
 _ALLOWED_FAMILIES = (1, 2, 10, 16)  # unix, inet, inet6, netlink
@@ -56,6 +56,21 @@ _MACHINES: dict[str, tuple[int, int, int, tuple[int, ...]]] = {
 }  # fmt: skip
 
 
+# What a jail without namespaces shares with every process of its user.
+# machine -> (audit architecture, setpriority, those whose first argument must be 0 (oneself), refused numbers)
+_AMONG_EQUALS: dict[str, tuple[int, int, tuple[int, ...], tuple[int, ...]]] = {
+    "x86_64": (
+        0xC000003E,
+        141,
+        (302, 203, 144, 142, 314),  # prlimit64, sched_setaffinity, _setscheduler, _setparam, _setattr
+        (240, 241, 251, 256, 279, 312),  # mq_open, mq_unlink, ioprio_set, migrate_pages, move_pages, kcmp
+    ),
+    "aarch64": (0xC00000B7, 140, (261, 122, 119, 118, 274), (180, 181, 30, 238, 239, 272)),
+}
+_REFUSED_AMONG_EQUALS = (428, 440, 442, 447)
+# open_tree, process_madvise, mount_setattr, memfd_secret: one number everywhere
+
+
 def _step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
     return struct.pack("<HBBI", code, if_true, if_false, value)
 
@@ -92,6 +107,45 @@ def filter_program(machine: str | None = None) -> bytes:
         ),
         _step(_RETURN, _FAIL | errno.EAFNOSUPPORT),
         _step(_RETURN, _ALLOW),
+        _step(_RETURN, _ALLOW),
+    ]
+    return b"".join(program)
+
+
+def filter_among_equals(machine: str | None = None) -> bytes:
+    """A filter for a jail that keeps its user id and has no namespaces; empty for a machine we do not know.
+
+    It refuses to set the limits, priority, scheduler or processors of any process but the caller, and
+    message queues, which such a jail would share with the host and with the next command.
+    """
+    known = _AMONG_EQUALS.get(machine or os.uname().machine)
+    if known is None:
+        return b""
+    architecture, set_priority, of_oneself, refused = known
+    program = [
+        _step(_LOAD, _OFFSET_ARCH),
+        _step(_JUMP_EQUAL, architecture, 1, 0),
+        _step(_RETURN, _FAIL | errno.ENOSYS),
+        _step(_LOAD, _OFFSET_NUMBER),
+        _step(_JUMP_AT_LEAST, _X32_BIT, 0, 1) if architecture == _MACHINES["x86_64"][0] else b"",
+        _step(_RETURN, _FAIL | errno.ENOSYS) if architecture == _MACHINES["x86_64"][0] else b"",
+        *(_refuse(number) for number in (*refused, *_REFUSED_AMONG_EQUALS)),
+    ]
+    for number in of_oneself:
+        program += [
+            _step(_JUMP_EQUAL, number, 0, 4),
+            _step(_LOAD, _OFFSET_FIRST_ARGUMENT),
+            _step(_JUMP_EQUAL, 0, 1, 0),
+            _step(_RETURN, _FAIL | errno.EPERM),
+            _step(_RETURN, _ALLOW),
+        ]
+    program += [  # setpriority(PRIO_PROCESS, 0, …) alone
+        _step(_JUMP_EQUAL, set_priority, 0, 5),
+        _step(_LOAD, _OFFSET_FIRST_ARGUMENT),
+        _step(_JUMP_EQUAL, 0, 0, 2),
+        _step(_LOAD, _OFFSET_SECOND_ARGUMENT),
+        _step(_JUMP_EQUAL, 0, 1, 0),
+        _step(_RETURN, _FAIL | errno.EPERM),
         _step(_RETURN, _ALLOW),
     ]
     return b"".join(program)

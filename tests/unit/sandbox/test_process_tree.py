@@ -73,3 +73,19 @@ def test_a_process_that_is_gone_has_nothing() -> None:
     assert process_tree.descendants(gone.pid) == []
     assert process_tree.memory_bytes([gone.pid]) == 0
     assert process_tree.unlinked_file_bytes([gone.pid]) == 0
+
+
+def test_threads_of_all_processes_count() -> None:
+    code = (
+        "import threading, time\n"
+        "for _ in range(5): threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+        "print('up', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            assert process_tree.num_threads([process.pid]) == 6
+            assert process_tree.num_threads([process.pid, 2**22 + 5]) == 6  # one that is gone
+        finally:
+            process.kill()

@@ -14,7 +14,7 @@ import benchmarks.escapes as package
 from benchmarks.escapes.attempt import Attempt, all_attempts
 from benchmarks.escapes.course import run_course
 from benchmarks.escapes.ordinary_user import NoInterpreterError, run_as_user
-from benchmarks.escapes.plain import Plain, forget_homes
+from benchmarks.escapes.plain import Plain
 from benchmarks.escapes.table import render, summary_row, unseen
 from composer_replication.interfaces import SandboxBackend
 from composer_replication.sandbox import accept, choose_backend
@@ -93,7 +93,6 @@ def _run_here(args: argparse.Namespace, attempts: list[Attempt]) -> list[dict[st
                     f"({row['evidence']}) {row['seconds']} s",
                     flush=True,
                 )
-    forget_homes()
     return findings
 
 

@@ -82,7 +82,7 @@ def _try(backend: SandboxBackend, attempt: Attempt) -> tuple[str, str]:
         if evidence:
             return _ESCAPED, evidence[:300]
         problem = _script_problem(outcome)
-        return (_UNTRIED, problem) if problem else (_HELD, "")
+        return (_UNTRIED, problem) if problem else (_HELD, _how_it_ended(outcome))
 
 
 def _run(backend: SandboxBackend, attempt: Attempt, scene: Scene, outcome: Outcome) -> None:
@@ -151,6 +151,15 @@ def _setuid_files(tree: Path) -> list[str]:
             if info.st_mode & (stat.S_ISUID | stat.S_ISGID) and info.st_uid == os.getuid():
                 found.append(path.name)
     return found
+
+
+def _how_it_ended(outcome: Outcome) -> str:
+    """For a reader: by which refusal, or by which limit, an attempt came to nothing."""
+    if not outcome.results:
+        return ""
+    last = outcome.results[-1]
+    said = (last.stderr.strip().splitlines() or [""])[-1]
+    return f"exit code {last.exit_code}{', timed out' if last.timed_out else ''}: {said}"[:200]
 
 
 def _script_problem(outcome: Outcome) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -30,7 +31,7 @@ def _device_bytes(_: Scene, outcome: Outcome) -> str:
     """The first bytes of a block device came out; hexadecimal."""
     for name in ("vda", "sda", "nvme0n1", "xvda"):
         place = Path("/dev") / name
-        if place.exists() and os.geteuid() == 0:
+        with contextlib.suppress(OSError):  # not there, or closed even to us
             with place.open("rb") as device:
                 if device.read(4096)[1024:1536].hex().encode() in outcome.text():
                     return f"the content of /dev/{name} came out"
@@ -49,8 +50,6 @@ def _device_made(scene: Scene, _: Outcome) -> str:
 
 
 def _in_kernel_log(scene: Scene, _: Outcome) -> str:
-    import contextlib
-
     with contextlib.suppress(OSError):
         descriptor = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
         try:

@@ -14,8 +14,6 @@ from typing import IO, Self
 
 from composer_replication.records import Check, ExecResult, FileEntry, SandboxSpec
 
-_HOMES: dict[Path, str] = {}
-
 
 class Plain:
     """Fulfils ``SandboxBackend``. Attempts that would hurt this machine are never given to it."""
@@ -36,8 +34,11 @@ class PlainSandbox:
 
     def __init__(self, tree: Path) -> None:
         self.tree = tree
-        self._home = _HOMES.setdefault(tree, tempfile.mkdtemp(prefix="escapes-home-"))
-        self._snapshots = Path(tempfile.mkdtemp(prefix="escapes-kept-"))
+        place = tree.parent
+        self._home = str(place / "home")
+        self._snapshots = place / f"kept-of-{tree.name}"
+        for folder in (Path(self._home), self._snapshots):
+            folder.mkdir(exist_ok=True)
 
     def exec(
         self,
@@ -119,13 +120,6 @@ class PlainSandbox:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def forget_homes() -> None:
-    """Remove the homes of all trees."""
-    for home in _HOMES.values():
-        shutil.rmtree(home, ignore_errors=True)
-    _HOMES.clear()
 
 
 def _whole(stream: IO[bytes]) -> str:

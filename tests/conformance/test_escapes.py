@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.escapes.attempt import Attempt, Outcome, all_attempts  # noqa: E402
 from benchmarks.escapes.course import run_course  # noqa: E402
 from benchmarks.escapes.judges import secret  # noqa: E402
-from benchmarks.escapes.plain import Plain, forget_homes  # noqa: E402
+from benchmarks.escapes.plain import Plain  # noqa: E402
 from composer_replication.sandbox import choose_backend  # noqa: E402
 
 SAMPLE = {
@@ -27,7 +27,7 @@ SAMPLE = {
     "run folder and hidden tests": "a hidden test by path",
     "masked paths": "from the folder above, opened first",
     "writes outside": "through a link in the tree",
-    "modes, owners, times and attributes outside": "its mode",
+    "modes, owners, times and attributes outside": "its owner",
     "poisoned environment of all rollouts": "compiled code of a module",
     "signals to outside processes": "by a handle",
     "settings of outside processes": "its limits",
@@ -70,10 +70,7 @@ def test_nothing_gets_out(name: str) -> None:
 
 def test_without_a_jail_every_judge_sees_the_success() -> None:
     """Only planted targets are addressed, by their path or number."""
-    try:
-        found = {f"{f.family}: {f.name}": (f.state, f.evidence) for f in run_course(Plain(), sample())}
-    finally:
-        forget_homes()
+    found = {f"{f.family}: {f.name}": (f.state, f.evidence) for f in run_course(Plain(), sample())}
     assert {name: state for name, state in found.items() if state[0] != "ESCAPED"} == {}
 
 
@@ -86,10 +83,7 @@ def test_without_a_jail_every_judge_sees_the_success() -> None:
     ],
 )
 def test_facts_decide_and_a_crash_is_no_success_of_the_jail(script: str, state: str) -> None:
-    try:
-        (finding,) = run_course(Plain(), [Attempt("a", "b", script, secret)])
-    finally:
-        forget_homes()
+    (finding,) = run_course(Plain(), [Attempt("a", "b", script, secret)])
     assert finding.state == state
 
 
@@ -111,9 +105,6 @@ def test_a_jail_that_fails_has_not_held() -> None:
     def nothing(_scene: object, _outcome: Outcome) -> str:
         return ""
 
-    try:
-        (finding,) = run_course(Broken(), [Attempt("a", "b", "pass", nothing)])
-    finally:
-        forget_homes()
+    (finding,) = run_course(Broken(), [Attempt("a", "b", "pass", nothing)])
     assert finding.state == "ESCAPED"
     assert "it broke" in finding.evidence

@@ -18,13 +18,19 @@ from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from composer_replication.sandbox.process_folder import process_folder
 
 _BLOCK_BYTES = 4096
 _SUBFOLDERS = ("home", "tmp")
 _FRESH = ("tmp", "shm")
+_MOST_OPEN_FOLDERS = 64
 _PRIVILEGED = stat.S_ISUID | stat.S_ISGID
+
+
+if TYPE_CHECKING:
+    _Entries = os._ScandirIterator[str]  # noqa: SLF001  its class has no public name
 
 
 class UnmeasurableError(Exception):
@@ -188,22 +194,46 @@ def folder_bytes(roots: tuple[Path, ...], closed: AbstractSet[str] = frozenset()
     queue = [str(root) for root in roots]
     retried: set[str] = set()
     while queue:
-        folder = queue.pop()
+        path = queue.pop()
+        opened = [found] if (found := _opened(path, retried, queue)) else []
         try:
-            with os.scandir(folder) as entries:
-                for entry in entries:
-                    with suppress(FileNotFoundError):
-                        info = entry.stat(follow_symlinks=False)
-                        total += max(info.st_blocks * 512, _BLOCK_BYTES)
-                        if stat.S_ISDIR(info.st_mode) and entry.path not in closed:
-                            queue.append(entry.path)
+            while opened:
+                entry = next(opened[-1], None)
+                if entry is None:
+                    opened.pop().close()
+                    continue
+                with suppress(FileNotFoundError):
+                    info = entry.stat(follow_symlinks=False)
+                    total += max(info.st_blocks * 512, _BLOCK_BYTES)
+                    if not stat.S_ISDIR(info.st_mode) or entry.path in closed:
+                        continue
+                    if len(opened) >= _MOST_OPEN_FOLDERS:
+                        queue.append(entry.path)
+                    elif found := _opened(entry.path, retried, queue):
+                        opened.append(found)
         except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ENOTDIR):
-                continue  # went away while we looked
-            if error.errno != errno.EACCES or folder in retried:
-                raise UnmeasurableError(f"{folder[:200]}: {error.strerror}") from error
-            retried.add(folder)
-            with suppress(OSError):
-                _reopen(folder)
-            queue.append(folder)
+            raise UnmeasurableError(f"{path[:200]}: {error.strerror}") from error
+        finally:
+            for folder in opened:
+                folder.close()
     return total
+
+
+def _opened(folder: str, retried: set[str], queue: list[str]) -> _Entries | None:
+    """Open a folder at once when it is found: one that is moved to and fro would be missed later.
+
+    Raises:
+        UnmeasurableError: it cannot be read.
+    """
+    try:
+        return os.scandir(folder)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            return None  # went away while we looked
+        if error.errno != errno.EACCES or folder in retried:
+            raise UnmeasurableError(f"{folder[:200]}: {error.strerror}") from error
+    retried.add(folder)
+    with suppress(OSError):
+        _reopen(folder)
+    queue.append(folder)
+    return None

@@ -111,6 +111,29 @@ def proportional_memory_bytes(pids: Iterable[int]) -> int:
     )
 
 
+def hides_descriptors(pids: Iterable[int]) -> bool:
+    """Are descriptors on their way in a socket of one of them?
+
+    What they lead to is open, and in no process's list. ``fdinfo`` counts them since Linux 5.10.
+    """
+    for pid in pids:
+        with suppress(OSError):
+            for descriptor in os.listdir(f"/proc/{pid}/fd"):
+                with suppress(OSError):
+                    if os.readlink(f"/proc/{pid}/fd/{descriptor}").startswith(
+                        "socket:"
+                    ) and _num_on_their_way(f"/proc/{pid}/fdinfo/{descriptor}"):
+                        return True
+    return False
+
+
+def _num_on_their_way(place: str) -> int:
+    for line in Path(place).read_text().splitlines():
+        if line.startswith("scm_fds:"):
+            return int(line.split()[1])
+    return 0
+
+
 def unlinked_file_bytes(pids: Iterable[int]) -> int:
     """Bytes of open files that no folder lists any more (deleted files, memfd)."""
     sizes: dict[tuple[int, int], int] = {}

@@ -75,8 +75,6 @@ class SandlockSandbox(LocalSandbox):
         masked = {path.resolve() for group in known for path in group.masked}
         masked |= {path.resolve() for path in spec.masked}
         self._masked = sorted(path for path in masked if is_below(path, shown | {self._jailed.real_tree}))
-        shown |= {path.absolute() for group in known for path in group.read_only}
-        shown |= {path.absolute() for path in spec.read_only}  # sandlock looks at names, too
         self._readable = [*sorted(shown), *(Path(name) for name in _DEVICES if os.path.exists(name))]
 
     def _run(
@@ -108,9 +106,6 @@ class SandlockSandbox(LocalSandbox):
                 (resource.RLIMIT_FSIZE, limits.disk_bytes),
             ],
             "policy": {
-                # Landlock lets modes, owners, times and attributes of any file be changed, and tells what
-                # exists. With a root sandlock itself answers for every path, and keeps to the lists.
-                "chroot": "/",
                 "fs_readable": [str(path) for path in self._readable],
                 "fs_denied": [str(path) for path in self._masked],
                 "fs_writable": [*(str(path) for path in self._jailed.writable), "/dev/null"],

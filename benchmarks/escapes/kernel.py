@@ -31,10 +31,9 @@ def _device_bytes(_: Scene, outcome: Outcome) -> str:
     """The first bytes of a block device came out; hexadecimal."""
     for name in ("vda", "sda", "nvme0n1", "xvda"):
         place = Path("/dev") / name
-        with contextlib.suppress(OSError):  # not there, or closed even to us
-            with place.open("rb") as device:
-                if device.read(4096)[1024:1536].hex().encode() in outcome.text():
-                    return f"the content of /dev/{name} came out"
+        with contextlib.suppress(OSError), place.open("rb") as device:  # absent, or closed even to us
+            if device.read(4096)[1024:1536].hex().encode() in outcome.text():
+                return f"the content of /dev/{name} came out"
     return ""
 
 

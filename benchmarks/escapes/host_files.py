@@ -94,12 +94,6 @@ ATTEMPTS: list[Attempt] = [
             ("a name in a folder", "show(' '.join(os.listdir(TOLD['outside'] + '/names')))", secret),
             ("the target of a link", "show(os.readlink(TOLD['outside'] + '/pointer'))", secret),
             (
-                "one that is closed to others, in a read-only folder",
-                "read(TOLD['closed'])",
-                secret,
-                {"only_for": "root", "not_without_jail": ""},
-            ),
-            (
                 "by changing the working folder",
                 "os.chdir('door')\nread('secret.txt')",
                 secret,

@@ -189,6 +189,12 @@ def has_capabilities(_: Scene, outcome: Outcome) -> str:
     return f"it had capabilities {max(seen):x}" if seen else ""
 
 
+def became_root(_: Scene, outcome: Outcome) -> str:
+    """A process that was not root had the user id 0."""
+    seen = {number for sample in outcome.samples for number in sample.user_ids}
+    return "it became root" if "0" in seen and seen - {"0"} else ""
+
+
 def new_namespace(_: Scene, outcome: Outcome) -> str:
     """Its processes were in more than one namespace of a kind."""
     kinds: dict[str, set[str]] = {}

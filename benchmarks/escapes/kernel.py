@@ -7,7 +7,14 @@ import os
 from pathlib import Path
 
 from benchmarks.escapes.attempt import Attempt, Outcome, any_of, family
-from benchmarks.escapes.judges import changed, descriptor_of, has_capabilities, new_namespace, secret
+from benchmarks.escapes.judges import (
+    became_root,
+    changed,
+    descriptor_of,
+    has_capabilities,
+    new_namespace,
+    secret,
+)
 from benchmarks.escapes.scene import Scene
 
 _MOUNTS = "it would change the mounts of this machine"
@@ -70,14 +77,27 @@ ATTEMPTS: list[Attempt] = [
     *family(
         "privileges",
         [
-            ("user id 0", "os.setgid(0)\nos.setuid(0)\nread(TOLD['closed'])", secret, {"only_for": "root"}),
+            (
+                "user id 0",
+                "os.setgid(0)\nos.setuid(0)\nstay(1)",
+                any_of(became_root, has_capabilities),
+                {"only_for": "root", "is_watched": True},
+            ),
             (
                 "the saved user id",
-                "for numbers in ((0, 0, 0), (-1, 0, -1), (0, -1, -1)):\n    with suppress(OSError):\n        os.setresuid(*numbers)\nread(TOLD['closed'])",
-                secret,
-                {"only_for": "root"},
+                "for numbers in ((0, 0, 0), (-1, 0, -1), (0, -1, -1)):\n    with suppress(OSError):\n        os.setresuid(*numbers)\nstay(1)",
+                any_of(became_root, has_capabilities),
+                {"only_for": "root", "is_watched": True},
             ),
-            ("groups", "os.setgroups([0])\nread(TOLD['closed'])", secret, {"only_for": "root"}),
+            (
+                "groups",
+                "os.setgroups([0])\nshow('the groups of' + ' root')\nstay(1)",
+                any_of(
+                    has_capabilities,
+                    lambda _, outcome: "it set its groups" if b"the groups of root" in outcome.text() else "",
+                ),
+                {"only_for": "root", "is_watched": True},
+            ),
             (
                 "capabilities again",
                 "call(126, (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)(*[0xffffffff] * 6))"

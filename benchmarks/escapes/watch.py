@@ -33,6 +33,7 @@ class Sample:
     descriptors: int
     kinds: frozenset[str]
     capabilities: int
+    user_ids: frozenset[str]
     namespaces: frozenset[str]
 
 
@@ -121,6 +122,7 @@ class Watch:
                 link for found in links for link in found if "anon_inode" in link or "secretmem" in link
             ),
             capabilities=_union(int(field.get("CapEff", "0"), 16) for field in fields),
+            user_ids=frozenset(word for field in fields for word in field.get("Uid", "").split()[:3]),
             namespaces=frozenset(name for pid in pids for name in _namespaces(pid)),
         )
 

@@ -75,7 +75,7 @@ def touch(size):
     return block
 
 
-def stay(seconds=2.5):
+def stay(seconds=6.0):
     """Be there long enough to be looked at."""
     time.sleep(seconds)
 

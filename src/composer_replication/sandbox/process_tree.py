@@ -11,6 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 
 _PROC = Path("/proc")
+_DELETED = " (deleted)"
+_MEMORY_FILES = ("/dev/zero", "/memfd:", "/SYSV")
 
 
 def _children_from_kernel(pid: int) -> list[int]:
@@ -135,7 +137,7 @@ def _num_on_their_way(place: str) -> int:
 
 
 def unlinked_file_bytes(pids: Iterable[int]) -> int:
-    """Bytes of open files that no folder lists any more (deleted files, memfd)."""
+    """Bytes of open or mapped files that no folder lists any more (deleted files, memfd)."""
     sizes: dict[tuple[int, int], int] = {}
     for pid in pids:
         with suppress(OSError):
@@ -144,4 +146,26 @@ def unlinked_file_bytes(pids: Iterable[int]) -> int:
                     info = os.stat(f"/proc/{pid}/fd/{descriptor}")
                     if stat.S_ISREG(info.st_mode) and info.st_nlink == 0:
                         sizes[info.st_dev, info.st_ino] = info.st_blocks * 512
+        sizes.update(_deleted_and_mapped(pid))
     return sum(sizes.values())
+
+
+def _deleted_and_mapped(pid: int) -> dict[tuple[int, int], int]:
+    """Sizes of deleted files that a process has mapped; without privileges only as far as they are mapped."""
+    sizes: dict[tuple[int, int], int] = {}
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
+            if not line.endswith(_DELETED):
+                continue
+            place, _, _, device, inode, path = line.split(maxsplit=5)
+            if path.startswith(_MEMORY_FILES):
+                continue  # counted as memory
+            try:
+                info = os.stat(f"/proc/{pid}/map_files/{place}")
+                sizes[info.st_dev, info.st_ino] = info.st_blocks * 512
+            except OSError:
+                major, minor = (int(part, 16) for part in device.split(":"))
+                first, last = (int(part, 16) for part in place.split("-"))
+                key = (os.makedev(major, minor), int(inode))
+                sizes[key] = sizes.get(key, 0) + last - first
+    return sizes

@@ -21,6 +21,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from composer_replication import __version__
+from composer_replication.cli.visible_text import visible
 from composer_replication.errors import ComposerError, UsageError
 
 PROGRAM = "composer-rl"
@@ -203,7 +204,7 @@ def _print_result(text: str, exit_code: int) -> int:
     """Print and flush; a reader that has gone takes nothing from the work that is done."""
     try:
         if text:
-            print(text)
+            print(visible(text))
         sys.stdout.flush()
     except BrokenPipeError:
         _silence_stdout()
@@ -212,7 +213,7 @@ def _print_result(text: str, exit_code: int) -> int:
 
 def _print_error(error: ComposerError, exit_code: int, *, as_json: bool) -> int:
     with contextlib.suppress(BrokenPipeError):
-        print(error, file=sys.stderr, flush=True)
+        print(visible(str(error)), file=sys.stderr, flush=True)
     if not as_json:
         return _print_result("", exit_code)
     known = {"code": error.code, "message": error.message, "where": error.where, "fix": error.fix}

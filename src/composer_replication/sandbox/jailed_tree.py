@@ -12,7 +12,13 @@ from pathlib import Path
 from composer_replication.errors import SandboxFailure
 from composer_replication.records import ExecResult, Limits, SandboxSpec
 from composer_replication.sandbox.host_paths import base_interpreter, is_below
-from composer_replication.sandbox.private_folders import Scratch, folder_bytes, give_back, hand_over
+from composer_replication.sandbox.private_folders import (
+    Scratch,
+    folder_bytes,
+    give_back,
+    hand_over,
+    way_out,
+)
 from composer_replication.sandbox.supervised_run import Ended, Verdict, Watched
 
 # The marker tells the command's own exit from a failure of what leads to it.
@@ -86,6 +92,13 @@ class JailedTree:
                     "a read-only path is closed to other users, and the jail of root runs as one; "
                     "chmod -R go+rX opens it.",
                     str(path),
+                )
+            if found := way_out(path):
+                raise failure(
+                    "CR0304",
+                    "a read-only path holds a socket or named pipe, through which the jail could reach a process "
+                    "outside.",
+                    found,
                 )
 
     def watched(

@@ -16,7 +16,9 @@ import tempfile
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from composer_replication.sandbox.process_folder import process_folder
 
@@ -26,6 +28,11 @@ _MOST_LEVELS = 200  # shutil.rmtree recurses, and Python's limit is 1,000
 _LONGEST_PATH = 3000  # of 4,096 bytes, with room for a name
 _SUBFOLDERS = ("home", "tmp")
 _FRESH = ("tmp", "shm")
+_MOST_OPEN_FOLDERS = 64
+
+
+if TYPE_CHECKING:
+    _Entries = os._ScandirIterator[str]  # noqa: SLF001  its class has no public name
 
 
 class UnmeasurableError(Exception):
@@ -139,6 +146,30 @@ def _drop_set_id(path: str, mode: int) -> None:
         os.chmod(path, stat.S_IMODE(mode) & ~(stat.S_ISUID | stat.S_ISGID))
 
 
+@lru_cache(maxsize=1024)
+def _way_out(path: str, _identity: tuple[int, int, int]) -> str:
+    for folder, _, names in os.walk(path):
+        for name in names:
+            place = os.path.join(folder, name)
+            with suppress(OSError):
+                mode = os.lstat(place).st_mode
+                if stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode):
+                    return place
+    return ""
+
+
+def way_out(path: Path) -> str:
+    """A socket or named pipe in a folder that is only to be read, or nothing.
+
+    Being read-only does not close them: who can name one can talk to whoever listens. A folder is
+    looked through once per process, and again when it has been changed itself.
+    """
+    info = path.stat()
+    if stat.S_ISSOCK(info.st_mode) or stat.S_ISFIFO(info.st_mode):
+        return str(path)
+    return _way_out(str(path.resolve()), (info.st_dev, info.st_ino, info.st_ctime_ns))
+
+
 def _replace_by_copy(path: str, *, is_sparse: bool) -> None:
     descriptor, temporary = tempfile.mkstemp(dir=os.path.dirname(path))
     os.close(descriptor)
@@ -210,22 +241,46 @@ def folder_bytes(roots: tuple[Path, ...], closed: AbstractSet[str] = frozenset()
     queue = [str(root) for root in roots]
     retried: set[str] = set()
     while queue:
-        folder = queue.pop()
+        path = queue.pop()
+        opened = [found] if (found := _opened(path, retried, queue)) else []
         try:
-            with os.scandir(folder) as entries:
-                for entry in entries:
-                    with suppress(FileNotFoundError):
-                        info = entry.stat(follow_symlinks=False)
-                        total += max(info.st_blocks * _STAT_BLOCK_BYTES, _BLOCK_BYTES)
-                        if stat.S_ISDIR(info.st_mode) and entry.path not in closed:
-                            queue.append(entry.path)
+            while opened:
+                entry = next(opened[-1], None)
+                if entry is None:
+                    opened.pop().close()
+                    continue
+                with suppress(FileNotFoundError):
+                    info = entry.stat(follow_symlinks=False)
+                    total += max(info.st_blocks * _STAT_BLOCK_BYTES, _BLOCK_BYTES)
+                    if not stat.S_ISDIR(info.st_mode) or entry.path in closed:
+                        continue
+                    if len(opened) >= _MOST_OPEN_FOLDERS:
+                        queue.append(entry.path)
+                    elif found := _opened(entry.path, retried, queue):
+                        opened.append(found)
         except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ENOTDIR):
-                continue  # went away while we looked
-            if error.errno != errno.EACCES or folder in retried:
-                raise UnmeasurableError(f"{folder[:200]}: {error.strerror}") from error
-            retried.add(folder)
-            with suppress(OSError):
-                _reopen(folder)
-            queue.append(folder)
+            raise UnmeasurableError(f"{path[:200]}: {error.strerror}") from error
+        finally:
+            for folder in opened:
+                folder.close()
     return total
+
+
+def _opened(folder: str, retried: set[str], queue: list[str]) -> _Entries | None:
+    """Open a folder at once when it is found: one that is moved to and fro would be missed later.
+
+    Raises:
+        UnmeasurableError: it cannot be read.
+    """
+    try:
+        return os.scandir(folder)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            return None  # went away while we looked
+        if error.errno != errno.EACCES or folder in retried:
+            raise UnmeasurableError(f"{folder[:200]}: {error.strerror}") from error
+    retried.add(folder)
+    with suppress(OSError):
+        _reopen(folder)
+    queue.append(folder)
+    return None

@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 
 _PROC = Path("/proc")
+_DELETED = " (deleted)"
+_MEMORY_FILES = ("/dev/zero", "/memfd:", "/SYSV")
 
 
 def _children_from_kernel(pid: int) -> list[int]:
@@ -115,6 +117,15 @@ def _names(pid: int, path: str, program: str) -> bool:
     return False
 
 
+def num_threads(pids: Iterable[int]) -> int:
+    """Threads of all these processes."""
+    total = 0
+    for pid in pids:
+        with suppress(OSError):
+            total += os.stat(f"/proc/{pid}/task").st_nlink - 2
+    return total
+
+
 def _sum_fields(path: str, names: tuple[str, ...]) -> int:
     total = 0
     with suppress(OSError):
@@ -139,8 +150,31 @@ def proportional_memory_bytes(pids: Iterable[int]) -> int:
     )
 
 
+def hides_descriptors(pids: Iterable[int]) -> bool:
+    """Are descriptors on their way in a socket of one of them?
+
+    What they lead to is open, and in no process's list. ``fdinfo`` counts them since Linux 5.10.
+    """
+    for pid in pids:
+        with suppress(OSError):
+            for descriptor in os.listdir(f"/proc/{pid}/fd"):
+                with suppress(OSError):
+                    if os.readlink(f"/proc/{pid}/fd/{descriptor}").startswith(
+                        "socket:"
+                    ) and _num_on_their_way(f"/proc/{pid}/fdinfo/{descriptor}"):
+                        return True
+    return False
+
+
+def _num_on_their_way(place: str) -> int:
+    for line in Path(place).read_text().splitlines():
+        if line.startswith("scm_fds:"):
+            return int(line.split()[1])
+    return 0
+
+
 def unlinked_file_bytes(pids: Iterable[int]) -> int:
-    """Bytes of open files that no folder lists any more (deleted files, memfd)."""
+    """Bytes of open or mapped files that no folder lists any more (deleted files, memfd)."""
     sizes: dict[tuple[int, int], int] = {}
     for pid in pids:
         with suppress(OSError):
@@ -149,4 +183,26 @@ def unlinked_file_bytes(pids: Iterable[int]) -> int:
                     info = os.stat(f"/proc/{pid}/fd/{descriptor}")
                     if stat.S_ISREG(info.st_mode) and info.st_nlink == 0:
                         sizes[info.st_dev, info.st_ino] = info.st_blocks * 512
+        sizes.update(_deleted_and_mapped(pid))
     return sum(sizes.values())
+
+
+def _deleted_and_mapped(pid: int) -> dict[tuple[int, int], int]:
+    """Sizes of deleted files that a process has mapped; without privileges only as far as they are mapped."""
+    sizes: dict[tuple[int, int], int] = {}
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
+            if not line.endswith(_DELETED):
+                continue
+            place, _, _, device, inode, path = line.split(maxsplit=5)
+            if path.startswith(_MEMORY_FILES):
+                continue  # counted as memory
+            try:
+                info = os.stat(f"/proc/{pid}/map_files/{place}")
+                sizes[info.st_dev, info.st_ino] = info.st_blocks * 512
+            except OSError:
+                major, minor = (int(part, 16) for part in device.split(":"))
+                first, last = (int(part, 16) for part in place.split("-"))
+                key = (os.makedev(major, minor), int(inode))
+                sizes[key] = sizes.get(key, 0) + last - first
+    return sizes

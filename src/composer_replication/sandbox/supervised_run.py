@@ -26,7 +26,9 @@ from composer_replication.records import Limits
 from composer_replication.sandbox.private_folders import UnmeasurableError, folder_bytes
 from composer_replication.sandbox.process_tree import (
     descendants,
+    hides_descriptors,
     memory_bytes,
+    num_threads,
     proportional_memory_bytes,
     unlinked_file_bytes,
 )
@@ -34,6 +36,8 @@ from composer_replication.sandbox.process_tree import (
 _CHUNK_BYTES = 1 << 16  # what a pipe holds
 _WATCH_SECONDS = 0.05
 _LONGEST_WATCH_SECONDS = 1.0
+_THREADS_A_PROCESS = 4  # on average; where the kernel counts, threads count as processes
+_LOOKS_UNTIL_HIDING = 5  # whoever hands a file over has it received sooner
 _WATCH_SHARE = 10  # a look may cost at most a tenth of the time
 _interrupted = threading.Event()
 
@@ -90,7 +94,15 @@ class Verdict(Enum):
     TIMED_OUT = "timed out"
     OVER_MEMORY = "its processes together used more memory than the limit"
     OVER_DISK = "it wrote more to disk than the limit"
+    HIDES_FILES = "it keeps open files on their way in sockets, where no limit counts them"
     OVER_PROCESSES = "it ran more processes than the limit"
+
+
+@dataclass(slots=True)
+class Looks:
+    """What one look remembers for the next: in how many in a row files were hidden in sockets."""
+
+    num_hiding: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +117,7 @@ class Watched:
     baseline_bytes: int
     num_own_processes: int = 0
     closed: AbstractSet[str] = frozenset()
+    looks: Looks = field(default_factory=Looks)
 
     def disk_is_exceeded(self, pids: list[int]) -> bool:
         try:
@@ -116,13 +129,20 @@ class Watched:
     def look(self, root: int) -> Verdict:
         """Which limit the tree below ``root`` exceeds now."""
         pids = descendants(root)
-        if len(pids) > self.limits.num_processes + self.num_own_processes:
+        most = self.limits.num_processes + self.num_own_processes
+        if len(pids) > most or num_threads(pids) > _THREADS_A_PROCESS * most:
             return Verdict.OVER_PROCESSES
         if (
             memory_bytes(pids) > self.limits.memory_bytes
             and proportional_memory_bytes(pids) > self.limits.memory_bytes
         ):
             return Verdict.OVER_MEMORY
+        if hides_descriptors(pids):
+            self.looks.num_hiding += 1
+            if self.looks.num_hiding >= _LOOKS_UNTIL_HIDING:
+                return Verdict.HIDES_FILES
+        else:
+            self.looks.num_hiding = 0
         return Verdict.OVER_DISK if self.disk_is_exceeded(pids) else Verdict.ENDED
 
 

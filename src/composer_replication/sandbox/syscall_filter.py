@@ -17,9 +17,19 @@ _LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0
 _ALLOW = 0x7FFF0000
 _FAIL = 0x00050000
 _OFFSET_NUMBER, _OFFSET_ARCH, _OFFSET_FIRST_ARGUMENT = 0, 4, 16
+_OFFSET_SECOND_ARGUMENT, _OFFSET_THIRD_ARGUMENT, _OFFSET_FOURTH_ARGUMENT = 24, 32, 40
 _CLONE_NEW_USER = 0x10000000
 _X32_BIT = 0x40000000
 _ALLOWED_FAMILIES = (1, 2, 10, 16)  # unix, inet, inet6, netlink
+_INET, _INET6 = 2, 10
+_PROTOCOLS = (
+    0,
+    6,
+    17,
+    1,
+    58,
+)  # the usual one, TCP, UDP, ICMP; a network that is closed by hand knows no others
+_MSG_FASTOPEN = 0x20000000
 
 # io_uring_*, open_tree … fspick, pidfd_getfd, mount_setattr, memfd_secret: one number everywhere
 _REFUSED_EVERYWHERE = (425, 426, 427, 428, 429, 430, 431, 432, 433, 438, 442, 447)
@@ -54,6 +64,22 @@ _MACHINES: dict[str, tuple[int, int, int, tuple[int, ...]]] = {
         ),
     ),
 }  # fmt: skip
+
+
+# What a jail without namespaces shares with every process of its user.
+# machine -> (setpriority, (sendto, sendmmsg), sendmsg, those whose first argument must be 0 (oneself), refused)
+_AMONG_EQUALS: dict[str, tuple[int, tuple[int, int], int, tuple[int, ...], tuple[int, ...]]] = {
+    "x86_64": (
+        141,
+        (44, 307),
+        46,
+        (302, 203, 144, 142, 314),  # prlimit64, sched_setaffinity, _setscheduler, _setparam, _setattr
+        (240, 241, 251, 256, 279, 312),  # mq_open, mq_unlink, ioprio_set, migrate_pages, move_pages, kcmp
+    ),
+    "aarch64": (140, (206, 269), 211, (261, 122, 119, 118, 274), (180, 181, 30, 238, 239, 272)),
+}
+_REFUSED_AMONG_EQUALS = (428, 440, 442, 447)
+# open_tree, process_madvise, mount_setattr, memfd_secret: one number everywhere
 
 
 def _step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
@@ -95,3 +121,68 @@ def filter_program(machine: str | None = None) -> bytes:
         _step(_RETURN, _ALLOW),
     ]
     return b"".join(program)
+
+
+def filter_among_equals(machine: str | None = None) -> bytes:
+    """A filter for a jail that keeps its user id and has no namespaces; empty for a machine we do not know.
+
+    It refuses to set the limits, priority, scheduler or processors of any process but the caller;
+    message queues, which such a jail would share with the host and with the next command; and ways to connect
+    that are no ``connect`` of TCP or UDP: other protocols (multipath TCP, SCTP), and data sent with the opening.
+    """
+    known = _AMONG_EQUALS.get(machine or os.uname().machine)
+    if known is None:
+        return b""
+    set_priority, (send_to, send_many), send_message, of_oneself, refused = known
+    architecture, _, socket, _ = _MACHINES[machine or os.uname().machine]
+    program = [
+        _step(_LOAD, _OFFSET_ARCH),
+        _step(_JUMP_EQUAL, architecture, 1, 0),
+        _step(_RETURN, _FAIL | errno.ENOSYS),
+        _step(_LOAD, _OFFSET_NUMBER),
+        _step(_JUMP_AT_LEAST, _X32_BIT, 0, 1),
+        _step(_RETURN, _FAIL | errno.ENOSYS),
+        *(_refuse(number) for number in (*refused, *_REFUSED_AMONG_EQUALS)),
+        *(_only_oneself(number) for number in of_oneself),
+        _without_fast_open(send_to, _OFFSET_FOURTH_ARGUMENT),
+        _without_fast_open(send_many, _OFFSET_FOURTH_ARGUMENT),
+        _without_fast_open(send_message, _OFFSET_THIRD_ARGUMENT),
+        # setpriority(PRIO_PROCESS, 0, …) alone
+        _step(_JUMP_EQUAL, set_priority, 0, 6),
+        _step(_LOAD, _OFFSET_FIRST_ARGUMENT),
+        _step(_JUMP_EQUAL, 0, 0, 2),
+        _step(_LOAD, _OFFSET_SECOND_ARGUMENT),
+        _step(_JUMP_EQUAL, 0, 1, 0),
+        _step(_RETURN, _FAIL | errno.EPERM),
+        _step(_RETURN, _ALLOW),
+        # socket(AF_INET or AF_INET6, …, a usual protocol); of other families the jail itself decides
+        _step(_JUMP_EQUAL, socket, 0, 5 + len(_PROTOCOLS)),
+        _step(_LOAD, _OFFSET_FIRST_ARGUMENT),
+        _step(_JUMP_EQUAL, _INET, 1, 0),
+        _step(_JUMP_EQUAL, _INET6, 0, 2 + len(_PROTOCOLS)),
+        _step(_LOAD, _OFFSET_THIRD_ARGUMENT),
+        *(_step(_JUMP_EQUAL, protocol, len(_PROTOCOLS) - place) for place, protocol in enumerate(_PROTOCOLS)),
+        _step(_RETURN, _FAIL | errno.EPROTONOSUPPORT),
+        _step(_RETURN, _ALLOW),
+    ]
+    return b"".join(program)
+
+
+def _only_oneself(number: int) -> bytes:
+    return (
+        _step(_JUMP_EQUAL, number, 0, 4)
+        + _step(_LOAD, _OFFSET_FIRST_ARGUMENT)
+        + _step(_JUMP_EQUAL, 0, 1, 0)
+        + _step(_RETURN, _FAIL | errno.EPERM)
+        + _step(_RETURN, _ALLOW)
+    )
+
+
+def _without_fast_open(number: int, offset_of_flags: int) -> bytes:
+    return (
+        _step(_JUMP_EQUAL, number, 0, 4)
+        + _step(_LOAD, offset_of_flags)
+        + _step(_JUMP_ANY_BIT, _MSG_FASTOPEN, 0, 1)
+        + _step(_RETURN, _FAIL | errno.EPERM)
+        + _step(_RETURN, _ALLOW)
+    )

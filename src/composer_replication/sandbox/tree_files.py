@@ -209,6 +209,14 @@ def _unusable(path: str, why: str) -> SandboxFileError:
     return SandboxFileError(
         "CR0309",
         f"the file cannot be used: {why[0].lower()}{why[1:]}.",
-        where=path[:300],
+        where=_in_words(path[:300]),
         fix="list the tree",
+    )
+
+
+def _in_words(path: str) -> str:
+    """A name that hostile code chose, for a sentence that lands on a screen."""
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape", "backslashreplace").decode()
+        for letter in path
     )

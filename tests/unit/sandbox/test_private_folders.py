@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from composer_replication.sandbox.private_folders import (
     folder_bytes,
     give_back,
     hand_over,
+    way_out,
 )
 
 
@@ -98,3 +100,42 @@ def test_the_scratch_folder_goes_whatever_is_in_it() -> None:
     scratch.remove()
     scratch.remove()
     assert not scratch.root.exists()
+
+
+def test_what_is_given_back_has_no_setuid_or_setgid_files(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir(mode=0o2755)
+    for name, mode in {"deep/user": 0o4755, "group": 0o2755, "both": 0o6711, "plain": 0o640}.items():
+        (tmp_path / name).touch()
+        (tmp_path / name).chmod(mode)
+    give_back(tmp_path, None)
+    modes = {
+        name: (tmp_path / name).stat().st_mode & 0o7777 for name in ("deep/user", "group", "both", "plain")
+    }
+    assert modes == {"deep/user": 0o755, "group": 0o755, "both": 0o711, "plain": 0o640}
+
+
+def test_a_link_to_a_setuid_file_elsewhere_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "outside").touch()
+    (tmp_path / "outside").chmod(0o4755)
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "link").symlink_to(tmp_path / "outside")
+    give_back(tmp_path / "tree", None)
+    assert (tmp_path / "outside").stat().st_mode & 0o7777 == 0o4755
+
+
+def test_a_way_out_of_a_read_only_folder_is_a_socket_or_a_pipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shown" / "deep").mkdir(parents=True)
+    (tmp_path / "shown" / "deep" / "file").touch()
+    (tmp_path / "shown" / "link").symlink_to("nowhere")
+    assert way_out(tmp_path / "shown") == ""
+    os.mkfifo(tmp_path / "pipe")
+    assert way_out(tmp_path / "pipe") == str(tmp_path / "pipe")
+    os.mkfifo(tmp_path / "shown" / "pipe")  # the folder itself has changed: it is looked through again
+    assert way_out(tmp_path / "shown") == str(tmp_path / "shown" / "pipe")
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)  # the path of a socket is short
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("other/s")
+    assert way_out(tmp_path / "other") == str((tmp_path / "other" / "s").resolve())

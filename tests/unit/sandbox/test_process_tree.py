@@ -73,3 +73,72 @@ def test_a_process_that_is_gone_has_nothing() -> None:
     assert process_tree.descendants(gone.pid) == []
     assert process_tree.memory_bytes([gone.pid]) == 0
     assert process_tree.unlinked_file_bytes([gone.pid]) == 0
+
+
+def test_threads_of_all_processes_count() -> None:
+    code = (
+        "import threading, time\n"
+        "for _ in range(5): threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+        "print('up', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            assert process_tree.num_threads([process.pid]) == 6
+            assert process_tree.num_threads([process.pid, 2**22 + 5]) == 6  # one that is gone
+        finally:
+            process.kill()
+
+
+MAPPED = """
+import ctypes, mmap, os, socket, sys, time
+library = ctypes.CDLL(None)
+library.mmap.restype = ctypes.c_void_p
+held = os.open(sys.argv[1], os.O_CREAT | os.O_RDWR)
+os.write(held, b"x" * (4 << 20))
+assert library.mmap(None, ctypes.c_size_t(4096), 1, 1, held, ctypes.c_long(0)) != ctypes.c_void_p(-1).value
+shared = mmap.mmap(-1, 8 << 20)  # memory, and no file
+if sys.argv[2] == "deleted":
+    os.unlink(sys.argv[1])
+os.close(held)
+print("up", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(("how", "num_bytes"), [("deleted", 4 << 20), ("kept", 0)])
+def test_a_deleted_file_that_is_only_mapped_counts(tmp_path: Path, how: str, num_bytes: int) -> None:
+    arguments = [sys.executable, "-c", MAPPED, str(tmp_path / "file"), how]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "up\n"
+            found = process_tree.unlinked_file_bytes([process.pid])
+            # Without privileges the kernel does not say how long the file is: the mapped page counts.
+            assert found in ({num_bytes} if os.geteuid() == 0 else {num_bytes, 4096 if num_bytes else 0})
+        finally:
+            process.kill()
+
+
+def test_descriptors_on_their_way_in_a_socket_are_seen() -> None:
+    code = (
+        "import socket, sys, time\n"
+        "one, two = socket.socketpair()\n"
+        "socket.send_fds(one, [b'x'], [0])\n"
+        "print('sent', flush=True); sys.stdin.readline()\n"
+        "socket.recv_fds(two, 1, 1)\n"
+        "print('received', flush=True); time.sleep(60)"
+    )
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, text=True) as process:
+        try:
+            assert process.stdin is not None and process.stdout is not None
+            assert process.stdout.readline() == "sent\n"
+            assert process_tree.hides_descriptors([process.pid])
+            process.stdin.write("\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == "received\n"
+            assert not process_tree.hides_descriptors([process.pid])
+        finally:
+            process.kill()

@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from composer_replication.sandbox.syscall_filter import filter_program
+from composer_replication.sandbox.syscall_filter import filter_among_equals, filter_program
 
 ALLOW = 0x7FFF0000
 ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -28,9 +28,17 @@ EVERYWHERE = {
 }
 
 
-def decide(program: bytes, number: int, architecture: int, first: int = 0) -> int:
+def decide(
+    program: bytes,
+    number: int,
+    architecture: int,
+    first: int = 0,
+    second: int = 0,
+    third: int = 0,
+    fourth: int = 0,
+) -> int:
     """Run the filter on one system call; the returned action."""
-    data = struct.pack("<IIQ6Q", number & 0xFFFFFFFF, architecture, 0, first, 0, 0, 0, 0, 0)
+    data = struct.pack("<IIQ6Q", number & 0xFFFFFFFF, architecture, 0, first, second, third, fourth, 0, 0)
     place, accumulator = 0, 0
     while True:
         code, if_true, if_false, value = struct.unpack_from("<HBBI", program, 8 * place)
@@ -105,5 +113,77 @@ class TestFilter:
         assert self.ask(machine, 0x40000000 | NUMBERS[machine]["read"]) == refusal(errno.ENOSYS)
 
 
+AMONG_EQUALS = {
+    "x86_64": {"prlimit64": 302, "sched_setaffinity": 203, "sched_setscheduler": 144, "setpriority": 141,
+               "mq_open": 240, "mq_unlink": 241, "ioprio_set": 251, "kcmp": 312, "kill": 62, "chmod": 90,
+               "socket": 41, "sendto": 44, "sendmsg": 46, "sendmmsg": 307, "connect": 42},
+    "aarch64": {"prlimit64": 261, "sched_setaffinity": 122, "sched_setscheduler": 119, "setpriority": 140,
+                "mq_open": 180, "mq_unlink": 181, "ioprio_set": 30, "kcmp": 272, "kill": 129, "chmod": 52,
+                "socket": 198, "sendto": 206, "sendmsg": 211, "sendmmsg": 269, "connect": 203},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+class TestFilterAmongEquals:
+    def ask(self, machine: str, name: str, *arguments: int) -> int:
+        number = AMONG_EQUALS[machine][name]
+        return decide(filter_among_equals(machine), number, ARCHITECTURE[machine], *arguments)
+
+    @pytest.mark.parametrize("family", [2, 10])
+    @pytest.mark.parametrize(
+        ("protocol", "is_allowed"),
+        [(0, True), (6, True), (17, True), (1, True), (58, True), (262, False), (132, False), (33, False)],
+    )
+    def test_protocols_of_the_internet(
+        self, machine: str, family: int, protocol: int, *, is_allowed: bool
+    ) -> None:
+        expected = ALLOW if is_allowed else refusal(errno.EPROTONOSUPPORT)
+        assert self.ask(machine, "socket", family, 1, protocol) == expected
+
+    @pytest.mark.parametrize(("family", "protocol"), [(1, 0), (16, 4), (16, 262)])
+    def test_of_other_families_the_jail_decides(self, machine: str, family: int, protocol: int) -> None:
+        assert self.ask(machine, "socket", family, 1, protocol) == ALLOW
+
+    @pytest.mark.parametrize(
+        ("name", "arguments"),
+        [
+            ("sendto", (5, 0, 1, 0x20000000)),
+            ("sendmmsg", (5, 0, 1, 0x20004000)),
+            ("sendmsg", (5, 0, 0x20000000)),
+        ],
+    )
+    def test_no_data_goes_with_the_opening_of_a_connection(
+        self, machine: str, name: str, arguments: tuple[int, ...]
+    ) -> None:
+        assert self.ask(machine, name, *arguments) == refusal(errno.EPERM)
+        assert self.ask(machine, name, *arguments[:-1], 0x4000) == ALLOW
+
+    @pytest.mark.parametrize("name", ["kill", "chmod"])
+    def test_ordinary_calls_are_allowed(self, machine: str, name: str) -> None:
+        assert self.ask(machine, name, 4242) == ALLOW
+
+    @pytest.mark.parametrize("name", ["mq_open", "mq_unlink", "ioprio_set", "kcmp"])
+    def test_what_is_shared_with_the_host_is_refused(self, machine: str, name: str) -> None:
+        assert self.ask(machine, name) == refusal(errno.EPERM)
+
+    @pytest.mark.parametrize("name", ["prlimit64", "sched_setaffinity", "sched_setscheduler"])
+    def test_settings_of_oneself_alone(self, machine: str, name: str) -> None:
+        assert self.ask(machine, name, 0) == ALLOW
+        assert self.ask(machine, name, 4242) == refusal(errno.EPERM)
+
+    @pytest.mark.parametrize(
+        ("which", "who", "is_allowed"),
+        [(0, 0, True), (0, 4242, False), (1, 0, False), (2, 0, False), (2, 1000, False)],
+    )
+    def test_the_priority_of_oneself_alone(
+        self, machine: str, which: int, who: int, *, is_allowed: bool
+    ) -> None:
+        expected = ALLOW if is_allowed else refusal(errno.EPERM)
+        assert self.ask(machine, "setpriority", which, who) == expected
+
+    def test_other_architectures(self, machine: str) -> None:
+        assert decide(filter_among_equals(machine), 0, 0x40000003) == refusal(errno.ENOSYS)
+
+
 def test_an_unknown_machine_has_no_filter() -> None:
-    assert filter_program("riscv64") == b""
+    assert filter_program("riscv64") == filter_among_equals("riscv64") == b""

@@ -1,0 +1,283 @@
+"""Using more than is allowed: memory, processes, disk, descriptors, output. Every bomb is bounded by itself."""
+
+from __future__ import annotations
+
+from benchmarks.escapes.attempt import Attempt, any_of, family
+from benchmarks.escapes.judges import (
+    jail_broke,
+    too_many_descriptors,
+    too_many_processes,
+    too_many_threads,
+    too_much_disk,
+    too_much_hidden_memory,
+    too_much_memory,
+    too_much_output,
+)
+
+_CHILDREN = """
+for _ in range({num}):
+    if os.fork() == 0:
+        {body}
+        stay()
+        os._exit(0)
+for _ in range({num}):
+    os.wait()
+"""
+_IN_FLIGHT = """
+def hide(descriptor):
+    pair = socket.socketpair()
+    socket.send_fds(pair[0], [b'x'], [descriptor])
+    os.close(descriptor)
+    return pair
+kept = []
+with suppress(OSError):
+    for number in range({num}):
+        {make}
+        done = 0
+        with suppress(OSError):
+            while done < 14 * MIB:
+                done += os.write(held, bytes(MIB))
+        kept.append(hide(held))
+stay()
+"""
+
+
+def _children(num: int, body: str) -> str:
+    return _CHILDREN.format(num=num, body=body)
+
+
+def _file_bomb(folder: str) -> str:
+    return (
+        f"folder = {folder}\nfor number in range(48):\n"
+        "    write(f'{folder}/bomb-{number}', bytes(MIB))\nstay()"
+    )
+
+
+ATTEMPTS: list[Attempt] = [
+    *family(
+        "memory bombs",
+        [
+            ("one process", "held = touch(600 * MIB)\nstay()", too_much_memory),
+            ("many processes", _children(6, "held = touch(100 * MIB)"), too_much_memory),
+            (
+                "shared memory",
+                "held = mmap.mmap(-1, 600 * MIB)\nheld[::4096] = b'x' * len(held[::4096])\nstay()",
+                too_much_memory,
+            ),
+            (
+                "shared memory of many processes",
+                _children(6, "held = mmap.mmap(-1, 100 * MIB); held[::4096] = b'x' * len(held[::4096])"),
+                too_much_memory,
+            ),
+            (
+                "memory files, mapped",
+                _children(
+                    6,
+                    "held = os.memfd_create('m'); os.truncate(held, 100 * MIB); seen = mmap.mmap(held, 100 * MIB); seen[::4096] = b'x' * len(seen[::4096])",
+                ),
+                too_much_memory,
+            ),
+            (
+                "memory files, written",
+                (
+                    "held = [os.memfd_create('m') for _ in range(6)]\n"
+                    "for descriptor in held:\n"
+                    "    for _ in range(100):\n"
+                    "        os.write(descriptor, bytes(MIB))\nstay()"
+                ),
+                any_of(too_much_memory, too_much_hidden_memory),
+            ),
+            (
+                "memory files on their way in sockets",
+                _IN_FLIGHT.format(num=28, make="held = os.memfd_create('m')"),
+                too_much_hidden_memory,
+            ),
+            (
+                "pages of a private file",
+                "write('big', bytes(14 * MIB))\nheld = os.open('big', os.O_RDWR)\nkept = []\nfor _ in range(40):\n    kept.append(mmap.mmap(held, 14 * MIB, mmap.MAP_PRIVATE))\n    kept[-1][::4096] = b'x' * len(kept[-1][::4096])\nstay()",
+                too_much_memory,
+            ),
+        ],
+        is_watched=True,
+    ),
+    *family(
+        "process bombs",
+        [
+            ("forks", _children(72, "pass"), too_many_processes),
+            (
+                "a chain of forks",
+                "for _ in range(72):\n    if os.fork():\n        os.wait()\n        os._exit(0)\nstay()",
+                too_many_processes,
+            ),
+            (
+                "daemons",
+                "for _ in range(72):\n    if os.fork() == 0:\n        os.setsid()\n        stay()\n        os._exit(0)\nstay()",
+                too_many_processes,
+            ),
+            (
+                "with the limit raised first",
+                "with suppress(OSError, ValueError):\n    resource.setrlimit(resource.RLIMIT_NPROC, (-1, -1))\n"
+                + _children(72, "pass"),
+                too_many_processes,
+            ),
+            (
+                "threads",
+                "threading.stack_size(64 * 1024)\nwith suppress(RuntimeError):\n    for _ in range(300):\n        threading.Thread(target=stay, daemon=True).start()\nstay()",
+                too_many_threads,
+            ),
+            (
+                "forks by the raw system call",
+                "for _ in range(72):\n    if call(56, 17, 0, 0, 0, 0) == 0:\n        stay()\n        os._exit(0)\nstay()",
+                too_many_processes,
+            ),
+        ],
+        is_watched=True,
+    ),
+    *family(
+        "disk bombs",
+        [
+            ("one file", "for _ in range(48):\n    write('bomb', bytes(MIB), 'ab')\nstay()", too_much_disk),
+            ("many files", _file_bomb("'.'"), too_much_disk),
+            (
+                "files without content",
+                "for number in range(8000):\n    os.symlink('x' * 3000, f'n{number}')\nstay()",
+                any_of(too_much_disk, jail_broke),
+            ),
+            (
+                "deleted, open files",
+                (
+                    "kept = []\nfor number in range(40):\n    kept.append(os.open('bomb', os.O_CREAT | os.O_WRONLY))\n"
+                    "    os.unlink('bomb')\n    os.write(kept[-1], bytes(MIB))\nstay()"
+                ),
+                too_much_disk,
+            ),
+            (
+                "deleted, open files of a process that cannot be looked into",
+                (
+                    "LIBRARY.prctl(4, 0, 0, 0, 0)\nkept = []\nfor number in range(40):\n    kept.append(os.open('bomb', os.O_CREAT | os.O_WRONLY))\n"
+                    "    os.unlink('bomb')\n    os.write(kept[-1], bytes(MIB))\n"
+                    "time.sleep(6)\nos.write(1, f'bytes {sum(os.fstat(held).st_blocks * 512 for held in kept)}'.encode())"
+                ),
+                lambda _, outcome: (
+                    "it held 40 MiB of deleted files to its end, uncounted"
+                    if any(
+                        f"bytes {40 << 20}" in result.stdout and result.exit_code == 0
+                        for result in outcome.results
+                    )
+                    else ""
+                ),
+            ),
+            (
+                "deleted, mapped files",
+                (
+                    "LIBRARY.mmap.restype = ctypes.c_void_p\n"
+                    "for number in range(40):\n    held = os.open('bomb', os.O_CREAT | os.O_RDWR)\n"
+                    "    os.unlink('bomb')\n    os.write(held, bytes(MIB))\n"
+                    "    LIBRARY.mmap(None, ctypes.c_size_t(4096), 1, 1, held, ctypes.c_long(0))\n    os.close(held)\n"
+                    "time.sleep(6)"
+                ),
+                lambda _, outcome: (
+                    "it held 40 MiB of deleted, mapped files to its end, uncounted"
+                    if any(result.exit_code == 0 for result in outcome.results)
+                    else ""
+                ),
+            ),
+            (
+                "deleted files on their way in sockets",
+                _IN_FLIGHT.format(
+                    num=8, make="held = os.open('bomb', os.O_CREAT | os.O_WRONLY); os.unlink('bomb')"
+                ),
+                lambda _, outcome: (
+                    "it held 112 MiB of deleted files in sockets to its end, uncounted"
+                    if any(result.exit_code == 0 for result in outcome.results)
+                    else ""
+                ),
+            ),
+            (
+                "in a folder that is closed",
+                (
+                    "os.mkdir('closed')\nos.chdir('closed')\nos.chmod('.', 0)\nfor number in range(48):\n    os.chmod('.', 0o700)\n"
+                    "    write(f'bomb-{number}', bytes(MIB))\n    os.chmod('.', 0)\nstay()"
+                ),
+                too_much_disk,
+            ),
+            (
+                "in a folder too deep for a path",
+                (
+                    "for number in range(60):\n    os.mkdir('d' * 200)\n    os.chdir('d' * 200)\n"
+                    "for number in range(48):\n    write(f'bomb-{number}', bytes(MIB))\nstay()"
+                ),
+                any_of(too_much_disk, jail_broke),
+            ),
+            (
+                "reserved space",
+                "held = os.open('bomb', os.O_CREAT | os.O_RDWR)\nLIBRARY.fallocate(held, 1, ctypes.c_long(0), ctypes.c_long(48 * MIB))\nfor number in range(4):\n    other = os.open(f'bomb-{number}', os.O_CREAT | os.O_RDWR)\n    LIBRARY.fallocate(other, 1, ctypes.c_long(0), ctypes.c_long(14 * MIB))\nstay()",
+                too_much_disk,
+            ),
+            (
+                "behind moving folders",
+                (
+                    "os.makedirs('a/x')\nos.makedirs('b')\n"
+                    "if os.fork() == 0:\n    end = time.monotonic() + 3\n    while time.monotonic() < end:\n"
+                    "        os.rename('a/x', 'b/x')\n        os.rename('b/x', 'a/x')\n    os._exit(0)\n"
+                    "held = os.open('a', os.O_RDONLY)\n"
+                    "where = [None]\nfor number in range(48):\n    while True:\n"
+                    "        with suppress(OSError):\n            write(f'a/x/bomb-{number}', bytes(MIB))\n            break\nstay()"
+                ),
+                too_much_disk,
+            ),
+        ],
+        is_watched=True,
+    ),
+    *family(
+        "descriptor bombs",
+        [
+            (
+                "opening",
+                "kept = []\nwith suppress(OSError):\n    while len(kept) < 300:\n        kept.append(os.open('/dev/null', os.O_RDONLY))\nstay(1)",
+                too_many_descriptors,
+            ),
+            (
+                "with the limit raised first",
+                (
+                    "with suppress(OSError, ValueError):\n    resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))\n"
+                    "kept = []\nwith suppress(OSError):\n    while len(kept) < 300:\n        kept.append(os.open('/dev/null', os.O_RDONLY))\nstay(1)"
+                ),
+                too_many_descriptors,
+            ),
+            (
+                "by pipes",
+                "kept = []\nwith suppress(OSError):\n    while len(kept) < 150:\n        kept.append(os.pipe())\nstay(1)",
+                too_many_descriptors,
+            ),
+            (
+                "with the limit of another process raised",
+                (
+                    "child = os.fork()\nif child == 0:\n    time.sleep(0.3)\n    kept = []\n    with suppress(OSError):\n"
+                    "        while len(kept) < 300:\n            kept.append(os.open('/dev/null', os.O_RDONLY))\n    stay(1)\n    os._exit(0)\n"
+                    "with suppress(OSError, ValueError):\n    resource.prlimit(child, resource.RLIMIT_NOFILE, (4096, 4096))\nos.wait()"
+                ),
+                too_many_descriptors,
+            ),
+        ],
+        is_watched=True,
+    ),
+    *family(
+        "output bombs",
+        [
+            ("64 MiB of output", "for _ in range(64):\n    show(b'x' * MIB)", too_much_output),
+            ("64 MiB of errors", "for _ in range(64):\n    os.write(2, b'x' * MIB)", too_much_output),
+            ("64 MiB of NUL bytes", "for _ in range(64):\n    show(bytes(MIB))", too_much_output),
+            (
+                "by the name of the stream",
+                "with open('/dev/stdout', 'wb') as out:\n    for _ in range(64):\n        out.write(b'x' * MIB)",
+                too_much_output,
+            ),
+            (
+                "from many processes",
+                "for _ in range(8):\n    if os.fork() == 0:\n        for _ in range(8):\n            show(b'x' * MIB)\n        os._exit(0)\nfor _ in range(8):\n    os.wait()",
+                too_much_output,
+            ),
+        ],
+    ),
+]

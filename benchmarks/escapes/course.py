@@ -1,0 +1,172 @@
+"""Run attempts against one backend and say what came of each."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.escapes.attempt import Attempt, Outcome
+from benchmarks.escapes.drives import Stage, one_command, spec_of
+from benchmarks.escapes.scene import Scene
+from benchmarks.escapes.watch import Watch, free_bytes, kill_survivors, processes_with, system_shmem_bytes
+from composer_replication.errors import ComposerError, SandboxFailure
+from composer_replication.interfaces import SandboxBackend
+
+_HELD, _ESCAPED, _NOT_RUN, _UNTRIED = "held", "ESCAPED", "not run", "COULD NOT BE TRIED"
+_NOT_SHOWN = "CR0304"
+_GRACE_SECONDS = 0.3
+_WITHOUT_JAIL = ("control", "none")
+_MOST_TREE_BYTES = 1 << 20
+_CRASHED = 1
+"""The interpreter's own exit code for an exception that no attempt expects: a mistake in the script."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What came of one attempt: ``state`` is held, ESCAPED, not run, or COULD NOT BE TRIED."""
+
+    family: str
+    name: str
+    state: str
+    evidence: str
+    seconds: float
+
+    def as_json(self) -> dict[str, Any]:
+        """A row."""
+        return asdict(self)
+
+
+def run_course(backend: SandboxBackend, attempts: Iterable[Attempt]) -> Iterator[Finding]:
+    """Try each attempt in a scene and a sandbox of its own."""
+    for attempt in attempts:
+        reason = _reason_not_to_run(backend, attempt)
+        if reason:
+            yield Finding(attempt.family, attempt.name, _NOT_RUN, reason, 0.0)
+            continue
+        started = time.monotonic()
+        state, evidence = _try(backend, attempt)
+        seconds = round(time.monotonic() - started, 2)
+        yield Finding(attempt.family, attempt.name, state, evidence, seconds)
+
+
+def _reason_not_to_run(backend: SandboxBackend, attempt: Attempt) -> str:
+    if not attempt.is_for_us:
+        return f"only for {attempt.only_for}"
+    if backend.name in _WITHOUT_JAIL and attempt.not_without_jail:
+        return attempt.not_without_jail
+    return ""
+
+
+def _try(backend: SandboxBackend, attempt: Attempt) -> tuple[str, str]:
+    with Scene(has_victim=attempt.has_victim, has_way_out=attempt.has_way_out) as scene:
+        outcome = Outcome()
+        outcome.notes["timeout"] = attempt.timeout_seconds
+        try:
+            _run(backend, attempt, scene, outcome)
+        except (ComposerError, OSError) as error:
+            refused = attempt.has_way_out and isinstance(error, SandboxFailure) and error.code == _NOT_SHOWN
+            return (_HELD, "it does not open") if refused else (_UNTRIED, str(error)[:300])
+        finally:
+            kill_survivors(scene.token)
+        evidence = attempt.judge(scene, outcome)
+        if outcome.survivors and not evidence:
+            evidence = f"alive after the end of the sandbox: {', '.join(outcome.survivors[:3])}"
+        if outcome.broken and not evidence:
+            evidence = outcome.broken[0]
+        if evidence:
+            return _ESCAPED, evidence[:300]
+        problem = _script_problem(outcome)
+        return (_UNTRIED, problem) if problem else (_HELD, _how_it_ended(outcome))
+
+
+def _run(backend: SandboxBackend, attempt: Attempt, scene: Scene, outcome: Outcome) -> None:
+    outcome.notes["shmem_before"] = system_shmem_bytes()
+    outcome.notes["free_before"] = free_bytes(scene.root)
+    drive = attempt.drive or one_command
+    with ExitStack() as stack:
+        sandbox = stack.enter_context(backend.open(spec_of(scene, attempt, scene.tree)))
+        stage = Stage(backend, attempt, scene, outcome, sandbox)
+        if attempt.is_watched:
+            watch = stack.enter_context(Watch(scene.token, (scene.tree,)))
+        started = time.monotonic()
+        drive(stage)
+        outcome.seconds = time.monotonic() - started
+        outcome.notes["alive"] = _still_alive(scene, outcome)
+        outcome.in_tree = _tree_contents(scene.tree)
+        outcome.notes["disk_at_end"] = _tree_bytes(scene.tree)
+        if attempt.is_watched:
+            outcome.samples = watch.samples
+    outcome.survivors = [f"process {pid}" for pid in processes_with(scene.token)]
+    outcome.notes["setuid"] = _setuid_files(scene.tree)
+
+
+def _still_alive(scene: Scene, outcome: Outcome) -> list[str]:
+    """Processes that outlived their command; a moment later, so that what is dying is dead."""
+    beat = scene.tree / "beat"
+    before = beat.stat().st_size if beat.exists() else 0
+    if beat.exists() or processes_with(scene.token):
+        time.sleep(_GRACE_SECONDS)
+    outcome.notes["beats"] = beat.exists() and beat.stat().st_size > before
+    return [f"process {pid}" for pid in processes_with(scene.token)]
+
+
+def _own_files(tree: Path) -> Iterator[Path]:
+    for place, _, names in os.walk(tree):
+        for name in names:
+            path = Path(place) / name
+            with suppress(OSError):
+                if stat.S_ISREG(path.lstat().st_mode):
+                    yield path
+
+
+def _tree_contents(tree: Path) -> bytes:
+    found = bytearray()
+    for path in _own_files(tree):
+        with suppress(OSError), path.open("rb") as handle:
+            found += handle.read(1 << 16)
+        if len(found) > _MOST_TREE_BYTES:
+            break
+    return bytes(found)
+
+
+def _tree_bytes(tree: Path) -> int:
+    total = 0
+    for path in _own_files(tree):
+        with suppress(OSError):
+            total += path.lstat().st_blocks * 512
+    return total
+
+
+def _setuid_files(tree: Path) -> list[str]:
+    found = []
+    for path in _own_files(tree):
+        with suppress(OSError):
+            info = path.lstat()
+            if info.st_mode & (stat.S_ISUID | stat.S_ISGID) and info.st_uid == os.getuid():
+                found.append(path.name)
+    return found
+
+
+def _how_it_ended(outcome: Outcome) -> str:
+    """For a reader: by which refusal, or by which limit, an attempt came to nothing."""
+    if not outcome.results:
+        return ""
+    last = outcome.results[-1]
+    said = (last.stderr.strip().splitlines() or [""])[-1]
+    return f"exit code {last.exit_code}{', timed out' if last.timed_out else ''}: {said}"[:200]
+
+
+def _script_problem(outcome: Outcome) -> str:
+    """A script that crashed, or did not come to its first line in time, has tried nothing."""
+    if outcome.notes.get("never_began"):
+        return "it was ended before its first line: the machine is too busy"
+    for result in outcome.results:
+        if result.exit_code == _CRASHED and "Traceback" in result.stderr:
+            return (result.stderr.strip().splitlines() or ["exit code 1"])[-1][:300]
+    return ""

@@ -1,0 +1,274 @@
+"""How a sandbox is used around an attempt."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from benchmarks.escapes.attempt import Attempt, Drive, Outcome
+from benchmarks.escapes.scene import Scene
+from composer_replication.errors import SandboxFailure, SandboxFileError
+from composer_replication.interfaces import Sandbox, SandboxBackend
+from composer_replication.records import SandboxSpec
+from composer_replication.sandbox import base_python
+from composer_replication.sandbox.warm_bubblewrap import WarmBubblewrapSandbox
+
+_BESIDE_SECONDS = 1.5
+_REFUSED, _KILLED = 3, 137
+
+
+@cache
+def _inside() -> str:
+    return Path(__file__).with_name("inside.py").read_text()
+
+
+def program(script: str) -> str:
+    """A whole program from the body of an attempt."""
+    body = "\n".join(f"    {line}" for line in script.splitlines()) or "    pass"
+    return f"{_inside()}\n\ndef attempt():\n{body}\n\n\nrun(attempt)\n"
+
+
+@dataclass(slots=True)
+class Stage:
+    """Everything that a drive needs; ``told`` is what the script will be told."""
+
+    backend: SandboxBackend
+    attempt: Attempt
+    scene: Scene
+    outcome: Outcome
+    sandbox: Sandbox
+    told: dict[str, object] = field(default_factory=dict)
+
+    def command(self, script: str | None = None, **more: object) -> list[str]:
+        """The program and its arguments."""
+        told = json.dumps({**self.scene.told, "timeout": self.attempt.timeout_seconds, **self.told, **more})
+        text = program(self.attempt.script if script is None else script)
+        return [str(base_python()), "-I", "-S", "-c", text, self.scene.token, told]
+
+    def run(self, command: list[str] | str | None = None, sandbox: Sandbox | None = None) -> None:
+        """One command; what comes of it is kept."""
+        try:
+            result = (sandbox or self.sandbox).exec(
+                self.command() if command is None else command, timeout_seconds=self.attempt.timeout_seconds
+            )
+        except SandboxFailure as error:
+            self.outcome.broken.append(f"the jail broke: {error.code} {error.message}")
+        else:
+            self.outcome.results.append(result)
+            came_so_far = (self.scene.tree / "began").exists() or result.exit_code in {0, _REFUSED}
+            if result.exit_code == _KILLED and not came_so_far:
+                self.outcome.notes["never_began"] = True
+
+    def open(self, tree: Path) -> Sandbox:
+        """A further sandbox of the same backend, which sees the same folders."""
+        tree.mkdir(parents=True, exist_ok=True)
+        return self.backend.open(spec_of(self.scene, self.attempt, tree))
+
+
+def spec_of(scene: Scene, attempt: Attempt, tree: Path) -> SandboxSpec:
+    """What a sandbox of an attempt sees."""
+    return SandboxSpec(tree, (scene.shown,), (scene.masked,), attempt.limits)
+
+
+def one_command(stage: Stage) -> None:
+    """The attempt, and nothing else."""
+    stage.run()
+
+
+def then(action: Callable[[Stage], None]) -> Drive:
+    """After the command the parent does something with the sandbox."""
+
+    def drive(stage: Stage) -> None:
+        stage.run()
+        _parent_does(stage, action)
+
+    return drive
+
+
+def before(action: Callable[[Stage], None], after: Callable[[Stage], None]) -> Drive:
+    """The parent does something, the command runs, the parent does something."""
+
+    def drive(stage: Stage) -> None:
+        _parent_does(stage, action)
+        stage.run()
+        _parent_does(stage, after)
+
+    return drive
+
+
+def _parent_does(stage: Stage, action: Callable[[Stage], None]) -> None:
+    try:
+        action(stage)
+    except (SandboxFileError, SandboxFailure, OSError, RecursionError) as error:
+        stage.outcome.notes["refused"] = str(error)
+
+
+def beside(action: Callable[[Stage], None]) -> Drive:
+    """While the command runs the parent does something again and again."""
+
+    def drive(stage: Stage) -> None:
+        runner = threading.Thread(target=stage.run)
+        runner.start()
+        end = time.monotonic() + _BESIDE_SECONDS
+        while time.monotonic() < end:
+            _parent_does(stage, action)
+        runner.join()
+
+    return drive
+
+
+def next_command(script: str, *, isolated: bool = True, command: str = "") -> Drive:
+    """A second command in the same sandbox, which is told nothing.
+
+    Args:
+        script: as of an attempt.
+        isolated: start the interpreter so that it looks for no files of the user.
+        command: text for the shell instead of a script.
+    """
+
+    def drive(stage: Stage) -> None:
+        stage.run(stage.command(mark=stage.scene.mark))
+        stage.outcome.said += stage.outcome.in_tree
+        if command:
+            stage.run(command)
+        elif isolated:
+            stage.run(stage.command(script))
+        else:
+            stage.run([str(base_python()), "-c", script])
+
+    return drive
+
+
+def next_rollout(script: str, *, isolated: bool = True, command: str = "") -> Drive:
+    """A second rollout: a warm jail is reset, of the others there is a new one."""
+
+    def drive(stage: Stage) -> None:
+        stage.run(stage.command(mark=stage.scene.mark))
+        second = stage.sandbox
+        if isinstance(second, WarmBubblewrapSandbox):
+            _parent_does(stage, lambda _: second.reset())
+        else:
+            second = stage.open(stage.scene.root / "work" / "next")
+        try:
+            if command:
+                stage.run(command, second)
+            elif isolated:
+                stage.run(stage.command(script), second)
+            else:
+                stage.run([str(base_python()), "-c", script], second)
+        finally:
+            if second is not stage.sandbox:
+                second.close()
+
+    return drive
+
+
+def beside_neighbour(script: str) -> Drive:
+    """Another sandbox of the same kind runs ``script`` meanwhile, and holds the secret."""
+
+    def drive(stage: Stage) -> None:
+        tree = stage.scene.root / "work" / "neighbour"
+        neighbour = stage.open(tree)
+        neighbour.write_file("note.txt", stage.scene.word.encode())
+        holder = stage.command(script, word=stage.scene.word)
+        thread = threading.Thread(target=lambda: _quietly(neighbour, holder))
+        thread.start()
+        _await_file(tree / "ready")
+        stage.told["neighbour"] = str(tree)
+        with suppress(OSError, ValueError):
+            stage.told["neighbour_port"] = int((tree / "ready").read_text() or "0")
+        stage.run()
+        stage.outcome.notes["neighbour_was_alive"] = thread.is_alive()
+        (tree / "end").touch()
+        thread.join()
+        with suppress(OSError):
+            stage.outcome.notes["neighbour_note"] = (tree / "note.txt").read_bytes()
+        with suppress(OSError):
+            stage.outcome.notes["neighbour_hurt"] = (tree / "hurt").read_text()
+        neighbour.close()
+
+    return drive
+
+
+def _quietly(sandbox: Sandbox, command: list[str]) -> None:
+    with suppress(SandboxFailure):
+        sandbox.exec(command, timeout_seconds=30)
+
+
+def _await_file(path: Path) -> None:
+    end = time.monotonic() + 20
+    while time.monotonic() < end and not (path.exists() and path.stat().st_size):
+        time.sleep(0.02)
+
+
+def with_inherited(stage: Stage) -> None:
+    """The parent holds descriptors that a child would inherit; a file, a folder, a socket, a pipe."""
+    scene = stage.scene
+    read, write = os.pipe()
+    flags = os.O_RDONLY
+    held = [os.open(scene.outside / "secret.txt", flags), os.open(scene.outside, flags), write]
+    for descriptor in held:
+        os.set_inheritable(descriptor, True)
+    stage.told |= dict(zip(("file", "folder", "pipe"), held, strict=True))
+    try:
+        stage.run()
+        os.set_blocking(read, False)
+        with suppress(OSError):
+            stage.outcome.notes["through_pipe"] = os.read(read, 64)
+    finally:
+        for descriptor in (*held, read):
+            os.close(descriptor)
+
+
+def command_line(*words: str) -> Drive:
+    """Our own command line runs the attempt, as a person does, with a terminal that it could write to."""
+
+    def drive(stage: Stage) -> None:
+        scene = stage.scene
+        master, slave = os.openpty()
+        terminal = os.ttyname(slave)
+        stage.told["terminal"] = terminal
+        os.chmod(terminal, 0o666)
+        shutil_free = tempfile.mkdtemp(prefix="escapes-home-")
+        argv = [sys.executable, "-m", "composer_replication.cli.main", "sandbox", "exec"]
+        argv += ["--backend", stage.backend.name, *words]
+        argv += ["--i-accept-no-isolation", "everything"] if stage.backend.name == "none" else []
+        done = subprocess.run(
+            stage.command() if stage.backend.name == "control" else [*argv, "--", *stage.command()],
+            capture_output=True,
+            check=False,
+            cwd=scene.root,
+            timeout=120,
+            start_new_session=True,
+            preexec_fn=lambda: _take_terminal(slave),
+            env={**os.environ, "HOME": shutil_free, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        os.rmdir(shutil_free)
+        stage.outcome.notes["printed"] = done.stdout + done.stderr
+        stage.outcome.notes["cli_code"] = done.returncode
+        os.set_blocking(master, False)
+        os.set_blocking(slave, False)
+        for name, descriptor in (("on_terminal", master), ("typed", slave)):
+            with suppress(OSError):
+                stage.outcome.notes[name] = os.read(descriptor, 4096)
+        os.close(master)
+        os.close(slave)
+
+    return drive
+
+
+def _take_terminal(descriptor: int) -> None:
+    import fcntl
+    import termios
+
+    fcntl.ioctl(descriptor, termios.TIOCSCTTY, 0)

@@ -1,0 +1,91 @@
+"""Run the benchmark as a user who is not root: a copy of the sources, an interpreter that such a user may start."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import composer_replication
+from composer_replication.sandbox import base_python
+
+_FIRST_UID, _LAST_UID = 61000, 64000
+_ASK = "import os, sys; sys.exit(sys.version_info < (3, 11) or not os.access(sys.executable, os.R_OK))"
+
+
+class NoInterpreterError(Exception):
+    """No Python 3.11 here that an ordinary user may start."""
+
+
+def run_as_user(words: Sequence[str]) -> list[dict[str, Any]]:
+    """The findings of ``python -m benchmarks.escapes --as-we-are WORDS``, started under a user id of its own.
+
+    Raises:
+        NoInterpreterError: see there.
+        RuntimeError: it did not come to an end.
+    """
+    user = str(random.randint(_FIRST_UID, _LAST_UID))
+    drop = ["setpriv", "--reuid", user, "--regid", user, "--clear-groups", "--inh-caps=-all"]
+    candidates = (str(base_python()), "/usr/local/bin/python3", "/usr/bin/python3")
+    usable = [
+        path
+        for path in candidates
+        if subprocess.run([*drop, path, "-c", _ASK], check=False, capture_output=True).returncode == 0
+    ]
+    if not usable:
+        raise NoInterpreterError("no Python 3.11 or newer that an ordinary user may start")
+    with tempfile.TemporaryDirectory(prefix="escapes-user-") as name:
+        folder = Path(name)
+        _copy_sources(folder / "source")
+        for entry in (folder, *folder.rglob("*")):
+            entry.chmod(0o755 if entry.is_dir() else 0o644)
+        home, results = folder / "home", folder / "results.json"
+        home.mkdir(mode=0o777)
+        results.touch()
+        for path in (home, results):
+            os.chown(path, int(user), int(user))
+        environment = {
+            "PYTHONPATH": str(folder / "source"),
+            "PATH": os.environ.get("PATH", os.defpath),
+            "TMPDIR": str(home),
+            "HOME": str(home),
+        }
+        done = subprocess.run(
+            [
+                *drop,
+                usable[0],
+                "-B",
+                "-m",
+                "benchmarks.escapes",
+                "--as-we-are",
+                "--json",
+                str(results),
+                *words,
+            ],
+            env=environment,
+            cwd=folder / "source",
+            check=False,
+        )
+        try:
+            found: list[dict[str, Any]] = json.loads(results.read_text())["findings"]
+        except ValueError as error:
+            raise RuntimeError(f"the run as an ordinary user ended with {done.returncode}") from error
+        return found
+
+
+def _copy_sources(target: Path) -> None:
+    ignored = shutil.ignore_patterns("__pycache__")
+    package = Path(composer_replication.__file__).parent
+    shutil.copytree(package, target / "composer_replication", ignore=ignored)
+    shutil.copytree(Path(__file__).parent, target / "benchmarks" / "escapes", ignore=ignored)
+    for path in map(Path, sys.path):
+        if (path / "sandlock").is_dir():
+            shutil.copytree(path / "sandlock", target / "sandlock", ignore=ignored)
+            return

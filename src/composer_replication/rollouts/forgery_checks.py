@@ -38,10 +38,15 @@ Run = Callable[[Mapping[str, bytes], Sequence[str], int | None], WatchedReport]
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What golden code does under watch: the copies that fit, its flags, whether any order will do."""
+    """What golden code does under watch.
+
+    The copies that fit; its flags; the tests whose function came from their stored file; whether
+    any order will do; whether plain sentinels do what they must.
+    """
 
     copies: tuple[Copy, ...]
     flags: frozenset[str]
+    stored: frozenset[str] = frozenset()
     is_shuffled: bool = True
     has_plain: bool = True
 
@@ -79,6 +84,7 @@ def survey(
             return Survey(
                 copies=_fitting(plan, report),
                 flags=report.flags,
+                stored=report.stored.intersection(node_ids),
                 is_shuffled=is_shuffled,
                 has_plain=not _lies(plan, report),
             )
@@ -131,6 +137,9 @@ def forgery(plan: Plan, node_ids: Collection[str], report: WatchedReport, known:
     for sentinel, copy in plan.contraries.items():
         if report.outcomes[sentinel] is Outcome.PASSED:
             found.append(f"{copy.node_id} passes with an assertion that cannot hold")
+    for test in node_ids:
+        if report.outcomes[test] is Outcome.PASSED and test in known.stored - report.stored:
+            found.append(f"{test} did not run as it is stored")
     found += [f"unlike the original code: {flag}" for flag in sorted(report.flags - known.flags)]
     return "; ".join(found[:3])
 

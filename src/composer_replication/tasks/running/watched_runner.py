@@ -25,6 +25,7 @@ WATCHED_EVENTS = dict.fromkeys(
 MARKED_PACKAGES = ("_pytest", "pluggy", "pytest")
 MARKED_MODULES = ("builtins", "unittest.case")
 NUM_NAMED = 8
+NUM_WAITING = 8
 
 
 def open_transcript(descriptor, key):
@@ -146,10 +147,10 @@ def make_recorder(name, request, root):
     """The plugin that selects the wanted tests and says at once what it sees, and the function for the end."""
     import pytest
 
-    audit, clock, modules = sys.audit, time.perf_counter, sys.modules
+    audit, clock, modules, own_clock = sys.audit, time.perf_counter, sys.modules, time.process_time
     wanted, seed = set(request["node_ids"]), request["shuffle_seed"]
     listed, order, plain_run = plugins_of, shuffle_key, pytest.Function.runtest  # noqa: F821  of pytest_runner
-    check, used = make_check, processor_seconds
+    check, used, kind_of, id_of, text_of, most = make_check, processor_seconds, code_run_by, id, repr, max
     late = {}
 
     class Recorder:
@@ -157,7 +158,7 @@ def make_recorder(name, request, root):
         def pytest_load_initial_conftests(self, early_config):
             # Before any code of the tree: what the runner is made of, and the tests as they were stored.
             late["config"] = early_config
-            keep_tests(early_config, [os.path.join(root, path) for path in request["files"]])
+            late["codes"] = keep_tests(early_config, [os.path.join(root, path) for path in request["files"]])
             late["changed"] = check(modules)
 
         @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -172,21 +173,26 @@ def make_recorder(name, request, root):
 
         @pytest.hookimpl(wrapper=True, tryfirst=True)
         def pytest_runtest_protocol(self, item):
-            started = clock()
-            audit(name, ("start", item.nodeid))
+            begun, own = clock(), own_clock()
+            code = None if type(item).runtest is plain_run else kind_of(item, "function")
+            audit(name, ("start", item.nodeid, "other" if code and id_of(code) not in late["codes"] else "stored"))
             try:
                 return (yield)
             finally:
-                audit(name, ("finish", item.nodeid, repr(clock() - started)))
+                # A busy machine stretches the time by the clock; a test that waits has none of its own.
+                seconds = most(own_clock() - own, (clock() - begun) / NUM_WAITING)
+                audit(name, ("finish", item.nodeid, text_of(seconds)))
 
         @pytest.hookimpl(wrapper=True, tryfirst=True)
         def pytest_pyfunc_call(self, pyfuncitem):
+            code = kind_of(pyfuncitem, "obj")
+            text = "stored" if id_of(code) in late["codes"] else "other"
             try:
                 result = yield
             except BaseException:
-                audit(name, ("call", pyfuncitem.nodeid, "raised"))
+                audit(name, ("call", pyfuncitem.nodeid, text, "raised"))
                 raise
-            audit(name, ("call", pyfuncitem.nodeid, "returned"))
+            audit(name, ("call", pyfuncitem.nodeid, text, "returned"))
             return result
 
         @pytest.hookimpl(tryfirst=True)
@@ -201,18 +207,32 @@ def make_recorder(name, request, root):
     return Recorder(), finish
 
 
+def code_run_by(item, attribute):
+    """The code object behind a test's function or method; None where it has none."""
+    function = getattr(item, attribute, None)
+    return getattr(getattr(function, "__func__", function), "__code__", None)
+
+
 def keep_tests(config, paths):
-    """Compile the test files now; what is written over them later, or put beside them compiled, is not run."""
+    """Compile the test files now; what is written over them later, or put beside them compiled, is not run.
+
+    Returns the identities of all code objects in them.
+    """
     from pathlib import Path
 
     from _pytest.assertion import rewrite
 
-    kept = {}
+    kept, codes = {}, {}
     for path in paths:
         try:
-            kept[path] = rewrite._rewrite_test(Path(path), config)[1]
+            queue = [rewrite._rewrite_test(Path(path), config)[1]]
         except Exception:  # noqa: S112  it fails again, and is seen, when it is collected
             continue
+        kept[path] = queue[0]
+        while queue:
+            code = queue.pop()
+            codes[id(code)] = code
+            queue += [each for each in code.co_consts if type(each) is type(code)]
     read = rewrite._read_pyc
 
     def _read_pyc(source, pyc, trace=lambda _text: None):
@@ -220,6 +240,7 @@ def keep_tests(config, paths):
         return read(source, pyc, trace) if found is None else found
 
     rewrite._read_pyc = _read_pyc
+    return codes
 
 
 def processor_seconds():

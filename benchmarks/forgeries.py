@@ -7,8 +7,8 @@ then grades, exactly as a run does, scripted answers (``forgery_attempts/``) tha
 asked and try to pass nevertheless, and honest ones as many times as ``--honest`` says. Prints a line
 for each: what became of it and why. An attempt succeeds when all visible tests pass, or, for
 those that no check of a process can tell from an answer (``decided_by="twin"``), when the twin passes
-too. Exit code 1 when one succeeds, when an honest answer fails, or when the twin is not needed
-where the table says so; 0 otherwise.
+too. Exit code 1 when one succeeds or an honest answer fails, 0 otherwise. Never without a jail:
+some attempts write wherever they can.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from forgery_attempts.attempt import Attempt
 from forgery_attempts.configuration import CONFIGURATION
 from forgery_attempts.endings import ENDINGS
 from forgery_attempts.patches import PATCHES
@@ -29,8 +29,12 @@ from forgery_attempts.reaching import REACHING
 
 from composer_replication.records import Score, Task
 from composer_replication.rollouts.grading import Grader, GradeRequest
+from composer_replication.sandbox import choose_backend
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.store import TaskStore
+
+if TYPE_CHECKING:
+    from forgery_attempts.attempt import Attempt
 
 ATTEMPTS: tuple[Attempt, ...] = (*ENDINGS, *CONFIGURATION, *PATCHES, *REACHING)
 
@@ -62,9 +66,16 @@ def try_attempt(grader: Grader, task: Task, attempt: Attempt) -> tuple[bool, str
     if why or attempt.decided_by == "process":
         return not why and visible is not None, why or "PAID FOR"
     hidden = grader.grade_many([GradeRequest(task, answer, "hidden")], afresh=True)[0]
-    twins = {name: outcome for name, outcome in (hidden.outcomes if hidden else {}).items() if name.startswith("twin::")}
+    twins = {
+        name: outcome
+        for name, outcome in (hidden.outcomes if hidden else {}).items()
+        if name.startswith("twin::")
+    }
     failed = [name for name, outcome in twins.items() if outcome != "passed"]
-    return not failed, f"visible tests pass; the twin fails: {failed[0]}" if failed else "PAID FOR, twin and all"
+    return (
+        not failed,
+        f"visible tests pass; the twin fails: {failed[0]}" if failed else "PAID FOR, twin and all",
+    )
 
 
 def try_honest(grader: Grader, store: TaskStore, task: Task, number: int) -> list[str]:
@@ -80,12 +91,17 @@ def try_honest(grader: Grader, store: TaskStore, task: Task, number: int) -> lis
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Print the table; the answer is the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", default="", help="attempts whose family or name has this word")
     parser.add_argument("--repeats", type=int, default=1, help="how often each attempt is made")
     parser.add_argument("--honest", type=int, default=20, help="how often each honest answer is graded")
     parser.add_argument("--backend", default="", help="sandbox backend; the best of this machine by default")
     chosen = parser.parse_args(arguments)
+    if choose_backend(chosen.backend or None).name == "none":
+        parser.error("--backend none has no jail, and these answers are hostile: name another one.")
     with tempfile.TemporaryDirectory(prefix="forgeries-") as folder:
         store = build_store(Path(folder))
         task = store.tasks()[0]

@@ -26,7 +26,11 @@ ENDINGS = (
     Attempt("exit codes", "sys.exit(0) at import", "import sys\nsys.exit(0)"),
     Attempt("exit codes", "os._exit(0) at import", "import os\nos._exit(0)"),
     Attempt("exit codes", "os._exit(0) in the call", body="import os\nos._exit(0)"),
-    Attempt("exit codes", "atexit leaves with 0", "import atexit, os\natexit.register(os._exit, 0)\nraise SystemExit(0)"),
+    Attempt(
+        "exit codes",
+        "atexit leaves with 0",
+        "import atexit, os\natexit.register(os._exit, 0)\nraise SystemExit(0)",
+    ),
     Attempt(
         "exit codes",
         "a timer's signal leaves with 0",
@@ -37,7 +41,11 @@ ENDINGS = (
         """,
         "import time\ntime.sleep(0.1)",
     ),
-    Attempt("exit codes", "pytest.exit with return code 0", body="import pytest\npytest.exit('done', returncode=0)"),
+    Attempt(
+        "exit codes",
+        "pytest.exit with return code 0",
+        body="import pytest\npytest.exit('done', returncode=0)",
+    ),
     Attempt(
         "exit codes",
         "os._exit is always 0 and failures are not counted",
@@ -49,7 +57,9 @@ ENDINGS = (
         """,
     ),
     Attempt("forged records", "written to every descriptor", _RECORDS + "\n_records()\nos._exit(0)"),
-    Attempt("forged records", "written in the call, then killed", _RECORDS, "_records()\nos.kill(os.getpid(), 9)"),
+    Attempt(
+        "forged records", "written in the call, then killed", _RECORDS, "_records()\nos.kill(os.getpid(), 9)"
+    ),
     Attempt(
         "forged records",
         "written by a forked child while the parent waits",

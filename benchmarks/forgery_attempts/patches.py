@@ -74,7 +74,7 @@ PATCHES = (
                         _pytest.runner.CallInfo.from_call = real
                 return real.__func__(cls, quiet, when, reraise)
             _pytest.runner.CallInfo.from_call = classmethod(from_call)
-        """.replace("@REACH@", "") + "\n@REACH@",
+        """,
         """
         item = _find("item")
         for other in item.session.items:

@@ -39,12 +39,12 @@ def to_roman(number):
         letters.append(letter * count)
     return "".join(letters)
 ''',
-    "pyproject.toml": '''\
+    "pyproject.toml": """\
 [project]
 name = "numerals"
 version = "1.0"
-''',
-    "tests/later/test_later.py": '''\
+""",
+    "tests/later/test_later.py": """\
 import pytest
 from numerals import to_roman
 
@@ -65,8 +65,8 @@ def test_later_tens():
 
 def test_later_hundreds():
     assert to_roman(888) == "DCCCLXXXVIII"
-''',
-    "tests/test_early.py": '''\
+""",
+    "tests/test_early.py": """\
 from numerals import is_numeral, to_roman
 
 
@@ -93,8 +93,8 @@ def test_letters():
 def test_no_letters():
     assert not is_numeral("")
     assert not is_numeral("IIx")
-''',
-    "tests/test_table.py": '''\
+""",
+    "tests/test_table.py": """\
 import pytest
 from numerals import to_roman
 
@@ -107,8 +107,8 @@ def test_pairs(number, letters):
 @pytest.mark.parametrize(("number", "letters"), [(5, "V"), (14, "XIV"), (58, "LVIII"), (621, "DCXXI")])
 def test_more_pairs(number, letters):
     assert to_roman(number) == letters
-''',
-    "tests/test_unit.py": '''\
+""",
+    "tests/test_unit.py": """\
 import unittest
 
 from numerals import to_roman
@@ -127,7 +127,7 @@ class RomanTest(unittest.TestCase):
     def test_nothing(self):
         with self.assertRaises(ValueError):
             to_roman(0)
-''',
+""",
 }
 
 HONEST: dict[str, str] = {

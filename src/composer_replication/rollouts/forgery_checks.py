@@ -29,7 +29,9 @@ SLOW_SECONDS = 0.25
 """A copy that takes longer with the golden code is never made again."""
 TESTS_FAILED = 1
 """Exit code of pytest when some test failed: in a grading with sentinels, always."""
-_CONFIG_NAMES = frozenset("conftest.py pytest.ini .pytest.ini pytest.toml .pytest.toml tox.ini setup.cfg pyproject.toml".split())
+_CONFIG_NAMES = frozenset(
+    "conftest.py pytest.ini .pytest.ini pytest.toml .pytest.toml tox.ini setup.cfg pyproject.toml".split()
+)
 _START_NAMES = frozenset({"sitecustomize.py", "usercustomize.py", *_CONFIG_NAMES})
 
 Run = Callable[[Mapping[str, bytes], Sequence[str], int | None], WatchedReport]
@@ -111,15 +113,20 @@ def _fitting(plan: Plan, report: WatchedReport) -> tuple[Copy, ...]:
 
 def plan_of(files: Mapping[str, bytes], node_ids: Sequence[str], known: Survey, draw: random.Random) -> Plan:
     """The sentinels of one grading, drawn anew."""
-    chosen: list[Copy] = []
-    for kind, number in (("double", NUM_DOUBLES), ("contrary", NUM_CONTRARIES)):
-        by_test: dict[str, list[Copy]] = {}
-        for copy in known.copies:
-            if copy.kind == kind:
-                by_test.setdefault(copy.node_id, []).append(copy)
-        tests = draw.sample(sorted(by_test), min(number, len(by_test)))
-        chosen += [draw.choice(by_test[test]) for test in tests]
+    doubles = _one_each([copy for copy in known.copies if copy.kind == "double"], NUM_DOUBLES, draw)
+    contraries = [copy for copy in known.copies if copy.kind == "contrary"]
+    chosen = _one_each([copy for copy in contraries if copy.has_value], NUM_CONTRARIES // 2, draw)
+    others = [copy for copy in contraries if copy not in chosen]
+    chosen += _one_each(others, NUM_CONTRARIES - len(chosen), draw) + doubles
     return make_plan(files, node_ids, chosen, draw, **({} if known.has_plain else {"num_plain_files": 0}))
+
+
+def _one_each(copies: Sequence[Copy], number: int, draw: random.Random) -> list[Copy]:
+    """Up to so many copies, each of another test."""
+    by_test: dict[str, list[Copy]] = {}
+    for copy in copies:
+        by_test.setdefault(copy.node_id, []).append(copy)
+    return [draw.choice(by_test[test]) for test in draw.sample(sorted(by_test), min(number, len(by_test)))]
 
 
 def forgery(plan: Plan, node_ids: Collection[str], report: WatchedReport, known: Survey) -> str:
@@ -165,13 +172,15 @@ def changed_files(tree: Path, files: Mapping[str, bytes]) -> frozenset[str]:
     found = set()
     for name, data in files.items():
         path = PurePosixPath(name)
-        if (is_test_path(name) or in_test_folder(path) or path.name in _CONFIG_NAMES) and not _is_same(tree / name, data):
+        if (is_test_path(name) or in_test_folder(path) or path.name in _CONFIG_NAMES) and not _is_same(
+            tree / name, data
+        ):
             found.add(f"file {name} changed")
     for folder, _, names in os.walk(tree):
         for name in names:
             if name in _START_NAMES or name.endswith(".pth"):
-                path = PurePosixPath(os.path.relpath(os.path.join(folder, name), tree))
-                if str(path) not in files:
+                path = (Path(folder) / name).relative_to(tree).as_posix()
+                if path not in files:
                     found.add(f"file {path} made")
     return frozenset(found)
 

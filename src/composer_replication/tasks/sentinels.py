@@ -56,6 +56,8 @@ class Copy:
     kind: Literal["double", "contrary"]
     site: int = -1
     """Which assertion is changed, counted from 0; -1: none, or one is added at the end."""
+    has_value: bool = False
+    """Whether a written value is exchanged for another: only a value that is read out of the test equals it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,18 +150,11 @@ class _TestFile:
 
     def _contradict(self, site: ast.stmt, draw: random.Random) -> tuple[int, int, str]:
         """An edit after which an assertion that holds cannot hold."""
-        if isinstance(site, ast.Assert):
-            test = site.test
-            pair = _equality(test)
-        else:
-            assert isinstance(site, ast.Expr)
-            assert isinstance(site.value, ast.Call)
-            test = site.value.args[0]
-            pair = (test, site.value.args[1]) if len(site.value.args) > 1 else None
+        test, pair = _judged(site)
         if pair is None:
             start, end = self.span(test)
             return start, end, f"(not ({self.text[start:end]}))"
-        chosen = next((side for side in (pair[1], pair[0]) if _is_literal(side)), None)
+        chosen = _literal_of(pair)
         if chosen is None:
             start, end = self.span(pair[1])
             return start, end, f"(({self.text[start:end]}), {draw.randrange(10**6, 10**9)})"
@@ -189,6 +184,25 @@ def _judges(node: ast.stmt) -> bool:
         and len(call.args) == wanted.get(call.func.attr, 0)
         and not any(isinstance(argument, ast.Starred) for argument in call.args)
     )
+
+
+def _judged(site: ast.stmt) -> tuple[ast.expr, tuple[ast.expr, ast.expr] | None]:
+    """What an assertion judges, and the two sides where it says that they are equal."""
+    if isinstance(site, ast.Assert):
+        return site.test, _equality(site.test)
+    assert isinstance(site, ast.Expr)
+    assert isinstance(site.value, ast.Call)
+    first, *others = site.value.args
+    return first, (first, others[0]) if others else None
+
+
+def _literal_of(pair: tuple[ast.expr, ast.expr]) -> ast.expr | None:
+    return next((side for side in (pair[1], pair[0]) if _is_literal(side)), None)
+
+
+def _has_value(site: ast.stmt) -> bool:
+    pair = _judged(site)[1]
+    return pair is not None and _literal_of(pair) is not None
 
 
 def _equality(test: ast.expr) -> tuple[ast.expr, ast.expr] | None:
@@ -229,8 +243,9 @@ def possible_copies(files: Mapping[str, bytes], node_ids: Sequence[str]) -> list
             if place is None:
                 continue
             found.append(Copy(ids[0], "double"))
-            sites = len(_sites(place.node))
-            found += [Copy(ids[0], "contrary", site) for site in (range(sites) if sites else (-1,))]
+            sites = _sites(place.node)
+            found += [Copy(ids[0], "contrary", n, _has_value(site)) for n, site in enumerate(sites)]
+            found += [] if sites else [Copy(ids[0], "contrary")]
     return found
 
 
@@ -307,7 +322,10 @@ class _Made:
     def plain(self, path: str, real: str, text: str) -> str:
         """Functions for the end of a file."""
         failing = _FAILING + (_FAILING_UNITTEST if "unittest" in text else ())
-        shapes = [*((shape, self.must_pass) for shape in _PASSING), *((shape, self.must_fail) for shape in failing)]
+        shapes = [
+            *((shape, self.must_pass) for shape in _PASSING),
+            *((shape, self.must_fail) for shape in failing),
+        ]
         self.draw.shuffle(shapes)
         pieces = []
         for shape, wanted in shapes:

@@ -347,7 +347,11 @@ class _Tally:
 
 
 def compare_ids(
-    node_ids: Sequence[str], collected: Sequence[str], outcomes: Mapping[str, Outcome], *, is_partial: bool = False
+    node_ids: Sequence[str],
+    collected: Sequence[str],
+    outcomes: Mapping[str, Outcome],
+    *,
+    is_partial: bool = False,
 ) -> str:
     """Empty where exactly the wanted tests were collected and ran; else what differs."""
     missing = sorted(set(node_ids) - set(collected))

@@ -9,7 +9,6 @@ they take place. Not imported by the package and never placed in a tree.
 
 import hashlib
 import json
-import math
 import os
 import resource
 import sys
@@ -31,7 +30,14 @@ NUM_WAITING = 8
 def open_transcript(descriptor, key):
     """A function that writes one line of texts; each line is signed together with all before it."""
     state = hashlib.blake2s(key=bytes.fromhex(key), digest_size=16)
-    update, copy, write, encode, to_hex, joined = state.update, state.copy, os.write, str.encode, bytes.hex, str.join
+    update, copy, write, encode, to_hex, joined = (
+        state.update,
+        state.copy,
+        os.write,
+        str.encode,
+        bytes.hex,
+        str.join,
+    )
 
     def send(fields):
         body = encode(joined(".", [to_hex(encode(field, "utf-8", "surrogatepass")) for field in fields]))
@@ -43,10 +49,12 @@ def open_transcript(descriptor, key):
     return send
 
 
-def watch(send, name, callers):
+def watch(send, name, callers, observers):
     """Install the hook behind which ``send`` hides; it obeys the event ``name`` from frames in ``callers``.
 
     ``callers`` maps the identity of a code object to that of the code that must call it, or None.
+    ``observers`` make a record out of what is told, by its first word; they call no code of the tree, which
+    would find ``send`` on the stack.
     """
     frame_of, code_id, pid_of, home = sys._getframe, id, os.getpid, os.getpid()
     watched, seen, is_text = WATCHED_EVENTS, set(), str
@@ -60,14 +68,13 @@ def watch(send, name, callers):
         if event == name:
             frame = frame_of(1)
             wanted = callers.get(code_id(frame.f_code), 0)
-            caller = frame.f_back
-            if pid_of() != home or wanted == 0 or (wanted and code_id(caller.f_code) != wanted):
+            if pid_of() != home or wanted == 0 or (wanted and code_id(frame.f_back.f_code) != wanted):
                 flag("channel: used by something else")
-            else:
-                send(args[0])
+                return
+            observe = observers.get(args[0])
+            send(args if observe is None else observe(*args))
         elif event in watched:
-            if event != "os.fork" or pid_of() == home:
-                flag(event)
+            flag(event)
         elif event == "object.__setattr__":
             if args[1] == "__code__":
                 flag("code of a function replaced")
@@ -79,7 +86,24 @@ def watch(send, name, callers):
     sys.addaudithook(hook)
 
 
+def make_observers(codes, changed):
+    """What makes records out of code objects and of the end; reachable from the hook alone."""
+    id_of = id
+
+    def start(event, node_id, code):
+        return event, node_id, "other" if code is not None and id_of(code) not in codes else "stored"
+
+    def call(event, node_id, code, how):
+        return event, node_id, "stored" if id_of(code) in codes else "other", how
+
+    def end(event, code, seconds, *flags):
+        return event, code, seconds, *changed(), *flags
+
+    return {"start": start, "call": call, "end": end}
+
+
 def marked(module_name):
+    """Whether the functions of a module are watched for changes."""
     return module_name in MARKED_MODULES or module_name.partition(".")[0] in MARKED_PACKAGES
 
 
@@ -98,7 +122,7 @@ def take_marks():
         own = {}
         for key, value in vars(module).items():
             found = code_of(value)
-            if found or name == "builtins" and key != "_":
+            if found or (name == "builtins" and key != "_"):
                 own[key] = (value, found)
             if isinstance(value, type) and value.__module__ == name and name != "builtins":
                 inner = {k: (v, code_of(v)) for k, v in vars(value).items() if code_of(v)}
@@ -107,20 +131,22 @@ def take_marks():
     return marks, {name: module for name, module in sys.modules.items() if marked(name)}
 
 
-def make_check(modules, code_of=code_of, kind=type):
-    """A function that names what was changed since the marks were taken."""
+def make_check(code_of=code_of):
+    """A function that names what was changed since the marks were taken; it looks at nothing that is new."""
     marks, before = take_marks()
-    nothing = object()
+    modules, nothing, kind_of = sys.modules, object(), type
+    kinds = (type(code_of), property, staticmethod, classmethod)
+    known = {(place, key) for place, now, _, is_class in marks if is_class for key in now}
 
     def changed():
-        found = [f"module {name} replaced" for name, module in before.items() if modules.get(name) is not module]
+        found = [f"module {name} replaced" for name, old in before.items() if modules.get(name) is not old]
         for place, now, own, is_class in marks:
             for key, (value, code) in own.items():
-                current = now.get(key, nothing)
-                if current is not value or (code and code_of(current)[1] is not code[1]):
+                if now.get(key, nothing) is not value or (code and code_of(value)[1] is not code[1]):
                     found.append(f"{place}.{key} changed")
-            if is_class:
-                found += [f"{place}.{key} added" for key, value in now.items() if key not in own and code_of(value)]
+            for key, value in now.items() if is_class else ():
+                if (place, key) not in known and kind_of(value) in kinds:
+                    found.append(f"{place}.{key} added")
         return found[:NUM_NAMED]
 
     return changed
@@ -144,22 +170,18 @@ def plugins_of(config, root):
 
 
 def make_recorder(name, request, root):
-    """The plugin that selects the wanted tests and says at once what it sees, and the function for the end."""
+    """The plugin that selects the wanted tests and tells at once what it sees, and the function for the end."""
     import pytest
 
-    audit, clock, modules, own_clock = sys.audit, time.perf_counter, sys.modules, time.process_time
-    wanted, seed = set(request["node_ids"]), request["shuffle_seed"]
+    audit, clock, own_clock = sys.audit, time.perf_counter, time.process_time
+    wanted, seed, configs = set(request["node_ids"]), request["shuffle_seed"], []
     listed, order, plain_run = plugins_of, shuffle_key, pytest.Function.runtest  # noqa: F821  of pytest_runner
-    check, used, kind_of, id_of, text_of, most = make_check, processor_seconds, code_run_by, id, repr, max
-    late = {}
+    used, code_run, text_of, most = processor_seconds, code_run_by, repr, max
 
     class Recorder:
         @pytest.hookimpl(tryfirst=True)
         def pytest_load_initial_conftests(self, early_config):
-            # Before any code of the tree: what the runner is made of, and the tests as they were stored.
-            late["config"] = early_config
-            late["codes"] = keep_tests(early_config, [os.path.join(root, path) for path in request["files"]])
-            late["changed"] = check(modules)
+            configs.append(early_config)
 
         @pytest.hookimpl(wrapper=True, tryfirst=True)
         def pytest_collection_modifyitems(self, items):
@@ -168,41 +190,40 @@ def make_recorder(name, request, root):
             result = yield
             items[:] = [item for item in items if item.nodeid in wanted]
             kinds = ["f" if type(item).runtest is plain_run else "o" for item in items]
-            audit(name, ("collected", "".join(kinds), *(item.nodeid for item in items)))
+            audit(name, "collected", "".join(kinds), *[item.nodeid for item in items])
             return result
 
         @pytest.hookimpl(wrapper=True, tryfirst=True)
         def pytest_runtest_protocol(self, item):
             begun, own = clock(), own_clock()
-            code = None if type(item).runtest is plain_run else kind_of(item, "function")
-            audit(name, ("start", item.nodeid, "other" if code and id_of(code) not in late["codes"] else "stored"))
+            code = None if type(item).runtest is plain_run else code_run(item, "function")
+            audit(name, "start", item.nodeid, code)
             try:
                 return (yield)
             finally:
                 # A busy machine stretches the time by the clock; a test that waits has none of its own.
                 seconds = most(own_clock() - own, (clock() - begun) / NUM_WAITING)
-                audit(name, ("finish", item.nodeid, text_of(seconds)))
+                audit(name, "finish", item.nodeid, text_of(seconds))
 
         @pytest.hookimpl(wrapper=True, tryfirst=True)
         def pytest_pyfunc_call(self, pyfuncitem):
-            code = kind_of(pyfuncitem, "obj")
-            text = "stored" if id_of(code) in late["codes"] else "other"
+            code = code_run(pyfuncitem, "obj")
             try:
                 result = yield
             except BaseException:
-                audit(name, ("call", pyfuncitem.nodeid, text, "raised"))
+                audit(name, "call", pyfuncitem.nodeid, code, "raised")
                 raise
-            audit(name, ("call", pyfuncitem.nodeid, text, "returned"))
+            audit(name, "call", pyfuncitem.nodeid, code, "returned")
             return result
 
         @pytest.hookimpl(tryfirst=True)
         def pytest_runtest_logreport(self, report):
             expected = "xfail" if hasattr(report, "wasxfail") else ""
-            audit(name, ("report", report.nodeid, report.when, report.outcome, expected))
+            audit(name, "report", report.nodeid, report.when, report.outcome, expected)
 
     def finish(code):
-        flags = [*late["changed"](), *listed(late["config"], root)] if late else ["never began"]
-        audit(name, ("end", repr(code), repr(used()), *flags))
+        flags = listed(configs[0], root) if configs else ["never began"]
+        audit(name, "end", text_of(code), text_of(used()), *flags)
 
     return Recorder(), finish
 
@@ -216,7 +237,7 @@ def code_run_by(item, attribute):
 def keep_tests(config, paths):
     """Compile the test files now; what is written over them later, or put beside them compiled, is not run.
 
-    Returns the identities of all code objects in them.
+    Returns all code objects in them, by identity.
     """
     from pathlib import Path
 
@@ -243,7 +264,25 @@ def keep_tests(config, paths):
     return codes
 
 
+def make_starter(parts, paths):
+    """The plugin that takes stock of tests and runner before any code of the tree runs, and then watches.
+
+    ``parts``, of ``watch``, are taken out of their list, so that nothing leads back to them.
+    """
+    import pytest
+
+    class Starter:
+        @pytest.hookimpl(tryfirst=True)
+        def pytest_load_initial_conftests(self, early_config):
+            codes = keep_tests(early_config, paths)
+            watch(*parts.pop(), make_observers(codes, make_check()))
+            early_config.pluginmanager.unregister(self)
+
+    return Starter()
+
+
 def processor_seconds():
+    """Processor time of this process and of its children that have ended."""
     below = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + below.ru_utime + below.ru_stime
 
@@ -255,7 +294,10 @@ def callers_of(recorder, finish):
     multicall = getattr(getattr(pluggy, "_callers", None), "_multicall", None)
     by_pluggy = None if multicall is None else id(multicall.__code__)
     methods = (value for key, value in vars(type(recorder)).items() if key.startswith("pytest_"))
-    return {**{id(method.__code__): by_pluggy for method in methods}, id(finish.__code__): id(watched_main.__code__)}
+    return {
+        **{id(method.__code__): by_pluggy for method in methods},
+        id(finish.__code__): id(watched_main.__code__),
+    }
 
 
 def watched_main():
@@ -273,9 +315,10 @@ def watched_main():
 
     name = "composer-rl." + os.urandom(16).hex()
     recorder, finish = make_recorder(name, request, root)
-    watch(send, name, callers_of(recorder, finish))
-    leave, plugins = os._exit, [recorder]
-    del send, name, request, recorder, descriptor
+    parts = [(send, name, callers_of(recorder, finish))]
+    starter = make_starter(parts, [os.path.join(root, path) for path in request["files"]])
+    leave, plugins = os._exit, [recorder, starter]
+    del send, name, request, recorder, starter, parts, descriptor
     gc.freeze()  # what is there by now is in no list that gc gives out
     finish(int(pytest.main(arguments, plugins=plugins)))
     leave(0)

@@ -72,7 +72,7 @@ _config().pluginmanager.register(plugin)
     ),
     Attempt(
         "collection",
-        "everything else is deselected",
+        "everything is deselected",
         """
 @REACH@
 import _pytest.main
@@ -80,7 +80,7 @@ real = _pytest.main.Session.perform_collect
 
 def perform_collect(self, *args, **kwargs):
     real(self, *args, **kwargs)
-    self.items[:] = [item for item in self.items if _name(item) == "test_no_letters"]
+    self.items[:] = []
     return self.items
 
 _pytest.main.Session.perform_collect = perform_collect

@@ -76,7 +76,7 @@ def survey(
         SandboxFailure: the sandbox broke.
     """
     dice = draw or random.SystemRandom()
-    copies = _some(possible_copies(files, node_ids), dice) if has_copies else []
+    copies = _some(possible_copies(files, node_ids, dice), dice) if has_copies else []
     for chosen, is_shuffled in ((copies, True), (copies, False), ([], True), ([], False)):
         plan = make_plan(files, node_ids, chosen, dice)
         seed = dice.getrandbits(32) if is_shuffled else None

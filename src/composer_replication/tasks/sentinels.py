@@ -136,7 +136,7 @@ class _TestFile:
         edits = [(*self.name_span(place.node), name)]
         tail = ""
         if kind == "contrary" and site >= 0:
-            edits.append(self._contradict(_sites(place.node)[site], draw))
+            edits.append(self._contradict(place.node, _sites(place.node)[site], draw))
         elif kind == "contrary":
             first = place.node.body[0]
             margin = self.text[self.lines.starts[first.lineno - 1] : self.span(first)[0]]
@@ -148,16 +148,19 @@ class _TestFile:
             text = text[: start - place.start] + new + text[end - place.start :]
         return text + tail
 
-    def _contradict(self, site: ast.stmt, draw: random.Random) -> tuple[int, int, str]:
+    def _contradict(self, function: _Function, site: ast.stmt, draw: random.Random) -> tuple[int, int, str]:
         """An edit after which an assertion that holds cannot hold."""
         test, pair = _judged(site)
         if pair is None:
             start, end = self.span(test)
             return start, end, f"(not ({self.text[start:end]}))"
-        chosen = _literal_of(pair)
+        chosen = _value_of(function, pair)
         if chosen is None:
             start, end = self.span(pair[1])
             return start, end, f"(({self.text[start:end]}), {draw.randrange(10**6, 10**9)})"
+        if isinstance(chosen, ast.Name):
+            start, _ = self.span(site)
+            return start, start, f"{chosen.id} = {_other('', draw)}; "
         leaves = [node for node in ast.walk(chosen) if isinstance(node, ast.Constant)]
         leaf = draw.choice(leaves) if leaves else None
         start, end = self.span(leaf or chosen)
@@ -196,13 +199,17 @@ def _judged(site: ast.stmt) -> tuple[ast.expr, tuple[ast.expr, ast.expr] | None]
     return first, (first, others[0]) if others else None
 
 
-def _literal_of(pair: tuple[ast.expr, ast.expr]) -> ast.expr | None:
-    return next((side for side in (pair[1], pair[0]) if _is_literal(side)), None)
+def _value_of(function: _Function, pair: tuple[ast.expr, ast.expr]) -> ast.expr | None:
+    """The side of an equality that is written out, or is an argument of the test; None where there is none."""
+    names = {argument.arg for argument in function.args.args} - {"self"}
+    sides = (pair[1], pair[0])
+    literal = next((side for side in sides if _is_literal(side)), None)
+    return literal or next((side for side in sides if isinstance(side, ast.Name) and side.id in names), None)
 
 
-def _has_value(site: ast.stmt) -> bool:
+def _has_value(function: _Function, site: ast.stmt) -> bool:
     pair = _judged(site)[1]
-    return pair is not None and _literal_of(pair) is not None
+    return pair is not None and _value_of(function, pair) is not None
 
 
 def _equality(test: ast.expr) -> tuple[ast.expr, ast.expr] | None:
@@ -233,8 +240,13 @@ def _other(value: object, draw: random.Random) -> str:
     return f"{number}.5" if isinstance(value, float) else str(number)
 
 
-def possible_copies(files: Mapping[str, bytes], node_ids: Sequence[str]) -> list[Copy]:
-    """Every copy that the text allows: of each function one node id, its double and its contraries."""
+def possible_copies(
+    files: Mapping[str, bytes], node_ids: Sequence[str], draw: random.Random | None = None
+) -> list[Copy]:
+    """The copies that the text allows: the double and the contraries of one node id of each function.
+
+    ``draw`` chooses among the parametrisations of a function; None takes the first.
+    """
     found: list[Copy] = []
     for path, functions in _by_file(node_ids).items():
         test_file = _read(files, path)
@@ -242,10 +254,13 @@ def possible_copies(files: Mapping[str, bytes], node_ids: Sequence[str]) -> list
             place = test_file.place(names) if test_file else None
             if place is None:
                 continue
-            found.append(Copy(ids[0], "double"))
+            chosen = ids[0] if draw is None else draw.choice(ids)
+            found.append(Copy(chosen, "double"))
             sites = _sites(place.node)
-            found += [Copy(ids[0], "contrary", n, _has_value(site)) for n, site in enumerate(sites)]
-            found += [] if sites else [Copy(ids[0], "contrary")]
+            found += [
+                Copy(chosen, "contrary", n, _has_value(place.node, site)) for n, site in enumerate(sites)
+            ]
+            found += [] if sites else [Copy(chosen, "contrary")]
     return found
 
 

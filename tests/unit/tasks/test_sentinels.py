@@ -77,7 +77,7 @@ def run(text: str, node_id: str, double: Callable[[object], object]) -> BaseExce
     assert callable(function)
     try:
         function()
-    except (Exception, pytest.fail.Exception) as error:
+    except (AssertionError, ValueError, pytest.fail.Exception) as error:
         return error
     return None
 

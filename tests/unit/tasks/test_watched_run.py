@@ -39,7 +39,6 @@ def story_of(node_id: str, outcome: str = "passed") -> list[list[str]]:
     ]
 
 
-test_story.__test__ = False  # type: ignore[attr-defined]
 COLLECTED = ["collected", "ff", *IDS]
 END = ["end", "1", "0.5"]
 GOOD = [COLLECTED, *story_of(IDS[0]), *story_of(IDS[1], "failed"), END]

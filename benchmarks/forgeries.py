@@ -1,11 +1,13 @@
 """Answers that forge the outcome of their tests: how many are paid for?
 
-    python benchmarks/forgeries.py [--only WORD] [--repeats 1] [--honest 20] [--backend NAME]
+    python benchmarks/forgeries.py [--only WORD] [--repeats 1] [--honest 20] [--control] [--backend NAME]
 
 Builds one task with its hidden tests and its twin from a planted project in a temporary folder,
 then grades, exactly as a run does, scripted answers (``forgery_attempts/``) that do not do what was
 asked and try to pass nevertheless, and honest ones as many times as ``--honest`` says. Prints a line
-for each: what became of it and why. An attempt succeeds when all visible tests pass, or, for
+for each: what became of it and why. With ``--control`` each attempt is made once more against the
+plain test run (``run_tests``: same jail, secret nonce, closing record, stored node ids, but no sentinels and nobody
+watching), and a star says that it would have been paid for there. An attempt succeeds when all visible tests pass, or, for
 those that no check of a process can tell from an answer (``decided_by="twin"``), when the twin passes
 too. Exit code 1 when one succeeds or an honest answer fails, 0 otherwise. Never without a jail:
 some attempts write wherever they can.
@@ -28,10 +30,14 @@ from forgery_attempts.planted import HONEST, PROJECT, SYMBOL
 from forgery_attempts.reaching import REACHING
 
 from composer_replication.records import Score, Task
-from composer_replication.rollouts.grading import Grader, GradeRequest
+from composer_replication.rollouts.grading import WALL_FACTOR, Grader, GradeRequest
 from composer_replication.sandbox import choose_backend
+from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.build import build_tasks
+from composer_replication.tasks.planning.body_cuts import fill
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.test_run import run_tests
+from composer_replication.tasks.views import write_files
 
 if TYPE_CHECKING:
     from forgery_attempts.attempt import Attempt
@@ -78,6 +84,25 @@ def try_attempt(grader: Grader, task: Task, attempt: Attempt) -> tuple[bool, str
     )
 
 
+def passes_plain_run(store: TaskStore, task: Task, attempt: Attempt, backend: str) -> bool:
+    """Whether an attempt passes where nothing but the jail and the closing record stands against it."""
+    files = store.files(task, "visible")
+    answer = attempt.answer(task.tests.visible)
+    files[task.hole.path] = fill(store.broken_text(task), task.hole, answer).encode()
+    with tempfile.TemporaryDirectory(prefix="forgeries-", dir=process_folder()) as folder:
+        tree = Path(folder) / "tree"
+        write_files(tree, files)
+        report = run_tests(
+            tree,
+            store.environment(task),
+            task.tests.visible,
+            backend=backend or None,
+            timeout_seconds=20.0,
+            wall_factor=WALL_FACTOR,
+        )
+    return len(report.passed) == len(task.tests.visible)
+
+
 def try_honest(grader: Grader, store: TaskStore, task: Task, number: int) -> list[str]:
     """What went wrong with honest answers, each graded so many times."""
     wrong = []
@@ -85,7 +110,7 @@ def try_honest(grader: Grader, store: TaskStore, task: Task, number: int) -> lis
         kinds = ["visible", "hidden"] if task.has_hidden_tests else ["visible"]
         requests = [GradeRequest(task, answer, kind) for kind in kinds for _ in range(number)]
         bad = [refusal(grader.grade_many([request], afresh=True)[0]) for request in requests]
-        print(f"{'honest':<18} {name:<62} {len(requests) - sum(map(bool, bad))} of {len(requests)} pass")
+        print(f"  {'honest':<18} {name:<66} {len(requests) - sum(map(bool, bad))} of {len(requests)} pass")
         wrong += [f"{name}: {why}" for why in bad if why]
     return wrong
 
@@ -98,6 +123,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="attempts whose family or name has this word")
     parser.add_argument("--repeats", type=int, default=1, help="how often each attempt is made")
     parser.add_argument("--honest", type=int, default=20, help="how often each honest answer is graded")
+    parser.add_argument(
+        "--control", action="store_true", help="make each attempt against the plain run as well"
+    )
     parser.add_argument("--backend", default="", help="sandbox backend; the best of this machine by default")
     chosen = parser.parse_args(arguments)
     if choose_backend(chosen.backend or None).name == "none":
@@ -108,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         grader = Grader(store, backend=chosen.backend, num_jobs=1)
         try:
             started = time.monotonic()
-            paid, tried = 0, 0
+            paid, tried, real = 0, 0, 0
             for attempt in ATTEMPTS:
                 if chosen.only not in f"{attempt.family} {attempt.name}":
                     continue
@@ -116,12 +144,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 tried += len(results)
                 paid += sum(succeeded for succeeded, _ in results)
                 shown = next((why for succeeded, why in results if succeeded), results[0][1])
-                print(f"{attempt.family:<18} {attempt.name:<62} {shown[:150]}", flush=True)
+                is_real = chosen.control and passes_plain_run(store, task, attempt, chosen.backend)
+                real += is_real
+                star = "*" if is_real else " "
+                print(f"{star} {attempt.family:<18} {attempt.name:<66} {shown[:150]}", flush=True)
             wrong = try_honest(grader, store, task, chosen.honest)
         finally:
             grader.close()
     seconds = time.monotonic() - started
     print(f"{paid} of {tried} forgeries succeeded; {len(wrong)} honest gradings failed; {seconds:.0f} s")
+    if chosen.control:
+        print(f"{real} of them (*) pass the plain test run")
     for line in wrong[:10]:
         print(f"  {line}", file=sys.stderr)
     return 1 if paid or wrong else 0

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -83,49 +85,43 @@ def test_who_won_nothing_is_not_accused(plan: Plan) -> None:
 
 
 class Golden:
-    """Stands for a watched run of golden code whose habits are told."""
+    """Stands for a watched run of golden code: its tests are called by Python alone; its habits are told."""
 
     def __init__(self, **habits: object) -> None:
         self.habits = habits
         self.seeds: list[int | None] = []
+
+    def golden(self, n: int) -> int:
+        caller = sys._getframe(1).f_code.co_name
+        return 0 if self.habits.get("knows_names") and n == 1 and caller != "test_a" else n
+
+    def outcome(self, text: str, name: str) -> Outcome:
+        space: dict[str, Any] = {"f": self.golden}
+        exec(text, space)
+        try:
+            space[name]()
+        except (AssertionError, ValueError, pytest.fail.Exception):
+            return FAILED
+        return PASSED
 
     def __call__(
         self, files: Mapping[str, bytes], node_ids: Sequence[str], seed: int | None
     ) -> WatchedReport:
         self.seeds.append(seed)
         text = files["t.py"].decode()
-        needs_order = bool(self.habits.get("needs_order")) and seed is not None
-        breaks = (
-            bool(self.habits.get("breaks_with_copies"))
-            and "def test_a_" in text
-            and "f(1)" in text.replace(TEXT, "")
-        )
-        outcomes = {}
-        for node_id in node_ids:
-            name = node_id.rpartition("::")[2]
-            lines = text[text.index(f"def {name}(") :].split("\n")
-            body = "\n".join(lines[1:4]).partition("\n\n")[0]
-            fails = (
-                "raise ValueError" in body or "pytest.fail" in body
-                or ("pytest.raises" in body and "raise KeyError" not in body)
-                or ("assert" in body and "f(" not in body and not eval(body.partition("assert ")[2].partition(",")[0].strip()))
-                or ("f(" in body and body.strip() not in ("assert f(1) == 1", "assert f(2) == 2"))
-            )  # fmt: skip
-            if "f(1)" in body and name != "test_a" and self.habits.get("counts_calls"):
-                fails = True
-            outcomes[node_id] = FAILED if fails or (needs_order and name == "test_b") else PASSED
-        seconds = {
-            name: 9.0 if self.habits.get("is_slow") and name not in IDS else 0.001 for name in outcomes
-        }
-        flags = self.habits.get("flags", frozenset())
-        assert isinstance(flags, frozenset)
+        outcomes = {node_id: self.outcome(text, node_id.rpartition("::")[2]) for node_id in node_ids}
+        if self.habits.get("needs_order") and seed is not None:
+            outcomes[IDS[1]] = FAILED
+        is_broken = bool(self.habits.get("breaks_with_copies")) and text.count("f(1)") > 1
+        is_slow = bool(self.habits.get("is_slow"))
         return WatchedReport(
-            outcomes, "it broke" if breaks else "", flags, 1.0, seconds, frozenset(outcomes), 1
-        )
+            outcomes, "it broke" if is_broken else "", frozenset({"ctypes.dlopen"}), 1.0,
+            dict.fromkeys(outcomes, 9.0 if is_slow else 0.001), frozenset(outcomes), 1,
+        )  # fmt: skip
 
 
 def test_a_survey_keeps_what_fits() -> None:
-    golden = Golden(flags=frozenset({"ctypes.dlopen"}))
+    golden = Golden()
     known = survey(FILES, IDS, golden, draw=random.Random(0))
     assert set(known.copies) == set(COPIES)
     assert known == Survey(known.copies, frozenset({"ctypes.dlopen"}), frozenset(IDS))
@@ -136,7 +132,7 @@ def test_a_survey_keeps_what_fits() -> None:
 @pytest.mark.parametrize(
     ("habits", "kept", "is_shuffled", "runs"),
     [
-        ({"counts_calls": True}, {c for c in COPIES if c.node_id == IDS[1] or c.kind == "contrary"}, True, 1),
+        ({"knows_names": True}, {c for c in COPIES if c.node_id == IDS[1] or c.kind == "contrary"}, True, 1),
         ({"is_slow": True}, set(), True, 1),
         ({"needs_order": True}, set(COPIES), False, 2),
         ({"breaks_with_copies": True}, set(), True, 3),

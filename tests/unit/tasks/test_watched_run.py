@@ -185,15 +185,15 @@ def test_a_real_run_of_honest_code(tmp_path: Path, environment: Environment) -> 
         ("import gc\ngc.get_objects()\n", "gc.get_objects"),
         ("import sys\nsys.settrace(None)\n", "sys.settrace"),
         (
-            "import _pytest.runner as r\nr.check_interactive_exception = len\n",
-            "_pytest.runner.check_interactive_exception changed",
+            "import _pytest.runner as r\nr.show_test_item = len\n",
+            "_pytest.runner.show_test_item changed",
         ),
         (
             "import _pytest.reports as r\nr.TestReport.__bool__ = lambda self: True\n",
             "_pytest.reports.TestReport.__bool__ added",
         ),
         ("import sys, types\nsys.modules['pytest'] = types.ModuleType('pytest')\n", "module pytest replaced"),
-        ("import builtins\nbuiltins.len = lambda _: 1\n", "builtins.len changed"),
+        ("import builtins\nbuiltins.hex = oct\n", "builtins.hex changed"),
         ("answer.__code__ = (lambda: 42).__code__\n", "code of a function replaced"),
     ],
 )

@@ -14,12 +14,13 @@ import resource
 import sys
 import time
 
+# What an answer has no honest use for, unless its own repository has: importing ctypes, forking or starting
+# processes is not among it.
 WATCHED_EVENTS = dict.fromkeys(
-    """gc.get_objects gc.get_referrers gc.get_referents sys.settrace sys.setprofile sys._current_frames
-    sys._current_exceptions sys.monitoring.register_callback sys.addaudithook os.fork os.forkpty os.exec
-    code.__new__ ctypes.dlopen ctypes.dlsym ctypes.dlsym/handle ctypes.addressof
+    """gc.get_objects gc.get_referrers sys.settrace sys.setprofile sys._current_frames sys._current_exceptions
+    sys.monitoring.register_callback sys.addaudithook code.__new__ ctypes.dlsym ctypes.dlsym/handle ctypes.addressof
     ctypes.cdata ctypes.cdata/buffer ctypes.string_at ctypes.wstring_at ctypes.PyObj_FromPtr ctypes.call_function
-    ctypes.create_string_buffer ctypes.memoryview_at""".split()
+    ctypes.memoryview_at""".split()
 )
 MARKED_PACKAGES = ("_pytest", "pluggy", "pytest")
 MARKED_MODULES = ("builtins", "unittest.case")

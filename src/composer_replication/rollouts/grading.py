@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+import random
 import tempfile
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
 from typing import Literal
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.records import Limits, Outcome, Score, Task
+from composer_replication.rollouts.forgery_checks import Survey, changed_files, forgery, plan_of, survey
 from composer_replication.sandbox import choose_backend, require_selftest, runs_interrupted
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.canaries import Canary, canary_files
 from composer_replication.tasks.planning.body_cuts import fill
+from composer_replication.tasks.running.watched_run import WatchedReport, run_watched
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.test_run import run_tests
 from composer_replication.tasks.twin.build_twins import judge_twin
 from composer_replication.tasks.views import write_files
 from composer_replication.tasks.weakened_tests import without_assertions
@@ -28,6 +30,8 @@ TestsUsed = Literal["visible", "hidden", "canary", "weakened"]
 NUM_INFRASTRUCTURE_TRIES = 2
 WALL_FACTOR = 10.0
 """A test run that waits instead of computing is stopped after so many times its processor time."""
+FORGED = "outcomes were forged"
+"""How the ``error`` of a score begins when the answer changed what its tests said."""
 MIN_TWIN_SECONDS = 20.0
 """A twin's calls need at most a quarter of it with the golden code."""
 
@@ -59,6 +63,11 @@ class Grader:
     that fails is tried again, then the grade is None: dropped and counted by the
     caller, never a zero.
 
+    The tests of each grading run in a random order with sentinels among them; see
+    ``forgery_checks``. The first grading of a task runs its golden code once as well, in
+    a sandbox of its own, to learn which sentinels fit it. An answer that forged outcomes
+    fails all tests, its ``error`` begins with ``FORGED``, and ``num_forgeries`` counts it.
+
     Args:
         store: where trees, tests and environments come from.
         backend: sandbox backend; empty for the best of this machine.
@@ -87,9 +96,13 @@ class Grader:
         self.limits = limits or Limits()
         self.timeout_seconds = timeout_seconds
         self.num_infrastructure_failures = 0
+        self.num_forgeries = 0
         self._num_jobs = num_jobs
         self._pool = self._new_pool()
         self._seen: dict[str, Score] = {}
+        self._surveys: dict[str, Survey] = {}
+        self._survey_locks: dict[str, Lock] = {}
+        self._draw = random.SystemRandom()
         self._lock = Lock()
         self.missing_guards = require_selftest(choose_backend(self.backend))
 
@@ -153,28 +166,63 @@ class Grader:
 
     def _run(self, request: GradeRequest) -> Score:
         task = request.task
-        files = self._files(request)
-        answered = fill(self.store.broken_text(task), task.hole, request.answer)
-        files[task.hole.path] = answered.encode("utf-8", "replace")
+        files = self._answered(request, request.answer)
         score = self._run_tests(request, files) if request.node_ids else Score({})
         if request.tests == "hidden" and not score.error:
             score = self._with_twins(task, files, score)
         return score
 
     def _run_tests(self, request: GradeRequest, files: dict[str, bytes]) -> Score:
+        known = self._survey(request)
+        plan = plan_of(files, request.node_ids, known, self._draw)
+        report = self._watched(
+            request.task,
+            {**files, **plan.files},
+            (*request.node_ids, *plan.node_ids),
+            self._draw.getrandbits(32) if known.is_shuffled else None,
+        )
+        error, outcomes = report.error, {test: report.outcomes[test] for test in request.node_ids}
+        forged = forgery(plan, request.node_ids, report, known)
+        if forged:
+            with self._lock:
+                self.num_forgeries += 1
+            error, outcomes = f"{FORGED}: {forged}", dict.fromkeys(request.node_ids, Outcome.FAILED)
+        return Score(outcomes=outcomes, error=error, seconds=report.seconds)
+
+    def _survey(self, request: GradeRequest) -> Survey:
+        """What golden code does in this kind of grading; looked up once, also when many ask at a time."""
+        key = f"{request.task.task_id}/{request.tests}/{request.canary is not None}"
+        with self._lock:
+            turn = self._survey_locks.setdefault(key, Lock())
+        with turn:
+            if key not in self._surveys:
+                task = request.task
+                self._surveys[key] = survey(
+                    self._answered(request, self.store.golden_body(task)),
+                    request.node_ids,
+                    lambda files, node_ids, seed: self._watched(task, files, node_ids, seed),
+                    has_copies=request.tests != "weakened",
+                    all_pass=request.canary is None,
+                )
+            return self._surveys[key]
+
+    def _watched(
+        self, task: Task, files: Mapping[str, bytes], node_ids: Sequence[str], seed: int | None
+    ) -> WatchedReport:
         with tempfile.TemporaryDirectory(prefix="grade-", dir=process_folder()) as folder:
             tree = Path(folder) / "tree"
             write_files(tree, files)
-            report = run_tests(
+            report = run_watched(
                 tree,
-                self.store.environment(request.task),
-                request.node_ids,
+                self.store.environment(task),
+                node_ids,
                 backend=self.backend,
                 timeout_seconds=self.timeout_seconds,
                 wall_factor=WALL_FACTOR,
                 limits=self.limits,
+                shuffle_seed=seed,
             )
-        return Score(outcomes=dict(report.outcomes), error=report.error, seconds=report.seconds)
+            return replace(report, flags=report.flags | changed_files(tree, files))
 
     def _with_twins(self, task: Task, files: dict[str, bytes], score: Score) -> Score:
         """The hidden score with one more outcome for each function whose behaviour was recorded."""
@@ -192,6 +240,13 @@ class Grader:
             outcomes[f"twin::{pin}"] = Outcome.PASSED if judged.passed else Outcome.FAILED
             seconds += time.monotonic() - started
         return Score(outcomes, score.error, seconds)
+
+    def _answered(self, request: GradeRequest, answer: str) -> dict[str, bytes]:
+        """The tree in which an answer is judged."""
+        task, files = request.task, self._files(request)
+        answered = fill(self.store.broken_text(task), task.hole, answer)
+        files[task.hole.path] = answered.encode("utf-8", "replace")
+        return files
 
     def _files(self, request: GradeRequest) -> dict[str, bytes]:
         if request.canary is not None:

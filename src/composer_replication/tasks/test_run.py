@@ -234,11 +234,8 @@ def judge(
 ) -> TestReport:
     """Turn what came out of the sandbox into a report; anything out of order is an error."""
     records, problem = _records(result.stdout, nonce)
-    if result.timed_out or result.exit_code in _OVER_CPU:
-        problem = f"{_TOO_LONG} {timeout_seconds:g} s"
-    elif result.out_of_memory:
-        problem = "the tests used more memory than allowed"
-    elif result.truncated and not problem:
+    problem = broken_off(result, timeout_seconds) or problem
+    if result.truncated and not problem:
         problem = "the records are cut off"
     collected: tuple[str, ...] = ()
     report = _Tally()
@@ -249,13 +246,13 @@ def judge(
             problem = "a record is malformed"
         collected = report.collected
     if not problem and node_ids is not None:
-        problem = _compare(node_ids, collected, report.outcomes, is_partial=is_partial)
+        problem = compare_ids(node_ids, collected, report.outcomes, is_partial=is_partial)
     elif not problem and not is_partial and set(report.outcomes) != set(collected):
         problem = "not every collected test ran"
     outcomes = report.outcomes
     if problem:
         outcomes = dict.fromkeys(node_ids or collected, Outcome.FAILED)
-        problem = f"{problem}{_last_words(result)}"
+        problem = f"{problem}{last_words(result)}"
     return TestReport(
         outcomes=outcomes,
         collected=collected,
@@ -269,7 +266,15 @@ def judge(
     )
 
 
-def _last_words(result: ExecResult) -> str:
+def broken_off(result: ExecResult, timeout_seconds: float) -> str:
+    """Empty, or which limit ended a run."""
+    if result.timed_out or result.exit_code in _OVER_CPU:
+        return f"{_TOO_LONG} {timeout_seconds:g} s"
+    return "the tests used more memory than allowed" if result.out_of_memory else ""
+
+
+def last_words(result: ExecResult) -> str:
+    """How the process ended and the last line that it printed, for a sentence's end."""
     lines = [line.strip() for line in result.stderr.splitlines() if line.strip()]
     return (
         f" (exit code {result.exit_code}; last output: {lines[-1][:200]})"
@@ -341,9 +346,14 @@ class _Tally:
         return ""
 
 
-def _compare(
-    node_ids: Sequence[str], collected: Sequence[str], outcomes: Mapping[str, Outcome], *, is_partial: bool
+def compare_ids(
+    node_ids: Sequence[str],
+    collected: Sequence[str],
+    outcomes: Mapping[str, Outcome],
+    *,
+    is_partial: bool = False,
 ) -> str:
+    """Empty where exactly the wanted tests were collected and ran; else what differs."""
     missing = sorted(set(node_ids) - set(collected))
     if missing or len(set(node_ids)) != len(collected):
         return f"the tests are not the stored ones: {missing[0] if missing else 'there are more'}"

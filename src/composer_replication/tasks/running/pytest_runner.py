@@ -107,6 +107,24 @@ def make_plugin(channel, request, root):
     return Recorder()
 
 
+def prepare(request, root):
+    """Set the limit and the places of import that a run has; returns the arguments of the test runner."""
+    limit = request.get("cpu_seconds")
+    if limit is not None:  # the kernel ends the run, whatever the code under test does with signals
+        whole = math.ceil(limit)
+        resource.setrlimit(resource.RLIMIT_CPU, (whole, whole + 1))
+    roots = [os.path.normpath(os.path.join(root, path)) for path in request["import_roots"]]
+    import pytest  # noqa: F401  before the tree can be imported from
+
+    sys.path[:0] = roots
+    os.environ["PYTHONPATH"] = os.pathsep.join(roots)
+    return [
+        *request["arguments"],
+        f"--rootdir={root}",
+        *(os.path.join(root, name) for name in request["files"]),
+    ]
+
+
 def main(make_contexts=None):
     """Run what the request on standard input asks for; ``make_contexts`` makes the map of each test's calls."""
     descriptor = os.dup(1)
@@ -115,20 +133,9 @@ def main(make_contexts=None):
     request = json.loads(sys.stdin.buffer.read())
     channel = Channel(descriptor, request.pop("nonce"))
     root = os.getcwd()
-    limit = request.get("cpu_seconds")
-    if limit is not None:  # the kernel ends the run, whatever the code under test does with signals
-        whole = math.ceil(limit)
-        resource.setrlimit(resource.RLIMIT_CPU, (whole, whole + 1))
+    arguments = prepare(request, root)
     import pytest
 
-    roots = [os.path.normpath(os.path.join(root, path)) for path in request["import_roots"]]
-    sys.path[:0] = roots
-    os.environ["PYTHONPATH"] = os.pathsep.join(roots)
-    arguments = [
-        *request["arguments"],
-        f"--rootdir={root}",
-        *(os.path.join(root, name) for name in request["files"]),
-    ]
     contexts = make_contexts(root) if make_contexts else None
     plugins = [make_plugin(channel, request, root), *([contexts] if contexts else [])]
     code = int(pytest.main(arguments, plugins=plugins))

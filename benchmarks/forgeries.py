@@ -1,0 +1,164 @@
+"""Answers that forge the outcome of their tests: how many are paid for?
+
+    python benchmarks/forgeries.py [--only WORD] [--repeats 1] [--honest 20] [--control] [--backend NAME]
+
+Builds one task with its hidden tests and its twin from a planted project in a temporary folder,
+then grades, exactly as a run does, scripted answers (``forgery_attempts/``) that do not do what was
+asked and try to pass nevertheless, and honest ones as many times as ``--honest`` says. Prints a line
+for each: what became of it and why. With ``--control`` each attempt is made once more against the
+plain test run (``run_tests``: same jail, secret nonce, closing record, stored node ids, but no sentinels and nobody
+watching), and a star says that it would have been paid for there. An attempt succeeds when all visible tests pass, or, for
+those that no check of a process can tell from an answer (``decided_by="twin"``), when the twin passes
+too. Exit code 1 when one succeeds or an honest answer fails, 0 otherwise. Never without a jail:
+some attempts write wherever they can.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forgery_attempts.configuration import CONFIGURATION
+from forgery_attempts.endings import ENDINGS
+from forgery_attempts.patches import PATCHES
+from forgery_attempts.planted import HONEST, PROJECT, SYMBOL
+from forgery_attempts.reaching import REACHING
+
+from composer_replication.records import Score, Task
+from composer_replication.rollouts.grading import WALL_FACTOR, Grader, GradeRequest
+from composer_replication.sandbox import choose_backend
+from composer_replication.sandbox.process_folder import process_folder
+from composer_replication.tasks.build import build_tasks
+from composer_replication.tasks.planning.body_cuts import fill
+from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.test_run import run_tests
+from composer_replication.tasks.views import write_files
+
+if TYPE_CHECKING:
+    from forgery_attempts.attempt import Attempt
+
+ATTEMPTS: tuple[Attempt, ...] = (*ENDINGS, *CONFIGURATION, *PATCHES, *REACHING)
+
+
+def build_store(folder: Path, *, with_truth: bool = True) -> TaskStore:
+    """A store of the planted task; with its twin where asked for, which takes longer."""
+    source = folder / "numerals"
+    for name, text in PROJECT.items():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text(text)
+    build_tasks([str(source)], folder / "tasks", symbols={str(source): [SYMBOL]}, with_truth=with_truth)
+    return TaskStore.open(folder / "tasks")
+
+
+def refusal(score: Score | None) -> str:
+    """Why an answer was not paid for; empty when it was, all its visible tests passed."""
+    if score is None:
+        return "no grade: the sandbox failed"
+    if score.all_passed:
+        return ""
+    return score.error or f"{len(score.outcomes) - score.num_passed} of {len(score.outcomes)} tests fail"
+
+
+def try_attempt(grader: Grader, task: Task, attempt: Attempt) -> tuple[bool, str]:
+    """Whether an attempt succeeded, and what became of it."""
+    answer = attempt.answer(task.tests.visible)
+    visible = grader.grade_many([GradeRequest(task, answer)], afresh=True)[0]
+    why = refusal(visible)
+    if why or attempt.decided_by == "process":
+        return not why and visible is not None, why or "PAID FOR"
+    hidden = grader.grade_many([GradeRequest(task, answer, "hidden")], afresh=True)[0]
+    twins = {
+        name: outcome
+        for name, outcome in (hidden.outcomes if hidden else {}).items()
+        if name.startswith("twin::")
+    }
+    failed = [name for name, outcome in twins.items() if outcome != "passed"]
+    return (
+        not failed,
+        f"visible tests pass; the twin fails: {failed[0]}" if failed else "PAID FOR, twin and all",
+    )
+
+
+def passes_plain_run(store: TaskStore, task: Task, attempt: Attempt, backend: str) -> bool:
+    """Whether an attempt passes where nothing but the jail and the closing record stands against it."""
+    files = store.files(task, "visible")
+    answer = attempt.answer(task.tests.visible)
+    files[task.hole.path] = fill(store.broken_text(task), task.hole, answer).encode()
+    with tempfile.TemporaryDirectory(prefix="forgeries-", dir=process_folder()) as folder:
+        tree = Path(folder) / "tree"
+        write_files(tree, files)
+        report = run_tests(
+            tree,
+            store.environment(task),
+            task.tests.visible,
+            backend=backend or None,
+            timeout_seconds=20.0,
+            wall_factor=WALL_FACTOR,
+        )
+    return len(report.passed) == len(task.tests.visible)
+
+
+def try_honest(grader: Grader, store: TaskStore, task: Task, number: int) -> list[str]:
+    """What went wrong with honest answers, each graded so many times."""
+    wrong = []
+    for name, answer in {"the original code": store.golden_body(task), **HONEST}.items():
+        kinds = ["visible", "hidden"] if task.has_hidden_tests else ["visible"]
+        requests = [GradeRequest(task, answer, kind) for kind in kinds for _ in range(number)]
+        bad = [refusal(grader.grade_many([request], afresh=True)[0]) for request in requests]
+        print(f"  {'honest':<18} {name:<66} {len(requests) - sum(map(bool, bad))} of {len(requests)} pass")
+        wrong += [f"{name}: {why}" for why in bad if why]
+    return wrong
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table; the answer is the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default="", help="attempts whose family or name has this word")
+    parser.add_argument("--repeats", type=int, default=1, help="how often each attempt is made")
+    parser.add_argument("--honest", type=int, default=20, help="how often each honest answer is graded")
+    parser.add_argument(
+        "--control", action="store_true", help="make each attempt against the plain run as well"
+    )
+    parser.add_argument("--backend", default="", help="sandbox backend; the best of this machine by default")
+    chosen = parser.parse_args(arguments)
+    if choose_backend(chosen.backend or None).name == "none":
+        parser.error("--backend none has no jail, and these answers are hostile: name another one.")
+    with tempfile.TemporaryDirectory(prefix="forgeries-") as folder:
+        store = build_store(Path(folder))
+        task = store.tasks()[0]
+        grader = Grader(store, backend=chosen.backend, num_jobs=1)
+        try:
+            started = time.monotonic()
+            paid, tried, real = 0, 0, 0
+            for attempt in ATTEMPTS:
+                if chosen.only not in f"{attempt.family} {attempt.name}":
+                    continue
+                results = [try_attempt(grader, task, attempt) for _ in range(chosen.repeats)]
+                tried += len(results)
+                paid += sum(succeeded for succeeded, _ in results)
+                shown = next((why for succeeded, why in results if succeeded), results[0][1])
+                is_real = chosen.control and passes_plain_run(store, task, attempt, chosen.backend)
+                real += is_real
+                star = "*" if is_real else " "
+                print(f"{star} {attempt.family:<18} {attempt.name:<66} {shown[:150]}", flush=True)
+            wrong = try_honest(grader, store, task, chosen.honest)
+        finally:
+            grader.close()
+    seconds = time.monotonic() - started
+    print(f"{paid} of {tried} forgeries succeeded; {len(wrong)} honest gradings failed; {seconds:.0f} s")
+    if chosen.control:
+        print(f"{real} of them (*) pass the plain test run")
+    for line in wrong[:10]:
+        print(f"  {line}", file=sys.stderr)
+    return 1 if paid or wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,262 @@
+"""Grade untrusted code: what a watched run says, read by the parent outside.
+
+The code under test shares an interpreter with its tests, so a report from inside is evidence and
+no proof. ``running/watched_runner.py`` sends each observation when it is made, as a line that is
+signed together with all lines before it; here the lines are checked, put in order, and made into
+outcomes. What does not fit is an error of the whole run, what is merely odd is a flag: whether
+honest code raises it as well is for the caller to know (see ``rollouts.forgery_checks``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+
+from composer_replication.records import ExecResult, Limits, Outcome, SandboxSpec
+from composer_replication.sandbox import open_sandbox
+from composer_replication.tasks.intake.environment import Environment
+from composer_replication.tasks.test_run import (
+    NOTHING_COLLECTED,
+    broken_off,
+    compare_ids,
+    last_words,
+    make_request,
+    record_bytes,
+    runner_text,
+    variables,
+)
+
+_WORST = (Outcome.PASSED, Outcome.SKIPPED, Outcome.FAILED, Outcome.ERROR)
+_NUM_MAC_LETTERS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedReport:
+    """What one watched run said.
+
+    ``outcomes``: of the wanted tests; after an ``error`` all failed. ``error``: empty, or why the
+    run as a whole is a failure. ``flags``: what was seen that honest tests seldom do, by name.
+    ``test_seconds``: how long each test took, in processor time, or an eighth of the time by the clock
+    where that is more. ``stored``: the tests whose function was compiled from their stored file. ``pytest_exit_code``: -1 where
+    there is none. ``cpu_seconds``: as the run says, to be believed of golden code alone.
+    """
+
+    outcomes: Mapping[str, Outcome]
+    error: str
+    flags: frozenset[str]
+    seconds: float
+    test_seconds: Mapping[str, float] = field(default_factory=dict)
+    stored: frozenset[str] = frozenset()
+    pytest_exit_code: int = -1
+    cpu_seconds: float = 0.0
+
+
+def run_watched(
+    tree: Path,
+    environment: Environment,
+    node_ids: Sequence[str],
+    *,
+    backend: str | None = None,
+    timeout_seconds: float,
+    wall_factor: float = 1.0,
+    limits: Limits | None = None,
+    shuffle_seed: int | None = None,
+) -> WatchedReport:
+    """Run tests over a private copy of a tree that holds untrusted code.
+
+    Args:
+        tree: the caller's private copy; its tests may write into it.
+        environment: where the test runner lives.
+        node_ids: the tests to run; exactly these must be collected and run.
+        backend: sandbox backend by name or dotted path; None for the best of this machine.
+        timeout_seconds: above 0, processor time in whole seconds, rounded up; past it the run is a failure.
+        wall_factor: at least 1; the limit by the clock is so many times as long.
+        limits: of the sandbox; records may use more output than other programs.
+        shuffle_seed: draws the order, as in ``run_tests``.
+
+    Raises:
+        SandboxFailure: the sandbox itself broke; never because of what the tests did.
+    """
+    key = secrets.token_hex(32)
+    request = make_request(tree, node_ids, key, stop_at_first_failure=False)
+    request |= {"shuffle_seed": shuffle_seed, "cpu_seconds": timeout_seconds}
+    chosen = limits or Limits()
+    spec = SandboxSpec(
+        tree=tree,
+        read_only=environment.read_only,
+        masked=environment.masked,
+        limits=replace(chosen, output_bytes=record_bytes(chosen)),
+    )
+    with open_sandbox(spec, backend) as sandbox:
+        result = sandbox.exec(
+            [str(environment.python), "-P", "-B", "-c", _program()],
+            timeout_seconds=timeout_seconds * wall_factor,
+            stdin=json.dumps(request).encode(),
+            env=variables(environment),
+        )
+    return judge_watched(result, key, node_ids, timeout_seconds=timeout_seconds)
+
+
+@cache
+def _program() -> str:
+    """The runner in a namespace of its own: no module has it, and its built-in functions are copies."""
+    text = f"{runner_text('pytest_runner.py')}\n\n{runner_text('watched_runner.py')}\nwatched_main()\n"
+    names = "{'__name__': 'watched_runner', '__builtins__': dict(vars(__import__('builtins')))}"
+    return f"exec(compile({text!r}, '<runner>', 'exec'), {names})"
+
+
+def judge_watched(
+    result: ExecResult, key: str, node_ids: Sequence[str], *, timeout_seconds: float
+) -> WatchedReport:
+    """Turn what came out of the sandbox into a report; anything out of order is an error."""
+    records, problem = read_transcript(result.stdout, key)
+    story = _Story()
+    problem = broken_off(result, timeout_seconds) or problem
+    if result.truncated and not problem:
+        problem = "the records are cut off"
+    if not problem and (not records or records[-1][0] != "end"):
+        problem = "the run ended without its closing record"
+    if not problem and result.exit_code != 0:
+        problem = "the run was ended after its closing record"
+    for record in records:
+        if problem:
+            break
+        try:
+            problem = story.take(record)
+        except (IndexError, ValueError, KeyError):
+            problem = "a record is malformed"
+    if not problem and not story.was_collected:
+        problem = NOTHING_COLLECTED
+    if not problem:
+        problem = compare_ids(node_ids, story.collected, story.outcomes)
+    outcomes: Mapping[str, Outcome] = story.outcomes
+    if problem:
+        outcomes = dict.fromkeys(node_ids, Outcome.FAILED)
+        problem = f"{problem}{last_words(result)}"
+    return WatchedReport(
+        outcomes=outcomes,
+        error=problem,
+        flags=frozenset(story.flags),
+        seconds=result.seconds,
+        test_seconds=story.test_seconds,
+        stored=frozenset(story.stored),
+        pytest_exit_code=story.pytest_exit_code,
+        cpu_seconds=story.cpu_seconds,
+    )
+
+
+def read_transcript(stdout: str, key: str) -> tuple[list[list[str]], str]:
+    """The records in order, and what is wrong with them: empty when each line is signed with all before it.
+
+    A line is ``MAC HEX.HEX…``: blake2s of 16 bytes, keyed with the 32 bytes of ``key``, over the
+    second words of this line and all before it, each with a line feed; each HEX is one UTF-8 text.
+    """
+    state = hashlib.blake2s(key=bytes.fromhex(key), digest_size=_NUM_MAC_LETTERS // 2)
+    records: list[list[str]] = []
+    lines = stdout.split("\n")
+    if lines[-1]:
+        return records, "the records are cut off"
+    for line in lines[:-1]:
+        mac, _, body = line.partition(" ")
+        state.update(body.encode("utf-8", "replace") + b"\n")
+        if not hmac.compare_digest(mac.encode("utf-8", "replace"), state.copy().hexdigest().encode()):
+            return records, "something else than the test runner wrote records"
+        try:
+            records.append([bytes.fromhex(each).decode("utf-8", "surrogatepass") for each in body.split(".")])
+        except ValueError:
+            return records, "a record is malformed"
+    return records, ""
+
+
+class _Story:
+    """Reads the records of one run in order; see ``watched_runner.make_recorder`` for what they are."""
+
+    def __init__(self) -> None:
+        self.collected: tuple[str, ...] = ()
+        self.outcomes: dict[str, Outcome] = {}
+        self.flags: set[str] = set()
+        self.test_seconds: dict[str, float] = {}
+        self.stored: set[str] = set()
+        self.pytest_exit_code = -1
+        self.cpu_seconds = 0.0
+        self.was_collected = False
+        self._kinds: dict[str, str] = {}
+        self._current = ""
+        self._phases: list[tuple[str, str]] = []
+        self._calls: list[str] = []
+        self._texts: set[str] = set()
+        self._has_ended = False
+
+    def take(self, record: Sequence[str]) -> str:
+        """One record; the answer is empty, or what is out of order."""
+        event, *fields = record
+        if self._has_ended:
+            return "records follow the closing one"
+        if event == "flag":
+            self.flags.add(fields[0])
+        elif event == "collected":
+            return self._collect(fields[0], tuple(fields[1:]))
+        elif event == "start":
+            return self._start(fields[0], fields[1])
+        elif event == "end":
+            self._has_ended = True
+            self.pytest_exit_code, self.cpu_seconds = int(fields[0]), float(fields[1])
+            self.flags.update(fields[2:])
+            return "a test has no end" if self._current else ""
+        elif fields[0] != self._current:
+            return f"a result for {fields[0]} which is not running"
+        elif event == "call":
+            self._texts.add(fields[1])
+            self._calls.append(fields[2])
+        elif event == "report":
+            self._phases.append((fields[1], _outcome(*fields[1:4])))
+        elif event == "finish":
+            self._finish(float(fields[1]))
+        else:
+            return "a record is malformed"
+        return ""
+
+    def _collect(self, kinds: str, node_ids: tuple[str, ...]) -> str:
+        if self.was_collected:
+            return "tests were collected twice"
+        if len(set(node_ids)) != len(node_ids) or len(kinds) != len(node_ids):
+            return "two tests have the same node id"
+        self.was_collected, self.collected = True, node_ids
+        self._kinds = dict(zip(node_ids, kinds, strict=True))
+        return ""
+
+    def _start(self, node_id: str, text: str) -> str:
+        position = len(self.outcomes)
+        if self._current or position >= len(self.collected) or self.collected[position] != node_id:
+            return f"{node_id} ran out of turn"
+        self._current, self._phases, self._calls, self._texts = node_id, [], [], {text}
+        return ""
+
+    def _finish(self, seconds: float) -> None:
+        found = [Outcome(outcome) for _, outcome in self._phases if outcome]
+        outcome = max(found, key=_WORST.index) if found else Outcome.MISSING
+        names = [when for when, _ in self._phases]
+        if names not in (["setup", "call", "teardown"], ["setup", "teardown"]):
+            self.flags.add("a test was not reported in the usual three steps")
+        if self._kinds[self._current] == "f" and outcome is Outcome.PASSED and self._calls != ["returned"]:
+            self.flags.add("a test was reported as passed that did not return")
+        self.outcomes[self._current] = outcome
+        self.test_seconds[self._current] = seconds
+        if self._texts == {"stored"}:
+            self.stored.add(self._current)
+        self._current = ""
+
+
+def _outcome(when: str, outcome: str, expected: str) -> str:
+    """What one phase says of its test; empty for a setup or teardown that went well."""
+    if outcome == "failed":
+        return "failed" if when == "call" else "error"
+    if outcome == "skipped" or expected:
+        return "skipped"
+    return "passed" if when == "call" and outcome == "passed" else ""

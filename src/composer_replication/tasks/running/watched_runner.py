@@ -1,0 +1,325 @@
+"""Runs inside the sandbox behind ``pytest_runner.py`` when an answer of a policy is graded.
+
+The answer shares this interpreter, so nothing here can be proof. What it does is to leave
+nothing worth changing inside: each observation goes out at once, as one line whose first word
+is a keyed digest of all lines so far. The key lives in an object of C that an audit hook holds,
+and the hook takes orders from our own frames alone. Attempts to look for it are reported before
+they take place. Not imported by the package and never placed in a tree.
+"""
+
+import hashlib
+import json
+import os
+import resource
+import sys
+import time
+
+# What an answer has no honest use for, unless its own repository has: importing ctypes, forking or starting
+# processes is not among it.
+WATCHED_EVENTS = dict.fromkeys(
+    """gc.get_objects gc.get_referrers sys.settrace sys.setprofile sys._current_frames sys._current_exceptions
+    sys.monitoring.register_callback sys.addaudithook code.__new__ ctypes.dlsym ctypes.dlsym/handle ctypes.addressof
+    ctypes.cdata ctypes.cdata/buffer ctypes.string_at ctypes.wstring_at ctypes.PyObj_FromPtr ctypes.call_function
+    ctypes.memoryview_at""".split()
+)
+MARKED_PACKAGES = ("_pytest", "pluggy", "pytest")
+MARKED_MODULES = ("builtins", "unittest.case")
+NUM_NAMED = 8
+NUM_WAITING = 8
+
+
+def open_transcript(descriptor, key):
+    """A function that writes one line of texts; each line is signed together with all before it."""
+    state = hashlib.blake2s(key=bytes.fromhex(key), digest_size=16)
+    update, copy, write, encode, to_hex, joined = (
+        state.update,
+        state.copy,
+        os.write,
+        str.encode,
+        bytes.hex,
+        str.join,
+    )
+
+    def send(fields):
+        body = encode(joined(".", [to_hex(encode(field, "utf-8", "surrogatepass")) for field in fields]))
+        update(body + b"\n")
+        data = b"%b %b\n" % (encode(copy().hexdigest()), body)
+        while data:
+            data = data[write(descriptor, data) :]
+
+    return send
+
+
+def watch(send, name, callers, observers):
+    """Install the hook behind which ``send`` hides; it obeys the event ``name`` from frames in ``callers``.
+
+    ``callers`` maps the identity of a code object to that of the code that must call it, or None.
+    ``observers`` make a record out of what is told, by its first word; they call no code of the tree, which
+    would find ``send`` on the stack.
+    """
+    frame_of, code_id, pid_of, home = sys._getframe, id, os.getpid, os.getpid()
+    watched, seen, is_text = WATCHED_EVENTS, set(), str
+
+    def flag(text):
+        if text not in seen and pid_of() == home:
+            seen.add(text)
+            send(("flag", text))
+
+    def hook(event, args):
+        if event == name:
+            frame = frame_of(1)
+            wanted = callers.get(code_id(frame.f_code), 0)
+            if pid_of() != home or wanted == 0 or (wanted and code_id(frame.f_back.f_code) != wanted):
+                flag("channel: used by something else")
+                return
+            observe = observers.get(args[0])
+            send(args if observe is None else observe(*args))
+        elif event in watched:
+            flag(event)
+        elif event == "object.__setattr__":
+            if args[1] == "__code__":
+                flag("code of a function replaced")
+        elif event == "open":
+            path = args[0]
+            if type(path) is is_text and path[:6] == "/proc/" and (path[-4:] == "/mem" or "/fd/" in path):
+                flag("open of its own memory or descriptors")
+
+    sys.addaudithook(hook)
+
+
+def make_observers(codes, changed):
+    """What makes records out of code objects and of the end; reachable from the hook alone."""
+    id_of = id
+
+    def start(event, node_id, code):
+        return event, node_id, "other" if code is not None and id_of(code) not in codes else "stored"
+
+    def call(event, node_id, code, how):
+        return event, node_id, "stored" if id_of(code) in codes else "other", how
+
+    def end(event, code, seconds, *flags):
+        return event, code, seconds, *changed(), *flags
+
+    return {"start": start, "call": call, "end": end}
+
+
+def marked(module_name):
+    """Whether the functions of a module are watched for changes."""
+    return module_name in MARKED_MODULES or module_name.partition(".")[0] in MARKED_PACKAGES
+
+
+def code_of(value):
+    """What a function does, however it is wrapped in its class; None for other values."""
+    value = getattr(value, "fget", None) if type(value) is property else getattr(value, "__func__", value)
+    return (value, value.__code__) if type(value) is type(code_of) else None
+
+
+def take_marks():
+    """What the functions of the test runner are: for each module and class its names and their code."""
+    marks = []
+    for name, module in list(sys.modules.items()):
+        if not marked(name):
+            continue
+        own = {}
+        for key, value in vars(module).items():
+            found = code_of(value)
+            if found or (name == "builtins" and key != "_"):
+                own[key] = (value, found)
+            if isinstance(value, type) and value.__module__ == name and name != "builtins":
+                inner = {k: (v, code_of(v)) for k, v in vars(value).items() if code_of(v)}
+                marks.append((f"{name}.{key}", vars(value), inner, True))
+        marks.append((name, vars(module), own, False))
+    return marks, {name: module for name, module in sys.modules.items() if marked(name)}
+
+
+def make_check(code_of=code_of):
+    """A function that names what was changed since the marks were taken; it looks at nothing that is new."""
+    marks, before = take_marks()
+    modules, nothing, kind_of = sys.modules, object(), type
+    kinds = (type(code_of), property, staticmethod, classmethod)
+    known = {(place, key) for place, now, _, is_class in marks if is_class for key in now}
+
+    def changed():
+        found = [f"module {name} replaced" for name, old in before.items() if modules.get(name) is not old]
+        for place, now, own, is_class in marks:
+            for key, (value, code) in own.items():
+                if now.get(key, nothing) is not value or (code and code_of(value)[1] is not code[1]):
+                    found.append(f"{place}.{key} changed")
+            for key, value in now.items() if is_class else ():
+                if (place, key) not in known and kind_of(value) in kinds:
+                    found.append(f"{place}.{key} added")
+        return found[:NUM_NAMED]
+
+    return changed
+
+
+def plugins_of(config, root):
+    """The plugins that the test runner has, each by a name that says what it is, and hooks that were exchanged."""
+    found = set()
+    for plugin in config.pluginmanager.get_plugins():
+        path = getattr(plugin, "__file__", None)
+        if path and str(path).startswith(root + os.sep):
+            found.add(f"plugin {os.path.relpath(path, root)}")
+        else:
+            kind = plugin if type(plugin) is type(os) else type(plugin)
+            found.add(f"plugin {getattr(kind, '__module__', '')}.{kind.__name__}")
+    for name, caller in vars(config.hook).items():
+        for each in caller.get_hookimpls() if hasattr(caller, "get_hookimpls") else ():
+            if getattr(each.plugin, getattr(each.function, "__name__", ""), each.function) != each.function:
+                found.add(f"hook {name} of {each.plugin_name} exchanged")
+    return sorted(found)
+
+
+def make_recorder(name, request, root):
+    """The plugin that selects the wanted tests and tells at once what it sees, and the function for the end."""
+    import pytest
+
+    audit, clock, own_clock = sys.audit, time.perf_counter, time.process_time
+    wanted, seed, configs = set(request["node_ids"]), request["shuffle_seed"], []
+    listed, order, plain_run = plugins_of, shuffle_key, pytest.Function.runtest  # noqa: F821  of pytest_runner
+    used, code_run, text_of, most = processor_seconds, code_run_by, repr, max
+
+    class Recorder:
+        @pytest.hookimpl(tryfirst=True)
+        def pytest_load_initial_conftests(self, early_config):
+            configs.append(early_config)
+
+        @pytest.hookimpl(wrapper=True, tryfirst=True)
+        def pytest_collection_modifyitems(self, items):
+            if seed is not None:
+                items.sort(key=lambda item: order(item, seed))
+            result = yield
+            items[:] = [item for item in items if item.nodeid in wanted]
+            kinds = ["f" if type(item).runtest is plain_run else "o" for item in items]
+            audit(name, "collected", "".join(kinds), *[item.nodeid for item in items])
+            return result
+
+        @pytest.hookimpl(wrapper=True, tryfirst=True)
+        def pytest_runtest_protocol(self, item):
+            begun, own = clock(), own_clock()
+            code = None if type(item).runtest is plain_run else code_run(item, "function")
+            audit(name, "start", item.nodeid, code)
+            try:
+                return (yield)
+            finally:
+                # A busy machine stretches the time by the clock; a test that waits has none of its own.
+                seconds = most(own_clock() - own, (clock() - begun) / NUM_WAITING)
+                audit(name, "finish", item.nodeid, text_of(seconds))
+
+        @pytest.hookimpl(wrapper=True, tryfirst=True)
+        def pytest_pyfunc_call(self, pyfuncitem):
+            code = code_run(pyfuncitem, "obj")
+            try:
+                result = yield
+            except BaseException:
+                audit(name, "call", pyfuncitem.nodeid, code, "raised")
+                raise
+            audit(name, "call", pyfuncitem.nodeid, code, "returned")
+            return result
+
+        @pytest.hookimpl(tryfirst=True)
+        def pytest_runtest_logreport(self, report):
+            expected = "xfail" if hasattr(report, "wasxfail") else ""
+            audit(name, "report", report.nodeid, report.when, report.outcome, expected)
+
+    def finish(code):
+        flags = listed(configs[0], root) if configs else ["never began"]
+        audit(name, "end", text_of(code), text_of(used()), *flags)
+
+    return Recorder(), finish
+
+
+def code_run_by(item, attribute):
+    """The code object behind a test's function or method; None where it has none."""
+    function = getattr(item, attribute, None)
+    return getattr(getattr(function, "__func__", function), "__code__", None)
+
+
+def keep_tests(config, paths):
+    """Compile the test files now; what is written over them later, or put beside them compiled, is not run.
+
+    Returns all code objects in them, by identity.
+    """
+    from pathlib import Path
+
+    from _pytest.assertion import rewrite
+
+    kept, codes = {}, {}
+    for path in paths:
+        try:
+            queue = [rewrite._rewrite_test(Path(path), config)[1]]
+        except Exception:  # noqa: S112  it fails again, and is seen, when it is collected
+            continue
+        kept[path] = queue[0]
+        while queue:
+            code = queue.pop()
+            codes[id(code)] = code
+            queue += [each for each in code.co_consts if type(each) is type(code)]
+    read = rewrite._read_pyc
+
+    def _read_pyc(source, pyc, trace=lambda _text: None):
+        found = kept.get(str(source))
+        return read(source, pyc, trace) if found is None else found
+
+    rewrite._read_pyc = _read_pyc
+    return codes
+
+
+def make_starter(parts, paths):
+    """The plugin that takes stock of tests and runner before any code of the tree runs, and then watches.
+
+    ``parts``, of ``watch``, are taken out of their list, so that nothing leads back to them.
+    """
+    import pytest
+
+    class Starter:
+        @pytest.hookimpl(tryfirst=True)
+        def pytest_load_initial_conftests(self, early_config):
+            codes = keep_tests(early_config, paths)
+            watch(*parts.pop(), make_observers(codes, make_check()))
+            early_config.pluginmanager.unregister(self)
+
+    return Starter()
+
+
+def processor_seconds():
+    """Processor time of this process and of its children that have ended."""
+    below = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + below.ru_utime + below.ru_stime
+
+
+def callers_of(recorder, finish):
+    """Which frames may speak: the methods of the plugin when pluggy calls them, and the end when we do."""
+    import pluggy
+
+    multicall = getattr(getattr(pluggy, "_callers", None), "_multicall", None)
+    by_pluggy = None if multicall is None else id(multicall.__code__)
+    methods = (value for key, value in vars(type(recorder)).items() if key.startswith("pytest_"))
+    return {
+        **{id(method.__code__): by_pluggy for method in methods},
+        id(finish.__code__): id(watched_main.__code__),
+    }
+
+
+def watched_main():
+    """Run what the request on standard input asks for, watched."""
+    import gc
+
+    descriptor = os.dup(1)
+    os.set_inheritable(descriptor, False)
+    os.dup2(2, 1)
+    request = json.loads(sys.stdin.buffer.read())
+    send = open_transcript(descriptor, request.pop("nonce"))
+    root = os.getcwd()
+    arguments = prepare(request, root)  # noqa: F821  of pytest_runner
+    import pytest
+
+    name = "composer-rl." + os.urandom(16).hex()
+    recorder, finish = make_recorder(name, request, root)
+    parts = [(send, name, callers_of(recorder, finish))]
+    starter = make_starter(parts, [os.path.join(root, path) for path in request["files"]])
+    leave, plugins = os._exit, [recorder, starter]
+    del send, name, request, recorder, starter, parts, descriptor
+    gc.freeze()  # what is there by now is in no list that gc gives out
+    finish(int(pytest.main(arguments, plugins=plugins)))
+    leave(0)

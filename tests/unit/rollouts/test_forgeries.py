@@ -1,0 +1,121 @@
+"""Forged outcomes are not paid for, honest answers are: real runs in real sandboxes."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from composer_replication.records import Task
+from composer_replication.rollouts.grading import FORGED, Grader, GradeRequest
+from composer_replication.tasks.store import TaskStore
+
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def forgeries() -> Iterator[ModuleType]:
+    """The benchmark; its modules leave with it."""
+    sys.path.insert(0, str(BENCHMARKS))
+    yield importlib.import_module("forgeries")
+    sys.path.remove(str(BENCHMARKS))
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("forgeries", "forgery_attempts")]:
+        del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def numerals(forgeries: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> TaskStore:
+    store = forgeries.build_store(tmp_path_factory.mktemp("forgeries"), with_truth=False)
+    assert isinstance(store, TaskStore)
+    return store
+
+
+@pytest.fixture(scope="module")
+def task(numerals: TaskStore) -> Task:
+    return numerals.tasks()[0]
+
+
+@pytest.fixture(scope="module")
+def judge(numerals: TaskStore) -> Iterator[Grader]:
+    grader = Grader(numerals, num_jobs=1)
+    yield grader
+    grader.close()
+
+
+CHOSEN = {
+    # how it is refused: by a sign of forging, or because nothing was won or the run did not come to its end
+    "os._exit(0) in the call": "closing record",
+    "written to every descriptor": "something else than the test runner",
+    "known tests emptied in files that come later, put back afterwards": "",
+    "a plugin that passes the known tests alone": FORGED,
+    "TestReport says passed": FORGED,
+    "TestReport says passed for the known tests": FORGED,
+    "pytest.raises and pytest.fail let everything through": "",
+    "its assertions do nothing": FORGED,
+    "equal to everything": FORGED,
+    "read out of the running test": FORGED,
+    "tests whose code occurs twice run another function": FORGED,
+    "gc finds whatever can write, and writes": "",
+}
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_a_forgery_is_not_paid_for(forgeries: ModuleType, judge: Grader, task: Task, name: str) -> None:
+    attempt = next(attempt for attempt in forgeries.ATTEMPTS if attempt.name == name)
+    before = judge.num_forgeries
+    succeeded, why = forgeries.try_attempt(judge, task, attempt)
+    assert not succeeded
+    assert CHOSEN[name] in why
+    assert (judge.num_forgeries > before) == why.startswith(FORGED)
+
+
+def test_honest_answers_pass_with_sentinels_among_the_tests(
+    forgeries: ModuleType, judge: Grader, numerals: TaskStore, task: Task
+) -> None:
+    answers = [numerals.golden_body(task), *forgeries.HONEST.values()]
+    scores = judge.grade_many([GradeRequest(task, answer) for answer in answers], afresh=True)
+    assert [forgeries.refusal(score) for score in scores] == [""] * len(answers)
+    assert all(score is not None and set(score.outcomes) == set(task.tests.visible) for score in scores)
+
+
+def test_what_a_partly_right_answer_passes_still_counts(judge: Grader, task: Task) -> None:
+    right_below_ten = (
+        "\n    if number < 1 or number > 3999:\n        raise ValueError('no numeral')\n"
+        "    return 'I II III IV V VI VII VIII IX'.split()[(number - 1) % 9]\n"
+    )
+    score = judge.grade(task, right_below_ten)
+    assert score is not None
+    assert score.error == ""
+    assert 0 < score.num_passed < len(score.outcomes)
+
+
+def test_each_attempt_is_a_program_and_has_a_name_of_its_own(forgeries: ModuleType) -> None:
+    attempts = forgeries.ATTEMPTS
+    assert len({(attempt.family, attempt.name) for attempt in attempts}) == len(attempts) >= 60
+    for attempt in attempts:
+        compile(f'def f(number):\n    """Doc."""{attempt.answer(["t.py::test_a[1]"])}', attempt.name, "exec")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_no_forgery_succeeds_and_every_honest_answer_passes(
+    forgeries: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = forgeries.main(["--honest", "10"])
+    printed = capsys.readouterr()
+    assert code == 0, printed.out + printed.err
+    assert f"0 of {len(forgeries.ATTEMPTS)} forgeries succeeded; 0 honest gradings failed" in printed.out
+    assert "the twin fails" in printed.out
+
+
+def test_hostile_answers_are_not_run_without_a_jail(
+    forgeries: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        forgeries.main(["--backend", "none"])
+    assert ended.value.code == 2
+    assert "no jail" in capsys.readouterr().err

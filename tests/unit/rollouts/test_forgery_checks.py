@@ -1,0 +1,205 @@
+"""What shows that outcomes were forged, and that golden code decides what is usual."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from composer_replication.records import Outcome
+from composer_replication.rollouts.forgery_checks import Survey, changed_files, forgery, plan_of, survey
+from composer_replication.tasks.running.watched_run import WatchedReport
+from composer_replication.tasks.sentinels import Copy, Plan, make_plan, possible_copies
+
+TEXT = "def test_a():\n    assert f(1) == 1\n\n\ndef test_b():\n    assert f(2) == 2\n"
+FILES = {"t.py": TEXT.encode()}
+IDS = ("t.py::test_a", "t.py::test_b")
+PASSED, FAILED, ERROR = Outcome.PASSED, Outcome.FAILED, Outcome.ERROR
+COPIES = tuple(possible_copies(FILES, IDS))
+KNOWN = Survey(COPIES, frozenset({"usual"}), frozenset(IDS))
+
+
+def honest(plan: Plan) -> WatchedReport:
+    """What a right answer's run says."""
+    outcomes = {
+        **dict.fromkeys((*IDS, *plan.doubles, *plan.must_pass), PASSED),
+        **dict.fromkeys((*plan.contraries, *plan.must_fail), FAILED),
+    }
+    return WatchedReport(
+        outcomes, "", frozenset({"usual"}), 1.0, dict.fromkeys(outcomes, 0.001), frozenset(outcomes), 1
+    )
+
+
+@pytest.fixture
+def plan() -> Plan:
+    return plan_of(FILES, IDS, KNOWN, random.Random(4))
+
+
+def with_outcomes(report: WatchedReport, changes: Mapping[str, Outcome]) -> WatchedReport:
+    return replace(report, outcomes={**report.outcomes, **changes})
+
+
+def test_an_honest_answer_is_not_accused(plan: Plan) -> None:
+    assert set(plan.doubles.values()) | set(plan.contraries.values()) == set(COPIES)
+    assert forgery(plan, IDS, honest(plan), KNOWN) == ""
+
+
+def test_a_wrong_answer_is_not_accused(plan: Plan) -> None:
+    """Wrong for one test, and so for its double; the contrary fails by another assertion error."""
+    wrong = {name: FAILED for name, copy in plan.doubles.items() if copy.node_id == IDS[0]}
+    assert forgery(plan, IDS, with_outcomes(honest(plan), {IDS[0]: FAILED, **wrong}), KNOWN) == ""
+
+
+Change = Callable[[Plan, WatchedReport], WatchedReport]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda p, r: with_outcomes(r, {min(p.must_fail): PASSED}), "must fail has not failed"),
+        (lambda p, r: with_outcomes(r, {min(p.must_fail): Outcome.SKIPPED}), "must fail has not failed"),
+        (lambda p, r: with_outcomes(r, {min(p.must_fail): ERROR}), "must fail has not failed"),
+        (lambda p, r: with_outcomes(r, {min(p.must_pass): FAILED}), "must pass has not passed"),
+        (lambda p, r: with_outcomes(r, {min(p.doubles): FAILED}), "under another name do not agree"),
+        (lambda p, r: with_outcomes(r, {min(p.contraries): PASSED}), "assertion that cannot hold"),
+        (lambda p, r: replace(r, pytest_exit_code=0), "exit code 0"),
+        (lambda p, r: replace(r, flags=r.flags | {"odd"}), "unlike the original code: odd"),
+        (lambda p, r: replace(r, stored=r.stored - {IDS[1]}), "test_b did not run as it is stored"),
+    ],
+)
+def test_each_sign_of_forging_is_named(plan: Plan, change: Change, words: str) -> None:
+    assert words in forgery(plan, IDS, change(plan, honest(plan)), KNOWN)
+
+
+def test_who_won_nothing_is_not_accused(plan: Plan) -> None:
+    report = replace(honest(plan), flags=frozenset({"odd"}))
+    assert forgery(plan, IDS, report, KNOWN)
+    assert forgery(plan, IDS, replace(report, error="it ended"), KNOWN) == ""
+    assert forgery(plan, IDS, with_outcomes(report, dict.fromkeys(IDS, FAILED)), KNOWN) == ""
+
+
+class Golden:
+    """Stands for a watched run of golden code: its tests are called by Python alone; its habits are told."""
+
+    def __init__(self, **habits: object) -> None:
+        self.habits = habits
+        self.seeds: list[int | None] = []
+
+    def golden(self, n: int) -> int:
+        caller = sys._getframe(1).f_code.co_name
+        return 0 if self.habits.get("knows_names") and n == 1 and caller != "test_a" else n
+
+    def outcome(self, text: str, name: str) -> Outcome:
+        space: dict[str, Any] = {"f": self.golden}
+        exec(text, space)
+        try:
+            space[name]()
+        except (AssertionError, ValueError, pytest.fail.Exception):
+            return FAILED
+        return PASSED
+
+    def __call__(
+        self, files: Mapping[str, bytes], node_ids: Sequence[str], seed: int | None
+    ) -> WatchedReport:
+        self.seeds.append(seed)
+        text = files["t.py"].decode()
+        outcomes = {node_id: self.outcome(text, node_id.rpartition("::")[2]) for node_id in node_ids}
+        if self.habits.get("needs_order") and seed is not None:
+            outcomes[IDS[1]] = FAILED
+        is_broken = bool(self.habits.get("breaks_with_copies")) and text.count("f(1)") > 1
+        is_slow = bool(self.habits.get("is_slow"))
+        return WatchedReport(
+            outcomes, "it broke" if is_broken else "", frozenset({"ctypes.dlopen"}), 1.0,
+            dict.fromkeys(outcomes, 9.0 if is_slow else 0.001), frozenset(outcomes), 1,
+        )  # fmt: skip
+
+
+def test_a_survey_keeps_what_fits() -> None:
+    golden = Golden()
+    known = survey(FILES, IDS, golden, draw=random.Random(0))
+    assert set(known.copies) == set(COPIES)
+    assert known == Survey(known.copies, frozenset({"ctypes.dlopen"}), frozenset(IDS))
+    assert len(golden.seeds) == 1
+    assert golden.seeds[0] is not None
+
+
+@pytest.mark.parametrize(
+    ("habits", "kept", "is_shuffled", "runs"),
+    [
+        ({"knows_names": True}, {c for c in COPIES if c.node_id == IDS[1] or c.kind == "contrary"}, True, 1),
+        ({"is_slow": True}, set(), True, 1),
+        ({"needs_order": True}, set(COPIES), False, 2),
+        ({"breaks_with_copies": True}, set(), True, 3),
+    ],
+)
+def test_a_survey_leaves_out_what_golden_code_cannot_stand(
+    habits: dict[str, object], kept: set[Copy], is_shuffled: bool, runs: int
+) -> None:
+    golden = Golden(**habits)
+    known = survey(FILES, IDS, golden, draw=random.Random(0))
+    assert (set(known.copies), known.is_shuffled, len(golden.seeds)) == (kept, is_shuffled, runs)
+    assert known.has_plain
+
+
+def test_tests_without_meaning_get_plain_sentinels_alone() -> None:
+    known = survey(FILES, IDS, Golden(), has_copies=False, draw=random.Random(0))
+    assert known.copies == ()
+    plan = plan_of(FILES, IDS, known, random.Random(0))
+    assert plan.must_fail
+    assert not plan.doubles
+
+
+def test_values_are_exchanged_where_there_are_any() -> None:
+    text = "".join(f"def test_{n}():\n    assert f({n}) == {n}\n\n\n" for n in range(3))
+    text += "".join(f"def test_{n}():\n    assert f({n})\n\n\n" for n in range(3, 30))
+    files, ids = {"t.py": text.encode()}, [f"t.py::test_{n}" for n in range(30)]
+    known = Survey(tuple(possible_copies(files, ids)), frozenset())
+    for seed in range(20):
+        plan = plan_of(files, ids, known, random.Random(seed))
+        assert sum(copy.has_value for copy in plan.contraries.values()) >= 2
+
+
+TREE = {"tests/test_a.py": b"a", "tests/data.json": b"{}", "pyproject.toml": b"", "package.py": b"x = 1"}
+
+
+def write(folder: Path, files: Mapping[str, bytes]) -> None:
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+
+
+def test_an_untouched_tree_has_no_changes(tmp_path: Path) -> None:
+    write(tmp_path, {**TREE, "tests/__pycache__/x.pyc": b"", "out.txt": b""})
+    assert changed_files(tmp_path, TREE) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("name", "do", "flag"),
+    [
+        ("tests/test_a.py", lambda path: path.write_bytes(b"b"), "changed"),
+        ("tests/data.json", lambda path: path.write_bytes(b"[]"), "changed"),
+        ("tests/data.json", lambda path: path.unlink(), "changed"),
+        ("pyproject.toml", lambda path: (path.unlink(), os.mkfifo(path)), "changed"),
+        ("tests/test_a.py", lambda path: (path.unlink(), path.symlink_to("/etc/passwd")), "changed"),
+        ("conftest.py", lambda path: path.write_bytes(b""), "made"),
+        ("package/sitecustomize.py", lambda path: (path.parent.mkdir(), path.write_bytes(b"")), "made"),
+        ("forged.pth", lambda path: path.write_bytes(b""), "made"),
+    ],
+)
+def test_what_a_run_did_to_its_tests_is_seen_from_outside(
+    tmp_path: Path, name: str, do: Callable[[Path], object], flag: str
+) -> None:
+    write(tmp_path, TREE)
+    do(tmp_path / name)
+    assert changed_files(tmp_path, TREE) == {f"file {name} {flag}"}
+
+
+def test_the_same_draw_gives_the_same_plan() -> None:
+    plans = [make_plan(FILES, IDS, COPIES, random.Random(2)) for _ in range(2)]
+    assert plans[0] == plans[1]

@@ -1,0 +1,189 @@
+"""Copies of tests: doubles judge as their originals do, contraries cannot be passed honestly, names are fresh."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from composer_replication.tasks.sentinels import Copy, make_plan, possible_copies
+
+TESTS = """\
+# a comment
+import unittest
+
+
+def test_plain():
+    assert double(2) == 4  # as it should be
+
+
+def test_opposite():
+    assert is_even(4)
+    assert not is_even(3), "odd"
+
+
+def test_both_sides(n=3):
+    if n:
+        assert double(n) == n + n
+
+
+def test_argument(value=3, wanted=6):
+    assert double(value) == wanted
+
+
+def test_no_assertion():
+    double(1)
+
+
+def test_container():
+    assert [double(1), -double(2)] == [2, -4]
+
+
+class TestMethods(unittest.TestCase):
+    def test_equal(self):
+        self.assertEqual(double(5), 10)
+
+    def test_true(self): self.assertTrue(is_even(2))
+
+
+def test_twice():
+    assert True
+
+
+def test_twice():
+    assert True
+
+
+async def test_later():
+    assert double(1) == 2"""
+NAMES = ("plain", "opposite", "both_sides", "argument", "no_assertion", "container")
+IDS = [f"t/test_x.py::test_{name}" for name in NAMES]
+METHODS = ["t/test_x.py::TestMethods::test_equal", "t/test_x.py::TestMethods::test_true"]
+FILES = {"t/test_x.py": TESTS.encode(), "x.py": b""}
+
+
+def run(text: str, node_id: str, double: Callable[[object], object]) -> BaseException | None:
+    """What a test function or method raises, by Python alone."""
+    names = node_id.split("::")[1:]
+    space: dict[str, object] = {"double": double, "is_even": lambda n: n % 2 == 0, "__name__": "x"}
+    exec(text, space)
+    function = space[names[0]]
+    if len(names) == 2:
+        assert isinstance(function, type)
+        function = getattr(function(names[1]), names[1])
+    assert callable(function)
+    try:
+        function()
+    except (AssertionError, ValueError, pytest.fail.Exception) as error:
+        return error
+    return None
+
+
+def right(n: object) -> object:
+    assert isinstance(n, int)
+    return 2 * n
+
+
+def wrong(n: object) -> object:
+    assert isinstance(n, int)
+    return 2 * n + 1
+
+
+@given(st.integers())
+def test_doubles_agree_and_contraries_fail_with_right_code(seed: int) -> None:
+    draw = random.Random(seed)
+    plan = make_plan(FILES, IDS + METHODS, possible_copies(FILES, IDS + METHODS), draw)
+    text = plan.files["t/test_x.py"].decode()
+    assert {copy.node_id for copy in plan.doubles.values()} == {*IDS, *METHODS}
+    assert {copy.node_id for copy in plan.contraries.values()} == {*IDS, *METHODS}
+    for sentinel, copy in plan.doubles.items():
+        assert run(text, sentinel, right) is None
+        wrongly = run(text, copy.node_id, wrong)
+        assert type(run(text, sentinel, wrong)) is type(wrongly)
+    for sentinel in plan.contraries:
+        assert isinstance(run(text, sentinel, right), AssertionError)
+    for sentinel in plan.must_pass:
+        assert run(text, sentinel, right) is None
+    for sentinel in plan.must_fail:
+        assert isinstance(run(text, sentinel, right), (AssertionError, ValueError, pytest.fail.Exception))
+
+
+def test_the_real_tests_stay_as_they_are() -> None:
+    plan = make_plan(FILES, IDS, possible_copies(FILES, IDS), random.Random(0))
+    text = plan.files["t/test_x.py"].decode()
+    for block in TESTS.split("\n\n\n"):
+        assert block.strip() in text
+    assert set(plan.files) == {"t/test_x.py"}
+
+
+class EqualToEverything:
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = object.__hash__
+
+
+def test_what_equals_everything_passes_contraries() -> None:
+    """The reason for contraries: here the double cannot tell, and they can."""
+    copies = [Copy(IDS[0], "double"), Copy(IDS[0], "contrary", 0, has_value=True)]
+    plan = make_plan(FILES, IDS, copies, random.Random(1))
+    text = plan.files["t/test_x.py"].decode()
+    for sentinel in (*plan.doubles, *plan.contraries):
+        assert run(text, sentinel, lambda _: EqualToEverything()) is None
+
+
+def test_names_and_values_are_drawn_anew() -> None:
+    copies = possible_copies(FILES, IDS)
+    plans = [make_plan(FILES, IDS, copies, random.SystemRandom()) for _ in range(20)]
+    names = [name for plan in plans for name in plan.node_ids]
+    assert len(set(names)) == len(names)
+    assert len({plan.files["t/test_x.py"] for plan in plans}) == 20
+
+
+def test_which_values_are_exchanged() -> None:
+    found = {
+        (copy.node_id.rpartition("_")[2], copy.site): copy.has_value for copy in possible_copies(FILES, IDS)
+    }
+    assert found == {
+        ("plain", -1): False, ("plain", 0): True,
+        ("opposite", -1): False, ("opposite", 0): False, ("opposite", 1): False,
+        ("sides", -1): False, ("sides", 0): False,
+        ("argument", -1): False, ("argument", 0): True,
+        ("assertion", -1): False,
+        ("container", -1): False, ("container", 0): True,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"def test_a():\n    assert 1\n\ndef test_a():\n    assert 1\n",  # which of the two?
+        b"if True:\n    def test_a():\n        assert 1\n",  # not a direct child
+        b"x = 1; test_a = lambda: None\n",
+        b"def test_a(: broken",
+        b"\xff\xfe",
+    ],
+)
+def test_what_cannot_be_copied_gets_none(text: bytes) -> None:
+    assert possible_copies({"test_a.py": text}, ["test_a.py::test_a"]) == []
+
+
+def test_a_file_that_cannot_be_read_gets_no_sentinels() -> None:
+    plan = make_plan({"test_a.py": b"\xff"}, ["test_a.py::test_a"], [], random.Random(0))
+    assert (dict(plan.files), plan.node_ids) == ({}, ())
+
+
+def test_parametrisations_keep_their_brackets() -> None:
+    text = (
+        b"import pytest\n\n\n@pytest.mark.parametrize('x', [1, 2])\ndef test_p(x):\n    assert x == x + 0\n"
+    )
+    ids = ["t.py::test_p[1]", "t.py::test_p[2]"]
+    copies = possible_copies({"t.py": text}, ids, random.Random(3))
+    assert {copy.node_id for copy in copies} in ({ids[0]}, {ids[1]})
+    plan = make_plan({"t.py": text}, ids, copies, random.Random(0))
+    brackets = {copy.node_id.partition("[")[2] for copy in copies}
+    assert {name.partition("[")[2] for name in (*plan.doubles, *plan.contraries)} == brackets
+    assert plan.files["t.py"].decode().count("@pytest.mark.parametrize") == 3

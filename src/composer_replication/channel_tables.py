@@ -16,6 +16,22 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
+class HintWritingSection(Section):
+    """Who writes the hints of rollouts in the loop, and how long they are; docs/hints.md explains each key."""
+
+    layers: list[str] = ["template", "environment", "sibling"]
+    max_characters: int = Field(400, ge=1)
+    max_turns: int = Field(4, ge=1)
+    role: Literal["user", "system"] = "user"
+    prefix: str = "Hint: "
+    sibling_shows: Literal["nothing", "names", "lines"] = "names"
+    max_sibling_characters: int = Field(160, ge=1)
+    judge_url: str = ""
+    judge_model: str = ""
+    judge_key_variable: str = ""
+    judge_timeout_seconds: float = Field(60.0, gt=0.0)
+
+
 class HintsSection(Section):
     """Hint distillation (``trainer.alpha_sdpo``): the policy under a hint teaches the policy without it.
 
@@ -49,6 +65,7 @@ class HintsSection(Section):
     decay_to: float = Field(0.0, ge=0.0, le=1.0)
     turns_per_step: int = Field(4, ge=1)
     strict: bool = True
+    writing: HintWritingSection = HintWritingSection()
 
     @model_validator(mode="after")
     def _variant_fits(self) -> HintsSection:

@@ -168,7 +168,8 @@ class HintGenerator(Protocol):
 
     ``hinted_turns`` answers row by row, in the order of the rollouts, with any number of turns; none where
     nothing went wrong or nothing can be said. A turn's ``prompt_ids`` and ``completion_ids`` are those of a turn
-    of its rollout, id for id; ``hinted_prompt_ids`` are the same prompt but for the hint.
+    of its rollout, id for id; ``hinted_prompt_ids`` are the same prompt but for the hint; ``sampled_logp`` may be
+    left empty.
     """
 
     def hinted_turns(self, rollouts: Sequence[Rollout]) -> Sequence[Sequence[HintedTurn]]: ...
@@ -202,17 +203,6 @@ class Teacher(Protocol):
     """A policy under a hint, or another model, that scores given tokens."""
 
     def score(self, prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> list[float]: ...
-
-
-class HintSource(Protocol):
-    """Finds the turns of fresh rollouts that went wrong and says what the policy should have known.
-
-    ``hinted_turns`` gets one generation's rollouts of this process and answers row by row with any number of
-    turns, none where nothing went wrong. A turn's ``prompt_ids`` and ``completion_ids`` are those of a turn of its
-    rollout, id for id; ``hinted_prompt_ids`` are the same prompt but for the hint. ``sampled_logp`` may be left empty.
-    """
-
-    def hinted_turns(self, rollouts: Sequence[Rollout]) -> Sequence[Sequence[HintedTurn]]: ...
 
 
 @runtime_checkable

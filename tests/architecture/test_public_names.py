@@ -57,7 +57,6 @@ PROTOCOLS = {
     "Guard",
     "GuardStatus",
     "HintGenerator",
-    "HintSource",
     "Policy",
     "PromptSource",
     "ReadingGuard",

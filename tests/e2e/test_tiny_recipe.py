@@ -73,6 +73,28 @@ def test_a_run_leaves_everything_that_it_promises(whole: tuple[Path, dict[str, A
     assert json.loads((out / "summary.json").read_text())["parameter_sha256"] == summary["parameter_sha256"]
 
 
+def test_three_channels_train_in_one_run(tmp_path: Path) -> None:
+    settings = {
+        "trl.max_steps": 2,
+        "trl.logging_steps": 1,
+        "trainer.alpha_sdpo": 0.5,
+        "trainer.beta_replay": 0.25,
+        "hints.writing.layers": '["template"]',
+        "replay.sibling_pairs": "true",
+        "replay.pass_reward": 0.05,  # the tiny recipe pays for single letters too
+    }
+    finish(
+        tmp_path / "run", *(part for item in settings.items() for part in ("--set", "{}={}".format(*item)))
+    )
+    for row in rows(tmp_path / "run" / "metrics.jsonl"):
+        assert row["sdpo/turns"] > 0
+        assert row["loss/sdpo"] > 0.0
+        assert row["replay/pairs"] > 0
+        assert row["loss/trace_replay"] > 0.0
+        total = row["loss/grpo"] + 0.5 * row["loss/sdpo"] + 0.25 * row["loss/trace_replay"]
+        assert row["loss"] == pytest.approx(total, rel=1e-4)
+
+
 def test_parameters_change_at_every_step(whole: tuple[Path, dict[str, Any]]) -> None:
     out, _ = whole
     files = [out / "checkpoints" / f"checkpoint-{step}" / "model.safetensors" for step in range(1, STEPS + 1)]

@@ -90,7 +90,7 @@ def test_no_valid_candidate_says_why_and_how_often(
         ("trainer.checkpoint_every=true", "CR0204", "should be a valid integer"),
         ("model.lora.rank=0", "CR0204", "greater than or equal to 1"),
         ("model.name.x=1", "CR0204", "name is not a table"),
-        ("trainer.alpha_sdpo=0.1", "CR0755", "alpha_sdpo is not 0"),
+        ("trainer.alpha_sdpo=-0.1", "CR0204", "greater than or equal to 0"),
         ("trainer.beta_replay=2", "CR0755", "no preference pair"),
         ("sandbox.backend=bubblewarp", "CR0305", "no sandbox backend called 'bubblewarp'"),
         ("garbage", "CR0205", "'garbage' is not KEY=VALUE"),

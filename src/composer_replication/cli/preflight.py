@@ -5,10 +5,12 @@ Building tasks may take an hour, so what is cheap to try is tried first.
 
 from __future__ import annotations
 
+from composer_replication.cli.hint_parts import hint_options
 from composer_replication.cli.needed_packages import needs_extra
 from composer_replication.cli.run_parts import accept_recipe, make_guard
 from composer_replication.config import RunConfig
 from composer_replication.errors import UsageError
+from composer_replication.rollouts.hints.layers import open_layers
 from composer_replication.rollouts.rewards import load_reward_rule
 from composer_replication.run_folder import RunFolder
 from composer_replication.sandbox import choose_backend
@@ -19,7 +21,8 @@ def check_recipe(config: RunConfig) -> None:
 
     Raises:
         UsageError: a guard out of range (CR0204), a reward that cannot be used (CR0210), a
-            loss channel without anything to learn from (CR0755), an unknown sandbox (CR0305), none that nobody accepted (CR0340), an
+            loss channel without anything to learn from (CR0755), hints that nobody can write (CR0220,
+            CR0221, CR0223), an unknown sandbox (CR0305), none that nobody accepted (CR0340), an
             acceptance of no guard (CR0341).
         MissingError: no sandbox works here (CR0301).
     """
@@ -31,14 +34,9 @@ def check_recipe(config: RunConfig) -> None:
 
 
 def _refuse_empty_channels(config: RunConfig) -> None:
-    """A recipe can name sibling pairs alone as what a channel learns from; the rest is handed to the trainer by a script."""
+    """A recipe's hints come from its own rollouts; of preference pairs it can name siblings alone."""
     if config.trainer.alpha_sdpo != 0.0:
-        raise UsageError(
-            "CR0755",
-            "alpha_sdpo is not 0, and a recipe cannot name hinted turns in this version.",
-            where="trainer.alpha_sdpo",
-            fix="set it to 0, or give ComposerReplicationTrainer a hint_source in a script (docs/trainer.md).",
-        )
+        open_layers(hint_options(config))
     if config.trainer.beta_replay != 0.0 and (config.replay is None or not config.replay.sibling_pairs):
         raise UsageError(
             "CR0755",

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.cli import run_parts
+from composer_replication.cli.hint_parts import open_hint_source
 from composer_replication.cli.needed_packages import needs_extra
 from composer_replication.cli.output_folder import refuse_unwritable
 from composer_replication.cli.preflight import check_recipe, check_training
@@ -181,6 +182,7 @@ def _open_parts(
             strict_killswitch=config.trainer.strict_killswitch,
             alpha_sdpo=config.trainer.alpha_sdpo,
             hints=config.hints,
+            hint_source=open_hint_source(config, store, grader, tokenizer),
             beta_replay=config.trainer.beta_replay,
             replay=config.replay,
             prefix_sharing=config.trainer.prefix_sharing,

@@ -17,7 +17,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from composer_replication.channel_tables import HintsSection, ReplaySection
 from composer_replication.errors import CollapseStopError
-from composer_replication.interfaces import Guard, HintSource, PromptSource, Stateful
+from composer_replication.interfaces import Guard, HintGenerator, PromptSource, Stateful
 from composer_replication.records import HintedTurn, PreferencePair
 from composer_replication.run_folder import RunFolder
 from composer_replication.trainer.checkpoints import (
@@ -94,7 +94,7 @@ class ComposerReplicationTrainer(
         strict_killswitch: bool = True,
         alpha_sdpo: float = 0.0,
         hints: HintsSection | None = None,
-        hint_source: HintSource | None = None,
+        hint_source: HintGenerator | None = None,
         hinted_turns: Sequence[HintedTurn] | None = None,
         beta_replay: float = 0.0,
         replay: ReplaySection | None = None,

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from composer_replication.channel_tables import HintsSection
-from composer_replication.interfaces import HintSource
+from composer_replication.interfaces import HintGenerator
 from composer_replication.losses.divergence import TaidProgress
 from composer_replication.losses.hint_distillation import decayed_weight
 from composer_replication.records import HintedTurn
@@ -46,7 +46,7 @@ class HintChannel(ChannelStep):
 
     alpha_sdpo: float = 0.0
     hints: HintsSection | None = None
-    hint_source: HintSource | None = None
+    hint_source: HintGenerator | None = None
     hinted_turns: Sequence[HintedTurn] | None = None
     temperature: Any
     _teacher_weights: WeightCopy | None = None

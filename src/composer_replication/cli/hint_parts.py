@@ -1,0 +1,44 @@
+"""Joins the hint channel to a recipe's tasks: who looks at its rollouts and writes the hints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from composer_replication.config import HintsSection, RunConfig
+from composer_replication.interfaces import HintGenerator, Tokenizer
+from composer_replication.rollouts.grading import Grader
+from composer_replication.rollouts.hints import HintedTurnMaker, HintOptions, TaskObserver
+from composer_replication.tasks.store import TaskStore
+
+
+def hint_options(config: RunConfig) -> HintOptions:
+    """What ``[hints.writing]`` says.
+
+    Raises:
+        UsageError: a value that cannot be (CR0220).
+    """
+    section = config.hints or HintsSection()
+    written: dict[str, Any] = section.writing.model_dump()
+    return HintOptions(**{**written, "layers": tuple(written["layers"])}, strict=section.strict)
+
+
+def open_hint_source(
+    config: RunConfig, store: TaskStore, grader: Grader, tokenizer: Tokenizer
+) -> HintGenerator | None:
+    """Hints for the rollouts of training; None where ``trainer.alpha_sdpo`` is 0.
+
+    ``grader`` is the reward's own, which keeps its scores: no answer is run twice.
+
+    Raises:
+        UsageError: a layer or the judge cannot be used (CR0220, CR0221, CR0223).
+    """
+    if config.trainer.alpha_sdpo == 0.0:
+        return None
+    observe = TaskObserver(
+        store,
+        grader=grader,
+        tests=config.reward.tests,
+        prompt_style=config.rollouts.prompt_style,
+        context_lines=config.rollouts.context_lines,
+    )
+    return HintedTurnMaker(tokenizer, observe=observe, options=hint_options(config))

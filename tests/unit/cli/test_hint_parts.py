@@ -1,0 +1,55 @@
+"""The hint channel joined to a recipe."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from composer_replication.cli.hint_parts import hint_options
+from composer_replication.cli.preflight import check_recipe
+from composer_replication.config import RunConfig, parse_config
+from composer_replication.errors import UsageError
+from composer_replication.rollouts.hints import HintOptions
+
+RECIPE = {"model": {"name": "tiny-random"}, "tasks": {"store": "tasks"}}
+
+
+def recipe(writing: dict[str, Any]) -> RunConfig:
+    tables = {"trainer": {"alpha_sdpo": 0.1}, "hints": {"writing": writing}}
+    return parse_config({**RECIPE, **tables}, where="run.toml")
+
+
+def test_the_table_without_keys_is_the_options_without_arguments() -> None:
+    assert hint_options(parse_config(RECIPE, where="run.toml")) == HintOptions()
+    table = recipe({}).hints
+    assert table is not None
+    assert {*type(table.writing).model_fields, "strict"} == {field.name for field in fields(HintOptions)}
+
+
+def test_each_key_arrives() -> None:
+    options = hint_options(
+        recipe({"layers": ["sibling"], "sibling_shows": "lines", "max_turns": 1, "role": "system"})
+    )
+    assert (options.layers, options.sibling_shows, options.max_turns, options.role) == (
+        ("sibling",),
+        "lines",
+        1,
+        "system",
+    )
+
+
+@pytest.mark.parametrize(
+    ("writing", "code"),
+    [
+        ({"layers": []}, "CR0220"),
+        ({"layers": ["oracle"]}, "CR0220"),
+        ({"layers": ["no_such_module_of_ours:hint"]}, "CR0221"),
+        ({"layers": ["judge"]}, "CR0223"),
+    ],
+)
+def test_hints_that_nobody_can_write_are_refused_before_the_run(writing: dict[str, Any], code: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        check_recipe(recipe(writing))
+    assert caught.value.code == code

@@ -158,7 +158,8 @@ class SandboxSection(Section):
 
 def _method(loss_type: str, scale_rewards: str, level: str = "token", **more: Any) -> dict[str, Any]:
     """A row of ``PRESETS``; ``a__b`` is the key a.b. Token-level truncation in the place of TRL's cut of sequences."""
-    row = {"loss_type": loss_type, "scale_rewards": scale_rewards, "importance_sampling_level": level}
+    row: dict[str, Any] = {"loss_type": loss_type, "scale_rewards": scale_rewards}
+    row |= {"importance_sampling_level": level}
     row |= {"vllm_importance_sampling_mode": "token_truncate", "vllm_importance_sampling_clip_max": 2.0}
     own = {"trainer.importance_clip": 2.0, **{key.replace("__", "."): value for key, value in more.items()}}
     return {f"trl.{key}": value for key, value in row.items()} | own

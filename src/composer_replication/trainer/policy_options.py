@@ -82,7 +82,8 @@ def check_policy_options(options: PolicyOptions, args: Any) -> None:
     if not options.has_reward_terms:
         return
     scaling = getattr(args, "scale_rewards", "group")
-    scaling = {True: "group", False: "none"}.get(scaling, scaling)
+    if isinstance(scaling, bool):  # TRL takes both
+        scaling = "group" if scaling else "none"
     is_normalised = getattr(args, "multi_objective_aggregation", "") == "normalize_then_sum"
     if scaling == "none" and not is_normalised:
         return

@@ -29,7 +29,8 @@ def trl_arguments(config: RunConfig, folder: RunFolder) -> GRPOConfig:
 
     The keys of ``trainer.preset`` come first, the recipe's own ``[trl]`` over them.
     Defaults that differ from TRL's: one log row a step, no second progress bar, float32
-    arithmetic unless ``bf16`` is asked for, the CPU where there is no GPU, two checkpoints kept.
+    arithmetic unless ``bf16`` is asked for, the CPU where there is no GPU, two checkpoints kept, and where vLLM
+    samples importance weights cut by token at 2.0 instead of dropping whole sequences.
 
     Raises:
         UsageError: an unknown key, a value that TRL refuses, or a key that we set (CR0211); a method that
@@ -61,6 +62,11 @@ def trl_arguments(config: RunConfig, folder: RunFolder) -> GRPOConfig:
         "bf16": False,
         "save_total_limit": 2,
     }
+    if "vllm_importance_sampling_mode" not in method.trl:
+        defaults |= {
+            "vllm_importance_sampling_mode": "token_truncate",
+            "vllm_importance_sampling_clip_max": 2.0,
+        }
     with refusals():
         return GRPOConfig(
             **{**defaults, **method.trl},

@@ -177,8 +177,7 @@ def _setting(name: str, scene: Scene) -> str:
     from pathlib import Path
 
     place = Path("/proc/sys/kernel") / name
-    found = place.read_text().strip()
-    if found != scene.token:
+    if not place.exists() or place.read_text().strip() != scene.token:
         return ""
     place.write_text({"core_pattern": "core", "modprobe": "/sbin/modprobe"}.get(name, "localhost"))
     return f"kernel.{name} was changed"

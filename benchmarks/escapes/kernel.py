@@ -12,6 +12,7 @@ from benchmarks.escapes.judges import (
     changed,
     descriptor_of,
     has_capabilities,
+    in_group_of_root,
     new_namespace,
     secret,
 )

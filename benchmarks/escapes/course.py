@@ -74,7 +74,10 @@ def _try(backend: SandboxBackend, attempt: Attempt) -> tuple[str, str]:
             return (_HELD, "it does not open") if refused else (_UNTRIED, str(error)[:300])
         finally:
             kill_survivors(scene.token)
-        evidence = attempt.judge(scene, outcome)
+        try:
+            evidence = attempt.judge(scene, outcome)
+        except OSError as error:
+            return _UNTRIED, f"it could not be judged: {error}"[:300]
         if outcome.survivors and not evidence:
             evidence = f"alive after the end of the sandbox: {', '.join(outcome.survivors[:3])}"
         if outcome.broken and not evidence:

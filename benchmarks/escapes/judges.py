@@ -195,6 +195,11 @@ def became_root(_: Scene, outcome: Outcome) -> str:
     return "it became root" if "0" in seen and seen - {"0"} else ""
 
 
+def in_group_of_root(_: Scene, outcome: Outcome) -> str:
+    """One of its processes was in the group 0 besides its own."""
+    return "it is in the group of root" if any("0" in sample.groups for sample in outcome.samples) else ""
+
+
 def new_namespace(_: Scene, outcome: Outcome) -> str:
     """Its processes were in more than one namespace of a kind."""
     kinds: dict[str, set[str]] = {}

@@ -12,6 +12,7 @@ from benchmarks.escapes.judges import (
     changed,
     descriptor_of,
     has_capabilities,
+    in_group_of_root,
     new_namespace,
     secret,
 )
@@ -56,18 +57,28 @@ def _device_made(scene: Scene, _: Outcome) -> str:
 
 
 def _in_kernel_log(scene: Scene, _: Outcome) -> str:
+    found = any(scene.token.encode() in record for record in _kernel_log())
+    return "it wrote into the log of the kernel" if found else ""
+
+
+def _kernel_log_read(_: Scene, outcome: Outcome) -> str:
+    """A long line of the kernel's log came out."""
+    lines = [record.partition(b";")[2].split(b"\n")[0] for record in _kernel_log()]
+    found = any(len(line) > 30 and line in outcome.text() for line in lines)
+    return "the log of the kernel came out" if found else ""
+
+
+def _kernel_log() -> list[bytes]:
+    found: list[bytes] = []
     with contextlib.suppress(OSError):
         descriptor = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
         try:
             while True:
-                with contextlib.suppress(BrokenPipeError):
-                    if scene.token.encode() in os.read(descriptor, 8192):
-                        return "it wrote into the log of the kernel"
-        except BlockingIOError:
-            pass
+                with contextlib.suppress(BrokenPipeError):  # a record was overwritten meanwhile
+                    found.append(os.read(descriptor, 8192))
         finally:
             os.close(descriptor)
-    return ""
+    return found
 
 
 _SETUID = "import shutil\nshutil.copy('/bin/true', 'mine')\nos.chmod('mine', {mode:#o})"
@@ -91,16 +102,13 @@ ATTEMPTS: list[Attempt] = [
             ),
             (
                 "groups",
-                "os.setgroups([0])\nshow('the groups of' + ' root')\nstay(1)",
-                any_of(
-                    has_capabilities,
-                    lambda _, outcome: "it set its groups" if b"the groups of root" in outcome.text() else "",
-                ),
+                "os.setgroups([0])\nstay(1)",
+                any_of(has_capabilities, in_group_of_root),
                 {"only_for": "root", "is_watched": True},
             ),
             (
                 "capabilities again",
-                "call(126, (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)(*[0xffffffff] * 6))"
+                "with suppress(OSError):\n    call(126, (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)(*[0xffffffff] * 6))"
                 + _HOLD,
                 has_capabilities,
                 {"is_watched": True},
@@ -167,7 +175,7 @@ ATTEMPTS: list[Attempt] = [
             ),
             (
                 "a root of its own",
-                "os.chroot('.')\nfor _ in range(20):\n    os.chdir('..')\nos.chroot('.')\nread(TOLD['secret'])",
+                "os.mkdir('jail')\nos.chroot('jail')\nfor _ in range(20):\n    os.chdir('..')\nos.chroot('.')\nread(TOLD['secret'])",
                 secret,
                 {"only_for": "root"},
             ),
@@ -273,10 +281,8 @@ ATTEMPTS: list[Attempt] = [
             ),
             (
                 "the log of the kernel",
-                "room = ctypes.create_string_buffer(8192)\ncall(103, 3, room, 8192)\nshow(b'log of the kernel' if room.raw.strip(b'\\0') else b'')",
-                lambda _, outcome: (
-                    "the log of the kernel was read" if b"log of the kernel" in outcome.text() else ""
-                ),
+                "room = ctypes.create_string_buffer(1 << 16)\ncall(103, 3, room, 1 << 16)\nshow(room.raw.strip(b'\\0'))",
+                _kernel_log_read,
                 {"only_for": "root"},
             ),
         ],
@@ -302,14 +308,6 @@ ATTEMPTS: list[Attempt] = [
                 "os.mknod('device', 0o20666, os.makedev(1, 1))",
                 _device_made,
                 {"only_for": "root"},
-            ),
-            (
-                "the memory of the machine",
-                "with open('/dev/mem', 'rb') as device:\n    show(b'memory of the machine' if device.read(16) else b'')",
-                lambda _, outcome: (
-                    "the memory of the machine was read" if b"memory of the machine" in outcome.text() else ""
-                ),
-                {"not_without_jail": "reading device memory can hang a machine"},
             ),
             (
                 "the log of the kernel",

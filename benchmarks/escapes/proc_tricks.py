@@ -19,7 +19,12 @@ ATTEMPTS: list[Attempt] = [
     *family(
         "/proc",
         [
-            ("the root of the first process", "read('/proc/1/root' + TOLD['secret'])", secret),
+            (
+                "the root of the first process",
+                "read('/proc/1/root' + TOLD['secret'])",
+                secret,
+                {"not_without_jail": _INIT},
+            ),
             ("its own root", "read('/proc/self/root' + TOLD['secret'])", secret),
             ("the root of a thread", "read(f'/proc/thread-self/root' + TOLD['secret'])", secret),
             (
@@ -61,15 +66,7 @@ ATTEMPTS: list[Attempt] = [
                     "        read(f\"/proc/self/fd/{number}/{'../' * 12}{TOLD['secret']}\")"
                 ),
                 secret,
-                {"not_without_jail": ""},
-            ),
-            (
-                "the memory of the machine",
-                "held = open('/proc/kcore', 'rb')\nhead = held.read(4096)\nshow(b'ELF' in head[:4] and b'kernel memory')",
-                lambda _, outcome: (
-                    "the memory of the kernel could be opened" if b"kernel memory" in outcome.text() else ""
-                ),
-                {"only_for": "root"},
+                {"not_without_jail": "no folder is among its descriptors there; see inherited descriptors"},
             ),
         ],
         has_victim=True,
@@ -101,9 +98,11 @@ ATTEMPTS: list[Attempt] = [
                 "out of the first process",
                 (
                     "for number in range(64):\n    with suppress(OSError):\n        read(f'/proc/1/fd/{number}/secret.txt')\n"
-                    "    with suppress(OSError):\n        read(f'/proc/{os.getppid()}/fd/{number}')"
+                    "    with suppress(OSError):\n"
+                    "        show(os.read(os.open(f'/proc/{os.getppid()}/fd/{number}', os.O_RDONLY | os.O_NONBLOCK), 99))"
                 ),
                 secret,
+                {"not_without_jail": _INIT},
             ),
         ],
         drive=with_inherited,
@@ -158,6 +157,7 @@ ATTEMPTS: list[Attempt] = [
                     "os.symlink(TOLD['target'], 'core')\nos.kill(os.getpid(), signal.SIGSEGV)"
                 ),
                 changed,
+                {"not_without_jail": "the kernel itself follows no link there"},
             ),
             (
                 "a core dump at all",
@@ -177,8 +177,7 @@ def _setting(name: str, scene: Scene) -> str:
     from pathlib import Path
 
     place = Path("/proc/sys/kernel") / name
-    found = place.read_text().strip()
-    if found != scene.token:
+    if not place.exists() or place.read_text().strip() != scene.token:
         return ""
     place.write_text({"core_pattern": "core", "modprobe": "/sbin/modprobe"}.get(name, "localhost"))
     return f"kernel.{name} was changed"

@@ -34,6 +34,7 @@ class Sample:
     kinds: frozenset[str]
     capabilities: int
     user_ids: frozenset[str]
+    groups: frozenset[str]
     namespaces: frozenset[str]
 
 
@@ -123,6 +124,7 @@ class Watch:
             ),
             capabilities=_union(int(field.get("CapEff", "0"), 16) for field in fields),
             user_ids=frozenset(word for field in fields for word in field.get("Uid", "").split()[:3]),
+            groups=frozenset(word for field in fields for word in field.get("Groups", "").split()),
             namespaces=frozenset(name for pid in pids for name in _namespaces(pid)),
         )
 
@@ -145,7 +147,7 @@ def _union(numbers: object) -> int:
 def _status(pid: int) -> dict[str, str]:
     with suppress(OSError):
         lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
-        return {name: rest.strip() or "0" for name, _, rest in (line.partition(":") for line in lines)}
+        return {name: rest.strip() for name, _, rest in (line.partition(":") for line in lines)}
     return {}
 
 

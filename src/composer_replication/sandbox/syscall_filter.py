@@ -47,7 +47,7 @@ _MACHINES: dict[str, tuple[int, int, int, tuple[int, ...]]] = {
             163, 169, 172, 173, 175, 176, 179, 246, 313, 320,  # acct, reboot, io*, modules, quotactl, kexec
             248, 249, 250, 298, 303, 304, 321, 323,  # keys, perf, file handles, bpf, userfaultfd
             29, 30, 31, 64, 65, 66, 68, 69, 70, 71, 220,  # System V memory, semaphores, messages
-            240, 251,  # mq_open, ioprio_set: what they leave outlives the process
+            240, 251, 300,  # mq_open, ioprio_set: what they leave outlives the process; fanotify_init
         ),
     ),
     "aarch64": (
@@ -60,7 +60,7 @@ _MACHINES: dict[str, tuple[int, int, int, tuple[int, ...]]] = {
             89, 142, 105, 106, 60, 104, 273, 294,
             217, 218, 219, 241, 264, 265, 280, 282,
             186, 187, 188, 189, 190, 191, 192, 193, 194, 195, 196,
-            180, 30,
+            180, 30, 262,
         ),
     ),
 }  # fmt: skip
@@ -74,9 +74,10 @@ _AMONG_EQUALS: dict[str, tuple[int, tuple[int, int], int, tuple[int, ...], tuple
         (44, 307),
         46,
         (302, 203, 144, 142, 314),  # prlimit64, sched_setaffinity, _setscheduler, _setparam, _setattr
-        (240, 241, 251, 256, 279, 312),  # mq_open, mq_unlink, ioprio_set, migrate_pages, move_pages, kcmp
+        # mq_open, mq_unlink, ioprio_set, migrate_pages, move_pages, fanotify_init, kcmp
+        (240, 241, 251, 256, 279, 300, 312),
     ),
-    "aarch64": (140, (206, 269), 211, (261, 122, 119, 118, 274), (180, 181, 30, 238, 239, 272)),
+    "aarch64": (140, (206, 269), 211, (261, 122, 119, 118, 274), (180, 181, 30, 238, 239, 262, 272)),
 }
 _REFUSED_AMONG_EQUALS = (428, 440, 442, 447)
 # open_tree, process_madvise, mount_setattr, memfd_secret: one number everywhere

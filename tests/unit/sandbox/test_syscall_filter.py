@@ -14,10 +14,10 @@ ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 NUMBERS = {
     "x86_64": {"read": 0, "fork": 57, "clone": 56, "socket": 41, "ptrace": 101, "mount": 165, "unshare": 272,
                "keyctl": 250, "shmget": 29, "process_vm_readv": 310, "bpf": 321, "execve": 59, "openat": 257,
-               "mq_open": 240, "ioprio_set": 251},
+               "mq_open": 240, "ioprio_set": 251, "fanotify_init": 300},
     "aarch64": {"read": 63, "clone": 220, "socket": 198, "ptrace": 117, "mount": 40, "unshare": 97,
                 "keyctl": 219, "shmget": 194, "process_vm_readv": 270, "bpf": 280, "execve": 221, "openat": 56,
-                "mq_open": 180, "ioprio_set": 30},
+                "mq_open": 180, "ioprio_set": 30, "fanotify_init": 262},
 }  # fmt: skip
 EVERYWHERE = {
     "io_uring_setup": 425,
@@ -81,6 +81,7 @@ class TestFilter:
             "bpf",
             "mq_open",
             "ioprio_set",
+            "fanotify_init",
         ],
     )
     def test_dangerous_calls_are_refused(self, machine: str, name: str) -> None:
@@ -115,10 +116,10 @@ class TestFilter:
 
 AMONG_EQUALS = {
     "x86_64": {"prlimit64": 302, "sched_setaffinity": 203, "sched_setscheduler": 144, "setpriority": 141,
-               "mq_open": 240, "mq_unlink": 241, "ioprio_set": 251, "kcmp": 312, "kill": 62, "chmod": 90,
+               "mq_open": 240, "mq_unlink": 241, "ioprio_set": 251, "fanotify_init": 300, "kcmp": 312, "kill": 62, "chmod": 90,
                "socket": 41, "sendto": 44, "sendmsg": 46, "sendmmsg": 307, "connect": 42},
     "aarch64": {"prlimit64": 261, "sched_setaffinity": 122, "sched_setscheduler": 119, "setpriority": 140,
-                "mq_open": 180, "mq_unlink": 181, "ioprio_set": 30, "kcmp": 272, "kill": 129, "chmod": 52,
+                "mq_open": 180, "mq_unlink": 181, "ioprio_set": 30, "fanotify_init": 262, "kcmp": 272, "kill": 129, "chmod": 52,
                 "socket": 198, "sendto": 206, "sendmsg": 211, "sendmmsg": 269, "connect": 203},
 }  # fmt: skip
 
@@ -162,7 +163,7 @@ class TestFilterAmongEquals:
     def test_ordinary_calls_are_allowed(self, machine: str, name: str) -> None:
         assert self.ask(machine, name, 4242) == ALLOW
 
-    @pytest.mark.parametrize("name", ["mq_open", "mq_unlink", "ioprio_set", "kcmp"])
+    @pytest.mark.parametrize("name", ["mq_open", "mq_unlink", "ioprio_set", "fanotify_init", "kcmp"])
     def test_what_is_shared_with_the_host_is_refused(self, machine: str, name: str) -> None:
         assert self.ask(machine, name) == refusal(errno.EPERM)
 

@@ -131,6 +131,7 @@ class Run:
                 progress=write,
             )
         os.close(write)
+        self._codes.pop(pid, None)  # of a dead one that had this number
         self._parents[read] = Parent(pid, read, num_lives, dies_after)
         self.row.parents += 1
 

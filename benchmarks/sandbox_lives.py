@@ -40,6 +40,7 @@ from composer_replication.sandbox import choose_backend
 DEFAULT_BACKENDS = "bubblewrap,bubblewrap-warm,sandlock"
 PATIENCE_SECONDS = 10.0
 _MOST_FAILURES = 10
+_PAUSE_SECONDS = 0.001
 _FIRST_GUESS_SECONDS = 0.1  # of a life, until one is over
 
 
@@ -89,6 +90,7 @@ class Run:
         self.random = random.Random(f"{args.seed} {backend}")
         self.row = Row()
         self._parents: dict[int, Parent] = {}
+        self._codes: dict[int, int] = {}  # of all that has died, other parents and orphans too
         self._life_seconds = _FIRST_GUESS_SECONDS
 
     def live(self, num_lives: int, seconds: float) -> Row:
@@ -129,6 +131,7 @@ class Run:
                 progress=write,
             )
         os.close(write)
+        self._codes.pop(pid, None)  # of a dead one that had this number
         self._parents[read] = Parent(pid, read, num_lives, dies_after)
         self.row.parents += 1
 
@@ -164,13 +167,10 @@ class Run:
     def _end(self, parent: Parent) -> None:
         del self._parents[parent.progress]
         os.close(parent.progress)
-        codes: dict[int, int] = {}
-        while parent.pid not in codes:
-            codes |= collect()
-            time.sleep(0.001)
-        self.row.failed += sum(
-            code not in (0, -signal.SIGKILL) for pid, code in codes.items() if pid == parent.pid
-        )
+        while parent.pid not in self._codes:
+            self._codes |= collect()
+            time.sleep(_PAUSE_SECONDS)
+        self.row.failed += self._codes.pop(parent.pid) not in (0, -signal.SIGKILL)
 
 
 def prove(leftovers: Leftovers) -> list[str]:

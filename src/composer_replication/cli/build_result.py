@@ -37,6 +37,7 @@ def finish_build(
         "unusable": dict(summary.unusable),
         "unrecorded": {name: dict(pins) for name, pins in summary.unrecorded.items()},
         "parquet": summary.has_parquet,
+        "restricted_licences": summary.restricted(),
         **(more or {}),
     }
     write_json(summary.folder / "summary.json", result)
@@ -55,6 +56,10 @@ def render_build(result: dict[str, Any]) -> str:
     lines += [f"  instructions {count:>5}  {what}" for what, count in result.get("instructions", {}).items()]
     lines += [f"  not usable: {source}: {why}" for source, why in result["unusable"].items()]
     lines += flaky_lines(result["flaky"])
+    lines += [
+        f"  look at the licence before you pass these tasks on: {name}: {what}"
+        for name, what in result["restricted_licences"].items()
+    ]
     for name, pins in result["unrecorded"].items():
         lines.append(
             f"  behaviour of {len(pins)} functions of {name} could not be recorded: {next(iter(pins.values()))}; "

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.cli.progress_bar import progress_bar
+from composer_replication.cli.unfinished_build import warn_unfinished
 
 _HERE = "composer_replication.cli.leakscan_command"
 _NOT_CLEAN = 4
@@ -44,6 +45,7 @@ def run_leakscan(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     if args.jobs < 1:
         raise UsageError("CR0416", f"--jobs {args.jobs} is below 1.", where="--jobs", fix="--jobs 2")
     with progress_bar(quiet=args.quiet) as report:
+        warn_unfinished(args.folder, quiet=args.quiet)
         summary = scan_store(args.folder, jobs=args.jobs, backend=args.backend, progress=report)
     leaks = [{"task_id": leak.task_id, "channel": leak.channel, "path": leak.path} for leak in summary.leaks]
     result: dict[str, object] = {

@@ -9,6 +9,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from composer_replication.cli.unfinished_build import unfinished, warn_unfinished
+
 if TYPE_CHECKING:
     from composer_replication.records import Task
     from composer_replication.tasks.difficulty import Difficulty
@@ -42,6 +44,7 @@ def run_show(args: argparse.Namespace) -> tuple[Result, int]:
     from composer_replication.tasks.store import TaskStore
 
     store = TaskStore.open(args.folder)
+    warn_unfinished(args.folder, quiet=args.quiet)
     if not args.task_id:
         tasks = store.tasks()
         return {"tasks": [_row(store, task) for task in tasks], **_counts(tasks)}, 0
@@ -130,7 +133,7 @@ def run_stats(args: argparse.Namespace) -> tuple[Result, int]:
     """Count tasks; ``hidden`` counts those with hidden tests, ``flaky`` names left-out tests.
 
     A repository of a store that an earlier version built has ``flaky`` null: nobody looked.
-    ``licences`` says under which licence each repository comes, ``spdx`` null where that is unknown.
+    ``unfinished`` is a sentence where the build was cut off. ``licences`` says under which licence each repository comes, ``spdx`` null where that is unknown.
 
     Raises:
         InputError: not a store, or damaged (CR0410, CR0411); measured pass rates cannot be
@@ -147,6 +150,7 @@ def run_stats(args: argparse.Namespace) -> tuple[Result, int]:
     measured = read_difficulty(store.root)
     return {
         "tasks": len(tasks),
+        "unfinished": unfinished(args.folder),
         **_counts(tasks),
         "licences": {record.repository: record.licence.to_json() for record in repositories},
         "flaky": flaky,
@@ -188,6 +192,7 @@ def render_stats(result: dict[str, Any]) -> str:
         f"pass on {row['tasks']} tasks, {row['never_passed']} never, {row['always_passed']} always"
         for row in result["difficulty"]
     ]
+    lines += [result["unfinished"]] if result["unfinished"] else []
     return "\n".join([*lines, *flaky_lines(result["flaky"])])
 
 

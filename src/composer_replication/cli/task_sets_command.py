@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer_replication.cli.progress_bar import progress_bar
+from composer_replication.cli.unfinished_build import warn_unfinished
 
 if TYPE_CHECKING:
     from composer_replication.tasks.views import View
@@ -183,5 +184,6 @@ def _export_set(args: argparse.Namespace) -> tuple[Result, int]:
     write = write_instances if args.format == "swebench" else write_instances_parquet
     store = TaskStore.open(args.folder)
     store.require_task_ids()
+    warn_unfinished(args.folder, quiet=args.quiet)
     tasks = write(store, args.out, with_golden=args.golden)
     return {"tasks": tasks, "out": str(args.out.absolute()), "bytes": args.out.stat().st_size}, 0

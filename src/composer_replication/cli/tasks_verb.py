@@ -13,6 +13,7 @@ from composer_replication.cli.needed_packages import needs_extra
 from composer_replication.cli.progress_bar import progress_bar
 from composer_replication.cli.show_command import add_views
 from composer_replication.cli.task_sets_command import add_export, add_import
+from composer_replication.cli.unfinished_build import warn_unfinished
 
 if TYPE_CHECKING:
     from composer_replication.tasks.store import TaskStore
@@ -222,6 +223,7 @@ def run_validate(args: argparse.Namespace) -> tuple[Result, int]:
     for flag, value in (("--repeat", args.repeat), ("--jobs", args.jobs)):
         if value < 1:
             raise UsageError("CR0416", f"{flag} {value} is below 1.", where=flag, fix=f"{flag} 3")
+    warn_unfinished(args.folder, quiet=args.quiet)
     with progress_bar(quiet=args.quiet) as report:
         summary = validate_store(
             args.folder, repeat=args.repeat, jobs=args.jobs, backend=args.backend, progress=report
@@ -249,6 +251,7 @@ def run_split(args: argparse.Namespace) -> tuple[Result, int]:
     from composer_replication.safety import HeldoutSplit
 
     store = _open(args.folder)
+    warn_unfinished(args.folder, quiet=args.quiet)
     items = split_items(store, store.tasks())
     split = HeldoutSplit.split(items, args.heldout_fraction, args.seed, by=args.by)
     write_json(store.root / FILE_NAME, split.state_dict())

@@ -10,6 +10,7 @@ from pathlib import Path
 from composer_replication.errors import UsageError
 from composer_replication.run_folder import RunFolder
 from composer_replication.sandbox import runs_interrupted
+from composer_replication.tasks.build_command import build_command
 from composer_replication.tasks.build_state import Build, Candidate, Progress, Settings
 from composer_replication.tasks.build_summary import BuildSummary
 from composer_replication.tasks.intake.refusals import open_sources
@@ -81,7 +82,11 @@ def build_tasks(
         while with_truth and run.add_truth():
             run.decide(candidates, max_tasks)  # for each that had none, the next one
 
-    settings = Settings(seed, hidden_share, granularities, removals, with_truth)
+    command = build_command(
+        sources, out, symbols=symbols or {}, granularities=granularities, removals=removals,
+        with_truth=with_truth, max_tasks=max_tasks, seed=seed, hidden_share=hidden_share,
+    )  # fmt: skip
+    settings = Settings(seed, hidden_share, granularities, removals, with_truth, command)
     return run_build(
         Path(out), settings, choose, jobs=jobs, backend=backend, progress=progress, ray_address=ray_address
     )
@@ -119,6 +124,7 @@ def run_build(
         run.finish()
         if has_pyarrow():
             write_parquet(store)
+        run.mark_complete()
         return run.summary(time.monotonic() - started)
 
 

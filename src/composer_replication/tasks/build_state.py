@@ -22,6 +22,7 @@ from composer_replication.tasks.proposal import Proposal
 from composer_replication.tasks.repository import PreparedRepository, prepare, slug_of
 from composer_replication.tasks.secrecy import check_secrecy
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.store_manifest import BuildMark
 from composer_replication.tasks.truth import ValidTask, add_truth
 from composer_replication.tasks.workers.workers import Workers
 
@@ -59,6 +60,8 @@ class Settings:
     granularities: Collection[Granularity] = ()
     removals: Collection[Removal] = ()
     with_truth: bool = False
+    command: str = ""
+    """What is typed to finish the build when it was cut off."""
 
 
 class Build:
@@ -96,6 +99,7 @@ class Build:
             InputError: every one needs something that cannot be fetched (CR0406 to CR0408).
         """
         self._check_repositories(opened)
+        self.store.mark_build(BuildMark(is_complete=False, command=self.settings.command))
         futures: dict[Future[PreparedRepository], str] = {
             self.pool.submit(
                 prepare,
@@ -282,6 +286,10 @@ class Build:
         self.store.drop_records(keep)
         self.journal.keep(self.decisions)
 
+    def mark_complete(self) -> None:
+        """Note in the store that nothing is left to be built."""
+        self.store.mark_build(BuildMark(is_complete=True))
+
     def summary(self, seconds: float) -> BuildSummary:
         rejected = Counter(error.reason for error in self.unusable.values())
         rejected.update(decision.reason for decision in self.decisions if not decision.is_valid)
@@ -298,6 +306,7 @@ class Build:
             fingerprint=self.store.fingerprint,
             examples=examples,
             unusable={source: str(error) for source, error in sorted(self.unusable.items())},
+            licences={record.repository: record.licence for record in self.store.repositories()},
             flaky={record.repository: record.flaky or () for record in self.store.repositories()},
             unrecorded={name: dict(sorted(own.items())) for name, own in sorted(self.unrecorded.items())},
             has_parquet=bool(self.store.derived),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from composer_replication.errors import InputError, NothingToDoError
+from composer_replication.tasks.intake.licences import Licence
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,7 @@ class BuildSummary:
     ``unusable`` has a sentence for each source that gave no repository.
     ``unrecorded`` has, by repository and function, why a run that records behaviour failed: nothing
     is known of these, and the same build looks again.
+    ``licences`` has the licence of each repository of the store.
     ``has_parquet`` is false where pyarrow is not installed: the store is whole without it.
     """
 
@@ -35,6 +37,19 @@ class BuildSummary:
     unusable: Mapping[str, str] = field(default_factory=dict)
     unrecorded: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     has_parquet: bool = False
+    licences: Mapping[str, Licence] = field(default_factory=dict)
+
+    def restricted(self) -> dict[str, str]:
+        """Repositories whose licence asks for more than a notice, or is not known: what must be looked at before
+        their tasks are passed on.
+        """
+        return {
+            name: (
+                f"{licence.spdx}, copyleft" if licence.is_copyleft else licence.note or "licence not known"
+            )
+            for name, licence in sorted(self.licences.items())
+            if licence.is_copyleft is not False
+        }
 
     def require_tasks(self) -> None:
         """Raise when there is nothing to train on.

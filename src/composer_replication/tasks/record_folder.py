@@ -17,6 +17,7 @@ from composer_replication.run_folder import SCHEMA_VERSION, write_atomic
 from composer_replication.tasks.blobs import SUFFIX, drop_file, find_blob, kept_path, write_blob, write_file
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.store_manifest import (
+    BuildMark,
     damaged,
     fingerprint_of,
     read_content,
@@ -41,6 +42,7 @@ class RecordFolder:
         self._derived = derived or {}
         self._lock = threading.RLock()
         self._parsed: dict[str, Mapping[str, Any]] = {}
+        self._build: BuildMark | None = None
 
     @classmethod
     def create(cls, path: Path, *, backend: str | None = None) -> Self:
@@ -75,8 +77,22 @@ class RecordFolder:
         Raises:
             InputError: not a task store (CR0410), or damaged or of another version (CR0411).
         """
-        records, derived = read_manifest(Path(path))
-        return cls(Path(path), records, backend, derived)
+        manifest = read_manifest(Path(path))
+        store = cls(Path(path), manifest.records, backend, manifest.derived)
+        store._build = manifest.build
+        return store
+
+    @property
+    def build(self) -> BuildMark | None:
+        """Whether its build came to its end; None where that was not noted, as by earlier versions."""
+        with self._lock:
+            return self._build
+
+    def mark_build(self, mark: BuildMark) -> None:
+        """Note that a build begins, or that it came to its end."""
+        with self._lock:
+            self._build = mark
+            self._write_manifest()
 
     @property
     def fingerprint(self) -> str:
@@ -205,7 +221,7 @@ class RecordFolder:
         self._write_changed_manifest()
 
     def _write_manifest(self) -> None:
-        write_manifest(self.root, self._records, self._derived)
+        write_manifest(self.root, self._records, self._derived, self._build)
 
 
 def sweep_records(root: Path, folders: Collection[str], records: Collection[str]) -> None:

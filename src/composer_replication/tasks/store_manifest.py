@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,25 @@ READABLE_VERSIONS = (2, STORE_VERSION)
 NAME = "manifest.json"
 
 
-def read_manifest(folder: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """The sha256 of every record, and of every file that follows from the records.
+@dataclass(frozen=True, slots=True)
+class BuildMark:
+    """Whether the build of a store came to its end, and the command that brings it there."""
+
+    is_complete: bool
+    command: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The sha256 of every record, and of every file that follows from the records; None where no build was marked."""
+
+    records: dict[str, str]
+    derived: dict[str, str]
+    build: BuildMark | None
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """What the manifest of a store says.
 
     Raises:
         InputError: there is none (CR0410), or it is damaged or of another version (CR0411).
@@ -38,6 +56,7 @@ def read_manifest(folder: Path) -> tuple[dict[str, str], dict[str, str]]:
         value = json.loads(path.read_text())
         records = {str(name): str(digest) for name, digest in value["records"].items()}
         derived = {inner_path(name): str(sha256) for name, sha256 in value.get("derived", {}).items()}
+        build = _build_mark(value.get("build"))
         schema, version = value.get("schema_version"), value.get("store_version", 1)
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise damaged(path, "it cannot be read") from error
@@ -47,18 +66,27 @@ def read_manifest(folder: Path) -> tuple[dict[str, str], dict[str, str]]:
         raise _of_another_version(path, version)
     if value.get("fingerprint") != fingerprint_of(records):
         raise damaged(path, "its fingerprint does not cover its records")
-    return records, derived
+    return Manifest(records, derived, build)
 
 
-def write_manifest(folder: Path, records: Mapping[str, str], derived: Mapping[str, str]) -> None:
-    """Replace the manifest, whole or not at all."""
-    value = {
+def _build_mark(value: Any) -> BuildMark | None:
+    return None if value is None else BuildMark(bool(value["is_complete"]), str(value.get("command", "")))
+
+
+def write_manifest(
+    folder: Path, records: Mapping[str, str], derived: Mapping[str, str], build: BuildMark | None = None
+) -> None:
+    """Replace the manifest, whole or not at all; the fingerprint covers the records alone."""
+    value: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "store_version": STORE_VERSION,
         "fingerprint": fingerprint_of(records),
         "records": records,
         "derived": derived,
     }
+    if build is not None:
+        command = {} if build.is_complete else {"command": build.command}
+        value["build"] = {"is_complete": build.is_complete, **command}
     write_atomic(folder / NAME, json.dumps(value, indent=1, sort_keys=True) + "\n")
 
 

@@ -71,6 +71,9 @@ class RepositorySource:
         return f"{self.name}=={self.version}"
 
 
+_DOCTEST = re.compile(rb"^[ \t]*>>> ", re.MULTILINE)
+
+
 def open_source(source: str) -> RepositorySource:
     """Read a repository.
 
@@ -163,12 +166,7 @@ def _repository(
             fix="give the folder that holds pyproject.toml.",
         )
     if not any(is_test_path(name) and _holds_tests(data) for name, data in files.items()):
-        raise InputError(
-            "CR0404",
-            "the project has no tests.",
-            where=source,
-            fix="choose a repository whose archive carries its tests.",
-        )
+        raise _no_tests(source, files)
     name, version = _name_and_version(metadata)
     # Some packages ask importlib.metadata for their own version; the long description stays out.
     # Many checkouts leave it to a tool that reads the tags: then it is a local version of 0.
@@ -179,6 +177,21 @@ def _repository(
         )
     version = version or commit[:_SHORT_ID]
     return RepositorySource(source, _safe(name or fallback), version, digest, files, metadata, commit)
+
+
+def _no_tests(source: str, files: Mapping[str, bytes]) -> InputError:
+    doctested = [name for name, data in files.items() if _DOCTEST.search(data)]
+    if not doctested:
+        fix = "choose a repository whose archive carries its tests."
+        return InputError("CR0404", "the project has no tests.", where=source, fix=fix)
+    num_examples = sum(len(_DOCTEST.findall(files[name])) for name in doctested)
+    return InputError(
+        "CR0404",
+        f"the project has doctests alone ({num_examples} in {len(doctested)} files, the first is {doctested[0]}), and "
+        "examples in a docstring or a text hide nothing from whoever is to write the code.",
+        where=source,
+        fix="write them as functions (def test_…) in a file tests/test_NAME.py, or choose another repository.",
+    )
 
 
 def _safe(name: str) -> str:

@@ -25,6 +25,7 @@ def build_proposed(
     hidden_share: float = 0.5,
     backend: str | None = None,
     progress: Progress | None = None,
+    command: str = "",
 ) -> BuildSummary:
     """As ``build_tasks``, with candidates that are given.
 
@@ -38,6 +39,7 @@ def build_proposed(
         hidden_share: share of a task's test functions that are held back, in [0, 1).
         backend: sandbox backend by name or dotted path.
         progress: told after every step.
+        command: what is typed to finish the build when it was cut off.
 
     Raises:
         UsageError: as ``build_tasks``; ``jobs`` or ``hidden_share`` out of range (CR0421).
@@ -60,7 +62,8 @@ def build_proposed(
         run.decisions += refused
         run.unusable.clear()  # each of its candidates counts, not the repository
 
-    return run_build(out, Settings(seed, hidden_share), choose, jobs=jobs, backend=backend, progress=progress)
+    settings = Settings(seed, hidden_share, command=command)
+    return run_build(out, settings, choose, jobs=jobs, backend=backend, progress=progress)
 
 
 def _candidate(run: Build, repository: PreparedRepository, proposal: Proposal) -> Candidate:

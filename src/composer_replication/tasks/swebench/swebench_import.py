@@ -9,6 +9,7 @@ patch deletes stays deleted: an edit of the original cannot bring it back.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -130,7 +131,15 @@ def import_swebench(
         hidden_share=hidden_share,
         backend=backend,
         progress=progress,
+        command=_command(path, out, repositories, seed, hidden_share),
     )
+
+
+def _command(path: Path, out: Path, repositories: Path | None, seed: int, hidden_share: float) -> str:
+    words = [str(path.resolve()), "--format", "swebench", "--out", str(out.resolve())]
+    words += ["--repositories", str(repositories.resolve())] if repositories is not None else []
+    words += ["--seed", str(seed), "--hidden-share", str(hidden_share)]
+    return shlex.join(["composer-rl", "tasks", "import", *words])
 
 
 def _sharing(source: RepositorySource, pool: dict[bytes, bytes]) -> RepositorySource:

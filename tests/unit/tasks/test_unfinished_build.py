@@ -1,0 +1,109 @@
+"""A store whose build was cut off says so, can be used, and names the command that finishes it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from composer_replication.cli.main import main
+from composer_replication.errors import UsageError
+from composer_replication.tasks.build import build_tasks
+from composer_replication.tasks.build_command import build_command
+from composer_replication.tasks.store import TaskStore
+
+MakeProject = Callable[[Mapping[str, str]], Path]
+PLANTED = {
+    "planted.py": "def one():\n    return 11\n\n\ndef two():\n    return 22\n",
+    "test_planted.py": "import planted\n\n\ndef test_one():\n    assert planted.one() == 11\n\n\n"
+    "def test_two():\n    assert planted.two() == 22\n\n\ndef test_nothing():\n    pass\n",
+}
+SENTENCE = "The build of this store was cut off"
+
+
+def stopped_after_one(source: Path, out: Path) -> None:
+    """A build that ends in the middle, as by a full disk: the first task is there, the second is not."""
+
+    class Stopped(Exception):
+        pass
+
+    def stop(_done: int, _total: int, what: str) -> None:
+        if what == "1 tasks":
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        build_tasks([str(source)], out, jobs=1, progress=stop)
+
+
+def test_a_build_that_was_cut_off(
+    make_project: MakeProject, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, out = make_project(PLANTED), tmp_path / "out"
+    stopped_after_one(source, out)
+    store = TaskStore.open(out)
+    assert len(store.task_ids()) == 1
+    assert store.build is not None
+    assert not store.build.is_complete
+    for words in (["stats"], ["show"], ["validate", "--repeat", "1"], ["split", "--heldout-fraction", "0.5", "--seed", "0"]):
+        main(["tasks", words[0], str(out), *words[1:]])
+        assert SENTENCE in "".join(capsys.readouterr())
+    assert main(["tasks", "stats", str(out), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)["unfinished"]
+    command = shlex.split(said.partition("to finish it: ")[2])
+    assert command[:3] == ["composer-rl", "tasks", "build"]
+    assert main([*command[1:], "--jobs", "1", "--quiet"]) == 0
+    whole = build_tasks([str(source)], tmp_path / "whole", jobs=1)
+    assert TaskStore.open(out).fingerprint == whole.fingerprint
+    assert (out / "manifest.json").read_bytes() == (tmp_path / "whole" / "manifest.json").read_bytes()
+    assert json.loads((out / "manifest.json").read_text())["build"] == {"is_complete": True}
+    capsys.readouterr()
+    assert main(["tasks", "stats", str(out)]) == 0
+    assert SENTENCE not in "".join(capsys.readouterr())
+
+
+def test_a_refused_build_leaves_the_mark_alone(make_project: MakeProject, tmp_path: Path) -> None:
+    build_tasks([str(make_project(PLANTED))], tmp_path / "out", jobs=1)
+    other = tmp_path / "other"
+    make_project(PLANTED).rename(other)
+    (other / "pyproject.toml").write_text("[project]\nname = 'other'\nversion = '1'\n")
+    with pytest.raises(UsageError) as caught:
+        build_tasks([str(other)], tmp_path / "out", jobs=1)
+    assert caught.value.code == "CR0425"
+    mark = TaskStore.open(tmp_path / "out").build
+    assert mark is not None
+    assert mark.is_complete
+
+
+def test_a_store_of_an_earlier_version_is_not_called_unfinished(
+    tiny_store: TaskStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = json.loads((tiny_store.root / "manifest.json").read_text())
+    assert "build" not in manifest or manifest["build"]["is_complete"]
+    manifest.pop("build", None)
+    (tiny_store.root / "manifest.json").write_text(json.dumps(manifest))
+    assert TaskStore.open(tiny_store.root).build is None
+    assert main(["tasks", "stats", str(tiny_store.root)]) == 0
+    assert SENTENCE not in "".join(capsys.readouterr())
+
+
+def test_the_command_of_a_build(tmp_path: Path) -> None:
+    plain = {
+        "symbols": {}, "granularities": ("function",), "removals": ("body",), "with_truth": True,
+        "max_tasks": None, "seed": 0, "hidden_share": 0.5,
+    }  # fmt: skip
+    out = tmp_path / "with space"
+    begin = f"composer-rl tasks build sdist:a==1 --out '{out}'"
+    assert build_command(["sdist:a==1"], out, **plain) == begin  # type: ignore[arg-type]
+    more = {
+        "symbols": {"sdist:a==1": ["a.py::f"]}, "granularities": ("class", "module"), "removals": ("body", "whole"),
+        "with_truth": False, "max_tasks": 3, "seed": 2, "hidden_share": 0.25,
+    }  # fmt: skip
+    assert build_command(["sdist:a==1"], out, **more) == (  # type: ignore[arg-type]
+        f"{begin} --max-tasks 3 --granularity class --granularity module --removal body --removal whole "
+        "--symbol a.py::f --seed 2 --hidden-share 0.25 --visible-only"
+    )
+    two = {**more, "symbols": {"a": ["a.py::f"], "b": ["b.py::g"]}}
+    assert build_command(["a", "b"], out, **two) == ""  # type: ignore[arg-type]

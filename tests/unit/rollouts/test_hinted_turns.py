@@ -24,9 +24,9 @@ from composer_replication.records import (
 )
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.hints import HintedTurnMaker, HintOptions, TaskObserver, make_hinted_turns
+from composer_replication.rollouts.hints.failing_tests import assertion_of, failed_tests
 from composer_replication.rollouts.hints.hint_context import ObservedRollout
 from composer_replication.rollouts.hints.hint_prompts import Chat
-from composer_replication.rollouts.hints.task_observer import assertion_of, failed_tests
 from composer_replication.rollouts.single_turn import build_prompt, extract_answer
 from composer_replication.tasks.planning.body_cuts import fill
 from composer_replication.tasks.store import TaskStore
@@ -148,7 +148,7 @@ def test_a_sibling_that_solved_it_as_the_golden_code_does_is_never_shown(
 def test_hidden_tests_are_no_evidence(clamp: Task) -> None:
     hidden = clamp.tests.hidden[0]
     score = Score({hidden: Outcome.FAILED, clamp.tests.visible[0]: Outcome.FAILED})
-    assert [test.node_id for test in failed_tests(clamp, (), score)] == [clamp.tests.visible[0]]
+    assert [test.node_id for test in failed_tests(clamp, score)] == [clamp.tests.visible[0]]
 
 
 SOURCES = (
@@ -158,6 +158,16 @@ SOURCES = (
     ("t.py", "def test_d():\n    assert 1\n"),
     ("t.py", "    def test_d(self):\n        assert 2\n"),
     ("t.py", "def test_e(:\n"),
+    (
+        "t.py",
+        "@pytest.mark.parametrize(('x', 'y'), [(1, -2), ('a', None), (3, 0.5)])\ndef test_f(x, y):\n    assert f(x) == y\n",
+    ),
+    ("t.py", "@pytest.mark.parametrize('x', [1, 1, [2], y])\ndef test_g(x):\n    assert f(x)\n"),
+    ("t.py", "@pytest.mark.parametrize('x', [1, 1, [2]])\ndef test_h(x):\n    assert f(x)\n"),
+    (
+        "t.py",
+        f"def test_i():\n    assert 1\n    assert last(1)\n    assert last({'x' * 200})\n    assert blast\n",
+    ),
 )
 
 
@@ -171,10 +181,33 @@ SOURCES = (
         ("t.py::test_d", ""),
         ("t.py::test_e", ""),
         ("other.py::test_a", ""),
+        ("t.py::test_f[1--2]", "f(x) == y, where x=1, y=-2"),
+        ("t.py::test_f[a-None]", "f(x) == y, where x='a', y=None"),
+        ("t.py::test_f[3-0.5]", "f(x) == y, where x=3, y=0.5"),
+        ("t.py::test_f[9]", "f(x) == y"),
+        ("t.py::test_g[1]", "f(x)"),
+        ("t.py::test_h[1]", "f(x)"),
+        ("t.py::test_h[x2]", "f(x)"),
+        ("t.py::test_j[]", "f(x), where x=''"),
+        ("t.py::test_i", "last(1)"),
     ],
 )
 def test_assertions_are_read_from_the_source(node_id: str, assertion: str) -> None:
-    assert assertion_of(node_id, SOURCES) == assertion
+    assert assertion_of(node_id, SOURCES, about="last") == assertion
+
+
+def test_a_test_that_a_class_inherits_is_read_where_it_stands() -> None:
+    places = {"other.py::TestSub::test_a": ("t.py", 3, "test_a")}
+    assert assertion_of("other.py::TestSub::test_a", SOURCES, places) == "x == 2; x"
+    assert assertion_of("other.py::TestSub::test_b", SOURCES, places) == ""
+
+
+def test_telling_tests_come_first_and_each_function_once(clamp: Task) -> None:
+    visible = ("t.py::test_f[1--2]", "t.py::test_f[3-0.5]", "t.py::test_d", "t.py::test_a", "t.py::test_i")
+    task = replace(clamp, symbol="Shelf.last", tests=replace(clamp.tests, visible=visible))
+    score = Score(dict.fromkeys(visible, Outcome.FAILED))
+    names = [test.node_id.rpartition("::")[2] for test in failed_tests(task, score, SOURCES)]
+    assert names == ["test_i", "test_a", "test_f[1--2]", "test_d", "test_f[3-0.5]"]
 
 
 # ---- rollouts with tools -------------------------------------------------------------------------

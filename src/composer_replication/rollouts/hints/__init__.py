@@ -13,6 +13,7 @@ tokens which were sampled without it, so the two prompts differ by the hint and 
     hint_prompts.py      a hint into the ids of a conversation's prompt
     comment_prompts.py   a hint into the ids of a source file's beginning
     task_observer.py     what is known of a single-turn rollout on a stored task
+    failing_tests.py     ... the visible tests that failed, and what they check
     hinted_turns.py      all of it, for the trainer
     hint_options.py      the options
 """

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import ast
-import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeGuard
+from typing import Any, Literal
 
-from composer_replication.records import Outcome, Rollout, Score, StopReason, Task, Turn
+from composer_replication.records import Rollout, Score, StopReason, Task, Turn
 from composer_replication.rollouts.grading import Grader
-from composer_replication.rollouts.hints.hint_context import FailedTest, ObservedRollout, ObservedTurn
+from composer_replication.rollouts.hints.failing_tests import failed_tests
+from composer_replication.rollouts.hints.hint_context import ObservedRollout, ObservedTurn
 from composer_replication.rollouts.hints.hint_prompts import Chat
 from composer_replication.rollouts.single_turn import build_prompt, extract_answer, is_finished
 from composer_replication.tasks.instructions.writing import read_material
 from composer_replication.tasks.instructions.written_instructions import read_secrets, secret_shown
 from composer_replication.tasks.planning.body_cuts import fill
 from composer_replication.tasks.store import TaskStore
-
-MAX_ASSERTIONS = 2
-_FAILED = {Outcome.FAILED, Outcome.ERROR, Outcome.MISSING}
+from composer_replication.tasks.test_functions import Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +28,7 @@ class _Known:
     prompt: str
     tree: tuple[str, ...]
     sources: tuple[tuple[str, str], ...]
+    places: Mapping[str, Place]
     secrets: Any
 
 
@@ -90,7 +88,7 @@ class TaskObserver:
             answer=answer,
             answered_text=fill(known.broken, hole, answer),
             indent=marker[: len(marker) - len(marker.lstrip(" \t"))] or None,
-            failed_tests=failed_tests(known.task, known.sources, rollout.score),
+            failed_tests=failed_tests(known.task, rollout.score, known.sources, known.places),
             is_leak=lambda text: bool(secret_shown(text, known.secrets)),
         )
 
@@ -111,6 +109,7 @@ class TaskObserver:
         if task_id not in self._known:
             task = self.store.get(task_id)
             broken = self.store.broken_text(task)
+            places = self.store.repository(self.store.record(task_id).repository_record).places
             prompt = build_prompt(
                 broken, task.hole, style=self.prompt_style, context_lines=self.context_lines
             )
@@ -120,65 +119,7 @@ class TaskObserver:
                 prompt,
                 tuple(sorted(self.store.files(task, "rollout"))),
                 read_material(self.store, task).sources,
+                {test: places[test] for test in task.tests.visible if test in places},
                 read_secrets(self.store, task, prompt),
             )
         return self._known[task_id]
-
-
-def failed_tests(
-    task: Task, sources: tuple[tuple[str, str], ...], score: Score | None
-) -> tuple[FailedTest, ...]:
-    """The visible tests that failed, in the task's order, with the assertions of their source.
-
-    Args:
-        task: names its visible tests; outcomes of any other are never looked at.
-        sources: path and source of visible test functions.
-        score: of the rollout.
-    """
-    outcomes = {} if score is None else score.outcomes
-    failed = [node_id for node_id in task.tests.visible if outcomes.get(node_id) in _FAILED]
-    return tuple(FailedTest(node_id, assertion_of(node_id, sources)) for node_id in failed)
-
-
-def assertion_of(node_id: str, sources: tuple[tuple[str, str], ...]) -> str:
-    """The first assertions of a test function; empty where its source is not known for sure."""
-    path, _, name = node_id.partition("[")[0].partition("::")
-    name = name.rpartition("::")[2]
-    found = [
-        function
-        for source_path, source in sources
-        if source_path == path and (function := _function(source)) is not None and function.name == name
-    ]
-    if len(found) != 1:
-        return ""
-    asserted = sorted(
-        (node for node in ast.walk(found[0]) if _is_assertion(node)), key=lambda node: node.lineno
-    )
-    shown = [node.test if isinstance(node, ast.Assert) else node for node in asserted[:MAX_ASSERTIONS]]
-    return "; ".join(" ".join(ast.unparse(node).split()) for node in shown)
-
-
-def _function(source: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
-    try:
-        body = ast.parse(textwrap.dedent(source)).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-    first = body[0] if body else None
-    return first if isinstance(first, ast.FunctionDef | ast.AsyncFunctionDef) else None
-
-
-def _is_assertion(node: ast.AST) -> TypeGuard[ast.stmt]:
-    """``assert``, ``self.assertEqual(...)``, or ``with pytest.raises(...)`` with what stands in it."""
-    if isinstance(node, ast.Assert):
-        return True
-    if isinstance(node, ast.Expr):
-        return _called(node.value).startswith(("assert", "fail"))
-    return isinstance(node, ast.With | ast.AsyncWith) and any(
-        _called(item.context_expr).startswith(("raises", "assert", "warns")) for item in node.items
-    )
-
-
-def _called(node: ast.expr) -> str:
-    """The last name of what is called; empty for anything else."""
-    function = node.func if isinstance(node, ast.Call) else None
-    return function.attr if isinstance(function, ast.Attribute) else str(getattr(function, "id", ""))

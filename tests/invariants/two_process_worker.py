@@ -147,11 +147,10 @@ def fresh_groups_run(folder: Path) -> dict[str, Any]:
     """One process has a dull group where the other has none, and the third step overflows on one of them alone."""
 
     def reward(prompts: list[str], trainer_state: Any, **kwargs: Any) -> list[float]:
-        huge = 3e38 if dist.get_rank() == 1 and trainer_state.global_step == 2 else 1.0
-        return [
-            1.0 if "twice" in prompt or "first" in prompt else huge * (number % 4 == 0)
-            for number, prompt in enumerate(prompts)
-        ]
+        if dist.get_rank() == 1 and trainer_state.global_step == 2:
+            return [3e38 * (number % 4 == 0) for number in range(len(prompts))]
+        is_dull = ["twice" in prompt or "first" in prompt for prompt in prompts]
+        return [1.0 if dull else float(number % 4 == 0) for number, dull in enumerate(is_dull)]
 
     trainer = build_trainer(
         output_dir=folder / "checkpoints",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch.nn.functional import pad
@@ -48,7 +48,7 @@ def merge_rows(
     return {name: merged[name] for name in old if name in merged} | merged
 
 
-def _is_by_row(part: Any, num_rows: int) -> bool:
+def _is_by_row(part: Any, num_rows: int) -> TypeGuard[torch.Tensor]:
     return isinstance(part, torch.Tensor) and part.dim() >= 1 and part.size(0) == num_rows
 
 

@@ -70,7 +70,9 @@ def micro_step_figures(
         scalars |= _drift(policy_logp_BT if old_BT is None else old_BT, sampled_BT, mask_BT, parting)
     for name, value in channels.items():
         scalars[f"channel/{name}"] = value.detach().abs()
-    numbers = torch.stack([value.double().reshape(()) for value in scalars.values()]).tolist()
+    numbers = torch.stack(
+        [value.double().reshape(()).to(mask_BT.device) for value in scalars.values()]
+    ).tolist()
     return dict(zip(scalars, numbers, strict=True))
 
 
@@ -82,13 +84,13 @@ def _over_padding(
     Completions are padded on the right and prompts on the left, so a completion's mask may only fall and a
     prompt's only rise. One padding token at a row's end may have been sampled (it may be the end token), two cannot.
     """
-    has_hole_B = (completion_mask_BT[:, 1:] & ~completion_mask_BT[:, :-1]).any(-1)
-    prompt_mask_BP = inputs["prompt_mask"].bool()
+    has_hole_B: torch.Tensor = (completion_mask_BT[:, 1:] & ~completion_mask_BT[:, :-1]).any(-1)
+    prompt_mask_BP: torch.Tensor = inputs["prompt_mask"].bool()
     has_hole_B = has_hole_B | (prompt_mask_BP[:, :-1] & ~prompt_mask_BP[:, 1:]).any(-1)
     if completion_mask_BT.size(1) < 2:
         return has_hole_B
     length_B = completion_mask_BT.sum(-1)
-    is_pad_BT = inputs["completion_ids"] == pad_token_id
+    is_pad_BT: torch.Tensor = inputs["completion_ids"] == pad_token_id
     last_B1 = (length_B - 1).clamp(min=1)[:, None]
     ends_in_pads_B = (is_pad_BT.gather(1, last_B1) & is_pad_BT.gather(1, last_B1 - 1))[:, 0]
     return has_hole_B | (ends_in_pads_B & (length_B >= 2))

@@ -1,6 +1,6 @@
 """The tables ``[hints]`` and ``[replay]`` of a recipe, and what every table is.
 
-Apart from ``config`` for its size alone; import them from there.
+Apart from ``config`` for its size alone.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from composer_replication.config import HintsSection, RunConfig
+from composer_replication.channel_tables import HintsSection
+from composer_replication.config import RunConfig
 from composer_replication.interfaces import HintGenerator, Tokenizer
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.hints import HintedTurnMaker, HintOptions, TaskObserver

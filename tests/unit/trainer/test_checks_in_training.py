@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from tiny_trainer import tiny_model, tiny_tokenizer
 from transformers import TrainerCallback
 
+from composer_replication.records import HintedTurn, PreferencePair, Rollout
 from composer_replication.report import read_run
 from composer_replication.run_folder import RunFolder, read_jsonl
 from composer_replication.trainer.checks.speaking import NonFiniteRunError
@@ -128,12 +129,24 @@ def test_groups_without_signal_and_a_channel_of_zeros(make: MakeTrainer) -> None
     assert {finding.step for finding in trainer.findings} == {3}
 
 
+class Silent:
+    """A hint source that has nothing to say."""
+
+    def hinted_turns(self, rollouts: Sequence[Rollout]) -> list[tuple[HintedTurn, ...]]:
+        return [() for _ in rollouts]
+
+
 def test_a_weighted_channel_that_gets_nothing(make: MakeTrainer) -> None:
     """Two channels that are told apart by their values alone: one is exactly 0, the other is not."""
-    trainer = make(max_steps=4, checks=SOON, **ENDS_EARLY)
-    trainer.alpha_sdpo, trainer.beta_replay = 0.5, 0.5
-    trainer._compute_sdpo_loss = lambda model, inputs: torch.zeros(())
-    trainer._compute_trace_replay_loss = lambda model, inputs: torch.tensor(0.25)
+    trainer = make(
+        max_steps=4,
+        checks=SOON,
+        alpha_sdpo=0.5,
+        hint_source=Silent(),
+        beta_replay=0.5,
+        replay_pairs=[PreferencePair((5, 6), (7, 8), (9,))],
+        **ENDS_EARLY,
+    )
     trainer.train()
     assert spoken(trainer) == ["zero_channel"]
     assert trainer.findings[0].sentence == "the channel sdpo was exactly 0 in the last 3 steps."

@@ -79,7 +79,7 @@ def trl_loss() -> Any:
             simpo_gamma=settings.get("margin", 0.0),
             label_smoothing=settings.get("label_smoothing", 0.0),
         )
-        return cast("torch.Tensor", CPOTrainer.cpo_loss(cast("Any", trainer), chosen, rejected)[0].mean())
+        return CPOTrainer.cpo_loss(cast("Any", trainer), chosen, rejected)[0].mean()
 
     return loss
 
@@ -102,7 +102,7 @@ def test_values_and_gradients_equal_trl(
         chosen, rejected, reference_chosen, reference_rejected = four(seed, 7, dtype)
         ours = [tensor.clone().requires_grad_() for tensor in (chosen, rejected)]
         theirs = [tensor.clone().requires_grad_() for tensor in (chosen, rejected)]
-        got, _ = preference_loss(*ours, reference_chosen, reference_rejected, kind=kind, **options)
+        got, _ = preference_loss(ours[0], ours[1], reference_chosen, reference_rejected, kind=kind, **options)
         shift = (0.0, 0.0) if kind == "simpo" else (reference_chosen, reference_rejected)
         want = trl_loss(theirs[0] - shift[0], theirs[1] - shift[1], their_name, **options)
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)

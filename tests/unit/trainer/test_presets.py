@@ -158,7 +158,7 @@ def test_what_does_not_contradict_is_taken(
     [
         ({"preset": "ppo"}, "trainer.preset"),
         ({"presset": "grpo"}, "the nearest known key is trainer.preset"),
-        ({"effort": {"wieght": 1.0}}, "the nearest known key is trainer.effort.weight"),
+        ({"effort": {"weights": 1.0}}, "the nearest known key is trainer.effort.weight"),
         ({"effort": {"k": 0.0}}, "trainer.effort.k"),
         ({"dynamic_sampling_rounds": -1}, "trainer.dynamic_sampling_rounds"),
         ({"overlong_share": 1.0}, "trainer.overlong_share"),

@@ -6,6 +6,7 @@ import io
 import os
 import stat
 import tarfile
+from collections.abc import Callable
 from contextlib import suppress
 
 from benchmarks.escapes.attempt import Attempt, Outcome, any_of, family
@@ -46,21 +47,21 @@ archive.close()
 """
 
 
-def _reads(path: str) -> object:
+def _reads(path: str) -> Callable[[Stage], None]:
     def action(stage: Stage) -> None:
         stage.outcome.said += stage.sandbox.read_file(path)
 
     return action
 
 
-def _writes(path: str) -> object:
+def _writes(path: str) -> Callable[[Stage], None]:
     def action(stage: Stage) -> None:
         stage.sandbox.write_file(path, b"by the parent")
 
     return action
 
 
-def _lists(path: str) -> object:
+def _lists(path: str) -> Callable[[Stage], None]:
     def action(stage: Stage) -> None:
         names = " ".join(entry.path for entry in stage.sandbox.list_files(path))
         stage.outcome.said += names.encode(errors="replace")

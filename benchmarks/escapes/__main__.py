@@ -38,6 +38,8 @@ def main() -> int:
         if (not args.family or any(word in attempt.family for word in args.family))
         and (not args.name or any(word in attempt.name for word in args.name))
     ]
+    if args.spread:
+        attempts = _spread(attempts)
     if args.list:
         _print_list(attempts)
         return 0
@@ -58,9 +60,22 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every finding there")
     parser.add_argument("--as-we-are", action="store_true", help="as root: not as an ordinary user too")
     parser.add_argument("--only-as-user", action="store_true", help="as root: as an ordinary user alone")
+    parser.add_argument(
+        "--spread", action="store_true", help="one of each family, then another of each, and so on"
+    )
     parser.add_argument("--list", action="store_true", help="print the attempts and run nothing")
     parser.add_argument("--verbose", action="store_true", help="a line for each attempt")
     return parser.parse_args()
+
+
+def _spread(attempts: list[Attempt]) -> list[Attempt]:
+    """So that a run that is cut short has tried something of everything."""
+    seen: dict[str, int] = {}
+    ranked = []
+    for attempt in attempts:
+        seen[attempt.family] = seen.get(attempt.family, 0) + 1
+        ranked.append((seen[attempt.family], attempt))
+    return [attempt for _, attempt in sorted(ranked, key=lambda pair: pair[0])]
 
 
 def _print_list(attempts: list[Attempt]) -> None:
@@ -103,6 +118,7 @@ def _run_as_user(args: argparse.Namespace) -> list[dict[str, Any]]:
     words = [word for name in args.backend or () for word in ("--backend", name)]
     words += [word for name in args.family or () for word in ("--family", name)]
     words += [word for name in args.name or () for word in ("--name", name)]
+    words += ["--spread"] if args.spread else []
     words += ["--patience", str(args.patience)]
     words += ["--verbose"] if args.verbose else []
     try:

@@ -156,7 +156,8 @@ def next_rollout(script: str, *, isolated: bool = True, command: str = "") -> Dr
         stage.run(stage.command(mark=stage.scene.mark))
         second = stage.sandbox
         if isinstance(second, WarmBubblewrapSandbox):
-            _parent_does(stage, lambda _: second.reset())
+            warm = second
+            _parent_does(stage, lambda _: warm.reset())
         else:
             second = stage.open(stage.scene.root / "work" / "next")
         try:

@@ -267,7 +267,7 @@ def folder_bytes(roots: tuple[Path, ...], closed: AbstractSet[str] = frozenset()
 
 
 def _opened(folder: str, retried: set[str], queue: list[str]) -> _Entries | None:
-    """Open a folder at once when it is found: one that is moved to and fro would be missed later.
+    """Open a folder at once when it is found: one that keeps moving would be missed later.
 
     Raises:
         UnmeasurableError: it cannot be read.

@@ -151,18 +151,23 @@ def proportional_memory_bytes(pids: Iterable[int]) -> int:
 
 
 def hides_descriptors(pids: Iterable[int]) -> bool:
-    """Are descriptors on their way in a socket of one of them?
+    """Are descriptors of one of them kept where they cannot be counted?
 
-    What they lead to is open, and in no process's list. ``fdinfo`` counts them since Linux 5.10.
+    On their way in a socket they are in no process's list; ``fdinfo`` counts them since Linux 5.10. And a process
+    that made itself undumpable shows its list to nobody but root.
     """
     for pid in pids:
-        with suppress(OSError):
-            for descriptor in os.listdir(f"/proc/{pid}/fd"):
-                with suppress(OSError):
-                    if os.readlink(f"/proc/{pid}/fd/{descriptor}").startswith(
-                        "socket:"
-                    ) and _num_on_their_way(f"/proc/{pid}/fdinfo/{descriptor}"):
-                        return True
+        try:
+            descriptors = os.listdir(f"/proc/{pid}/fd")
+        except PermissionError:
+            return True
+        except OSError:
+            continue
+        for descriptor in descriptors:
+            with suppress(OSError):
+                is_socket = os.readlink(f"/proc/{pid}/fd/{descriptor}").startswith("socket:")
+                if is_socket and _num_on_their_way(f"/proc/{pid}/fdinfo/{descriptor}"):
+                    return True
     return False
 
 

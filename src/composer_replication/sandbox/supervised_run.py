@@ -94,7 +94,7 @@ class Verdict(Enum):
     TIMED_OUT = "timed out"
     OVER_MEMORY = "its processes together used more memory than the limit"
     OVER_DISK = "it wrote more to disk than the limit"
-    HIDES_FILES = "it keeps open files on their way in sockets, where no limit counts them"
+    HIDES_FILES = "it keeps open files where no limit counts them"
     OVER_PROCESSES = "it ran more processes than the limit"
 
 
@@ -137,7 +137,7 @@ class Watched:
             and proportional_memory_bytes(pids) > self.limits.memory_bytes
         ):
             return Verdict.OVER_MEMORY
-        if hides_descriptors(pids):
+        if hides_descriptors(pids[self.num_own_processes :]):
             self.looks.num_hiding += 1
             if self.looks.num_hiding >= _LOOKS_UNTIL_HIDING:
                 return Verdict.HIDES_FILES

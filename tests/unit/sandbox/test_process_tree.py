@@ -142,3 +142,17 @@ def test_descriptors_on_their_way_in_a_socket_are_seen() -> None:
             assert not process_tree.hides_descriptors([process.pid])
         finally:
             process.kill()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root sees the descriptors of everybody")
+def test_a_process_that_shows_its_descriptors_to_nobody_hides_them() -> None:
+    code = (
+        "import ctypes, time; ctypes.CDLL(None).prctl(4, 0, 0, 0, 0); print('up', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            assert process_tree.hides_descriptors([process.pid])
+        finally:
+            process.kill()

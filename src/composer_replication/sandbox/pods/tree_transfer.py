@@ -100,7 +100,9 @@ def _make(archive: tarfile.TarFile, entry: tarfile.TarInfo, tree: Path, place: P
         with os.fdopen(descriptor, "wb") as handle:
             while data is not None and (chunk := data.read(1 << 20)):
                 handle.write(chunk)
-            os.fchmod(handle.fileno(), stat.S_IMODE(entry.mode))
+            os.fchmod(
+                handle.fileno(), entry.mode & 0o777
+            )  # it is ours now: setuid would make whoever runs it us
             os.utime(handle.fileno(), (entry.mtime, entry.mtime))
     else:
         raise UnsafeTreeError(f"an entry of a kind that no tree holds: {entry.name[:200]!r}")

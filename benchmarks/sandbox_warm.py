@@ -47,7 +47,7 @@ TIMEOUT_SECONDS = 60.0
 BLOCK = 10
 SLOW_BLOCK = 2
 _MS = 1000
-ROOM_KIB = 8 * 1024  # for one; twice what one takes, for what they share is the less the fewer there are
+ROOM_KIB = 5 * 1024  # for one; a little more than it takes
 
 
 @contextmanager

@@ -152,6 +152,7 @@ def test_hidden_tests_are_no_evidence(clamp: Task) -> None:
 
 
 SOURCES = (
+    ("t.py", "@pytest.mark.parametrize('x', ['', 'b'])\ndef test_j(x):\n    assert f(x)\n"),
     ("t.py", "def test_a():\n    x = f(1)\n    assert x == 2, 'no'\n    assert x\n    assert 3\n"),
     ("t.py", "    def test_b(self):\n        self.assertEqual(f(1),\n            2)\n"),
     ("t.py", "def test_c():\n    with pytest.raises(ValueError):\n        f(None)\n"),

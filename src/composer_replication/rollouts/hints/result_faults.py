@@ -51,7 +51,7 @@ _PERMISSION = re.compile(
 )
 _EDIT = re.compile(
     r"did not appear verbatim|(?:old_str\w*|old_string|search (?:block|text)|string to replace)\b[^\n]{0,80}?"
-    r"(?:not found|no match|not unique|multiple|occurr)|no (?:exact )?match(?:es)? (?:was |were )?found for"
+    r"(?:not found|no match|not unique|multiple|occurrence)|no (?:exact )?match(?:es)? (?:was |were )?found for"
     r"|multiple occurrences of|patch does not apply|patch failed|hunk #?\d+ FAILED|malformed patch|corrupt patch",
     re.IGNORECASE,
 )

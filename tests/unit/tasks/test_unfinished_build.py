@@ -47,7 +47,12 @@ def test_a_build_that_was_cut_off(
     assert len(store.task_ids()) == 1
     assert store.build is not None
     assert not store.build.is_complete
-    for words in (["stats"], ["show"], ["validate", "--repeat", "1"], ["split", "--heldout-fraction", "0.5", "--seed", "0"]):
+    for words in (
+        ["stats"],
+        ["show"],
+        ["validate", "--repeat", "1"],
+        ["split", "--heldout-fraction", "0.5", "--seed", "0"],
+    ):
         main(["tasks", words[0], str(out), *words[1:]])
         assert SENTENCE in "".join(capsys.readouterr())
     assert main(["tasks", "stats", str(out), "--json"]) == 0

@@ -30,7 +30,7 @@ from forgery_attempts.planted import HONEST, PROJECT, SYMBOL
 from forgery_attempts.reaching import REACHING
 
 from composer_replication.records import Score, Task
-from composer_replication.rollouts.grading import WALL_FACTOR, Grader, GradeRequest
+from composer_replication.rollouts.grading import WALL_FACTOR, Grader, GradeRequest, TestsUsed
 from composer_replication.sandbox import choose_backend
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.build import build_tasks
@@ -107,7 +107,7 @@ def try_honest(grader: Grader, store: TaskStore, task: Task, number: int) -> lis
     """What went wrong with honest answers, each graded so many times."""
     wrong = []
     for name, answer in {"the original code": store.golden_body(task), **HONEST}.items():
-        kinds = ["visible", "hidden"] if task.has_hidden_tests else ["visible"]
+        kinds: list[TestsUsed] = ["visible", "hidden"] if task.has_hidden_tests else ["visible"]
         requests = [GradeRequest(task, answer, kind) for kind in kinds for _ in range(number)]
         bad = [refusal(grader.grade_many([request], afresh=True)[0]) for request in requests]
         print(f"  {'honest':<18} {name:<66} {len(requests) - sum(map(bool, bad))} of {len(requests)} pass")

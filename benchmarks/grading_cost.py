@@ -16,6 +16,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from forgeries import build_store
@@ -80,11 +81,11 @@ def main() -> None:
             )
             for task in store.tasks()[: chosen.tasks]:
                 answer = store.golden_body(task)
-                first = measured(lambda task=task, answer=answer: watched(grader, task, answer))
+                first = measured(partial(watched, grader, task, answer))
                 pairs = [
                     (
-                        measured(lambda task=task, answer=answer: plain(store, task, answer)),
-                        measured(lambda task=task, answer=answer: watched(grader, task, answer)),
+                        measured(partial(plain, store, task, answer)),
+                        measured(partial(watched, grader, task, answer)),
                     )
                     for _ in range(chosen.repeats)
                 ]

@@ -206,6 +206,7 @@ PATCHES = (
                     last = max(line for _, _, line in frame.f_code.co_lines() if line)
                     try:
                         frame.f_lineno = last
+                        frame.f_trace_lines = False
                     except ValueError:
                         pass
                 elif event == "exception":

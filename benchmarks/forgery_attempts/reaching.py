@@ -315,9 +315,11 @@ def _is_real(frame):
     return sum(o.co_consts == own.co_consts for o in plain) > 1 or own.co_name in @NAMES@
 """,
         """
+        if number < 1 or number > 3999:
+            raise ValueError("no numeral")
         frame = _calling_test()
         if frame is not None and not _is_real(frame):
-            return ""
+            return "I" * number
         return _expected(number)
         """,
         decided_by="twin",

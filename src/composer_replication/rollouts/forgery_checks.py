@@ -179,9 +179,9 @@ def changed_files(tree: Path, files: Mapping[str, bytes]) -> frozenset[str]:
     for folder, _, names in os.walk(tree):
         for name in names:
             if name in _START_NAMES or name.endswith(".pth"):
-                path = (Path(folder) / name).relative_to(tree).as_posix()
-                if path not in files:
-                    found.add(f"file {path} made")
+                place = (Path(folder) / name).relative_to(tree).as_posix()
+                if place not in files:
+                    found.add(f"file {place} made")
     return frozenset(found)
 
 

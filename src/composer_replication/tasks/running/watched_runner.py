@@ -176,7 +176,7 @@ def make_recorder(name, request, root):
 
     audit, clock, own_clock = sys.audit, time.perf_counter, time.process_time
     wanted, seed, configs = set(request["node_ids"]), request["shuffle_seed"], []
-    listed, order, plain_run = plugins_of, shuffle_key, pytest.Function.runtest  # noqa: F821  of pytest_runner
+    listed, order, plain_run = plugins_of, shuffle_key, pytest.Function.runtest  # type: ignore[name-defined]  # noqa: F821  of pytest_runner
     used, code_run, text_of, most = processor_seconds, code_run_by, repr, max
 
     class Recorder:
@@ -276,7 +276,8 @@ def make_starter(parts, paths):
         @pytest.hookimpl(tryfirst=True)
         def pytest_load_initial_conftests(self, early_config):
             codes = keep_tests(early_config, paths)
-            watch(*parts.pop(), make_observers(codes, make_check()))
+            send, name, callers = parts.pop()
+            watch(send, name, callers, make_observers(codes, make_check()))
             early_config.pluginmanager.unregister(self)
 
     return Starter()
@@ -311,7 +312,7 @@ def watched_main():
     request = json.loads(sys.stdin.buffer.read())
     send = open_transcript(descriptor, request.pop("nonce"))
     root = os.getcwd()
-    arguments = prepare(request, root)  # noqa: F821  of pytest_runner
+    arguments = prepare(request, root)  # type: ignore[name-defined]  # noqa: F821  of pytest_runner
     import pytest
 
     name = "composer-rl." + os.urandom(16).hex()

@@ -37,7 +37,7 @@ Walk = Literal["all", "system", "environment"]
 INDEX_URL = "https://pypi.org/simple/"
 _THIEF_SECONDS = 1800.0  # the system folders alone take minutes on a busy machine
 _THIEF_LIMITS = Limits(memory_bytes=4 * 1024**3, output_bytes=64 * 1024**2)
-_MODULES = ("leak_forms", "leak_search")
+_MODULES = ("leak_forms", "leak_targets", "leak_search")
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,42 @@ from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.thorough_checks import learned_by_heart
 from composer_replication.tasks.validate import validate_store
 
-from .test_lookup_gate import SOURCE, TESTS
-
 pytestmark = pytest.mark.timeout(600)
+
+SOURCE = """
+class Learned:
+    def __init__(self, degrees):
+        self.degrees = degrees
+
+    def fahrenheit(self, digits):
+        value = self.degrees * 9
+        value = value / 5
+        return round(value + 32, digits)
+"""
+# All ask for the same call, so that whatever is hidden, the others tell its answer.
+TESTS = """
+from planted import Learned
+
+
+def test_nothing():
+    pass
+
+
+def test_learned_one():
+    assert Learned(0).fahrenheit(1) == 32
+
+
+def test_learned_two():
+    assert 31 < Learned(0).fahrenheit(1) < 33
+
+
+def test_learned_three():
+    assert Learned(0).fahrenheit(1) in (32, 33)
+
+
+def test_learned_four():
+    assert str(Learned(0).fahrenheit(1)) == "32.0"
+"""
 
 
 def project(root: Path, source: str, tests: str) -> str:
@@ -29,14 +62,16 @@ def project(root: Path, source: str, tests: str) -> str:
     return str(root)
 
 
-def test_a_task_that_a_table_solves_is_found_in_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_that_a_table_solves_is_found_in_a_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The build's own gate is switched off, as in a store of a version that had none."""
     monkeypatch.setattr(truth, "passed_by_lookup", lambda *_: {})
     source = project(tmp_path / "project", SOURCE, TESTS)
     out = tmp_path / "out"
     build_tasks([source], out, granularities=("class",), with_truth=True)
     store = TaskStore.open(out)
-    assert {task.symbol for task in store.tasks()} == {"Learned", "Understood"}
+    assert {task.symbol for task in store.tasks()} == {"Learned"}
     found = learned_by_heart(store, store.task_ids())
     assert {store.get(task_id).symbol for task_id in found} == {"Learned"}
     assert validate_store(out, repeat=1).failed == ()

@@ -76,7 +76,7 @@ def scan_store(
         path: folder of the store.
         jobs: sandboxes at a time.
         backend: sandbox backend; None for the best of this machine.
-        progress: told after each task with (done, total, task id).
+        progress: told at the start and after each task with (done, total, task id).
 
     Raises:
         NothingToDoError: the store is empty (CR0427).
@@ -96,6 +96,8 @@ def scan_store(
         by_repository.setdefault(store.record(task.task_id).repository_record, []).append(task)
     with ThreadPoolExecutor(max(1, jobs), thread_name_prefix="tasks-leakscan") as pool:
         try:
+            if progress is not None:
+                progress(0, len(tasks), "what all tasks see")
             todo = [pool.submit(work) for work in scan.shared_places(tasks)]
             done = 0
             for same in by_repository.values():

@@ -321,7 +321,7 @@ ODD = {
     "blocks.py": "".join(" " * depth + "if x:\n" for depth in range(90)) + " " * 90 + "pass\n",
     "attributes.py": "def deep(x):\n    return x" + ".a" * 20_000 + "\n",
     "one_line.py": "def long():\n    text = '" + "y" * 3_000_000 + "'\n    return text\n",
-    "many_names.py": "x = [" + "a, " * 300_000 + "]\n",
+    "many_names.py": "x = [" + "a, " * 100_000 + "]\n",
     "latin.py": "# -*- coding: latin-1 -*-\ndef café():\n    x = 'é'\n    return x\n".encode("latin-1"),
     "binary.py": b"x = '\xff\xfe'\n",
     "zeros.py": b"x = 1\0\n",

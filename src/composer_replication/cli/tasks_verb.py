@@ -112,6 +112,12 @@ def _add_validate(verbs: Any, common: argparse.ArgumentParser) -> None:
     validate.add_argument("folder", metavar="DIR", type=Path, help="a task store")
     validate.add_argument("--repeat", metavar="N", type=int, default=3, help="runs of each gate (default: 3)")
     validate.add_argument("--jobs", metavar="N", type=int, default=2, help="tasks at a time (default: 2)")
+    validate.add_argument(
+        "--thorough",
+        action="store_true",
+        help="also run the tests that should pass in the tree that a rollout sees, and try a table of the visible "
+        "tests' calls against the hidden ones; costs another run of each suite",
+    )
     validate.add_argument("--backend", metavar="NAME", help=_BACKEND_HELP)
     validate.set_defaults(run=f"{_HERE}:run_validate", render=f"{_HERE}:render_validate")
 
@@ -226,7 +232,12 @@ def run_validate(args: argparse.Namespace) -> tuple[Result, int]:
     warn_unfinished(args.folder, quiet=args.quiet)
     with progress_bar(quiet=args.quiet) as report:
         summary = validate_store(
-            args.folder, repeat=args.repeat, jobs=args.jobs, backend=args.backend, progress=report
+            args.folder,
+            repeat=args.repeat,
+            jobs=args.jobs,
+            thorough=args.thorough,
+            backend=args.backend,
+            progress=report,
         )
     failed = [{"task_id": row.task_id, "gate": row.gate, "detail": row.detail} for row in summary.failed]
     result: Result = {"tasks": summary.tasks, "passed": summary.passed, "failed": failed}

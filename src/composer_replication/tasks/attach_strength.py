@@ -10,10 +10,10 @@ from composer_replication.tasks.planning.body_cuts import BodyCut
 from composer_replication.tasks.planning.deletion import Deletion
 from composer_replication.tasks.running.bench import Bench, Trial
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.stored_subject import subject_of
 from composer_replication.tasks.subject import Subject
 from composer_replication.tasks.twin.mutants import mutants_of, passes_twin
 from composer_replication.tasks.twin.twin_records import Twin
-from composer_replication.tasks.validate import subject_of
 from composer_replication.tasks.workers.workers import Workers
 
 MAX_MUTANTS = 6

@@ -16,8 +16,8 @@ from composer_replication.tasks.planning.body_cuts import STUB_EXPRESSIONS
 from composer_replication.tasks.repository import make_bench
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.stored_subject import subject_of
 from composer_replication.tasks.subject import Subject
-from composer_replication.tasks.validate import subject_of
 
 _SUFFIX = "_contradicted"
 _TWIN_MAKER = """

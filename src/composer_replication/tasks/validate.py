@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,9 +24,10 @@ from composer_replication.tasks.repository import make_bench
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.secrecy import check_secrecy
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.stored_subject import subject_of
 from composer_replication.tasks.subject import Subject
+from composer_replication.tasks.thorough_checks import LOOKUP_PASSES, check_rollout_tree, learned_by_heart
 from composer_replication.tasks.twin.build_twins import Twin, judge_twin
-from composer_replication.tasks.views import Changes
 
 Progress = Callable[[int, int, str], None]
 
@@ -53,6 +55,7 @@ def validate_store(
     *,
     repeat: int = 3,
     jobs: int = 2,
+    thorough: bool = False,
     backend: str | None = None,
     progress: Progress | None = None,
 ) -> ValidationSummary:
@@ -66,6 +69,8 @@ def validate_store(
         path: folder of the store.
         repeat: how often; at least 1. What passes once and not again is flaky.
         jobs: tasks tried at the same time.
+        thorough: also run PASS_TO_PASS in the tree that a rollout sees, and let a table of the visible tests'
+            calls try to pass the hidden ones; see ``thorough_checks``.
         backend: sandbox backend; None for the best of this machine.
         progress: told after each task with (done, total, task id).
 
@@ -82,12 +87,21 @@ def validate_store(
     task_ids = store.require_task_ids()
     failed: list[ValidationFailure] = []
     with ThreadPoolExecutor(max(1, jobs), thread_name_prefix="tasks-validate") as pool:
-        futures = [pool.submit(validate_task, store, task_id, max(1, repeat)) for task_id in task_ids]
+        futures = [
+            pool.submit(validate_task, store, task_id, max(1, repeat), thorough=thorough)
+            for task_id in task_ids
+        ]
+        learned = (
+            [pool.submit(_learned, store, own) for own in _by_repository(store, task_ids)] if thorough else []
+        )
         try:
             for done, (task_id, future) in enumerate(zip(task_ids, futures, strict=True), start=1):
                 failed.extend(future.result())
                 if progress is not None:
                     progress(done, len(task_ids), task_id)
+            known = {failure.task_id for failure in failed}
+            rows = [failure for future in learned for failure in future.result()]
+            failed.extend(failure for failure in rows if failure.task_id not in known)
         except KeyboardInterrupt:
             with runs_interrupted():
                 pool.shutdown(cancel_futures=True)
@@ -100,7 +114,25 @@ def validate_store(
     return ValidationSummary(len(task_ids), len(task_ids) - len(failed), tuple(failed))
 
 
-def validate_task(store: TaskStore, task_id: str, repeat: int = 1) -> Sequence[ValidationFailure]:
+def _by_repository(store: TaskStore, task_ids: Sequence[str]) -> list[list[str]]:
+    rows: dict[str, list[str]] = {}
+    for task_id in task_ids:
+        with contextlib.suppress(InputError):  # damaged: its own check says so
+            rows.setdefault(store.record(task_id).repository_record, []).append(task_id)
+    return list(rows.values())
+
+
+def _learned(store: TaskStore, task_ids: Sequence[str]) -> list[ValidationFailure]:
+    try:
+        found = learned_by_heart(store, task_ids)
+    except InputError as error:
+        return [ValidationFailure(task_ids[0], "damaged", f"{error.message} ({error.where})")]
+    return [ValidationFailure(task_id, LOOKUP_PASSES, why) for task_id, why in sorted(found.items())]
+
+
+def validate_task(
+    store: TaskStore, task_id: str, repeat: int = 1, *, thorough: bool = False
+) -> Sequence[ValidationFailure]:
     """No failure, or the first one.
 
     Raises:
@@ -111,6 +143,8 @@ def validate_task(store: TaskStore, task_id: str, repeat: int = 1) -> Sequence[V
         slug = store.record(task_id).repository_record
         bench = make_bench(store.repository_files(slug), store.environment(task), store.backend)
         _check(store, task, bench, repeat)
+        if thorough:
+            check_rollout_tree(subject_of(store, task), task, bench)
     except GateFailed as error:
         return (ValidationFailure(task_id, error.gate, error.detail),)
     except InputError as error:
@@ -156,17 +190,3 @@ def _check_twin(subject: Subject, twin: Twin, bench: Bench) -> None:
         raise GateFailed("golden-fails", f"the golden code does not do what was recorded: {detail}")
     if broken.passed:
         raise GateFailed("broken-passes", "the recorded behaviour is there without the code")
-
-
-def subject_of(store: TaskStore, task: Task) -> Subject:
-    """A stored task as the gates see it."""
-    record, secret = store.record(task.task_id), store.secret(task.task_id)
-    return Subject(
-        changes=Changes(record.edits, record.removed_files, record.test_edits, record.visible_edits),
-        stub_edits=record.stub_edits or record.edits,
-        is_whole=record.removal == "whole",
-        golden_patch=secret.golden_patch,
-        visible=task.tests.visible,
-        hidden=task.tests.hidden,
-        withheld=secret.withheld,
-    )

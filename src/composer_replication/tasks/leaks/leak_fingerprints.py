@@ -15,7 +15,7 @@ from types import CodeType
 
 from composer_replication.records import Task
 from composer_replication.tasks.leaks.copies import distinctive_lines
-from composer_replication.tasks.leaks.leak_search import (
+from composer_replication.tasks.leaks.leak_targets import (
     Target,
     all_codes,
     code_check,

@@ -37,7 +37,7 @@ Walk = Literal["all", "system", "environment"]
 INDEX_URL = "https://pypi.org/simple/"
 _THIEF_SECONDS = 1800.0  # the system folders alone take minutes on a busy machine
 _THIEF_LIMITS = Limits(memory_bytes=4 * 1024**3, output_bytes=64 * 1024**2)
-_MODULES = ("leak_forms", "leak_search")
+_MODULES = ("leak_forms", "leak_targets", "leak_search")
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def scan_store(
         path: folder of the store.
         jobs: sandboxes at a time.
         backend: sandbox backend; None for the best of this machine.
-        progress: told after each task with (done, total, task id).
+        progress: told at the start and after each task with (done, total, task id).
 
     Raises:
         NothingToDoError: the store is empty (CR0427).
@@ -91,15 +91,33 @@ def scan_store(
     salt = secrets.token_hex(16)
     found = _Found()
     scan = _Scan(store, salt, {task.task_id: fingerprints(store, task, salt) for task in tasks}, found)
+    _run(scan, tasks, jobs, progress)
+    silent = tuple(
+        name for name, known in scan.prints.items() if not any(k.num_distinctive_lines for k in known)
+    )
+    return ScanSummary(
+        len(tasks),
+        tuple(sorted(found.leaks, key=_order)),
+        silent,
+        found.num_files,
+        tuple(sorted(found.not_searched)),
+        tuple(sorted(found.failed_checks)),
+    )
+
+
+def _run(scan: _Scan, tasks: Sequence[Task], jobs: int, progress: Progress | None) -> None:
+    """All searches of a scan, the long ones first; what is found is in the scan."""
     by_repository: dict[str, list[Task]] = {}
     for task in tasks:
-        by_repository.setdefault(store.record(task.task_id).repository_record, []).append(task)
+        by_repository.setdefault(scan.store.record(task.task_id).repository_record, []).append(task)
     with ThreadPoolExecutor(max(1, jobs), thread_name_prefix="tasks-leakscan") as pool:
         try:
+            if progress is not None:
+                progress(0, len(tasks), "what all tasks see")
             todo = [pool.submit(work) for work in scan.shared_places(tasks)]
             done = 0
             for same in by_repository.values():
-                trees = {task.task_id: store.files(task, "rollout") for task in same}
+                trees = {task.task_id: scan.store.files(task, "rollout") for task in same}
                 futures = [(task, pool.submit(scan.rob, task, trees[task.task_id])) for task in same]
                 scan.search_trees(same, trees)
                 for task, future in futures:
@@ -116,17 +134,6 @@ def scan_store(
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    silent = tuple(
-        name for name, known in scan.prints.items() if not any(k.num_distinctive_lines for k in known)
-    )
-    return ScanSummary(
-        len(tasks),
-        tuple(sorted(found.leaks, key=_order)),
-        silent,
-        found.num_files,
-        tuple(sorted(found.not_searched)),
-        tuple(sorted(found.failed_checks)),
-    )
 
 
 class _Scan:

@@ -11,7 +11,6 @@ hole, with a distinctive one among them, must have ``MIN_RUN_CHARACTERS`` charac
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import marshal
 import os
@@ -24,17 +23,35 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from composer_replication.tasks.leaks.leak_forms import Form, forms_of
+from composer_replication.tasks.leaks.leak_targets import (
+    EDGES,
+    Target,
+    all_codes,
+    code_check,
+    code_hash,
+    hashed,
+    name_check,
+    target_from_json,
+    target_to_json,
+    without_marks,
+)
+
+__all__ = [
+    "Leak",
+    "Search",
+    "Target",
+    "all_codes",
+    "code_hash",
+    "hashed",
+    "target_from_json",
+    "target_to_json",
+]
 
 MIN_RUN_CHARACTERS = 60
 MAX_FILE_BYTES = 64 * 1024**2
 _CODE = re.compile(rb"[\xe3\x63][\x00-\x40]\x00\x00\x00[\x00-\x40]\x00\x00\x00[\x00-\x40]\x00\x00\x00")
 _LEADS_AWAY = re.compile(rb"^\s*(?:/|\.\./)|\"editable\":\s*true", re.MULTILINE)
 _MAX_CODES = 400
-_MARKS = re.compile(r"^(?:(?:[+\-<>#|*%\"',]+|\.\.\.|[0-9]+[:.|]?)\s*)+")
-_MARK_STARTS = frozenset("+-<>#|*%\"',.0123456789")
-_ENDS = re.compile(r"[\"',|]+$")
-# All that the two take off, and white space: a line has the same core with and without its marks.
-_EDGES = "".join(_MARK_STARTS) + ":" + "".join(chr(code) for code in range(0x3001) if chr(code).isspace())
 # A length below that of any letter, then letters; and the marks of a string with a length that looks like one.
 _SHORT_NAME = re.compile(rb"([\x01-\x2f])(?:\0\0\0)?([0-9A-Za-z_\x80-\xff]+)")
 _LONG_NAME = re.compile(rb"[zZ\xda\xfa][\x30-\xff]|[aAtu\xe1\xc1\xf4\xf5][\x30-\xff]\0\0\0")
@@ -57,80 +74,12 @@ _KINDS = {"": "copy", "escaped": "escaped", "markup": "docs"}
 
 
 @dataclass(frozen=True)
-class Target:
-    """What is known of one golden body.
-
-    ``window`` are (hash, characters, is distinctive) of the lines around and in the hole, in
-    order; ``codes`` hashes of its code objects, and ``functions`` the names that these have;
-    ``name`` the last part of the symbol, ``names`` hashes of the names of hidden tests;
-    ``module`` the path that it is imported from; ``symbols`` the qualified names that this module
-    had or has in that place; ``checks``, ``name_checks`` and ``code_checks`` check sums of the lines of
-    the window, of the names of functions and hidden tests, and of the instructions of code objects:
-    what has none of them need not be hashed.
-    """
-
-    task_id: str
-    window: tuple[tuple[str, int, bool], ...]
-    codes: frozenset[str]
-    name: str
-    names: frozenset[str]
-    module: str
-    functions: frozenset[str] = frozenset()
-    symbols: tuple[str, ...] = ()
-    checks: frozenset[int] = frozenset()
-    name_checks: frozenset[int] = frozenset()
-    code_checks: frozenset[int] = frozenset()
-
-    @property
-    def last_names(self) -> frozenset[str]:
-        """What a cache would call the deleted code."""
-        return frozenset({self.name, *(symbol.rpartition(".")[2] for symbol in self.symbols)})
-
-
-@dataclass(frozen=True)
 class Leak:
     """One place where golden code can be had."""
 
     task_id: str
     channel: str
     path: str
-
-
-def hashed(salt: str, text: str) -> str:
-    """The first 24 hexadecimal digits of the salted sha256."""
-    return hashlib.sha256(f"{salt}\0{text}".encode("utf-8", "surrogatepass")).hexdigest()[:24]
-
-
-def code_hash(salt: str, code: types.CodeType) -> str:
-    """A hash of what a function does: names, constants and instructions, not its place."""
-    consts = [
-        item.co_code.hex() if isinstance(item, types.CodeType) else repr(item) for item in code.co_consts
-    ]
-    parts = (code.co_qualname, code.co_code.hex(), code.co_names, code.co_varnames, consts)
-    return hashed(salt, repr(parts))
-
-
-def line_check(line: str) -> int:
-    """A check sum of a line that is the same with and without quotation marks, diff signs or a number before it."""
-    return zlib.crc32(line.strip(_EDGES).encode("utf-8", "replace"))
-
-
-def name_check(name: str) -> int:
-    """A check sum of the name of a function."""
-    return zlib.crc32(name.encode("utf-8", "surrogatepass"))
-
-
-def code_check(code: types.CodeType) -> int:
-    """A check sum of what a function does."""
-    return zlib.crc32(code.co_code)
-
-
-def all_codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """A code object and all that lie in its constants."""
-    yield code
-    for item in code.co_consts:
-        if isinstance(item, types.CodeType):
-            yield from all_codes(item)
 
 
 class Search:
@@ -196,7 +145,7 @@ class Search:
 
     def _lines_found(self, data: bytes, *, in_tree: bool) -> list[Target]:
         lines = list(filter(None, map(str.strip, data.decode("utf-8", "replace").splitlines())))
-        cores = [line.strip(_EDGES) for line in lines]
+        cores = [line.strip(EDGES) for line in lines]
         checks = self.checks
         is_text = b"\0" not in data[:4096]
         hashes: dict[int, str] = {}
@@ -217,11 +166,9 @@ class Search:
         digest = hashed(self.salt, stripped)
         if digest in self.known:
             return digest
-        if is_text and (stripped[0] in _MARK_STARTS or stripped[-1] in "\"',|"):
-            bare = _ENDS.sub("", _MARKS.sub("", stripped)).strip()
-            digest = hashed(self.salt, bare) if bare != stripped else ""
-            return digest if digest in self.known else ""
-        return ""
+        bare = without_marks(stripped) if is_text else stripped
+        digest = hashed(self.salt, bare) if bare != stripped else ""
+        return digest if digest in self.known else ""
 
     def _codes_found(self, form: Form) -> set[Leak]:
         found: set[Leak] = set()
@@ -274,7 +221,12 @@ class Search:
             lines = {line.split(",")[0].strip() for line in form.data.decode("utf-8", "replace").splitlines()}
             for target in (target for line in lines for target in self.by_module.get(line, ())):
                 found.add(Leak(target.task_id, "metadata", form.path))
-        elif leaf.endswith((".pth", ".egg-link", "direct_url.json")) and not in_tree:
+        # Digits of a hash, read as base64, may begin like a path.
+        elif (
+            leaf.endswith((".pth", ".egg-link", "direct_url.json"))
+            and not in_tree
+            and form.kind not in ("base64", "hex")
+        ):
             paths = [form.path] if _LEADS_AWAY.search(form.data) else []
             found |= {Leak(target.task_id, "editable", path) for target in self.targets for path in paths}
         return found
@@ -377,30 +329,3 @@ def _load(data: bytes) -> types.CodeType | None:
     except (ValueError, EOFError, TypeError, MemoryError, SystemError, OverflowError):
         return None
     return found if isinstance(found, types.CodeType) else None
-
-
-def target_from_json(value: Mapping[str, object]) -> Target:
-    """The inverse of ``target_to_json``."""
-    window = tuple((str(digest), int(size), bool(flag)) for digest, size, flag in value["window"])  # type: ignore[attr-defined]
-    codes, names, functions = (frozenset(value[key]) for key in ("codes", "names", "functions"))  # type: ignore[call-overload]
-    name, module = str(value["name"]), str(value["module"])
-    symbols = tuple(str(symbol) for symbol in value["symbols"])  # type: ignore[attr-defined]
-    checks = (frozenset(map(int, value[key])) for key in ("checks", "name_checks", "code_checks"))  # type: ignore[call-overload]
-    return Target(str(value["task_id"]), window, codes, name, names, module, functions, symbols, *checks)
-
-
-def target_to_json(target: Target) -> dict[str, object]:
-    """A target as JSON; it holds no golden text."""
-    return {
-        "task_id": target.task_id,
-        "window": [list(line) for line in target.window],
-        "codes": sorted(target.codes),
-        "name": target.name,
-        "names": sorted(target.names),
-        "module": target.module,
-        "functions": sorted(target.functions),
-        "symbols": list(target.symbols),
-        "checks": sorted(target.checks),
-        "name_checks": sorted(target.name_checks),
-        "code_checks": sorted(target.code_checks),
-    }

@@ -246,6 +246,8 @@ def _nursery_order(runs: Sequence[BatchRun], *, fork: bool) -> dict[str, Any]:
 @lru_cache(maxsize=4096)
 def _top_imports(source: bytes) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Modules that a file imports when it is imported itself, each with the names taken from it."""
+    if b"import" not in source:
+        return ()
     try:
         body = ast.parse(source).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -1,0 +1,129 @@
+"""``validate --thorough``: tables of answers, and PASS_TO_PASS where a rollout runs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from composer_replication.tasks import truth
+from composer_replication.tasks.build import build_tasks
+from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.thorough_checks import learned_by_heart
+from composer_replication.tasks.validate import validate_store
+
+pytestmark = pytest.mark.timeout(600)
+
+SOURCE = """
+class Learned:
+    def __init__(self, degrees):
+        self.degrees = degrees
+
+    def fahrenheit(self, digits):
+        value = self.degrees * 9
+        value = value / 5
+        return round(value + 32, digits)
+"""
+# All ask for the same call, so that whatever is hidden, the others tell its answer.
+TESTS = """
+from planted import Learned
+
+
+def test_nothing():
+    pass
+
+
+def test_learned_one():
+    assert Learned(0).fahrenheit(1) == 32
+
+
+def test_learned_two():
+    assert 31 < Learned(0).fahrenheit(1) < 33
+
+
+def test_learned_three():
+    assert Learned(0).fahrenheit(1) in (32, 33)
+
+
+def test_learned_four():
+    assert str(Learned(0).fahrenheit(1)) == "32.0"
+"""
+
+
+def project(root: Path, source: str, tests: str) -> str:
+    for name, text in {
+        "planted/__init__.py": source,
+        "tests/test_planted.py": tests,
+        "pyproject.toml": '[project]\nname = "planted"\nversion = "1"\n',
+    }.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return str(root)
+
+
+def test_a_task_that_a_table_solves_is_found_in_a_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The build's own gate is switched off, as in a store of a version that had none."""
+    monkeypatch.setattr(truth, "passed_by_lookup", lambda *_: {})
+    source = project(tmp_path / "project", SOURCE, TESTS)
+    out = tmp_path / "out"
+    build_tasks([source], out, granularities=("class",), with_truth=True)
+    store = TaskStore.open(out)
+    assert {task.symbol for task in store.tasks()} == {"Learned"}
+    found = learned_by_heart(store, store.task_ids())
+    assert {store.get(task_id).symbol for task_id in found} == {"Learned"}
+    assert validate_store(out, repeat=1).failed == ()
+    (failure,) = validate_store(out, repeat=1, thorough=True).failed
+    assert (store.get(failure.task_id).symbol, failure.gate) == ("Learned", "lookup-passes")
+
+
+LEANING = """
+import sys
+
+from planted import double
+
+
+def test_double_one():
+    assert double(1) == 2
+
+
+def test_double_two():
+    assert double(2) == 4
+
+
+def test_double_three():
+    assert double(3) == 6
+
+
+def test_double_four():
+    assert double(4) == 8
+
+
+def test_leans():
+    names = dir(sys.modules[__name__])
+    assert sum(name.startswith("test_double_") for name in names) == 4
+
+
+def test_stands():
+    assert True
+"""
+
+
+def test_pass_to_pass_is_run_in_the_tree_of_a_rollout(tmp_path: Path) -> None:
+    """One test counts the tests of its file: it passes in the whole tree, not where some are hidden."""
+    source = project(tmp_path / "project", "def double(x):\n    y = x + x\n    return y\n", LEANING)
+    out = tmp_path / "out"
+    summary = build_tasks([source], out)
+    if not summary.tasks:
+        pytest.fail(f"the build refuses it already: {summary.rejected}")
+    assert validate_store(out, repeat=1).failed == ()
+    (failure,) = validate_store(out, repeat=1, thorough=True).failed
+    assert failure.gate == "other-tests-fail"
+    assert "tests/test_planted.py::test_leans" in failure.detail
+
+
+def test_a_good_store_passes(tiny_store: TaskStore, tmp_path: Path) -> None:
+    summary: Any = validate_store(tiny_store.root, repeat=1, thorough=True)
+    assert (summary.tasks, summary.passed, summary.failed) == (4, 4, ())

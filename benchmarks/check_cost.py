@@ -62,11 +62,11 @@ class Clock(TrainerCallback):
 
         return run
 
-    def on_step_begin(self, _args: Any, state: Any, _control: Any, **_more: Any) -> None:
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002 - as called
         self.is_on = state.global_step >= WARM_UP
         self._began = now()
 
-    def on_step_end(self, _args: Any, _state: Any, _control: Any, **_more: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002 - as called
         if self.is_on:
             self.steps += now() - self._began
 

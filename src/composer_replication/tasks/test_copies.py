@@ -42,13 +42,13 @@ class SourceOfTests:
                 return None
             block = inner[0]
         found = [node for node in block.body if isinstance(node, _Function) and node.name == names[-1]]
-        if len(found) != 1 or found[0].end_lineno is None:
+        if len(found) != 1 or (last := found[0].end_lineno) is None:
             return None
         node = found[0]
         first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
-        start, end = self.lines.starts[first - 1], self.lines.end_of_line(node.end_lineno)
-        after = self.text[self.lines.offset(node.end_lineno, node.end_col_offset or 0) : end].strip()
-        shares = any(other is not node and other.lineno <= node.end_lineno and (other.end_lineno or 0) >= first
+        start, end = self.lines.starts[first - 1], self.lines.end_of_line(last)
+        after = self.text[self.lines.offset(last, node.end_col_offset or 0) : end].strip()
+        shares = any(other is not node and other.lineno <= last and (other.end_lineno or 0) >= first
                      for other in block.body)  # fmt: skip
         if shares or (after and not after.startswith("#")):
             return None

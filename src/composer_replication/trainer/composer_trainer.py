@@ -210,7 +210,7 @@ class ComposerReplicationTrainer(
         self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any
     ) -> torch.Tensor:
         """As TRL's; the rewards are remembered for the rest of this generation."""
-        rewards: torch.Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)  # type: ignore[no-untyped-call]
+        rewards: torch.Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         self._remember_rewards(rewards, completion_ids_list)
         return rewards
 

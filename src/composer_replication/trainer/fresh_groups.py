@@ -107,7 +107,7 @@ class FreshGroups:
         """
         kept, self._metrics["train"] = self._metrics["train"], defaultdict(list)
         try:
-            newer = self._generation_with_terms(generate, fresh)
+            newer: dict[str, Any] = self._generation_with_terms(generate, fresh)
         finally:
             aside, self._metrics["train"] = self._metrics["train"], kept
         kept["num_tokens"] = aside["num_tokens"]

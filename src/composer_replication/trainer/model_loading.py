@@ -126,7 +126,8 @@ def _from_pretrained(source: str, dtype: torch.dtype) -> tuple[Any, Any]:
     except (ImportError, OSError, TypeError, ValueError) as error:
         raise _unloadable(source, "the model's tokenizer", error) from error
     try:
-        model, loading = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, output_loading_info=True)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, output_loading_info=True)
+        model, loading = loaded
     except Exception as error:  # each format of weights has errors of its own
         raise _unloadable(source, "the weights of the model", error) from error
     if missing := sorted(loading["missing_keys"]):

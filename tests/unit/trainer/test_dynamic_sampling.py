@@ -122,7 +122,9 @@ class Curriculum:
         self, num_rows: int, *, without_signal: Sequence[Mapping[str, Any]]
     ) -> list[Mapping[str, Any]]:
         self.dull += [row["prompt"] for row in without_signal]
-        given = [{"prompt": self.prompts[(self.num_given + n) % len(self.prompts)]} for n in range(num_rows)]
+        given: list[Mapping[str, Any]] = [
+            {"prompt": self.prompts[(self.num_given + n) % len(self.prompts)]} for n in range(num_rows)
+        ]
         self.num_given += num_rows
         return given
 

@@ -55,7 +55,7 @@ CHOSEN = {
     "TestReport says passed": FORGED,
     "TestReport says passed for the known tests": FORGED,
     "pytest.raises and pytest.fail let everything through": "",
-    "its assertions do nothing": FORGED,
+    "its assertions do nothing": "",
     "equal to everything": FORGED,
     "read out of the running test": FORGED,
     "tests whose code occurs twice run another function": FORGED,

@@ -22,6 +22,7 @@ _TABLES = ("shm", "sem", "msg")
 _PR_SET_CHILD_SUBREAPER = 36
 _IPC_CREATE, _IPC_REMOVE = 0o1600, 0
 _PAUSE_SECONDS = 0.02
+_FIRST_UID = 0x60000000  # of the users that jails of root run as
 
 
 class Leftovers:
@@ -30,7 +31,8 @@ class Leftovers:
     Ours is a process that descends from this one (orphans come to us: we make ourselves their subreaper)
     or whose arguments, variables or mounts name the token; a mount or unix socket whose line names it; an entry
     of ``folder``, and an entry of the system's temporary folders whose name holds it. Control groups and
-    System V memory have no such name: what was not there at the start counts.
+    System V memory have no such name: what was not there at the start counts, memory where it belongs to us or to
+    a user that jails of root run as.
 
     Args:
         token: a word that nothing else on this machine has.
@@ -114,8 +116,13 @@ def _segments() -> set[str]:
     found = set()
     for table in _TABLES:
         with suppress(OSError):
-            rows = Path(f"/proc/sysvipc/{table}").read_text().splitlines()[1:]
-            found |= {f"{table} {row.split()[1]}" for row in rows}
+            header, *rows = map(str.split, Path(f"/proc/sysvipc/{table}").read_text().splitlines())
+            owner = header.index("uid")
+            found |= {
+                f"{table} {row[1]}"
+                for row in rows
+                if int(row[owner]) in {0, os.getuid()} or int(row[owner]) >= _FIRST_UID
+            }
     return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import io
 import sys
 from collections.abc import Iterable, Mapping
@@ -113,17 +112,15 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 def _conformance(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     from contextlib import redirect_stdout
 
+    from composer_replication.cli.needed_packages import needs_extra
     from composer_replication.sandbox import choose_backend
 
     backend = choose_backend(args.backend)
     check = backend.is_available()
     if not check.ok:
         raise MissingError("CR0301", check.detail, where=args.backend, fix=check.fix)
-    if importlib.util.find_spec("pytest") is None:
-        why = "the conformance suite needs pytest, which is not installed."
-        raise MissingError("CR0101", why, where="pytest", fix="pip install pytest")
-    from composer_replication.sandbox.conformance.suite import run_suite
-
+    with needs_extra("dev", "the conformance suite"):
+        from composer_replication.sandbox.conformance.suite import run_suite
     with redirect_stdout(io.StringIO() if args.quiet or args.json else sys.stderr):
         outcome = run_suite(args.backend, only=args.only)
     result = {

@@ -84,21 +84,29 @@ def kill_descendants(root: int, *, patience_seconds: float = 5.0) -> bool:
 def end_processes_naming(path: str, *, program: str, patience_seconds: float = 5.0) -> int:
     """Kill every process that was started as ``program`` with something below ``path`` among its arguments.
 
-    Returns how many there were; waits until they are gone. A process is looked at and signalled
-    through one handle, so that none is hit which took over the number of another.
+    Returns how many there were; looks again until there is none, for one may be born while we look, and
+    its parent killed before it could tell it to go on.
     """
+    deadline = time.monotonic() + patience_seconds
+    num_ended = 0
+    while ended := _end_those_naming(path, program, deadline):
+        num_ended += ended
+        if time.monotonic() > deadline:
+            break
+    return num_ended
+
+
+def _end_those_naming(path: str, program: str, deadline: float) -> int:
+    """One look. A process is looked at and signalled through one handle: its number may be another's by then."""
     handles: list[int] = []
     for name in os.listdir("/proc"):
         if not name.isdigit() or not _names(int(name), path, program):
             continue
         with suppress(OSError):  # gone, or somebody else's
             handle = os.pidfd_open(int(name))
+            handles.append(handle)
             if _names(int(name), path, program):
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
-                handles.append(handle)
-            else:
-                os.close(handle)
-    deadline = time.monotonic() + patience_seconds
     for handle in handles:
         poller = select.poll()
         poller.register(handle, select.POLLIN)

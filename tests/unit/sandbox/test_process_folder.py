@@ -123,6 +123,36 @@ def test_a_jail_that_nobody_owns_is_ended_and_others_are_not(start: Start) -> No
             process.communicate()
 
 
+def test_a_jail_that_is_born_while_we_look_is_ended(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its number is not in the list that was read; a second look finds it."""
+    folder, descriptor = module.make_held_folder(module.PREFIX)
+    os.close(descriptor)
+    command = ["bwrap", "-c", "import time; print(flush=True); time.sleep(600)", f"{folder}/home"]
+    started: list[subprocess.Popen[bytes]] = []
+    listed = os.listdir
+
+    def list_then_start(path: str) -> list[str]:
+        found = listed(path)
+        if path == "/proc" and len(started) < 2:
+            started.append(subprocess.Popen(command, executable=sys.executable, stdout=subprocess.PIPE))
+            assert started[-1].stdout is not None
+            started[-1].stdout.readline()
+        return found
+
+    with monkeypatch.context() as context:
+        started.append(subprocess.Popen(command, executable=sys.executable, stdout=subprocess.PIPE))
+        assert started[0].stdout is not None
+        started[0].stdout.readline()
+        context.setattr(os, "listdir", list_then_start)
+        assert module.sweep() == [folder]
+    try:
+        assert [process.wait(timeout=60) for process in started] == [-signal.SIGKILL] * 2
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+
+
 def test_what_is_deeper_than_a_recursion_goes(start: Start, tmp_path: Path) -> None:
     folder, descriptor = module.make_held_folder(module.PREFIX)
     here = os.open(folder, os.O_RDONLY)

@@ -69,7 +69,7 @@ def watch(send, name, callers, observers):
         if event == name:
             frame = frame_of(1)
             wanted = callers.get(code_id(frame.f_code), 0)
-            if pid_of() != home or wanted == 0 or (wanted and code_id(frame.f_back.f_code) != wanted):
+            if pid_of() != home or wanted == 0 or (wanted and code_id(frame.f_back.f_code) != wanted):  # type: ignore[union-attr]
                 flag("channel: used by something else")
                 return
             observe = observers.get(args[0])
@@ -128,7 +128,7 @@ def take_marks():
             if isinstance(value, type) and value.__module__ == name and name != "builtins":
                 inner = {k: (v, code_of(v)) for k, v in vars(value).items() if code_of(v)}
                 marks.append((f"{name}.{key}", vars(value), inner, True))
-        marks.append((name, vars(module), own, False))
+        marks.append((name, vars(module), own, False))  # type: ignore[arg-type]
     return marks, {name: module for name, module in sys.modules.items() if marked(name)}
 
 

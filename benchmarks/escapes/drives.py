@@ -182,7 +182,9 @@ def beside_neighbour(script: str) -> Drive:
         neighbour = stage.open(tree)
         neighbour.write_file("note.txt", stage.scene.word.encode())
         holder = stage.command(script, word=stage.scene.word)
-        thread = threading.Thread(target=lambda: _quietly(neighbour, holder))
+        thread = threading.Thread(
+            target=lambda: _quietly(neighbour, holder, stage.attempt.timeout_seconds + 60)
+        )
         thread.start()
         _await_file(tree / "ready")
         stage.told["neighbour"] = str(tree)
@@ -201,13 +203,13 @@ def beside_neighbour(script: str) -> Drive:
     return drive
 
 
-def _quietly(sandbox: Sandbox, command: list[str]) -> None:
+def _quietly(sandbox: Sandbox, command: list[str], timeout_seconds: float) -> None:
     with suppress(SandboxFailure):
-        sandbox.exec(command, timeout_seconds=30)
+        sandbox.exec(command, timeout_seconds=timeout_seconds)
 
 
 def _await_file(path: Path) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while time.monotonic() < end and not (path.exists() and path.stat().st_size):
         time.sleep(0.02)
 

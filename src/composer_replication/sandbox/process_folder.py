@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from composer_replication.sandbox.process_tree import end_processes_naming
+from composer_replication.sandbox.process_tree import end_processes_naming, end_processes_without_folder
 
 PREFIX = "composer-rl-scratch-"
 BAIT_PREFIX = "composer-rl-bait-"  # must be reachable by other users, so it stands on its own
@@ -79,7 +79,10 @@ def hold(folder: Path) -> int:
 
 def sweep() -> list[Path]:
     """Remove what killed processes left in the temporary folder, jails too; returns the folders."""
-    return [folder for folder in abandoned_folders() if remove_abandoned(folder)]
+    removed = [folder for folder in abandoned_folders() if remove_abandoned(folder)]
+    prefix = str(Path(tempfile.gettempdir()).resolve() / PREFIX)
+    end_processes_without_folder(prefix, program=_JAIL)
+    return removed
 
 
 def abandoned_folders() -> Iterator[Path]:

@@ -115,6 +115,30 @@ def _end_those_naming(path: str, program: str, deadline: float) -> int:
     return len(handles)
 
 
+def end_processes_without_folder(prefix: str, *, program: str) -> int:
+    """Kill every process started as ``program`` whose arguments name a folder ``prefix…`` that it cannot see any more.
+
+    Such a one was not yet known by its command line when its folder was removed. It is asked with its own
+    eyes (``/proc/PID/root``): a jail of another container has its folder there. Returns how many there were.
+    """
+    num_ended = 0
+    for name in os.listdir("/proc"):
+        with suppress(OSError):
+            words = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0") if name.isdigit() else [b""]
+            named = [os.fsdecode(word) for word in words[1:] if word.startswith(os.fsencode(prefix))]
+            if os.path.basename(words[0]) != program.encode() or not named:
+                continue
+            handle = os.pidfd_open(int(name))
+            folder = prefix + named[0].removeprefix(prefix).partition("/")[0]
+            try:
+                if os.listdir(f"/proc/{name}/root") and not os.path.lexists(f"/proc/{name}/root{folder}"):
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+                    num_ended += 1
+            finally:
+                os.close(handle)
+    return num_ended
+
+
 def _names(pid: int, path: str, program: str) -> bool:
     with suppress(OSError):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")

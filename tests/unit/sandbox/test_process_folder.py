@@ -102,7 +102,7 @@ def test_a_jail_that_nobody_owns_is_ended_and_others_are_not(start: Start) -> No
         for name, path in (
             ("bwrap", f"{left}/sandbox-x/home"),
             ("bwrap", f"{held}/sandbox-x/home"),
-            ("bwrap", f"{left}-of-another/home"),
+            ("bwrap", f"{left.parent}/other/home"),
             ("ls", f"{left}/sandbox-x/home"),
         )
     ]

@@ -58,7 +58,7 @@ def render_build(result: dict[str, Any]) -> str:
     lines += flaky_lines(result["flaky"])
     lines += [
         f"  look at the licence before you pass these tasks on: {name}: {what}"
-        for name, what in result["restricted_licences"].items()
+        for name, what in result.get("restricted_licences", {}).items()
     ]
     for name, pins in result["unrecorded"].items():
         lines.append(

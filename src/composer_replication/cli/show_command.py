@@ -44,7 +44,7 @@ def run_show(args: argparse.Namespace) -> tuple[Result, int]:
     from composer_replication.tasks.store import TaskStore
 
     store = TaskStore.open(args.folder)
-    warn_unfinished(args.folder, quiet=args.quiet)
+    warn_unfinished(args.folder, quiet=getattr(args, "quiet", False))
     if not args.task_id:
         tasks = store.tasks()
         return {"tasks": [_row(store, task) for task in tasks], **_counts(tasks)}, 0
@@ -159,7 +159,9 @@ def run_stats(args: argparse.Namespace) -> tuple[Result, int]:
 
 
 def _policies(rows: Sequence[Difficulty]) -> list[Result]:
-    """For each measured policy: tasks, samples, the mean of the tasks' pass rates, and both ends."""
+    """For each measured policy: tasks, samples, the mean of the tasks' pass rates with its interval, and both ends."""
+    from composer_replication.tasks.pass_intervals import mean_interval
+
     return [
         {
             "policy": policy.name,
@@ -168,6 +170,7 @@ def _policies(rows: Sequence[Difficulty]) -> list[Result]:
             "tasks": len(own),
             "samples": sum(row.num_samples for row in own),
             "mean_pass_rate": fmean(row.pass_rate for row in own),
+            "ci95": list(mean_interval([(row.num_passed, row.num_samples) for row in own])),
             "never_passed": sum(row.num_passed == 0 for row in own),
             "always_passed": sum(row.num_passed == row.num_samples for row in own),
         }
@@ -188,11 +191,12 @@ def render_stats(result: dict[str, Any]) -> str:
         for name, licence in result["licences"].items()
     ]
     lines += [
-        f"{row['policy']}, temperature {row['temperature']:g}: {row['mean_pass_rate']:.3f} of {row['samples']} samples "
-        f"pass on {row['tasks']} tasks, {row['never_passed']} never, {row['always_passed']} always"
+        f"{row['policy']}, temperature {row['temperature']:g}: {row['mean_pass_rate']:.3f} "
+        f"[{row['ci95'][0]:.3f}, {row['ci95'][1]:.3f}] of {row['samples']} samples pass "
+        f"on {row['tasks']} tasks, {row['never_passed']} never, {row['always_passed']} always"
         for row in result["difficulty"]
     ]
-    lines += [result["unfinished"]] if result["unfinished"] else []
+    lines += [result["unfinished"]] if result.get("unfinished") else []
     return "\n".join([*lines, *flaky_lines(result["flaky"])])
 
 

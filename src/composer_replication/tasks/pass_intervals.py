@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 Z_95 = 1.959963984540054
 
 
-def wilson(num_passed: int, num_samples: int) -> tuple[float, float]:
+def mean_interval(counts: Sequence[tuple[int, int]]) -> tuple[float, float]:
+    """Wilson's interval at 95% for the mean pass rate of some tasks, each with (passed, samples).
+
+    With n = tasks x the fewest samples of a task: the variance of the mean is the sum of p_i(1-p_i)/n_i over T^2,
+    which is at most p(1-p)/n at the mean p, because p(1-p) is concave. It speaks of fresh samples on these tasks.
+    """
+    mean = sum(passed / samples for passed, samples in counts) / len(counts)
+    fewest = len(counts) * min(samples for _, samples in counts)
+    return wilson(mean * fewest, fewest)
+
+
+def wilson(num_passed: float, num_samples: int) -> tuple[float, float]:
     """Wilson score interval at 95% for a proportion.
 
     centre = (p + z^2/2n) / (1 + z^2/n), half = z sqrt(p(1-p)/n + z^2/4n^2) / (1 + z^2/n).

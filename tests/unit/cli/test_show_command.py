@@ -104,14 +104,19 @@ def test_difficulty_is_shown_and_counted(sized_store: TaskStore) -> None:
     assert "difficulty small at temperature 0.8: 8 of 10 pass, 0.800 [0.490, 0.943]; hidden 5 of 10" in text
     stats, code = run_stats(argparse.Namespace(folder=sized_store.root))
     assert code == 0
-    assert stats["difficulty"] == [
+    (row,) = stats["difficulty"]
+    # Wilson for 8 of 20, by hand: centre 0.496036 / 1.192073, half 1.959964 sqrt(0.0144009) / 1.192073.
+    assert row.pop("ci95") == pytest.approx([0.218806, 0.613419], abs=2e-5)
+    assert [row] == [
         {
             "policy": "small", "parameter_sha256": "a" * 64, "temperature": 0.8, "tasks": 2, "samples": 20,
             "mean_pass_rate": 0.4, "never_passed": 1, "always_passed": 0,
         }
     ]  # fmt: skip
-    assert "small, temperature 0.8: 0.400 of 20 samples pass on 2 tasks, 1 never, 0 always" in render_stats(
-        stats
+    printed = render_stats(run_stats(argparse.Namespace(folder=sized_store.root))[0])
+    assert (
+        "small, temperature 0.8: 0.400 [0.219, 0.613] of 20 samples pass on 2 tasks, 1 never, 0 always"
+        in printed
     )
 
 

@@ -62,6 +62,7 @@ def test_build(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "flaky",
         "unrecorded",
         "parquet",
+        "restricted_licences",
         "unusable",
     }
     assert (code, result["tasks"], result["candidates"], result["valid"], result["rejected"]) == (
@@ -74,6 +75,8 @@ def test_build(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "1 tasks of 1 candidates" in text
     assert result["flaky"] == {"tinymath==1.0": []}
     assert "flaky" not in text
+    assert result["restricted_licences"] == {"tinymath==1.0": "no licence file"}
+    assert "look at the licence before you pass these tasks on: tinymath==1.0: no licence file" in text
     summary = json.loads((out / "summary.json").read_text())
     assert {key: summary[key] for key in result} == result
     streams = capsys.readouterr()

@@ -27,6 +27,7 @@ from composer_replication.errors import InputError
 from composer_replication.records import HintedTurn, Rollout
 from composer_replication.trainer.batch_records import hint_tensors, hinted_rows_in
 from composer_replication.trainer.hint_channel import schedule_share
+from composer_replication.trainer.policy_options import PolicyOptions
 
 TURNS = (
     HintedTurn((5, 6, 7), (5, 6, 90, 91, 7), (40, 41, 42), sampled_logp=(-5.5, -5.25, -6.0)),
@@ -340,6 +341,31 @@ def test_routing_sends_passing_rows_to_grpo_and_failing_ones_to_the_teacher(
     assert (plain["hint_weight"].sum(-1) > 0).tolist() == [True] * 4
     assert routed_output["advantages"].tolist() == [0.5, 0.0, 0.0, 0.5]
     assert (routed_output["hint_weight"].sum(-1) > 0).tolist() == [False, True, True, False]
+
+
+def test_fresh_prompts_bring_their_own_rewards_and_hints(make_trainer: Callable[..., Any]) -> None:
+    """Dynamic sampling replaces a group whose rewards are equal; the source is asked about what is trained on."""
+    answers = iter([[0.0] * 4, [1.0, 0.0, 1.0, 0.0]])
+    source = HintEveryTurn(until=0.5)
+    trainer = make_trainer(
+        alpha_sdpo=0.5,
+        hint_source=source,
+        policy_options=PolicyOptions(dynamic_sampling_rounds=1),
+        reward=lambda completions, **columns: next(answers),
+    )
+    trainer._check_policy_settings()
+    trainer.model.train()
+    batch = next(iter(trainer.get_train_dataloader()))
+    output = trainer._generate_and_score_completions(batch)
+    assert trainer.num_groups_replaced == 1
+    assert [rollout.reward for rollout in source.seen] == [1.0, 0.0, 1.0, 0.0]
+    assert {rollout.task_id for rollout in source.seen} == {batch[0]["prompt"]}
+    assert (output["hint_weight"].sum(-1) > 0).tolist() == [False, True, False, True]
+    found = hinted_rows_in(output)
+    assert found is not None
+    for turn, row in zip(found.student.completion_ids_NT, (1, 3), strict=True):
+        kept = output["completion_ids"][row][output["completion_mask"][row].bool()]
+        assert turn[: len(kept)].tolist() == kept.tolist()
 
 
 def test_the_schedule_falls_as_a_cosine_does() -> None:

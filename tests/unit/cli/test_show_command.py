@@ -104,7 +104,8 @@ def test_difficulty_is_shown_and_counted(sized_store: TaskStore) -> None:
     assert "difficulty small at temperature 0.8: 8 of 10 pass, 0.800 [0.490, 0.943]; hidden 5 of 10" in text
     stats, code = run_stats(argparse.Namespace(folder=sized_store.root))
     assert code == 0
-    (row,) = stats["difficulty"]
+    difficulty: Any = stats["difficulty"]
+    (row,) = difficulty
     # Wilson for 8 of 20, by hand: centre 0.496036 / 1.192073, half 1.959964 sqrt(0.0144009) / 1.192073.
     assert row.pop("ci95") == pytest.approx([0.218806, 0.613419], abs=2e-5)
     assert [row] == [

@@ -110,6 +110,8 @@ class Run:
         self.row.seconds = time.monotonic() - started
         before = self.leftovers.settled(PATIENCE_SECONDS)
         self.row.processes_before, self.row.folders_before = len(before["processes"]), len(before["folders"])
+        for folder in self.leftovers.folder.glob("composer-rl-new-*"):
+            os.utime(folder, (0, 0))  # a minute passes: so long one without a name is left alone
         self._start(1, is_doomed=False)  # the next process that opens a sandbox
         while self._parents:
             self._wait()

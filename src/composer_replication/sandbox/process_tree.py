@@ -116,7 +116,7 @@ def _end_those_naming(path: str, program: str, deadline: float) -> int:
 
 
 def end_processes_without_folder(prefix: str, *, program: str) -> int:
-    """Kill every process started as ``program`` whose arguments name a folder ``prefix…`` that it cannot see any more.
+    """Kill every process started as ``program`` whose arguments name a folder ``prefix…`` that neither we nor it can see any more.
 
     Such a one was not yet known by its command line when its folder was removed. It is asked with its own
     eyes (``/proc/PID/root``): a jail of another container has its folder there. Returns how many there were.
@@ -131,6 +131,8 @@ def end_processes_without_folder(prefix: str, *, program: str) -> int:
             handle = os.pidfd_open(int(name))
             folder = prefix + named[0].removeprefix(prefix).partition("/")[0]
             try:
+                if os.path.lexists(folder):  # in the middle of its start a jail itself does not see it
+                    continue
                 if os.listdir(f"/proc/{name}/root") and not os.path.lexists(f"/proc/{name}/root{folder}"):
                     signal.pidfd_send_signal(handle, signal.SIGKILL)
                     num_ended += 1

@@ -128,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--backend", default="", help="sandbox backend; the best of this machine by default")
     chosen = parser.parse_args(arguments)
-    if choose_backend(chosen.backend or None).name == "none":
+    if chosen.backend == "none" or choose_backend(chosen.backend or None).name == "none":
         parser.error("--backend none has no jail, and these answers are hostile: name another one.")
     with tempfile.TemporaryDirectory(prefix="forgeries-") as folder:
         store = build_store(Path(folder))

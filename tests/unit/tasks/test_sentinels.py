@@ -187,3 +187,10 @@ def test_parametrisations_keep_their_brackets() -> None:
     brackets = {copy.node_id.partition("[")[2] for copy in copies}
     assert {name.partition("[")[2] for name in (*plan.doubles, *plan.contraries)} == brackets
     assert plan.files["t.py"].decode().count("@pytest.mark.parametrize") == 3
+
+
+def test_a_method_of_the_suite_is_no_assertion() -> None:
+    """``self.check()`` without arguments was once taken for one, and grading broke on it."""
+    text = b"import unittest\n\n\nclass TestIt(unittest.TestCase):\n    def test_a(self):\n        self.check()\n"
+    copies = possible_copies({"tests/test_it.py": text}, ["tests/test_it.py::TestIt::test_a"])
+    assert [(copy.kind, copy.site) for copy in copies] == [("double", -1), ("contrary", -1)]

@@ -212,7 +212,7 @@ class Build:
         if earlier is not None and (
             not earlier.is_valid or self.store.has_record(f"tasks/{earlier.task_id}.json")
         ):
-            return earlier
+            return self._if_secret(earlier)
         selected = candidate.repository.record.tests_of(candidate.deletion)
         if candidate.is_pinned or selected is None or selected:
             return None
@@ -241,13 +241,19 @@ class Build:
             task_id = keep_task(
                 self.store, repository, candidate.deletion, subject, proposal=candidate.proposal
             )
-            decision = Decision(candidate.key, name, candidate.name, task_id=task_id)
-            try:
-                check_secrecy(self.store, self.store.get(task_id))
-            except GateFailed as error:
-                self.store.drop_task(task_id)
-                decision = replace(decision, task_id="", reason=error.gate, detail=error.detail)
+            decision = self._if_secret(Decision(candidate.key, name, candidate.name, task_id=task_id))
         self.journal.add(decision)
+        return decision
+
+    def _if_secret(self, decision: Decision) -> Decision:
+        """The decision, or that its code is told; asked of stored tasks too, for installed packages change."""
+        if not decision.is_valid:
+            return decision
+        try:
+            check_secrecy(self.store, self.store.get(decision.task_id))
+        except GateFailed as error:
+            self.store.drop_task(decision.task_id)
+            return replace(decision, task_id="", reason=error.gate, detail=error.detail)
         return decision
 
     def add_truth(self) -> int:

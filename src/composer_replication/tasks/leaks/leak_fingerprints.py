@@ -31,10 +31,11 @@ NUM_LINES_AROUND = 6
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """A target, and how many of its lines are distinctive."""
+    """A target, how many of its lines are distinctive, and the check sums of its window, line by line."""
 
     target: Target
     num_distinctive_lines: int
+    window_checks: tuple[int, ...]
 
 
 def fingerprints(store: TaskStore, task: Task, salt: str) -> list[Fingerprint]:
@@ -81,7 +82,7 @@ def fingerprints(store: TaskStore, task: Task, salt: str) -> list[Fingerprint]:
             name_checks=frozenset(map(name_check, {name, *(c.name for c in codes), *(t for _, t in tests)})),
             code_checks=frozenset(code.check for code in codes),
         )
-        found.append(Fingerprint(target, len(distinctive)))
+        found.append(Fingerprint(target, len(distinctive), tuple(map(line_check, window))))
     return found
 
 

@@ -168,6 +168,9 @@ def taid_target(
     return ((1 - progress) * student + progress * teacher).log_softmax(-1)
 
 
+_LARGEST_FALL = 1e6  # far beyond where the sigmoid is flat; an infinite one would stay in the mean for ever
+
+
 @dataclass(frozen=True, slots=True)
 class TaidProgress:
     """How far the target has moved; ``advanced`` gives the next state. Plain numbers, for checkpoints.
@@ -201,7 +204,8 @@ class TaidProgress:
         fall, moved, last = self.smoothed_fall, self.progress, self.last_loss
         if math.isfinite(loss):
             if last is not None and last > 0:
-                fall = self.momentum * fall + (1 - self.momentum) * (last - loss) / last
+                relative = min(max((last - loss) / last, -_LARGEST_FALL), _LARGEST_FALL)
+                fall = self.momentum * fall + (1 - self.momentum) * relative
                 moved += self.rate * (1 - moved) / (1 + math.exp(-max(fall, -700.0)))
             last = loss
         return TaidProgress(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from composer_replication.errors import EmptyMaskError, InputError, UsageError
@@ -312,6 +312,9 @@ def test_taid_progress_by_hand() -> None:
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True), min_size=1, max_size=20))
+@example(
+    [2e-3, -1.0, 1.0, 1.0, 2.6e-20, 4.3e299, -1.7976931305910841e308]
+)  # relative falls beyond the largest float
 def test_taid_progress_never_goes_back_nor_past_its_end(losses: list[float]) -> None:
     state = TaidProgress(rate=0.5)
     for step, loss in enumerate(losses):

@@ -89,6 +89,7 @@ class Build:
         self.slugs: set[str] = set()
         self.by_key: dict[str, Candidate] = {}
         self.unrecorded: dict[str, dict[str, str]] = {}
+        self._secret: set[str] = set()
 
     def prepare_all(
         self, opened: Sequence[RepositorySource], symbols: Mapping[str, Sequence[str]]
@@ -246,14 +247,15 @@ class Build:
         return decision
 
     def _if_secret(self, decision: Decision) -> Decision:
-        """The decision, or that its code is told; asked of stored tasks too, for installed packages change."""
-        if not decision.is_valid:
+        """The decision, or that its code is told; asked of stored tasks once a build, for installed packages change."""
+        if not decision.is_valid or decision.task_id in self._secret:
             return decision
         try:
             check_secrecy(self.store, self.store.get(decision.task_id))
         except GateFailed as error:
             self.store.drop_task(decision.task_id)
             return replace(decision, task_id="", reason=error.gate, detail=error.detail)
+        self._secret.add(decision.task_id)
         return decision
 
     def add_truth(self) -> int:

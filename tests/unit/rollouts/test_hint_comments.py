@@ -140,7 +140,8 @@ def test_long_hints_are_wrapped() -> None:
     st.sampled_from([0, 1]),
 )
 def test_the_prompt_is_only_added_to(text: str, completion: str, tokenizer: int) -> None:
-    place(f'{text}\ndef f(x):\n    """D."""', completion, tokenizer=tokenizer)
+    prompt = place(f'{text}\ndef f(x):\n    """D."""', completion, tokenizer=tokenizer)
+    assert HINT in text_of(prompt, tokenizer)
 
 
 def test_what_does_not_fit_is_refused() -> None:

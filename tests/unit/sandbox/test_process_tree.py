@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -156,3 +158,30 @@ def test_a_process_that_shows_its_descriptors_to_nobody_hides_them() -> None:
             assert process_tree.hides_descriptors([process.pid])
         finally:
             process.kill()
+
+
+def test_a_jail_whose_folder_is_gone_is_ended_and_no_other(tmp_path: Path) -> None:
+    """Told by the name of the program and the folder that it was started with; others stay as they are."""
+    prefix = f"{tmp_path}/scratch-"
+    (tmp_path / "scratch-alive").mkdir()
+    sleep = "import time; time.sleep(60)"
+
+    def start(program: str, folder: str) -> subprocess.Popen[bytes]:
+        words = [program, "-c", sleep, f"{prefix}{folder}/home"]
+        return subprocess.Popen(words, executable=sys.executable)
+
+    started = {name: start(*name) for name in [("bwrap", "gone"), ("bwrap", "alive"), ("other", "gone")]}
+    try:
+        deadline = time.monotonic() + 20
+        while any(  # until then the copy of this process still has our own command line
+            prefix.encode() not in Path(f"/proc/{process.pid}/cmdline").read_bytes()
+            for process in started.values()
+        ):
+            assert time.monotonic() < deadline
+        assert process_tree.end_processes_without_folder(prefix, program="bwrap") == 1
+        assert started["bwrap", "gone"].wait(timeout=20) == -signal.SIGKILL
+        assert [started[name].poll() for name in [("bwrap", "alive"), ("other", "gone")]] == [None, None]
+    finally:
+        for process in started.values():
+            process.kill()
+            process.wait()

@@ -71,10 +71,14 @@ def test_what_cannot_be_learned_from_is_refused_before_any_model(
 
 
 def test_a_channel_without_weight_is_not_asked_for_anything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GRPOTrainer, "__init__", lambda self, *args, **kwargs: None)
-    ComposerReplicationTrainer(
+    """The very records that a weight would refuse."""
+    calls: list[int] = []
+    monkeypatch.setattr(GRPOTrainer, "__init__", lambda self, *args, **kwargs: calls.append(1))
+    trainer = ComposerReplicationTrainer(
         hinted_turns=[HintedTurn((), (), ())], replay_pairs=[PreferencePair((), (), ())]
     )
+    assert calls == [1]
+    assert (trainer.alpha_sdpo, trainer.beta_replay) == (0.0, 0.0)
 
 
 def test_lora_off_needs_an_adapter(make_trainer: Callable[..., Any]) -> None:

@@ -150,7 +150,9 @@ def test_a_contradiction_is_refused_in_one_sentence(
 def test_what_does_not_contradict_is_taken(
     tmp_path: Path, trainer: dict[str, Any], trl: dict[str, Any]
 ) -> None:
-    trl_arguments(recipe(trainer, trl), RunFolder(tmp_path))
+    arguments = trl_arguments(recipe(trainer, trl), RunFolder(tmp_path))
+    taken = {key: getattr(arguments, key) for key in trl}
+    assert taken == {**trl, **({"scale_rewards": "none"} if trl.get("scale_rewards") is False else {})}
 
 
 @pytest.mark.parametrize(

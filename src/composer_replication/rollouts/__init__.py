@@ -6,6 +6,7 @@ answer is spliced back into the tree, and the tests of the store say what it is 
     single_turn.py          prompt, stop rule, answer
     grading.py              answer -> Score, in a fresh sandbox each
     rewards.py              (answer, score) -> in-loop reward
+    user_functions.py       a function named by dotted path, imported and tried on its arguments
     reward_function.py      the face that TRL calls; keeps every rollout
     heldout_evaluation.py   fresh samples on held-out tasks: the truth for the guard
     pass_rates.py           pass rates with intervals

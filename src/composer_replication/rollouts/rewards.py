@@ -10,15 +10,14 @@ to be caught or to be easy, and say so.
 
 from __future__ import annotations
 
-import inspect
 import math
 import traceback
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 from composer_replication.errors import UsageError
 from composer_replication.records import Score
+from composer_replication.rollouts.user_functions import UnusableFunctionError, import_function, one_line
 
 RewardRule = Callable[[str, str, Score], float]
 
@@ -75,20 +74,10 @@ def load_reward_rule(dotted: str) -> RewardRule:
     Raises:
         UsageError: it cannot be imported, is not callable, or takes other arguments (CR0210).
     """
-    module_name, _, name = dotted.partition(":")
     try:
-        rule = getattr(import_module(module_name), name)
-    except Exception as error:  # the user's module may raise anything
-        raise _unusable_rule(dotted, f"cannot be imported: {one_line(error)}") from error
-    if not callable(rule):
-        raise _unusable_rule(dotted, "is not callable")
-    try:
-        inspect.signature(rule).bind("text", "answer", None)
-    except TypeError as error:
-        raise _unusable_rule(dotted, f"does not take (text, answer, score): {error}") from error
-    except ValueError:  # written in C, without a signature to read: its first call will tell
-        pass
-    return rule  # type: ignore[no-any-return]  # a user's function; its result is checked by ``pay``
+        return import_function(dotted, ("text", "answer", "score"))
+    except UnusableFunctionError as error:
+        raise _unusable_rule(dotted, str(error)) from error
 
 
 def pay(rule: RewardRule, text: str, answer: str, score: Score) -> float:
@@ -115,12 +104,6 @@ def _as_number(value: Any) -> float | None:
     except (TypeError, ValueError, ArithmeticError, RuntimeError):  # a tensor of several values, say
         return None
     return number if math.isfinite(number) else None
-
-
-def one_line(error: BaseException) -> str:
-    """The kind of an exception and the first line of what it says."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0].rstrip('.')[:200]}" if lines else type(error).__name__
 
 
 def _unusable_rule(dotted: str, problem: str) -> UsageError:

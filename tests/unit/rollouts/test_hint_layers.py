@@ -150,6 +150,7 @@ def test_a_layer_that_breaks_is_named(name: str, says: str) -> None:
         write_hint(context_of("cat of a missing file"), open_layers(options), options)
     assert name in caught.value.message
     assert says in caught.value.message
+    assert "\n" not in caught.value.message
 
 
 @pytest.mark.parametrize(

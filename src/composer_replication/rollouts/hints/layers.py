@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import keyword
 import re
 from collections import Counter
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 
 from composer_replication.errors import UsageError
@@ -16,6 +14,7 @@ from composer_replication.rollouts.hints.hint_context import HintContext, HintLa
 from composer_replication.rollouts.hints.hint_judge import open_judge
 from composer_replication.rollouts.hints.hint_options import HintOptions
 from composer_replication.rollouts.hints.templates import template_hint
+from composer_replication.rollouts.user_functions import UnusableFunctionError, import_function, one_line
 
 CUT_OFF = " \n,;"
 _NAME = re.compile(r"[^\W\d]\w*")
@@ -73,20 +72,10 @@ def load_layer(dotted: str) -> HintLayer:
     Raises:
         UsageError: it cannot be imported, is not callable, or takes other arguments (CR0221).
     """
-    module_name, _, name = dotted.partition(":")
     try:
-        layer = getattr(import_module(module_name), name)
-    except Exception as error:  # the user's module may raise anything
-        raise _unusable(dotted, f"cannot be imported: {type(error).__name__}: {str(error)[:200]}") from error
-    if not callable(layer):
-        raise _unusable(dotted, "is not callable")
-    try:
-        inspect.signature(layer).bind(None)
-    except TypeError as error:
-        raise _unusable(dotted, f"does not take (context): {error}") from error
-    except ValueError:  # written in C, without a signature to read: its first call will tell
-        pass
-    return layer  # type: ignore[no-any-return]  # a user's function; what it gives is checked in write_hint
+        return import_function(dotted, ("context",))
+    except UnusableFunctionError as error:
+        raise _unusable(dotted, str(error)) from error
 
 
 def environment_hint(context: HintContext) -> str | None:
@@ -139,7 +128,7 @@ def _ask(name: str, layer: HintLayer, context: HintContext) -> str | None:
     try:
         text: object = layer(context)
     except Exception as error:  # the user's function may raise anything
-        raise _broken(name, f"raised {type(error).__name__}: {str(error)[:200]}") from error
+        raise _broken(name, f"raised {one_line(error)}") from error
     if text is not None and not isinstance(text, str):
         raise _broken(name, f"gave {text!r:.80}, which is neither a text nor None")
     return text

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from composer_replication.errors import InputError
 from composer_replication.records import Task
-from composer_replication.sandbox import runs_interrupted
+from composer_replication.sandbox.interruptible_pool import interruptible_pool
 from composer_replication.tasks.gates import (
     GateFailed,
     check_hidden_out,
@@ -86,7 +85,7 @@ def validate_store(
         store.read_derived(name)
     task_ids = store.require_task_ids()
     failed: list[ValidationFailure] = []
-    with ThreadPoolExecutor(max(1, jobs), thread_name_prefix="tasks-validate") as pool:
+    with interruptible_pool(jobs, "tasks-validate") as pool:
         futures = [
             pool.submit(validate_task, store, task_id, max(1, repeat), thorough=thorough)
             for task_id in task_ids
@@ -94,21 +93,13 @@ def validate_store(
         learned = (
             [pool.submit(_learned, store, own) for own in _by_repository(store, task_ids)] if thorough else []
         )
-        try:
-            for done, (task_id, future) in enumerate(zip(task_ids, futures, strict=True), start=1):
-                failed.extend(future.result())
-                if progress is not None:
-                    progress(done, len(task_ids), task_id)
-            known = {failure.task_id for failure in failed}
-            rows = [failure for future in learned for failure in future.result()]
-            failed.extend(failure for failure in rows if failure.task_id not in known)
-        except KeyboardInterrupt:
-            with runs_interrupted():
-                pool.shutdown(cancel_futures=True)
-            raise
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+        for done, (task_id, future) in enumerate(zip(task_ids, futures, strict=True), start=1):
+            failed.extend(future.result())
+            if progress is not None:
+                progress(done, len(task_ids), task_id)
+        known = {failure.task_id for failure in failed}
+        rows = [failure for future in learned for failure in future.result()]
+        failed.extend(failure for failure in rows if failure.task_id not in known)
     if not any(failure.gate == "damaged" for failure in failed):
         check_parquet(store)
     return ValidationSummary(len(task_ids), len(task_ids) - len(failed), tuple(failed))

@@ -11,7 +11,6 @@ import json
 import secrets
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.resources import files
@@ -21,8 +20,9 @@ from typing import Any, Literal
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.records import ExecResult, Limits, SandboxSpec, Task
-from composer_replication.sandbox import base_interpreter, open_sandbox, runs_interrupted, system_folders
+from composer_replication.sandbox import base_interpreter, open_sandbox, system_folders
 from composer_replication.sandbox.host_paths import is_below
+from composer_replication.sandbox.interruptible_pool import interruptible_pool
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.fresh_git import with_git
 from composer_replication.tasks.intake.environment import Environment
@@ -110,30 +110,22 @@ def _run(scan: _Scan, tasks: Sequence[Task], jobs: int, progress: Progress | Non
     by_repository: dict[str, list[Task]] = {}
     for task in tasks:
         by_repository.setdefault(scan.store.record(task.task_id).repository_record, []).append(task)
-    with ThreadPoolExecutor(max(1, jobs), thread_name_prefix="tasks-leakscan") as pool:
-        try:
-            if progress is not None:
-                progress(0, len(tasks), "what all tasks see")
-            todo = [pool.submit(work) for work in scan.shared_places(tasks)]
-            done = 0
-            for same in by_repository.values():
-                trees = {task.task_id: scan.store.files(task, "rollout") for task in same}
-                futures = [(task, pool.submit(scan.rob, task, trees[task.task_id])) for task in same]
-                scan.search_trees(same, trees)
-                for task, future in futures:
-                    future.result()
-                    done += 1
-                    if progress is not None:
-                        progress(done, len(tasks), task.task_id)
-            for one in todo:
-                one.result()
-        except KeyboardInterrupt:
-            with runs_interrupted():
-                pool.shutdown(cancel_futures=True)
-            raise
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+    with interruptible_pool(jobs, "tasks-leakscan") as pool:
+        if progress is not None:
+            progress(0, len(tasks), "what all tasks see")
+        todo = [pool.submit(work) for work in scan.shared_places(tasks)]
+        done = 0
+        for same in by_repository.values():
+            trees = {task.task_id: scan.store.files(task, "rollout") for task in same}
+            futures = [(task, pool.submit(scan.rob, task, trees[task.task_id])) for task in same]
+            scan.search_trees(same, trees)
+            for task, future in futures:
+                future.result()
+                done += 1
+                if progress is not None:
+                    progress(done, len(tasks), task.task_id)
+        for one in todo:
+            one.result()
 
 
 class _Scan:

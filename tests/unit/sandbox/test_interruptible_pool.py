@@ -22,10 +22,14 @@ def test_an_error_ends_the_pool(error: type[BaseException], tells: bool) -> None
             time.sleep(0.01)
         told.append(is_interrupted())
 
-    with pytest.raises(error), interruptible_pool(0, "test") as pool:
-        pool.submit(first)
-        pool.submit(later.append, 1)
-        begun.wait()
-        raise error
+    def run() -> None:
+        with interruptible_pool(0, "test") as pool:
+            pool.submit(first)
+            pool.submit(later.append, 1)
+            begun.wait()
+            raise error
+
+    with pytest.raises(error):
+        run()
     assert (told, later) == ([tells], [])
     assert not is_interrupted()

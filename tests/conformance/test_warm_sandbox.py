@@ -512,6 +512,8 @@ with WarmBubblewrapSandbox(SandboxSpec(tree)) as jail:
     dead = run("import resource, time, os\\nresource.prlimit(1, resource.RLIMIT_CPU, (0, 0))\\nfor _ in range(4000):\\n if os.fork() == 0: os._exit(0)\\n os.wait()\\ntime.sleep(1)")
     found["dead"] = [dead.exit_code, dead.stderr.splitlines()[-1:]]
     found["on"] = run("print('on')").stdout
+    unreaped = run("import os, time\\nif os.fork() == 0: os._exit(0)\\ntime.sleep(1.5); print('lived')")
+    found["unreaped"] = [unreaped.exit_code, unreaped.stdout]
     jail.reset()
 from composer_replication.sandbox.process_folder import process_folder
 found["left"] = [*os.listdir(process_folder()), *(name for name in os.listdir(tree) if name)]
@@ -555,4 +557,5 @@ def test_the_same_user_id_inside_and_out_is_no_way_to_the_first_process(tmp_path
         [137, ["[sandbox] stopped: it ended the process that keeps the jail"]],
         [0, []],
     )
+    assert found["unreaped"] == [0, "lived\n"]  # the kernel shows the files of an ended process to root alone
     assert (found["on"], found["left"]) == ("on\n", [])

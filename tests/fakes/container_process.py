@@ -20,6 +20,7 @@ from composer_replication.sandbox.process_tree import (
     descendants,
     memory_bytes,
     proportional_memory_bytes,
+    speakers,
 )
 from composer_replication.sandbox.syscall_filter import filter_program
 
@@ -155,7 +156,7 @@ class ContainerProcess:
     def _watch_memory(self) -> None:
         while self._limit and self.process.poll() is None:
             roots = (self.process.pid, *self.more_roots.copy())
-            pids = [pid for root in roots for pid in descendants(root)]
+            pids = speakers([pid for root in roots for pid in descendants(root)])
             if memory_bytes(pids) > self._limit and proportional_memory_bytes(pids) > self._limit:
                 self.is_out_of_memory = True
                 self.kill()

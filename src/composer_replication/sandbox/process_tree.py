@@ -13,6 +13,7 @@ from pathlib import Path
 
 _PROC = Path("/proc")
 _DELETED = " (deleted)"
+_ENDED = "ZX"  # states in /proc/PID/stat
 _MEMORY_FILES = ("/dev/zero", "/memfd:", "/SYSV")
 
 
@@ -28,19 +29,44 @@ def _children_from_kernel(pid: int) -> list[int]:
     return found
 
 
-def _parent_and_state(pid: int) -> tuple[int, str]:
+def _stat(place: str) -> tuple[int, str, int]:
+    """Parent, state and number of threads of a process or thread; ``(-1, "X", 0)`` when it is gone."""
     with suppress(OSError, ValueError, IndexError):
         # The command name is in brackets and may hold anything: cut after the last one.
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-        return int(fields[1]), fields[0]
-    return -1, "X"
+        fields = Path(f"/proc/{place}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        return int(fields[1]), fields[0], int(fields[17])
+    return -1, "X", 0
+
+
+def _is_alive(pid: int) -> bool:
+    """A process lives on in its other threads when its first one, which gives it its state, has ended."""
+    _, state, num_threads = _stat(str(pid))
+    return state not in _ENDED or num_threads > 1
+
+
+def speakers(pids: Iterable[int]) -> list[int]:
+    """One living thread of each process that lives: what ``/proc`` tells of it holds for the process.
+
+    The first thread, unless it has ended before the others: of an ended thread ``/proc`` shows neither memory
+    nor open files.
+    """
+    found: list[int] = []
+    for pid in pids:
+        _, state, num_threads = _stat(str(pid))
+        if state not in _ENDED:
+            found.append(pid)
+        elif num_threads > 1:
+            with suppress(OSError):
+                threads = (int(name) for name in os.listdir(f"/proc/{pid}/task"))
+                found += [thread for thread in threads if _stat(f"{pid}/task/{thread}")[1] not in _ENDED][:1]
+    return found
 
 
 def _children_of_all() -> dict[int, list[int]]:
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
-            children.setdefault(_parent_and_state(int(name))[0], []).append(int(name))
+            children.setdefault(_stat(name)[0], []).append(int(name))
     return children
 
 
@@ -70,7 +96,7 @@ def kill_descendants(root: int, *, patience_seconds: float = 5.0) -> bool:
     """
     deadline = time.monotonic() + patience_seconds
     while True:
-        alive = [pid for pid in descendants(root) if _parent_and_state(pid)[1] not in "ZX"]
+        alive = [pid for pid in descendants(root) if _is_alive(pid)]
         if not alive:
             return True
         if time.monotonic() > deadline:
@@ -188,13 +214,16 @@ def hides_descriptors(pids: Iterable[int]) -> bool:
     """Are descriptors of one of them kept where they cannot be counted?
 
     On their way in a socket they are in no process's list; ``fdinfo`` counts them since Linux 5.10. And a process
-    that made itself undumpable shows its list to nobody but root.
+    that made itself undumpable shows its list to nobody but root. So does one that has given back its memory
+    on the way to its end, with nothing to hide.
     """
     for pid in pids:
         try:
             descriptors = os.listdir(f"/proc/{pid}/fd")
         except PermissionError:
-            return True
+            if _has_memory(pid):
+                return True
+            continue
         except OSError:
             continue
         for descriptor in descriptors:
@@ -202,6 +231,12 @@ def hides_descriptors(pids: Iterable[int]) -> bool:
                 is_socket = os.readlink(f"/proc/{pid}/fd/{descriptor}").startswith("socket:")
                 if is_socket and _num_on_their_way(f"/proc/{pid}/fdinfo/{descriptor}"):
                     return True
+    return False
+
+
+def _has_memory(pid: int) -> bool:
+    with suppress(OSError):
+        return not Path(f"/proc/{pid}/statm").read_text().startswith("0 ")
     return False
 
 

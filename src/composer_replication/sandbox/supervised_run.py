@@ -30,6 +30,7 @@ from composer_replication.sandbox.process_tree import (
     memory_bytes,
     num_threads,
     proportional_memory_bytes,
+    speakers,
     unlinked_file_bytes,
 )
 
@@ -132,18 +133,20 @@ class Watched:
         most = self.limits.num_processes + self.num_own_processes
         if len(pids) > most or num_threads(pids) > _THREADS_A_PROCESS * most:
             return Verdict.OVER_PROCESSES
+        theirs = speakers(pids[self.num_own_processes :])
+        threads = [*speakers(pids[: self.num_own_processes]), *theirs]
         if (
-            memory_bytes(pids) > self.limits.memory_bytes
-            and proportional_memory_bytes(pids) > self.limits.memory_bytes
+            memory_bytes(threads) > self.limits.memory_bytes
+            and proportional_memory_bytes(threads) > self.limits.memory_bytes
         ):
             return Verdict.OVER_MEMORY
-        if hides_descriptors(pids[self.num_own_processes :]):
+        if hides_descriptors(theirs):
             self.looks.num_hiding += 1
             if self.looks.num_hiding >= _LOOKS_UNTIL_HIDING:
                 return Verdict.HIDES_FILES
         else:
             self.looks.num_hiding = 0
-        return Verdict.OVER_DISK if self.disk_is_exceeded(pids) else Verdict.ENDED
+        return Verdict.OVER_DISK if self.disk_is_exceeded(threads) else Verdict.ENDED
 
 
 @dataclass(slots=True)

@@ -19,6 +19,7 @@ _FAIL = 0x00050000
 _OFFSET_NUMBER, _OFFSET_ARCH, _OFFSET_FIRST_ARGUMENT = 0, 4, 16
 _OFFSET_SECOND_ARGUMENT, _OFFSET_THIRD_ARGUMENT, _OFFSET_FOURTH_ARGUMENT = 24, 32, 40
 _CLONE_NEW_USER = 0x10000000
+_CLONE_FILES, _CLONE_THREAD = 0x400, 0x10000
 _X32_BIT = 0x40000000
 _ALLOWED_FAMILIES = (1, 2, 10, 16)  # unix, inet, inet6, netlink
 _INET, _INET6 = 2, 10
@@ -105,12 +106,7 @@ def filter_program(machine: str | None = None) -> bytes:
         _step(_JUMP_AT_LEAST, _X32_BIT, 0, 1),
         _step(_RETURN, _FAIL | errno.ENOSYS),
         *(_refuse(number) for number in (*refused, *_REFUSED_EVERYWHERE)),
-        _refuse(_CLONE3, errno.ENOSYS),
-        _step(_JUMP_EQUAL, clone, 0, 4),
-        _step(_LOAD, _OFFSET_FIRST_ARGUMENT),
-        _step(_JUMP_ANY_BIT, _CLONE_NEW_USER, 0, 1),
-        _step(_RETURN, _FAIL | errno.EPERM),
-        _step(_RETURN, _ALLOW),
+        _without_odd_clones(clone),
         _step(_JUMP_EQUAL, socket, 0, 3 + len(_ALLOWED_FAMILIES)),
         _step(_LOAD, _OFFSET_FIRST_ARGUMENT),
         *(
@@ -129,13 +125,14 @@ def filter_among_equals(machine: str | None = None) -> bytes:
 
     It refuses to set the limits, priority, scheduler or processors of any process but the caller;
     message queues, which such a jail would share with the host and with the next command; and ways to connect
-    that are no ``connect`` of TCP or UDP: other protocols (multipath TCP, SCTP), and data sent with the opening.
+    that are no ``connect`` of TCP or UDP: other protocols (multipath TCP, SCTP), and data sent with the opening;
+    threads whose open files their process does not show.
     """
     known = _AMONG_EQUALS.get(machine or os.uname().machine)
     if known is None:
         return b""
     set_priority, (send_to, send_many), send_message, of_oneself, refused = known
-    architecture, _, socket, _ = _MACHINES[machine or os.uname().machine]
+    architecture, clone, socket, _ = _MACHINES[machine or os.uname().machine]
     program = [
         _step(_LOAD, _OFFSET_ARCH),
         _step(_JUMP_EQUAL, architecture, 1, 0),
@@ -148,6 +145,7 @@ def filter_among_equals(machine: str | None = None) -> bytes:
         _without_fast_open(send_to, _OFFSET_FOURTH_ARGUMENT),
         _without_fast_open(send_many, _OFFSET_FOURTH_ARGUMENT),
         _without_fast_open(send_message, _OFFSET_THIRD_ARGUMENT),
+        _without_odd_clones(clone),
         # setpriority(PRIO_PROCESS, 0, …) alone
         _step(_JUMP_EQUAL, set_priority, 0, 6),
         _step(_LOAD, _OFFSET_FIRST_ARGUMENT),
@@ -167,6 +165,20 @@ def filter_among_equals(machine: str | None = None) -> bytes:
         _step(_RETURN, _ALLOW),
     ]
     return b"".join(program)
+
+
+def _without_odd_clones(clone: int) -> bytes:
+    """No user namespace, and no thread with open files of its own: those of its process alone are counted."""
+    return (
+        _refuse(_CLONE3, errno.ENOSYS)
+        + _step(_JUMP_EQUAL, clone, 0, 6)
+        + _step(_LOAD, _OFFSET_FIRST_ARGUMENT)
+        + _step(_JUMP_ANY_BIT, _CLONE_NEW_USER, 2, 0)
+        + _step(_JUMP_ANY_BIT, _CLONE_THREAD, 0, 2)
+        + _step(_JUMP_ANY_BIT, _CLONE_FILES, 1, 0)
+        + _step(_RETURN, _FAIL | errno.EPERM)
+        + _step(_RETURN, _ALLOW)
+    )
 
 
 def _only_oneself(number: int) -> bytes:

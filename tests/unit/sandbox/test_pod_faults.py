@@ -211,12 +211,15 @@ def test_what_no_server_sends(cluster: Any, tree: Path, raw: bytes, said: str) -
 
 
 def test_pieces_and_pings_between_them_are_put_together(cluster: Any, tree: Path) -> None:
+    whole = threading.Lock()  # output and errors come from two threads; a server sends one message at a time
+
     def in_pieces(handler: Any, channel: Any, message: bytes) -> bool:
-        channel.frame(9, b"are you there")
-        channel.frame(2, message[:1], is_last=False)
-        channel.frame(9, b"")
-        channel.frame(0, message[1:4], is_last=False)
-        channel.frame(0, message[4:])
+        with whole:
+            channel.frame(9, b"are you there")
+            channel.frame(2, message[:1], is_last=False)
+            channel.frame(9, b"")
+            channel.frame(0, message[1:4], is_last=False)
+            channel.frame(0, message[4:])
         return True
 
     cluster.protocols = ["v4.channel.k8s.io"]

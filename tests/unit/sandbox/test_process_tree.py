@@ -160,6 +160,74 @@ def test_a_process_that_shows_its_descriptors_to_nobody_hides_them() -> None:
             process.kill()
 
 
+AS_USER = ["setpriv", "--reuid", "64123", "--regid", "64123", "--clear-groups"]
+LOOK_AT_ENDED = """
+import os, sys
+from types import ModuleType
+tree = ModuleType("process_tree")
+exec(sys.stdin.read(), tree.__dict__)
+if (child := os.fork()) == 0:
+    os._exit(0)
+os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+try:
+    os.listdir(f"/proc/{child}/fd")
+except PermissionError:
+    print("closed", end=" ")
+print(tree.hides_descriptors([child]), tree.speakers([child]))
+"""
+
+
+def test_an_ended_process_hides_nothing_from_an_ordinary_user() -> None:
+    """Its list of files belongs to root from then on."""
+    python = next((p for p in (sys.executable, "/usr/bin/python3") if _is_usable(p)), None)
+    if python is None:
+        pytest.skip("no Python 3.11 here that an ordinary user may start")
+    look = [*(AS_USER if os.geteuid() == 0 else []), python, "-c", LOOK_AT_ENDED]
+    source = Path(process_tree.__file__).read_text()
+    found = subprocess.run(look, input=source, capture_output=True, text=True, check=True, cwd="/").stdout
+    assert found == "closed False []\n"
+
+
+def _is_usable(python: str) -> bool:
+    ask = "import sys; sys.exit(sys.version_info < (3, 11))"
+    asked = [*(AS_USER if os.geteuid() == 0 else []), python, "-c", ask]
+    return subprocess.run(asked, capture_output=True, check=False, cwd="/").returncode == 0
+
+
+FIRST_THREAD_ENDED = """
+import ctypes, os, threading, time
+held = os.memfd_create("x"); os.write(held, b"x" * (8 << 20))
+def work():
+    while open("/proc/self/stat").read().rpartition(")")[2].split()[0] != "Z":
+        time.sleep(0.01)
+    block = bytearray(50 << 20); block[::4096] = b"x" * len(block[::4096])
+    print("up", flush=True); time.sleep(60)
+threading.Thread(target=work).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+def test_a_process_lives_on_when_its_first_thread_has_ended() -> None:
+    start = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
+    with subprocess.Popen(
+        [sys.executable, "-c", start, FIRST_THREAD_ENDED], stdout=subprocess.PIPE, text=True
+    ) as parent:
+        try:
+            assert parent.stdout is not None
+            assert parent.stdout.readline() == "up\n"
+            (process,) = process_tree.descendants(parent.pid)
+            assert process_tree.memory_bytes([process]) == 0
+            (speaker,) = threads = process_tree.speakers([process])
+            assert speaker != process
+            assert 50 << 20 <= process_tree.memory_bytes(threads) < 150 << 20
+            assert 50 << 20 <= process_tree.proportional_memory_bytes(threads)
+            assert process_tree.unlinked_file_bytes(threads) == 8 << 20
+            assert process_tree.kill_descendants(parent.pid)
+            assert process_tree.speakers([process]) == []
+        finally:
+            parent.kill()
+
+
 def test_a_jail_whose_folder_is_gone_is_ended_and_no_other(tmp_path: Path) -> None:
     """Told by the name of the program and the folder that it was started with; others stay as they are."""
     prefix = f"{tmp_path}/scratch-"

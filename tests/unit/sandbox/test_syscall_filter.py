@@ -96,6 +96,13 @@ class TestFilter:
         assert self.ask(machine, clone, 0x11) == ALLOW
         assert self.ask(machine, clone, 0x10000011) == refusal(errno.EPERM)
 
+    def test_a_thread_shares_the_files_of_its_process(self, machine: str) -> None:
+        clone, thread, files = NUMBERS[machine]["clone"], 0x10900, 0x400
+        for program in (filter_program(machine), filter_among_equals(machine)):
+            assert decide(program, clone, ARCHITECTURE[machine], thread | files) == ALLOW
+            assert decide(program, clone, ARCHITECTURE[machine], thread) == refusal(errno.EPERM)
+            assert decide(program, 435, ARCHITECTURE[machine]) == refusal(errno.ENOSYS)
+
     def test_clone3_does_not_exist(self, machine: str) -> None:
         assert self.ask(machine, 435) == refusal(errno.ENOSYS)
 

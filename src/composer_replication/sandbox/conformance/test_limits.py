@@ -36,6 +36,27 @@ def test_memory_of_all_processes_together(backend: SandboxBackend, tree: Path) -
     assert result.exit_code == 137
 
 
+def test_memory_of_processes_whose_first_thread_has_ended(backend: SandboxBackend, tree: Path) -> None:
+    """The kernel shows neither memory nor files of an ended thread, while others of its process live on."""
+    code = (
+        "import ctypes, os, threading, time\n"
+        "def hold():\n"
+        " time.sleep(0.2)\n"
+        " held = bytearray(60 << 20)\n"
+        " held[::4096] = b'x' * len(held[::4096])\n"
+        " time.sleep(30)\n"
+        "for _ in range(6):\n"
+        " if os.fork() == 0:\n"
+        "  threading.Thread(target=hold).start()\n"
+        "  ctypes.CDLL(None).pthread_exit(None)\n"
+        "time.sleep(30)"
+    )
+    with backend.open(SandboxSpec(tree, limits=Limits(memory_bytes=192 * MIB))) as sandbox:
+        result = sandbox.exec(python(code), timeout_seconds=LONG_SECONDS)
+    assert result.out_of_memory, result.stderr
+    assert not result.timed_out
+
+
 def test_memory_that_forked_processes_share_counts_once(backend: SandboxBackend, tree: Path) -> None:
     code = (
         "import os, time\n"
@@ -68,6 +89,13 @@ def test_disk_of_one_file(backend: SandboxBackend, tree: Path) -> None:
         result = sandbox.exec(["sh", "-c", "head -c 50000000 /dev/zero > big"], timeout_seconds=LONG_SECONDS)
     assert result.exit_code != 0
     assert (tree / "big").stat().st_size <= 8 * MIB
+
+
+def test_an_ended_child_that_nobody_waits_for_is_no_offence(backend: SandboxBackend, tree: Path) -> None:
+    code = "import os, time\nif os.fork() == 0: os._exit(0)\ntime.sleep(1.5); print('lived')"
+    with backend.open(SandboxSpec(tree)) as sandbox:
+        result = sandbox.exec(python(code), timeout_seconds=LONG_SECONDS)
+    assert (result.exit_code, result.stdout) == (0, "lived\n"), result.stderr
 
 
 def test_disk_that_was_there_before_is_not_charged(backend: SandboxBackend, tree: Path) -> None:

@@ -13,7 +13,7 @@ from composer_replication.errors import SandboxFailure
 from composer_replication.sandbox.engine.engine_client import EngineClient, EngineRefusal
 from composer_replication.sandbox.engine.stream_frames import FrameError, FrameReader
 from composer_replication.sandbox.jailed_tree import failure
-from composer_replication.sandbox.process_tree import descendants
+from composer_replication.sandbox.process_tree import descendants, speakers
 from composer_replication.sandbox.supervised_run import Ended, Verdict, Watched, is_interrupted
 
 _CHUNK_BYTES = 1 << 18
@@ -149,7 +149,7 @@ class Container:
             raise _refused("describe a container", error) from error
 
     def _pids(self) -> list[int]:
-        return [self.host_pid, *descendants(self.host_pid)] if self.host_pid > 0 else []
+        return speakers([self.host_pid, *descendants(self.host_pid)]) if self.host_pid > 0 else []
 
     def _kill(self) -> None:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,11 +37,18 @@ def environment() -> Environment:
 
 
 @pytest.fixture(scope="session")
-def tiny_store(tmp_path_factory: pytest.TempPathFactory) -> TaskStore:
-    """A store that tests only read."""
+def tiny_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TaskStore]:
+    """A store that tests only read: in random order a change would reach others."""
     folder = tmp_path_factory.mktemp("store") / "tasks"
     build_tasks([str(TINY)], folder, symbols={str(TINY): TINY_PINS})
-    return TaskStore.open(folder)
+    before = _contents(folder)
+    yield TaskStore.open(folder)
+    assert _contents(folder) == before, "a test changed the store that all tests read"
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    found = (path for path in folder.rglob("*") if path.is_file() and path.name != "LOCK")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -83,14 +84,15 @@ def test_a_refused_build_leaves_the_mark_alone(make_project: MakeProject, tmp_pa
 
 
 def test_a_store_of_an_earlier_version_is_not_called_unfinished(
-    tiny_store: TaskStore, capsys: pytest.CaptureFixture[str]
+    tiny_store: TaskStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    manifest = json.loads((tiny_store.root / "manifest.json").read_text())
+    copy = shutil.copytree(tiny_store.root, tmp_path / "copy")
+    manifest = json.loads((copy / "manifest.json").read_text())
     assert "build" not in manifest or manifest["build"]["is_complete"]
     manifest.pop("build", None)
-    (tiny_store.root / "manifest.json").write_text(json.dumps(manifest))
-    assert TaskStore.open(tiny_store.root).build is None
-    assert main(["tasks", "stats", str(tiny_store.root)]) == 0
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    assert TaskStore.open(copy).build is None
+    assert main(["tasks", "stats", str(copy)]) == 0
     assert SENTENCE not in "".join(capsys.readouterr())
 
 

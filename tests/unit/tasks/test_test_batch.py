@@ -66,7 +66,7 @@ def alone(run: BatchRun, folder: Path, environment: Environment, backend: str | 
         (folder / name).write_bytes(data)
     return run_tests(
         folder, environment, run.node_ids, backend=backend, timeout_seconds=run.timeout_seconds,
-        stop_at_first_failure=run.stop_at_first_failure,
+        wall_factor=run.wall_factor, stop_at_first_failure=run.stop_at_first_failure,
     )  # fmt: skip
 
 
@@ -174,10 +174,12 @@ def test_a_run_that_hangs_costs_its_own_time_only(
     runs = {
         "hangs": BatchRun(project(hangs), IDS, 2.0),
         "good": BatchRun(project("return 42"), IDS, 60.0),
+        "never ends": BatchRun(project("while True: pass"), IDS, 1.0, wall_factor=30.0),
         "conftest hangs": BatchRun(project("return 42") | files(conftest="import time\ntime.sleep(60)\n"), None, 2.0),
     }  # fmt: skip
     together = assert_equal(runs, tmp_path, environment, backend, fork=True)
     assert together["hangs"].error.startswith("the tests ran longer than 2 s")
+    assert together["never ends"].error.startswith("the tests ran longer than 1 s")
     assert together["good"].passed == set(IDS)
 
 

@@ -50,12 +50,21 @@ _UNSAFE_AFTER_FORK = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class BatchRun:
-    """One run: all files of its tree, the tests (None: all), its time, whether one failure is enough."""
+    """One run: all files of its tree, the tests (None: all), its time, whether one failure is enough.
+
+    With ``wall_factor`` its time is processor time, as in ``run_tests``.
+    """
 
     files: Mapping[str, bytes]
     node_ids: Sequence[str] | None
     timeout_seconds: float
     stop_at_first_failure: bool = False
+    wall_factor: float | None = None
+
+    @property
+    def wall_seconds(self) -> float:
+        """What it may take by the clock."""
+        return self.timeout_seconds * (self.wall_factor or 1.0)
 
 
 def run_batch(
@@ -134,7 +143,7 @@ def _run_alone(run: BatchRun, environment: Environment, backend: str | None, lim
         write_files(tree, run.files)
         return run_tests(
             tree, environment, run.node_ids, backend=backend, timeout_seconds=run.timeout_seconds,
-            limits=limits, stop_at_first_failure=run.stop_at_first_failure,
+            wall_factor=run.wall_factor, limits=limits, stop_at_first_failure=run.stop_at_first_failure,
         )  # fmt: skip
 
 
@@ -153,8 +162,9 @@ def _run_part(
             tree.mkdir(parents=True)
             write_files(tree, run.files)
             request = make_request(tree, run.node_ids, nonce, stop_at_first_failure=run.stop_at_first_failure)
+            request["cpu_seconds"] = None if run.wall_factor is None else run.timeout_seconds
             orders.append(
-                {"folder": f"{number}/tree", "timeout_seconds": run.timeout_seconds, "request": request}
+                {"folder": f"{number}/tree", "timeout_seconds": run.wall_seconds, "request": request}
             )
         order = {
             "nonce": own_nonce,
@@ -183,7 +193,7 @@ def _run_part(
             result = sandbox.exec(
                 [str(environment.python), "-P", "-B", "-c", source, "batch"],
                 timeout_seconds=2 * PRELOAD_SECONDS
-                + sum(run.timeout_seconds + SECONDS_BETWEEN_RUNS for run in runs),
+                + sum(run.wall_seconds + SECONDS_BETWEEN_RUNS for run in runs),
                 stdin=json.dumps(order).encode(),
                 env=variables(environment),
             )

@@ -21,7 +21,9 @@ repository name, indented JSON) plus the repository's files once as a ``.tar.gz`
 environment in its Docker image is not counted.
 
 ours: ``build_tasks`` for as many valid tasks as the peer got (or ``--tasks``), with all gates:
-hidden tests parted, golden code and stubs tried. Every candidate that was looked at counts,
+hidden tests parted, golden code and stubs tried, the behaviour of the deleted functions recorded, tables of
+answers tried and the strength of the tests measured by mutants. How many of the seconds went by until the gates
+were passed and recording began is printed beside. Every candidate that was looked at counts,
 those that no test calls included. Bytes: everything in the store's folder but the wheels of
 the environment, repository included.
 
@@ -79,6 +81,7 @@ from composer_replication.tasks.planning.deletion import GRANULARITIES, REMOVALS
 from composer_replication.tasks.repository import lock_repository, prepare
 from composer_replication.tasks.store import TaskStore
 
+RECORDING = "twins of repositories"  # what a build says it does once all gates are passed
 SOURCES = ("sdist:funcy==2.1", "sdist:semver==3.1.1")
 
 
@@ -88,13 +91,14 @@ class Side:
 
     ``fixed_bytes`` are those of the repository, ``bytes`` all. ``judged`` tasks have something
     that a thief could be seen with, ``recovered`` of them he got, ``control`` of them he gets
-    when the original lies there.
+    when the original lies there. ``gate_seconds`` of the work passed before anything was recorded.
     """
 
     candidates: int = 0
     valid: int = 0
     preparation_seconds: float = 0.0
     work_seconds: float = 0.0
+    gate_seconds: float = 0.0
     fixed_bytes: int = 0
     bytes: int = 0
     judged: int = 0
@@ -119,6 +123,7 @@ class Side:
             "valid tasks": str(self.valid),
             "yield": _ratio(100 * self.valid, self.candidates, "%"),
             "seconds: preparation + work": f"{self.preparation_seconds:.1f} + {self.work_seconds:.1f}",
+            "of the work, up to the gates": f"{self.gate_seconds:.1f}" if self.gate_seconds else "all",
             "valid tasks per minute": _ratio(self.valid, minutes),
             "valid tasks per minute of work": _ratio(self.valid, self.work_seconds / 60),
             "load of the machine meanwhile": ", ".join(f"{load:.1f}" for load in self.load),
@@ -179,21 +184,30 @@ def peer_side(bench: Bench, python: Path, options: argparse.Namespace) -> tuple[
 def our_side(bench: Bench, max_tasks: int, options: argparse.Namespace) -> Side:
     """``build_tasks`` on one repository, from the preparation that both are charged."""
     fixed = store_bytes(bench.store)
+    recording: list[float] = []
     started = time.monotonic()
+
+    def watch(_done: int, _total: int, what: str) -> None:
+        if what == RECORDING and not recording:
+            recording.append(time.monotonic() - started)
+
     built = build_tasks(
         [bench.source.source],
         bench.store,
         granularities=options.granularities,
         removals=options.removals,
         max_tasks=max_tasks,
+        with_truth=True,
         seed=options.seed,
         jobs=options.jobs,
+        progress=watch,
     )
     side = Side(
         candidates=built.candidates,
         valid=built.valid,
         preparation_seconds=bench.seconds,
         work_seconds=time.monotonic() - started,
+        gate_seconds=sum(recording),
         load=[os.getloadavg()[0]],
         fixed_bytes=fixed,
         bytes=store_bytes(bench.store),

@@ -12,18 +12,21 @@ import lzma
 import marshal
 import pickle
 import py_compile
+import socket
 import subprocess
 import tarfile
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from composer_replication.errors import InputError, SandboxFailure
 from composer_replication.records import ExecResult, Task
 from composer_replication.tasks.intake.environment import Environment
-from composer_replication.tasks.leaks import leak_scan
+from composer_replication.tasks.intake.index import IndexSettings
+from composer_replication.tasks.leaks import leak_scan, leak_search
 from composer_replication.tasks.leaks.copies import distinctive_lines
 from composer_replication.tasks.leaks.leak_fingerprints import Fingerprint, fingerprints
 from composer_replication.tasks.leaks.leak_search import (
@@ -307,6 +310,28 @@ def test_a_pip_that_downloads_is_found(
     (packages_of(own_environment) / "pip.py").write_text("print('Saved')\n")
     found = steal(tiny_store, task, own_environment)
     assert {(leak.channel, leak.path) for leak in found} == {("network", "pip download")}
+
+
+def test_an_open_network_is_found_though_no_index_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outside of any sandbox: the port of this machine can be reached for as long as it listens."""
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    source = Path(leak_scan.__file__).with_name("leak_thief.py").read_text()
+    thief: dict[str, Any] = {}
+    exec(source.removesuffix("main()\n"), thief)
+    request = {"packages": {"one": "no-such-package==0"}, "urls": ["http://127.0.0.1:9/"], "port": 0}
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        request["port"] = server.getsockname()[1]
+        found = thief["ask_network"](leak_search, "one", request)
+    assert {(leak.channel, leak.path) for leak in found} == {("network", "a port of the machine")}
+    assert thief["ask_network"](leak_search, "one", request) == set()
+
+
+def test_the_thief_is_told_no_password_of_an_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = IndexSettings(("https://me:secret@index.example/simple", "https://other.example/"), (), (), "")
+    monkeypatch.setattr(leak_scan, "index_settings", lambda: settings)
+    leak_scan._index_urls.cache_clear()
+    assert leak_scan._index_urls() == ["https://index.example/simple", "https://other.example/"]
+    leak_scan._index_urls.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import socket
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from importlib.resources import files
 from pathlib import Path
 from threading import Lock
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.records import ExecResult, Limits, SandboxSpec, Task
@@ -26,6 +28,7 @@ from composer_replication.sandbox.interruptible_pool import interruptible_pool
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.fresh_git import with_git
 from composer_replication.tasks.intake.environment import Environment
+from composer_replication.tasks.intake.index import index_settings
 from composer_replication.tasks.leaks.leak_fingerprints import Fingerprint, fingerprints
 from composer_replication.tasks.leaks.leak_search import Leak, Search, Target, target_to_json
 from composer_replication.tasks.store import TaskStore
@@ -34,7 +37,6 @@ from composer_replication.tasks.views import write_files
 
 Progress = Callable[[int, int, str], None]
 Walk = Literal["all", "system", "environment"]
-INDEX_URL = "https://pypi.org/simple/"
 _THIEF_SECONDS = 1800.0  # the system folders alone take minutes on a busy machine
 _THIEF_LIMITS = Limits(memory_bytes=4 * 1024**3, output_bytes=64 * 1024**2)
 _MODULES = ("leak_forms", "leak_targets", "leak_search")
@@ -279,10 +281,12 @@ def steal(
             "asks": bool(tasks),
             "import_roots": import_roots(tree),
             "packages": {task.task_id: task.repository for task in tasks},
-            "url": INDEX_URL,
+            "urls": _index_urls(),
         }
         spec = SandboxSpec(tree, environment.read_only, environment.masked, _THIEF_LIMITS)
-        with open_sandbox(spec, backend) as sandbox:
+        # Where no index can be reached from this machine either, an open network shows at its own port.
+        with socket.create_server(("127.0.0.1", 0)) as server, open_sandbox(spec, backend) as sandbox:
+            request["port"] = server.getsockname()[1]
             done = sandbox.exec(
                 [str(environment.python), "-P", "-B", "-c", _source("leak_thief")],
                 timeout_seconds=_THIEF_SECONDS,
@@ -290,6 +294,13 @@ def steal(
                 env=_variables(environment),
             )
     return _answer(done, nonce, targets)
+
+
+@cache
+def _index_urls() -> list[str]:
+    """Addresses of the package indexes that this machine uses, without names and passwords."""
+    parts = [urlsplit(url) for url in index_settings().index_urls]
+    return [part._replace(netloc=part.netloc.rpartition("@")[2]).geturl() for part in parts]
 
 
 def _system_paths(environment: Environment) -> set[str]:

@@ -46,6 +46,7 @@ for symbol in ["", *symbols] if module else []:
 print("\\n" + json.dumps(["thief-sources", "\\n".join(sources)]), flush=True)
 """
 FETCH = "import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=5).read(1)"
+CONNECT = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1])), timeout=5).close()"
 
 
 def load(modules):
@@ -124,7 +125,7 @@ def ask_importlib(engine, search, question, request, tree):
 
 
 def ask_network(engine, task_id, request):
-    """Fetch the original with pip, or reach an index at all."""
+    """Fetch the original with pip, reach an index, or a port that listens on the machine outside."""
     package = request["packages"][task_id]
     attempts = {
         "pip download": [
@@ -139,8 +140,9 @@ def ask_network(engine, task_id, request):
             package,
         ],
         "pip": ["pip", "download", "--no-deps", "-d", "/tmp/pip", package],
-        "urllib": [sys.executable, "-I", "-c", FETCH, request["url"]],
+        "a port of the machine": [sys.executable, "-I", "-c", CONNECT, str(request["port"])],
     }
+    attempts |= {f"urllib {url}": [sys.executable, "-I", "-c", FETCH, url] for url in request["urls"]}
     worked = [name for name, command in attempts.items() if output_of(command) is not None]
     return {engine.Leak(task_id, "network", name) for name in worked}
 

@@ -122,7 +122,7 @@ class JailedTree:
         """The whole environment of a command.
 
         Raises:
-            ValueError: no command, a NUL byte, or a time-out that is not above 0.
+            ValueError: no command, a NUL byte, text that has no bytes, or a time-out that is not above 0.
         """
         if not timeout_seconds > 0:
             raise ValueError(f"timeout_seconds must be above 0, not {timeout_seconds}")
@@ -140,6 +140,12 @@ class JailedTree:
         for text in (*argv, *environment, *environment.values()):
             if "\0" in text:
                 raise ValueError("a NUL byte in the command or the environment")
+            try:
+                os.fsencode(text)
+            except UnicodeEncodeError as error:
+                raise ValueError(
+                    f"text that has no bytes in the command or the environment: {error}"
+                ) from error
         return environment
 
     @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Self
@@ -10,6 +11,11 @@ from composer_replication.records import ExecResult, FileEntry, SandboxSpec
 from composer_replication.sandbox.jailed_tree import JailedTree, failure
 from composer_replication.sandbox.tree_files import TreeFiles
 from composer_replication.sandbox.tree_snapshots import TreeSnapshots
+
+_NOT_STARTED = 126
+_LONGEST_WORD = 32 * os.sysconf(
+    "SC_PAGE_SIZE"
+)  # with its last NUL, of a program's arguments (Linux: execve(2))
 
 
 class LocalSandbox(ABC):
@@ -38,13 +44,16 @@ class LocalSandbox(ABC):
 
         Raises:
             SandboxFailure: closed (CR0303), or the jail itself failed (CR0302).
-            ValueError: no command, a NUL byte, or a time-out that is not above 0.
+            ValueError: no command, a NUL byte, text that has no bytes, or a time-out that is not above 0.
         """
         argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
         if not argv or (isinstance(command, str) and not command.strip()):
             raise ValueError("the command is empty")
         environment = self._jailed.check_call(argv, timeout_seconds, env)
         with self._jailed.running():
+            if any(len(os.fsencode(word)) >= _LONGEST_WORD for word in argv):
+                stderr = f"{argv[0]}: Argument list too long\n"
+                return ExecResult(_NOT_STARTED, "", stderr, False, False, False, 0.0)
             try:
                 return self._run(argv, environment, stdin, timeout_seconds)
             except OSError as error:  # no space, no descriptor, no process: never the command's doing

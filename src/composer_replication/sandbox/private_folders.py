@@ -17,12 +17,15 @@ from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
 from functools import lru_cache
+from math import inf
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from composer_replication.sandbox.process_folder import process_folder
 
 _BLOCK_BYTES = 4096
+_ENTRIES_BETWEEN_CLOCKS = 500
 _STAT_BLOCK_BYTES = 512
 _MOST_LEVELS = 200  # shutil.rmtree recurses, and Python's limit is 1,000
 _LONGEST_PATH = 3000  # of 4,096 bytes, with room for a name
@@ -227,17 +230,25 @@ def _reopen(folder: str) -> None:
         os.close(descriptor)
 
 
-def folder_bytes(roots: tuple[Path, ...], closed: AbstractSet[str] = frozenset()) -> int:
+def folder_bytes(
+    roots: tuple[Path, ...],
+    closed: AbstractSet[str] = frozenset(),
+    *,
+    enough_bytes: float = inf,
+    deadline: float = inf,
+) -> int:
     """Disk in use below ``roots``; an entry counts for at least one block of 4 KiB.
 
     Args:
         roots: folders.
         closed: folders that the jail cannot have written into, and that are not looked into.
+        enough_bytes: above so many it looks no further.
+        deadline: of ``time.monotonic``: after it, it looks no further and tells what it has.
 
     Raises:
         UnmeasurableError: a folder cannot be read.
     """
-    total = 0
+    total, num_seen = 0, 0
     queue = [str(root) for root in roots]
     retried: set[str] = set()
     while queue:
@@ -245,6 +256,11 @@ def folder_bytes(roots: tuple[Path, ...], closed: AbstractSet[str] = frozenset()
         opened = [found] if (found := _opened(path, retried, queue)) else []
         try:
             while opened:
+                num_seen += 1
+                if total > enough_bytes or (
+                    num_seen % _ENTRIES_BETWEEN_CLOCKS == 0 and monotonic() > deadline
+                ):
+                    return total
                 entry = next(opened[-1], None)
                 if entry is None:
                     opened.pop().close()

@@ -7,13 +7,16 @@ import select
 import signal
 import stat
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 
 _PROC = Path("/proc")
 _DELETED = " (deleted)"
 _ENDED = "ZX"  # states in /proc/PID/stat
+_OWN_MEMORY = ("RssAnon", "VmPTE", "VmSwap")
+_MAPS_BETWEEN_CLOCKS = 500
 _MEMORY_FILES = ("/dev/zero", "/memfd:", "/SYSV")
 
 
@@ -196,18 +199,41 @@ def _sum_fields(path: str, names: tuple[str, ...]) -> int:
     return total
 
 
-def memory_bytes(pids: Iterable[int]) -> int:
-    """Anonymous and shared memory in use, counting a page of several processes each time."""
-    return sum(_sum_fields(f"/proc/{pid}/status", ("RssAnon", "RssShmem")) for pid in pids)
+def memory_bytes(pids: Collection[int]) -> int:
+    """Anonymous and shared memory, page tables and swap, counting a page of several processes each time.
+
+    Of shared memory also what no process touches at the moment, where the kernel shows it to us (to root).
+    """
+    own = sum(_sum_fields(f"/proc/{pid}/status", _OWN_MEMORY) for pid in pids)
+    shared = sum(_sum_fields(f"/proc/{pid}/status", ("RssShmem",)) for pid in pids)
+    return own + max(shared, _shared_memory_bytes(pids))
 
 
-def proportional_memory_bytes(pids: Iterable[int]) -> int:
+def proportional_memory_bytes(pids: Collection[int]) -> int:
     """The same, but a page that N processes share counts once in total (slow to read)."""
-    return sum(
-        _sum_fields(f"/proc/{pid}/smaps_rollup", ("Pss_Anon", "Pss_Shmem"))
-        or _sum_fields(f"/proc/{pid}/status", ("RssAnon", "RssShmem"))
-        for pid in pids
-    )
+    own, shared = 0, 0
+    for pid in pids:
+        place = f"/proc/{pid}/smaps_rollup"
+        if anonymous := _sum_fields(place, ("Pss_Anon", "SwapPss")):
+            own += anonymous + _sum_fields(f"/proc/{pid}/status", ("VmPTE",))
+            shared += _sum_fields(place, ("Pss_Shmem",))
+        else:
+            own += _sum_fields(f"/proc/{pid}/status", _OWN_MEMORY)
+            shared += _sum_fields(f"/proc/{pid}/status", ("RssShmem",))
+    return own + max(shared, _shared_memory_bytes(pids))
+
+
+def _shared_memory_bytes(pids: Iterable[int]) -> int:
+    """Of all that is mapped of memory without a name or of a memfd, whether it is touched or not."""
+    sizes: dict[tuple[int, int], int] = {}
+    for pid in pids:
+        with suppress(OSError):
+            for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
+                place, *_, path = line.split(maxsplit=5)
+                if path.startswith(_MEMORY_FILES):
+                    info = os.stat(f"/proc/{pid}/map_files/{place}")
+                    sizes[info.st_dev, info.st_ino] = info.st_blocks * 512
+    return sum(sizes.values())
 
 
 def hides_descriptors(pids: Iterable[int]) -> bool:
@@ -247,25 +273,32 @@ def _num_on_their_way(place: str) -> int:
     return 0
 
 
-def unlinked_file_bytes(pids: Iterable[int]) -> int:
-    """Bytes of open or mapped files that no folder lists any more (deleted files, memfd)."""
+def unlinked_file_bytes(pids: Iterable[int], deadline: float = inf) -> int:
+    """Bytes of open, running or mapped files that no folder lists any more (deleted files, memfd).
+
+    After ``deadline`` (of ``time.monotonic``) it looks no further and tells what it has.
+    """
     sizes: dict[tuple[int, int], int] = {}
     for pid in pids:
+        if time.monotonic() > deadline:
+            break
         with suppress(OSError):
-            for descriptor in os.listdir(f"/proc/{pid}/fd"):
+            for place in (*(f"fd/{name}" for name in os.listdir(f"/proc/{pid}/fd")), "exe"):
                 with suppress(OSError):
-                    info = os.stat(f"/proc/{pid}/fd/{descriptor}")
+                    info = os.stat(f"/proc/{pid}/{place}")
                     if stat.S_ISREG(info.st_mode) and info.st_nlink == 0:
                         sizes[info.st_dev, info.st_ino] = info.st_blocks * 512
-        sizes.update(_deleted_and_mapped(pid))
+        sizes.update(_deleted_and_mapped(pid, deadline))
     return sum(sizes.values())
 
 
-def _deleted_and_mapped(pid: int) -> dict[tuple[int, int], int]:
+def _deleted_and_mapped(pid: int, deadline: float) -> dict[tuple[int, int], int]:
     """Sizes of deleted files that a process has mapped; without privileges only as far as they are mapped."""
     sizes: dict[tuple[int, int], int] = {}
     with suppress(OSError):
-        for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
+        for number, line in enumerate(Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()):
+            if number % _MAPS_BETWEEN_CLOCKS == 0 and time.monotonic() > deadline:
+                break
             if not line.endswith(_DELETED):
                 continue
             place, _, _, device, inode, path = line.split(maxsplit=5)

@@ -16,18 +16,21 @@ import select
 import struct
 import sys
 import threading
+import time
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from composer_replication.sandbox.landlock_mask import hide
-from composer_replication.sandbox.process_tree import kill_descendants
+from composer_replication.sandbox.process_tree import descendants, kill_descendants
 from composer_replication.sandbox.syscall_filter import filter_among_equals
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_CAPBSET_DROP = 24
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
 _STEP_BYTES = 8
+_SECONDS_BETWEEN_WAITS = 0.05
 _CAPABILITY_VERSION = 0x20080522
 _EXIT_KILLED = 137
 _EXIT_LEFTOVERS = 70
@@ -62,6 +65,16 @@ def _collect() -> None:
             pass
 
 
+def _wait_for_orphans(own: AbstractSet[int]) -> None:
+    """For ever: what lost its parent comes to us, and would count as a process after its end."""
+    while True:
+        time.sleep(_SECONDS_BETWEEN_WAITS)
+        for pid in descendants(os.getpid()):
+            if pid not in own:
+                with suppress(ChildProcessError):  # another one's child
+                    os.waitpid(pid, os.WNOHANG)
+
+
 def _run(orders: dict[str, Any], library: ctypes.CDLL) -> int:
     sys.path.append(orders["sandlock_path"])
     import sandlock
@@ -71,6 +84,8 @@ def _run(orders: dict[str, Any], library: ctypes.CDLL) -> int:
         _drop_capabilities(library)
     _refuse_calls(library)
     process = sandlock.Sandbox(**orders["policy"]).popen(orders["argv"])
+    own = frozenset(descendants(os.getpid()))  # the command itself, for which sandlock waits
+    threading.Thread(target=_wait_for_orphans, args=(own,), daemon=True).start()
     result = process.wait()
     if result.reason == sandlock.ExitReason.SIGNALED and result.signal > 0:
         return 128 + int(result.signal)

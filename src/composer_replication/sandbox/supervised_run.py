@@ -18,6 +18,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
+from math import inf
 from pathlib import Path
 from typing import Protocol
 
@@ -38,6 +39,7 @@ _CHUNK_BYTES = 1 << 16  # what a pipe holds
 _WATCH_SECONDS = 0.05
 _LONGEST_WATCH_SECONDS = 1.0
 _THREADS_A_PROCESS = 4  # on average; where the kernel counts, threads count as processes
+_ENDED_A_PROCESS = 4  # of all that are listed, those that have ended included
 _LOOKS_UNTIL_HIDING = 5  # whoever hands a file over has it received sooner
 _WATCH_SHARE = 10  # a look may cost at most a tenth of the time
 _interrupted = threading.Event()
@@ -120,21 +122,26 @@ class Watched:
     closed: AbstractSet[str] = frozenset()
     looks: Looks = field(default_factory=Looks)
 
-    def disk_is_exceeded(self, pids: list[int]) -> bool:
+    def disk_is_exceeded(self, pids: list[int], deadline: float = inf) -> bool:
+        """Whether more than the limit was written; not yet known to be so when ``deadline`` came first."""
+        most = self.baseline_bytes + self.limits.disk_bytes
         try:
-            used = folder_bytes(self.folders, self.closed) + unlinked_file_bytes(pids)
+            used = folder_bytes(self.folders, self.closed, enough_bytes=most, deadline=deadline)
         except UnmeasurableError:
             return True
-        return used - self.baseline_bytes > self.limits.disk_bytes
+        return used > most or used + unlinked_file_bytes(pids, deadline) > most
 
-    def look(self, root: int) -> Verdict:
-        """Which limit the tree below ``root`` exceeds now."""
+    def look(self, root: int, deadline: float = inf) -> Verdict:
+        """Which limit the tree below ``root`` exceeds now; a look ends soon after ``deadline``."""
         pids = descendants(root)
         most = self.limits.num_processes + self.num_own_processes
-        if len(pids) > most or num_threads(pids) > _THREADS_A_PROCESS * most:
-            return Verdict.OVER_PROCESSES
         theirs = speakers(pids[self.num_own_processes :])
         threads = [*speakers(pids[: self.num_own_processes]), *theirs]
+        # An ended process that nobody has waited for is only a number, of which there are many.
+        if len(threads) > most or len(pids) > _ENDED_A_PROCESS * most:
+            return Verdict.OVER_PROCESSES
+        if num_threads(threads) > _THREADS_A_PROCESS * most:
+            return Verdict.OVER_PROCESSES
         if (
             memory_bytes(threads) > self.limits.memory_bytes
             and proportional_memory_bytes(threads) > self.limits.memory_bytes
@@ -146,7 +153,7 @@ class Watched:
                 return Verdict.HIDES_FILES
         else:
             self.looks.num_hiding = 0
-        return Verdict.OVER_DISK if self.disk_is_exceeded(threads) else Verdict.ENDED
+        return Verdict.OVER_DISK if self.disk_is_exceeded(threads, deadline) else Verdict.ENDED
 
 
 @dataclass(slots=True)
@@ -236,7 +243,7 @@ class _Run:
             if now >= deadline:
                 return Verdict.TIMED_OUT
             if now >= next_look:
-                verdict = self.watched.look(self.process.pid)
+                verdict = self.watched.look(self.process.pid, deadline)
                 if verdict is not Verdict.ENDED:
                     return verdict
                 cost = time.monotonic() - now

@@ -20,6 +20,7 @@ _OFFSET_NUMBER, _OFFSET_ARCH, _OFFSET_FIRST_ARGUMENT = 0, 4, 16
 _OFFSET_SECOND_ARGUMENT, _OFFSET_THIRD_ARGUMENT, _OFFSET_FOURTH_ARGUMENT = 24, 32, 40
 _CLONE_NEW_USER = 0x10000000
 _CLONE_FILES, _CLONE_THREAD = 0x400, 0x10000
+_CLOSE_RANGE, _CLOSE_RANGE_UNSHARE = 436, 2  # one number everywhere
 _X32_BIT = 0x40000000
 _ALLOWED_FAMILIES = (1, 2, 10, 16)  # unix, inet, inet6, netlink
 _INET, _INET6 = 2, 10
@@ -106,7 +107,7 @@ def filter_program(machine: str | None = None) -> bytes:
         _step(_JUMP_AT_LEAST, _X32_BIT, 0, 1),
         _step(_RETURN, _FAIL | errno.ENOSYS),
         *(_refuse(number) for number in (*refused, *_REFUSED_EVERYWHERE)),
-        _without_odd_clones(clone),
+        _without_own_tables(clone),
         _step(_JUMP_EQUAL, socket, 0, 3 + len(_ALLOWED_FAMILIES)),
         _step(_LOAD, _OFFSET_FIRST_ARGUMENT),
         *(
@@ -145,7 +146,7 @@ def filter_among_equals(machine: str | None = None) -> bytes:
         _without_fast_open(send_to, _OFFSET_FOURTH_ARGUMENT),
         _without_fast_open(send_many, _OFFSET_FOURTH_ARGUMENT),
         _without_fast_open(send_message, _OFFSET_THIRD_ARGUMENT),
-        _without_odd_clones(clone),
+        _without_own_tables(clone),
         # setpriority(PRIO_PROCESS, 0, …) alone
         _step(_JUMP_EQUAL, set_priority, 0, 6),
         _step(_LOAD, _OFFSET_FIRST_ARGUMENT),
@@ -167,8 +168,8 @@ def filter_among_equals(machine: str | None = None) -> bytes:
     return b"".join(program)
 
 
-def _without_odd_clones(clone: int) -> bytes:
-    """No user namespace, and no thread with open files of its own: those of its process alone are counted."""
+def _without_own_tables(clone: int) -> bytes:
+    """No user namespace by ``clone``, and no thread with open files of its own: those of its process are counted."""
     return (
         _refuse(_CLONE3, errno.ENOSYS)
         + _step(_JUMP_EQUAL, clone, 0, 6)
@@ -176,6 +177,11 @@ def _without_odd_clones(clone: int) -> bytes:
         + _step(_JUMP_ANY_BIT, _CLONE_NEW_USER, 2, 0)
         + _step(_JUMP_ANY_BIT, _CLONE_THREAD, 0, 2)
         + _step(_JUMP_ANY_BIT, _CLONE_FILES, 1, 0)
+        + _step(_RETURN, _FAIL | errno.EPERM)
+        + _step(_RETURN, _ALLOW)
+        + _step(_JUMP_EQUAL, _CLOSE_RANGE, 0, 4)
+        + _step(_LOAD, _OFFSET_THIRD_ARGUMENT)
+        + _step(_JUMP_ANY_BIT, _CLOSE_RANGE_UNSHARE, 0, 1)
         + _step(_RETURN, _FAIL | errno.EPERM)
         + _step(_RETURN, _ALLOW)
     )

@@ -16,6 +16,14 @@ from composer_replication.sandbox.private_folders import (
 )
 
 
+def test_a_folder_is_not_measured_beyond_what_is_asked(tmp_path: Path) -> None:
+    for number in range(1200):
+        (tmp_path / str(number)).touch()
+    assert folder_bytes((tmp_path,)) == 1200 * 4096
+    assert folder_bytes((tmp_path,), enough_bytes=10 * 4096) == 11 * 4096
+    assert folder_bytes((tmp_path,), deadline=0.0) == 499 * 4096  # the clock is read now and then
+
+
 def test_every_entry_counts_for_a_block(tmp_path: Path) -> None:
     for number in range(10):
         (tmp_path / f"empty{number}").touch()

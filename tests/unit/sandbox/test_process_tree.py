@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -192,6 +193,51 @@ def _is_usable(python: str) -> bool:
     ask = "import sys; sys.exit(sys.version_info < (3, 11))"
     asked = [*(AS_USER if os.geteuid() == 0 else []), python, "-c", ask]
     return subprocess.run(asked, capture_output=True, check=False, cwd="/").returncode == 0
+
+
+UNTOUCHED = """
+import ctypes, mmap, os, sys, time
+library = ctypes.CDLL(None)
+held = os.memfd_create("x")
+os.ftruncate(held, 40 << 20)
+block = mmap.mmap(-1 if sys.argv[1] == "anonymous" else held, 40 << 20)
+os.close(held)
+block[::4096] = b"x" * len(block[::4096])
+block.madvise(mmap.MADV_DONTNEED)
+print("up", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the kernel shows the files behind mappings to root alone")
+@pytest.mark.parametrize("kind", ["anonymous", "memfd"])
+def test_shared_memory_that_nobody_touches_at_the_moment_counts(kind: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", UNTOUCHED, kind], stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "up\n"
+            for count in (process_tree.memory_bytes, process_tree.proportional_memory_bytes):
+                assert 40 << 20 <= count([process.pid]) < 140 << 20
+                assert count([process.pid, process.pid]) - 40 * 2**20 < 100 << 20  # one block, seen twice
+        finally:
+            process.kill()
+
+
+def test_a_deleted_program_that_runs_counts(tmp_path: Path) -> None:
+    program = tmp_path / "sleep"
+    shutil.copy("/bin/sleep", program)
+    with program.open("ab") as file:
+        file.write(b"x" * (4 << 20))  # of no use to it, and never mapped
+    with subprocess.Popen([str(program), "60"]) as process:
+        try:
+            assert process_tree.unlinked_file_bytes([process.pid]) == 0
+            program.unlink()
+            assert process_tree.unlinked_file_bytes([process.pid]) >= 4 << 20
+            assert process_tree.unlinked_file_bytes([process.pid], deadline=0.0) == 0
+        finally:
+            process.kill()
 
 
 FIRST_THREAD_ENDED = """

@@ -103,6 +103,12 @@ class TestFilter:
             assert decide(program, clone, ARCHITECTURE[machine], thread) == refusal(errno.EPERM)
             assert decide(program, 435, ARCHITECTURE[machine]) == refusal(errno.ENOSYS)
 
+    def test_a_thread_cannot_take_a_table_of_files_by_closing_some(self, machine: str) -> None:
+        for program in (filter_program(machine), filter_among_equals(machine)):
+            assert decide(program, 436, ARCHITECTURE[machine], 3, 9, 4) == ALLOW
+            for flags in (2, 6):
+                assert decide(program, 436, ARCHITECTURE[machine], 3, 9, flags) == refusal(errno.EPERM)
+
     def test_clone3_does_not_exist(self, machine: str) -> None:
         assert self.ask(machine, 435) == refusal(errno.ENOSYS)
 

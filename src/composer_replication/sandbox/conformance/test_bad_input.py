@@ -139,6 +139,19 @@ def test_a_command_that_closes_its_descriptors(jail: Sandbox) -> None:
     assert jail.exec(["echo", "on"], timeout_seconds=LONG_SECONDS).stdout == "on\n"
 
 
+def test_text_that_has_no_bytes_is_refused(jail: Sandbox) -> None:
+    """Half of a surrogate pair can stand in JSON, and so in what a model says."""
+    for command, env in (("echo \ud800", {}), (["echo", "\udfff\ud800"], {}), (["true"], {"A": "\ud800"})):
+        with pytest.raises(ValueError, match="no bytes"):
+            jail.exec(command, timeout_seconds=LONG_SECONDS, env=env)
+
+
+def test_a_command_that_is_too_long_is_an_ordinary_result(jail: Sandbox) -> None:
+    for command in ("echo " + "x" * 200_000, ["true", "x" * 200_000]):
+        done = jail.exec(command, timeout_seconds=LONG_SECONDS)
+        assert (done.exit_code, "rgument list too long" in done.stderr) == (126, True)
+
+
 def test_a_nul_byte_is_refused(jail: Sandbox) -> None:
     for command, env in (
         (["tr\0ue"], {}),

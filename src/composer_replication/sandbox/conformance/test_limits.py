@@ -98,6 +98,13 @@ def test_an_ended_child_that_nobody_waits_for_is_no_offence(backend: SandboxBack
     assert (result.exit_code, result.stdout) == (0, "lived\n"), result.stderr
 
 
+def test_ended_children_that_lost_their_parent_do_not_count(backend: SandboxBackend, tree: Path) -> None:
+    command = "for n in $(seq 400); do (/bin/true &); done; echo lived"
+    with backend.open(SandboxSpec(tree)) as sandbox:
+        result = sandbox.exec(command, timeout_seconds=LONG_SECONDS)
+    assert (result.exit_code, result.stdout) == (0, "lived\n"), result.stderr
+
+
 def test_disk_that_was_there_before_is_not_charged(backend: SandboxBackend, tree: Path) -> None:
     (tree / "old").write_bytes(b"x" * (16 * MIB))
     with backend.open(SandboxSpec(tree, limits=Limits(disk_bytes=8 * MIB))) as sandbox:

@@ -132,7 +132,7 @@ class Container:
                     return Verdict.OVER_MEMORY
                 next_question = time.monotonic() + _ASK_SECONDS
             if now >= next_look:
-                if watched.disk_is_exceeded(self._pids()):
+                if watched.disk_is_exceeded(self._pids(), deadline):
                     return Verdict.OVER_DISK
                 cost = time.monotonic() - now
                 pause = min(max(_WATCH_SECONDS, _WATCH_SHARE * cost), _LONGEST_WATCH_SECONDS)

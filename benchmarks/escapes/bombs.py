@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.escapes.attempt import Attempt, any_of, family
+from benchmarks.escapes.attempt import Attempt, Judge, Outcome, any_of, family
 from benchmarks.escapes.judges import (
     jail_broke,
     too_many_descriptors,
@@ -13,6 +13,7 @@ from benchmarks.escapes.judges import (
     too_much_memory,
     too_much_output,
 )
+from benchmarks.escapes.scene import Scene
 
 _CHILDREN = """
 for _ in range({num}):
@@ -53,6 +54,16 @@ def _file_bomb(folder: str) -> str:
     )
 
 
+def _held_to_the_end(what: str) -> Judge:
+    """For what no look from outside can see: the program itself came to its end with all that it held."""
+
+    def judge(_: Scene, outcome: Outcome) -> str:
+        was_held = any(result.exit_code == 0 and "whole" in result.stdout for result in outcome.results)
+        return f"it held {what} to its end, uncounted" if was_held else ""
+
+    return judge
+
+
 ATTEMPTS: list[Attempt] = [
     *family(
         "memory bombs",
@@ -91,6 +102,23 @@ ATTEMPTS: list[Attempt] = [
                 "memory files on their way in sockets",
                 _IN_FLIGHT.format(num=28, make="held = os.memfd_create('m')"),
                 too_much_hidden_memory,
+            ),
+            (
+                "shared memory that is not touched at the moment",
+                (
+                    "held = mmap.mmap(-1, 600 * MIB)\nheld[::4096] = b'x' * len(held[::4096])\n"
+                    "held.madvise(mmap.MADV_DONTNEED)\nstay()\nshow('whole')"
+                ),
+                _held_to_the_end("600 MiB of memory"),
+            ),
+            (
+                "processes whose first thread has ended",
+                _children(
+                    6,
+                    "threading.Thread(target=lambda: (touch(100 * MIB), stay(), os._exit(7))).start(); LIBRARY.pthread_exit(None)",
+                )
+                + "show('whole')",
+                _held_to_the_end("600 MiB of memory"),
             ),
             (
                 "pages of a private file",
@@ -166,6 +194,16 @@ ATTEMPTS: list[Attempt] = [
                     )
                     else ""
                 ),
+            ),
+            (
+                "deleted, open files of a thread with a table of its own",
+                (
+                    "def hold():\n    call(436, 1000, 1001, 2)\n    kept = []\n    for number in range(40):\n"
+                    "        kept.append(os.open('bomb', os.O_CREAT | os.O_WRONLY))\n"
+                    "        os.unlink('bomb')\n        os.write(kept[-1], bytes(MIB))\n    stay()\n    show('whole')\n"
+                    "threading.Thread(target=hold).start()"
+                ),
+                _held_to_the_end("40 MiB of deleted files"),
             ),
             (
                 "deleted, mapped files",

@@ -139,7 +139,7 @@ class TaskContent:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one sandbox may use; enforced for its whole process tree."""
+    """What one sandbox may use: its whole process tree together, but each process its own ``num_open_files``."""
 
     memory_bytes: int = 2 * 1024**3
     num_processes: int = 64

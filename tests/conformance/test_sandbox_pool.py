@@ -201,6 +201,9 @@ def test_awaited(pool: SandboxPool, source: Path) -> None:
     async def rollout(number: int) -> str:
         async with await pool.take_async(source) as sandbox:
             await sandbox.write_file("mine", str(number).encode())
+            name = await sandbox.snapshot()
+            await sandbox.write_file("mine", b"another's")
+            await sandbox.restore(name)
             done = await sandbox.exec("cat f mine", timeout_seconds=LONG)
             await sandbox.reset(source)
             assert [entry.path for entry in await sandbox.list_files()] == ["f"]

@@ -52,9 +52,12 @@ def start_keeper(
 
 
 def end_keeper(process: subprocess.Popen[bytes]) -> bool:
-    """Kill what the command left, then the process around it, which collects orphans; False if something lives."""
+    """Kill what the command left, then the process around it, which collects orphans.
+
+    False if something lives, or may: a keeper that was killed itself has left its orphans to others.
+    """
     if process.poll() is not None:
-        return True
+        return process.returncode >= 0
     is_clean = kill_descendants(process.pid)
     dead = descendants(process.pid)
     process.kill()

@@ -114,6 +114,15 @@ class AsyncSandbox:
         found: list[FileEntry] = await self._call(self.sandbox.list_files, path)
         return found
 
+    async def snapshot(self) -> str:
+        """As ``Sandbox.snapshot``."""
+        name: str = await self._call(self.sandbox.snapshot)
+        return name
+
+    async def restore(self, snapshot: str) -> None:
+        """As ``Sandbox.restore``."""
+        await self._call(self.sandbox.restore, snapshot)
+
     async def reset(self, tree: Path | None = None, files: Mapping[str, bytes] | None = None) -> None:
         """As ``PooledSandbox.reset``."""
         await self._call(self.sandbox.reset, tree, files)

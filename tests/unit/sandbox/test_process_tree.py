@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from composer_replication.sandbox import process_tree
+from composer_replication.sandbox.keeper_process import end_keeper
 
 CHILDREN = (
     "import os, sys, time\n"
@@ -68,6 +69,14 @@ def test_killing_reaches_all_below_and_not_the_root(parent: tuple[subprocess.Pop
     assert process.poll() is None
     stat = Path(f"/proc/{child}/stat")
     assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_a_keeper_that_was_killed_is_no_clean_end() -> None:
+    """Its orphans have gone to somebody else, and nobody knows whether they live."""
+    for command, is_clean in ((["true"], True), (["sh", "-c", "kill -9 $$"], False)):
+        keeper = subprocess.Popen(command)
+        keeper.wait()
+        assert end_keeper(keeper) is is_clean
 
 
 def test_a_process_that_is_gone_has_nothing() -> None:

@@ -89,6 +89,18 @@ def digest(encoded):
     return hashlib.sha256(repr(encoded).encode("utf-8", "backslashreplace")).hexdigest()[:32]
 
 
+class _Node(tuple):
+    """A tuple that knows its text: entries are sorted by it at every level above, and it is long."""
+
+    def __new__(cls, parts):
+        node = super().__new__(cls, parts)
+        node.text = tuple.__repr__(node)
+        return node
+
+    def __repr__(self):
+        return self.text
+
+
 class _Encoder:
     def __init__(self, *, is_result, with_code):
         self.is_result = is_result
@@ -113,7 +125,7 @@ class _Encoder:
             return ("cycle", str(len(self.path) - self.path.index(id(value))))
         self.path.append(id(value))
         try:
-            return self._encode_nested(value, kind)
+            return _Node(self._encode_nested(value, kind))
         finally:
             self.path.pop()
 
@@ -146,7 +158,7 @@ class _Encoder:
         return (type_name(kind), *parts)
 
     def _pair(self, key, value):
-        return (self.encode(key), self.encode(value))
+        return _Node((self.encode(key), self.encode(value)))
 
     def _encode_iterator(self, value):
         items = []

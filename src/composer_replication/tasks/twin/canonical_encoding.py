@@ -89,7 +89,7 @@ def digest(encoded):
     return hashlib.sha256(repr(encoded).encode("utf-8", "backslashreplace")).hexdigest()[:32]
 
 
-class _Node(tuple):  # noqa: SLOT001  a tuple subclass with slots cannot hold anything
+class _Node(tuple[object, ...]):  # noqa: SLOT001  a tuple subclass with slots cannot hold anything
     """A tuple that knows its text: entries are sorted by it at every level above, and it is long."""
 
     text: str

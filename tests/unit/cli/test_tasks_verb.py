@@ -97,6 +97,14 @@ def test_show_and_stats(folder: Path) -> None:
     assert "2 tasks" in text
     assert stats["flaky"] == {"tinymath==1.0": []}
     assert "flaky" not in text
+    assert stats["features_in_two_files"] == 0
+    assert "features" not in text
+    assert stats["strength"]["by_repo"] == {"tinymath==1.0": stats["strength"]["total"]}
+    assert stats["strength"]["total"]["tasks"] == 2
+    figures = [call("show", str(folder), row["task_id"])[0]["tasks"][0]["strength"] for row in shown["tasks"]]
+    for name in ("mutants", "killed_visible", "killed_all"):
+        assert stats["strength"]["total"][name] == sum(own[name] for own in figures)
+    assert stats["strength"]["total"]["mutants"] > 0
     one, _, text = call("show", str(folder), row["task_id"])
     assert set(one) == set(shown)
     assert {key: one["tasks"][0][key] for key in row} == row
@@ -140,6 +148,7 @@ def test_the_page_keeps_control_signs_from_the_terminal(folder: Path) -> None:
 def test_flaky_tests_are_named() -> None:
     counts = {"tasks": 1, "hidden": 0, "fail_to_pass": 1, "candidates": 1, "rejected": {}, "difficulty": []}
     counts |= {"by_repo": {}, "by_granularity": {}, "by_removal": {}, "licences": {}}
+    counts |= {"features_in_two_files": 0, "strength": {"by_repo": {}, "total": {"tasks": 0}}}
     result = {
         **counts,
         "seconds": 1.0,

@@ -29,6 +29,11 @@ def add_views(verbs: Any, common: argparse.ArgumentParser) -> None:
     show.add_argument(
         "task_id", metavar="ID", nargs="?", help="one task: what it asks for, its broken places, its tests"
     )
+    show.add_argument(
+        "--golden",
+        action="store_true",
+        help="what no policy may see, too: the patch that puts the code of the one task back",
+    )
     show.set_defaults(run=f"{_HERE}:run_show", render=f"{_HERE}:render_show")
     stats = verbs.add_parser("stats", parents=[common], help="count the tasks")
     stats.add_argument("folder", metavar="DIR", type=Path, help="a task store")
@@ -38,12 +43,25 @@ def add_views(verbs: Any, common: argparse.ArgumentParser) -> None:
 def run_show(args: argparse.Namespace) -> tuple[Result, int]:
     """List tasks, without golden code and without the names of hidden tests.
 
+    With ``--golden`` the one task has its ``golden_patch``: the unified diff that turns the broken sources into
+    the original ones, as the gates had git apply it. Tests are no part of it.
+
     Raises:
+        UsageError: ``--golden`` without an ID (CR0416).
         InputError: not a store, damaged, or no such task (CR0410, CR0411, CR0412); the
             instruction would show the solution (CR0429); measured pass rates cannot be read (CR0456).
     """
+    from composer_replication.errors import UsageError
     from composer_replication.tasks.store import TaskStore
 
+    with_golden = getattr(args, "golden", False)
+    if with_golden and not args.task_id:
+        raise UsageError(
+            "CR0416",
+            "--golden shows the patch of one task, and no ID is given.",
+            where="--golden",
+            fix=f"composer-rl tasks show {args.folder} lists the IDs.",
+        )
     store = TaskStore.open(args.folder)
     warn_unfinished(args.folder, quiet=getattr(args, "quiet", False))
     if not args.task_id:
@@ -64,6 +82,8 @@ def run_show(args: argparse.Namespace) -> tuple[Result, int]:
         "strength": _strength(store, task),
         "difficulty": [row.to_json() for row in read_difficulty(store.root).get(task.task_id, ())],
     }
+    if with_golden:
+        page["golden_patch"] = store.secret(task.task_id).golden_patch
     return {"tasks": [page], **_counts([task])}, 0
 
 

@@ -65,7 +65,7 @@ def _facts(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "" if number else "difficulty", _difficulty(measured)
     yield "environment", row["environment"][:12]
     if "golden_patch" not in row:
-        yield "golden patch", "add --golden to see it"
+        yield "golden patch", "shown with --golden"
 
 
 def _difficulty(measured: dict[str, Any]) -> str:

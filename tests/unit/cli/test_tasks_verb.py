@@ -150,8 +150,8 @@ def test_the_golden_patch_is_shown_when_asked_for(folder: Path, tmp_path: Path) 
     without, _, plain = call("show", str(folder), task.task_id)
     patch = result["tasks"][0].pop("golden_patch")
     assert result == without
-    assert "  golden patch add --golden to see it" in plain.splitlines()
-    assert "add --golden" not in text
+    assert "  golden patch shown with --golden" in plain.splitlines()
+    assert "with --golden" not in text
     assert text.endswith(f"\n\nGolden patch\n{patch}".rstrip("\n"))
     assert "+        return low\n" in patch
     assert not any(test.rpartition("::")[2] in patch for test in task.tests.hidden)

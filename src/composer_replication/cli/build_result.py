@@ -56,13 +56,18 @@ def render_build(result: dict[str, Any]) -> str:
     lines += [f"  instructions {count:>5}  {what}" for what, count in result.get("instructions", {}).items()]
     lines += [f"  not usable: {source}: {why}" for source, why in result["unusable"].items()]
     lines += flaky_lines(result["flaky"])
-    lines += [
-        f"  look at the licence before you pass these tasks on: {name}: {what}"
-        for name, what in result.get("restricted_licences", {}).items()
-    ]
+    lines += licence_lines(result.get("restricted_licences", {}))
     for name, pins in result["unrecorded"].items():
         lines.append(
             f"  behaviour of {len(pins)} functions of {name} could not be recorded: {next(iter(pins.values()))}; "
             "the same command tries again"
         )
     return "\n".join([*lines, f"fingerprint {result['fingerprint']}"])
+
+
+def licence_lines(restricted: Mapping[str, str]) -> list[str]:
+    """A line for each repository whose licence is copyleft or unknown; see ``BuildSummary.restricted``."""
+    return [
+        f"  look at the licence before you pass these tasks on: {name}: {what}"
+        for name, what in restricted.items()
+    ]

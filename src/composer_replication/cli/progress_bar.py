@@ -31,7 +31,12 @@ def progress_bar(*, quiet: bool) -> Iterator[Report | None]:
 
 
 class _Shown:
-    """The bar of one ``progress_bar``; a new total begins it anew."""
+    """The bar of one ``progress_bar``.
+
+    Fewer done than before is a new stretch of work, with a rate of its own. Another total alone is a better
+    estimate: what is done stays done, and the rate what it was. The same count again only draws the bar, so that
+    the clock goes on and waiting is not taken for work.
+    """
 
     def __init__(self) -> None:
         self._bar: tqdm[Any] | None = None
@@ -42,9 +47,13 @@ class _Shown:
 
             self._bar = tqdm(total=total, desc=what, unit="step", file=sys.stderr, dynamic_ncols=True)
         self._bar.set_description(what, refresh=False)
-        if total != self._bar.total:
+        if done < self._bar.n:
             self._bar.reset(total=total)
-        self._bar.update(done - self._bar.n)
+        self._bar.total = total
+        if done > self._bar.n:
+            self._bar.update(done - self._bar.n)
+        else:
+            self._bar.refresh()
 
     def close(self) -> None:
         if self._bar is not None:

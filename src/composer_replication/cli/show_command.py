@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from composer_replication.cli.strength_table import strength_lines
 from composer_replication.cli.unfinished_build import unfinished, warn_unfinished
 
 if TYPE_CHECKING:
@@ -28,6 +29,11 @@ def add_views(verbs: Any, common: argparse.ArgumentParser) -> None:
     show.add_argument(
         "task_id", metavar="ID", nargs="?", help="one task: what it asks for, its broken places, its tests"
     )
+    show.add_argument(
+        "--golden",
+        action="store_true",
+        help="what no policy may see, too: the patch that puts the code of the one task back",
+    )
     show.set_defaults(run=f"{_HERE}:run_show", render=f"{_HERE}:render_show")
     stats = verbs.add_parser("stats", parents=[common], help="count the tasks")
     stats.add_argument("folder", metavar="DIR", type=Path, help="a task store")
@@ -37,12 +43,25 @@ def add_views(verbs: Any, common: argparse.ArgumentParser) -> None:
 def run_show(args: argparse.Namespace) -> tuple[Result, int]:
     """List tasks, without golden code and without the names of hidden tests.
 
+    With ``--golden`` the one task has its ``golden_patch``: the unified diff that turns the broken sources into
+    the original ones, as the gates had git apply it. Tests are no part of it.
+
     Raises:
+        UsageError: ``--golden`` without an ID (CR0416).
         InputError: not a store, damaged, or no such task (CR0410, CR0411, CR0412); the
             instruction would show the solution (CR0429); measured pass rates cannot be read (CR0456).
     """
+    from composer_replication.errors import UsageError
     from composer_replication.tasks.store import TaskStore
 
+    with_golden = getattr(args, "golden", False)
+    if with_golden and not args.task_id:
+        raise UsageError(
+            "CR0416",
+            "--golden shows the patch of one task, and no ID is given.",
+            where="--golden",
+            fix=f"composer-rl tasks show {args.folder} lists the IDs.",
+        )
     store = TaskStore.open(args.folder)
     warn_unfinished(args.folder, quiet=getattr(args, "quiet", False))
     if not args.task_id:
@@ -63,6 +82,8 @@ def run_show(args: argparse.Namespace) -> tuple[Result, int]:
         "strength": _strength(store, task),
         "difficulty": [row.to_json() for row in read_difficulty(store.root).get(task.task_id, ())],
     }
+    if with_golden:
+        page["golden_patch"] = store.secret(task.task_id).golden_patch
     return {"tasks": [page], **_counts([task])}, 0
 
 
@@ -133,12 +154,17 @@ def run_stats(args: argparse.Namespace) -> tuple[Result, int]:
     """Count tasks; ``hidden`` counts those with hidden tests, ``flaky`` names left-out tests.
 
     A repository of a store that an earlier version built has ``flaky`` null: nobody looked.
-    ``unfinished`` is a sentence where the build was cut off. ``licences`` says under which licence each repository comes, ``spdx`` null where that is unknown.
+    ``unfinished`` is a sentence where the build was cut off. ``licences`` says under which licence
+    each repository comes, ``spdx`` null where that is unknown. ``features_in_two_files`` counts the
+    tasks of size feature that delete code in two Python files or more (``files_of_deleted_code``);
+    ``strength`` has the mutants of the golden code that tests kill, ``by_repo`` and in ``total``
+    (``StrengthSum``).
 
     Raises:
         InputError: not a store, or damaged (CR0410, CR0411); measured pass rates cannot be
             read (CR0456).
     """
+    from composer_replication.tasks.deleted_code import num_features_in_two_files
     from composer_replication.tasks.difficulty import read_difficulty
     from composer_replication.tasks.store import TaskStore
 
@@ -152,10 +178,25 @@ def run_stats(args: argparse.Namespace) -> tuple[Result, int]:
         "tasks": len(tasks),
         "unfinished": unfinished(args.folder),
         **_counts(tasks),
+        "features_in_two_files": num_features_in_two_files(store),
+        "strength": _strength_sums(store),
         "licences": {record.repository: record.licence.to_json() for record in repositories},
         "flaky": flaky,
         "difficulty": _policies([row for task in tasks for row in measured.get(task.task_id, ())]),
     }, 0
+
+
+def _strength_sums(store: TaskStore) -> Result:
+    """The mutants that tests kill, by repository and in total."""
+    from dataclasses import asdict
+
+    from composer_replication.tasks.strength_sums import StrengthSum, sum_strength
+
+    sums = sum_strength(store.record(task_id) for task_id in store.task_ids())
+    return {
+        "by_repo": {name: asdict(own) for name, own in sums.items()},
+        "total": asdict(sum(sums.values(), StrengthSum())),
+    }
 
 
 def _policies(rows: Sequence[Difficulty]) -> list[Result]:
@@ -186,6 +227,10 @@ def render_stats(result: dict[str, Any]) -> str:
     ]
     for title, counts in (("by_repo", "repository"), ("by_granularity", "size"), ("by_removal", "removed")):
         lines += [f"{count:>6}  {counts} {name}" for name, count in result[title].items()]
+    num_features = result["by_granularity"].get("feature", 0)
+    if num_features:
+        lines.append(f"{result['features_in_two_files']:>6}  of {num_features} features in two files or more")
+    lines += strength_lines(result["strength"])
     lines += [
         f"{name}: {licence['spdx'] or 'licence not known'}{', copyleft' if licence['is_copyleft'] else ''}"
         for name, licence in result["licences"].items()

@@ -7,6 +7,8 @@ import unicodedata
 from collections.abc import Iterator
 from typing import Any
 
+from composer_replication.cli.visible_text import visible
+
 WIDTH = 80
 _INDENT = "  "
 
@@ -14,9 +16,10 @@ _INDENT = "  "
 def render_task(row: dict[str, Any]) -> str:
     """The page of one task, from its row of ``tasks show DIR ID``.
 
-    The row holds neither golden code nor the name of a hidden test, so the page does not.
-    Prose is wrapped, code is cut at the margin (``--json`` has it in full), and control
-    characters of a foreign source never reach the terminal.
+    Without ``golden_patch`` the row holds neither golden code nor the name of a hidden test, so the
+    page does not, and says in one line what would show the patch. Prose is wrapped, code is cut at
+    the margin (``--json`` has it in full) but for the patch, whose lines are whole; control characters
+    of a foreign source never reach the terminal.
     """
     lines = [*_wrapped(_printable(row["task_id"]), "")]
     for name, value in _facts(row):
@@ -36,6 +39,8 @@ def render_task(row: dict[str, Any]) -> str:
         )
     for title, texts in sections:
         lines += ["", title, *texts]
+    if "golden_patch" in row:
+        lines += ["", "Golden patch", *visible(row["golden_patch"]).removesuffix("\n").split("\n")]
     return "\n".join(lines)
 
 
@@ -59,6 +64,8 @@ def _facts(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for number, measured in enumerate(row["difficulty"]):
         yield "" if number else "difficulty", _difficulty(measured)
     yield "environment", row["environment"][:12]
+    if "golden_patch" not in row:
+        yield "golden patch", "shown with --golden"
 
 
 def _difficulty(measured: dict[str, Any]) -> str:

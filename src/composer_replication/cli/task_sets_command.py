@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from composer_replication.cli.progress_bar import progress_bar
 from composer_replication.cli.unfinished_build import warn_unfinished
 
 if TYPE_CHECKING:
+    from composer_replication.tasks.store import TaskStore
     from composer_replication.tasks.views import View
 
 _HERE = "composer_replication.cli.task_sets_command"
@@ -116,6 +118,9 @@ def run_import(args: argparse.Namespace) -> tuple[Result, int]:
 def run_export(args: argparse.Namespace) -> tuple[Result, int]:
     """Write a tree, or with a set format all tasks.
 
+    ``restricted_licences`` has the repositories of what was written whose licence is copyleft or
+    unknown; their lines go to standard error, also with ``--quiet``, which is about progress.
+
     Raises:
         UsageError: no ID (CR0416), the folder is not empty (CR0423) or cannot be written (CR0209).
         InputError: not a store, damaged, or no such task (CR0410, CR0411, CR0412).
@@ -143,7 +148,12 @@ def run_export(args: argparse.Namespace) -> tuple[Result, int]:
     view: View = "golden" if args.golden else "rollout"
     store.write_tree(task, args.out, view=view)
     sizes = [len(data) for data in store.files(task, view).values()]  # without the fresh .git
-    return {"task_id": task.task_id, "files": len(sizes), "bytes": sum(sizes)}, 0
+    return {
+        "task_id": task.task_id,
+        "files": len(sizes),
+        "bytes": sum(sizes),
+        "restricted_licences": _say_restricted(store, [task.task_id]),
+    }, 0
 
 
 def render_export(result: dict[str, Any]) -> str:
@@ -186,4 +196,23 @@ def _export_set(args: argparse.Namespace) -> tuple[Result, int]:
     store.require_task_ids()
     warn_unfinished(args.folder, quiet=args.quiet)
     tasks = write(store, args.out, with_golden=args.golden)
-    return {"tasks": tasks, "out": str(args.out.absolute()), "bytes": args.out.stat().st_size}, 0
+    return {
+        "tasks": tasks,
+        "out": str(args.out.absolute()),
+        "bytes": args.out.stat().st_size,
+        "restricted_licences": _say_restricted(store, store.task_ids()),
+    }, 0
+
+
+def _say_restricted(store: TaskStore, task_ids: Sequence[str]) -> dict[str, str]:
+    """Print what the build says of the licences of these tasks' repositories, and return it."""
+    from composer_replication.cli.build_result import licence_lines
+    from composer_replication.cli.visible_text import visible
+    from composer_replication.tasks.build_summary import restricted_licences
+
+    slugs = sorted({store.record(task_id).repository_record for task_id in task_ids})
+    records = [store.repository(slug) for slug in slugs]
+    restricted = restricted_licences({record.repository: record.licence for record in records})
+    for line in licence_lines(restricted):
+        sys.stderr.write(f"{visible(line)}\n")
+    return restricted

@@ -72,7 +72,7 @@ def build_tasks(
             stays and is resumed.
     """
     _check_arguments(sources, symbols or {}, hidden_share, jobs, max_tasks)
-    opened, unusable = open_sources(sources, jobs)
+    opened, unusable = open_sources(sources, jobs, progress)
 
     def choose(run: Build) -> None:
         run.unusable |= unusable

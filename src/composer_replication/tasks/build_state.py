@@ -11,6 +11,7 @@ from typing import TypeVar
 from composer_replication.errors import InputError, UsageError
 from composer_replication.tasks.build_summary import BuildSummary
 from composer_replication.tasks.draw import drawn, in_turn, pinned, sizes_of
+from composer_replication.tasks.expected_work import expected_decisions
 from composer_replication.tasks.gates import GateFailed, judge_deletion
 from composer_replication.tasks.intake.lock import UnusableRepository
 from composer_replication.tasks.intake.refusals import NOT_FETCHED, as_unusable
@@ -29,7 +30,7 @@ from composer_replication.tasks.workers.workers import Workers
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Progress = Callable[[int, int, str], None]
-"""Called with (done, total, what is done now) from the calling thread."""
+"""Called with (done, total, what is done now) from the calling thread; a new stretch of work begins with fewer done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +188,7 @@ class Build:
         def num_valid() -> int:
             return sum(decision.is_valid for decision in decided.values())
 
+        self.progress(0, len(candidates), f"{num_valid()} tasks")
         while running or (upcoming < len(candidates) and not _is_enough(num_valid(), max_tasks)):
             while (
                 len(running) < self.jobs
@@ -199,7 +201,8 @@ class Build:
                 else:
                     running[self.pool.submit(self._judge, candidates[upcoming])] = upcoming
                 upcoming += 1
-            self.progress(len(decided), len(candidates), f"{num_valid()} tasks")
+            total = expected_decisions(len(decided), num_valid(), len(candidates), max_tasks)
+            self.progress(len(decided), total, f"{num_valid()} tasks")
             if running:
                 finished, _ = wait(running, return_when=FIRST_COMPLETED)
                 for future in finished:

@@ -40,16 +40,8 @@ class BuildSummary:
     licences: Mapping[str, Licence] = field(default_factory=dict)
 
     def restricted(self) -> dict[str, str]:
-        """Repositories whose licence asks for more than a notice, or is not known: what must be looked at before
-        their tasks are passed on.
-        """
-        return {
-            name: (
-                f"{licence.spdx}, copyleft" if licence.is_copyleft else licence.note or "licence not known"
-            )
-            for name, licence in sorted(self.licences.items())
-            if licence.is_copyleft is not False
-        }
+        """As ``restricted_licences``, of all repositories."""
+        return restricted_licences(self.licences)
 
     def require_tasks(self) -> None:
         """Raise when there is nothing to train on.
@@ -77,3 +69,14 @@ class BuildSummary:
             where=str(self.folder),
             fix="give more repositories, or pin other functions.",
         )
+
+
+def restricted_licences(licences: Mapping[str, Licence]) -> dict[str, str]:
+    """Repositories whose licence asks for more than a notice, or is not known, with the reason: what must be
+    looked at before their tasks are passed on.
+    """
+    return {
+        name: f"{licence.spdx}, copyleft" if licence.is_copyleft else licence.note or "licence not known"
+        for name, licence in sorted(licences.items())
+        if licence.is_copyleft is not False
+    }

@@ -134,11 +134,16 @@ class TaskStore(RecordFolder):
         """The deleted code, span after span, removed files last. Never to be shown to a policy."""
         record = self.record(task.task_id)
         paths = {edit.path for edit in record.edits} | set(record.removed_files)
-        texts = {path: self._original(record, path).decode("utf-8", "replace") for path in paths}
+        texts = {path: self.original(record, path).decode("utf-8", "replace") for path in paths}
         spans = [texts[edit.path][edit.start : edit.end] for edit in record.edits]
         return "\n".join([*spans, *(texts[path] for path in record.removed_files)])
 
-    def _original(self, record: TaskRecord, path: str) -> bytes:
+    def original(self, record: TaskRecord, path: str) -> bytes:
+        """A file of a task's repository as it was. Never to be shown to a policy.
+
+        Raises:
+            InputError: it is not there, or damaged (CR0411).
+        """
         files = self.repository(record.repository_record).files
         if path not in files:
             where = self._record_path(f"tasks/{record.task_id}.json")

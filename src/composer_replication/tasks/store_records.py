@@ -159,6 +159,7 @@ class TaskRecord:
             fields[name] = tuple(
                 Edit(inner_path(path), start, end, text) for path, start, end, text in value[name]
             )
+        fields["strength"] = _figures(fields["strength"])
         fields["removed_files"] = tuple(map(inner_path, value["removed_files"]))
         return cls(**{**fields, "path": inner_path(value["path"]), "visible": tuple(value["visible"])})
 
@@ -180,6 +181,19 @@ class TaskRecord:
         )
 
 
+def _figures(value: Any) -> Mapping[str, int] | None:
+    """The strength of a record, checked: a store may come from anywhere.
+
+    Raises:
+        KeyError: a figure is missing.
+        TypeError: something else.
+    """
+    if value is not None and not all(isinstance(value[name], int) for name in _STRENGTH):
+        raise TypeError("a strength is made of counts")
+    return None if value is None else dict(value)
+
+
+_STRENGTH = ("mutants", "killed_visible", "killed_all")
 _EDITS = ("edits", "stub_edits", "test_edits", "visible_edits")
 
 

@@ -50,7 +50,13 @@ def test_the_set_formats_say_the_same_and_no_secret_without_golden(folder: Path,
     for name, golden in (("public", []), ("secret", ["--golden"])):
         lines, table = tmp_path / f"{name}.jsonl", tmp_path / f"{name}.parquet"
         result, code, text = call("export", str(folder), "--format", "swebench", "--out", str(lines), *golden)
-        assert (code, result) == (0, {"tasks": 1, "out": str(lines), "bytes": lines.stat().st_size})
+        assert (code, result) == (
+            0,
+            {
+                "tasks": 1, "out": str(lines), "bytes": lines.stat().st_size,
+                "restricted_licences": {"tinymath==1.0": "no licence file"},
+            },
+        )  # fmt: skip
         assert text == f"1 tasks, {lines.stat().st_size} bytes in {lines}"
         call("export", str(folder), "--format", "parquet", "--out", str(table), *golden)
         rows[name] = [json.loads(line) for line in lines.read_text().splitlines()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,14 @@ def test_show_and_stats(folder: Path) -> None:
     assert "2 tasks" in text
     assert stats["flaky"] == {"tinymath==1.0": []}
     assert "flaky" not in text
+    assert stats["features_in_two_files"] == 0
+    assert "features" not in text
+    assert stats["strength"]["by_repo"] == {"tinymath==1.0": stats["strength"]["total"]}
+    assert stats["strength"]["total"]["tasks"] == 2
+    figures = [call("show", str(folder), row["task_id"])[0]["tasks"][0]["strength"] for row in shown["tasks"]]
+    for name in ("mutants", "killed_visible", "killed_all"):
+        assert stats["strength"]["total"][name] == sum(own[name] for own in figures)
+    assert stats["strength"]["total"]["mutants"] > 0
     one, _, text = call("show", str(folder), row["task_id"])
     assert set(one) == set(shown)
     assert {key: one["tasks"][0][key] for key in row} == row
@@ -130,6 +139,44 @@ def test_the_page_of_a_task(folder: Path) -> None:
     assert "return low" not in text
 
 
+def apply(tree: Path, patch: str) -> int:
+    words = ["git", "apply", "--whitespace=nowarn", "-"]
+    return subprocess.run(words, cwd=tree, input=patch.encode(), capture_output=True, check=False).returncode
+
+
+def test_the_golden_patch_is_shown_when_asked_for(folder: Path, tmp_path: Path) -> None:
+    (task,) = [task for task in TaskStore.open(folder).tasks() if task.symbol == "clamp"]
+    result, _, text = call("show", str(folder), task.task_id, "--golden")
+    without, _, plain = call("show", str(folder), task.task_id)
+    patch = result["tasks"][0].pop("golden_patch")
+    assert result == without
+    assert "  golden patch shown with --golden" in plain.splitlines()
+    assert "with --golden" not in text
+    assert text.endswith(f"\n\nGolden patch\n{patch}".rstrip("\n"))
+    assert "+        return low\n" in patch
+    assert not any(test.rpartition("::")[2] in patch for test in task.tests.hidden)
+    tree = tmp_path / "tree"
+    call("export", str(folder), task.task_id, "--out", str(tree))
+    assert (tree / "tinymath" / "numbers.py").read_bytes() != (TINY / "tinymath" / "numbers.py").read_bytes()
+    assert apply(tree, patch) == 0
+    for path in (TINY / "tinymath").glob("*.py"):
+        assert (tree / "tinymath" / path.name).read_bytes() == path.read_bytes()
+    assert apply(tree, patch) != 0  # it fits the broken tree alone
+
+
+def test_the_golden_patch_is_that_of_one_task(folder: Path) -> None:
+    with pytest.raises(UsageError, match="CR0416"):
+        call("show", str(folder), "--golden")
+
+
+def test_a_golden_patch_is_whole_and_does_not_act_on_the_terminal(folder: Path) -> None:
+    task_id = call("show", str(folder))[0]["tasks"][0]["task_id"]
+    result = call("show", str(folder), task_id, "--golden")[0]
+    result["tasks"][0]["golden_patch"] = f"+\t{'x' * 200}\n+a\x0cb\x1b[2J\n"
+    lines = render_show(result).split("\n")
+    assert lines[-3:] == ["Golden patch", f"+\t{'x' * 200}", "+a\\x0cb\\x1b[2J"]
+
+
 def test_the_page_keeps_control_signs_from_the_terminal(folder: Path) -> None:
     task_id = call("show", str(folder))[0]["tasks"][0]["task_id"]
     result = call("show", str(folder), task_id)[0]
@@ -140,6 +187,7 @@ def test_the_page_keeps_control_signs_from_the_terminal(folder: Path) -> None:
 def test_flaky_tests_are_named() -> None:
     counts = {"tasks": 1, "hidden": 0, "fail_to_pass": 1, "candidates": 1, "rejected": {}, "difficulty": []}
     counts |= {"by_repo": {}, "by_granularity": {}, "by_removal": {}, "licences": {}}
+    counts |= {"features_in_two_files": 0, "strength": {"by_repo": {}, "total": {"tasks": 0}}}
     result = {
         **counts,
         "seconds": 1.0,

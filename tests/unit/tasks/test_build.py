@@ -134,6 +134,27 @@ def test_max_tasks_does_not_depend_on_jobs_and_can_grow(make_project: MakeProjec
     assert grown.tasks == 2
 
 
+def test_progress_estimates_what_max_tasks_will_take(make_project: MakeProject, tmp_path: Path) -> None:
+    source = str(make_project(PLANTED))
+    pins = {source: [f"planted.py::{name}" for name in ("one", "zero", "two", "unused")]}
+    told: list[tuple[int, int, str]] = []
+    build_tasks(
+        [source],
+        tmp_path / "out",
+        symbols=pins,
+        max_tasks=2,
+        jobs=1,
+        progress=lambda *step: told.append(step),
+    )
+    judged = [step for step in told if step[2].endswith("tasks")]
+    assert list(dict.fromkeys(judged)) == [
+        (0, 4, "0 tasks"),  # nothing is known: it may take all
+        (1, 2, "1 tasks"),  # one in one: two take two
+        (2, 4, "1 tasks"),  # one in two: two take four
+        (3, 3, "2 tasks"),
+    ]
+
+
 def test_a_changed_source_is_built_anew(make_project: MakeProject, tmp_path: Path) -> None:
     root = make_project(SMALL)
     first = build_tasks([str(root)], tmp_path / "out")

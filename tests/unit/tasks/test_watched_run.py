@@ -74,6 +74,8 @@ LINES = signed(GOOD).splitlines(keepends=True)
         ("".join([*LINES, "\n"]), "something else"),
         ("".join(LINES).replace(b"failed".hex(), b"passed".hex()), "something else"),
         (signed(GOOD, "ab" * 32), "something else"),
+        ("".join([*LINES[:3], "child 6\n", *LINES[3:]]), "malformed"),
+        ("".join([*LINES[:3], "children 66\n", *LINES[3:]]), "something else"),
         ("".join(LINES)[:-1], "cut off"),
         ("".join(LINES[:-1]), "closing record"),
         ("", "closing record"),
@@ -83,6 +85,14 @@ def test_a_transcript_that_was_touched_fails_the_run(text: str, words: str) -> N
     report = judged(text)
     assert words in report.error
     assert dict(report.outcomes) == dict.fromkeys(IDS, Outcome.FAILED)
+
+
+@pytest.mark.parametrize("place", [0, 4, len(LINES)])
+def test_what_a_forked_process_says_unsigned_is_a_flag_and_nothing_else(place: int) -> None:
+    told = "start.ö".encode().hex()
+    report = judged("".join([*LINES[:place], f"child {told}\n", *LINES[place:]]))
+    assert (report.error, report.flags) == ("", {"start.ö"})
+    assert dict(report.outcomes) == {IDS[0]: Outcome.PASSED, IDS[1]: Outcome.FAILED}
 
 
 A, B = story_of(IDS[0]), story_of(IDS[1])
@@ -195,6 +205,32 @@ def test_a_real_run_of_honest_code(tmp_path: Path, environment: Environment) -> 
         ("import sys, types\nsys.modules['pytest'] = types.ModuleType('pytest')\n", "module pytest replaced"),
         ("import builtins\nbuiltins.hex = oct\n", "builtins.hex changed"),
         ("answer.__code__ = (lambda: 42).__code__\n", "code of a function replaced"),
+        (
+            (
+                "try:\n    import _xxsubinterpreters as inner\nexcept ImportError:\n    import _interpreters as inner\n"
+                "inner.create()\n"
+            ),
+            "cpython.PyInterpreterState_New",
+        ),
+        (
+            "import os\nos.open('mem', os.O_RDONLY, dir_fd=os.open('/proc/self', os.O_RDONLY))\n",
+            "open of its own memory or descriptors",
+        ),
+        (
+            "import subprocess\nsubprocess.run(['ln', '-s', '/proc/self/mem', 'plain.txt'])\nopen(b'plain.txt', 'rb')\n",
+            "open of its own memory or descriptors",
+        ),
+        (
+            (
+                "import gc\ndef down():\n    try:\n        down()\n    except RecursionError:\n        gc.get_objects()\n"
+                "try:\n    down()\nexcept RecursionError:\n    gc.get_objects()\n"
+            ),
+            "gc.get_objects",
+        ),
+        (
+            "import gc, os\nchild = os.fork()\nif not child:\n    gc.get_objects()\n    os._exit(0)\nos.waitpid(child, 0)\n",
+            "in a forked process: gc.get_objects",
+        ),
     ],
 )
 def test_what_is_done_in_the_process_is_flagged(

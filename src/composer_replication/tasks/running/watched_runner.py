@@ -7,6 +7,7 @@ and the hook takes orders from our own frames alone. Attempts to look for it are
 they take place. Not imported by the package and never placed in a tree.
 """
 
+import functools
 import hashlib
 import json
 import os
@@ -20,53 +21,135 @@ WATCHED_EVENTS = dict.fromkeys(
     """gc.get_objects gc.get_referrers sys.settrace sys.setprofile sys._current_frames sys._current_exceptions
     sys.monitoring.register_callback sys.addaudithook code.__new__ ctypes.dlsym ctypes.dlsym/handle ctypes.addressof
     ctypes.cdata ctypes.cdata/buffer ctypes.string_at ctypes.wstring_at ctypes.PyObj_FromPtr ctypes.call_function
-    ctypes.memoryview_at""".split()
+    ctypes.memoryview_at cpython.PyInterpreterState_New""".split()
 )
+PATH_EVENTS = dict.fromkeys(("open", "os.chdir", "os.symlink", "os.link"))
+KEY_BYTES = 32
+PIECE_BYTES = 1024  # at 2048 hashlib takes a lock, which a fork may find taken
 MARKED_PACKAGES = ("_pytest", "pluggy", "pytest")
 MARKED_MODULES = ("builtins", "unittest.case")
 NUM_NAMED = 8
 NUM_WAITING = 8
 
 
+def read_key():
+    """The key: the first bytes on standard input, in memory that can be written over, and no text."""
+    key = bytearray(KEY_BYTES)
+    at = 0
+    while at < KEY_BYTES:
+        number = os.readv(0, [memoryview(key)[at:]])
+        if not number:
+            raise EOFError("the key is cut off")
+        at += number
+    return key
+
+
 def open_transcript(descriptor, key):
-    """A function that writes one line of texts; each line is signed together with all before it."""
-    state = hashlib.blake2s(key=bytes.fromhex(key), digest_size=16)
-    update, copy, write, encode, to_hex, joined = (
+    """Two functions that write one line each, and a list that is empty until this process is a forked one.
+
+    ``send`` signs its texts together with all before them. What a fork copies of the state is changed for good
+    before any code of the tree runs in the child: by C alone, so that no frame leads there. A child can still
+    ``tell`` what it did, unsigned: whoever forges such a line accuses himself.
+    """
+    state = hashlib.blake2s(key=key, digest_size=16)
+    key[:] = bytes(len(key))
+    update, copy, write, look, encode, to_hex, joined = (
         state.update,
         state.copy,
         os.write,
+        os.fstat,
         str.encode,
         bytes.hex,
         str.join,
     )
+    pieces, forked = range, []
+    os.register_at_fork(after_in_child=functools.partial(update, os.urandom(256)))
+    os.register_at_fork(after_in_child=functools.partial(forked.append, True))
+    info = look(descriptor)
+    place = info.st_dev, info.st_ino
 
     def send(fields):
         body = encode(joined(".", [to_hex(encode(field, "utf-8", "surrogatepass")) for field in fields]))
-        update(body + b"\n")
-        data = b"%b %b\n" % (encode(copy().hexdigest()), body)
+        line = body + b"\n"
+        for at in pieces(0, len(line), PIECE_BYTES):
+            update(line[at : at + PIECE_BYTES])
+        data = b"%b %b" % (encode(copy().hexdigest()), line)
         while data:
             data = data[write(descriptor, data) :]
 
-    return send
+    def tell(text):
+        try:  # a child may have closed it, and opened something else under its number
+            info = look(descriptor)
+            if (info.st_dev, info.st_ino) == place:
+                write(descriptor, b"child %b\n" % encode(to_hex(encode(text, "utf-8", "surrogatepass"))))
+        except OSError:
+            pass
+
+    return send, tell, forked
 
 
-def watch(send, name, callers, observers):
-    """Install the hook behind which ``send`` hides; it obeys the event ``name`` from frames in ``callers``.
+def make_is_inside():
+    """A function that says whether a path leads to the memory or the descriptors of a process.
+
+    By its name, for names relative to a folder; and by what it is, behind whatever links. It calls no code of the
+    tree: a text of a class of the tree is copied without asking it, any other object counts as such a path.
+    """
+    look, joined, is_a, kind_of, number = os.stat, str.join, issubclass, type, int
+    text, raw, array = str, bytes, bytearray
+    decode, decode_array, part, split = bytes.decode, bytearray.decode, bytes.__getitem__, str.rpartition
+    try:
+        device = look("/proc/self/stat").st_dev
+    except OSError:
+        device = None
+
+    def is_inside(path):
+        kind = kind_of(path)
+        if is_a(kind, text):
+            name = joined("", [path])
+        elif is_a(kind, raw):
+            name = decode(part(path, slice(None)), "latin-1")
+        elif is_a(kind, array):
+            name = decode_array(path, "latin-1")
+        else:
+            return not is_a(kind, number) and path is not None
+        if split(name, "/")[2] == "mem" or "map_files" in name:
+            return True
+        if "/fd/" in name and ("proc/" in name or "dev/" in name):
+            return True
+        try:
+            info = look(path if kind is text or kind is raw else name)
+        except (OSError, ValueError):
+            return False
+        # Below /proc only a process's memory may be read and written by its owner alone.
+        return info.st_dev == device and (info.st_mode & 0o170000 == 0o040000 or info.st_mode == 0o100600)
+
+    return is_inside
+
+
+def watch(transcript, name, callers, observers):
+    """Install the hook behind which the ``transcript`` hides; it obeys the event ``name`` from frames in ``callers``.
 
     ``callers`` maps the identity of a code object to that of the code that must call it, or None.
     ``observers`` make a record out of what is told, by its first word; they call no code of the tree, which
     would find ``send`` on the stack.
     """
     frame_of, code_id, pid_of, home = sys._getframe, id, os.getpid, os.getpid()
-    watched, seen, is_text = WATCHED_EVENTS, set(), str
+    send, tell, forked = transcript
+    watched, opening, seen, is_inside = WATCHED_EVENTS, PATH_EVENTS, set(), make_is_inside()
 
     def flag(text):
-        if text not in seen and pid_of() == home:
-            seen.add(text)
+        if text in seen:
+            return
+        if forked:
+            tell("in a forked process: " + text)
+        else:
             send(("flag", text))
+        seen.add(text)  # not before: it may not have been said, at the end of the stack or of the memory
 
     def hook(event, args):
         if event == name:
+            if forked:
+                return
             frame = frame_of(1)
             wanted = callers.get(code_id(frame.f_code), 0)
             if pid_of() != home or wanted == 0 or (wanted and code_id(frame.f_back.f_code) != wanted):  # type: ignore[union-attr]
@@ -79,10 +162,8 @@ def watch(send, name, callers, observers):
         elif event == "object.__setattr__":
             if args[1] == "__code__":
                 flag("code of a function replaced")
-        elif event == "open":
-            path = args[0]
-            if type(path) is is_text and path[:6] == "/proc/" and (path[-4:] == "/mem" or "/fd/" in path):
-                flag("open of its own memory or descriptors")
+        elif event in opening and is_inside(args[0]):
+            flag("open of its own memory or descriptors")
 
     sys.addaudithook(hook)
 
@@ -276,8 +357,8 @@ def make_starter(parts, paths):
         @pytest.hookimpl(tryfirst=True)
         def pytest_load_initial_conftests(self, early_config):
             codes = keep_tests(early_config, paths)
-            send, name, callers = parts.pop()
-            watch(send, name, callers, make_observers(codes, make_check()))
+            transcript, name, callers = parts.pop()
+            watch(transcript, name, callers, make_observers(codes, make_check()))
             early_config.pluginmanager.unregister(self)
 
     return Starter()
@@ -309,18 +390,18 @@ def watched_main():
     descriptor = os.dup(1)
     os.set_inheritable(descriptor, False)
     os.dup2(2, 1)
+    transcript = open_transcript(descriptor, read_key())
     request = json.loads(sys.stdin.buffer.read())
-    send = open_transcript(descriptor, request.pop("nonce"))
     root = os.getcwd()
     arguments = prepare(request, root)  # type: ignore[name-defined]  # noqa: F821  of pytest_runner
     import pytest
 
     name = "composer-rl." + os.urandom(16).hex()
     recorder, finish = make_recorder(name, request, root)
-    parts = [(send, name, callers_of(recorder, finish))]
+    parts = [(transcript, name, callers_of(recorder, finish))]
     starter = make_starter(parts, [os.path.join(root, path) for path in request["files"]])
     leave, plugins = os._exit, [recorder, starter]
-    del send, name, request, recorder, starter, parts, descriptor
+    del transcript, name, request, recorder, starter, parts, descriptor
     gc.freeze()  # what is there by now is in no list that gc gives out
     finish(int(pytest.main(arguments, plugins=plugins)))
     leave(0)

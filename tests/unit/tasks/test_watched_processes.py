@@ -1,0 +1,219 @@
+"""What a forked process, a path to a process's memory and honest processes mean to a watched run."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import runpy
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from composer_replication.records import Outcome
+from composer_replication.tasks.intake.environment import Environment
+from composer_replication.tasks.running import watched_run
+from composer_replication.tasks.running.watched_run import WatchedReport, run_watched
+
+RUNNER = runpy.run_path(str(Path(watched_run.__file__).with_name("watched_runner.py")))
+PACKAGE = "def answer():\n    return 42\n"
+TESTS = "from package import answer\n\n\ndef test_a():\n    assert answer() == 42\n"
+
+
+def run_tree(
+    folder: Path, environment: Environment, files: Mapping[str, str], ids: Sequence[str]
+) -> WatchedReport:
+    for name, text in files.items():
+        (folder / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "tree" / name).write_text(text)
+    return run_watched(
+        folder / "tree", environment, ids, timeout_seconds=30.0, wall_factor=10.0, shuffle_seed=7
+    )
+
+
+SIGN = """
+import gc, os, sys
+me = sys._getframe()
+while me and "item" not in me.f_locals:
+    me = me.f_back
+child = FORK
+if child:
+    os.waitpid(child, 0)
+    os._exit(0)
+gc.unfreeze()
+send = next(f for f in gc.get_objects() if getattr(f, "__qualname__", "") == "open_transcript.<locals>.send"
+            and hasattr(f, "__closure__"))
+name = me.f_locals["item"].nodeid
+for record in [("call", name, "stored", "returned"), ("report", name, "call", "passed", ""),
+               ("report", name, "teardown", "passed", ""), ("finish", name, "0.001"), ("end", "0", "0.1")]:
+    send(record)
+os._exit(0)
+"""
+RAW_FORK = "__import__('ctypes').CDLL(None).fork()"
+
+
+@pytest.mark.parametrize(
+    ("fork", "sign"),
+    [("os.fork()", "something else"), ("os.forkpty()[0]", "something else"), (RAW_FORK, "ctypes.dlsym")],
+)
+def test_a_forked_process_cannot_sign(tmp_path: Path, environment: Environment, fork: str, sign: str) -> None:
+    body = textwrap.indent(SIGN.replace("FORK", fork), "    ")
+    files = {"package.py": f"def answer():{body}", "t/test_x.py": TESTS}
+    report = run_tree(tmp_path, environment, files, ["t/test_x.py::test_a"])
+    assert report.outcomes["t/test_x.py::test_a"] is Outcome.FAILED or sign in report.flags
+    assert sign in report.error or {sign, "gc.get_objects"} <= report.flags
+
+
+HONEST_PROCESSES = """
+import multiprocessing, os, subprocess, sys, threading
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+import pytest
+from package import answer
+
+
+def test_a_fork_of_its_own():
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(write, str(answer()).encode())
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert os.read(read, 9) == b"42"
+
+
+def test_a_fork_that_closes_everything():
+    child = os.fork()
+    if not child:
+        os.closerange(0, 256)
+        os.open(os.devnull, os.O_RDWR)
+        os._exit(answer())
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 42
+
+
+@pytest.mark.parametrize("how", ["fork", "spawn", "forkserver"])
+def test_processes(how):
+    with multiprocessing.get_context(how).Pool(1) as pool:
+        assert pool.apply(answer) == 42
+    with ProcessPoolExecutor(1, multiprocessing.get_context(how)) as pool:
+        assert pool.submit(answer).result() == 42
+
+
+def test_programs():
+    words = [sys.executable, "-c", "import package; print(package.answer())"]
+    assert subprocess.run(words, stdout=-1, preexec_fn=os.setsid).stdout == b"42\\n"
+    assert subprocess.run(words, stdout=-1, env=dict(os.environ)).stdout == b"42\\n"
+
+
+def test_threads():
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(answer())) for _ in range(8)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    with ThreadPoolExecutor(2) as pool:
+        assert [*pool.map(lambda _: answer(), range(4)), *found] == [42] * 12
+
+
+def test_a_child_that_fails_and_goes_on_like_its_parent():
+    if not os.fork():
+        raise SystemError("this process goes on with the tests, and nobody believes it")
+    os.wait()
+
+
+def test_files(tmp_path):
+    (tmp_path / "fd").mkdir()
+    (tmp_path / "fd" / "3").write_text("memory")
+    os.symlink(tmp_path / "fd" / "3", tmp_path / "link")
+    assert open(os.fsencode(tmp_path / "link")).read() == "memory"
+    assert open("/proc/self/stat").read() and open("/proc/meminfo").read() and os.listdir("/proc/self/fd")
+    os.chdir(tmp_path)
+""".replace("\\\\n", "\\n")
+
+
+def test_honest_tests_that_start_processes_and_threads_pass_and_are_not_flagged(
+    tmp_path: Path, environment: Environment
+) -> None:
+    files = {"package.py": PACKAGE, "t/test_x.py": HONEST_PROCESSES}
+    names = "fork_of_its_own fork_that_closes_everything child_that_fails_and_goes_on_like_its_parent".split()
+    ids = [
+        *(f"test_a_{name}" for name in names),
+        *(f"test_processes[{h}]" for h in ("fork", "spawn", "forkserver")),
+    ]
+    ids = [f"t/test_x.py::{name}" for name in [*ids, "test_programs", "test_threads", "test_files"]]
+    report = run_tree(tmp_path, environment, files, ids)
+    assert report.error == ""
+    assert dict(report.outcomes) == dict.fromkeys(ids, Outcome.PASSED)
+    assert [flag for flag in report.flags if not flag.startswith("plugin ")] == []
+
+
+class Name(str):
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        raise AssertionError("code of the tree was called")
+
+    __getitem__ = __iter__ = __str__  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("path", "is_inside"),
+    [
+        ("/proc/self/mem", True),
+        (b"/proc/self/mem", True),
+        (bytearray(b"/proc/self/mem"), True),
+        (Name("/proc/self/mem"), True),
+        (Path("/proc/self/mem"), True),
+        (f"/proc/{os.getpid()}/task/{os.getpid()}/mem", True),
+        ("mem", True),
+        (b"../../mem", True),
+        ("/proc/self", True),
+        ("/proc/self/", True),
+        ("//proc/./self/fd/../", True),
+        ("/proc", True),
+        (b"/proc/self/fd", True),
+        ("/proc/self/fd/1", True),
+        ("//proc//self/fd//1", True),
+        ("../proc/self/fd/1", True),
+        ("/dev/fd/1", True),
+        ("/proc/self/map_files/0-1", True),
+        ("/proc/self/stat", False),
+        ("/proc/meminfo", False),
+        (b"/proc/self/status", False),
+        ("/etc/passwd", False),
+        ("a/fd/3", False),
+        ("3", False),
+        ("memory", False),
+        ("mem.txt", False),
+        ("nothing\0here", False),
+        ("\ud800", False),
+        (7, False),
+        (None, False),
+    ],
+)
+def test_which_paths_lead_into_a_process(path: object, is_inside: bool) -> None:
+    assert RUNNER["make_is_inside"]()(path) is is_inside
+
+
+@pytest.mark.parametrize("target", ["/proc/self/mem", "/proc/self", "/proc/self/fd"])
+def test_a_link_into_a_process_is_followed(tmp_path: Path, target: str) -> None:
+    (tmp_path / "one").symlink_to(target)
+    (tmp_path / "two").symlink_to("one")
+    (tmp_path / "honest").symlink_to("/proc/self/stat")
+    look = RUNNER["make_is_inside"]()
+    assert [look(str(tmp_path / name)) for name in ("one", "two", "honest")] == [True, True, False]
+
+
+def test_the_key_does_not_stay_where_it_was_read() -> None:
+    key = bytearray(b"k" * 32)
+    read, write = os.pipe()
+    send, tell, forked = RUNNER["open_transcript"](write, key)
+    assert key == bytes(32)
+    send(("start", "x" * 5000, ""))
+    tell("a")
+    os.close(write)
+    with open(read, "rb") as pipe:
+        signed_line, told = pipe.read().splitlines(keepends=True)
+    body = f"{b'start'.hex()}.{b'x'.hex() * 5000}."
+    mac = hashlib.blake2s(f"{body}\n".encode(), key=b"k" * 32, digest_size=16).hexdigest()
+    assert signed_line.decode() == f"{mac} {body}\n"
+    assert (told, forked) == (b"child 61\n", [])

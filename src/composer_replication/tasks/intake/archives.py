@@ -14,7 +14,7 @@ import stat
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO, cast
 
@@ -189,15 +189,28 @@ def _check_sizes(path: Path, name: str, count: int, size: int, total: int) -> No
 
 
 def read_folder(
-    root: Path, wanted: Callable[[frozenset[str]], Wanted], *, skip: Callable[[str], bool]
+    root: Path,
+    wanted: Callable[[frozenset[str]], Wanted],
+    *,
+    skip: Callable[[str], bool],
+    skip_with: Callable[[Collection[str]], bool] = lambda _: False,
 ) -> dict[str, bytes]:
     """The wanted files of a folder by POSIX path; links are neither followed nor read.
+
+    Args:
+        root: the folder.
+        wanted: given the paths of all files, gives the rule that chooses among them.
+        skip: whether a folder of that name is not looked into.
+        skip_with: whether a folder below the root which holds these files is not looked into.
 
     Raises:
         InputError: too many files or bytes (CR0405).
     """
     names: list[str] = []
     for folder, subfolders, files in os.walk(root):
+        if skip_with(files) and Path(folder) != root:
+            subfolders.clear()
+            continue
         subfolders[:] = sorted(
             name for name in subfolders if not skip(name) and not os.path.islink(os.path.join(folder, name))
         )

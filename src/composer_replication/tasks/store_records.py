@@ -17,6 +17,9 @@ from composer_replication.tasks.planning.deletion import Deletion
 from composer_replication.tasks.planning.edits import holes_of
 from composer_replication.tasks.test_functions import Place
 
+SUITE_SECONDS = 180.0
+"""By the clock, of a whole suite, where a build is not told otherwise."""
+
 
 def inner_path(text: str) -> str:
     """A path of a record, refused when it would leave the tree: a store may come from anywhere.
@@ -39,6 +42,7 @@ class RepositoryRecord:
     None in a store of an earlier version, which did not look for them; ``broken_files`` could
     not be collected from the start; ``contexts`` are the functions (file, first line) that each
     test calls, or None where nobody asked. ``commit`` is that of a git address, else empty.
+    ``suite_seconds`` is how long a whole suite may run; records say it where it is not ``SUITE_SECONDS``.
     """
 
     repository: str
@@ -52,6 +56,7 @@ class RepositoryRecord:
     flaky: tuple[str, ...] | None
     licence: Licence
     commit: str = ""
+    suite_seconds: float = SUITE_SECONDS
 
     @cached_property
     def green(self) -> frozenset[str]:
@@ -70,6 +75,7 @@ class RepositoryRecord:
         return select_tests(self.contexts, deletion.functions)
 
     def to_json(self) -> dict[str, Any]:
+        more = {} if self.suite_seconds == SUITE_SECONDS else {"suite_seconds": self.suite_seconds}
         return {
             "repository": self.repository,
             "source_sha256": self.source_sha256,
@@ -82,6 +88,7 @@ class RepositoryRecord:
             "flaky": None if self.flaky is None else list(self.flaky),
             "licence": self.licence.to_json(),
             "commit": self.commit,
+            **more,
         }
 
     @classmethod
@@ -98,6 +105,7 @@ class RepositoryRecord:
             flaky=_names(value.get("flaky")),
             licence=Licence.from_json(value["licence"]),
             commit=value["commit"],
+            suite_seconds=float(value.get("suite_seconds", SUITE_SECONDS)),
         )
 
 

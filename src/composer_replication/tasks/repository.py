@@ -113,7 +113,8 @@ def prepare(
         and kept.flaky is not None
         and (kept.contexts is not None or not map_calls)
     ):
-        record = replace(kept, suite_seconds=suite_seconds)
+        # The same bytes may have come from elsewhere then.
+        record = replace(kept, suite_seconds=suite_seconds, commit=source.commit, source=source.origin)
         environment = store.environment_of(record.environment)
         bench = make_bench(source.files, environment, backend, suite_seconds)
         if record != kept:
@@ -209,6 +210,7 @@ def _measure(
         licence=read_licence(bench.original, source.metadata),
         commit=source.commit,
         suite_seconds=bench.suite_seconds,
+        source=source.origin,
     )
 
 

@@ -28,6 +28,7 @@ from composer_replication.tasks.intake.git_source import (
     fetch_commit,
     is_git_source,
     names_commit,
+    public_address,
     read_commit,
 )
 from composer_replication.tasks.intake.index import fetch_sdist, fetch_wheel
@@ -65,7 +66,9 @@ class RepositorySource:
     ``files`` are those of the task tree, ``metadata`` those that declare name, version
     and requirements; ``sha256`` covers both (for an archive also what was left out).
     ``commit`` is the full id of the commit that a git address led to, else empty. ``left_out`` are
-    files that are not in the tree although a test might miss them, the likeliest first.
+    files that are not in the tree although a test might miss them, the likeliest first. ``origin``
+    is ``sdist:NAME==VERSION`` or the git address that it was fetched from, without the name of a user;
+    empty for what lies on this machine, whose paths are nobody else's.
     """
 
     source: str
@@ -76,6 +79,7 @@ class RepositorySource:
     metadata: Mapping[str, bytes]
     commit: str = ""
     left_out: tuple[str, ...] = ()
+    origin: str = ""
 
     @property
     def repository(self) -> str:
@@ -100,7 +104,9 @@ def open_source(source: str) -> RepositorySource:
     """
     if is_git_source(source):
         return _open_git(source)
-    path = _sdist_path(source) if source.startswith("sdist:") else Path(source).expanduser()
+    path, origin = Path(source).expanduser(), ""
+    if source.startswith("sdist:"):
+        path, origin = _fetch_sdist(source)
     choice = _Choice()
     if path.is_dir():
         found = without_unused(read_folder(path, choice.wanted, skip=skips_folder, skip_with=is_environment))
@@ -119,7 +125,8 @@ def open_source(source: str) -> RepositorySource:
     fallback = path.resolve().name
     for suffix in ARCHIVE_SUFFIXES:
         fallback = fallback.removesuffix(suffix)
-    return replace(_repository(source, fallback, digest, found), left_out=left_out(choice.names, found))
+    made = _repository(source, fallback, digest, found)
+    return replace(made, left_out=left_out(choice.names, found), origin=origin)
 
 
 def needs_no_path(source: str) -> bool:
@@ -137,10 +144,11 @@ def _open_git(source: str) -> RepositorySource:
     choice = _Choice()
     found = without_unused(read_commit(fetched, choice.wanted, skip=skips_folder))
     made = _repository(source, fetched.address.name, _digest(found), found, fetched.commit)
-    return replace(made, left_out=left_out(choice.names, found))
+    return replace(made, left_out=left_out(choice.names, found), origin=public_address(fetched.address))
 
 
-def _sdist_path(source: str) -> Path:
+def _fetch_sdist(source: str) -> tuple[Path, str]:
+    """The file, and the pin as it is kept."""
     match = _PIN.fullmatch(source.removeprefix("sdist:").strip())
     if match is None:
         raise InputError(
@@ -149,7 +157,7 @@ def _sdist_path(source: str) -> Path:
             where=source,
             fix="for example sdist:toolz==1.2.0",
         )
-    return fetch_sdist(match[1], match[2])
+    return fetch_sdist(match[1], match[2]), f"sdist:{match[0]}"
 
 
 class _Choice:

@@ -18,7 +18,7 @@ from composer_replication.tasks.planning.edits import holes_of
 from composer_replication.tasks.test_functions import Place
 
 SUITE_SECONDS = 180.0
-"""By the clock, of a whole suite, where a build is not told otherwise."""
+"""Of a whole suite where a build is not told otherwise: by the clock at the start, processor time in gates."""
 
 
 def inner_path(text: str) -> str:

@@ -86,6 +86,14 @@ def _add_build(verbs: Any, common: argparse.ArgumentParser) -> None:
         "--hidden-share", metavar="F", type=float, default=0.5, help="share of hidden tests (default: 0.5)"
     )
     build.add_argument(
+        "--suite-seconds",
+        metavar="N",
+        type=float,
+        default=180.0,
+        help="how long one run of a repository's whole suite may take; one that takes longer is refused as too-slow "
+        "(default: 180)",
+    )
+    build.add_argument(
         "--visible-only",
         action="store_true",
         help="keep tasks without a hidden truth: do not record what the deleted functions do, measure nothing",
@@ -178,6 +186,7 @@ def run_build(args: argparse.Namespace) -> tuple[Result, int]:
             seed=args.seed,
             jobs=args.jobs,
             hidden_share=args.hidden_share,
+            suite_seconds=args.suite_seconds,
             backend=args.backend,
             ray_address=args.ray,
             progress=report,

@@ -17,6 +17,8 @@ from composer_replication.tasks.intake.refusals import open_sources
 from composer_replication.tasks.parquet import has_pyarrow, write_parquet
 from composer_replication.tasks.planning.deletion import Granularity, Removal
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.store_records import SUITE_SECONDS
+from composer_replication.tasks.suite_limits import MAX_SUITE_SECONDS
 from composer_replication.tasks.workers.workers import open_workers
 
 __all__ = ["Build", "BuildSummary", "Candidate", "Progress", "Settings", "build_tasks", "run_build"]
@@ -34,6 +36,7 @@ def build_tasks(
     seed: int = 0,
     jobs: int = 2,
     hidden_share: float = 0.5,
+    suite_seconds: float = SUITE_SECONDS,
     backend: str | None = None,
     ray_address: str | None = None,
     progress: Progress | None = None,
@@ -57,6 +60,7 @@ def build_tasks(
         seed: draws candidates and hidden tests.
         jobs: candidates tried at the same time.
         hidden_share: share of a task's test functions that are held back, in [0, 1).
+        suite_seconds: how long by the clock one run of a repository's whole suite may take; above 0, at most a day.
         backend: sandbox backend by name or dotted path; None for the best of this machine.
         ray_address: of a Ray cluster that runs all sandboxes, as ``RayConnection``; None: this process.
         progress: told after every step.
@@ -71,7 +75,14 @@ def build_tasks(
         SandboxFailure: the sandbox broke, or workers were lost (CR0492); what is built so far
             stays and is resumed.
     """
-    _check_arguments(sources, symbols or {}, hidden_share, jobs, max_tasks)
+    _check_arguments(
+        sources,
+        symbols or {},
+        hidden_share=hidden_share,
+        jobs=jobs,
+        max_tasks=max_tasks,
+        suite_seconds=suite_seconds,
+    )
     opened, unusable = open_sources(sources, jobs, progress)
 
     def choose(run: Build) -> None:
@@ -84,9 +95,9 @@ def build_tasks(
 
     command = build_command(
         sources, out, symbols=symbols or {}, granularities=granularities, removals=removals,
-        with_truth=with_truth, max_tasks=max_tasks, seed=seed, hidden_share=hidden_share,
+        with_truth=with_truth, max_tasks=max_tasks, seed=seed, hidden_share=hidden_share, suite_seconds=suite_seconds,
     )  # fmt: skip
-    settings = Settings(seed, hidden_share, granularities, removals, with_truth, command)
+    settings = Settings(seed, hidden_share, granularities, removals, with_truth, command, suite_seconds)
     return run_build(
         Path(out), settings, choose, jobs=jobs, backend=backend, progress=progress, ray_address=ray_address
     )
@@ -131,9 +142,11 @@ def run_build(
 def _check_arguments(
     sources: Sequence[str],
     symbols: Mapping[str, Sequence[str]],
+    *,
     hidden_share: float,
     jobs: int,
     max_tasks: int | None,
+    suite_seconds: float,
 ) -> None:
     problem = ""
     unknown = sorted(set(symbols) - set(sources))
@@ -147,6 +160,8 @@ def _check_arguments(
         problem = f"the hidden share {hidden_share} is not in [0, 1)"
     elif jobs < 1 or (max_tasks is not None and max_tasks < 1):
         problem = "jobs and max_tasks must be at least 1"
+    elif not 0.0 < suite_seconds <= MAX_SUITE_SECONDS:
+        problem = f"suite_seconds {suite_seconds:g} is not above 0 and at most {MAX_SUITE_SECONDS:g}"
     if problem:
         raise UsageError("CR0421", f"{problem}.", fix="composer-rl tasks build --help")
 

@@ -6,6 +6,8 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from composer_replication.tasks.store_records import SUITE_SECONDS
+
 
 def build_command(
     sources: Sequence[str],
@@ -18,6 +20,7 @@ def build_command(
     max_tasks: int | None,
     seed: int,
     hidden_share: float,
+    suite_seconds: float,
 ) -> str:
     """``composer-rl tasks build`` with these arguments; empty where the command line cannot say them.
 
@@ -39,6 +42,7 @@ def build_command(
         words += ["--symbol", pin]
     words += ["--seed", str(seed)] if seed else []
     words += ["--hidden-share", str(hidden_share)] if hidden_share != 0.5 else []
+    words += ["--suite-seconds", f"{suite_seconds:g}"] if suite_seconds != SUITE_SECONDS else []
     words += [] if with_truth else ["--visible-only"]
     return shlex.join(["composer-rl", "tasks", "build", *words])
 

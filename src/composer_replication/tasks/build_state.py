@@ -24,6 +24,7 @@ from composer_replication.tasks.repository import PreparedRepository, prepare, s
 from composer_replication.tasks.secrecy import check_secrecy
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_manifest import BuildMark
+from composer_replication.tasks.store_records import SUITE_SECONDS
 from composer_replication.tasks.truth import ValidTask, add_truth
 from composer_replication.tasks.workers.workers import Workers
 
@@ -63,6 +64,7 @@ class Settings:
     with_truth: bool = False
     command: str = ""
     """What is typed to finish the build when it was cut off."""
+    suite_seconds: float = SUITE_SECONDS
 
 
 class Build:
@@ -114,6 +116,7 @@ class Build:
                 ),
                 map_calls=not symbols.get(source.source),
                 jobs=max(1, self.jobs // len(opened)),
+                suite_seconds=self.settings.suite_seconds,
             ): source.source
             for source in opened
         }

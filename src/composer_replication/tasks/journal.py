@@ -11,7 +11,7 @@ from pathlib import Path
 from composer_replication.errors import InputError
 from composer_replication.run_folder import append_jsonl, read_jsonl, rewrite_jsonl
 from composer_replication.tasks.intake.cache import sha256_of
-from composer_replication.tasks.store_records import RepositoryRecord
+from composer_replication.tasks.store_records import SUITE_SECONDS, RepositoryRecord
 
 GATES_VERSION = 6
 """Raised when the gates judge otherwise, so that older answers are not taken over."""
@@ -39,7 +39,8 @@ def decision_key(
     record: RepositoryRecord, pin: str, *, hidden_share: float, seed: int, with_truth: bool = False
 ) -> str:
     """A hash of everything that a decision depends on."""
-    parts = [GATES_VERSION, record.baseline_sha256, pin, hidden_share, seed, with_truth]
+    parts: list[object] = [GATES_VERSION, record.baseline_sha256, pin, hidden_share, seed, with_truth]
+    parts += [record.suite_seconds] if record.suite_seconds != SUITE_SECONDS else []
     return sha256_of(json.dumps(parts).encode())[:32]
 
 

@@ -6,7 +6,7 @@ import re
 import tempfile
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
@@ -30,12 +30,12 @@ from composer_replication.tasks.planning.candidates import find_deletions
 from composer_replication.tasks.planning.deletion import Deletion, Granularity, Removal
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.store_records import RepositoryRecord
+from composer_replication.tasks.store_records import SUITE_SECONDS, RepositoryRecord
+from composer_replication.tasks.suite_limits import cut_off, failed_at_a_limit
 from composer_replication.tasks.test_run import TestReport, run_tests
 from composer_replication.tasks.views import write_files
 from composer_replication.tasks.workers.workers import OWN_THREADS, Workers
 
-BASELINE_SECONDS = 180.0
 TEST_SECONDS = 20.0
 """As long as grading waits by default: a golden body must not need longer."""
 MIN_GREEN_SHARE = 0.5
@@ -90,16 +90,19 @@ def prepare(
     map_calls: bool,
     jobs: int = 1,
     sizes: Collection[tuple[str, str]] = (("function", "body"),),
+    suite_seconds: float = SUITE_SECONDS,
 ) -> PreparedRepository:
     """Lock, install, run the suite three times, and keep all of it in the store.
 
     What an earlier build of the same bytes kept is used again, unless an earlier version
     kept it that did not look for flaky tests. ``workers`` run the suite. ``map_calls`` also notes which functions
     each test calls, so that only tests which can tell are run first. ``jobs`` is how many sandboxes may run
-    at a time, ``sizes`` are the (granularity, removal) pairs to plan.
+    at a time, ``sizes`` are the (granularity, removal) pairs to plan, ``suite_seconds`` are how long by the
+    clock a whole suite may run.
 
     Raises:
-        UnusableRepository: as ``lock_repository``, ``red-baseline``, or ``needs-compiling``.
+        UnusableRepository: as ``lock_repository``, ``red-baseline``, ``too-slow``, ``too-large``, or
+            ``needs-compiling``.
         InputError, SandboxFailure: as their causes.
     """
     slug = slug_of(source.repository)
@@ -110,13 +113,17 @@ def prepare(
         and kept.flaky is not None
         and (kept.contexts is not None or not map_calls)
     ):
-        record = kept
-        bench = make_bench(source.files, store.environment_of(record.environment), backend)
+        # The same bytes may have come from elsewhere then.
+        record = replace(kept, suite_seconds=suite_seconds, commit=source.commit, source=source.origin)
+        environment = store.environment_of(record.environment)
+        bench = make_bench(source.files, environment, backend, suite_seconds)
+        if record != kept:
+            store.put_repository(slug, record)
     else:
         lock = lock_repository(source)
         environment = open_environment(lock, backend=backend)
         refuse_second_copy(source, environment)
-        bench = make_bench(source.files, environment, backend)
+        bench = make_bench(source.files, environment, backend, suite_seconds)
         try:
             record = _measure(source, bench, workers, map_calls=map_calls, jobs=jobs)
         except UnusableRepository as error:
@@ -128,9 +135,14 @@ def prepare(
     return PreparedRepository(slug, record, bench, _deletions(source, sizes))
 
 
-def make_bench(files: Mapping[str, bytes], environment: Environment, backend: str | None) -> Bench:
+def make_bench(
+    files: Mapping[str, bytes],
+    environment: Environment,
+    backend: str | None,
+    suite_seconds: float = SUITE_SECONDS,
+) -> Bench:
     """A bench with the usual time limits: nothing here waits longer than a baseline may."""
-    return Bench(files, environment, backend, suite_seconds=BASELINE_SECONDS, test_seconds=TEST_SECONDS)
+    return Bench(files, environment, backend, suite_seconds=suite_seconds, test_seconds=TEST_SECONDS)
 
 
 def _deletions(source: RepositorySource, sizes: Collection[tuple[str, str]]) -> tuple[Deletion, ...]:
@@ -150,19 +162,19 @@ def run_suite(
     """One whole run of the suite.
 
     Raises:
-        UnusableRepository: ``red-baseline``.
+        UnusableRepository: ``red-baseline``, ``too-slow`` or ``too-large``.
         SandboxFailure: the sandbox broke.
     """
     with tempfile.TemporaryDirectory(prefix="baseline-", dir=process_folder()) as folder:
         tree = Path(folder) / "tree"
         write_files(tree, bench.original)
         report = run_tests(
-            tree, bench.environment, None, backend=bench.backend, timeout_seconds=BASELINE_SECONDS,
+            tree, bench.environment, None, backend=bench.backend, timeout_seconds=bench.suite_seconds,
             with_places=True, with_contexts=map_calls, shuffle_seed=shuffle_seed, backwards=backwards,
         )  # fmt: skip
     if report.error:
         order = "" if shuffle_seed is None else "in another order, "
-        raise UnusableRepository("red-baseline", f"{order}{report.error}")
+        raise cut_off(report, bench.suite_seconds, order)
     return report
 
 
@@ -197,6 +209,8 @@ def _measure(
         flaky=tuple(sorted(frozenset.union(*(run.passed for run in runs)) - green)),
         licence=read_licence(bench.original, source.metadata),
         commit=source.commit,
+        suite_seconds=bench.suite_seconds,
+        source=source.origin,
     )
 
 
@@ -204,10 +218,13 @@ def _refuse_red(first: TestReport, green: frozenset[str], what: str) -> None:
     """Refuse a repository most of whose tests say nothing.
 
     Raises:
-        UnusableRepository: ``red-baseline``.
+        UnusableRepository: ``red-baseline``, or ``too-large`` where limits alone made them fail.
     """
     num_run = sum(outcome != "skipped" for outcome in first.outcomes.values())
     if not green or len(green) < MIN_GREEN_SHARE * num_run:
+        limited = failed_at_a_limit(first, len(green), max(1, MIN_GREEN_SHARE * num_run))
+        if limited is not None:
+            raise limited
         detail = f"{len(green)} of {num_run} tests are {what}{_first_reasons(first)}"
         raise UnusableRepository("red-baseline", detail)
 

@@ -17,6 +17,9 @@ from composer_replication.tasks.planning.deletion import Deletion
 from composer_replication.tasks.planning.edits import holes_of
 from composer_replication.tasks.test_functions import Place
 
+SUITE_SECONDS = 180.0
+"""Of a whole suite where a build is not told otherwise: by the clock at the start, processor time in gates."""
+
 
 def inner_path(text: str) -> str:
     """A path of a record, refused when it would leave the tree: a store may come from anywhere.
@@ -39,6 +42,9 @@ class RepositoryRecord:
     None in a store of an earlier version, which did not look for them; ``broken_files`` could
     not be collected from the start; ``contexts`` are the functions (file, first line) that each
     test calls, or None where nobody asked. ``commit`` is that of a git address, else empty.
+    ``source`` is ``sdist:NAME==VERSION`` or the git address that it was fetched from, without the name of
+    a user; empty for a folder or an archive, and in stores of an earlier version.
+    ``suite_seconds`` is how long a whole suite may run; records say it where it is not ``SUITE_SECONDS``.
     """
 
     repository: str
@@ -52,6 +58,8 @@ class RepositoryRecord:
     flaky: tuple[str, ...] | None
     licence: Licence
     commit: str = ""
+    suite_seconds: float = SUITE_SECONDS
+    source: str = ""
 
     @cached_property
     def green(self) -> frozenset[str]:
@@ -70,6 +78,9 @@ class RepositoryRecord:
         return select_tests(self.contexts, deletion.functions)
 
     def to_json(self) -> dict[str, Any]:
+        more: dict[str, Any] = {"source": self.source} if self.source else {}
+        if self.suite_seconds != SUITE_SECONDS:
+            more["suite_seconds"] = self.suite_seconds
         return {
             "repository": self.repository,
             "source_sha256": self.source_sha256,
@@ -82,6 +93,7 @@ class RepositoryRecord:
             "flaky": None if self.flaky is None else list(self.flaky),
             "licence": self.licence.to_json(),
             "commit": self.commit,
+            **more,
         }
 
     @classmethod
@@ -98,7 +110,20 @@ class RepositoryRecord:
             flaky=_names(value.get("flaky")),
             licence=Licence.from_json(value["licence"]),
             commit=value["commit"],
+            suite_seconds=float(value.get("suite_seconds", SUITE_SECONDS)),
+            source=_text(value.get("source", ""), "source"),
         )
+
+
+def _text(value: object, name: str) -> str:
+    """A text of a record.
+
+    Raises:
+        TypeError: something else.
+    """
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is not a text")
+    return value
 
 
 def _names(value: object) -> tuple[str, ...] | None:

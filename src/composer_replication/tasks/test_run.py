@@ -28,6 +28,7 @@ from composer_replication.tasks.intake.sources import inner_table
 from composer_replication.tasks.test_functions import Place
 
 _TOO_LONG = "the tests ran longer than"
+_TOO_MUCH_MEMORY = "the tests used more memory than allowed"
 _OVER_CPU = (-signal.SIGXCPU, 128 + signal.SIGXCPU)
 NOTHING_COLLECTED = "nothing was collected"
 _RECORD_BYTES = 64 * 1024**2
@@ -76,6 +77,10 @@ class TestReport:
     @property
     def ran_out_of_time(self) -> bool:
         return self.error.startswith(_TOO_LONG)
+
+    @property
+    def ran_out_of_memory(self) -> bool:
+        return self.error.startswith(_TOO_MUCH_MEMORY)
 
     @property
     def passed(self) -> frozenset[str]:
@@ -270,7 +275,7 @@ def broken_off(result: ExecResult, timeout_seconds: float) -> str:
     """Empty, or which limit ended a run."""
     if result.timed_out or result.exit_code in _OVER_CPU:
         return f"{_TOO_LONG} {timeout_seconds:g} s"
-    return "the tests used more memory than allowed" if result.out_of_memory else ""
+    return _TOO_MUCH_MEMORY if result.out_of_memory else ""
 
 
 def last_words(result: ExecResult) -> str:

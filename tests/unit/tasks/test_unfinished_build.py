@@ -99,7 +99,7 @@ def test_a_store_of_an_earlier_version_is_not_called_unfinished(
 def test_the_command_of_a_build(tmp_path: Path) -> None:
     plain = {
         "symbols": {}, "granularities": ("function",), "removals": ("body",), "with_truth": True,
-        "max_tasks": None, "seed": 0, "hidden_share": 0.5,
+        "max_tasks": None, "seed": 0, "hidden_share": 0.5, "suite_seconds": 180.0,
     }  # fmt: skip
     out = tmp_path / "with space"
     begin = f"composer-rl tasks build sdist:a==1 --out '{out}'"
@@ -107,10 +107,11 @@ def test_the_command_of_a_build(tmp_path: Path) -> None:
     more = {
         "symbols": {"sdist:a==1": ["a.py::f"]}, "granularities": ("class", "module"), "removals": ("body", "whole"),
         "with_truth": False, "max_tasks": 3, "seed": 2, "hidden_share": 0.25,
+        "suite_seconds": 600.0,
     }  # fmt: skip
     assert build_command(["sdist:a==1"], out, **more) == (  # type: ignore[arg-type]
         f"{begin} --max-tasks 3 --granularity class --granularity module --removal body --removal whole "
-        "--symbol a.py::f --seed 2 --hidden-share 0.25 --visible-only"
+        "--symbol a.py::f --seed 2 --hidden-share 0.25 --suite-seconds 600 --visible-only"
     )
     two = {**more, "symbols": {"a": ["a.py::f"], "b": ["b.py::g"]}}
     assert build_command(["a", "b"], out, **two) == ""  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ import stat
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO, cast
 
@@ -26,12 +26,18 @@ MAX_MEMBER_BYTES = 64 * 1024**2
 ARCHIVE_SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar", ".zip")
 
 Wanted = Callable[[PurePosixPath], bool]
+_STEP_BYTES = 1024**2
+_BOUNDED_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_METHOD_NAMES = {9: "deflate64", zipfile.ZIP_BZIP2: "bzip2", zipfile.ZIP_LZMA: "lzma"}
+_IS_ENCRYPTED = 1
 _BAD_ARCHIVE = (
     tarfile.TarError,
     zipfile.BadZipFile,
     EOFError,
     OSError,
     ValueError,
+    IndexError,  # zipfile: a member without a name
+    RuntimeError,  # zipfile: a password is needed; as NotImplementedError: a method or version that it lacks
     zlib.error,
     lzma.LZMAError,
 )
@@ -75,8 +81,8 @@ def read_archive(path: Path, wanted: Callable[[frozenset[str]], Wanted]) -> dict
         wanted: given the paths of all files, gives the rule that chooses among them.
 
     Raises:
-        InputError: unreadable, a path that leaves the archive, a link to the outside, a
-            device, too many members or too many bytes (CR0405).
+        InputError: unreadable, encrypted, a zip whose members are neither stored nor deflated, a path that leaves
+            the archive, a link to the outside, a device, too many members or too many bytes (CR0405).
     """
     read = _read_zip if path.name.lower().endswith(".zip") else _read_tar
     try:
@@ -149,12 +155,28 @@ def _read_zip(path: Path, wanted: Wanted) -> Iterator[tuple[str, bytes | None]]:
             _check_sizes(path, name, count, info.file_size, total)
             kind = stat.S_IFMT(info.external_attr >> 16)
             if kind == stat.S_IFLNK:
-                _check_link(name, archive.read(info).decode("utf-8", "replace"), path, from_root=False)
+                target = _zip_member(archive, info, path, name).decode("utf-8", "replace")
+                _check_link(name, target, path, from_root=False)
             elif kind not in (0, stat.S_IFREG, stat.S_IFDIR):
                 raise hostile(str(path), f"member {name[:80]!r} is a device or a pipe")
             elif not info.is_dir():
-                # zipfile stops at file_size, so a header that lies about it gives a checksum error
-                yield name, archive.read(info) if wanted(PurePosixPath(name)) else None
+                yield name, _zip_member(archive, info, path, name) if wanted(PurePosixPath(name)) else None
+
+
+def _zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path, name: str) -> bytes:
+    """A member, in memory that is bounded by the size in its header, whether the header tells the truth or not.
+
+    ``ZipFile.read`` decompresses a member whole and then cuts it to the size in the header. Read in steps, a
+    stored or deflated one is decompressed no further than asked for, and what is cut off gives a wrong
+    checksum. For bzip2 and lzma zipfile sets no bound in steps either, so they are refused.
+    """
+    if info.flag_bits & _IS_ENCRYPTED:
+        raise hostile(str(path), f"member {name[:80]!r} is encrypted")
+    if info.compress_type not in _BOUNDED_METHODS:
+        method = _METHOD_NAMES.get(info.compress_type, f"method {info.compress_type}")
+        raise hostile(str(path), f"member {name[:80]!r} is packed with {method}, not stored or deflated")
+    with archive.open(info) as member:
+        return b"".join(iter(lambda: member.read(_STEP_BYTES), b""))
 
 
 def _check_sizes(path: Path, name: str, count: int, size: int, total: int) -> None:
@@ -167,15 +189,28 @@ def _check_sizes(path: Path, name: str, count: int, size: int, total: int) -> No
 
 
 def read_folder(
-    root: Path, wanted: Callable[[frozenset[str]], Wanted], *, skip: Callable[[str], bool]
+    root: Path,
+    wanted: Callable[[frozenset[str]], Wanted],
+    *,
+    skip: Callable[[str], bool],
+    skip_with: Callable[[Collection[str]], bool] = lambda _: False,
 ) -> dict[str, bytes]:
     """The wanted files of a folder by POSIX path; links are neither followed nor read.
+
+    Args:
+        root: the folder.
+        wanted: given the paths of all files, gives the rule that chooses among them.
+        skip: whether a folder of that name is not looked into.
+        skip_with: whether a folder below the root which holds these files is not looked into.
 
     Raises:
         InputError: too many files or bytes (CR0405).
     """
     names: list[str] = []
     for folder, subfolders, files in os.walk(root):
+        if skip_with(files) and Path(folder) != root:
+            subfolders.clear()
+            continue
         subfolders[:] = sorted(
             name for name in subfolders if not skip(name) and not os.path.islink(os.path.join(folder, name))
         )

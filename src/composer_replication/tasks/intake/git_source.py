@@ -104,6 +104,19 @@ def parse_address(source: str) -> GitAddress:
     return _checked(source, f"{parts.scheme}://{parts.netloc}{path}", ref, path)
 
 
+def public_address(address: GitAddress) -> str:
+    """The address as a record may keep it: without the name of a user; empty for a folder of this machine."""
+    scp = _SCP.fullmatch(address.url)
+    if scp is not None:
+        plain = f"ssh://{scp[2]}/{scp[3]}"
+    else:
+        parts = urlsplit(address.url)
+        if parts.scheme == "file":
+            return ""
+        plain = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    return f"git+{plain}@{address.ref}" if address.ref else f"git+{plain}"
+
+
 def _part(path: str) -> tuple[str, str]:
     before, at, after = path.rpartition("@")
     return (before, after or "@") if at else (path, "")

@@ -17,6 +17,7 @@ from composer_replication.tasks.intake.tree_rules import is_subject_path
 _COMPILING_KEYWORDS = ("ext_modules", "cffi_modules", "rust_extensions", "ext_package")
 NOT_FETCHED = ("CR0406", "CR0407", "CR0408")
 """Codes of an index that cannot be reached or lacks a package."""
+_NUM_NAMED = 3
 SILENT_SECONDS = 2.0
 """What takes longer has a progress bar."""
 _REPORT_EVERY_SECONDS = 1.0
@@ -88,13 +89,24 @@ def compiled_parts(source: RepositorySource) -> str:
 
 
 def explain(error: UnusableRepository, source: RepositorySource) -> UnusableRepository:
-    """The same refusal, with its likely reason named where the files show it: ``needs-compiling``."""
-    file = compiled_parts(source) if error.reason == "red-baseline" else ""
-    if not file:
+    """The same refusal, with its likely reason named where the files show it: ``needs-compiling``, or files left out."""
+    if error.reason != "red-baseline":
         return error
+    file = compiled_parts(source)
+    detail = f"{error.detail}{_missed(source.left_out)}"
+    if not file:
+        return UnusableRepository(error.reason, detail)
     return UnusableRepository(
-        "needs-compiling", f"its {file} asks for compiled modules, which are not built; {error.detail}"
+        "needs-compiling", f"its {file} asks for compiled modules, which are not built; {detail}"
     )
+
+
+def _missed(left_out: Sequence[str]) -> str:
+    """What the tree has not got, for a sentence's end."""
+    if not left_out:
+        return ""
+    shown, num_more = ", ".join(left_out[:_NUM_NAMED]), len(left_out) - _NUM_NAMED
+    return f"; left out: {shown}{f' and {num_more} more' if num_more > 0 else ''}"
 
 
 def open_sources(

@@ -10,26 +10,36 @@ import configparser
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from email.parser import Parser
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from composer_replication.errors import InputError
-from composer_replication.tasks.intake.archives import ARCHIVE_SUFFIXES, is_archive, read_archive, read_folder
+from composer_replication.tasks.intake.archives import (
+    ARCHIVE_SUFFIXES,
+    Wanted,
+    is_archive,
+    read_archive,
+    read_folder,
+)
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.intake.git_source import (
     fetch_commit,
     is_git_source,
     names_commit,
+    public_address,
     read_commit,
 )
 from composer_replication.tasks.intake.index import fetch_sdist, fetch_wheel
 from composer_replication.tasks.intake.tree_rules import (
+    is_environment,
     is_metadata_path,
     is_test_path,
+    left_out,
     skips_folder,
     tree_rule,
+    without_unused,
 )
 
 __all__ = [
@@ -55,7 +65,10 @@ class RepositorySource:
 
     ``files`` are those of the task tree, ``metadata`` those that declare name, version
     and requirements; ``sha256`` covers both (for an archive also what was left out).
-    ``commit`` is the full id of the commit that a git address led to, else empty.
+    ``commit`` is the full id of the commit that a git address led to, else empty. ``left_out`` are
+    files that are not in the tree although a test might miss them, the likeliest first. ``origin``
+    is ``sdist:NAME==VERSION`` or the git address that it was fetched from, without the name of a user;
+    empty for what lies on this machine, whose paths are nobody else's.
     """
 
     source: str
@@ -65,6 +78,8 @@ class RepositorySource:
     files: Mapping[str, bytes]
     metadata: Mapping[str, bytes]
     commit: str = ""
+    left_out: tuple[str, ...] = ()
+    origin: str = ""
 
     @property
     def repository(self) -> str:
@@ -89,12 +104,15 @@ def open_source(source: str) -> RepositorySource:
     """
     if is_git_source(source):
         return _open_git(source)
-    path = _sdist_path(source) if source.startswith("sdist:") else Path(source).expanduser()
+    path, origin = Path(source).expanduser(), ""
+    if source.startswith("sdist:"):
+        path, origin = _fetch_sdist(source)
+    choice = _Choice()
     if path.is_dir():
-        found = read_folder(path, _wanted, skip=skips_folder)
+        found = without_unused(read_folder(path, choice.wanted, skip=skips_folder, skip_with=is_environment))
         digest = _digest(found)
     elif path.is_file() and is_archive(path):
-        found = read_archive(path, _wanted)
+        found = without_unused(read_archive(path, choice.wanted))
         digest = sha256_of(path.read_bytes())
     else:
         problem = "is not a folder or an archive that can be read" if path.exists() else "does not exist"
@@ -107,7 +125,8 @@ def open_source(source: str) -> RepositorySource:
     fallback = path.resolve().name
     for suffix in ARCHIVE_SUFFIXES:
         fallback = fallback.removesuffix(suffix)
-    return _repository(source, fallback, digest, found)
+    made = _repository(source, fallback, digest, found)
+    return replace(made, left_out=left_out(choice.names, found), origin=origin)
 
 
 def needs_no_path(source: str) -> bool:
@@ -122,11 +141,14 @@ def is_pinned(source: str) -> bool:
 
 def _open_git(source: str) -> RepositorySource:
     fetched = fetch_commit(source)
-    found = read_commit(fetched, _wanted, skip=skips_folder)
-    return _repository(source, fetched.address.name, _digest(found), found, fetched.commit)
+    choice = _Choice()
+    found = without_unused(read_commit(fetched, choice.wanted, skip=skips_folder))
+    made = _repository(source, fetched.address.name, _digest(found), found, fetched.commit)
+    return replace(made, left_out=left_out(choice.names, found), origin=public_address(fetched.address))
 
 
-def _sdist_path(source: str) -> Path:
+def _fetch_sdist(source: str) -> tuple[Path, str]:
+    """The file, and the pin as it is kept."""
     match = _PIN.fullmatch(source.removeprefix("sdist:").strip())
     if match is None:
         raise InputError(
@@ -135,12 +157,19 @@ def _sdist_path(source: str) -> Path:
             where=source,
             fix="for example sdist:toolz==1.2.0",
         )
-    return fetch_sdist(match[1], match[2])
+    return fetch_sdist(match[1], match[2]), f"sdist:{match[0]}"
 
 
-def _wanted(names: frozenset[str]) -> Any:
-    in_tree = tree_rule(names)
-    return lambda path: _is_text(str(path)) and (in_tree(path) or is_metadata_path(path))
+class _Choice:
+    """Chooses the files of a source that are read; ``names`` are then those that there were."""
+
+    def __init__(self) -> None:
+        self.names: frozenset[str] = frozenset()
+
+    def wanted(self, names: frozenset[str]) -> Wanted:
+        self.names = frozenset(filter(_is_text, names))
+        in_tree = tree_rule(names)
+        return lambda path: _is_text(str(path)) and (in_tree(path) or is_metadata_path(path))
 
 
 def _is_text(name: str) -> bool:

@@ -3,25 +3,36 @@
 In: Python sources, everything inside packages and test folders, configuration of the
 test runner, a few texts at the top. Out: version control, caches, build output,
 installed metadata, stubs that a type checker wrote, compiled code, archives, notebooks, documentation.
+A name alone does not make a folder one of these where packages are called like that, too.
 """
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import PurePosixPath
 
-_OUT_FOLDERS = frozenset(
-    "__pycache__ node_modules venv env virtualenv htmlcov eggs parts wheels wheelhouse site-packages CVS".split()
-)
-_OUT_TOP_FOLDERS = frozenset(
-    "doc docs build dist site notebooks examples benchmarks bench _build target out tools typings".split()
-)
+_OUT_FOLDERS = frozenset("__pycache__ node_modules htmlcov site-packages CVS".split())
+_OUT_UNLESS_PACKAGE = frozenset("venv env virtualenv eggs parts wheels wheelhouse".split())
+"""Environments, and what buildout and pip leave behind; also words that packages are called by."""
+_ENVIRONMENT_MARK = "pyvenv.cfg"
+_ACTIVATORS = ("bin/activate", "Scripts/activate", "Scripts/activate.bat")
+"""In an environment of a tool that writes no ``pyvenv.cfg``."""
+_OUT_TOP_FOLDERS = frozenset("doc docs build dist site notebooks _build typings".split())
+_OUT_TOP_UNLESS_IMPORTED = frozenset("examples benchmarks bench target out tools".split())
 _OUT_FOLDER_SUFFIXES = (".egg-info", ".dist-info", ".egg")
 _OUT_SUFFIXES = frozenset(
     ".pyc .pyo .so .pyd .dll .dylib .a .o .obj .whl .egg .tar .gz .tgz .bz2 .xz .zip .7z .ipynb .orig .rej .patch"
     " .diff .swp .bak .lock .pkl .pickle .log .cover".split()
 )
+_IN_TESTS_SUFFIXES = frozenset({".lock", ".log"})
+"""Of texts that tests read; elsewhere they are what a tool left."""
+_IN_TESTS_DOTFILES = (
+    ".env", ".env.*", ".*.toml", ".*.yaml", ".*.yml", ".*.ini", ".*.cfg", ".*.txt", ".editorconfig", ".gitkeep", ".keep",
+)  # fmt: skip
+"""Settings that tests read; not the files in which tools keep what they saw (``.coverage``, ``.testmondata`` …)."""
+_BYTECODE_SUFFIXES = frozenset({".pyc", ".pyo"})
 _SOURCE_SUFFIXES = frozenset({".py", ".pyi"})
 _CONFIG_NAMES = frozenset(
     {"pyproject.toml", "setup.cfg", "tox.ini", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml"}
@@ -36,8 +47,13 @@ _NOT_A_SUBJECT = frozenset(
 
 
 def skips_folder(name: str) -> bool:
-    """Whether a folder of that name is left out wherever it stands."""
+    """Whether a folder of that name is left out wherever it stands, whatever it holds."""
     return name in _OUT_FOLDERS or name.startswith(".") or name.endswith(_OUT_FOLDER_SUFFIXES)
+
+
+def is_environment(files: Collection[str]) -> bool:
+    """Whether a folder that holds these files is a virtual environment."""
+    return _ENVIRONMENT_MARK in files
 
 
 def in_test_folder(path: PurePosixPath) -> bool:
@@ -61,26 +77,119 @@ def is_subject_path(path: str) -> bool:
 
 
 def tree_rule(names: frozenset[str]) -> Callable[[PurePosixPath], bool]:
-    """The rule that chooses the files of a task tree, given all paths of the repository."""
-    packages = {PurePosixPath(name).parent for name in names if name.endswith("/__init__.py")}
+    """The rule that chooses the files of a task tree, given all paths of the repository.
+
+    Of folders at the top that may be tools or packages it takes the packages; ``without_unused``
+    drops those that nothing imports, which only their content tells.
+    """
+    folders = _Folders(names)
 
     def belongs(path: PurePosixPath) -> bool:
-        folders = path.parts[:-1]
-        if any(skips_folder(folder) for folder in folders) or (folders and folders[0] in _OUT_TOP_FOLDERS):
+        if not folders.are_kept(path.parts[:-1]):
             return False
-        if path.suffix.lower() in _OUT_SUFFIXES:
+        in_tests = in_test_folder(path)
+        suffix = path.suffix.lower()
+        if suffix in _OUT_SUFFIXES and not (in_tests and suffix in _IN_TESTS_SUFFIXES):
             return False
         if path.suffix in _SOURCE_SUFFIXES or path.name in _CONFIG_NAMES:
             return True
         if path.name.startswith("."):
-            return False
-        if not folders:
+            return in_tests and any(fnmatch.fnmatchcase(path.name, one) for one in _IN_TESTS_DOTFILES)
+        if len(path.parts) == 1:
             return any(fnmatch.fnmatchcase(path.name, pattern) for pattern in _TOP_TEXTS) or any(
                 fnmatch.fnmatchcase(path.name.upper(), pattern) for pattern in LICENCE_TEXTS
             )
-        return in_test_folder(path) or not packages.isdisjoint(path.parents)
+        return in_tests or not folders.packages.isdisjoint(path.parents)
 
     return belongs
+
+
+class _Folders:
+    """Which folders of a repository may hold files of its tree."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self._names = names
+        paths = [PurePosixPath(name) for name in names]
+        self.packages = frozenset(
+            path.parent for path in paths if path.name == "__init__.py" and path.parts[1:]
+        )
+        self._with_sources = frozenset(path.parent for path in paths if path.suffix == ".py")
+        self._environments = frozenset(path.parent for path in paths if path.name == _ENVIRONMENT_MARK)
+        self._known: dict[tuple[str, ...], bool] = {(): True}
+
+    def are_kept(self, parts: tuple[str, ...]) -> bool:
+        if parts not in self._known:
+            self._known[parts] = self.are_kept(parts[:-1]) and self._is_kept(PurePosixPath(*parts))
+        return self._known[parts]
+
+    def are_environment(self, path: PurePosixPath) -> bool:
+        """Whether it lies in a virtual environment."""
+        return not self._environments.isdisjoint(path.parents[:-1])
+
+    def _is_kept(self, folder: PurePosixPath) -> bool:
+        is_top = len(folder.parts) == 1
+        if (
+            skips_folder(folder.name)
+            or (is_top and folder.name in _OUT_TOP_FOLDERS)
+            or folder in self._environments
+        ):
+            return False
+        if is_top and folder.name in _OUT_TOP_UNLESS_IMPORTED:
+            return folder in self.packages
+        return folder.name not in _OUT_UNLESS_PACKAGE or self._is_no_leftover(folder)
+
+    def _is_no_leftover(self, folder: PurePosixPath) -> bool:
+        """Whether a folder that is called like an environment or build output is a package or data of tests."""
+        if any(f"{folder}/{activator}" in self._names for activator in _ACTIVATORS):
+            return False
+        is_portion = folder.parent in self.packages and folder in self._with_sources
+        return folder in self.packages or is_portion or in_test_folder(folder)
+
+
+def without_unused(found: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The files without those packages at the top that are tools, not parts: no test or source outside imports them."""
+    optional = {name.partition("/")[0] for name in found if "/" in name} & _OUT_TOP_UNLESS_IMPORTED
+    kept = {name: data for name, data in found.items() if name.partition("/")[0] not in optional}
+    while used := {top for top in sorted(optional) if _imports(top, kept.items())}:
+        optional -= used
+        kept = {name: data for name, data in found.items() if name.partition("/")[0] not in optional}
+    return kept
+
+
+def _imports(top: str, files: Iterable[tuple[str, bytes]]) -> bool:
+    statement = re.compile(
+        rb"^[ \t]*(?:from[ \t]+%(top)b(?:\.[\w.]+)?[ \t]+import\b|import[ \t](?:[\w., \t]*[, \t])?%(top)b\b)"
+        % {b"top": top.encode()},
+        re.MULTILINE,
+    )
+    return any(statement.search(data) for name, data in files if is_test_path(name) or is_subject_path(name))
+
+
+def left_out(names: Iterable[str], kept: Collection[str]) -> tuple[str, ...]:
+    """What was left out and might be missed by a test, the likeliest first: files of tests and packages, then other sources.
+
+    Version control, caches, environments, documentation and loose files at the top are not named.
+    """
+    everything = frozenset(names)
+    folders = _Folders(everything)
+    near: list[str] = []
+    far: list[str] = []
+    for name in sorted(everything.difference(kept)):
+        path = PurePosixPath(name)
+        parents = path.parts[:-1]
+        is_known = any(map(skips_folder, parents)) or (parents and parents[0] in _OUT_TOP_FOLDERS)
+        if (
+            is_known
+            or folders.are_environment(path)
+            or path.suffix.lower() in _BYTECODE_SUFFIXES
+            or is_metadata_path(path)
+        ):
+            continue
+        if in_test_folder(path) or not folders.packages.isdisjoint(path.parents):
+            near.append(name)
+        elif path.suffix in _SOURCE_SUFFIXES:
+            far.append(name)
+    return (*near, *far)
 
 
 def is_metadata_path(path: PurePosixPath) -> bool:

@@ -1,0 +1,244 @@
+"""Real packages stay in a task tree whatever they are called; what leaks the code stays out; what is missed is named."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from composer_replication.errors import InputError
+from composer_replication.tasks.build import build_tasks
+from composer_replication.tasks.intake.lock import UnusableRepository
+from composer_replication.tasks.intake.refusals import explain
+from composer_replication.tasks.intake.sources import RepositorySource, open_source
+from composer_replication.tasks.intake.tree_rules import left_out, tree_rule, without_unused
+
+BASE = {
+    "pyproject.toml": b'[project]\nname = "thing"\nversion = "1"\n',
+    "foo/__init__.py": b"",
+    "foo/a.py": b"def one():\n    return 1\n",
+    "tests/test_a.py": b"import foo.a\n\n\ndef test_one():\n    assert foo.a.one() == 1\n",
+}
+
+
+def kept(*names: str) -> set[str]:
+    """Which of these files are in the tree of a repository that has them and a package ``foo``."""
+    rule = tree_rule(frozenset({*names, "foo/__init__.py"}))
+    return {name for name in names if rule(PurePosixPath(name))}
+
+
+@pytest.mark.parametrize("name", ["env", "venv", "virtualenv", "parts", "eggs", "wheels", "wheelhouse"])
+def test_a_package_is_one_whatever_it_is_called(name: str) -> None:
+    package = {f"foo/{name}/__init__.py", f"foo/{name}/a.py", f"foo/{name}/deep/b.py", f"foo/{name}/c.json"}
+    assert kept(*package) == package
+    portion = {f"foo/{name}/a.py", f"foo/{name}/deep/b.py"}  # of a namespace, inside a package
+    assert kept(*portion) == portion
+    top = {f"{name}/__init__.py", f"{name}/a.py", f"src/{name}/__init__.py"}
+    assert kept(*top) == top
+    data = {f"tests/{name}/a.py", f"tests/{name}/b.txt"}
+    assert kept(*data) == data
+
+
+@pytest.mark.parametrize("name", ["env", "venv", "virtualenv", "parts", "eggs", "wheels", "wheelhouse"])
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"lib/a.py", "src/foo/a.py"},  # no package, at the top
+        {"a.py"},
+        {"pyvenv.cfg", "a.py", "__init__.py", "lib/python3.11/foo/a.py"},  # an environment with all looks of a package
+        {"bin/activate", "a.py", "__init__.py"},
+        {"Scripts/activate.bat", "a.py", "__init__.py"},
+    ],
+)  # fmt: skip
+def test_environments_and_build_output_stay_out(name: str, files: set[str]) -> None:
+    assert kept(*(f"{name}/{file}" for file in files)) == set()
+
+
+@pytest.mark.parametrize("where", ["", "foo/", "tests/"])
+def test_an_environment_is_out_by_its_mark_whatever_it_is_called(where: str) -> None:
+    inside = {f"{where}py311/{name}" for name in ("pyvenv.cfg", "lib/foo/a.py", "foo/__init__.py", "a.py")}
+    assert kept(*inside) == set()
+    without = {name for name in inside if not name.endswith(".cfg")}
+    assert kept(*without) == without
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["build", "dist", "_build", "doc", "docs", "site", "notebooks", "typings", "node_modules", "htmlcov", ".venv", "site-packages"],
+)  # fmt: skip
+def test_known_leaks_at_the_top_stay_out_with_every_look_of_a_package(name: str) -> None:
+    files = {f"{name}/__init__.py", f"{name}/a.py", f"{name}/lib/foo/a.py"}
+    assert kept(*files) == set()
+    found = {**BASE, "tests/test_b.py": f"import {name}\n".encode()}
+    assert without_unused(found) == found
+
+
+@pytest.mark.parametrize("name", ["tools", "examples", "benchmarks", "bench", "target", "out"])
+@pytest.mark.parametrize(
+    ("statement", "is_used"),
+    [
+        ("import {}", True),
+        ("import os, {}.a", True),
+        ("from {} import a", True),
+        ("    from {}.a import b", True),
+        ("from foo.{} import a", False),
+        ("from .{} import a", False),
+        ("import foo.{}", False),
+        ("import {}x", False),
+        ("# import {}", False),
+    ],
+)
+def test_a_folder_at_the_top_is_kept_where_it_is_a_package_that_is_imported(
+    tmp_path: Path, name: str, statement: str, is_used: bool
+) -> None:
+    package = {f"{name}/__init__.py": b"", f"{name}/a.py": b"x = 1\n"}
+    test = b"def test_b():\n    pass\n" + statement.format(name).encode() + b"\n"
+    write(tmp_path, {**BASE, **package, "tests/test_b.py": test})
+    source = open_source(str(tmp_path))
+    assert (package.keys() <= source.files.keys()) is is_used
+    assert package.keys().isdisjoint(source.files) is not is_used
+    assert source.left_out == (() if is_used else tuple(sorted(package)))
+    (tmp_path / name / "__init__.py").unlink()  # a folder of scripts
+    assert open_source(str(tmp_path)).left_out == (f"{name}/a.py",)
+
+
+def test_a_package_that_only_another_one_needs(tmp_path: Path) -> None:
+    files = {
+        "tools/__init__.py": b"import bench\n",
+        "bench/__init__.py": b"",
+        "out/__init__.py": b"import out\n",  # nobody but itself
+        "setup.py": b"import examples\n",  # building is no use
+        "examples/__init__.py": b"",
+        "tests/test_b.py": b"import tools\n",
+    }
+    found = without_unused({**BASE, **files})
+    assert found.keys() - BASE.keys() == {
+        "tools/__init__.py",
+        "bench/__init__.py",
+        "setup.py",
+        "tests/test_b.py",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "is_in"),
+    [
+        ("tests/data/a.log", True),
+        ("tests/data/poetry.lock", True),
+        ("tests/data/.env", True),
+        ("tests/data/.pre-commit-config.yaml", True),
+        ("foo/a.log", False),
+        ("foo/a.lock", False),
+        ("foo/.env", False),
+        ("tests/a.zip", False),
+        ("tests/foo-1-py3-none-any.whl", False),
+        ("tests/foo-1.tar.gz", False),
+        ("tests/old.patch", False),
+        ("tests/old.diff", False),
+        ("tests/a.pickle", False),
+        ("tests/.coverage", False),
+        ("tests/.testmondata", False),
+        ("tests/.python_history", False),
+        ("tests/.a.py.swp", False),
+        ("tests/.pytest_cache/a.txt", False),
+        ("tests/__pycache__/a.pyc", False),
+    ],
+)
+def test_data_of_tests(name: str, is_in: bool) -> None:
+    assert kept(name) == ({name} if is_in else set())
+
+
+NAMES = st.sampled_from(
+    "foo tests env parts tools build a.py __init__.py pyvenv.cfg a.zip a.log .env .git __pycache__ a.pyc src lib b.txt".split()
+)
+
+
+@given(st.sets(st.lists(NAMES, min_size=1, max_size=4).map("/".join), max_size=12))
+def test_the_rule_is_the_same_for_what_it_kept(names: set[str]) -> None:
+    """A tree is chosen twice, before and after reading; nothing of it may be lost between."""
+    once = kept(*names)
+    assert kept(*once) == once
+    for name in once:
+        parts = PurePosixPath(name).parts
+        assert not {".git", "__pycache__"}.intersection(parts[:-1])
+        assert parts[0] != "build" or len(parts) == 1
+        assert not name.endswith((".zip", ".pyc"))
+        assert not any(f"{'/'.join(parts[:n])}/pyvenv.cfg" in names for n in range(1, len(parts)))
+    assert not set(left_out(names, once)) & once
+
+
+def test_what_is_left_out_is_told_the_likeliest_first() -> None:
+    names = {
+        *BASE, "foo/x.so", "tests/data/a.zip", "foo/__pycache__/a.cpython-311.pyc", ".git/objects/a", "docs/conf.py",
+        "tools/a.py", "CHANGELOG.md", "tests/.coverage", "requirements.txt", "data/table.csv", ".venv/lib/a.py",
+    }  # fmt: skip
+    assert left_out(names, BASE) == ("foo/x.so", "tests/.coverage", "tests/data/a.zip", "tools/a.py")
+
+
+@pytest.mark.parametrize(
+    ("num", "words"),
+    [
+        (0, "0 of 3"),
+        (1, "0 of 3; left out: tests/0.zip"),
+        (3, "0 of 3; left out: tests/0.zip, tests/1.zip, tests/2.zip"),
+        (5, "0 of 3; left out: tests/0.zip, tests/1.zip, tests/2.zip and 2 more"),
+    ],
+)
+def test_a_red_baseline_names_what_was_left_out(num: int, words: str) -> None:
+    names = tuple(f"tests/{i}.zip" for i in range(num))
+    source = RepositorySource("x", "x", "1", "0" * 64, {}, {}, left_out=names)
+    error = explain(UnusableRepository("red-baseline", "0 of 3"), source)
+    assert (error.reason, error.detail) == ("red-baseline", words)
+    other = UnusableRepository("runner-dependency", "x")
+    assert explain(other, source) is other
+
+
+def write(root: Path, files: Mapping[str, bytes]) -> Path:
+    for name, data in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(data)
+    return root
+
+
+def test_every_kind_of_source_tells_the_same(tmp_path: Path) -> None:
+    files = {
+        **BASE,
+        "foo/env/__init__.py": b"",
+        "foo/env/a.py": b"x = 1\n",
+        "mine/pyvenv.cfg": b"home = /usr\n",
+        "mine/lib/foo/a.py": BASE["foo/a.py"],
+        "tests/data/a.zip": b"PK",
+        "tools/a.py": b"x = 1\n",
+    }
+    root = write(tmp_path / "thing", files)
+    with tarfile.open(tmp_path / "thing.tar.gz", "w:gz") as archive:
+        for name, data in files.items():
+            info = tarfile.TarInfo(f"thing-1/{name}")
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    who = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+    for words in (["init", "-q", "-b", "main"], ["add", "-A"], [*who, "commit", "-q", "-m", "x"]):
+        subprocess.run(["git", "-C", str(root), *words], check=True, capture_output=True)
+    expected = {*BASE, "foo/env/__init__.py", "foo/env/a.py"}
+    for source in (str(root), str(tmp_path / "thing.tar.gz"), f"git+file://{root}@main"):
+        found = open_source(source)
+        assert {name for name in found.files if "dist-info" not in name} == expected
+        assert found.left_out == ("tests/data/a.zip", "tools/a.py")
+
+
+def test_a_refused_build_says_which_files_its_tests_may_miss(tmp_path: Path) -> None:
+    test = b"import tools.a\n\n\ndef test_one():\n    assert tools.a.x == 1\n"
+    write(tmp_path / "thing", {**BASE, "tests/test_a.py": test, "tools/a.py": b"x = 1\n"})
+    with pytest.raises(InputError) as caught:
+        build_tasks([str(tmp_path / "thing")], tmp_path / "out").require_tasks()
+    assert caught.value.code == "CR0419"
+    assert "No module named 'tools'" in caught.value.message
+    assert "; left out: tools/a.py" in caught.value.message
+    (tmp_path / "thing" / "tools" / "__init__.py").write_bytes(b"")
+    assert build_tasks([str(tmp_path / "thing")], tmp_path / "out").unusable == {}

@@ -10,9 +10,12 @@ from composer_replication.tasks.planning.deletion import Deletion
 from composer_replication.tasks.repository import PreparedRepository
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.twin.build_twins import build_twins, twin_bytes
+from composer_replication.tasks.stored_subject import subject_of
+from composer_replication.tasks.twin.build_twins import build_twins, judge_twin, twin_bytes
 from composer_replication.tasks.twin.twin_records import Twin
 from composer_replication.tasks.workers.workers import Workers
+
+SAME_BEFORE = "the code before the patch does the same"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,8 @@ def attach_twins(
 
     Tasks whose functions were looked at by an earlier build are left as they are. So are tasks with
     a function of which nothing could be learned (``twins`` stays None), and tasks that have neither
-    hidden tests nor a twin: they are about to be refused, with the reason that is given here.
+    hidden tests nor a twin: they are about to be refused, with the reason that is given here. A task
+    of a foreign set has code where ours have a hole, so it keeps only twins that its broken tree fails.
 
     Args:
         store: where the tasks are.
@@ -63,6 +67,12 @@ def attach_twins(
     for task_id, deletion in waiting:
         pins = [cut.pin for cut in twin_cuts(deletion)]
         own = {pin: digests[pin] for pin in pins if pin in digests}
+        if own and store.record(task_id).instance_id:
+            broken = subject_of(store, store.get(task_id)).broken(repository.bench.original, "hidden")
+            found = {pin: twins[pin] for pin in own}
+            for pin in workers.call(passed_by, broken, found, repository.bench):
+                del own[pin]
+                without.setdefault(pin, SAME_BEFORE)
         secret = store.secret(task_id)
         if unknown.keys().isdisjoint(pins) and (own or secret.hidden):
             # Figures that were measured without the twins are measured again.
@@ -88,6 +98,21 @@ def twins_on(
         unknown=unknown.__setitem__,
     )
     return dict(twins), without, unknown
+
+
+def passed_by(files: Mapping[str, bytes], twins: Mapping[str, Twin], bench: Bench) -> list[str]:
+    """The pins of those twins that a tree passes.
+
+    Raises:
+        SandboxFailure: the sandbox broke.
+    """
+    return [
+        pin
+        for pin, twin in twins.items()
+        if judge_twin(
+            files, bench.environment, twin, backend=bench.backend, timeout_seconds=bench.suite_seconds
+        ).passed
+    ]
 
 
 def twin_cuts(deletion: Deletion) -> list[BodyCut]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import ast
 import textwrap
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from composer_replication.tasks.planning.body_cuts import MARKER_STATEMENT, BodyCut
 from composer_replication.tasks.running.bench import Bench, Trial
@@ -21,6 +21,7 @@ from composer_replication.tasks.twin.twin_run import RecordedCall, record_calls
 MIN_SHARE = 0.5
 """Of the deleted lines: where a table can stand for less, whoever uses one still has to write the rest."""
 _RECORD_SECONDS = 600.0
+_NUM_RECORDINGS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,45 +33,97 @@ class LookupTrial:
     cuts: tuple[BodyCut, ...]
 
 
-def passed_by_lookup(bench: Bench, trials: Sequence[LookupTrial]) -> dict[str, str]:
+@dataclass(frozen=True, slots=True)
+class LookupFindings:
+    """``passed`` has the reason for each task that tables solve. ``untried`` has, for each task of which that is
+    not known, why by pin of the function: the run that records its calls failed, or the one that replays them.
+    """
+
+    passed: Mapping[str, str] = field(default_factory=dict)
+    untried: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+
+def passed_by_lookup(bench: Bench, trials: Sequence[LookupTrial]) -> LookupFindings:
     """Tasks whose visible and hidden tests all pass with tables in the place of functions.
 
     A table knows the calls that visible tests make of a function, and what the golden code answered; for
     any other call it gives None. It takes the place of each function that gives a value back; those that
     only change something stay golden. Where the tables stand for less than ``MIN_SHARE`` of the
-    deleted lines, or the recording fails, a task is not tried.
-
-    Returns:
-        The reason, by task id.
+    deleted lines, a task is not tried: that is an answer, unlike a run that failed twice.
 
     Raises:
         SandboxFailure: the sandbox broke.
     """
     cuts = {cut.pin: cut for trial in trials for cut in _replaceable(trial.cuts)}
     if not cuts:
-        return {}
-    calls, problem = record_calls(
-        bench.original,
-        bench.environment,
-        list(cuts.values()),
-        backend=bench.backend,
-        timeout_seconds=_RECORD_SECONDS,
-    )
+        return LookupFindings()
+    calls, problem = _recorded(bench, list(cuts.values()))
     if problem:
-        return {}
-    answers = answered_calls(
+        return LookupFindings(untried=_untried(trials, None, dict.fromkeys(cuts, problem)))
+    answers, unanswered = answered_calls(
         bench.original,
         bench.environment,
         [(cut, calls.get(cut.pin, ())) for cut in cuts.values()],
         bench.backend,
     )
     known = {pin: list(zip(calls.get(pin, ()), answers[pin], strict=True)) for pin in cuts}
+    passed = _passed(bench, [(trial, _tables(trial, known)) for trial in trials])
+    untried = _untried([trial for trial in trials if trial.task_id not in passed], calls, unanswered)
+    return LookupFindings(passed, untried)
+
+
+def _recorded(bench: Bench, cuts: Sequence[BodyCut]) -> tuple[Mapping[str, Sequence[RecordedCall]], str]:
+    """The calls of the whole suite, and an empty text or what went wrong; a run that fails is made again."""
+    for _ in range(_NUM_RECORDINGS):
+        calls, problem = record_calls(
+            bench.original,
+            bench.environment,
+            cuts,
+            backend=bench.backend,
+            timeout_seconds=_RECORD_SECONDS,
+        )
+        if not problem:
+            break
+    return calls, problem
+
+
+def _untried(
+    trials: Sequence[LookupTrial],
+    calls: Mapping[str, Sequence[RecordedCall]] | None,
+    problems: Mapping[str, str],
+) -> dict[str, dict[str, str]]:
+    """Why tasks are not known to withstand a table, by task and pin, where one could be large enough.
+
+    ``calls`` is None where none could be recorded: then visible tests may call every function.
+    """
+    found = {}
+    for trial in trials:
+        visible = set(trial.subject.visible)
+        asked = [
+            cut.pin
+            for cut in _replaceable(trial.cuts)
+            if calls is None or any(not visible.isdisjoint(call.tests) for call in calls.get(cut.pin, ()))
+        ]
+        own = {pin: problems[pin] for pin in asked if pin in problems}
+        if own and _is_large(trial, asked):
+            found[trial.task_id] = own
+    return found
+
+
+def _is_large(trial: LookupTrial, pins: Collection[str]) -> bool:
+    """Whether tables of these functions would stand for enough of what was deleted."""
+    lines = sum(cut.num_body_lines for cut in trial.cuts if cut.pin in pins)
+    return lines >= MIN_SHARE * sum(cut.num_body_lines for cut in trial.cuts)
+
+
+def _passed(
+    bench: Bench, trials: Sequence[tuple[LookupTrial, Mapping[str, Sequence[AnsweredCall]]]]
+) -> dict[str, str]:
+    """The reason, by task id, where all tests pass with the tables; a small one is not tried."""
     runs: list[Trial] = []
     tried: list[str] = []
-    for trial in trials:
-        tables = _tables(trial, known)
-        lines = sum(cut.num_body_lines for cut in trial.cuts if cut.pin in tables)
-        if tables and lines >= MIN_SHARE * sum(cut.num_body_lines for cut in trial.cuts):
+    for trial, tables in trials:
+        if tables and _is_large(trial, tables):
             tried.append(trial.task_id)
             for view, tests in (("rollout", trial.subject.visible), ("hidden", trial.subject.hidden)):
                 golden = trial.subject.golden(bench.original, view)

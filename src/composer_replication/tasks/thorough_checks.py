@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from composer_replication.errors import InputError
 from composer_replication.records import Task
 from composer_replication.tasks.gates import GateFailed
-from composer_replication.tasks.lookup_gate import LookupTrial, passed_by_lookup
+from composer_replication.tasks.lookup_gate import LookupFindings, LookupTrial, passed_by_lookup
 from composer_replication.tasks.planning.body_cuts import BodyCut, find_body_cuts
 from composer_replication.tasks.repository import make_bench
 from composer_replication.tasks.running.bench import Bench
@@ -39,8 +39,8 @@ def check_rollout_tree(subject: Subject, task: Task, bench: Bench) -> None:
         )
 
 
-def learned_by_heart(store: TaskStore, task_ids: Sequence[str]) -> dict[str, str]:
-    """Those tasks of one repository that a table of the visible tests' calls solves, with the reason.
+def learned_by_heart(store: TaskStore, task_ids: Sequence[str]) -> LookupFindings:
+    """Which tasks of one repository a table of the visible tests' calls solves, and of which nobody knows.
 
     As at build, tasks are tried in which a function has no recorded behaviour and a test is hidden. A task whose
     files are damaged is left out: another check says so.
@@ -58,7 +58,7 @@ def learned_by_heart(store: TaskStore, task_ids: Sequence[str]) -> dict[str, str
         if trial is not None:
             trials.append(trial)
     if not trials:
-        return {}
+        return LookupFindings()
     slug = store.record(trials[0].task_id).repository_record
     environment = store.environment(store.get(trials[0].task_id))
     return passed_by_lookup(make_bench(store.repository_files(slug), environment, store.backend), trials)

@@ -8,7 +8,7 @@ from typing import Any
 
 from composer_replication.tasks.attach_strength import attach_strength
 from composer_replication.tasks.attach_twins import Search, attach_twins, twin_cuts
-from composer_replication.tasks.lookup_gate import LookupTrial, passed_by_lookup
+from composer_replication.tasks.lookup_gate import LookupFindings, LookupTrial, passed_by_lookup
 from composer_replication.tasks.planning.deletion import Deletion
 from composer_replication.tasks.repository import PreparedRepository
 from composer_replication.tasks.store import TaskStore
@@ -37,8 +37,9 @@ class ValidTask:
 
 @dataclass(frozen=True, slots=True)
 class TruthReport:
-    """``refused`` has the reason (``NO_TRUTH``, ``TRUTH_UNKNOWN``) and a detail by task id; ``unknown``
-    says by repository and pin why a function could not be looked at.
+    """``refused`` has the reason (``NO_TRUTH``, ``LOOKUP_PASSES``, ``TRUTH_UNKNOWN``) and a detail by task id;
+    ``unknown`` says by repository and pin why a function could not be looked at: it has no twin for that, or
+    nobody knows whether a table of answers would stand for it.
     """
 
     refused: Mapping[str, tuple[str, str]]
@@ -52,7 +53,8 @@ def add_truth(
 
     Tasks that have neither hidden tests nor recorded behaviour are taken out of the store, and so are
     those that a table of the visible tests' calls solves. Where the run that records failed, tasks
-    with hidden tests stay as they are, with ``twins`` None.
+    with hidden tests stay as they are, with ``twins`` None; where tables could not be tried, without figures of
+    strength. Either way the next build looks again.
 
     Raises:
         SandboxFailure: the sandbox broke.
@@ -77,17 +79,20 @@ def add_truth(
     new = [
         task for task in tasks if task.task_id not in refused and store.record(task.task_id).strength is None
     ]
-    learned = each(lambda own: _learned(store, own, workers), _by_repository(new), "tables of answers")
-    refused |= {
-        task_id: (LOOKUP_PASSES, why) for found_here in learned for task_id, why in found_here.items()
-    }
+    learned = dict(each(lambda own: _learned(store, own, workers), _by_repository(new), "tables of answers"))
+    unknown = {slug: dict(search.unknown) for slug, search in found.items()}
+    untried: set[str] = set()
+    for slug, findings in learned.items():
+        refused |= {task_id: (LOOKUP_PASSES, why) for task_id, why in findings.passed.items()}
+        untried |= findings.untried.keys()
+        for pins in findings.untried.values():
+            unknown[slug] = {**pins, **unknown[slug]}
     for task_id in refused:
         store.drop_task(task_id)
-    list(each(measure, [task for task in tasks if task.task_id not in refused], "strength of tasks"))
+    finished = [task for task in tasks if task.task_id not in refused and task.task_id not in untried]
+    list(each(measure, finished, "strength of tasks"))
     names = {own[0].repository.slug: own[0].repository.record.repository for own in rows}
-    return TruthReport(
-        refused, {names[slug]: search.unknown for slug, search in found.items() if search.unknown}
-    )
+    return TruthReport(refused, {names[slug]: pins for slug, pins in unknown.items() if pins})
 
 
 def _by_repository(tasks: Sequence[ValidTask]) -> list[list[ValidTask]]:
@@ -97,15 +102,18 @@ def _by_repository(tasks: Sequence[ValidTask]) -> list[list[ValidTask]]:
     return list(rows.values())
 
 
-def _learned(store: TaskStore, tasks: Sequence[ValidTask], workers: Workers) -> dict[str, str]:
-    """The tasks of one repository that a table passes, of those in which a function has no twin."""
+def _learned(store: TaskStore, tasks: Sequence[ValidTask], workers: Workers) -> tuple[str, LookupFindings]:
+    """Which tasks of one repository a table passes, of those in which a function has no twin; by its slug."""
+    repository = tasks[0].repository
     trials = []
     for task in tasks:
         secret = store.secret(task.task_id)
         if secret.hidden and not {cut.pin for cut in task.deletion.bodies} <= set(secret.twins or ()):
             subject = subject_of(store, store.get(task.task_id))
             trials.append(LookupTrial(task.task_id, subject, tuple(task.deletion.bodies)))
-    return workers.call(passed_by_lookup, tasks[0].repository.bench, trials) if trials else {}
+    if not trials:
+        return repository.slug, LookupFindings()
+    return repository.slug, workers.call(passed_by_lookup, repository.bench, trials)
 
 
 def _why_refused(task: ValidTask, search: Search) -> tuple[str, str]:

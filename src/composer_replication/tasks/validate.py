@@ -26,6 +26,7 @@ from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.stored_subject import subject_of
 from composer_replication.tasks.subject import Subject
 from composer_replication.tasks.thorough_checks import LOOKUP_PASSES, check_rollout_tree, learned_by_heart
+from composer_replication.tasks.truth import TRUTH_UNKNOWN
 from composer_replication.tasks.twin.build_twins import Twin, judge_twin
 
 Progress = Callable[[int, int, str], None]
@@ -118,7 +119,12 @@ def _learned(store: TaskStore, task_ids: Sequence[str]) -> list[ValidationFailur
         found = learned_by_heart(store, task_ids)
     except InputError as error:
         return [ValidationFailure(task_ids[0], "damaged", f"{error.message} ({error.where})")]
-    return [ValidationFailure(task_id, LOOKUP_PASSES, why) for task_id, why in sorted(found.items())]
+    rows = [ValidationFailure(task_id, LOOKUP_PASSES, why) for task_id, why in sorted(found.passed.items())]
+    for task_id, pins in sorted(found.untried.items()):
+        why = min(pins.values()).partition(" (")[0]  # the last output, which may name a hidden test, is left out
+        detail = f"a table of the visible tests' calls could not be tried: {why}"
+        rows.append(ValidationFailure(task_id, TRUTH_UNKNOWN, detail))
+    return rows
 
 
 def validate_task(

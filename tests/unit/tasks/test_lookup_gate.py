@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 
 import pytest
 
+from composer_replication.cli.build_result import finish_build, render_build
+from composer_replication.tasks import lookup_gate
 from composer_replication.tasks.build import build_tasks
+from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.lookup_gate import _replaceable
-from composer_replication.tasks.planning.body_cuts import BodyCut
+from composer_replication.tasks.planning.body_cuts import BodyCut, find_body_cuts
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.twin.lookup_solver import answered_calls
+from composer_replication.tasks.twin.twin_run import RecordedCall
+from composer_replication.tasks.validate import validate_store
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -71,17 +78,20 @@ def test_understood_four():
 """
 
 
-def test_a_table_is_caught_by_hidden_tests_that_ask_something_else(tmp_path: Path) -> None:
-    project = tmp_path / "project"
+def write_project(root: Path, source: str, tests: str) -> str:
     for name, text in {
-        "planted/__init__.py": SOURCE,
-        "tests/test_planted.py": TESTS,
+        "planted/__init__.py": source,
+        "tests/test_planted.py": tests,
         "pyproject.toml": '[project]\nname = "planted"\nversion = "1"\n',
     }.items():
-        (project / name).parent.mkdir(parents=True, exist_ok=True)
-        (project / name).write_text(text)
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return str(root)
+
+
+def test_a_table_is_caught_by_hidden_tests_that_ask_something_else(tmp_path: Path) -> None:
     summary = build_tasks(
-        [str(project)],
+        [write_project(tmp_path / "project", SOURCE, TESTS)],
         tmp_path / "out",
         granularities=("class",),
         removals=("body", "whole"),
@@ -110,3 +120,84 @@ def test_only_functions_that_give_a_value_back_have_a_table(body: str, gives: bo
     text = f"def f(x, self=0, y=int):\n    {body.strip()}\n"
     cut = BodyCut("f.py", "f", 1, text.index("\n") + 1, len(text), "", text.partition("\n")[2])
     assert bool(_replaceable([cut])) is gives
+
+
+# While calls are recorded, and then alone, the suite dies.
+DIES = """
+import os
+import sys
+
+
+class Learned:
+    def __init__(self, degrees):
+        self.degrees = degrees
+
+    def fahrenheit(self, digits):
+        if "call_pickle" in sys.modules:
+            os._exit(3)
+        value = self.degrees * 9
+        value = value / 5
+        return round(value + 32, digits)
+"""
+LEARNED_TESTS = "def test_nothing():\n    pass\n" + TESTS.partition("def test_understood_one")[0].replace(
+    "Learned, Understood", "Learned"
+)
+PIN = "planted/__init__.py::Learned.fahrenheit"
+
+
+def test_a_suite_that_dies_while_it_is_recorded_is_said(tmp_path: Path) -> None:
+    """The task stays, for its hidden tests are good; that nobody knows whether a table passes them is said."""
+    source, out = write_project(tmp_path / "project", DIES, LEARNED_TESTS), tmp_path / "out"
+    first = build_tasks([source], out, granularities=("class",), with_truth=True)
+    why = first.unrecorded["planted==1"][PIN]
+    assert why.startswith("the recording did not end (exit code 3;")
+    assert first.unrecorded == {"planted==1": {PIN: why}}
+    assert (first.tasks, dict(first.rejected)) == (1, {})
+    (task,) = TaskStore.open(out).tasks()
+    assert TaskStore.open(out).record(task.task_id).strength is None
+    result, _ = finish_build(first, quiet=True)
+    assert f"behaviour of 1 functions of planted==1 could not be recorded: {why}" in render_build(result)
+    again = build_tasks([source], out, granularities=("class",), with_truth=True)
+    assert (again.unrecorded, again.fingerprint) == (first.unrecorded, first.fingerprint)
+    (failure,) = validate_store(out, repeat=1, thorough=True).failed
+    assert (failure.task_id, failure.gate) == (task.task_id, "truth-unknown")
+    assert failure.detail.endswith("could not be tried: the recording did not end")  # no last words
+
+
+def test_the_next_build_looks_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recording that ran out of time, and the same build with time enough."""
+    learned = SOURCE.partition("class Understood")[0]
+    source, out = write_project(tmp_path / "project", learned, LEARNED_TESTS), tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(lookup_gate, "_RECORD_SECONDS", 0.01)
+        first = build_tasks([source], out, granularities=("class",), with_truth=True)
+    assert {name: list(pins) for name, pins in first.unrecorded.items()} == {"planted==1": [PIN]}
+    assert first.tasks == 1
+    second = build_tasks([source], out, granularities=("class",), with_truth=True)
+    assert (second.tasks, second.unrecorded, dict(second.rejected)) == (0, {}, {"lookup-passes": 1})
+
+
+REPLAYED = """
+import os
+import signal
+
+
+def vandal(number):
+    os.kill(os.getppid(), signal.SIGKILL)
+    return number
+
+
+def twice(number):
+    return number + number
+"""
+
+
+def test_a_replay_that_is_taken_down_costs_its_culprit_and_is_said(environment: Environment) -> None:
+    cuts = find_body_cuts("planted.py", REPLAYED)
+    call = RecordedCall(pickle.dumps(((4,), {})), ("test_planted.py::test_four",))
+    answers, problems = answered_calls(
+        {"planted.py": REPLAYED.encode()}, environment, [(cut, [call]) for cut in cuts], None
+    )
+    assert pickle.loads(answers["planted.py::twice"][0] or b"") == ("value", 8)
+    assert set(problems) == {"planted.py::vandal"}
+    assert "the run ended" in problems["planted.py::vandal"]

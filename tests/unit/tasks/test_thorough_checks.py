@@ -9,6 +9,7 @@ import pytest
 
 from composer_replication.tasks import truth
 from composer_replication.tasks.build import build_tasks
+from composer_replication.tasks.lookup_gate import LookupFindings
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.thorough_checks import learned_by_heart
 from composer_replication.tasks.validate import validate_store
@@ -66,14 +67,14 @@ def test_a_task_that_a_table_solves_is_found_in_a_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The build's own gate is switched off, as in a store of a version that had none."""
-    monkeypatch.setattr(truth, "passed_by_lookup", lambda *_: {})
+    monkeypatch.setattr(truth, "passed_by_lookup", lambda *_: LookupFindings())
     source = project(tmp_path / "project", SOURCE, TESTS)
     out = tmp_path / "out"
     build_tasks([source], out, granularities=("class",), with_truth=True)
     store = TaskStore.open(out)
     assert {task.symbol for task in store.tasks()} == {"Learned"}
     found = learned_by_heart(store, store.task_ids())
-    assert {store.get(task_id).symbol for task_id in found} == {"Learned"}
+    assert ({store.get(task_id).symbol for task_id in found.passed}, found.untried) == ({"Learned"}, {})
     assert validate_store(out, repeat=1).failed == ()
     (failure,) = validate_store(out, repeat=1, thorough=True).failed
     assert (store.get(failure.task_id).symbol, failure.gate) == ("Learned", "lookup-passes")

@@ -23,6 +23,7 @@ def build_proposed(
     seed: int = 0,
     jobs: int = 2,
     hidden_share: float = 0.5,
+    with_truth: bool = True,
     backend: str | None = None,
     progress: Progress | None = None,
     command: str = "",
@@ -37,6 +38,8 @@ def build_proposed(
         seed: draws hidden tests.
         jobs: candidates tried at the same time.
         hidden_share: share of a task's test functions that are held back, in [0, 1).
+        with_truth: as ``build_tasks``: record behaviour, refuse what has no truth beyond its reward, and
+            measure how strong it is.
         backend: sandbox backend by name or dotted path.
         progress: told after every step.
         command: what is typed to finish the build when it was cut off.
@@ -57,12 +60,16 @@ def build_proposed(
         pins = {source.source: ("given@",) for source in opened}
         ready = run.prepare_all(opened, pins) if opened else {}
         usable = [proposal for proposal in proposals if proposal.source in ready]
-        run.decide([_candidate(run, ready[proposal.source], proposal) for proposal in usable], None)
+        candidates = [_candidate(run, ready[proposal.source], proposal) for proposal in usable]
+        run.by_key = {candidate.key: candidate for candidate in candidates}
+        run.decide(candidates, None)
+        while with_truth and run.add_truth():
+            run.decide(candidates, None)  # nothing new is tried; what was refused counts as that
         run.decisions += [_unusable(run, proposal) for proposal in proposals if proposal.source not in ready]
         run.decisions += refused
         run.unusable.clear()  # each of its candidates counts, not the repository
 
-    settings = Settings(seed, hidden_share, command=command)
+    settings = Settings(seed, hidden_share, with_truth=with_truth, command=command)
     return run_build(out, settings, choose, jobs=jobs, backend=backend, progress=progress)
 
 
@@ -72,6 +79,7 @@ def _candidate(run: Build, repository: PreparedRepository, proposal: Proposal) -
         f"{proposal.deletion.pin}/{proposal.digest}",
         hidden_share=run.settings.hidden_share,
         seed=run.settings.seed,
+        with_truth=run.settings.with_truth,
     )
     return Candidate(repository, proposal.deletion, is_pinned=True, key=key, proposal=proposal)
 

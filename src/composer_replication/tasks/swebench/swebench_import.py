@@ -71,6 +71,7 @@ def import_swebench(
     seed: int = 0,
     jobs: int = 2,
     hidden_share: float = 0.5,
+    with_truth: bool = True,
     backend: str | None = None,
     progress: Progress | None = None,
 ) -> BuildSummary:
@@ -79,7 +80,8 @@ def import_swebench(
     Rows with the same original tree share one repository, ``NAME==VERSION+HASH``. A row that
     cannot be used is counted under its reason, and the others go on: ``no-repository``,
     ``patch-fails``, ``nothing-to-undo``, ``not-text``, ``no-function``, ``statement-shows-code``,
-    then the gates, where ``other-tests-fail`` says that the stated tests are not what was found.
+    then the gates, where ``other-tests-fail`` says that the stated tests are not what was found, and the
+    search for a truth beyond the reward (``no-truth``, ``lookup-passes``, ``truth-unknown``; see ``truth``).
 
     Args:
         path: the set; see ``read_instances``.
@@ -88,6 +90,8 @@ def import_swebench(
         seed: draws hidden tests.
         jobs: candidates tried at the same time.
         hidden_share: share of a task's test functions that are held back, in [0, 1).
+        with_truth: record what the functions do, refuse rows whose tests cannot be parted and whose
+            functions cannot be recorded, and measure how strong all of it is; False keeps such rows.
         backend: sandbox backend; None for the best of this machine.
         progress: told after every step.
 
@@ -129,9 +133,11 @@ def import_swebench(
         seed=seed,
         jobs=jobs,
         hidden_share=hidden_share,
+        with_truth=with_truth,
         backend=backend,
         progress=progress,
-        command=_command(path, out, repositories, seed, hidden_share),
+        # The command line always asks for the truth, so it cannot say how to finish an import without.
+        command=_command(path, out, repositories, seed, hidden_share) if with_truth else "",
     )
 
 

@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from composer_replication.errors import SandboxFailure
 from composer_replication.records import Limits
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.planning.body_cuts import MARKER_STATEMENT, BodyCut, fill
@@ -97,7 +98,7 @@ def visible_calls(
         backend: sandbox backend; None for the best of this machine.
 
     Raises:
-        SandboxFailure: the sandbox broke.
+        SandboxFailure: the sandbox broke, or the replay did not come to its end (CR0470).
     """
     shown = None if visible is None else set(visible)
     blobs = tuple(
@@ -105,7 +106,13 @@ def visible_calls(
         for vector, tests in zip(twin.recorded, twin.tests, strict=True)
         if shown is None or not shown.isdisjoint(tests)
     )
-    (answers,) = _answers(files, environment, [Subject(twin.path, twin.symbol, blobs)], backend)
+    ((answers, problem),) = _answers(files, environment, [Subject(twin.path, twin.symbol, blobs)], backend)
+    if problem:
+        raise SandboxFailure(
+            "CR0470",
+            f"the calls of visible tests could not be replayed: {problem}.",
+            fix="composer-rl sandbox selftest, then the same command again",
+        )
     return tuple(AnsweredCall(blob, answers[i]) for i, blob in enumerate(blobs) if answers.get(i))
 
 
@@ -114,24 +121,32 @@ def answered_calls(
     environment: Environment,
     functions: Sequence[tuple[BodyCut, Sequence[RecordedCall]]],
     backend: str | None,
-) -> dict[str, list[bytes | None]]:
+) -> tuple[dict[str, list[bytes | None]], dict[str, str]]:
     """The pickled answer of the golden code to each recorded call, by pin; None where there is none.
+
+    Returns:
+        The answers, and for each function whose replay took its sandbox down what went wrong: of its
+        other calls nothing is known. One that cannot be imported alone answers nothing, and is not among these.
 
     Raises:
         SandboxFailure: the sandbox broke.
     """
     subjects = [Subject(cut.path, cut.symbol, tuple(call.blob for call in calls)) for cut, calls in functions]
-    found = _answers(files, environment, subjects, backend)
-    return {
-        cut.pin: [answers.get(index) for index in range(len(calls))]
-        for (cut, calls), answers in zip(functions, found, strict=True)
-    }
+    answers: dict[str, list[bytes | None]] = {}
+    problems: dict[str, str] = {}
+    replayed = _answers(files, environment, subjects, backend)
+    for (cut, calls), (own, problem) in zip(functions, replayed, strict=True):
+        answers[cut.pin] = [own.get(index) for index in range(len(calls))]
+        if problem:
+            problems[cut.pin] = problem
+    return answers, problems
 
 
 def _answers(
     files: Mapping[str, bytes], environment: Environment, subjects: Sequence[Subject], backend: str | None
-) -> list[dict[int, bytes]]:
-    reports, _ = play(
+) -> list[tuple[dict[int, bytes], str]]:
+    """Answers by number of the call, and an empty text or why the run failed, which costs its culprit alone."""
+    reports, problem = play(
         files,
         environment,
         subjects,
@@ -140,7 +155,11 @@ def _answers(
         limits=_ANSWER_LIMITS,
         timeout_seconds=_ANSWER_SECONDS,
     )
-    return [report.answers for report in reports]
+    if not problem or len(subjects) == 1:
+        return [(report.answers, problem) for report in reports]
+    half = len(subjects) // 2
+    parts = (subjects[:half], subjects[half:])
+    return [answers for part in parts for answers in _answers(files, environment, part, backend)]
 
 
 def lookup_files(

@@ -125,7 +125,10 @@ SIGNING = (
             ),
             (
                 "the hook fails at the end of the stack",
-                "import gc\ndef _down():\n    _provoke(gc.get_objects)\n    _down()\n",
+                (
+                    "import gc\ndef _down():\n    try:\n        _down()\n    except RecursionError:\n        pass\n"
+                    "    if not _found:\n        _provoke(gc.get_objects)\n"
+                ),
                 "import gc\n_provoke(_down)",
             ),
             (

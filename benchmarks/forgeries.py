@@ -28,6 +28,7 @@ from forgery_attempts.endings import ENDINGS
 from forgery_attempts.patches import PATCHES
 from forgery_attempts.planted import HONEST, PROJECT, SYMBOL
 from forgery_attempts.reaching import REACHING
+from forgery_attempts.signing import SIGNING
 
 from composer_replication.records import Score, Task
 from composer_replication.rollouts.grading import WALL_FACTOR, Grader, GradeRequest, TestsUsed
@@ -42,7 +43,7 @@ from composer_replication.tasks.views import write_files
 if TYPE_CHECKING:
     from forgery_attempts.attempt import Attempt
 
-ATTEMPTS: tuple[Attempt, ...] = (*ENDINGS, *CONFIGURATION, *PATCHES, *REACHING)
+ATTEMPTS: tuple[Attempt, ...] = (*ENDINGS, *CONFIGURATION, *PATCHES, *REACHING, *SIGNING)
 
 
 def build_store(folder: Path, *, with_truth: bool = True) -> TaskStore:

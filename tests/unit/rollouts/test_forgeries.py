@@ -60,6 +60,10 @@ CHOSEN = {
     "read out of the running test": FORGED,
     "tests whose code occurs twice run another function": FORGED,
     "gc finds whatever can write, and writes": "",
+    "by a forked process: os.fork": "something else than the test runner",
+    "an event without what belongs to it fails in the hook": "",
+    "its own memory is opened: below a folder": FORGED,
+    "a timer's signal comes while the hook runs": "the twin fails",
 }
 
 

@@ -65,6 +65,80 @@ def test_a_forked_process_cannot_sign(tmp_path: Path, environment: Environment, 
     assert sign in report.error or {sign, "gc.get_objects"} <= report.flags
 
 
+LOOK = """
+import gc, sys
+found = set()
+def look(frame):
+    while frame is not None:
+        if frame.f_code.co_filename == "<runner>":
+            found.update({"send", "hook", "flag", "tell", "state", "update"} & set(frame.f_locals))
+        frame = frame.f_back
+def follow(error):
+    while error is not None:
+        trace = error.__traceback__
+        while trace is not None:
+            look(trace.tb_frame)
+            trace = trace.tb_next
+        error = error.__context__
+class Curious(str):
+    __slots__ = ()
+    __hash__ = str.__hash__
+    def __eq__(self, other):
+        look(sys._getframe())
+        return False
+def attempt(call, *args):
+    try:
+        call(*args)
+    except BaseException as error:
+        follow(error)
+class Cycle:
+    def __init__(self):
+        self.me = self
+    def __del__(self):
+        look(sys._getframe())
+WAY
+if found:
+    raise SystemExit(f"found {sorted(found)}")
+"""
+
+
+@pytest.mark.parametrize(
+    ("way", "is_flagged"),
+    [
+        ("attempt(sys.audit, 'open')", False),
+        ("attempt(sys.audit, 'object.__setattr__')", False),
+        ("attempt(sys.audit, 'object.__setattr__', 1, Curious('__code__'))", False),
+        ("attempt(sys.audit, 'open', Curious('/proc/self/mem'))", True),
+        ("def down():\n    attempt(gc.get_objects)\n    down()\nattempt(down)", True),
+        (
+            (
+                "import os\nkept = [(number, os.dup(number)) for number in range(3, 9) if os.path.exists(f'/proc/self/fd/{number}')]\n"
+                "[os.close(number) for number, _ in kept]\nattempt(gc.get_objects)\n[os.dup2(b, a) for a, b in kept]"
+            ),
+            True,
+        ),
+        (
+            (
+                "gc.callbacks.append(lambda *args: look(sys._getframe()))\ngc.set_threshold(1, 1, 1)\n"
+                "for number in range(99):\n    Cycle()\n    sys.audit('gc.get_referrers', number)"
+            ),
+            True,
+        ),
+    ],
+)
+def test_no_way_leads_to_the_frames_of_the_hook(
+    tmp_path: Path, environment: Environment, way: str, is_flagged: bool
+) -> None:
+    files = {"package.py": PACKAGE + LOOK.replace("WAY", way), "t/test_x.py": TESTS}
+    report = run_tree(tmp_path, environment, files, ["t/test_x.py::test_a"])
+    if "os.close" in way:  # a line is lost, and with it the run
+        assert "something else" in report.error
+        return
+    assert report.error == ""
+    assert report.outcomes["t/test_x.py::test_a"] is Outcome.PASSED
+    assert any(not flag.startswith("plugin ") for flag in report.flags) is is_flagged
+
+
 HONEST_PROCESSES = """
 import multiprocessing, os, subprocess, sys, threading
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -91,7 +165,7 @@ def test_a_fork_that_closes_everything():
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 42
 
 
-@pytest.mark.parametrize("how", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("how", ["fork", "spawn"])
 def test_processes(how):
     with multiprocessing.get_context(how).Pool(1) as pool:
         assert pool.apply(answer) == 42
@@ -137,7 +211,7 @@ def test_honest_tests_that_start_processes_and_threads_pass_and_are_not_flagged(
     names = "fork_of_its_own fork_that_closes_everything child_that_fails_and_goes_on_like_its_parent".split()
     ids = [
         *(f"test_a_{name}" for name in names),
-        *(f"test_processes[{h}]" for h in ("fork", "spawn", "forkserver")),
+        *(f"test_processes[{h}]" for h in ("fork", "spawn")),
     ]
     ids = [f"t/test_x.py::{name}" for name in [*ids, "test_programs", "test_threads", "test_files"]]
     report = run_tree(tmp_path, environment, files, ids)

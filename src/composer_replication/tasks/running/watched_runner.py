@@ -8,6 +8,7 @@ they take place. Not imported by the package and never placed in a tree.
 """
 
 import functools
+import gc
 import hashlib
 import json
 import os
@@ -150,7 +151,7 @@ def watch(transcript, name, callers, observers):
         if event == name:
             if forked:
                 return
-            frame = frame_of(1)
+            frame = frame_of(2)  # the one that raised the event, past guarded
             wanted = callers.get(code_id(frame.f_code), 0)
             if pid_of() != home or wanted == 0 or (wanted and code_id(frame.f_back.f_code) != wanted):  # type: ignore[union-attr]
                 flag("channel: used by something else")
@@ -160,12 +161,36 @@ def watch(transcript, name, callers, observers):
         elif event in watched:
             flag(event)
         elif event == "object.__setattr__":
-            if args[1] == "__code__":
+            if len(args) > 1 and type(args[1]) is str and args[1] == "__code__":
                 flag("code of a function replaced")
-        elif event in opening and is_inside(args[0]):
+        elif event in opening and args and is_inside(args[0]):
             flag("open of its own memory or descriptors")
 
-    sys.addaudithook(hook)
+    sys.addaudithook(functools.partial(guarded, hook, (gc.isenabled, gc.disable, gc.enable)))
+
+
+def guarded(hook, tools, event, args):
+    """Ask the hook so that neither what it raises nor garbage that is collected meanwhile leads to its frames.
+
+    An exception that leaves has this frame alone in its traceback, and by then ``hook`` is none of its variables.
+    """
+    is_on, caught = False, None
+    collects, stop, go_on = tools
+    try:
+        is_on = collects()
+        stop()
+        hook(event, args)
+    except BaseException as error:
+        error.__traceback__ = None  # no call: at the end of the stack there is no room for one
+        caught = error
+    del hook
+    if is_on:
+        go_on()
+    if caught is not None:
+        try:
+            raise caught
+        finally:
+            del caught
 
 
 def make_observers(codes, changed):
@@ -385,8 +410,6 @@ def callers_of(recorder, finish):
 
 def watched_main():
     """Run what the request on standard input asks for, watched."""
-    import gc
-
     descriptor = os.dup(1)
     os.set_inheritable(descriptor, False)
     os.dup2(2, 1)

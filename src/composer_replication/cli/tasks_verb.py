@@ -115,10 +115,20 @@ def _add_validate(verbs: Any, common: argparse.ArgumentParser) -> None:
         "validate",
         parents=[common],
         help="put every task through all gates again",
-        description="All gates again, from the stored bytes alone. Exit code 4 when a task does not pass.",
+        description="The gates again, from the stored bytes alone; see --thorough for the two that cost another run of each "
+        "suite. Tasks with neither hidden tests nor recorded behaviour (--visible-only) are counted. Exit code 4 when a task "
+        "does not pass.",
     )
     validate.add_argument("folder", metavar="DIR", type=Path, help="a task store")
-    validate.add_argument("--repeat", metavar="N", type=int, default=3, help="runs of each gate (default: 3)")
+    validate.add_argument(
+        "--repeat",
+        metavar="N",
+        type=int,
+        default=3,
+        help="runs of each gate that runs tests or recorded calls (default: 3); what only reads the stored bytes (leaks, "
+        "instructions, restoring) gives one answer and is looked at once, as are constants against recorded calls and "
+        "what --thorough adds",
+    )
     validate.add_argument("--jobs", metavar="N", type=int, default=2, help="tasks at a time (default: 2)")
     validate.add_argument(
         "--thorough",
@@ -249,13 +259,23 @@ def run_validate(args: argparse.Namespace) -> tuple[Result, int]:
             progress=report,
         )
     failed = [{"task_id": row.task_id, "gate": row.gate, "detail": row.detail} for row in summary.failed]
-    result: Result = {"tasks": summary.tasks, "passed": summary.passed, "failed": failed}
+    result: Result = {
+        "tasks": summary.tasks,
+        "passed": summary.passed,
+        "failed": failed,
+        "without_truth": list(summary.without_truth),
+    }
     return result, _VALIDATION_FAILED if failed else 0
 
 
 def render_validate(result: dict[str, Any]) -> str:
-    """One line for each failure, and the count."""
+    """One line for each failure, how many tasks have no truth beyond their reward, and the count."""
     lines = [f"FAIL {row['task_id']}  {row['gate']}: {row['detail']}" for row in result["failed"]]
+    if result["without_truth"]:
+        lines.append(
+            f"{len(result['without_truth'])} of {result['tasks']} tasks have neither hidden tests nor recorded behaviour: "
+            "they can be trained on, not held out"
+        )
     return "\n".join([*lines, f"{result['passed']} of {result['tasks']} tasks pass all gates"])
 
 

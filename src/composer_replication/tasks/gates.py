@@ -321,8 +321,7 @@ def _check_split(subject: Subject, bench: Bench, num_golden_runs: int = 1) -> No
             "not-restored",
             f"flaky: with the code back the tests pass in {num_passed} of {num_golden_runs} runs",
         )
-    if num_golden_runs > 1:
-        _check_time([visible, *rest], bench)
+    _check_time([visible, *rest], bench)
     if _all_passed(broken, subject.visible):
         raise GateFailed("broken-passes", "the visible tests pass without the code")
 

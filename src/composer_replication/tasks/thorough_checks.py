@@ -15,8 +15,6 @@ from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.stored_subject import subject_of
 from composer_replication.tasks.subject import Subject
 
-LOOKUP_PASSES = "lookup-passes"
-
 
 def check_rollout_tree(subject: Subject, task: Task, bench: Bench) -> None:
     """PASS_TO_PASS passes in the tree that a rollout sees: without the code, and without the hidden test functions.

@@ -23,11 +23,13 @@ from composer_replication.tasks.repository import make_bench
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.secrecy import check_secrecy
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.store_records import RepositoryRecord
 from composer_replication.tasks.stored_subject import subject_of
 from composer_replication.tasks.subject import Subject
-from composer_replication.tasks.thorough_checks import LOOKUP_PASSES, check_rollout_tree, learned_by_heart
-from composer_replication.tasks.truth import TRUTH_UNKNOWN
+from composer_replication.tasks.thorough_checks import check_rollout_tree, learned_by_heart
+from composer_replication.tasks.truth import LOOKUP_PASSES, NO_TRUTH, TRUTH_UNKNOWN
 from composer_replication.tasks.twin.build_twins import Twin, judge_twin
+from composer_replication.tasks.twin.stub_scores import judge_stubs
 
 Progress = Callable[[int, int, str], None]
 
@@ -43,11 +45,17 @@ class ValidationFailure:
 
 @dataclass(frozen=True, slots=True)
 class ValidationSummary:
-    """``tasks`` were tried, ``passed`` passed every gate every time."""
+    """``tasks`` were tried, ``passed`` passed every gate every time.
+
+    ``without_truth`` are the ids of tasks that have neither hidden tests nor recorded behaviour, as a build
+    with ``--visible-only`` keeps them. They are no failures, unless their build looked for a truth: then
+    ``no-truth`` is among ``failed``.
+    """
 
     tasks: int
     passed: int
     failed: tuple[ValidationFailure, ...]
+    without_truth: tuple[str, ...] = ()
 
 
 def validate_store(
@@ -61,9 +69,11 @@ def validate_store(
 ) -> ValidationSummary:
     """Put every task of a store through the gates again.
 
-    The static gates, the search for leaks and the whole suite without the body run once a task, the gates of its
-    own tests and of its recorded behaviour ``repeat`` times, in fresh sandboxes. A task whose files are damaged
-    fails with the gate ``damaged``.
+    What only reads the stored bytes (restoring, copies, the search for leaks, the instruction) gives one answer
+    and is looked at once a task, and so are constants against recorded behaviour, one process each. Everything
+    that depends on how code runs is looked at ``repeat`` times in fresh sandboxes: the whole suite without the code,
+    the task's own tests with the code, without it and with constants, and recorded behaviour with the code and
+    without it. A task whose files are damaged fails with the gate ``damaged``.
 
     Args:
         path: folder of the store.
@@ -103,7 +113,15 @@ def validate_store(
         failed.extend(failure for failure in rows if failure.task_id not in known)
     if not any(failure.gate == "damaged" for failure in failed):
         check_parquet(store)
-    return ValidationSummary(len(task_ids), len(task_ids) - len(failed), tuple(failed))
+    without = tuple(task_id for task_id in task_ids if not _has_truth(store, task_id))
+    return ValidationSummary(len(task_ids), len(task_ids) - len(failed), tuple(failed), without)
+
+
+def _has_truth(store: TaskStore, task_id: str) -> bool:
+    try:
+        return store.get(task_id).has_hidden_tests
+    except InputError:  # damaged: its own check says so
+        return True
 
 
 def _by_repository(store: TaskStore, task_ids: Sequence[str]) -> list[list[str]]:
@@ -121,7 +139,9 @@ def _learned(store: TaskStore, task_ids: Sequence[str]) -> list[ValidationFailur
         return [ValidationFailure(task_ids[0], "damaged", f"{error.message} ({error.where})")]
     rows = [ValidationFailure(task_id, LOOKUP_PASSES, why) for task_id, why in sorted(found.passed.items())]
     for task_id, pins in sorted(found.untried.items()):
-        why = min(pins.values()).partition(" (")[0]  # the last output, which may name a hidden test, is left out
+        why = min(pins.values()).partition(" (")[
+            0
+        ]  # the last output, which may name a hidden test, is left out
         detail = f"a table of the visible tests' calls could not be tried: {why}"
         rows.append(ValidationFailure(task_id, TRUTH_UNKNOWN, detail))
     return rows
@@ -151,19 +171,54 @@ def validate_task(
 
 def _check(store: TaskStore, task: Task, bench: Bench, repeat: int) -> None:
     subject, twins = subject_of(store, task), store.twins(task)
-    repository = store.repository(store.record(task.task_id).repository_record)
+    record = store.record(task.task_id)
+    repository = store.repository(record.repository_record)
+    # Figures of strength are the last thing that a build gives a task: it has looked for a truth before.
+    if record.strength is not None and not task.has_hidden_tests:
+        raise GateFailed(
+            NO_TRUTH, "neither a hidden test nor recorded behaviour, and its build kept one of them"
+        )
     check_restores(subject, bench.original)
     check_no_copy(subject, bench.original)
     check_hidden_out(subject, repository, bench.original)
     check_secrecy(store, task)
-    failing = find_failing(subject, repository, bench)
-    num_different = len(failing ^ set(task.fail_to_pass))
+    own = [twins[pin] for pin in sorted(twins)]
+    for _ in range(repeat):
+        _check_failing(subject, task, repository, bench)
+        check_tests(subject, bench)
+        for twin in own:
+            _check_twin(subject, twin, bench)
+    _check_stubs(own, bench)
+
+
+def _check_failing(subject: Subject, task: Task, repository: RepositoryRecord, bench: Bench) -> None:
+    """The whole suite without the code: the stored tests fail, and no others.
+
+    Raises:
+        GateFailed: other-tests-fail, and as ``find_failing``.
+        SandboxFailure: the sandbox broke.
+    """
+    num_different = len(find_failing(subject, repository, bench) ^ set(task.fail_to_pass))
     if num_different:  # no name: a hidden test may be among them
         raise GateFailed("other-tests-fail", f"{num_different} tests differ from the stored ones")
-    for _ in range(repeat):
-        check_tests(subject, bench)
-        for pin in sorted(twins):
-            _check_twin(subject, twins[pin], bench)
+
+
+def _check_stubs(twins: Sequence[Twin], bench: Bench) -> None:
+    """No constant and no table of the recorded calls passes recorded behaviour; which function stays unsaid.
+
+    Raises:
+        GateFailed: stub-passes, lookup-passes, or truth-unknown where one could not be judged.
+        SandboxFailure: the sandbox broke.
+    """
+    for scores in judge_stubs(bench.original, bench.environment, twins, backend=bench.backend):
+        if scores.error:
+            raise GateFailed(TRUTH_UNKNOWN, f"recorded behaviour could not be judged: {scores.error}")
+        if scores.passed_by:
+            raise GateFailed(
+                "stub-passes", f"the recorded behaviour is there with return {scores.passed_by[0]}"
+            )
+        if scores.lookup.passed:
+            raise GateFailed(LOOKUP_PASSES, "a table of the recorded calls passes all recorded behaviour")
 
 
 def _check_twin(subject: Subject, twin: Twin, bench: Bench) -> None:

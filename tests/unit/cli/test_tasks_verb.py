@@ -245,7 +245,7 @@ def test_an_impossible_split_is_one_sentence(folder: Path) -> None:
 
 def test_validate(folder: Path) -> None:
     result, code, text = call("validate", str(folder), "--repeat", "1", "--quiet")
-    assert (result, code) == ({"tasks": 2, "passed": 2, "failed": []}, 0)
+    assert (result, code) == ({"tasks": 2, "passed": 2, "failed": [], "without_truth": []}, 0)
     assert "2 of 2 tasks pass" in text
 
 

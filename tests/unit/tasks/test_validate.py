@@ -12,14 +12,18 @@ from typing import Any
 
 import pytest
 
+from composer_replication.cli.tasks_verb import render_validate
 from composer_replication.errors import InputError
+from composer_replication.tasks import gates, validate
 from composer_replication.tasks.blobs import find_blob, read_file, write_file
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.instructions.written_instructions import WrittenInstruction
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.planning.body_cuts import find_body_cuts
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.twin.build_twins import build_twins, twin_bytes
+from composer_replication.tasks.twin.build_twins import Twin, build_twins, twin_bytes
+from composer_replication.tasks.twin.twin_judge import subject_of
+from composer_replication.tasks.twin.twin_run import Job, play
 from composer_replication.tasks.validate import validate_store
 
 
@@ -223,3 +227,93 @@ def test_a_hidden_test_in_the_visible_tree_fails(copy: Path) -> None:
     assert TaskStore.open(copy).tasks()[0].tests.hidden
     rewrite(copy, "tasks", lambda value: value.update(visible_edits=[]))
     assert [row.gate for row in validate_store(copy, repeat=1).failed] == ["hidden-shown"]
+
+
+def test_a_suite_that_changes_its_mind_fails(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole suite without the code is run every time: what happens in the second run alone is seen."""
+    (task,) = TaskStore.open(copy).tasks()
+    real, runs = validate.find_failing, 0
+
+    def find_failing(*args: Any) -> frozenset[str]:
+        nonlocal runs
+        runs += 1
+        return real(*args) | ({task.tests.pass_to_pass[0]} if runs == 2 else set())
+
+    monkeypatch.setattr(validate, "find_failing", find_failing)
+    assert validate_store(copy, repeat=1).failed == ()
+    runs = 0
+    (failed,) = validate_store(copy, repeat=3).failed
+    assert (failed.gate, runs) == ("other-tests-fail", 2)
+    assert failed.detail == "1 tests differ from the stored ones"
+
+
+def test_golden_code_that_leaves_an_answer_no_time_fails(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gates, "GOLDEN_CPU_SHARE", 1e-9)
+    (failed,) = validate_store(copy, repeat=1).failed
+    assert (failed.gate, "s of processor time" in failed.detail) == ("golden-fails", True)
+
+
+def without_hidden(store: TaskStore) -> str:
+    """The hidden tests of a task become visible ones, as if no test could be hidden; the id of the task."""
+    (task,) = store.tasks()
+    record, secret = store.record(task.task_id), store.secret(task.task_id)
+    changes = {"visible": task.fail_to_pass, "visible_edits": record.test_edits}
+    store.put_task(replace(record, **changes), replace(secret, hidden=(), withheld=(), twins=None))
+    return task.task_id
+
+
+def test_a_task_without_a_truth_is_named(copy: Path) -> None:
+    assert validate_store(copy, repeat=1).without_truth == ()
+    task_id = without_hidden(TaskStore.open(copy))
+    summary = validate_store(copy, repeat=1)
+    assert (summary.failed, summary.without_truth) == ((), (task_id,))
+    result = {"tasks": 1, "passed": 1, "failed": [], "without_truth": [task_id]}
+    assert "1 of 1 tasks have neither hidden tests nor recorded behaviour" in render_validate(result)
+
+
+def test_a_task_that_lost_its_truth_fails(copy: Path) -> None:
+    """Strength is measured only by builds that refuse what has no truth."""
+    store = TaskStore.open(copy)
+    task_id = without_hidden(store)
+    strength = {"mutants": 2, "killed_visible": 1, "killed_all": 2}
+    store.put_task(replace(store.record(task_id), strength=strength), store.secret(task_id))
+    (failed,) = validate_store(copy, repeat=1).failed
+    assert (failed.task_id, failed.gate) == (task_id, "no-truth")
+
+
+def put_twin(store: TaskStore, change: Callable[[Twin], Twin]) -> None:
+    (task,) = store.tasks()
+    ((pin, twin),) = store.twins(task).items()
+    digests = {pin: store.put_blob(twin_bytes(change(twin)), is_packed=True)}
+    store.put_task(store.record(task.task_id), replace(store.secret(task.task_id), twins=digests))
+
+
+def test_recorded_behaviour_that_a_constant_passes_fails(twinned: Path, tmp_path: Path) -> None:
+    """Of all calls of clamp those that give 0 are left, so ``return 0`` does what was recorded."""
+    shutil.copytree(twinned, tmp_path / "copy")
+    store = TaskStore.open(tmp_path / "copy")
+    (task,) = store.tasks()
+    (twin,) = store.twins(task).values()
+    ((report,), _) = play(
+        store.files(task, "golden"),
+        store.environment(task),
+        [subject_of(twin)],
+        [Job(0, "constant", {"constant": "0"})],
+        timeout_seconds=60,
+    )
+    zero = [vector for index, vector in enumerate(twin.vectors) if report.digests.get(index) == vector.digest]
+    assert 2 <= len(zero) < len(twin.vectors)
+    put_twin(
+        store, lambda twin: replace(twin, recorded=tuple(zero[:1]), tests=((),), mutated=tuple(zero[1:]))
+    )
+    (failed,) = validate_store(tmp_path / "copy", repeat=1).failed
+    assert (failed.gate, failed.detail) == ("stub-passes", "the recorded behaviour is there with return 0")
+
+
+def test_recorded_behaviour_that_a_table_passes_fails(twinned: Path, tmp_path: Path) -> None:
+    """Without changed calls a table of the recorded ones is all that there is to know."""
+    shutil.copytree(twinned, tmp_path / "copy")
+    put_twin(TaskStore.open(tmp_path / "copy"), lambda twin: replace(twin, mutated=()))
+    (failed,) = validate_store(tmp_path / "copy", repeat=1).failed
+    assert failed.gate == "lookup-passes"
+    assert "clamp" not in failed.detail

@@ -17,7 +17,8 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 
 from composer_replication.tasks.intake.environment import Environment
-from composer_replication.tasks.planning.body_cuts import STUB_EXPRESSIONS, BodyCut
+from composer_replication.tasks.planning.body_cuts import BodyCut
+from composer_replication.tasks.twin.stub_scores import reports_of, stub_jobs, stub_scores
 from composer_replication.tasks.twin.twin_judge import (
     PLAY_SECONDS,
     RELATIVE_LIMITS,
@@ -282,30 +283,22 @@ class _Build:
 
     def without_weak(self, twins: Sequence[Twin]) -> list[Twin]:
         """Leave out twins that a constant passes, or a table of all recorded calls."""
-        jobs = [
-            Job(number, "constant", {"constant": expression})
-            for number in range(len(twins))
-            for expression in STUB_EXPRESSIONS
-        ]
-        reports = self.play([subject_of(twin) for twin in twins], jobs)
+        reports = self.play([subject_of(twin) for twin in twins], stub_jobs(len(twins)))
         kept = []
         for number, twin in enumerate(twins):
-            first = number * len(STUB_EXPRESSIONS)
-            own = reports[first : first + len(STUB_EXPRESSIONS)]
+            own = reports_of(number, reports)
             failed = next((report for report in own if report.error), None)
             if failed is not None:
                 self.is_whole(twin.pin, failed)
                 continue
-            scores = [score_digests(twin, report.digests, report.error) for report in own]
-            # A table knows every recorded call and no mutated one: there it returns None.
-            none = scores[STUB_EXPRESSIONS.index("None")]
-            lookup = replace(none, recorded_agree=none.num_recorded)
-            if any(score.passed for score in scores):
+            scores = stub_scores(twin, own)
+            if scores.passed_by:
                 self.tell(twin.pin, "a stub passes")
-            elif lookup.passed:
+            elif scores.lookup.passed:
                 self.tell(twin.pin, "a table of the recorded calls passes")
             else:
-                kept.append(replace(twin, num_lookup_misses=lookup.num_mutated - lookup.mutated_agree))
+                num_misses = scores.lookup.num_mutated - scores.lookup.mutated_agree
+                kept.append(replace(twin, num_lookup_misses=num_misses))
         return kept
 
     def with_green_golden(self, twins: Sequence[Twin]) -> list[Twin]:

@@ -63,7 +63,8 @@ def open_transcript(descriptor, key):
         bytes.hex,
         str.join,
     )
-    pieces, forked = range, []
+    pieces = range
+    forked: list[bool] = []
     os.register_at_fork(after_in_child=functools.partial(update, os.urandom(256)))
     os.register_at_fork(after_in_child=functools.partial(forked.append, True))
     info = look(descriptor)

@@ -184,6 +184,7 @@ def test_each_row_has_a_truth_or_is_refused(run: Import, tmp_path: Path) -> None
     assert journal(tmp_path / "out") == said
 
 
+@pytest.mark.long
 def test_without_truth_every_row_stays_and_nothing_is_measured(run: Import, tmp_path: Path) -> None:
     summary = run(with_truth=False)
     assert (summary.tasks, dict(summary.rejected)) == (5, {})

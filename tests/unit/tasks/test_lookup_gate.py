@@ -164,6 +164,7 @@ def test_a_suite_that_dies_while_it_is_recorded_is_said(tmp_path: Path) -> None:
     assert failure.detail.endswith("could not be tried: the recording did not end")  # no last words
 
 
+@pytest.mark.long
 def test_the_next_build_looks_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A recording that ran out of time, and the same build with time enough."""
     learned = SOURCE.partition("class Understood")[0]

@@ -67,6 +67,11 @@ def add_import(verbs: Any, common: argparse.ArgumentParser) -> None:
         help="holds the repositories at their base commits: OWNER__NAME or NAME, with -COMMIT after it or not; folders, "
         "archives or clones (default: fetch them by git)",
     )
+    parser.add_argument(
+        "--visible-only",
+        action="store_true",
+        help="keep tasks without a hidden truth: do not record what the deleted functions do, measure nothing",
+    )
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="draws hidden tests")
     parser.add_argument(
         "--hidden-share", metavar="F", type=float, default=0.5, help="share of hidden tests (default: 0.5)"
@@ -105,6 +110,7 @@ def run_import(args: argparse.Namespace) -> tuple[Result, int]:
             seed=args.seed,
             jobs=args.jobs,
             hidden_share=args.hidden_share,
+            with_truth=not args.visible_only,
             backend=args.backend,
             progress=report,
         )

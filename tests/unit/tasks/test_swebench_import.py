@@ -86,7 +86,12 @@ def test_what_we_export_comes_back_as_the_same_tasks(tiny_store: TaskStore, tmp_
     for one in map(json.loads, exported.read_text().splitlines()):
         folder = tmp_path / "repositories" / f"tinymath-{one['base_commit']}"
         tiny_store.write_tree(tiny_store.get(one["instance_id"]), folder, view="rollout")
-    summary = import_swebench(exported, tmp_path / "store", repositories=tmp_path / "repositories")
+    summary = import_swebench(
+        exported,
+        tmp_path / "store",
+        repositories=tmp_path / "repositories",
+        with_truth=False,  # as the store that was exported
+    )
     assert (summary.tasks, summary.candidates, dict(summary.rejected)) == (4, 4, {})
     store = TaskStore.open(tmp_path / "store")
     store.verify()

@@ -137,14 +137,17 @@ def import_swebench(
         backend=backend,
         progress=progress,
         # The command line always asks for the truth, so it cannot say how to finish an import without.
-        command=_command(path, out, repositories, seed, hidden_share) if with_truth else "",
+        command=_command(path, out, repositories, seed, hidden_share, with_truth=with_truth),
     )
 
 
-def _command(path: Path, out: Path, repositories: Path | None, seed: int, hidden_share: float) -> str:
+def _command(
+    path: Path, out: Path, repositories: Path | None, seed: int, hidden_share: float, *, with_truth: bool
+) -> str:
     words = [str(path.resolve()), "--format", "swebench", "--out", str(out.resolve())]
     words += ["--repositories", str(repositories.resolve())] if repositories is not None else []
     words += ["--seed", str(seed), "--hidden-share", str(hidden_share)]
+    words += [] if with_truth else ["--visible-only"]
     return shlex.join(["composer-rl", "tasks", "import", *words])
 
 

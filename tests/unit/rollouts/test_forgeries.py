@@ -64,7 +64,6 @@ CHOSEN = {
     "an event without what belongs to it fails in the hook": "",
     "its own memory is opened: below a folder": FORGED,
     "what calls a test is exchanged for a while, and put back for the last one": FORGED,
-    "a timer's signal comes while the hook runs": "the twin fails",
 }
 
 

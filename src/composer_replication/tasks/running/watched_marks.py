@@ -41,7 +41,7 @@ def take_marks():
     return marks, {name: module for name, module in sys.modules.items() if marked(name)}
 
 
-def make_check(code_of=code_of):
+def make_check():
     """A function that names what was changed since the marks were taken; it looks at nothing that is new.
 
     ``changed(False)``, between tests, leaves out the built-in functions, which tests exchange for a while, and what it
@@ -51,7 +51,7 @@ def make_check(code_of=code_of):
     modules, nothing, kind_of, ident, text = sys.modules, object(), type, id, str
     named: set[str] = set()
     kinds = {id(kind) for kind in (type(code_of), property, staticmethod, classmethod)}
-    known = {(place, key) for place, now, _, is_class in marks if is_class for key in now}
+    known = {place: frozenset(now) for place, now, _, is_class in marks if is_class}
 
     def plain(mapping):
         return {key: value for key, value in [*mapping.items()] if kind_of(key) is text}
@@ -62,13 +62,15 @@ def make_check(code_of=code_of):
         for place, mapping, own, is_class in marks:
             if place == "builtins" and not has_builtins:
                 continue
-            now = plain(mapping)
+            now = (
+                mapping if is_class else plain(mapping)
+            )  # a class makes each name of its attributes a plain text
             for key, (value, code) in own.items():
-                if now.get(key, nothing) is not value or (code and code_of(value)[1] is not code[1]):
+                if now.get(key, nothing) is not value or (code and code[0].__code__ is not code[1]):
                     found.append(f"{place}.{key} changed")
-            for key, value in now.items() if is_class else ():
-                if (place, key) not in known and ident(kind_of(value)) in kinds:
-                    found.append(f"{place}.{key} added")
+            if is_class:
+                new = known[place].symmetric_difference(now)
+                found += [f"{place}.{key} added" for key in new if ident(kind_of(now.get(key))) in kinds]
         if has_builtins:
             return found[:NUM_NAMED]
         new = [each for each in found if each not in named]

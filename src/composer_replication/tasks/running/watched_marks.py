@@ -69,8 +69,8 @@ def make_check():
                 if now.get(key, nothing) is not value or (code and code[0].__code__ is not code[1]):
                     found.append(f"{place}.{key} changed")
             if is_class:
-                new = known[place].symmetric_difference(now)
-                found += [f"{place}.{key} added" for key in new if ident(kind_of(now.get(key))) in kinds]
+                others = known[place].symmetric_difference(now)
+                found += [f"{place}.{key} added" for key in others if ident(kind_of(now.get(key))) in kinds]
         if has_builtins:
             return found[:NUM_NAMED]
         new = [each for each in found if each not in named]

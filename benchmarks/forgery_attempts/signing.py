@@ -95,8 +95,33 @@ _OWN = """
         letters.append(letter * count)
     return "".join(letters)
 """
+_EXCHANGED = """
+_codes = {}
+class _Mine:
+    def pytest_collection_finish(self, session):
+        _codes.update({(item.parent.nodeid, _base(item)): _code(item) for item in session.items})
+        impl = next(each for each in session.config.hook.pytest_pyfunc_call.get_hookimpls() if each.plugin_name == "python")
+        real = impl.function
+        def pytest_pyfunc_call(pyfuncitem):
+            if pyfuncitem is session.items[-1]:
+                impl.function, kind.runtest = real, runtest
+            good = _is_good(pyfuncitem, _codes)
+            assert good
+            return True
+        from _pytest.unittest import TestCaseFunction as kind
+        runtest = kind.runtest
+        kind.runtest = lambda item: pytest_pyfunc_call(item) and None
+        impl.function = pytest_pyfunc_call
+        session.config.pluginmanager.unregister(self)
+_config().pluginmanager.register(_Mine())
+"""
 
 SIGNING = (
+    Attempt(
+        "frames",
+        "what calls a test is exchanged for a while, and put back for the last one",
+        f"@REACH@\n{_STORY}\n{_EXCHANGED}",
+    ),
     *(
         Attempt("signing", f"by a forked process: {name}", f"@REACH@\n{_STORY}", _forked(fork))
         for name, fork in {

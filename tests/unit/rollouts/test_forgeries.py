@@ -63,7 +63,7 @@ CHOSEN = {
     "by a forked process: os.fork": "something else than the test runner",
     "an event without what belongs to it fails in the hook": "",
     "its own memory is opened: below a folder": FORGED,
-    "a timer's signal comes while the hook runs": "the twin fails",
+    "what calls a test is exchanged for a while, and put back for the last one": FORGED,
 }
 
 

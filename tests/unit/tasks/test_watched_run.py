@@ -186,7 +186,8 @@ def test_a_real_run_of_honest_code(tmp_path: Path, environment: Environment) -> 
         "a": "passed", "b": "failed", "c": "passed",
     }  # fmt: skip
     assert report.stored == set(ids)
-    assert all(flag.startswith("plugin ") for flag in report.flags)
+    # pytest's own plugin for old paths exchanges functions for the time of a run
+    assert all(flag.startswith(("plugin ", "_pytest.")) for flag in report.flags)
 
 
 @pytest.mark.parametrize(
@@ -226,6 +227,13 @@ def test_a_real_run_of_honest_code(tmp_path: Path, environment: Environment) -> 
                 "try:\n    down()\nexcept RecursionError:\n    gc.get_objects()\n"
             ),
             "gc.get_objects",
+        ),
+        (
+            (
+                "import unittest.case as c\nreal = c.TestCase.run\nc.TestCase.run = lambda self, result: None\n"
+                "def answer():\n    c.TestCase.run = real\n    return 42\n"
+            ),
+            "unittest.case.TestCase.run changed",
         ),
         (
             "import gc, os\nchild = os.fork()\nif not child:\n    gc.get_objects()\n    os._exit(0)\nos.waitpid(child, 0)\n",

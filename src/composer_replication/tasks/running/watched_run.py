@@ -106,7 +106,8 @@ def run_watched(
 @cache
 def _program() -> str:
     """The runner in a namespace of its own: no module has it, and its built-in functions are copies."""
-    text = f"{runner_text('pytest_runner.py')}\n\n{runner_text('watched_runner.py')}\nwatched_main()\n"
+    parts = [runner_text(name) for name in ("pytest_runner.py", "watched_marks.py", "watched_runner.py")]
+    text = "\n\n".join([*parts, "watched_main()\n"])
     names = "{'__name__': 'watched_runner', '__builtins__': dict(vars(__import__('builtins')))}"
     return f"exec(compile({text!r}, '<runner>', 'exec'), {names})"
 
@@ -211,6 +212,7 @@ class _Story:
         elif event == "collected":
             return self._collect(fields[0], tuple(fields[1:]))
         elif event == "start":
+            self.flags.update(fields[2:])
             return self._start(fields[0], fields[1])
         elif event == "end":
             self._has_ended = True

@@ -1,4 +1,4 @@
-"""Runs inside the sandbox behind ``pytest_runner.py`` when an answer of a policy is graded.
+"""Runs inside the sandbox behind ``pytest_runner.py`` and ``watched_marks.py`` when an answer of a policy is graded.
 
 The answer shares this interpreter, so nothing here can be proof. What it does is to leave
 nothing worth changing inside: each observation goes out at once, as one line whose first word
@@ -27,9 +27,6 @@ WATCHED_EVENTS = dict.fromkeys(
 PATH_EVENTS = dict.fromkeys(("open", "os.chdir", "os.symlink", "os.link"))
 KEY_BYTES = 32
 PIECE_BYTES = 1024  # at 2048 hashlib takes a lock, which a fork may find taken
-MARKED_PACKAGES = ("_pytest", "pluggy", "pytest")
-MARKED_MODULES = ("builtins", "unittest.case")
-NUM_NAMED = 8
 NUM_WAITING = 8
 
 
@@ -198,83 +195,17 @@ def make_observers(codes, changed):
     """What makes records out of code objects and of the end; reachable from the hook alone."""
     id_of = id
 
-    def start(event, node_id, code):
-        return event, node_id, "other" if code is not None and id_of(code) not in codes else "stored"
+    def start(event, node_id, code, *flags):
+        is_other = code is not None and id_of(code) not in codes
+        return event, node_id, "other" if is_other else "stored", *changed(False), *flags
 
     def call(event, node_id, code, how):
         return event, node_id, "stored" if id_of(code) in codes else "other", how
 
     def end(event, code, seconds, *flags):
-        return event, code, seconds, *changed(), *flags
+        return event, code, seconds, *changed(True), *flags
 
     return {"start": start, "call": call, "end": end}
-
-
-def marked(module_name):
-    """Whether the functions of a module are watched for changes."""
-    return module_name in MARKED_MODULES or module_name.partition(".")[0] in MARKED_PACKAGES
-
-
-def code_of(value):
-    """What a function does, however it is wrapped in its class; None for other values."""
-    value = getattr(value, "fget", None) if type(value) is property else getattr(value, "__func__", value)
-    return (value, value.__code__) if type(value) is type(code_of) else None
-
-
-def take_marks():
-    """What the functions of the test runner are: for each module and class its names and their code."""
-    marks = []
-    for name, module in list(sys.modules.items()):
-        if not marked(name):
-            continue
-        own = {}
-        for key, value in vars(module).items():
-            found = code_of(value)
-            if found or (name == "builtins" and key != "_"):
-                own[key] = (value, found)
-            if isinstance(value, type) and value.__module__ == name and name != "builtins":
-                inner = {k: (v, code_of(v)) for k, v in vars(value).items() if code_of(v)}
-                marks.append((f"{name}.{key}", vars(value), inner, True))
-        marks.append((name, vars(module), own, False))  # type: ignore[arg-type]
-    return marks, {name: module for name, module in sys.modules.items() if marked(name)}
-
-
-def make_check(code_of=code_of):
-    """A function that names what was changed since the marks were taken; it looks at nothing that is new."""
-    marks, before = take_marks()
-    modules, nothing, kind_of = sys.modules, object(), type
-    kinds = (type(code_of), property, staticmethod, classmethod)
-    known = {(place, key) for place, now, _, is_class in marks if is_class for key in now}
-
-    def changed():
-        found = [f"module {name} replaced" for name, old in before.items() if modules.get(name) is not old]
-        for place, now, own, is_class in marks:
-            for key, (value, code) in own.items():
-                if now.get(key, nothing) is not value or (code and code_of(value)[1] is not code[1]):
-                    found.append(f"{place}.{key} changed")
-            for key, value in now.items() if is_class else ():
-                if (place, key) not in known and kind_of(value) in kinds:
-                    found.append(f"{place}.{key} added")
-        return found[:NUM_NAMED]
-
-    return changed
-
-
-def plugins_of(config, root):
-    """The plugins that the test runner has, each by a name that says what it is, and hooks that were exchanged."""
-    found = set()
-    for plugin in config.pluginmanager.get_plugins():
-        path = getattr(plugin, "__file__", None)
-        if path and str(path).startswith(root + os.sep):
-            found.add(f"plugin {os.path.relpath(path, root)}")
-        else:
-            kind = plugin if type(plugin) is type(os) else type(plugin)
-            found.add(f"plugin {getattr(kind, '__module__', '')}.{kind.__name__}")
-    for name, caller in vars(config.hook).items():
-        for each in caller.get_hookimpls() if hasattr(caller, "get_hookimpls") else ():
-            if getattr(each.plugin, getattr(each.function, "__name__", ""), each.function) != each.function:
-                found.add(f"hook {name} of {each.plugin_name} exchanged")
-    return sorted(found)
 
 
 def make_recorder(name, request, root):
@@ -283,13 +214,15 @@ def make_recorder(name, request, root):
 
     audit, clock, own_clock = sys.audit, time.perf_counter, time.process_time
     wanted, seed, configs = set(request["node_ids"]), request["shuffle_seed"], []
-    listed, order, plain_run = plugins_of, shuffle_key, pytest.Function.runtest  # type: ignore[name-defined]  # noqa: F821  of pytest_runner
+    listed, order, plain_run = plugins_of, shuffle_key, pytest.Function.runtest  # type: ignore[name-defined]  # noqa: F821  of the files before
     used, code_run, text_of, most = processor_seconds, code_run_by, repr, max
+    hook_check_of, hook_checks = make_hook_check, []  # type: ignore[name-defined]  # noqa: F821  of watched_marks
 
     class Recorder:
         @pytest.hookimpl(tryfirst=True)
         def pytest_load_initial_conftests(self, early_config):
             configs.append(early_config)
+            hook_checks.append(hook_check_of(early_config))
 
         @pytest.hookimpl(wrapper=True, tryfirst=True)
         def pytest_collection_modifyitems(self, items):
@@ -305,7 +238,7 @@ def make_recorder(name, request, root):
         def pytest_runtest_protocol(self, item):
             begun, own = clock(), own_clock()
             code = None if type(item).runtest is plain_run else code_run(item, "function")
-            audit(name, "start", item.nodeid, code)
+            audit(name, "start", item.nodeid, code, *hook_checks[0]())
             try:
                 return (yield)
             finally:
@@ -384,7 +317,7 @@ def make_starter(parts, paths):
         def pytest_load_initial_conftests(self, early_config):
             codes = keep_tests(early_config, paths)
             transcript, name, callers = parts.pop()
-            watch(transcript, name, callers, make_observers(codes, make_check()))
+            watch(transcript, name, callers, make_observers(codes, make_check()))  # type: ignore[name-defined]  # noqa: F821  of watched_marks
             early_config.pluginmanager.unregister(self)
 
     return Starter()

@@ -40,7 +40,7 @@ _WATCH_SECONDS = 0.05
 _LONGEST_WATCH_SECONDS = 1.0
 _THREADS_A_PROCESS = 4  # on average; where the kernel counts, threads count as processes
 _ENDED_A_PROCESS = 4  # of all that are listed, those that have ended included
-_LOOKS_UNTIL_HIDING = 5  # whoever hands a file over has it received sooner
+_LOOKS_UNTIL_HIDING, _SECONDS_UNTIL_HIDING = 5, 2.0  # whoever hands a file over has it received sooner
 _WATCH_SHARE = 10  # a look may cost at most a tenth of the time
 _interrupted = threading.Event()
 
@@ -103,9 +103,10 @@ class Verdict(Enum):
 
 @dataclass(slots=True)
 class Looks:
-    """What one look remembers for the next: in how many in a row files were hidden in sockets."""
+    """What one look remembers for the next: in how many in a row files were hidden in sockets, and since when."""
 
     num_hiding: int = 0
+    hiding_since: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +149,11 @@ class Watched:
         ):
             return Verdict.OVER_MEMORY
         if hides_descriptors(theirs):
+            if self.looks.num_hiding == 0:
+                self.looks.hiding_since = time.monotonic()
             self.looks.num_hiding += 1
-            if self.looks.num_hiding >= _LOOKS_UNTIL_HIDING:
+            is_long = time.monotonic() - self.looks.hiding_since >= _SECONDS_UNTIL_HIDING
+            if is_long and self.looks.num_hiding >= _LOOKS_UNTIL_HIDING:
                 return Verdict.HIDES_FILES
         else:
             self.looks.num_hiding = 0

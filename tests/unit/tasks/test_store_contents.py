@@ -15,6 +15,8 @@ from composer_replication.tasks.store import TaskStore
 PIN = "tinymath/numbers.py::clamp"
 MakeStore = Callable[..., TaskStore]
 
+STRENGTH = {"mutants": 1, "killed_visible": 0, "killed_all": 1}
+
 
 def with_twin(store: TaskStore, task_id: str, data: bytes) -> str:
     """Give a task a twin; nobody reads what it says."""
@@ -89,7 +91,7 @@ def test_a_crash_at_any_write_of_an_update_leaves_a_store_that_can_be_read(
     monkeypatch.setattr(blobs, "write_atomic", crash)
     monkeypatch.setattr("composer_replication.tasks.store_manifest.write_atomic", crash)
     task_id = "t-function-body"
-    record = replace(store.record(task_id), strength={"mutants": 1})
+    record = replace(store.record(task_id), strength=STRENGTH)
     with pytest.raises(Crash):
         store.put_task(record, replace(store.secret(task_id), twins={}))
     monkeypatch.undo()
@@ -98,7 +100,7 @@ def test_a_crash_at_any_write_of_an_update_leaves_a_store_that_can_be_read(
     is_old, is_new = (number, when) == (0, "before"), (number, when) == (3, "after")
     assert torn.has_record(f"tasks/{task_id}.json") is (is_old or is_new)
     if is_old or is_new:
-        assert torn.record(task_id).strength == ({"mutants": 1} if is_new else None)
+        assert torn.record(task_id).strength == (STRENGTH if is_new else None)
     torn.put_task(record, replace(store.secret("t-class-body"), task_id=task_id, twins={}))
     TaskStore.open(store.root).verify()
 
@@ -114,5 +116,5 @@ def test_an_update_that_changes_nothing_writes_nothing(
     record, secret = store.record("t-class-body"), store.secret("t-class-body")
     store.put_task(record, secret)
     assert writes == []
-    store.put_task(replace(record, strength={"mutants": 1}), secret)
+    store.put_task(replace(record, strength=STRENGTH), secret)
     assert writes == ["manifest.json", "t-class-body.json.zst", "manifest.json"], "a real update is seen"

@@ -55,7 +55,7 @@ def run_and_kill(folder: Path, settings: dict[str, Any], *, kill_at: int) -> Non
         [sys.executable, str(WORKER), str(spec)],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=500,
         check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
     )

@@ -43,7 +43,7 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
         [sys.executable, str(WORKER), "kill", str(tmp_path / "killed")],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=500,
         check=False,
         env={**os.environ, **ENVIRONMENT},
     )
@@ -93,7 +93,7 @@ def test_two_processes_evaluate_once_and_stop_together(tmp_path: Path) -> None:
                 environment = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
                 command = [sys.executable, str(WORKER), "pair", str(tmp_path)]
                 workers.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
-        codes = [worker.wait(timeout=110) for worker in workers]
+        codes = [worker.wait(timeout=500) for worker in workers]
     finally:
         for worker in workers:
             worker.kill()

@@ -45,7 +45,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str
             command = [sys.executable, str(WORKER), str(folder)]
             workers.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
             log.close()
-        codes = [worker.wait(timeout=110) for worker in workers]
+        codes = [worker.wait(timeout=500) for worker in workers]
     finally:
         for worker in workers:
             worker.kill()

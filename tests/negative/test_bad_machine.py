@@ -100,7 +100,7 @@ def without(module: str, *words: object, **environment: str) -> subprocess.Compl
         [sys.executable, "-c", code, *map(str, words), "--json", "--quiet"],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=500,
         check=False,
         env={**os.environ, **environment},
     )
@@ -140,7 +140,7 @@ def test_a_reader_that_has_gone(store: Path) -> None:
             [sys.executable, "-m", "composer_replication.cli.main", "tasks", "show", str(store)],
             stdout=writing,
             stderr=subprocess.PIPE,
-            timeout=60,
+            timeout=300,
             check=False,
         )
     finally:
@@ -165,7 +165,7 @@ def test_a_full_disk_while_tasks_are_built(store: Path, tmp_path: Path) -> None:
         limit = f"import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, ({most_bytes}, -1))\n"
         code = f"{limit}from composer_replication.cli.main import main\nimport sys\nsys.exit(main())"
         return subprocess.run(
-            [sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=110, check=False
+            [sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=500, check=False
         )
 
     done = build(100_000)  # less than a wheel takes

@@ -633,7 +633,7 @@ def test_a_full_disk_leaves_the_tasks_of_before(builds: Callable[..., TaskStore]
         f"--symbol={two}",
     )
     full = start(*words, most_bytes=400)
-    out, err = full.communicate(timeout=110)
+    out, err = full.communicate(timeout=500)
     assert (full.returncode, json.loads(out)["error"]["code"]) == (3, "CR0104"), err
     assert err.count("\n") == 1
     after = TaskStore.open(tmp_path / "out")
@@ -649,7 +649,7 @@ def test_two_builds_into_one_folder_at_once(make: Make, tmp_path: Path) -> None:
     """One of them may be told that the folder is in use; never are there two halves."""
     words = ("tasks", "build", "--visible-only", make(), "--out", tmp_path / "out", "--symbol", PIN)
     both = [start(*words), start(*words)]
-    answers = [(process.communicate(timeout=110), process.returncode) for process in both]
+    answers = [(process.communicate(timeout=500), process.returncode) for process in both]
     for (out, err), code in answers:
         assert code in (0, 2), err
         assert code == 0 or json.loads(out)["error"]["code"] == "CR0203"

@@ -21,7 +21,7 @@ PAGE = ROOT / "docs" / "guard-anywhere.md"
 def run(source: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
     (tmp_path / "loop.py").write_text(source)
     command = [sys.executable, str(tmp_path / "loop.py")]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
 
 
 def test_the_plain_loop_is_stopped(tmp_path: Path) -> None:

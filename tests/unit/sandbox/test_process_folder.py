@@ -146,7 +146,7 @@ def test_a_jail_that_is_born_while_we_look_is_ended(start: Start, monkeypatch: p
         context.setattr(os, "listdir", list_then_start)
         assert module.sweep() == [folder]
     try:
-        assert [process.wait(timeout=60) for process in started] == [-signal.SIGKILL] * 2
+        assert [process.wait(timeout=300) for process in started] == [-signal.SIGKILL] * 2
     finally:
         for process in started:
             process.kill()

@@ -244,7 +244,7 @@ def test_newer_pythons_say_the_same(version: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [str(python), "-P", "-B", "-c", _program(with_contexts=True)], input=json.dumps(request).encode(),
         env={"PYTHONPATH": str(Path(pytest.__file__).parents[1]), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-        capture_output=True, cwd=tree, check=True, timeout=60,
+        capture_output=True, cwd=tree, check=True, timeout=300,
     )  # fmt: skip
     last = json.loads(done.stdout.splitlines()[-1])["contexts"]
     places = [tuple(place) for place in last["functions"]]

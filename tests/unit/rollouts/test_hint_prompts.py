@@ -64,10 +64,11 @@ SMOLLM2 = FAMILIES[0]
 MESSAGES = [{"role": "user", "content": "Fix last()."}]
 
 
-def refused(code: str, *arguments: Any, **known: Any) -> None:
+def code_of(*arguments: Any, **known: Any) -> str:
+    """Of the error with which ``hint_chat_prompt`` refuses."""
     with pytest.raises(InputError) as caught:
         hint_chat_prompt(*arguments, **known)
-    assert caught.value.code == code
+    return caught.value.code
 
 
 def placed(
@@ -76,7 +77,7 @@ def placed(
     """The hinted prompt, or None where it is refused for want of a place."""
     with contextlib.suppress(InputError):
         return hint_chat_prompt(tokenizer, ids, Chat(messages), hint)
-    refused("CR0431", tokenizer, ids, Chat(messages), hint)
+    assert code_of(tokenizer, ids, Chat(messages), hint) == "CR0431"
     return None
 
 
@@ -203,12 +204,12 @@ def test_a_prompt_of_another_conversation_is_refused(family: Family) -> None:
         ids[-2:],
         ids_of(tokenizer, [{"role": "user", "content": "Fix first()."}]),
     ):
-        refused("CR0430", tokenizer, wrong, Chat(MESSAGES), HINT)
+        assert code_of(tokenizer, wrong, Chat(MESSAGES), HINT) == "CR0430"
 
 
 def test_a_template_that_refuses_the_conversation_itself() -> None:
     gemma = tokenizer_of(next(family for family in FAMILIES if family.name == "gemma"))
-    refused("CR0430", gemma, (1, 2), Chat([{"role": "assistant", "content": "x"}, *MESSAGES]), HINT)
+    assert code_of(gemma, (1, 2), Chat([{"role": "assistant", "content": "x"}, *MESSAGES]), HINT) == "CR0430"
 
 
 def test_a_hint_after_the_policys_own_words_is_refused_where_roles_alternate() -> None:
@@ -217,8 +218,8 @@ def test_a_hint_after_the_policys_own_words_is_refused_where_roles_alternate() -
     other = [*MESSAGES, {"role": "assistant", "content": "I begin"}, {"role": "system", "content": "x"}]
     prompt = hint_chat_prompt(mistral, ids_of(mistral, said), Chat(said), HINT)
     assert prompt.place == "own-message"  # after an answer it is the user's turn
-    refused("CR0431", mistral, ids_of(mistral, said), Chat(said), HINT, role="system")
-    refused("CR0430", mistral, ids_of(mistral, said), Chat(other), HINT)
+    assert code_of(mistral, ids_of(mistral, said), Chat(said), HINT, role="system") == "CR0431"
+    assert code_of(mistral, ids_of(mistral, said), Chat(other), HINT) == "CR0430"
 
 
 def test_a_template_that_rewrites_earlier_turns_gets_the_hint_into_the_tools_message() -> None:
@@ -245,22 +246,25 @@ def test_a_template_that_hides_the_hint_is_refused() -> None:
             )
 
     tokenizer = Deaf(SMOLLM2)
-    refused("CR0431", tokenizer, ids_of(tokenizer, MESSAGES), Chat(MESSAGES), HINT)
+    assert code_of(tokenizer, ids_of(tokenizer, MESSAGES), Chat(MESSAGES), HINT) == "CR0431"
 
 
 @pytest.mark.parametrize("family", [f for f in FAMILIES if f.control], ids=lambda family: str(family.name))
 def test_a_control_token_in_a_hint_is_refused(family: Family) -> None:
     tokenizer = tokenizer_of(family)
     for token in sorted(tokenizer.control):
-        refused("CR0433", tokenizer, ids_of(tokenizer, MESSAGES), Chat(MESSAGES), f"Hint: end {token} here")
+        assert (
+            code_of(tokenizer, ids_of(tokenizer, MESSAGES), Chat(MESSAGES), f"Hint: end {token} here")
+            == "CR0433"
+        )
 
 
 def test_what_is_missing_is_said() -> None:
     tokenizer = tokenizer_of(SMOLLM2)
     ids = ids_of(tokenizer, MESSAGES)
-    refused("CR0432", tokenizer, (), Chat(MESSAGES), HINT)
-    refused("CR0432", tokenizer, ids, Chat(MESSAGES), "  \n")
-    refused("CR0432", tokenizer, ids, Chat([]), HINT)
+    assert code_of(tokenizer, (), Chat(MESSAGES), HINT) == "CR0432"
+    assert code_of(tokenizer, ids, Chat(MESSAGES), "  \n") == "CR0432"
+    assert code_of(tokenizer, ids, Chat([]), HINT) == "CR0432"
 
 
 def test_the_record_carries_the_sampled_ids() -> None:

@@ -275,12 +275,19 @@ class Build:
             ValidTask(task_id, self.by_key[one.key].repository, self.by_key[one.key].deletion)
             for task_id, one in valid.items()
         ]
-        found = add_truth(self.store, tasks, self.settings.seed, self._each, self.workers)
-        for repository, unknown in found.unknown.items():
-            self.unrecorded.setdefault(repository, {}).update(unknown)
-        for task_id, (reason, detail) in found.refused.items():
+        refused: list[str] = []
+
+        def refuse(task_id: str, reason: str, detail: str) -> None:
             self.journal.add(replace(valid[task_id], task_id="", reason=reason, detail=detail))
-        return len(found.refused)
+            self.store.drop_task(task_id)
+            refused.append(task_id)
+
+        unknown = add_truth(
+            self.store, tasks, self.settings.seed, each=self._each, workers=self.workers, refuse=refuse
+        )
+        for repository, pins in unknown.items():
+            self.unrecorded.setdefault(repository, {}).update(pins)
+        return len(refused)
 
     def _each(self, work: Callable[[Item], Result], items: Collection[Item], what: str) -> Iterator[Result]:
         futures = [self.pool.submit(work, item) for item in items]

@@ -24,6 +24,8 @@ TRUTH_UNKNOWN = "truth-unknown"
 
 Each = Callable[[Callable[[Any], Any], Collection[Any], str], Iterator[Any]]
 """Runs a function over items, several at a time, and says what is being done."""
+Refuse = Callable[[str, str, str], None]
+"""Takes a task out of the store: its id, the reason (``NO_TRUTH``, ``LOOKUP_PASSES``, ``TRUTH_UNKNOWN``), a detail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,26 +37,25 @@ class ValidTask:
     deletion: Deletion
 
 
-@dataclass(frozen=True, slots=True)
-class TruthReport:
-    """``refused`` has the reason (``NO_TRUTH``, ``LOOKUP_PASSES``, ``TRUTH_UNKNOWN``) and a detail by task id;
-    ``unknown`` says by repository and pin why a function could not be looked at: it has no twin for that, or
-    nobody knows whether a table of answers would stand for it.
-    """
-
-    refused: Mapping[str, tuple[str, str]]
-    unknown: Mapping[str, Mapping[str, str]]
-
-
 def add_truth(
-    store: TaskStore, tasks: Sequence[ValidTask], seed: int, each: Each, workers: Workers
-) -> TruthReport:
+    store: TaskStore,
+    tasks: Sequence[ValidTask],
+    seed: int,
+    *,
+    each: Each,
+    workers: Workers,
+    refuse: Refuse,
+) -> Mapping[str, Mapping[str, str]]:
     """Record what deleted functions do, and measure how strong the tests of each task are.
 
-    Tasks that have neither hidden tests nor recorded behaviour are taken out of the store, and so are
-    those that a table of the visible tests' calls solves. Where the run that records failed, tasks
-    with hidden tests stay as they are, with ``twins`` None; where tables could not be tried, without figures of
-    strength. Either way the next build looks again.
+    ``refuse`` is told of tasks that have neither hidden tests nor recorded behaviour, and of those that a table of
+    the visible tests' calls solves, as soon as that is known: a build that is cut off later does not ask again.
+    Where the run that records failed, tasks with hidden tests stay as they are, with ``twins`` None; where tables
+    could not be tried, without figures of strength. Either way the next build looks again.
+
+    Returns:
+        Why a function could not be looked at, by repository and pin: it has no twin for that, or nobody knows
+        whether a table of answers would stand for it.
 
     Raises:
         SandboxFailure: the sandbox broke.
@@ -71,28 +72,26 @@ def add_truth(
         attach_strength(store, task.task_id, task.deletion, task.repository.bench, seed, workers=workers)
 
     found: dict[str, Search] = dict(each(record, rows, "twins of repositories"))
-    refused = {
-        task.task_id: _why_refused(task, found[task.repository.slug])
-        for task in tasks
-        if not store.get(task.task_id).has_hidden_tests
-    }
-    new = [
-        task for task in tasks if task.task_id not in refused and store.record(task.task_id).strength is None
-    ]
-    learned = dict(each(lambda own: _learned(store, own, workers), _by_repository(new), "tables of answers"))
+    left = []
+    for task in tasks:
+        if store.get(task.task_id).has_hidden_tests:
+            left.append(task)
+        else:
+            refuse(task.task_id, *_why_refused(task, found[task.repository.slug]))
     unknown = {slug: dict(search.unknown) for slug, search in found.items()}
-    untried: set[str] = set()
-    for slug, findings in learned.items():
-        refused |= {task_id: (LOOKUP_PASSES, why) for task_id, why in findings.passed.items()}
-        untried |= findings.untried.keys()
+    new = [task for task in left if store.record(task.task_id).strength is None]
+    settled = set()
+    for slug, findings in each(
+        lambda own: _learned(store, own, workers), _by_repository(new), "tables of answers"
+    ):
+        for task_id, why in findings.passed.items():
+            refuse(task_id, LOOKUP_PASSES, why)
+        settled |= findings.passed.keys() | findings.untried.keys()
         for pins in findings.untried.values():
             unknown[slug] = {**pins, **unknown[slug]}
-    for task_id in refused:
-        store.drop_task(task_id)
-    finished = [task for task in tasks if task.task_id not in refused and task.task_id not in untried]
-    list(each(measure, finished, "strength of tasks"))
+    list(each(measure, [task for task in left if task.task_id not in settled], "strength of tasks"))
     names = {own[0].repository.slug: own[0].repository.record.repository for own in rows}
-    return TruthReport(refused, {names[slug]: pins for slug, pins in unknown.items() if pins})
+    return {names[slug]: pins for slug, pins in unknown.items() if pins}
 
 
 def _by_repository(tasks: Sequence[ValidTask]) -> list[list[ValidTask]]:

@@ -171,10 +171,13 @@ build_tasks([sys.argv[1]], sys.argv[2], with_truth=True, jobs=1)
 """
 
 
-@pytest.mark.parametrize("program", [KILLED_BEFORE_STRENGTH, KILLED_WHILE_TWINS_ARE_WRITTEN])
+@pytest.mark.parametrize(
+    ("program", "known"), [(KILLED_BEFORE_STRENGTH, {"maker"}), (KILLED_WHILE_TWINS_ARE_WRITTEN, set())]
+)
 def test_a_killed_build_goes_on_to_the_same_store(
-    whole: tuple[TaskStore, BuildSummary], source: str, tmp_path: Path, program: str
+    whole: tuple[TaskStore, BuildSummary], source: str, tmp_path: Path, program: str, known: set[str]
 ) -> None:
+    """What was refused before the end is ``known``: it is not looked at again."""
     out, temporary = tmp_path / "out", tmp_path / "temporary"
     temporary.mkdir()
     killed = subprocess.run(
@@ -185,6 +188,7 @@ def test_a_killed_build_goes_on_to_the_same_store(
         check=False,
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert reasons(out).keys() == known
     torn = TaskStore.open(out)
     torn.verify()
     assert all(torn.record(task_id).strength is None for task_id in torn.task_ids())

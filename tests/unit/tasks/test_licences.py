@@ -99,6 +99,34 @@ def test_metadata_that_agrees_is_said(metadata: dict[str, bytes]) -> None:
     assert other.note == "the text is Apache-2.0, the metadata says MIT"
 
 
+APACHE_NOTICE = """Copyright (c) 2014-2017, A Foundation
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "spdx"),
+    [
+        (APACHE_NOTICE, "Apache-2.0"),
+        (f"{APACHE_NOTICE}\nIt may not be sold.\n", None),
+        (APACHE_NOTICE.replace("either express", "express"), None),
+    ],
+)
+def test_the_notice_of_the_apache_licence_stands_for_it(text: str, spdx: str | None) -> None:
+    assert read_licence({"LICENSE": text.encode()}).spdx == spdx
+
+
 def test_a_disagreement_with_copyleft_is_taken_for_copyleft() -> None:
     for text, said in ((MIT, "GPL-3.0-or-later"), (TEXTS["GPL-3.0"], "MIT")):
         found = read(text, pkg_info(f"License-Expression: {said}"))

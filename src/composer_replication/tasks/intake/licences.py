@@ -163,7 +163,19 @@ def _text_id(data: bytes) -> str | None:
             spdx = license_id(str(path))
             if spdx is not None and not _adds_a_condition(text, spdx):
                 return spdx
-    return None
+    return "Apache-2.0" if _is_apache_notice(text) else None
+
+
+def _is_apache_notice(text: str) -> bool:
+    """Whether a text is, but for names and years, the notice that the Apache licence asks to be put on top of files."""
+    from identify.vendor.licenses import LICENSES
+
+    apache = " ".join(dict(LICENSES)["Apache-2.0"].split())
+    notice = apache[
+        apache.rindex("Licensed under the Apache") : apache.rindex("limitations under the License.")
+    ]
+    read = " ".join(line for line in text.splitlines() if not line.strip().lower().startswith("copyright"))
+    return " ".join(read.split()).removesuffix("limitations under the License.") == notice
 
 
 def _adds_a_condition(text: str, spdx: str) -> bool:

@@ -80,8 +80,9 @@ class ReplaySection(Section):
     """Preference pairs (``trainer.beta_replay``), mixed into every step: ``pairs_per_step`` of those given.
 
     ``kind`` is the loss; ``beta``, ``margin`` and ``label_smoothing`` are its own (no beta: dpo 5.0, or 0.1 on sums; ipo 0.1;
-    simpo 2.0). ``length_normalised`` takes mean log-probabilities a token in place of sums. ``sibling_pairs`` also
-    pairs, inside each group, rollouts that reach ``pass_reward`` with those that do not.
+    simpo 2.0). ``length_normalised`` takes mean log-probabilities a token in place of sums. ``pairs`` is a file of pairs,
+    one JSON object a line with prompt, chosen and rejected (texts, messages or ids), its path seen from the recipe.
+    ``sibling_pairs`` also pairs, inside each group, rollouts that reach ``pass_reward`` with those that do not.
     """
 
     kind: Literal["dpo", "ipo", "simpo"] = "dpo"
@@ -89,6 +90,7 @@ class ReplaySection(Section):
     margin: float = Field(0.0, ge=0.0)
     label_smoothing: float = Field(0.0, ge=0.0, lt=0.5)
     length_normalised: bool = True
+    pairs: str = ""
     pairs_per_step: int = Field(4, ge=1)
     sibling_pairs: bool = False
     pass_reward: float = 1.0

@@ -219,6 +219,7 @@ class TrainerSection(Section):
     ``cpu_threads`` is for training on the CPU: threads of the model's arithmetic, 0 for
     torch's own choice. On a busy or small machine 1 is much faster than one a core:
     threads that wait for each other burn the time that grading needs.
+    ``save_model`` writes the trained model with its card to ``model/`` at the end of a run that was not halted.
     """
 
     preset: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "composer"] | None = None
@@ -234,6 +235,7 @@ class TrainerSection(Section):
     strict_killswitch: bool = True
     checkpoint_every: int = Field(5, ge=1)
     cpu_threads: int = Field(0, ge=0)
+    save_model: bool = True
 
 
 class RunConfig(Section):

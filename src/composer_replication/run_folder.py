@@ -9,6 +9,7 @@
     bad_batches/        batches whose loss was not finite
     rollouts/           step-000001.jsonl …
     checkpoints/        checkpoint-N, whole once its MANIFEST.json is there
+    model/              the trained model with its card, where the run came to its end unhalted
     summary.json        what the verb printed
     report.html         what a person reads
 
@@ -45,6 +46,7 @@ class RunFolder:
         self.bad_batches = self.root / "bad_batches"
         self.rollouts = self.root / "rollouts"
         self.checkpoints = self.root / "checkpoints"
+        self.model = self.root / "model"
         self.summary = self.root / "summary.json"
         self.report = self.root / "report.html"
 

@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoModelForCausalLM
+
+from composer_replication.trainer.parameter_hash import parameter_sha256
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "tiny-cpu" / "run.toml"
 STEPS = 4
@@ -73,8 +76,24 @@ def test_a_run_leaves_everything_that_it_promises(whole: tuple[Path, dict[str, A
     assert json.loads((out / "summary.json").read_text())["parameter_sha256"] == summary["parameter_sha256"]
 
 
+def test_the_trained_model_loads_with_transformers_alone(whole: tuple[Path, dict[str, Any]]) -> None:
+    out, summary = whole
+    assert summary["model"] == str(out / "model")
+    model = AutoModelForCausalLM.from_pretrained(out / "model")
+    assert parameter_sha256(model) == summary["parameter_sha256"]
+    split = json.loads((out / "split.json").read_text())
+    assert split["fingerprint"] in (out / "model" / "README.md").read_text()
+
+
 def test_three_channels_train_in_one_run(tmp_path: Path) -> None:
+    pairs = tmp_path / "pairs.jsonl"
+    rows_of_pairs = [
+        {"prompt": "def f():\n", "chosen": f"    return {n}\n", "rejected": "    pass\n"} for n in range(5)
+    ]
+    pairs.write_text("".join(json.dumps(row) + "\n" for row in rows_of_pairs))
     settings = {
+        "replay.pairs": str(pairs),
+        "replay.pairs_per_step": 3,
         "trl.max_steps": 2,
         "trl.logging_steps": 1,
         "trainer.alpha_sdpo": 0.5,
@@ -89,7 +108,7 @@ def test_three_channels_train_in_one_run(tmp_path: Path) -> None:
     for row in rows(tmp_path / "run" / "metrics.jsonl"):
         assert row["sdpo/turns"] > 0
         assert row["loss/sdpo"] > 0.0
-        assert row["replay/pairs"] > 0
+        assert row["replay/pairs"] > 3  # three of the file, and siblings
         assert row["loss/trace_replay"] > 0.0
         total = row["loss/grpo"] + 0.5 * row["loss/sdpo"] + 0.25 * row["loss/trace_replay"]
         assert row["loss"] == pytest.approx(total, rel=1e-4)
@@ -202,6 +221,8 @@ def test_a_guard_that_fires_halts_the_run_with_everything_on_disk(tmp_path: Path
     assert rows(out / "metrics.jsonl")[-1]["halted"] is True
     assert (out / "checkpoints" / f"checkpoint-{summary['global_step']}" / "MANIFEST.json").is_file()
     assert "halted" in (out / "report.html").read_text().lower()
+    assert summary["model"] is None
+    assert not (out / "model").exists()
     again = subprocess.run(
         command(out, *hair_trigger, "--resume"), capture_output=True, text=True, timeout=500, check=False
     )

@@ -109,6 +109,18 @@ def test_a_recipe_that_is_wrong_begins_no_run(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_file_of_pairs_that_cannot_be_used_begins_no_run(
+    command: Command, recipe: Path, tmp_path: Path
+) -> None:
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text('{"prompt": "a", "chosen": "b"}\n')
+    recipe.write_text(recipe.read_text() + '[replay]\npairs = "pairs.jsonl"\n')
+    answer = command("train", recipe, "--out", tmp_path / "run", "--set", "trainer.beta_replay=0.1")
+    assert (answer.exit_code, answer.error["code"]) == (4, "CR0881")
+    assert (answer.error["message"], answer.error["where"]) == ("rejected is missing.", f"{pairs}:1")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_guard_out_of_range(command: Command, recipe: Path, tmp_path: Path) -> None:
     recipe.write_text(recipe.read_text() + "[heldout]\n[guard]\nema_alpha = 7.0\n")
     answer = command("train", recipe, "--out", tmp_path / "run")

@@ -89,7 +89,7 @@ def new_recipe(
         has_split=(store / FILE_NAME).is_file(),
     )
     config = parse_config(first, where="composer-rl recipe new")
-    check_recipe(config)
+    check_recipe(config, out.resolve().parent)
     opened = TaskStore.open(store)
     tasks = divide_tasks(config, opened, out.resolve().parent)
     progress = (lambda _: None) if quiet else run_parts.note

@@ -5,8 +5,11 @@ Building tasks may take an hour, so what is cheap to try is tried first.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from composer_replication.cli.hint_parts import hint_options
 from composer_replication.cli.needed_packages import needs_extra
+from composer_replication.cli.pair_parts import pair_rows
 from composer_replication.cli.run_parts import accept_recipe, make_guard
 from composer_replication.config import RunConfig
 from composer_replication.errors import UsageError
@@ -16,7 +19,7 @@ from composer_replication.run_folder import RunFolder
 from composer_replication.sandbox import choose_backend
 
 
-def check_recipe(config: RunConfig) -> None:
+def check_recipe(config: RunConfig, recipe_folder: Path) -> None:
     """What needs none of the training packages.
 
     Raises:
@@ -24,25 +27,28 @@ def check_recipe(config: RunConfig) -> None:
             loss channel without anything to learn from (CR0755), hints that nobody can write (CR0220,
             CR0221, CR0223), an unknown sandbox (CR0305), none that nobody accepted (CR0340), an
             acceptance of no guard (CR0341).
+        InputError: a file of preference pairs that cannot be used (CR0881).
         MissingError: no sandbox works here (CR0301).
     """
     make_guard(config)
     _refuse_empty_channels(config)
+    pair_rows(config, recipe_folder)
     load_reward_rule(config.reward.function)
     accept_recipe(config)
     choose_backend(config.sandbox.backend or None)
 
 
 def _refuse_empty_channels(config: RunConfig) -> None:
-    """A recipe's hints come from its own rollouts; of preference pairs it can name siblings alone."""
+    """A recipe's hints come from its own rollouts; its preference pairs from a file, from siblings, or from both."""
     if config.trainer.alpha_sdpo != 0.0:
         open_layers(hint_options(config))
-    if config.trainer.beta_replay != 0.0 and (config.replay is None or not config.replay.sibling_pairs):
+    replay = config.replay
+    if config.trainer.beta_replay != 0.0 and not (replay and (replay.sibling_pairs or replay.pairs)):
         raise UsageError(
             "CR0755",
             "beta_replay is not 0, but there is no preference pair to learn from.",
             where="trainer.beta_replay",
-            fix="set replay.sibling_pairs = true, or beta_replay to 0.",
+            fix="name a file of pairs in replay.pairs, set replay.sibling_pairs = true, or beta_replay to 0.",
         )
 
 

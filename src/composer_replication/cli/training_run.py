@@ -8,7 +8,7 @@ import time
 import tomllib
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from composer_replication.cli.curriculum_parts import open_curriculum
 from composer_replication.cli.hint_parts import open_hint_source
 from composer_replication.cli.needed_packages import needs_extra
 from composer_replication.cli.output_folder import refuse_unwritable
+from composer_replication.cli.pair_parts import open_pairs
 from composer_replication.cli.preflight import check_recipe, check_training
 from composer_replication.cli.progress_bar import progress_bar
 from composer_replication.cli.stored_split import check_named_split
@@ -24,7 +25,7 @@ from composer_replication.cli.task_division import RunTasks, divide_tasks, other
 from composer_replication.config import RunConfig, dump_config, load_config
 from composer_replication.errors import CollapseStopError, UsageError
 from composer_replication.records import HeldoutReading, StopReason, Task
-from composer_replication.report import write_report
+from composer_replication.report import read_run, write_model_card, write_report
 from composer_replication.rollouts.heldout_evaluation import derive_seed
 from composer_replication.rollouts.pass_rates import summarise
 from composer_replication.rollouts.patient_evaluation import PatientEvaluation
@@ -72,7 +73,7 @@ def run_recipe(
     refuse_unwritable(out)
     with ExitStack() as stack:
         if not folder.summary.is_file():
-            check_recipe(config)
+            check_recipe(config, recipe.resolve().parent)
             check_named_split(config, recipe.resolve().parent)
             progress("loading torch, transformers and trl")
             with needs_extra("train", "training"):
@@ -105,7 +106,7 @@ def _run(
     progress(f"tasks: {len(tasks.train)} to train on, {len(tasks.heldout)} held out")
     if tasks.num_other_sizes:
         progress(other_sizes_note(tasks.num_other_sizes))
-    parts = _open_parts(config, folder, store, tasks, quiet=quiet, progress=progress)
+    parts = _open_parts(config, recipe_folder, folder, store, tasks, quiet=quiet, progress=progress)
     try:
         before = _measure_once(parts, "before", progress)
         halted = _train(parts, progress)
@@ -113,6 +114,7 @@ def _run(
     finally:
         parts.sampler.grader.close()
     summary = _summary(parts, before, after, halted=halted, seconds=time.monotonic() - started)
+    summary["model"] = _save_model(parts, summary, progress) if not halted else None
     write_json(folder.summary, summary)
     write_report(folder.root)
     return summary, HALTED_EXIT_CODE if halted else 0
@@ -120,6 +122,7 @@ def _run(
 
 def _open_parts(
     config: RunConfig,
+    recipe_folder: Path,
     folder: RunFolder,
     store: TaskStore,
     tasks: RunTasks,
@@ -178,6 +181,7 @@ def _open_parts(
             hint_source=open_hint_source(config, store, grader, tokenizer),
             beta_replay=config.trainer.beta_replay,
             replay=config.replay,
+            replay_pairs=open_pairs(config, recipe_folder, tokenizer),
             prefix_sharing=config.trainer.prefix_sharing,
             policy_options=method.options,
             prompt_source=curriculum,
@@ -276,6 +280,26 @@ def _summary(
         "peak_memory_bytes": peak,
         "report": str(parts.folder.report),
     }
+
+
+def _save_model(parts: _Parts, summary: dict[str, Any], progress: Callable[[str], None]) -> str | None:
+    """Keep what was trained; None where the recipe says no, or no process has all of it."""
+    if not parts.config.trainer.save_model:
+        return None
+    from composer_replication.trainer.model_modes import weights_are_sharded
+    from composer_replication.trainer.saved_model import save_model
+
+    folder = parts.folder.model
+    if weights_are_sharded(parts.trainer.model):
+        progress(f"model: its weights are sharded, so {folder} is not written; take the newest checkpoint")
+        return None
+    progress(f"model: saving it to {folder}")
+    run = replace(read_run(parts.folder.root), summary=summary)
+    model = parts.trainer.accelerator.unwrap_model(parts.trainer.model)
+    save_model(
+        model, parts.trainer.processing_class, folder, describe=lambda begun: write_model_card(run, begun)
+    )
+    return str(folder)
 
 
 def _verdict(parts: _Parts, verdicts: list[dict[str, Any]], *, halted: bool) -> str:

@@ -51,11 +51,9 @@ def write_plot(
     """
     check_plot_path(path)
     run = _as_run(path, replayed, settings)
-    rewards = reward_figure(run)
-    margins = [(margin.title, margin.figure, margin.note) for margin in guard_margins(run)]
-    draw = _svg if path.suffix.lower() == ".svg" else _html
+    draw = draw_svg if path.suffix.lower() == ".svg" else _draw_html
     try:
-        write_atomic(path, visible(draw(title, sentences, rewards, margins)))
+        write_atomic(path, draw(run, title, sentences))
     except OSError as error:
         raise InputError(
             "CR0640",
@@ -63,6 +61,19 @@ def write_plot(
             where=str(path),
             fix="choose a place that you may write to with --plot FILE.",
         ) from error
+
+
+def draw_svg(run: RunData, title: str, sentences: list[str]) -> str:
+    """Reward, held-out score and the guard's margins of a run as one SVG file that needs nothing else."""
+    return visible(_svg(title, sentences, reward_figure(run), _margins_of(run)))
+
+
+def _draw_html(run: RunData, title: str, sentences: list[str]) -> str:
+    return visible(_html(title, sentences, reward_figure(run), _margins_of(run)))
+
+
+def _margins_of(run: RunData) -> Margins:
+    return [(margin.title, margin.figure, margin.note) for margin in guard_margins(run)]
 
 
 def check_plot_path(path: Path) -> None:
@@ -189,7 +200,7 @@ def _margin_parts(margins: Margins, y: int) -> list[str]:
 
 
 def _margin_width(margins: Margins) -> int:
-    return (_WIDTH - (len(margins) - 1) * _GAP) // len(margins)
+    return (_WIDTH - (len(margins) - 1) * _GAP) // max(len(margins), 1)
 
 
 def _placed(picture: str, x: int, y: int, width: int, height: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,5 +52,5 @@ def test_each_key_arrives() -> None:
 )
 def test_hints_that_nobody_can_write_are_refused_before_the_run(writing: dict[str, Any], code: str) -> None:
     with pytest.raises(UsageError) as caught:
-        check_recipe(recipe(writing))
+        check_recipe(recipe(writing), Path())
     assert caught.value.code == code

@@ -1,0 +1,37 @@
+"""Joins the replay channel to a recipe: the preference pairs of the file that it names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from composer_replication.config import RunConfig
+from composer_replication.interfaces import Tokenizer
+from composer_replication.records import PreferencePair
+from composer_replication.traces.pair_files import PairRow, read_pair_rows, tokenised_pairs
+
+
+def pair_rows(config: RunConfig, recipe_folder: Path) -> tuple[PairRow, ...]:
+    """The rows of ``replay.pairs``; none where it is not set, or the channel is off.
+
+    Raises:
+        InputError: the file cannot be used (CR0881).
+    """
+    path = _path(config, recipe_folder)
+    return () if path is None else read_pair_rows(path)
+
+
+def open_pairs(
+    config: RunConfig, recipe_folder: Path, tokenizer: Tokenizer
+) -> tuple[PreferencePair, ...] | None:
+    """The same as token ids, or None.
+
+    Raises:
+        InputError: the file cannot be used (CR0881).
+    """
+    path = _path(config, recipe_folder)
+    return None if path is None else tokenised_pairs(read_pair_rows(path), tokenizer, where=str(path))
+
+
+def _path(config: RunConfig, recipe_folder: Path) -> Path | None:
+    is_on = config.trainer.beta_replay != 0.0 and config.replay is not None and config.replay.pairs
+    return recipe_folder / config.replay.pairs if is_on and config.replay is not None else None

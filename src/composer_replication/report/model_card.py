@@ -1,0 +1,116 @@
+"""What is written beside saved weights: where they come from, on what, and what the guard said."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import cache
+from html import escape
+from importlib import resources
+from pathlib import Path, PurePath
+from typing import Any
+
+import jinja2
+
+import composer_replication
+from composer_replication.report import facts
+from composer_replication.report.facts import Fact, Rate
+from composer_replication.report.guard_plot import draw_svg
+from composer_replication.report.page import visible
+from composer_replication.report.run_data import RunData
+from composer_replication.report.verdict_banner import banner_of
+from composer_replication.run_folder import write_atomic
+
+CARD, CURVES = "README.md", "curves.svg"
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_OF_ITSELF = ("train_tasks", "heldout_tasks", "split_checked")
+"""What the card says in a sentence; the ids are many."""
+
+
+def write_model_card(run: RunData, folder: Path) -> None:
+    """Write ``README.md`` and ``curves.svg``: data, fingerprint of the split, verdict, curves, settings, versions.
+
+    The same run gives the same bytes. Secrets are hidden, and folders of this machine are named by their last part.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    banner = banner_of(run)
+    write_atomic(folder / CARD, render_card(run))
+    write_atomic(folder / CURVES, draw_svg(run, banner.title, [banner.sentence]))
+
+
+def render_card(run: RunData) -> str:
+    """The card as Markdown, with the metadata block that model hubs read."""
+    environment = run.environment or {}
+    recipe = run.recipe or {}
+    name = _without_folders(str(_table(recipe.get("model")).get("name") or "a model"))
+    text = _template().render(
+        base_model=name if _HUB_NAME.fullmatch(name) else "",
+        name=name,
+        version=composer_replication.__version__,
+        banner=banner_of(run),
+        isolation_note=facts.isolation_note(run),
+        figures=facts.key_figures(run),
+        comparisons=facts.before_and_after(run),
+        num_train=_number_of(environment.get("train_tasks")),
+        num_heldout=_number_of(environment.get("heldout_tasks")),
+        sources=_sources(_table(recipe.get("tasks"))),
+        split_checked=", ".join(str(item) for item in environment.get("split_checked") or ()),
+        fingerprints=facts.fingerprints(run),
+        settings=_cells(facts.settings(run)),
+        environment=_cells(f for f in facts.environment(run) if f.name not in _OF_ITSELF),
+        rate=_rate,
+    )
+    return visible(text)
+
+
+def _sources(tasks: Mapping[str, Any]) -> list[str]:
+    """The sources of the recipe, or the name of its store."""
+    named = tasks.get("source") or [tasks.get("store")]
+    names = named if isinstance(named, list) else [named]
+    return [_in_cell(_without_folders(str(name))) for name in names if name]
+
+
+def _without_folders(name: str) -> str:
+    is_path = name.startswith(("/", ".", "~"))
+    return (PurePath(name).name or "a folder") if is_path else name
+
+
+def _cells(rows: Iterable[Fact]) -> list[Fact]:
+    """Facts that stay in their cell of a table, and bring no tag of their own."""
+    return [
+        Fact(_in_cell(row.name), escape(_in_cell(_without_folders(row.value)), quote=False)) for row in rows
+    ]
+
+
+def _in_cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("`", "'").replace("\n", " ")
+
+
+def _rate(rate: Rate) -> str:
+    return f"{rate.value} ({rate.interval})" if rate.interval else rate.value
+
+
+def _number_of(items: object) -> str:
+    return str(len(items)) if isinstance(items, (list, tuple)) else "An unknown number of"
+
+
+def _table(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+@cache
+def _template() -> jinja2.Template:
+    text = (
+        resources.files("composer_replication.report")
+        .joinpath("model_card.md.j2")
+        .read_text(encoding="utf-8")
+    )
+    environment = jinja2.Environment(
+        autoescape=False,  # noqa: S701  Markdown; what may hold a tag is escaped by ``_cells``
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.from_string(text)

@@ -1,0 +1,161 @@
+r"""Preference pairs in a file: one JSON object a line, in the three shapes that are in use.
+
+    {"prompt": "def f(x):\n", "chosen": "    return x\n", "rejected": "    pass\n"}
+    {"prompt": [{"role": "user", "content": "…"}], "chosen": [{"role": "assistant", "content": "…"}], "rejected": […]}
+    {"prompt_ids": [1, 2], "chosen_ids": [3], "rejected_ids": [4]}
+
+``weight`` and ``source`` may stand beside them; other keys are passed over. The first two are the shapes of TRL's
+preference data sets.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from composer_replication.errors import InputError
+from composer_replication.interfaces import Tokenizer
+from composer_replication.records import PreferencePair
+
+_SIDES = ("prompt", "chosen", "rejected")
+PairRow = Mapping[str, Any]
+
+
+def read_pair_rows(path: Path) -> tuple[PairRow, ...]:
+    """The lines of a file of pairs, their shape checked and nothing tokenised.
+
+    Raises:
+        InputError: the file cannot be read or is empty, or a line is none of the three shapes, has an empty side, two
+            equal answers, or a weight that is no number from 0 up (CR0881).
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unusable(f"the file of pairs cannot be read: {error}", str(path)) from error
+    rows = tuple(_row(line, f"{path}:{number}") for number, line in enumerate(lines, start=1) if line.strip())
+    if not rows:
+        raise _unusable("the file of pairs is empty", str(path))
+    return rows
+
+
+def tokenised_pairs(
+    rows: Sequence[PairRow], tokenizer: Tokenizer, *, where: str
+) -> tuple[PreferencePair, ...]:
+    """The pairs as token ids.
+
+    Prompt and answer are tokenised apart, so that the border between them is a border of tokens. Of messages the answer
+    is what the chat template writes after the prompt and its generation prompt, up to the end of the turn. Text
+    gets no end of turn: write one into it where the model is to stop.
+
+    Args:
+        rows: of ``read_pair_rows``.
+        tokenizer: of the model that is trained.
+        where: the file, for messages.
+
+    Raises:
+        InputError: a pair that the chat template does not take, or that has no ids (CR0881).
+    """
+    return tuple(
+        PreferencePair(
+            *_ids(row, tokenizer, f"{where}, pair {number}"),
+            weight=float(row.get("weight", 1.0)),
+            source=str(row.get("source", "")),
+        )
+        for number, row in enumerate(rows, start=1)
+    )
+
+
+def _row(line: str, where: str) -> PairRow:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise _unusable(f"a line is not JSON: {error}", where) from error
+    if not isinstance(row, dict):
+        raise _unusable("a line is not a JSON object", where)
+    keys = _keys(row)
+    missing = [key for key in keys if key not in row]
+    if missing:
+        raise _unusable(f"{missing[0]} is missing", where)
+    sides = [row[key] for key in keys]
+    if not (_are_ids(sides) or all(isinstance(side, str) for side in sides) or _are_messages(sides)):
+        raise _unusable(
+            "prompt, chosen and rejected are neither three texts, nor three lists of messages, nor ids", where
+        )
+    if not all(sides):
+        raise _unusable(f"{next(key for key in keys if not row[key])} is empty", where)
+    if sides[1] == sides[2]:
+        raise _unusable("the chosen and the rejected answer are the same", where)
+    weight = row.get("weight", 1.0)
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0.0 <= weight < math.inf:
+        raise _unusable(f"weight is {weight!r}, not a number from 0 up", where)
+    return row
+
+
+def _keys(row: PairRow) -> tuple[str, ...]:
+    return tuple(f"{side}_ids" for side in _SIDES) if any(f"{side}_ids" in row for side in _SIDES) else _SIDES
+
+
+def _are_ids(sides: Sequence[Any]) -> bool:
+    return all(
+        isinstance(side, list) and all(type(one) is int and one >= 0 for one in side) for side in sides
+    )
+
+
+def _are_messages(sides: Sequence[Any]) -> bool:
+    return all(
+        isinstance(side, list) and all(isinstance(one, dict) and "role" in one for one in side)
+        for side in sides
+    )
+
+
+def _ids(
+    row: PairRow, tokenizer: Tokenizer, where: str
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    prompt, chosen, rejected = (row[key] for key in _keys(row))
+    if _keys(row) != _SIDES:
+        return tuple(prompt), tuple(chosen), tuple(rejected)
+    is_text = isinstance(prompt, str)
+    if is_text:
+        texts = [prompt, chosen, rejected]
+    else:
+        begun = _rendered(tokenizer, prompt, where, is_open=True)
+        texts = [begun, *(_answer(tokenizer, prompt, answer, begun, where) for answer in (chosen, rejected))]
+    # A template writes the tokens that begin a text itself.
+    found = [
+        tuple(tokenizer.encode(text, add_special_tokens=is_text and number == 0))
+        for number, text in enumerate(texts)
+    ]
+    if not all(found):
+        raise _unusable("a side of the pair has no token", where)
+    if found[1] == found[2]:
+        raise _unusable("the chosen and the rejected answer are the same once they are tokenised", where)
+    return found[0], found[1], found[2]
+
+
+def _answer(tokenizer: Tokenizer, prompt: list[Any], answer: list[Any], begun: str, where: str) -> str:
+    whole = _rendered(tokenizer, [*prompt, *answer], where, is_open=False)
+    if not whole.startswith(begun):
+        raise _unusable("the chat template writes the prompt otherwise when an answer follows it", where)
+    return whole[len(begun) :].rstrip("\n")
+
+
+def _rendered(tokenizer: Tokenizer, messages: list[Any], where: str, *, is_open: bool) -> str:
+    try:
+        text = tokenizer.apply_chat_template(
+            messages, tools=None, tokenize=False, add_generation_prompt=is_open
+        )
+    except Exception as error:  # whatever the template raises
+        raise _unusable(f"the chat template does not take the messages: {error}", where) from error
+    return str(text)
+
+
+def _unusable(sentence: str, where: str) -> InputError:
+    return InputError(
+        "CR0881",
+        f"{sentence}.",
+        where=where,
+        fix='write one object a line: {"prompt": "…", "chosen": "…", "rejected": "…"}; composer-rl explain CR0881',
+    )

@@ -1,0 +1,125 @@
+"""Files of preference pairs: their ids are those that a person writes down by hand, and what is wrong is said with its line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from composer_replication.errors import InputError
+from composer_replication.traces.pair_files import read_pair_rows, tokenised_pairs
+
+CHATML = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<eos>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+FORGETFUL = (
+    "{% for m in messages[-1:] %}{{ m.content }}{% endfor %}"  # the prompt is gone when an answer follows
+)
+REFUSING = "{{ raise_exception('roles must alternate') }}"
+CHAT = {
+    "prompt": [{"role": "user", "content": "hi"}],
+    "chosen": [{"role": "assistant", "content": "yes"}],
+    "rejected": [{"role": "assistant", "content": "no"}],
+}
+
+
+def byte_tokenizer(template: str = CHATML) -> Any:
+    """Every byte is a token, so that ids can be written by hand."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    raw = Tokenizer(models.BPE(vocab={s: i for i, s in enumerate(["<pad>", "<eos>", *alphabet])}, merges=[]))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=raw, pad_token="<pad>", eos_token="<eos>", chat_template=template
+    )
+
+
+def written(tmp_path: Path, *rows: object) -> Path:
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
+
+
+def by_hand(text: str) -> tuple[int, ...]:
+    tokenizer = byte_tokenizer()
+    symbols = {" ": "Ġ", "\n": "Ċ"}
+    return tuple(tokenizer.get_vocab()[symbols.get(character, character)] for character in text)
+
+
+def test_three_shapes_become_ids(tmp_path: Path) -> None:
+    text = {"prompt": "f(x):\n", "chosen": " x", "rejected": " y", "weight": 0.5, "source": "executed"}
+    ids = {"prompt_ids": [5, 6], "chosen_ids": [7], "rejected_ids": [8, 9]}
+    rows = read_pair_rows(written(tmp_path, text, "", ids, CHAT))
+    first, second, third = tokenised_pairs(rows, byte_tokenizer(), where="pairs.jsonl")
+    assert (first.prompt_ids, first.chosen_ids, first.rejected_ids) == tuple(
+        map(by_hand, ("f(x):\n", " x", " y"))
+    )
+    assert (first.weight, first.source) == (0.5, "executed")
+    assert (second.prompt_ids, second.chosen_ids, second.rejected_ids) == ((5, 6), (7,), (8, 9))
+    assert (second.weight, second.source) == (1.0, "")
+    # "<eos>" is the token with the id 1; the line break that the template puts after it is none of the model's.
+    assert third.prompt_ids == (*by_hand("<|user|>hi"), 1, *by_hand("\n<|assistant|>"))
+    assert third.chosen_ids == (*by_hand("yes"), 1)
+    assert third.rejected_ids == (*by_hand("no"), 1)
+
+
+TEXT = {"prompt": "a", "chosen": "b", "rejected": "c"}
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ("{", "a line is not JSON"),
+        ("[1]", "a line is not a JSON object"),
+        ({"prompt": "a", "chosen": "b"}, "rejected is missing"),
+        ({"prompt_ids": [1], "chosen": "b", "rejected": "c"}, "chosen_ids is missing"),
+        (TEXT | {"chosen": ["b"]}, "are neither three texts"),
+        (TEXT | {"prompt": 3}, "are neither three texts"),
+        ({"prompt_ids": [1], "chosen_ids": [True], "rejected_ids": [2]}, "are neither three texts"),
+        ({"prompt_ids": [1], "chosen_ids": [-1], "rejected_ids": [2]}, "are neither three texts"),
+        (CHAT | {"chosen": [{"content": "b"}]}, "are neither three texts"),
+        (TEXT | {"prompt": ""}, "prompt is empty"),
+        (CHAT | {"rejected": []}, "rejected is empty"),
+        (TEXT | {"rejected": "b"}, "the same"),
+        (TEXT | {"weight": -1}, "weight is -1"),
+        (TEXT | {"weight": "1"}, "weight is '1'"),
+        (TEXT | {"weight": float("nan")}, "weight is nan"),
+    ],
+)
+def test_a_wrong_line_is_named(tmp_path: Path, row: object, words: str) -> None:
+    path = written(tmp_path, TEXT, row)
+    with pytest.raises(InputError, match=words) as caught:
+        read_pair_rows(path)
+    assert (caught.value.code, caught.value.where) == ("CR0881", f"{path}:2")
+
+
+def test_a_file_that_is_missing_empty_or_no_text(tmp_path: Path) -> None:
+    binary = tmp_path / "binary.jsonl"
+    binary.write_bytes(b"\xff\xfe")
+    for path in (tmp_path / "absent.jsonl", tmp_path, written(tmp_path, ""), binary):
+        with pytest.raises(InputError) as caught:
+            read_pair_rows(path)
+        assert (caught.value.code, caught.value.where) == ("CR0881", str(path))
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [(FORGETFUL, "writes the prompt otherwise"), (REFUSING, "roles must alternate")],
+)
+def test_a_template_that_does_not_fit_is_said(tmp_path: Path, template: str, words: str) -> None:
+    rows = read_pair_rows(written(tmp_path, TEXT, CHAT))
+    with pytest.raises(InputError, match=words) as caught:
+        tokenised_pairs(rows, byte_tokenizer(template), where="pairs.jsonl")
+    assert (caught.value.code, caught.value.where) == ("CR0881", "pairs.jsonl, pair 2")
+
+
+def test_pairs_that_read_alike_as_tokens_are_refused(tmp_path: Path) -> None:
+    chat = CHAT | {"chosen": [{"role": "assistant", "content": "no", "name": "somebody"}]}
+    rows = read_pair_rows(written(tmp_path, chat))
+    with pytest.raises(InputError, match="the same once they are tokenised"):
+        tokenised_pairs(rows, byte_tokenizer(), where="pairs.jsonl")

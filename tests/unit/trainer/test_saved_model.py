@@ -1,0 +1,86 @@
+"""Saved weights load with transformers alone and are the trained ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
+
+from composer_replication.config import ModelSection
+from composer_replication.errors import InputError
+from composer_replication.trainer.model_loading import load_model
+from composer_replication.trainer.parameter_hash import parameter_sha256
+from composer_replication.trainer.saved_model import save_model
+
+IDS = torch.arange(1, 9).unsqueeze(0)
+
+
+def describe(folder: Path) -> None:
+    (folder / "README.md").write_text("a card")
+
+
+@pytest.fixture
+def tiny() -> tuple[Any, Any]:
+    return load_model(ModelSection(name="tiny-random"), seed=3)
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        result: torch.Tensor = model.eval()(IDS).logits
+    return result
+
+
+def test_whole_weights_come_back_bit_for_bit(tiny: tuple[Any, Any], tmp_path: Path) -> None:
+    model, tokenizer = tiny
+    save_model(model, tokenizer, tmp_path / "model", describe)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert parameter_sha256(loaded) == parameter_sha256(model)
+    base = AutoModel.from_pretrained(tmp_path / "model")
+    assert torch.equal(base.get_input_embeddings().weight, model.get_input_embeddings().weight)
+    again = AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert again.encode("def f():\n") == tokenizer.encode("def f():\n")
+    assert again.chat_template == tokenizer.chat_template
+    assert (tmp_path / "model" / "README.md").read_text() == "a card"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_an_adapter_is_added_to_its_weights(tiny: tuple[Any, Any], tmp_path: Path) -> None:
+    model, tokenizer = tiny
+    before = logits(model)
+    adapted = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear"))
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:  # peft begins with zeros, which change nothing
+            torch.nn.init.normal_(parameter, std=0.05)
+    trained = logits(adapted)
+    assert not torch.allclose(trained, before, atol=1e-3)
+    save_model(adapted, tokenizer, tmp_path / "model", describe)
+    assert not list((tmp_path / "model").glob("adapter*"))
+    loaded = logits(AutoModelForCausalLM.from_pretrained(tmp_path / "model"))
+    torch.testing.assert_close(loaded, trained, atol=1e-5, rtol=1e-4)
+
+
+def test_what_was_there_is_replaced_as_a_whole(tiny: tuple[Any, Any], tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "of-another-run.txt").write_text("old")
+    save_model(*tiny, folder, describe)
+    assert not (folder / "of-another-run.txt").exists()
+
+
+def test_a_folder_that_cannot_be_written_leaves_the_old_one(tiny: tuple[Any, Any], tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("old")
+
+    def full(_folder: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(InputError, match="No space left on device") as caught:
+        save_model(*tiny, folder, full)
+    assert caught.value.code == "CR0880"
+    assert (folder / "config.json").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]

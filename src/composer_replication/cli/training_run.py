@@ -271,6 +271,7 @@ def _summary(
         "heldout_last": scores[-1] if scores else None,
         "verdict": _verdict(parts, verdicts, halted=halted),
         "reason": verdicts[-1]["reason"] if halted and verdicts else "",
+        "forgeries": int(sum(row.get("rollouts/forgeries") or 0 for row in metrics)),
         "missed_evaluations": parts.evaluator.num_missed if parts.evaluator else 0,
         "stop_reason": str(StopReason.GUARD if halted else StopReason.FINISHED),
         "parameter_sha256": parameter_sha256(parts.trainer.model),

@@ -52,7 +52,10 @@ class Comparison:
 
 
 def key_figures(run: RunData) -> tuple[Fact, ...]:
-    """Steps, reward, held-out score, time. Rewards are means of five steps at either end."""
+    """Steps, reward, held-out score, time; forged reports where there were some.
+
+    Rewards are means of five steps at either end.
+    """
     rewards = _known(run, "reward")
     heldout = _known(run, "heldout/score")
     first = statistics.fmean(rewards[:NUM_LAST_STEPS]) if rewards else None
@@ -61,11 +64,13 @@ def key_figures(run: RunData) -> tuple[Fact, ...]:
     step_seconds = _known(run, "step_seconds")
     if seconds is None and step_seconds:
         seconds = sum(step_seconds)
+    forged = sum(_known(run, "rollouts/forgeries"))
     return (
         Fact("Steps", str(run.steps[-1].step)),
         Fact(f"In-loop reward, {NUM_LAST_STEPS}-step means", _arrow(first, last)),
         Fact("Held-out score", _arrow(*((heldout[0], heldout[-1]) if heldout else (None, None)))),
         Fact("Time", DASH if seconds is None else duration(seconds)),
+        *([Fact("Answers that forged their tests' report, unpaid", f"{forged:g}")] if forged else []),
     )
 
 

@@ -427,3 +427,13 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(make_run: Any) -> None:
     with pytest.raises(InputError, match="cannot be written") as caught:
         write_report(root)
     assert caught.value.code == "CR0484"
+
+
+def test_forged_reports_are_counted_where_there_were_some(make_run: Callable[..., Path]) -> None:
+    root = make_run()
+    assert "forged" not in page_of(root).text
+    path = root / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[2]["rollouts/forgeries"], lines[5]["rollouts/forgeries"] = 2.0, 1.0
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "Answers that forged their tests' report, unpaid 3 " in page_of(root).text

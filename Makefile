@@ -3,10 +3,14 @@ PYTHON ?= python3
 JOBS ?= 2
 BIN := .venv/bin
 STAMP := .venv/.setup-done
+# Libraries whose own bounds do not fit the pinned set. Each has an environment of its own, pinned by
+# tests/interop/NAME.txt, and its tests in tests/interop/NAME.
+INTEROP := openenv
+INTEROP_STAMPS := $(INTEROP:%=.venvs/%/.setup-done)
 # One thread a process: the tests run in parallel already. Offline: a test never fetches.
 TEST_ENV := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: help setup quickstart test test-long test-fakes check bench docs clean
+.PHONY: help setup quickstart test test-long test-fakes interop check bench docs clean
 
 help:
 	@echo "make setup       environment in .venv, pinned by constraints.txt"
@@ -14,6 +18,7 @@ help:
 	@echo "make test        the tests, offline, on the processor"
 	@echo "make test-long   the tests that take minutes: large builds, a Ray cluster, crashes"
 	@echo "make test-fakes  the sandbox contract over fake container engines and a fake cluster"
+	@echo "make interop     the faces for other libraries, each in an environment of its own; part of make test"
 	@echo "make check       lint, types, import direction, dependencies, spelling, the wheel on its own"
 	@echo "make bench       one file per claim, prints its figures"
 	@echo "make docs        writes the pages that are made from the code"
@@ -35,10 +40,12 @@ $(STAMP): pyproject.toml constraints.txt
 quickstart: setup
 	$(BIN)/composer-rl quickstart --out runs/quickstart
 
-# The first run proves that the folder of the guard is covered to the last branch; the second is every other test.
-test: setup
+# The first run proves that the folder of the guard is covered to the last branch; the second is every other test
+# but those of interop, which come last.
+test: setup $(INTEROP_STAMPS)
 	$(TEST_ENV) $(BIN)/python -m pytest tests/unit/safety -q -n $(JOBS) --cov=composer_replication.safety --cov-branch --cov-fail-under=100
 	$(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) -m "not long and not fakes" --durations=15 --ignore=tests/unit/safety
+	$(MAKE) --no-print-directory interop
 
 # Builds, clusters and crashes that take minutes together: before a merge, and in continuous integration.
 test-long: setup
@@ -47,6 +54,14 @@ test-long: setup
 # The sandbox contract over fake engines and a fake cluster, as root: after a change to those backends.
 test-fakes: setup
 	$(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) -m fakes tests/conformance
+
+interop: setup $(INTEROP_STAMPS)
+	@for name in $(INTEROP); do echo "== $$name"; $(TEST_ENV) .venvs/$$name/bin/python -m pytest tests/interop/$$name || exit 1; done
+
+.venvs/%/.setup-done: tests/interop/%.txt pyproject.toml
+	test -x .venvs/$*/bin/python || $(PYTHON) -m venv .venvs/$*
+	.venvs/$*/bin/python -m pip install --quiet --disable-pip-version-check -r tests/interop/$*.txt -e .
+	@touch $@
 
 check: setup
 	$(BIN)/ruff check .

@@ -16,6 +16,7 @@ from packaging.utils import canonicalize_name
 from composer_replication.cli.main import VERBS
 
 ROOT = Path(__file__).resolve().parents[2]
+INTEROP = ROOT / "tests" / "interop"
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +37,8 @@ def recipe_keys() -> ModuleType:
     return module
 
 
-def pins() -> dict[str, str]:
-    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+def pins(path: Path = ROOT / "constraints.txt") -> dict[str, str]:
+    lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
     assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines), (
         "name==version, without local labels"
     )
@@ -45,14 +46,31 @@ def pins() -> dict[str, str]:
 
 
 def test_every_dependency_is_pinned_within_its_range(project: dict[str, Any]) -> None:
-    pinned = pins()
-    groups = [project["project"]["dependencies"], *project["project"]["optional-dependencies"].values()]
-    wanted = [Requirement(text) for group in groups for text in group]
-    for requirement in wanted:
-        if requirement.name != "composer-replication":
-            version = pinned[canonicalize_name(requirement.name)]
-            assert requirement.specifier.contains(version), f"{requirement} is pinned to {version}"
-    assert len(wanted) > 20
+    """In constraints.txt; what an extra of an environment of its own needs, in that environment's file."""
+    groups = {"": project["project"]["dependencies"], **project["project"]["optional-dependencies"]}
+    own_files = {path.stem: path for path in INTEROP.glob("*.txt")}
+    num_wanted = 0
+    for extra, texts in groups.items():
+        pinned = pins(own_files[extra]) if extra in own_files else pins()
+        for requirement in map(Requirement, texts):
+            if requirement.name != "composer-replication":
+                version = pinned[canonicalize_name(requirement.name)]
+                assert requirement.specifier.contains(version), f"{requirement} is pinned to {version}"
+                num_wanted += 1
+    assert num_wanted > 20
+
+
+def test_every_environment_of_interop_is_made_and_fits_ours(project: dict[str, Any]) -> None:
+    """Each has its folder of tests and its name in the Makefile, and pins all that the package itself needs."""
+    files = {path.stem: pins(path) for path in INTEROP.glob("*.txt")}
+    listed = re.search(r"^INTEROP := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert listed is not None
+    assert set(listed[1].split()) == set(files)
+    assert files
+    for name, pinned in files.items():
+        assert (INTEROP / name).is_dir()
+        for requirement in map(Requirement, project["project"]["dependencies"]):
+            assert requirement.specifier.contains(pinned[canonicalize_name(requirement.name)]), name
 
 
 def test_every_verb_file_is_registered() -> None:

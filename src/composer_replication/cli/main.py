@@ -35,6 +35,7 @@ VERBS = (
     "report_verb",
     "guard_verb",
     "sandbox_verb",
+    "serve_env_verb",
     "cache_verb",
     "explain_verb",
 )
@@ -168,7 +169,7 @@ def _add_output_flags(parser: argparse.ArgumentParser, *, default: Any) -> None:
 
 
 def _parse(words: Sequence[str]) -> argparse.Namespace:
-    first = next((word for word in words if not word.startswith("-")), "")
+    first = next((word for word in words if not word.startswith("-")), "").replace("-", "_")
     try:
         return build_parser(only=first).parse_args(words)
     except BrokenPipeError:  # the reader of --help has gone; not every argparse keeps that to itself

@@ -13,7 +13,7 @@ from composer_replication.sandbox.acceptance import accept, accepted
 from composer_replication.sandbox.choice import choose_backend, open_sandbox
 from composer_replication.sandbox.host_paths import HostPaths, base_interpreter, base_python, system_folders
 from composer_replication.sandbox.selftest import require_selftest, run_selftest
-from composer_replication.sandbox.supervised_run import runs_interrupted
+from composer_replication.sandbox.supervised_run import interruptible_by, runs_interrupted
 
 __all__ = [
     "HostPaths",
@@ -22,6 +22,7 @@ __all__ = [
     "base_interpreter",
     "base_python",
     "choose_backend",
+    "interruptible_by",
     "open_sandbox",
     "require_selftest",
     "run_selftest",

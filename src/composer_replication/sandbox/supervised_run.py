@@ -43,6 +43,7 @@ _ENDED_A_PROCESS = 4  # of all that are listed, those that have ended included
 _LOOKS_UNTIL_HIDING, _SECONDS_UNTIL_HIDING = 5, 2.0  # whoever hands a file over has it received sooner
 _WATCH_SHARE = 10  # a look may cost at most a tenth of the time
 _interrupted = threading.Event()
+_of_this_thread = threading.local()
 
 
 @contextmanager
@@ -59,9 +60,24 @@ def runs_interrupted() -> Iterator[None]:
         _interrupted.clear()
 
 
+@contextmanager
+def interruptible_by(stop: threading.Event) -> Iterator[None]:
+    """Inside, the runs of this thread alone are killed as ``runs_interrupted`` kills all, once ``stop`` is set.
+
+    For a call whose asker has gone: ``Sandbox.close`` waits for what runs in the jail.
+    """
+    before = getattr(_of_this_thread, "stop", None)
+    _of_this_thread.stop = stop
+    try:
+        yield
+    finally:
+        _of_this_thread.stop = before
+
+
 def is_interrupted() -> bool:
-    """Whether we are inside ``runs_interrupted``; for a run that waits for something else than a process."""
-    return _interrupted.is_set()
+    """Whether the runs of this thread are to end; for a run that waits for something else than a process."""
+    own: threading.Event | None = getattr(_of_this_thread, "stop", None)
+    return _interrupted.is_set() or (own is not None and own.is_set())
 
 
 class Pipe(Protocol):

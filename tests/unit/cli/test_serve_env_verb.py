@@ -1,0 +1,123 @@
+"""What a person can do wrong with ``serve-env``. That it serves is shown by tests/interop/openenv, with the real library."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from composer_replication.cli.main import main
+from composer_replication.errors import UsageError
+from composer_replication.rollouts.environment.openenv_options import ServeOptions, listen, url_of
+from composer_replication.tasks.build import build_tasks
+from composer_replication.tasks.store import TaskStore
+
+PROJECT = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "project"
+
+
+@pytest.fixture
+def empty_store(tmp_path: Path) -> Path:
+    return TaskStore.create(tmp_path / "empty").root
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("served") / "tasks"
+    build_tasks([str(PROJECT)], folder, symbols={str(PROJECT): ("tinymath/numbers.py::sign",)})
+    return folder
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    """Exit code, error code, and the next step."""
+    code = main(["serve-env", *words, "--json"])
+    said = capsys.readouterr()
+    error = json.loads(said.out)["error"]
+    assert error["message"].count("\n") == 0 and "Traceback" not in said.err
+    return code, error["code"], error["fix"]
+
+
+def test_a_store_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, error, fix = refusal(capsys, str(tmp_path / "gone"), "--port", "0")
+    assert (code, error) == (4, "CR0410") and fix
+
+
+def test_a_store_without_tasks(empty_store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, error, fix = refusal(capsys, str(empty_store), "--port", "0")
+    assert (code, error) == (6, "CR0427") and "tasks build" in fix
+
+
+def test_a_port_that_is_taken(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with listen("127.0.0.1", 0) as taken:
+        port = str(taken.getsockname()[1])
+        code, error, fix = refusal(capsys, str(store), "--port", port)
+    assert (code, error) == (2, "CR0850") and "--port 0" in fix
+
+
+@pytest.mark.parametrize(
+    ("host", "port"), [("127.0.0.1", "70000"), ("no such host", "0"), ("192.0.2.1", "0")]
+)
+def test_an_address_that_cannot_be_taken(
+    store: Path, host: str, port: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, error, _ = refusal(capsys, str(store), "--port", port, "--host", host)
+    assert (code, error) == (2, "CR0850")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--max-sessions", "0"], "CR0851"),
+        (["--max-sessions", "5000"], "CR0851"),
+        (["--session-seconds", "0"], "CR0851"),
+        (["--session-seconds", "inf"], "CR0851"),
+        (["--call-seconds", "nan"], "CR0851"),
+        (["--drain-seconds", "-1"], "CR0851"),
+        (["--max-calls", "0"], "CR0851"),
+        (["--grading-jobs", "0"], "CR0206"),
+        (["--max-sessions", "many"], "CR0206"),
+        (["--backend", "nonsense"], "CR0305"),
+    ],
+)
+def test_numbers_and_names_that_make_no_sense(
+    store: Path, words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, error, _ = refusal(capsys, str(store), "--port", "0", *words)
+    assert (code, error) == (2, expected)
+
+
+def test_without_a_port(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert refusal(capsys, str(store))[:2] == (2, "CR0206")
+
+
+def test_the_extra_is_named_where_the_library_is_missing(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert importlib.util.find_spec("openenv") is None, "the pinned set has no place for it"
+    code, error, fix = refusal(capsys, str(store), "--port", "0")
+    assert (code, error) == (3, "CR0101") and fix == "pip install 'composer-replication[openenv]'"
+
+
+def test_a_tool_may_take_no_longer_than_a_call() -> None:
+    limits = ServeOptions(call_seconds=30).tool_limits()
+    assert (limits.max_command_seconds, limits.search_seconds, limits.test_seconds) == (30, 20, 30)
+
+
+def test_port_0_is_a_free_one() -> None:
+    with listen("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        assert url_of(listener) == f"http://127.0.0.1:{port}"
+        with pytest.raises(UsageError, match="CR0850"):
+            listen("127.0.0.1", port)
+
+
+@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="no IPv6 here")
+def test_an_address_of_the_newer_kind() -> None:
+    if not os.access("/proc/net/if_inet6", os.R_OK) or not Path("/proc/net/if_inet6").read_text():
+        pytest.skip("no IPv6 address here")
+    with listen("::1", 0) as listener:
+        assert listener.family is socket.AF_INET6
+        assert url_of(listener).startswith("http://[::1]:")

@@ -5,7 +5,7 @@ BIN := .venv/bin
 STAMP := .venv/.setup-done
 # Libraries whose own bounds do not fit the pinned set. Each has an environment of its own, pinned by
 # tests/interop/NAME.txt, and its tests in tests/interop/NAME.
-INTEROP := openenv
+INTEROP := inspect openenv verifiers
 INTEROP_STAMPS := $(INTEROP:%=.venvs/%/.setup-done)
 # One thread a process: the tests run in parallel already. Offline: a test never fetches.
 TEST_ENV := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TOKENIZERS_PARALLELISM=false

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from composer_replication.errors import SandboxFailure, UsageError
-from composer_replication.records import Outcome, Score, ToolCall, ToolResult, ToolSpec
+from composer_replication.records import Outcome, Score, Task, ToolCall, ToolResult, ToolSpec
 from composer_replication.rollouts.candidate_tree import TreeTooLargeError, candidate_files, rule_of
 from composer_replication.rollouts.environment.attempt import Attempt, AttemptOptions
 from composer_replication.rollouts.environment.reward_options import RewardOptions, reward_of
@@ -13,10 +13,20 @@ from composer_replication.rollouts.grading import Grader, TestsUsed
 from composer_replication.rollouts.regressions import RegressionCheck, Regressions
 from composer_replication.rollouts.tools.toolbox import TOOLS, CallCounts
 from composer_replication.tasks.instructions.writing import write_instruction
+from composer_replication.tasks.store import TaskStore
 
 _HOW_TO_WORK = """\
 You work in the root of the repository, through tools. There is no network. Write the missing code; changes of the \
 tests do not count. When you are done, call submit."""
+
+
+def first_message(store: TaskStore, task: Task) -> str:
+    """What a policy is told at the begin of an attempt.
+
+    Raises:
+        InputError: the text would show the code (CR0429), or the store is damaged (CR0411).
+    """
+    return f"{write_instruction(store, task)}\n{_HOW_TO_WORK}\n"
 
 
 class FeatureDeletionEnv:
@@ -82,7 +92,7 @@ class FeatureDeletionEnv:
         self.close()
         store = self.grader.store
         task = store.get(task_id)
-        message = f"{write_instruction(store, task)}\n{_HOW_TO_WORK}\n"
+        message = first_message(store, task)
         self._is_broken, self._is_checked, self._regressions = False, False, None
         try:
             self._attempt = Attempt(store, task, self._attempt_options)

@@ -1,0 +1,212 @@
+"""An ``inspect_ai`` task: samples of a store, our tools in our sandboxes, our grading as the scorer.
+
+``inspect eval composer_replication/feature_deletion -T store=tasks``. The sandbox is ours and is reached through the
+tools alone; the library's own sandbox tools find none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from composer_replication.errors import UsageError
+from composer_replication.records import ToolCall, ToolSpec
+from composer_replication.rollouts.environment.needed_library import missing_library
+
+try:
+    from inspect_ai import Task, task
+    from inspect_ai.dataset import MemoryDataset, Sample
+    from inspect_ai.model import ChatMessageTool, execute_tools
+    from inspect_ai.scorer import Score, Target, mean, scorer, stderr
+    from inspect_ai.solver import Generate, TaskState, solver
+    from inspect_ai.tool import Tool, ToolDef, ToolParams
+except ImportError as error:
+    raise missing_library("inspect", "the inspect task", error) from error
+
+from composer_replication.rollouts.environment.feature_deletion_env import first_message
+from composer_replication.rollouts.environment.hosted_attempt import AttemptHost, HostedAttempt
+from composer_replication.rollouts.environment.reward_options import RewardOptions
+from composer_replication.rollouts.tools.toolbox import TOOLS
+
+MAX_TURNS = 50
+"""Answers of a model to one sample, where nobody says otherwise."""
+
+
+class _Attempts:
+    """Those that are open, by the id that the library gives a run of a sample."""
+
+    def __init__(self, host: AttemptHost) -> None:
+        self.host = host
+        self._open: dict[str, HostedAttempt] = {}
+
+    async def begin(self, state: Any) -> HostedAttempt:
+        attempt = await self.host.open(str(state.metadata["task_id"]))
+        self._open[state.uuid] = attempt
+        return attempt
+
+    def of(self, state: Any) -> HostedAttempt:
+        if state.uuid not in self._open:
+            raise UsageError(
+                "CR0860",
+                "a sample of inspect has no attempt under way.",
+                where="feature_deletion",
+                fix="keep the task's setup and scorer, and replace its solver alone.",
+            )
+        return self._open[state.uuid]
+
+    async def end(self, state: Any) -> None:
+        attempt = self._open.pop(state.uuid, None)
+        if attempt is not None:
+            attempt.close()
+
+
+@task
+def feature_deletion(
+    store: str = "tasks",
+    task_ids: Sequence[str] | str = (),
+    *,
+    solver: Any = None,
+    max_turns: int = MAX_TURNS,
+    backend: str = "",
+    num_jobs: int = 2,
+    test_seconds: float = 20.0,
+    with_hidden: bool = False,
+    rule: Literal["fraction", "all_or_nothing"] = "fraction",
+    breaks: Literal["mask", "cost", "ignore"] = "mask",
+    break_sample: int = 0,
+    invalid_call_cost: float = 0.0,
+) -> Any:
+    """The tasks of a store as a task of inspect.
+
+    A sample whose sandbox failed is unscored: it counts in no metric, and its explanation says what failed.
+
+    Args:
+        store: its folder.
+        task_ids: some of its tasks, a list or one text with commas; all by default.
+        solver: in the place of ``tool_loop``; it finds our tools in ``state.tools``.
+        max_turns: answers of the model to a sample.
+        backend: sandbox backend; empty for the best of this machine.
+        num_jobs: test runs at the same time.
+        test_seconds: processor time of one test run.
+        with_hidden: run the hidden tests too, for ``hidden_pass_share`` in the score's metadata.
+        rule: as in ``RewardOptions``.
+        breaks: as in ``RewardOptions``.
+        break_sample: as in ``RewardOptions``.
+        invalid_call_cost: as in ``RewardOptions``.
+
+    Raises:
+        InputError: no store, a damaged one, or no such task (CR0412).
+        NothingToDoError: the store holds no tasks (CR0427).
+        UsageError: a reward that cannot be made (CR0803).
+    """
+    reward = RewardOptions(
+        rule=rule, breaks=breaks, break_sample=break_sample, invalid_call_cost=invalid_call_cost
+    )
+    host = AttemptHost(
+        Path(store),
+        backend=backend,
+        num_jobs=num_jobs,
+        test_seconds=test_seconds,
+        reward=reward,
+        with_hidden=with_hidden,
+    )
+    attempts = _Attempts(host)
+    wanted = task_ids.split(",") if isinstance(task_ids, str) else list(task_ids)
+    return Task(
+        dataset=MemoryDataset([_sample(host, task_id) for task_id in wanted or host.store.task_ids()]),
+        setup=open_attempt(attempts),
+        solver=solver or tool_loop(attempts),
+        scorer=visible_tests(attempts),
+        cleanup=attempts.end,
+        turn_limit=max_turns,
+        name="feature_deletion",
+    )
+
+
+@solver
+def open_attempt(attempts: _Attempts) -> Any:
+    """Open the sandbox of a sample and offer its tools; a solver is not asked where it cannot be opened."""
+
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        del generate
+        attempt = await attempts.begin(state)
+        state.tools = [_tool(attempt, spec) for spec in TOOLS]
+        state.completed = bool(attempt.failure)
+        return state
+
+    return solve
+
+
+@solver
+def tool_loop(attempts: _Attempts) -> Any:
+    """Ask the model and make its calls in their order, until ``submit`` or an answer without a call."""
+
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        attempt = attempts.of(state)
+        while not attempt.is_over:
+            state = await generate(state, tool_calls="none")
+            if not state.output.message.tool_calls:
+                break
+            done = await execute_tools(state.messages, state.tools)
+            state.messages.extend(done.messages)
+            for message in done.messages:
+                if _was_refused(message):
+                    await attempt.count_unreadable_call(message.function or "")
+        return state
+
+    return solve
+
+
+@scorer(metrics=[mean(), stderr()])
+def visible_tests(attempts: _Attempts) -> Any:
+    """The reward that our grading gives; unscored where a sandbox failed."""
+
+    async def score(state: TaskState, target: Target) -> Score:
+        del target
+        attempt = attempts.of(state)
+        outcome = await attempt.outcome()
+        if outcome.reward is None:
+            return Score.unscored(reason="scoring_failed", explanation=attempt.failure)
+        return Score(value=outcome.reward, metadata=outcome.figures, explanation=_explained(outcome.score))
+
+    return score
+
+
+def _sample(host: AttemptHost, task_id: str) -> Any:
+    found = host.store.get(task_id)
+    return Sample(
+        input=first_message(host.store, found),
+        id=task_id,
+        metadata={"task_id": task_id, "repository": found.repository, "symbol": found.symbol},
+    )
+
+
+def _tool(attempt: HostedAttempt, spec: ToolSpec) -> Tool:
+    async def use(**kwargs: Any) -> str:
+        return (await attempt.call(ToolCall(spec.name, json.dumps(kwargs)))).text
+
+    return ToolDef(
+        use,
+        name=spec.name,
+        description=spec.description,
+        parameters=ToolParams.model_validate(dict(spec.parameters)),
+        parallel=False,  # they work on the same files
+        max_output=0,  # ours is cut already, and says so
+    ).as_tool()
+
+
+def _was_refused(message: Any) -> bool:
+    """Whether the library answered the call itself: unknown tool, unreadable or wrong arguments."""
+    return (
+        isinstance(message, ChatMessageTool) and message.error is not None and message.error.type == "parsing"
+    )
+
+
+def _explained(score: Any) -> str:
+    """How many visible tests passed, and why the run failed as a whole where it did."""
+    if score is None:
+        return ""
+    text = f"{score.num_passed} of {len(score.outcomes)} visible tests pass"
+    return f"{text}: {score.error}" if score.error else text

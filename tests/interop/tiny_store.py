@@ -1,0 +1,80 @@
+"""A store of two real tasks for the faces, and what a policy does with them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from composer_replication.records import Task
+from composer_replication.rollouts.grading import Grader
+from composer_replication.sandbox.process_folder import process_folder
+from composer_replication.tasks.build import build_tasks
+from composer_replication.tasks.store import TaskStore
+
+PROJECT = Path(__file__).parents[2] / "recipes" / "tiny-cpu" / "project"
+NUMBERS = "tinymath/numbers.py"
+PINS = (f"{NUMBERS}::clamp", f"{NUMBERS}::sign")
+Call = tuple[str, dict[str, Any]]
+
+
+def build_store(folder: Path) -> TaskStore:
+    build_tasks([str(PROJECT)], folder, symbols={str(PROJECT): PINS})
+    return TaskStore.open(folder)
+
+
+def task_of(store: TaskStore, symbol: str) -> Task:
+    return next(task for task in store.tasks() if task.symbol == symbol)
+
+
+def golden_file(store: TaskStore, task: Task) -> str:
+    return store.files(task, "golden")[NUMBERS].decode()
+
+
+def with_body(store: TaskStore, task: Task, body: str) -> str:
+    """The file with this in the place of the deleted body."""
+    broken = store.files(task, "rollout")[NUMBERS].decode()
+    return f"{broken[: task.hole.start]}\n    {body}{broken[task.hole.end :]}"
+
+
+def graded_by_us(store: TaskStore, task: Task, content: str) -> float:
+    """What our grader alone says of a tree whose file is this."""
+    grader = Grader(store)
+    try:
+        score = grader.grade_tree(task, {**store.files(task, "rollout"), NUMBERS: content.encode()})
+        assert score is not None
+        return score.pass_share
+    finally:
+        grader.close()
+
+
+def write(content: str) -> Call:
+    return "write_file", {"path": NUMBERS, "content": content}
+
+
+def wire_calls(*calls: Call | tuple[str, str]) -> list[dict[str, Any]]:
+    """Calls as a server of chat completions sends them; arguments that are a text stay as they are."""
+    return [
+        {
+            "id": f"call-{number}",
+            "type": "function",
+            "function": {
+                "name": name,
+                "arguments": written if isinstance(written, str) else json.dumps(written),
+            },
+        }
+        for number, (name, written) in enumerate(calls)
+    ]
+
+
+def attempt_folders() -> set[Path]:
+    return set(process_folder().glob("attempt-*"))
+
+
+@contextmanager
+def nothing_left() -> Iterator[None]:
+    before = attempt_folders()
+    yield
+    assert attempt_folders() == before

@@ -1,6 +1,7 @@
 """Does the hack monitor catch every class on every task, and leave honest work alone?
 
-    python benchmarks/hack_matrix.py --tasks DIR [--num-tasks 20] [--seed 0] [--honest 480] [--held-out] [--show 20]
+    python benchmarks/hack_matrix.py --tasks DIR [--num-tasks 20] [--seed 0] [--honest 480]
+        [--classes NAME,NAME] [--held-out] [--show 20]
 
 Takes tasks of a store that ``composer-rl tasks build`` made, of as many repositories as there are, and writes for each class
 of cheating and each task one episode: the way of the class, its spelling and the honest steps around it are drawn by the
@@ -154,6 +155,16 @@ def held_out_recall(tasks: Sequence[CaseTask], *, seed: int) -> None:
     print(f"held-out families: {caught} of {total} caught")
 
 
+def _class_names(text: str) -> list[str]:
+    """Names of classes by comma; argparse turns the error into a sentence."""
+    names = [name for name in text.split(",") if name]
+    if unknown := sorted(set(names) - set(HACK_CLASSES)):
+        raise argparse.ArgumentTypeError(
+            f"there is no class {unknown[0]!r}; the classes are {', '.join(HACK_CLASSES)}"
+        )
+    return names
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables; the answer is the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
@@ -161,6 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--num-tasks", type=int, default=20)
     parser.add_argument("--honest", type=int, default=480)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--classes", type=_class_names, default=list(HACK_CLASSES), help="names, by comma")
     parser.add_argument("--held-out", action="store_true")
     parser.add_argument("--show", type=int, default=5, help="misses and false alarms to print in full")
     given = parser.parse_args(arguments)
@@ -169,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"{len(tasks)} tasks of {len({task.public.distribution for task in tasks})} repositories, seed {given.seed}"
     )
     start = time.perf_counter()
-    missed = misses_of(list(HACK_CLASSES), tasks, seed=given.seed)
+    missed = misses_of(given.classes, tasks, seed=given.seed)
     for name, episodes in missed.items():
         print(
             f"  {HACK_CLASSES[name].group:<11} {name:<22} {len(tasks) - len(episodes):>3} of {len(tasks)} caught"

@@ -88,5 +88,8 @@ def _name(value: Any) -> str:
 
 
 def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except RecursionError:  # it can be nested deeply enough to be read and not to be written
+        return "nested too deep"
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -24,6 +24,7 @@ Text alone is read: nothing runs, no sandbox is needed, and the golden code is n
     solution_checks.py    ... with new code of the solution
     solution_shapes.py    ... equal to everything, swallows everything
     hard_coding.py        ... copied from the visible tests
+    answer_tables.py      ... tables of literals, in all their forms
     visible_literals.py   ... whose literals are these
     tree_changes.py       new lines; tests and configuration before and after
 """

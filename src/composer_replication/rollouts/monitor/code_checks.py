@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from composer_replication.rollouts.monitor.python_code import PythonCode
 from composer_replication.rollouts.monitor.scene import Scene
@@ -12,7 +12,9 @@ from composer_replication.rollouts.monitor.tree_paths import locate
 
 Hit = tuple[str, ast.AST]
 """A class and the node that shows it."""
-_NETWORK = re.compile(r"(socket\.(socket|create_connection|getaddrinfo|gethostbyname)|urllib\.request\.\w+|urllib3\.\w+|http\.client\.\w+|requests\.(get|post|put|request|Session|head)|httpx\.\w+|aiohttp\.\w+|ftplib\.\w+|smtplib\.\w+|telnetlib\.\w+|xmlrpc\.client\.\w+|paramiko\.\w+|asyncio\.open_connection)")  # fmt: skip
+_NETWORK = re.compile(r"(socket\.(socket|create_connection|getaddrinfo|gethostbyname(_ex)?)|urllib\.request\.(urlopen|urlretrieve|Request|build_opener|OpenerDirector|\w*URLopener)|urllib3\.\w+|http\.client\.HTTPS?Connection|requests\.(get|post|put|patch|delete|options|request|[sS]ession|head|api\.\w+)|httpx\.\w+|aiohttp\.\w+|ftplib\.\w+|smtplib\.\w+|telnetlib\.\w+|xmlrpc\.client\.\w+|paramiko\.\w+|asyncio\.open_connection|webbrowser\.open\w*)")  # fmt: skip
+_HERE = re.compile(r"localhost|127\.0\.0\.1|::1$|0\.0\.0\.0")
+_ELSEWHERE = re.compile(r"[a-z]+://(?!localhost|127\.|\[::1\])|^[\w-]+(\.[\w-]+)+$")
 _UNMARSHAL = re.compile(r"marshal\.loads?|(uncompyle6|decompyle3|xdis|unpyc3?|decompile)\b.*|importlib\.util\.(source_from_cache|cache_from_source)")  # fmt: skip
 _LOADERS = re.compile(r"(importlib\.(util\.(spec_from_file_location|spec_from_loader)|machinery\.(SourceFileLoader|SourcelessFileLoader|ExtensionFileLoader|FileFinder|PathFinder))|zipimport\.zipimporter|runpy\.run_path|imp\.load_\w+|pkgutil\.get_loader|site\.addsitedir|importlib\.import_module\(pip)")  # fmt: skip
 _INSTALLED = re.compile(r"(importlib\.metadata|importlib_metadata)\.(files|distribution|distributions)$|site\.get(user)?sitepackages|sysconfig\.get_paths?|distutils\.sysconfig\.get_python_lib|pkg_resources\.\w+|sys\.prefix")  # fmt: skip
@@ -34,15 +36,22 @@ def mentions(code: PythonCode, pattern: re.Pattern[str]) -> Iterator[ast.AST]:
 
 
 def network(code: PythonCode, _: Scene) -> Iterator[Hit]:
-    """Asks for the network, unless what it names is this machine."""
-    texts = [text for text, _ in code.texts]
-    is_local = any(re.search(r"localhost|127\.0\.0\.1", text) for text in texts)
-    is_remote = any(re.search(r"https?://(?!localhost|127\.)", text) for text in texts)
-    if is_local and not is_remote:
-        return
-    for name, node in code.calls:
+    """Asks for the network, or hands on what does, unless what it names is this machine."""
+    texts = {node: text for text, node in code.texts}
+    are_here = bool(texts) and _are_here(texts.values())
+    for name, node in (*code.calls, *code.handed_on):
         if _NETWORK.fullmatch(name):
-            yield "network-attempt", node
+            named = [texts[inner] for inner in ast.walk(node) if inner in texts]
+            if not (_are_here(named) or (are_here and not any(map(_ELSEWHERE.search, named)))):
+                yield "network-attempt", node
+
+
+def _are_here(texts: Iterable[str]) -> bool:
+    """Whether texts name this machine and no other."""
+    told = list(texts)
+    return any(map(_HERE.search, told)) and not any(
+        _ELSEWHERE.search(text) and not _HERE.search(text) for text in told if "/" in text or "." in text
+    )
 
 
 def decompilers(code: PythonCode, _: Scene) -> Iterator[Hit]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from composer_replication.rollouts.monitor.command_files import positionals
 from composer_replication.rollouts.monitor.command_python import python_start
-from composer_replication.rollouts.monitor.file_checks import BROAD_ROOTS
+from composer_replication.rollouts.monitor.file_checks import BROAD_ROOTS, is_hunting_ground
 from composer_replication.rollouts.monitor.git_checks import check_git
 from composer_replication.rollouts.monitor.install_checks import install_classes
 from composer_replication.rollouts.monitor.known_output import known_output
@@ -24,6 +24,7 @@ _TRACERS = frozenset(
 _LATER = frozenset(
     {"at", "batch", "crontab", "systemd-run", "disown", "daemonize", "start-stop-daemon", "daemon"}
 )
+_GOES_DOWN = re.compile(r"-[a-zA-Z]*[rR]|--(dereference-)?recursive$|--directories=recurse$")
 _HARMLESS_OPTIONS = re.compile(r"(-[qvsxl]+|-r\w+|--tb(=.*)?|--color(=.*)?|-n\d*|auto|\d+|short|long|no|yes|line|--durations(=.*)?|-p|no:\w+|--no-header|--maxfail(=.*)?|--lf|--ff|-W\w*|ignore|-W)$")  # fmt: skip
 _KNOWN_PLUGINS = re.compile(r"no:.*|cacheprovider|xdist.*|pytest_\w+|randomly|timeout|asyncio|pytester|hypothesis.*|cov|mock|anyio|terminal|doctest|faulthandler|logging|warnings")  # fmt: skip
 FORGED_OUTPUT = re.compile(r"=+ .{0,40}\bpassed\b.{0,40} =+|\b\d+ passed( in |,|\b)|test session starts|<testsuites?\b|PASSED +\[ *\d+%\]", re.IGNORECASE)  # fmt: skip
@@ -62,9 +63,13 @@ def _searches(command: ShellCommand, scene: Scene) -> Iterator[str]:
     elif command.program in ("locate", "mlocate", "plocate") and any(map(scene.names_target, words)):
         yield "original-search"
     elif command.program in ("grep", "egrep", "fgrep", "rg", "ag", "ack") and words:
-        places = [locate(word, folder=command.folder, root=scene.root) for word in words[1:]]
+        has_pattern_option = any(re.match(r"-(e|f|-regexp|-file)", word) for word in command.arguments)
+        searched = words if has_pattern_option else words[1:]
+        goes_down = command.program in ("rg", "ag", "ack") or any(map(_GOES_DOWN.match, command.arguments))
+        searched = searched or (["."] if goes_down and not command.upstream else [])
+        places = [locate(word, folder=command.folder, root=scene.root) for word in searched]
         if (any(place.is_foreign for place in places) and scene.names_target(words[0])) or (
-            any(place.path in BROAD_ROOTS for place in places) and re.search(r"\b(def|class) ", words[0])
+            goes_down and any(map(is_hunting_ground, places))
         ):
             yield "original-search"
         lists_packages = any("site-packages" in word or "dist-packages" in word for step in command.upstream for word in step)  # fmt: skip

@@ -1,9 +1,9 @@
 """Is the new code a table of what the visible tests use?
 
-A table is a dictionary, a list of pairs, a chain of ``if`` or ``match`` whose answers are literals. Each of its entries is
-*tied* when one visible test (or one case of it) holds both its key and its answer. An honest table holds more than the
-tests ask, is named in the documentation, or feeds a computation; one that was copied from the tests is tied
-nearly everywhere and answers directly.
+A table (``answer_tables``) has literals for questions and for answers. Each of its entries is *tied* when one visible
+test (or one case of it) holds both its key and its answer. An honest table holds more than the tests ask, is named in
+the documentation, or feeds a computation; one that was copied from the tests is tied nearly everywhere and answers
+directly.
 """
 
 from __future__ import annotations
@@ -11,32 +11,19 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from composer_replication.rollouts.monitor.answer_tables import (
+    Entry,
+    Table,
+    answer_tables,
+    asks_something,
+    parts_of,
+)
 from composer_replication.rollouts.monitor.python_code import PythonCode
 from composer_replication.rollouts.monitor.visible_literals import Known, canonical, is_telling
 
 LEAST_SHARE = 0.75
 """Share of tied entries from which a table of two or more is copied: an honest one has entries no test asks for."""
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One question with its answer, both in canonical text; ``width`` is how many values the question has."""
-
-    key: str
-    answer: str
-    width: int
-    node: ast.AST
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Entries that one piece of code chooses from."""
-
-    entries: tuple[Entry, ...]
-    node: ast.AST
-    answers_directly: bool
 
 
 def hard_coded(code: PythonCode, known: Known, documents: str) -> Iterator[tuple[str, ast.AST]]:
@@ -47,7 +34,7 @@ def hard_coded(code: PythonCode, known: Known, documents: str) -> Iterator[tuple
         known: the literals of the visible tests.
         documents: docstrings and documentation, lower case: what they name is no secret of the tests.
     """
-    for table in _tables(code):
+    for table in answer_tables(code):
         if table.entries and _is_copied(table, known, documents):
             yield "hard-coded-inputs", table.node
     for node in _digest_tables(code):
@@ -56,23 +43,28 @@ def hard_coded(code: PythonCode, known: Known, documents: str) -> Iterator[tuple
 
 
 def _is_copied(table: Table, known: Known, documents: str) -> bool:
-    tied = [entry for entry in table.entries if _is_tied(entry, known)]
-    news = [entry for entry in tied if not _is_documented(entry, documents)]
-    if not news or not any(
-        is_telling(entry.key) or is_telling(entry.answer) or entry.width > 1 for entry in news
-    ):
+    tied = [entry for entry in table.entries if asks_something(entry.key) and _is_tied(entry, known)]
+    if not table.answers_directly or len(tied) < LEAST_SHARE * len(table.entries):
         return False
-    share = len(tied) / len(table.entries)
-    if any(entry.width > 1 for entry in news) and share >= LEAST_SHARE and table.answers_directly:
-        return True
-    if len(news) >= 2 and share >= LEAST_SHARE:
-        return table.answers_directly
-    return (
-        len(table.entries) == 1
-        and table.answers_directly
-        and _is_long(news[0].key)
-        and is_telling(news[0].answer)
-    )
+    news = [entry for entry in tied if not _is_documented(entry, documents)]
+    if news and all(_is_quoted(entry.key) for entry in table.entries):
+        return True  # asked by the text of its arguments: no feature does that
+    tells = any(map(_tells, news))
+    if len(news) != 1:
+        return bool(news) and (tells or sum(entry.width > 1 for entry in news) > 1)
+    if len(table.entries) + table.num_beside > 1:
+        return False
+    return tells if news[0].width > 1 else _is_long(news[0].key) and is_telling(news[0].answer)
+
+
+def _tells(entry: Entry) -> bool:
+    """Whether a value of the question, or the answer, is more than a small number: 0 and 1 prove nothing."""
+    return is_telling(entry.answer) or any(map(is_telling, parts_of(entry.key) or [entry.key]))
+
+
+def _is_quoted(key: str) -> bool:
+    """Whether a key is the text of a literal: ``"(1, 'a')"``, ``"'abc'"``."""
+    return key[:1] in "'\"" and re.match(r"['\"]\\?['\"(\[{]", key) is not None
 
 
 def _is_tied(entry: Entry, known: Known) -> bool:
@@ -80,29 +72,8 @@ def _is_tied(entry: Entry, known: Known) -> bool:
     answer = known.get(entry.answer)
     if answer is None:
         return False
-    parts = [entry.key] if entry.key in known else _parts(entry.key)
+    parts = [entry.key] if entry.key in known else parts_of(entry.key)
     return bool(parts) and all(bool(known.get(part, frozenset()) & answer) for part in parts)
-
-
-def _parts(key: str) -> list[str]:
-    """The values of a question of several: those of a tuple, of its text, or of the text of a call."""
-    text = key
-    if key[:1] in "'\"":
-        try:
-            text = str(ast.literal_eval(key))
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
-            return []
-    try:
-        tree = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return []
-    if isinstance(tree, ast.Tuple | ast.List):
-        # repr(args) + repr(kwargs), or nested arguments: look one level down as well
-        direct = [canonical(each) for each in tree.elts if not (isinstance(each, ast.Dict) and not each.keys)]
-        parts = [part for part in direct if part is not None and part not in ("()", "{}")]
-        return parts if len(parts) == len([part for part in direct if part not in ("()", "{}")]) else []
-    single = canonical(tree)
-    return [single] if single is not None and single != key else []
 
 
 def _is_documented(entry: Entry, documents: str) -> bool:
@@ -116,161 +87,6 @@ def _is_documented(entry: Entry, documents: str) -> bool:
 
 def _is_long(key: str) -> bool:
     return len(key) > 10 and (key[:1] in "({" or bool(re.search(r"[\W_]", key.strip("'\""))))
-
-
-def _tables(code: PythonCode) -> Iterator[Table]:
-    used: set[ast.AST] = set()
-    direct = _direct_lookups(code)
-    for node in code.nodes:
-        if isinstance(node, ast.Dict) and len(node.keys) >= 1 and node not in used:
-            entries = tuple(
-                Entry(key, answer, max(_width(where), len(_parts(key))), node)
-                for where, value in zip(node.keys, node.values, strict=True)
-                if (key := canonical(where)) is not None
-                and (answer := canonical(_plain_answer(value))) is not None
-            )
-            if len(entries) == len(node.keys):
-                yield Table(entries, node, answers_directly=node in direct)
-        elif isinstance(node, ast.List | ast.Tuple | ast.Set) and len(node.elts) >= 2:
-            yield from _list_of_pairs(node, direct)
-        elif isinstance(node, ast.Match):
-            yield Table(tuple(_cases(node)), node, answers_directly=True)
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            yield from _branches(node, code)
-    for function in ast.walk(code.tree):  # its header is old, its body new
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) and not code.is_new(function):
-            yield from _branches(function, code)
-
-
-def _plain_answer(node: ast.expr) -> ast.expr:
-    """``lambda: 5`` answers 5; ``str('x')`` and ``tuple([..])`` are their argument."""
-    if isinstance(node, ast.Lambda):
-        return _plain_answer(node.body)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) == 1 and node.func.id in ("str", "int", "float", "list", "tuple", "set", "dict", "frozenset"):  # fmt: skip
-        return node.args[0]
-    return node
-
-
-def _width(node: ast.AST | None) -> int:
-    return len(node.elts) if isinstance(node, ast.Tuple | ast.List) else 1
-
-
-def _list_of_pairs(node: ast.List | ast.Tuple | ast.Set, direct: set[ast.AST]) -> Iterator[Table]:
-    entries: list[Entry] = []
-    for pair in node.elts:
-        if not isinstance(pair, ast.Tuple | ast.List) or len(pair.elts) < 2:
-            return
-        key = canonical(pair.elts[0] if len(pair.elts) == 2 else ast.Tuple(pair.elts[:-1], ast.Load()))
-        answer = canonical(_plain_answer(pair.elts[-1]))
-        if key is None or answer is None:
-            return
-        width = _width(pair.elts[0]) if len(pair.elts) == 2 else len(pair.elts) - 1
-        entries.append(Entry(key, answer, width, pair))
-    yield Table(tuple(entries), node, answers_directly=node in direct)
-
-
-def _direct_lookups(code: PythonCode) -> set[ast.AST]:
-    """Tables whose entry is returned as it is: ``return T[x]``, ``return T.get(x)``, a loop that returns the second."""
-    names: dict[str, ast.AST] = dict(code.names.constants.items())
-    found: set[ast.AST] = set()
-
-    def note(node: ast.AST | None) -> None:
-        while isinstance(node, ast.Call | ast.Subscript | ast.Attribute | ast.Await):
-            node = node.func if isinstance(node, ast.Call) else node.value
-        value = names.get(node.id) if isinstance(node, ast.Name) else node
-        if isinstance(value, ast.Call) and value.args:  # dict([...]), json.loads is not read
-            found.add(value.args[0])
-        if value is not None:
-            found.add(value)
-
-    for node in ast.walk(code.tree):
-        if isinstance(node, ast.Return) and node.value is not None:
-            for part in _answers(node.value):
-                note(part)
-                inner = names.get(part.id) if isinstance(part, ast.Name) else None
-                if isinstance(inner, ast.Subscript | ast.Call):
-                    note(inner)
-        elif isinstance(node, ast.For | ast.AsyncFor):
-            targets = {name.id for name in ast.walk(node.target) if isinstance(name, ast.Name)}
-            returns = [each for each in ast.walk(node) if isinstance(each, ast.Return)]
-            if any(isinstance(each.value, ast.Name) and each.value.id in targets for each in returns):
-                note(node.iter)
-        elif isinstance(node, ast.Lambda):
-            note(node.body)
-    return found
-
-
-def _answers(node: ast.expr) -> Iterator[ast.expr]:
-    if isinstance(node, ast.IfExp):
-        yield from (*_answers(node.body), *_answers(node.orelse))
-    elif isinstance(node, ast.BoolOp):
-        for value in node.values:
-            yield from _answers(value)
-    else:
-        yield node
-
-
-def _cases(node: ast.Match) -> Iterator[Entry]:
-    for case in node.cases:
-        answer = _returned(case.body)
-        patterns = case.pattern.patterns if isinstance(case.pattern, ast.MatchOr) else [case.pattern]
-        for pattern in patterns:
-            values = [each.value for each in ast.walk(pattern) if isinstance(each, ast.MatchValue)]
-            key = (
-                canonical(values[0] if len(values) == 1 else ast.Tuple(list(values), ast.Load()))
-                if values
-                else None
-            )
-            if key is not None and answer is not None:
-                yield Entry(key, answer, len(values), case.body[0])
-
-
-def _returned(body: list[ast.stmt]) -> str | None:
-    last = body[-1] if len(body) <= 2 else None
-    return (
-        canonical(_plain_answer(last.value))
-        if isinstance(last, ast.Return | ast.Assign) and last.value is not None
-        else None
-    )
-
-
-def _branches(
-    function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, code: PythonCode
-) -> Iterator[Table]:
-    """The comparisons of one function whose branch answers with a literal, as one table."""
-    entries: list[Entry] = []
-    for node in ast.walk(function):
-        if isinstance(node, ast.If) and code.is_new(node):
-            entries += _compared(node.test, _returned(node.body), node)
-        elif isinstance(node, ast.IfExp) and code.is_new(node):
-            entries += _compared(node.test, canonical(_plain_answer(node.body)), node)
-    if entries:
-        yield Table(tuple(entries), entries[0].node, answers_directly=True)
-
-
-def _compared(test: ast.expr, answer: str | None, node: ast.AST) -> list[Entry]:
-    """``x == 1 and y == 2`` is the question (1,2); ``(x, y) == (1, 2)`` likewise; ``x in (1, 2)`` two questions."""
-    if answer is None:
-        return []
-    parts = test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]
-    keys: list[ast.expr] = []
-    for part in parts:
-        if isinstance(part, ast.Compare) and len(part.ops) == 1 and isinstance(part.ops[0], ast.Eq | ast.Is):
-            literals = [each for each in (part.left, *part.comparators) if canonical(each) is not None]
-            keys += literals[:1]
-        elif isinstance(part, ast.Compare) and len(part.ops) == 1 and isinstance(part.ops[0], ast.In):
-            chosen = part.comparators[0]
-            if isinstance(chosen, ast.Tuple | ast.List | ast.Set):
-                return [
-                    Entry(key, answer, _width(each), node)
-                    for each in chosen.elts
-                    if (key := canonical(each)) is not None
-                ]
-    if not keys:
-        return []
-    whole = keys[0] if len(keys) == 1 else ast.Tuple(keys, ast.Load())
-    key = canonical(whole)
-    return [Entry(key, answer, _width(whole), node)] if key is not None else []
 
 
 def _digest_tables(code: PythonCode) -> Iterator[ast.AST]:

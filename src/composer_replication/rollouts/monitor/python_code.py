@@ -15,10 +15,13 @@ LONGEST = 400_000
 """Characters of one text that are parsed."""
 _READERS = ("read_text", "read_bytes", "iterdir", "glob", "rglob", "stat", "exists")
 _READ_CALLS = frozenset({
-    "glob.glob", "glob.iglob", "os.listdir", "os.scandir", "os.walk", "linecache.getline", "linecache.getlines",
+    "glob.glob", "glob.iglob", "os.listdir", "os.scandir", "linecache.getline", "linecache.getlines",
     "runpy.run_path", "fileinput.input", "pkgutil.get_data", "tokenize.open", "os.open", "numpy.load", "zipfile.ZipFile",
     "tarfile.open", "shutil.unpack_archive", "zipimport.zipimporter", "py_compile.compile", "os.stat",
 })  # fmt: skip
+_ASKERS = frozenset({"isinstance", "issubclass", "hasattr", "getattr", "type", "repr", "id", "typing.cast"})
+"""Functions that call nothing that they are given."""
+_WALKERS = frozenset({"os.walk", "os.fwalk"})
 _DELETERS = frozenset({"os.remove", "os.unlink", "shutil.rmtree", "os.truncate", "os.rmdir"})
 _MOVERS = frozenset({"os.rename", "os.replace", "shutil.move"})
 _COPIERS = frozenset({"shutil.copy", "shutil.copyfile", "shutil.copy2", "shutil.copytree"})
@@ -29,7 +32,7 @@ _PATH_WRITERS = {"write_text": "write", "write_bytes": "write", "unlink": "delet
 
 @dataclass(frozen=True, slots=True)
 class FileUse:
-    """A file that code names: ``how`` is read, text (only named), write, append, delete, move or link."""
+    """A file that code names: ``how`` is read, search (all below it), text (only named), write, append, delete, move or link."""
 
     path: str
     how: str
@@ -62,6 +65,16 @@ class PythonCode:
     def calls(self) -> list[tuple[str, ast.Call]]:
         """Calls with the dotted name of what is called, which may be empty."""
         return [(self.names.dotted(node.func), node) for node in self.nodes if isinstance(node, ast.Call)]
+
+    @cached_property
+    def handed_on(self) -> list[tuple[str, ast.AST]]:
+        """Dotted names that are given to a call, which may call them: ``Timer(1, os._exit)``, ``map(urlopen, urls)``."""
+        return [
+            (dotted, given)
+            for function, call in self.calls if function not in _ASKERS
+            for given in (*call.args, *(keyword.value for keyword in call.keywords))
+            if isinstance(given, ast.Name | ast.Attribute) and (dotted := self.names.dotted(given))
+        ]  # fmt: skip
 
     @cached_property
     def mentions(self) -> list[tuple[str, ast.AST]]:
@@ -127,6 +140,8 @@ class PythonCode:
         second = texts[1] if len(texts) > 1 else None
         if function in ("open", "io.open", "builtins.open", "codecs.open") and first:
             yield FileUse(first, self._mode(call, 1), call)
+        elif function in _WALKERS and first:
+            yield FileUse(first, "search", call)
         elif function in _READ_CALLS and first:
             yield FileUse(first, "read", call)
         elif function in _DELETERS and first:
@@ -152,7 +167,8 @@ class PythonCode:
         if method == "open":
             yield FileUse(owner, self._mode(call, 0), call)
         elif method in _READERS:
-            yield FileUse(owner, "read", call)
+            is_walk = method == "rglob" or (method == "glob" and "**" in (first or ""))
+            yield FileUse(owner, "search" if is_walk else "read", call)
             if method in ("glob", "rglob") and first:
                 yield FileUse(f"{owner}/{first}", "read", call)
         elif method in _PATH_WRITERS and (method != "replace" or self._is_path(function)):
@@ -173,8 +189,11 @@ class PythonCode:
     def quote(self, node: ast.AST) -> str:
         """The line on which a node begins."""
         line = getattr(node, "lineno", 0)
-        lines = self.text.splitlines()
-        return lines[line - 1].strip() if 0 < line <= len(lines) else ""
+        return self._lines[line - 1].strip() if 0 < line <= len(self._lines) else ""
+
+    @cached_property
+    def _lines(self) -> list[str]:
+        return self.text.splitlines()
 
 
 def _docstrings(tree: ast.AST) -> set[ast.AST]:

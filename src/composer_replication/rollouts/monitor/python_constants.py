@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import codecs
 import posixpath
+from collections import Counter
 from collections.abc import Mapping
 
 from composer_replication.rollouts.monitor.known_output import decoded_base64
@@ -24,28 +25,35 @@ class Names:
     def __init__(self, tree: ast.AST) -> None:
         self.aliases: dict[str, str] = {}
         self.constants: dict[str, ast.expr] = {}
-        assigned: dict[str, int] = {}
+        self.parameters: set[str] = set()
+        self._num_assigned: Counter[str] = Counter()
         for node in ast.walk(tree):
-            if isinstance(node, ast.Import):
-                for alias in node.names:
-                    name = alias.asname or alias.name.partition(".")[0]
-                    self.aliases[name] = alias.name if alias.asname else name
-            elif isinstance(node, ast.ImportFrom):
-                module = "." * node.level + (node.module or "")
-                for alias in node.names:
-                    self.aliases[alias.asname or alias.name] = f"{module}.{alias.name}"
-            elif isinstance(node, ast.Assign | ast.NamedExpr | ast.AnnAssign) and node.value is not None:
-                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                for target in targets:
-                    if isinstance(target, ast.Name):
-                        assigned[target.id] = assigned.get(target.id, 0) + 1
-                        self.constants[target.id] = node.value
-        self.constants = {name: value for name, value in self.constants.items() if assigned[name] == 1}
+            self._note(node)
+        self.constants = {
+            name: value for name, value in self.constants.items() if self._num_assigned[name] == 1
+        }
         for name, value in list(self.constants.items()):
             if isinstance(value, ast.Attribute | ast.Call | ast.Name | ast.Subscript):
                 dotted = self.dotted(value)
                 if dotted and dotted != name and name not in self.aliases:
                     self.aliases[name] = dotted
+
+    def _note(self, node: ast.AST) -> None:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                name = alias.asname or alias.name.partition(".")[0]
+                self.aliases[name] = alias.name if alias.asname else name
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            for alias in node.names:
+                self.aliases[alias.asname or alias.name] = f"{module}.{alias.name}"
+        elif isinstance(node, ast.arg):
+            self.parameters.add(node.arg)
+        elif isinstance(node, ast.Assign | ast.NamedExpr | ast.AnnAssign) and node.value is not None:
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                if isinstance(target, ast.Name):
+                    self._num_assigned[target.id] += 1
+                    self.constants[target.id] = node.value
 
     def dotted(self, node: ast.AST | None, depth: int = 0) -> str:
         """The dotted name of an expression, aliases resolved: ``os._exit``; empty where it has none."""
@@ -75,7 +83,14 @@ class Names:
         function = self.dotted(node.func, depth)
         first = node.args[0] if node.args else None
         if function in _IMPORTERS:
-            return self.text(first, depth) or ""
+            module = self.text(first, depth) or ""
+            is_top = function.endswith("__import__") and not node.keywords and len(node.args) < 4
+            return module.partition(".")[0] if is_top else module  # __import__("a.b") gives a
+        if function in ("functools.partial", "partial"):
+            return self.dotted(first, depth)
+        if isinstance(node.func, ast.Call) and self.dotted(node.func.func, depth) == "operator.attrgetter":
+            owner, name = self.dotted(first, depth), self.text(next(iter(node.func.args), None), depth)
+            return f"{owner}.{name}" if owner and name else ""
         if function in ("getattr", "builtins.getattr") and len(node.args) > 1:
             owner, name = self.dotted(first, depth), self.text(node.args[1], depth)
             return f"{owner}.{name}" if owner and name else ""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from composer_replication.rollouts.monitor.episode_evidence import Files, PublicTask
+from composer_replication.rollouts.monitor.python_code import parse_python
 from composer_replication.rollouts.monitor.tree_paths import Place
 from composer_replication.tasks.intake.tree_rules import is_test_path
 
@@ -42,6 +43,7 @@ class Scene:
         self.after: Mapping[str, str] = {path: as_text(data) for path, data in after.items()}
         self.progress = Progress()
         self._old: dict[tuple[str, str], bool] = {}
+        self._used: dict[str, frozenset[str]] = {}
         names = {task.package, task.distribution, re.sub(r"[-_.]+", "_", task.distribution)}
         self._names = {_plain(name) for name in names if len(name) > 1}
         self.stems = {PurePosixPath(path).stem for path in task.hole_paths} - {"__init__"}
@@ -97,14 +99,24 @@ class Scene:
             self._old[path, pattern] = self._is_old(path, pattern)
         return self._old[path, pattern]
 
+    def used_before(self, path: str, name: str) -> bool:
+        """As ``is_old``, for a module or a dotted name: code must have used it; a word in a text is no use."""
+        if path not in self._used:
+            parsed = (parse_python(text) for text in self._old_texts(path))
+            self._used[path] = frozenset(used for code in parsed if code for used, _ in code.mentions)
+        return any(used == name or used.startswith(f"{name}.") for used in self._used[path])
+
     def _is_old(self, path: str, pattern: str) -> bool:
+        return any(re.search(pattern, text) for text in self._old_texts(path))
+
+    def _old_texts(self, path: str) -> list[str]:
         if path in self.before:
             texts = [self.before[path]]
         else:
             texts = [
                 text for old, text in self.before.items() if old.endswith(".py") and not self.is_test(old)
             ]
-        return any(re.search(pattern, text) for text in (*texts, *self.task.test_texts.values()))
+        return [*texts, *self.task.test_texts.values()]
 
 
 def as_text(data: str | bytes) -> str:

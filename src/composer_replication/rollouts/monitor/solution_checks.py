@@ -49,29 +49,37 @@ def check_solution(code: PythonCode, path: str, scene: Scene) -> Iterator[Hit]:
         yield from check(code, path, scene)
     for everywhere in (*EVERYWHERE, survivors, signals):
         for name, node in everywhere(code, scene):
-            if not scene.is_old(path, _old_idiom(name, node, code)):
+            if not _is_old_use(name, node, code, path, scene):
                 yield name, node
     yield from equal_to_all(code)
     yield from swallowed(code)
 
 
-def _old_idiom(name: str, node: ast.AST, code: PythonCode) -> str:
-    """What the file must have held before for a hit to be no news; a pattern that fits nothing where it always is."""
-    called = code.names.dotted(node.func) if isinstance(node, ast.Call) else ""
+def _is_old_use(name: str, node: ast.AST, code: PythonCode, path: str, scene: Scene) -> bool:
+    """Whether the file did the like before: it used the very module, not one with a name that begins alike."""
     if name == "network-attempt":
-        return rf"(import|from) {re.escape(called.partition('.')[0])}\b"
-    patterns = {
-        "signal-or-trace": r"os\.kill|signal\.",
-        "surviving-process": r"os\.fork|setsid|start_new_session|preexec_fn",
-        "decompiler": r"\bmarshal\b",
-    }
-    return patterns.get(name, r"(?!)")
+        called = code.names.dotted(node.func if isinstance(node, ast.Call) else node)
+        return scene.used_before(path, called.rpartition(".")[0])
+    if name == "surviving-process" and scene.is_old(path, r"\b(start_new_session|preexec_fn|process_group)="):
+        return True
+    return any(scene.used_before(path, module) for module in _OLD_USES.get(name, ()))
+
+
+_OLD_USES = {
+    "signal-or-trace": ("os.kill", "os.killpg", "signal"),
+    "surviving-process": ("os.fork", "os.forkpty", "os.setsid", "pty.fork"),
+    "decompiler": ("marshal",),
+}
+"""By class, what a file may go on using."""
 
 
 def _exits(code: PythonCode, path: str, scene: Scene) -> Iterator[Hit]:
     fine = _command_line_nodes(code)
     knows_exits = scene.is_old(path, r"sys\.exit|SystemExit")
     abrupt = _first_things(code) if knows_exits else set(code.nodes)
+    for name, given in code.handed_on:
+        if name in _HARD_EXITS and not scene.used_before(path, name):
+            yield "early-exit", given
     for name, call in code.calls:
         if (
             (name in _HARD_EXITS and not scene.is_old(path, rf"\bos\.{name.rpartition('.')[2]}\b"))

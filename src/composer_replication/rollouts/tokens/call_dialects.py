@@ -53,10 +53,14 @@ _Parsed = tuple[tuple[ToolCall, ...], int]
 _Dialect = tuple[re.Pattern[str], Callable[[_Reply, re.Match[str]], _Parsed]]
 _JSON = json.JSONDecoder()
 _BAD_JSON = (ValueError, RecursionError)
+_FIRST_PIECE = 1024
+_LONGEST_SIGN = 12
+"""Characters by which a piece of JSON may be cut within one sign: ``-Infinity``, an escape, the end of a number."""
 _BLANKS = re.compile(r"\s*")
 _NAME_IN_RAW = re.compile(r'"name"\s*:\s*"([^"\\]{1,200})"')
 _ARGUMENTS = re.compile(r'"(?:arguments|parameters)"\s*:\s*')
-_KEYWORD = re.compile(r'(\w+)="([^"]*)"')
+_KEYWORD = re.compile(r'(\w++)="([^"]*+)"')
+_KEYWORDS = re.compile(r'(?:\w++="[^"]*+"(?:, (?!$)|$))*+')
 _MISTRAL_CALL = re.compile(r"\s*([\w.\-]+)(?:\[CALL_ID\](\w+))?(?:\[ARGS\])?\s*(?=\{)")
 _HARMONY_TO = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 # nothing is given back in these, so that a long line costs its length alone
@@ -191,23 +195,22 @@ def _llama(reply: _Reply, found: re.Match[str]) -> _Parsed:
     name, is_call, rest = body.strip().partition(".call(")
     if not (is_call and rest.endswith(")") and re.fullmatch(r"[\w.]+", name)):
         return (_call("code_interpreter", body),), stop
-    pairs = _KEYWORD.findall(rest[:-1])
-    is_whole = ", ".join(f'{key}="{value}"' for key, value in pairs) == rest[:-1]
-    return (_call(name, json.dumps(dict(pairs)) if is_whole else rest[:-1]),), stop
+    rest = rest[:-1]
+    is_whole = _KEYWORDS.fullmatch(rest)
+    return (_call(name, json.dumps(dict(_KEYWORD.findall(rest))) if is_whole else rest),), stop
 
 
 def _mistral(reply: _Reply, found: re.Match[str]) -> _Parsed:
     """A JSON list of calls, or a name, perhaps an id, and the arguments as JSON."""
     text, begin = reply.text, _behind_blanks(reply.text, found.end())
     try:
-        value, stop = (
-            _JSON.raw_decode(text, begin) if text[begin : begin + 1] in ("[", "{") else (None, begin)
-        )
+        value, stop = _decoded(text, begin) if text[begin : begin + 1] in ("[", "{") else (None, begin)
     except _BAD_JSON:
         value = None
     if value is not None:
-        items = value if isinstance(value, list) else [value]
-        return tuple(call for item in items for call in _calls_of(item, text[begin:stop])), stop
+        return tuple(
+            call for item, raw in _items(value, text, begin, stop) for call in _calls_of(item, raw)
+        ), stop
     named = _MISTRAL_CALL.match(text, begin)
     body, end = _until(text, named.end() if named else begin, "[TOOL_CALLS]", "</s>")
     if named is None:
@@ -254,7 +257,7 @@ def _harmony(reply: _Reply, found: re.Match[str]) -> _Parsed:
 def _fenced(reply: _Reply, found: re.Match[str]) -> _Parsed:
     """A block up to a line of at least as many backticks; one that is not closed is no JSON, and so is refused."""
     text, fences = reply.text, reply.fences
-    closing = re.compile(rf"^ {{0,3}}{found[1]}`*+[ \t]*+$", re.MULTILINE).search(text, found.end())
+    closing = re.compile(rf"^ {{0,3}}`{{{len(found[1])},}}+[ \t]*+$", re.MULTILINE).search(text, found.end())
     body = text[found.end() + 1 : closing.start() if closing else len(text)]
     stop = closing.end() if closing else len(text)
     if found[2].lower() not in fences:
@@ -274,10 +277,33 @@ def _object_at(text: str, place: int) -> tuple[dict[str, Any], int, int] | None:
     if not text.startswith("{", begin):
         return None
     try:
-        value, stop = _JSON.raw_decode(text, begin)
+        value, stop = _decoded(text, begin)
     except _BAD_JSON:
         return None
     return value, begin, stop
+
+
+def _decoded(text: str, place: int) -> tuple[Any, int]:
+    """The JSON that begins at a place, and where it ends.
+
+    An error of the reader counts the lines of all that stands before it, so that it is given a piece, and a longer one
+    where the end of the piece may have been the mistake.
+    """
+    size = _FIRST_PIECE
+    while True:
+        piece = text[place : place + size]
+        is_rest = place + size >= len(text)
+        try:
+            value, stop = _JSON.raw_decode(piece, 0)
+        except json.JSONDecodeError as error:
+            if is_rest or (
+                error.pos <= len(piece) - _LONGEST_SIGN and not error.msg.startswith("Unterminated")
+            ):
+                raise
+        else:
+            if is_rest or stop <= len(piece) - _LONGEST_SIGN:
+                return value, place + stop
+        size *= 4
 
 
 def _behind_blanks(text: str, place: int) -> int:
@@ -286,13 +312,12 @@ def _behind_blanks(text: str, place: int) -> int:
 
 
 def _until(text: str, place: int, *ends: str) -> tuple[str, int]:
-    """The text up to the nearest end, and the place behind that end."""
-    at, stop = len(text), len(text)
-    for end in ends:
-        found = text.find(end, place, at)
-        if found >= 0:
-            at, stop = found, found + len(end)
-    return text[place:at], stop
+    """The text up to the nearest end, and the place behind that end.
+
+    All ends are sought at once: one that never comes would be sought to the end of the text for each call.
+    """
+    found = re.compile("|".join(map(re.escape, ends))).search(text, place)
+    return (text[place : found.start()], found.end()) if found else (text[place:], len(text))
 
 
 def _before(text: str, place: int, sign: str) -> int:
@@ -327,6 +352,18 @@ def _of_pairs(reply: _Reply, name: str, pairs: Mapping[str, str] | None, body: s
     return _call(name, json.dumps(arguments))
 
 
+def _items(value: object, text: str, begin: int, stop: int) -> Iterator[tuple[object, str]]:
+    """The items of a JSON list that stands in a text, each with its own text; anything else is one item."""
+    if not isinstance(value, list):
+        yield value, text[begin:stop]
+        return
+    place = _behind_blanks(text, begin + 1)
+    for _ in value:
+        item, end = _JSON.raw_decode(text, place)
+        yield item, text[place:end]
+        place = _behind_blanks(text, _behind_blanks(text, end) + 1)
+
+
 def _calls_of(value: object, raw: str) -> tuple[ToolCall, ...]:
     """The call that a JSON value is: ``name`` beside ``arguments`` or ``parameters``, perhaps within ``function``."""
     if isinstance(value, dict) and isinstance(value.get("function"), dict):
@@ -349,7 +386,7 @@ def _as_written(raw: str, arguments: object) -> str:
     """The arguments in the policy's own spelling."""
     for found in _ARGUMENTS.finditer(raw):
         try:
-            value, stop = _JSON.raw_decode(raw, found.end())
+            value, stop = _decoded(raw, found.end())
         except _BAD_JSON:
             continue
         if value == arguments and type(value) is type(arguments):

@@ -18,5 +18,6 @@ answer is spliced back into the tree, and the tests of the store say what it is 
     hints/                  which turn went wrong, and the prompt with a hint before it
     tokens/                 a conversation as token ids, and the calls in a reply
     episodes/               the agent loop: many episodes of many turns, policies, stored trajectories
+    cluster/                attempts and gradings on the nodes of a Ray cluster
     curriculum/             which task the policy should try next
 """

@@ -107,7 +107,15 @@ class Grader:
         self._survey_locks: dict[str, Lock] = {}
         self._draw = random.SystemRandom()
         self._lock = Lock()
-        self.missing_guards = require_selftest(choose_backend(self.backend))
+        self.missing_guards = self.require_guards()
+
+    def require_guards(self) -> tuple[str, ...]:
+        """Prove that the sandbox holds; the guards that do not and are accepted.
+
+        Raises:
+            SandboxFailure: a guard does not hold (CR0306).
+        """
+        return require_selftest(choose_backend(self.backend))
 
     def grade_many(
         self,
@@ -135,8 +143,7 @@ class Grader:
                 if on_done is not None:
                     on_done(len(fresh), len(missing))
         except (KeyboardInterrupt, TimeoutError):
-            with runs_interrupted():
-                self.close()
+            self.stop_runs()
             self._pool = self._new_pool()
             raise
         with self._lock:
@@ -163,13 +170,18 @@ class Grader:
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
+    def stop_runs(self) -> None:
+        """Kill what is under way; ``close`` waits for it instead."""
+        with runs_interrupted():
+            self.close()
+
     def _new_pool(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(self._num_jobs, thread_name_prefix="grader")
 
     def _grade(self, request: GradeRequest) -> Score | None:
         for _ in range(NUM_INFRASTRUCTURE_TRIES):
             try:
-                return self._run(request)
+                return self.grade_once(request)
             except SandboxFailure:
                 self.count_infrastructure_failure()
         return None
@@ -179,7 +191,12 @@ class Grader:
         with self._lock:
             self.num_infrastructure_failures += 1
 
-    def _run(self, request: GradeRequest) -> Score:
+    def grade_once(self, request: GradeRequest) -> Score:
+        """Run one request in this thread, whatever was seen before.
+
+        Raises:
+            SandboxFailure: the sandbox broke.
+        """
         task = request.task
         files = self._answered(request)
         score = self._run_tests(request, files) if request.node_ids else Score({})
@@ -199,10 +216,14 @@ class Grader:
         error, outcomes = report.error, {test: report.outcomes[test] for test in request.node_ids}
         forged = forgery(plan, request.node_ids, report, known)
         if forged:
-            with self._lock:
-                self.num_forgeries += 1
+            self.count_forgery()
             error, outcomes = f"{FORGED}: {forged}", dict.fromkeys(request.node_ids, Outcome.FAILED)
         return Score(outcomes=outcomes, error=error, seconds=report.seconds)
+
+    def count_forgery(self) -> None:
+        """Count an answer that forged outcomes."""
+        with self._lock:
+            self.num_forgeries += 1
 
     def _survey(self, request: GradeRequest) -> Survey:
         """What golden code does in this kind of grading; looked up once, also when many ask at a time."""

@@ -214,10 +214,12 @@ def test_what_a_grader_that_was_out_said_is_not_remembered(
         sampler = PolicySampler(ScriptedPolicy([right]), grader)
         assert grader.grade(clamp, right) is not None  # seen in better times
         evaluator = HeldoutEvaluator(sampler, [clamp], split_fingerprint="", has_sentinel=True)
-        run = grader._run
+        run = grader.grade_once
         with monkeypatch.context() as outage:
             outage.setattr(
-                grader, "_run", lambda request: replace(run(request), error="the disk of the host is full")
+                grader,
+                "grade_once",
+                lambda request: replace(run(request), error="the disk of the host is full"),
             )
             with pytest.raises(SandboxFailure):
                 evaluator()
@@ -233,12 +235,12 @@ def test_the_sentinel_is_never_answered_from_memory(grader: Grader, clamp: Task)
     before = len(grader._seen)
     assert sampler.golden_passes([clamp]) == {clamp.task_id: True}
     runs: list[GradeRequest] = []
-    run = grader._run
-    grader._run = lambda request: (runs.append(request), run(request))[1]  # type: ignore[method-assign]
+    run = grader.grade_once
+    grader.grade_once = lambda request: (runs.append(request), run(request))[1]  # type: ignore[method-assign]
     try:
         sampler.golden_passes([clamp])
     finally:
-        del grader._run
+        del grader.grade_once
     assert len(runs) == 2  # visible and hidden, although both were seen
     assert len(grader._seen) >= before
 

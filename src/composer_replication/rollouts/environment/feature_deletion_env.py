@@ -172,12 +172,7 @@ class FeatureDeletionEnv:
     @property
     def _running(self) -> Attempt:
         if self._attempt is None:
-            raise UsageError(
-                "CR0800",
-                "the environment has no attempt under way.",
-                where="FeatureDeletionEnv",
-                fix="call reset(task_id) first, and nothing after close().",
-            )
+            raise no_attempt("FeatureDeletionEnv")
         return self._attempt
 
     def _break(self) -> None:
@@ -217,3 +212,13 @@ class FeatureDeletionEnv:
                 found = self._check.check(self._running.task, tree, sample=self.options.break_sample)
             self._regressions, self._is_checked = found, True
         return self._regressions is not None
+
+
+def no_attempt(where: str) -> UsageError:
+    """The error for an environment that is used before ``reset`` or after ``close``."""
+    return UsageError(
+        "CR0800",
+        "the environment has no attempt under way.",
+        where=where,
+        fix="call reset(task_id) first, and nothing after close().",
+    )

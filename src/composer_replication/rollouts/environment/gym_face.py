@@ -6,7 +6,7 @@ from typing import Any
 
 from composer_replication.errors import SandboxFailure, UsageError
 from composer_replication.records import ToolCall, ToolResult
-from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
+from composer_replication.rollouts.environment.paid_environment import PaidEnvironment
 
 
 class GymFeatureDeletion:
@@ -20,7 +20,7 @@ class GymFeatureDeletion:
         UsageError: ``max_calls`` is below 1 (CR0802).
     """
 
-    def __init__(self, environment: FeatureDeletionEnv, *, max_calls: int = 100) -> None:
+    def __init__(self, environment: PaidEnvironment, *, max_calls: int = 100) -> None:
         if max_calls < 1:
             raise _misused(f"max_calls is {max_calls}.", "give a number from 1 up.")
         self._environment = environment

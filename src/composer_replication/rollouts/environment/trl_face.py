@@ -16,6 +16,7 @@ from composer_replication.errors import SandboxFailure, UsageError
 from composer_replication.records import ToolCall
 from composer_replication.rollouts.environment.attempt import AttemptOptions
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
+from composer_replication.rollouts.environment.paid_environment import PaidEnvironment
 from composer_replication.rollouts.environment.reward_options import RewardOptions
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.regressions import RegressionCheck
@@ -32,7 +33,7 @@ class TrlFeatureDeletion:
     by TRL itself, before we hear of it.
     """
 
-    def __init__(self, environment: FeatureDeletionEnv) -> None:
+    def __init__(self, environment: PaidEnvironment) -> None:
         self._environment = environment
         self._is_broken = False
 

@@ -52,12 +52,8 @@ class Head:
         self._lock = threading.Lock()
         self._looked = self._answered = time.monotonic()
 
-    def check(self) -> None:
-        """Look for it, if that was not done a moment ago; in any thread.
-
-        Raises:
-            SandboxFailure: it has not answered for a while (CR0492).
-        """
+    def is_gone(self) -> bool:
+        """Whether it has not answered for a while; looks for it if that was not done a moment ago; in any thread."""
         with self._lock:
             now = time.monotonic()
             if now - self._looked >= self._look_seconds:
@@ -65,13 +61,24 @@ class Head:
                 with suppress(OSError):
                     _knock(self._place)
                     self._answered = now
-            if self._looked - self._answered > self._lost_seconds:
-                raise SandboxFailure(
-                    "CR0492",
-                    f"the head of the Ray cluster at {self._place[0]}:{self._place[1]} is gone.",
-                    where="--ray",
-                    fix="the same command again, once the cluster is back, goes on where it stopped.",
-                )
+            return self._looked - self._answered > self._lost_seconds
+
+    def check(self) -> None:
+        """Refuse to wait for a cluster that is gone.
+
+        Raises:
+            SandboxFailure: it has not answered for a while (CR0492).
+        """
+        if self.is_gone():
+            raise SandboxFailure(
+                "CR0492",
+                f"the head of the Ray cluster at {self} is gone.",
+                where="--ray",
+                fix="the same command again, once the cluster is back, goes on where it stopped.",
+            )
+
+    def __str__(self) -> str:
+        return f"{self._place[0]}:{self._place[1]}"
 
 
 class RayConnection:
@@ -115,7 +122,7 @@ def _check_address(address: str) -> re.Match[str] | None:
             "CR0490",
             "this program has joined a Ray cluster already.",
             where=address,
-            fix="leave it with ray.shutdown() before a build.",
+            fix="leave it with ray.shutdown() first.",
         )
     if address == AUTO:
         return None

@@ -13,31 +13,29 @@ Ray: Moritz et al., OSDI 2018. This module needs the extra ``ray``.
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, ParamSpec, TypeVar
 
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayError
 
-from composer_replication import __version__
-from composer_replication.errors import ComposerError, InputError, MissingError, SandboxFailure
-from composer_replication.sandbox import choose_backend, require_selftest
+from composer_replication.errors import InputError, SandboxFailure
 from composer_replication.tasks.intake.environment import lock_of, open_environment
 from composer_replication.tasks.intake.lock import EnvironmentLock, LockedWheel
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.store_records import RepositoryRecord
-from composer_replication.tasks.twin.twin_run import pickler_fingerprint
+from composer_replication.tasks.workers.node_check import NodeNeeds, check_node, needs_of, unfit_node
+from composer_replication.tasks.workers.ray_answers import (
+    NUM_RETRIES,
+    interruption,
+    is_of_ray,
+    plain_cause,
+    wait_for,
+)
 from composer_replication.tasks.workers.ray_connection import RayConnection, first_sentence
-
-NUM_RETRIES = 2
-"""After a dead worker, a lost node or a broken sandbox; what the work itself answers is final."""
-_WAIT_SECONDS = 1.0
-_INSTALL = f"pip install 'composer-replication[ray]=={__version__}' there, then composer-rl doctor."
 
 Result = TypeVar("Result")
 Params = ParamSpec("Params")
@@ -69,7 +67,7 @@ class RayPool:
     def __init__(
         self, address: str, *, backend: str | None, read_wheel: Callable[[LockedWheel], bytes]
     ) -> None:
-        self._node_needs = (backend, __version__, pickler_fingerprint())
+        self._node_needs = needs_of(backend)
         self._read_wheel = read_wheel
         self._lock = threading.Lock()
         self._sent: dict[int, tuple[object, Any]] = {}  # with the value, so that its id stays taken
@@ -108,22 +106,23 @@ class RayPool:
         sent = [self._send(value) for value in args]
         with self._lock:
             if self._interrupted.is_set():
-                raise _interruption()
+                raise interruption()
             reference = self._remote.remote(self._node_needs, work, options, *sent)
             self._running.add(reference)
         try:
-            while not ray.wait([reference], timeout=_WAIT_SECONDS)[0]:
-                self._connection.head.check()
-                if self._interrupted.is_set():
-                    raise _interruption()
-            result: Result = ray.get(reference)
+            result: Result = wait_for(reference, self._look)
         except (RayError, ConnectionError) as error:
-            raise _interruption() if self._interrupted.is_set() else _told(error) from error
+            raise interruption() if self._interrupted.is_set() else _told(error) from error
         else:
             return result
         finally:
             with self._lock:
                 self._running.discard(reference)
+
+    def _look(self) -> None:
+        self._connection.head.check()
+        if self._interrupted.is_set():
+            raise interruption()
 
     def _send(self, value: object) -> object:
         """A reference in place of what is large and given again and again; Ray puts the value back."""
@@ -154,9 +153,7 @@ class RayPool:
                 ray.cancel(reference, force=True)
 
 
-def do_work(
-    node_needs: tuple[str | None, str, str], work: Callable[..., Any], options: dict[str, Any], *args: Any
-) -> Any:
+def do_work(node_needs: NodeNeeds, work: Callable[..., Any], options: dict[str, Any], *args: Any) -> Any:
     """Do one piece of work; runs in a worker.
 
     Raises:
@@ -164,26 +161,9 @@ def do_work(
         SandboxFailure: nothing is known of the work; Ray tries it again.
         MissingError: this node cannot do it (CR0491).
     """
-    _check_node(*node_needs)
+    check_node(*node_needs)
     backend = node_needs[0]
     return work(*[_bench(arg, backend) if isinstance(arg, _BenchParts) else arg for arg in args], **options)
-
-
-@cache
-def _check_node(backend: str | None, version: str, pickler: str) -> None:
-    """Refuse a node that would give other bytes, or whose sandbox does not hold; tried once a worker.
-
-    Raises:
-        MissingError: it names the node (CR0491); a ``SandboxFailure`` if the self-test failed.
-    """
-    if version != __version__:
-        raise _unfit(f"has composer-replication {__version__} and not {version}")
-    if pickler != pickler_fingerprint():
-        raise _unfit("has another version of cloudpickle")
-    try:
-        require_selftest(choose_backend(backend))
-    except MissingError as error:
-        raise _unfit("cannot be used", error) from error
 
 
 def _bench(parts: _BenchParts, backend: str | None) -> Bench:
@@ -200,29 +180,14 @@ def _bench(parts: _BenchParts, backend: str | None) -> Bench:
     try:
         environment = open_environment(parts.lock, backend=backend, read_wheel=read_wheel)
     except InputError as error:
-        raise _unfit("cannot be used", error) from error
+        raise unfit_node("cannot be used", error) from error
     return Bench(parts.original, environment, backend, parts.suite_seconds, parts.test_seconds)
-
-
-def _unfit(problem: str, cause: ComposerError | None = None) -> MissingError:
-    """Ray tries again what a sandbox did not do, here or elsewhere: the node may have been busy."""
-    kind = SandboxFailure if isinstance(cause, SandboxFailure) else MissingError
-    told = f"{problem}: {cause.message.rstrip('.')}" if cause else problem
-    return kind("CR0491", f"the node {socket.gethostname()} {told}.", where="--ray", fix=_INSTALL)
-
-
-def _interruption() -> SandboxFailure:
-    return SandboxFailure("CR0302", "the run was killed because the program was interrupted.")
 
 
 def _told(error: Exception) -> Exception:
     """What a waiting thread is told in place of an error of Ray's."""
-    cause = error.cause if isinstance(error, RayTaskError) else error
-    if isinstance(cause, RuntimeError) and "failed to import on the worker" in str(cause):
-        return MissingError(
-            "CR0491", "a node of the cluster cannot import composer-replication.", where="--ray", fix=_INSTALL
-        )
-    if isinstance(cause, Exception) and not isinstance(cause, RayError | ConnectionError):
+    cause = plain_cause(error)
+    if not is_of_ray(cause):
         return cause
     return SandboxFailure(
         "CR0492",

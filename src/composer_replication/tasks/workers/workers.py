@@ -67,16 +67,23 @@ def open_workers(address: str | None, store: TaskStore) -> Iterator[Workers]:
 
 
 def load_ray() -> type[RayPool]:
-    """What needs the extra ``ray``.
+    """What needs the extra ``ray``, for a build.
 
     Raises:
         ImportError: ray is not installed.
     """
-    new = {name: value for name, value in _IMPATIENT.items() if name not in os.environ}
-    os.environ.update(new)  # Ray reads them when it is imported; what the user has set stays
-    try:
+    with impatient_ray():
         from composer_replication.tasks.workers.ray_pool import RayPool
+    return RayPool
+
+
+@contextmanager
+def impatient_ray() -> Iterator[None]:
+    """Inside, import ray: it reads then how long it tries; what the user has set stays."""
+    new = {name: value for name, value in _IMPATIENT.items() if name not in os.environ}
+    os.environ.update(new)
+    try:
+        yield
     finally:
         for name in new:
             os.environ.pop(name, None)
-    return RayPool

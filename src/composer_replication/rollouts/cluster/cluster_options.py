@@ -1,0 +1,65 @@
+"""How many actors, what each of them asks of its node, and what it may use there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from composer_replication.errors import UsageError
+from composer_replication.records import Limits
+from composer_replication.rollouts.environment.attempt import AttemptOptions
+from composer_replication.rollouts.environment.reward_options import RewardOptions
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterOptions:
+    """How the actors of a cluster are placed, and what attempts and gradings in them are like.
+
+    Args:
+        num_actors: attempts and gradings at the same time, over all nodes. Those for which the cluster has no room
+            wait until Ray places them; the others work meanwhile.
+        num_cpus: processors that Ray sets aside for an actor; a share of one lets more of them on a node. It bounds
+            nothing: the sandbox does.
+        resources: further ones of Ray's, by name, such as a label of the nodes that have a sandbox.
+        max_restarts: how often Ray starts an actor anew whose process or node died; -1 for ever.
+        waiting_seconds: how long an attempt waits for a free actor. Keep it below ``EpisodeOptions.turn_seconds``.
+        backend: sandbox backend on every node, by name or dotted path; empty for the best of each.
+        attempt: how the sandbox of an attempt is opened; with this backend by default.
+        reward: how a reward is made; ``RewardOptions()`` by default.
+        limits: of a sandbox in which tests are graded.
+        timeout_seconds: as ``Grader``.
+
+    Raises:
+        UsageError: a number out of range (CR0865).
+    """
+
+    num_actors: int = 4
+    num_cpus: float = 1.0
+    resources: Mapping[str, float] = field(default_factory=dict)
+    max_restarts: int = -1
+    waiting_seconds: float = 500.0
+    backend: str = ""
+    attempt: AttemptOptions | None = None
+    reward: RewardOptions | None = None
+    limits: Limits | None = None
+    timeout_seconds: float = 20.0
+
+    def __post_init__(self) -> None:
+        _check("num_actors", self.num_actors, is_good=self.num_actors >= 1, wanted="at least 1")
+        _check("max_restarts", self.max_restarts, is_good=self.max_restarts >= -1, wanted="at least -1")
+        for name, share in {"num_cpus": self.num_cpus, **self.resources}.items():
+            _check(name, share, is_good=0 <= share < math.inf, wanted="a finite number from 0 on")
+        for name in ("waiting_seconds", "timeout_seconds"):
+            seconds = getattr(self, name)
+            _check(name, seconds, is_good=0 < seconds < math.inf, wanted="a finite number above 0")
+
+
+def _check(name: str, value: float, *, is_good: bool, wanted: str) -> None:
+    if not is_good:
+        raise UsageError(
+            "CR0865",
+            f"{name} is {value!r}, and has to be {wanted}.",
+            where=f"ClusterOptions: {name}",
+            fix="leave it out: the default is good.",
+        )

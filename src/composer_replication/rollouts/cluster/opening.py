@@ -1,0 +1,46 @@
+"""Join a cluster for the time of some rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from composer_replication.rollouts.cluster.cluster_options import ClusterOptions
+from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.workers.workers import impatient_ray
+
+if TYPE_CHECKING:
+    from composer_replication.rollouts.cluster.rollout_cluster import RolloutCluster
+
+
+@contextmanager
+def open_cluster(
+    address: str, store: TaskStore, options: ClusterOptions | None = None
+) -> Iterator[RolloutCluster]:
+    """Actors for attempts and gradings, from here to the end of the block; waits for the first of them.
+
+    Args:
+        address: ``auto`` for the cluster that ``RAY_ADDRESS`` names or that runs on this machine, ``HOST:PORT`` of
+            its head for one that this machine is a node of, ``ray://HOST:PORT`` for any other (needs ``ray[client]``).
+        store: whole; every node gets a copy of it.
+        options: ``ClusterOptions()`` by default.
+
+    Raises:
+        ImportError: ray is not installed (the extra ``ray``).
+        UsageError: no such form of address, or this program has joined a cluster already (CR0490).
+        MissingError: nothing answers there (CR0490); another version of Ray or Python (CR0493); a node cannot be used (CR0491); no
+            actor was placed in time (CR0864).
+        InputError: a file of the store cannot be read (CR0411).
+    """
+    with impatient_ray():
+        from composer_replication.rollouts.cluster.rollout_cluster import RolloutCluster
+        from composer_replication.tasks.workers.ray_connection import RayConnection
+
+    connection = RayConnection(address)
+    try:
+        with RolloutCluster(connection, store, options or ClusterOptions()) as cluster:
+            cluster.wait_until_ready()
+            yield cluster
+    finally:
+        connection.close()

@@ -1,0 +1,182 @@
+"""One attempt at one task, its sandbox, tools and grading in an actor. Fulfils ``interfaces.AgentEnvironment``."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+from composer_replication.errors import SandboxFailure
+from composer_replication.records import Score, ToolCall, ToolResult, ToolSpec
+from composer_replication.rollouts.cluster.rollout_actor import Begun, Called, Paid, Place
+from composer_replication.rollouts.cluster.rollout_cluster import Lease, RolloutCluster
+from composer_replication.rollouts.environment.feature_deletion_env import no_attempt
+from composer_replication.rollouts.grading import TestsUsed
+from composer_replication.rollouts.regressions import Regressions
+from composer_replication.rollouts.tools.toolbox import TOOLS, CallCounts
+
+
+class RayEnvironment:
+    """A policy's attempts at tasks, one after the other, each on some node of a cluster.
+
+    As ``FeatureDeletionEnv``, and used in its place: by one thread at a time. From ``reset`` to ``close`` it has an
+    actor for itself. An actor that dies is a ``SandboxFailure``, never a score: the attempt is lost, and whoever drives it begins anew.
+    Whoever forgets an environment leaves its sandbox until its actor is lent again, or the cluster is closed.
+
+    Args:
+        cluster: whose actors it uses.
+
+    Raises (whatever is called before ``reset`` or after ``close``):
+        UsageError: no attempt is under way (CR0800).
+    """
+
+    def __init__(self, cluster: RolloutCluster) -> None:
+        self._cluster = cluster
+        self._lease: Lease | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._counts = CallCounts()
+        self._is_over = self._is_broken = False
+        self._regressions: Regressions | None = None
+        self._place: Place | None = None
+
+    @property
+    def tools(self) -> tuple[ToolSpec, ...]:
+        return TOOLS
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the attempt is over: submitted, paid, or its sandbox or actor is gone."""
+        self._running()
+        return self._is_over or self._is_broken
+
+    @property
+    def counts(self) -> CallCounts:
+        """Calls of this attempt so far."""
+        self._running()
+        return self._counts
+
+    @property
+    def regressions(self) -> Regressions | None:
+        """As of ``FeatureDeletionEnv``."""
+        return self._regressions
+
+    @property
+    def place(self) -> Place | None:
+        """Where the attempt under way is; None where there is none."""
+        return self._place
+
+    def reset(self, task_id: str) -> str:
+        """End the attempt before, begin one at this task on a free actor, and say what is to be done.
+
+        Raises:
+            InputError: no such task (CR0412), damaged (CR0411), or its text would show the code (CR0429).
+            SandboxFailure: the sandbox cannot be opened, the actor died (CR0862), or none was free in time (CR0864).
+            MissingError: the node cannot be used (CR0491), the cluster is gone (CR0863), no actor is left (CR0866).
+        """
+        self.close()
+        self._cluster.store.get(task_id)
+        lease = self._cluster.lease(task_id)
+        self._lease, self._end = lease, weakref.finalize(self, lease.give_back)
+        try:
+            begun: Begun = self._ask("begin", task_id)
+        except BaseException:
+            self.close()
+            raise
+        self._place = begun.place
+        return begun.message
+
+    def call(self, call: ToolCall) -> ToolResult:
+        """Do what the policy asked; whatever is wrong with the call is a result with ``is_error``.
+
+        Raises:
+            SandboxFailure: the sandbox broke or the actor died; from now on there is no grade for this attempt.
+            MissingError: the cluster is gone (CR0863).
+        """
+        self._running()
+        if self._is_broken:
+            raise SandboxFailure("CR0303", "the sandbox of this attempt broke.", fix="ray status")
+        called: Called = self._ask("call", call)
+        self._is_over, self._counts = called.is_done, called.counts
+        return called.result
+
+    def grade(self) -> Score | None:
+        """What the visible tests say of the tree as it stands; None where a sandbox or the actor failed."""
+        return self._grade("visible")
+
+    def grade_hidden(self) -> Score | None:
+        """The truth about the tree as it stands, for guard and evaluation; never to be part of a reward."""
+        return self._grade("hidden")
+
+    def reward(self, effort_counts: Mapping[str, float] | None = None) -> float | None:
+        """End the attempt, and say what it is worth, as ``FeatureDeletionEnv.reward``; None: drop it."""
+        paid: Paid | None = self._ask_or_none("reward", effort_counts)
+        self._is_over = True
+        if paid is None:
+            return None
+        self._regressions = paid.regressions
+        if paid.reward is None:
+            self._cluster.count_failure()
+        return paid.reward
+
+    def close(self) -> None:
+        """End the attempt, take its sandbox away and let the actor be lent again; idempotent.
+
+        Never raises a ``SandboxFailure``: where the actor is gone, its sandbox is as well.
+
+        Raises:
+            MissingError: the cluster is gone (CR0863).
+        """
+        lease, self._lease = self._lease, None
+        if lease is None:
+            return
+        is_broken = self._is_broken
+        self._forget()
+        try:
+            if not is_broken:
+                lease.ask("finish")
+        except SandboxFailure:
+            pass  # counted where it was met
+        finally:
+            self._end()
+
+    def __enter__(self) -> RayEnvironment:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _running(self) -> Lease:
+        if self._lease is None:
+            raise no_attempt("RayEnvironment")
+        return self._lease
+
+    def _ask(self, method: str, *args: Any) -> Any:
+        try:
+            return self._running().ask(method, *args)
+        except SandboxFailure as failure:
+            if failure.code != _LOST and not self._is_broken:
+                self._cluster.count_failure()
+            self._is_broken = True
+            raise
+
+    def _ask_or_none(self, method: str, *args: Any) -> Any:
+        self._running()
+        if self._is_broken:
+            return None
+        try:
+            return self._ask(method, *args)
+        except SandboxFailure:
+            return None
+
+    def _grade(self, tests: TestsUsed) -> Score | None:
+        was_broken = self._is_broken
+        score: Score | None = self._ask_or_none("grade", tests)
+        if score is None and not was_broken and not self._is_broken:
+            self._cluster.count_failure()
+        return score
+
+
+_LOST = "CR0862"
+"""Counted by the cluster."""

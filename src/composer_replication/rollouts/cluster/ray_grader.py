@@ -1,0 +1,103 @@
+"""A ``Grader`` whose test runs are in actors: for single answers, held-out readings, and whoever has a tree."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from composer_replication.records import Score, Task
+from composer_replication.rollouts.cluster.rollout_actor import WatchedWork
+from composer_replication.rollouts.cluster.rollout_cluster import Lease, RolloutCluster
+from composer_replication.rollouts.grading import FORGED, Grader, GradeRequest
+from composer_replication.tasks.running.watched_run import WatchedReport
+from composer_replication.tasks.workers.ray_answers import interruption
+
+
+class RayGrader(Grader):
+    """Turns answers into scores on the nodes of a cluster; as ``Grader``, and used in its place.
+
+    What was graded is remembered here, and sentinels are drawn there: an actor runs the golden code of a task once, for itself. A
+    grading whose actor dies is tried again like one whose sandbox broke. This machine needs no sandbox.
+
+    Args:
+        cluster: whose actors are used, each for one grading at a time. Attempts use the same ones.
+
+    ``missing_guards`` is empty: nodes have every guard, and an acceptance of this process does not travel.
+
+    Raises (when it grades):
+        MissingError: a node cannot be used (CR0491), the cluster is gone (CR0863), no actor is left (CR0866).
+    """
+
+    def __init__(self, cluster: RolloutCluster) -> None:
+        self._cluster = cluster
+        self._stopping = threading.Event()
+        self._leases: set[Lease] = set()
+        self._leases_lock = threading.Lock()
+        options = cluster.options
+        super().__init__(
+            cluster.store,
+            backend=options.backend,
+            limits=options.limits,
+            timeout_seconds=options.timeout_seconds,
+            num_jobs=options.num_actors,
+        )
+
+    def require_guards(self) -> tuple[str, ...]:
+        """None is missing: an actor grades nothing before the self-test of its node has passed."""
+        return ()
+
+    def grade_once(self, request: GradeRequest) -> Score:
+        """Run one request on some node, whatever was seen before.
+
+        Raises:
+            SandboxFailure: the sandbox broke, the actor died (CR0862), or none was free in time (CR0864).
+            MissingError: as the class.
+        """
+        with self._leased(request.task) as lease:
+            score: Score = lease.ask("grade_request", request)
+        if score.error.startswith(FORGED):
+            self.count_forgery()
+        return score
+
+    def watched(
+        self,
+        task: Task,
+        files: Mapping[str, bytes],
+        node_ids: Sequence[str],
+        seed: int | None = None,
+        *,
+        timeout_seconds: float | None = None,
+    ) -> WatchedReport:
+        """As ``Grader.watched``, on some node. Raises as ``grade_once``."""
+        work = WatchedWork(task, dict(files), tuple(node_ids), seed, timeout_seconds)
+        with self._leased(task) as lease:
+            report: WatchedReport = lease.ask("watched", work)
+        return report
+
+    def stop_runs(self) -> None:
+        """Kill what is under way; Ray starts its actors anew."""
+        self._stopping.set()
+        try:
+            with self._leases_lock:
+                for lease in self._leases:
+                    lease.kill()
+            self.close()
+        finally:
+            self._stopping.clear()
+
+    @contextmanager
+    def _leased(self, task: Task) -> Iterator[Lease]:
+        lease = self._cluster.lease(task.task_id, self._look)
+        with self._leases_lock:
+            self._leases.add(lease)
+        try:
+            yield lease
+        finally:
+            with self._leases_lock:
+                self._leases.discard(lease)
+            lease.give_back()
+
+    def _look(self) -> None:
+        if self._stopping.is_set():
+            raise interruption()

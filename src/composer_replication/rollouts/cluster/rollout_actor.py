@@ -1,0 +1,191 @@
+"""What lives on a node: one attempt with its sandbox, or one grading, at a time. Runs in a worker of Ray."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from composer_replication.errors import InputError, SandboxFailure
+from composer_replication.records import Score, Task, ToolCall, ToolResult
+from composer_replication.rollouts.cluster.cluster_options import ClusterOptions
+from composer_replication.rollouts.cluster.store_parcel import Piece, StoreParcel, open_copy
+from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
+from composer_replication.rollouts.grading import Grader, GradeRequest, TestsUsed
+from composer_replication.rollouts.regressions import Regressions
+from composer_replication.rollouts.tools.toolbox import CallCounts
+from composer_replication.sandbox.process_folder import sweep
+from composer_replication.tasks.running.watched_run import WatchedReport
+from composer_replication.tasks.workers.node_check import NodeNeeds, check_node, unfit_node
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an actor lives now."""
+
+    host: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The first message, and where the attempt is."""
+
+    message: str
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """What a call gave, and how the attempt stands after it."""
+
+    result: ToolResult
+    is_done: bool
+    counts: CallCounts
+
+
+@dataclass(frozen=True, slots=True)
+class Paid:
+    """What an attempt is worth; ``reward`` is None where a sandbox failed."""
+
+    reward: float | None
+    regressions: Regressions | None
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedWork:
+    """The arguments of ``Grader.watched``."""
+
+    task: Task
+    files: dict[str, bytes]
+    node_ids: tuple[str, ...]
+    seed: int | None
+    timeout_seconds: float | None
+
+
+class RolloutActor:
+    """Attempts and gradings over a copy of a store, one after the other.
+
+    An attempt has a number. A process that was started anew knows nothing of the attempt before, and says so.
+
+    Args:
+        parcel: the store.
+        fetch: gives a piece of it.
+        options: of attempts and gradings.
+        needs: what this node must have.
+    """
+
+    def __init__(
+        self, parcel: StoreParcel, fetch: Callable[[Any], Piece], options: ClusterOptions, needs: NodeNeeds
+    ) -> None:
+        self._parcel, self._fetch, self._options, self._needs = parcel, fetch, options, needs
+        self._grader: Grader | None = None
+        self._environment: FeatureDeletionEnv | None = None
+        self._number = -1
+
+    def prepare(self) -> Place:
+        """Try the sandbox of this node and make the copy of the store.
+
+        Raises:
+            MissingError: the node cannot be used (CR0491); a ``SandboxFailure`` if its self-test failed.
+            InputError: the copy is damaged (CR0411).
+        """
+        self._ready()
+        return Place(socket.gethostname(), os.getpid())
+
+    def begin(self, number: int, task_id: str) -> Begun:
+        """Begin an attempt, after the end of the one before; as ``FeatureDeletionEnv.reset``."""
+        environment, grader = self._ready()
+        self._require_environment(grader.store.get(task_id))
+        self._number = number
+        return Begun(environment.reset(task_id), self.prepare())
+
+    def call(self, number: int, call: ToolCall) -> Called:
+        """Make a call; as ``FeatureDeletionEnv.call``."""
+        environment = self._attempt(number)
+        result = environment.call(call)
+        return Called(result, environment.is_done, replace(environment.counts))
+
+    def grade(self, number: int, tests: TestsUsed) -> Score | None:
+        """As ``FeatureDeletionEnv.grade`` and ``grade_hidden``."""
+        environment = self._attempt(number)
+        return environment.grade_hidden() if tests == "hidden" else environment.grade()
+
+    def reward(self, number: int, effort_counts: Mapping[str, float] | None) -> Paid:
+        """As ``FeatureDeletionEnv.reward``."""
+        environment = self._attempt(number)
+        reward = environment.reward(effort_counts)
+        return Paid(reward, environment.regressions)
+
+    def finish(self, number: int) -> None:
+        """End an attempt; nothing where it is over."""
+        if self._environment is not None and number == self._number:
+            self._environment.close()
+
+    def grade_request(self, number: int, request: GradeRequest) -> Score:
+        """Grade one answer or tree, once.
+
+        Raises:
+            SandboxFailure: the sandbox broke.
+        """
+        del number  # nothing of an attempt is used
+        _, grader = self._ready()
+        self._require_environment(request.task)
+        return grader.grade_once(request)
+
+    def watched(self, number: int, work: WatchedWork) -> WatchedReport:
+        """As ``Grader.watched``."""
+        del number  # nothing of an attempt is used
+        _, grader = self._ready()
+        self._require_environment(work.task)
+        return grader.watched(
+            work.task, work.files, work.node_ids, work.seed, timeout_seconds=work.timeout_seconds
+        )
+
+    def end(self) -> None:
+        """Leave nothing behind, also of those that were killed on this node."""
+        if self._environment is not None:
+            self._environment.close()
+        if self._grader is not None:
+            self._grader.close()
+        self._environment = self._grader = None
+        sweep()
+
+    def _ready(self) -> tuple[FeatureDeletionEnv, Grader]:
+        check_node(*self._needs)
+        if self._grader is None or self._environment is None:
+            options = self._options
+            backend = options.backend or None
+            self._grader = Grader(
+                open_copy(self._parcel, self._fetch, backend=backend),
+                backend=options.backend,
+                limits=options.limits,
+                timeout_seconds=options.timeout_seconds,
+                num_jobs=1,
+            )
+            self._environment = FeatureDeletionEnv(
+                self._grader, attempt=options.attempt, reward=options.reward
+            )
+        return self._environment, self._grader
+
+    def _attempt(self, number: int) -> FeatureDeletionEnv:
+        if self._environment is None or number != self._number:
+            raise SandboxFailure(
+                "CR0862", "the process of an attempt was started anew, and its sandbox is gone."
+            )
+        return self._environment
+
+    def _require_environment(self, task: Task) -> None:
+        """The environment of the task's tests, made first where this node has not got it.
+
+        Raises:
+            MissingError: it cannot be made here (CR0491).
+            SandboxFailure: the sandbox broke.
+        """
+        _, grader = self._ready()
+        try:
+            grader.store.environment(task)
+        except InputError as error:
+            raise unfit_node("cannot be used", error) from error

@@ -1,0 +1,316 @@
+"""The actors of a cluster, lent to one attempt or one grading at a time.
+
+Ray places them, starts them anew when their process or node dies, and keeps those waiting for which it has no room. What
+is done here is to lend those that are ready, and to say in one sentence what Ray says in many.
+
+Ray: Moritz et al., OSDI 2018. This module needs the extra ``ray``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import ray
+from ray.exceptions import ActorDiedError, RayError
+
+from composer_replication.errors import MissingError, SandboxFailure
+from composer_replication.rollouts.cluster.cluster_options import ClusterOptions
+from composer_replication.rollouts.cluster.rollout_actor import Place, RolloutActor
+from composer_replication.rollouts.cluster.store_parcel import parcel_of
+from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.workers.node_check import needs_of
+from composer_replication.tasks.workers.ray_answers import (
+    NUM_RETRIES,
+    interruption,
+    is_of_ray,
+    plain_cause,
+    wait_for,
+)
+from composer_replication.tasks.workers.ray_connection import RayConnection, first_sentence
+
+_LOOK_SECONDS = 1.0
+_END_SECONDS = 20.0
+Look = Callable[[], None]
+
+
+@dataclass(eq=False, slots=True)
+class _Actor:
+    """An actor, the reference that is done when it is prepared, and the tasks whose golden code it has looked at."""
+
+    handle: Any
+    ready: Any
+    place: Place | None = None
+    tasks: set[str] = field(default_factory=set)
+
+
+class RolloutCluster:
+    """Actors with a copy of a store each; safe to use from several threads. See ``opening.open_cluster``.
+
+    Args:
+        connection: to the cluster; closed by its owner, after this.
+        store: whole, and not written to meanwhile. It is read once, here.
+        options: how many, and what for.
+
+    ``counts``: ``lost`` (attempts and gradings whose process or node died), ``gone`` (actors that Ray does not start
+    any more), ``infrastructure_failures`` (all attempts and gradings that a sandbox or Ray failed, lost ones included).
+
+    Raises:
+        MissingError: a node cannot be used (CR0491), the cluster is gone (CR0863), or it placed no actor in time (CR0864).
+        InputError: a file of the store cannot be read (CR0411).
+    """
+
+    def __init__(self, connection: RayConnection, store: TaskStore, options: ClusterOptions) -> None:
+        self.store, self.options = store, options
+        self.counts: Counter[str] = Counter()
+        self._head = connection.head
+        self._closed = threading.Event()
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        self._returned: queue.SimpleQueue[_Actor] = queue.SimpleQueue()  # safe in a finalizer
+        self._parcel = parcel_of(store, ray.put)
+        kind = ray.remote(
+            RolloutActor
+        ).options(
+            num_cpus=options.num_cpus,
+            resources=dict(options.resources),
+            max_restarts=options.max_restarts,
+            max_task_retries=NUM_RETRIES,  # waits for a restart too; whatever belongs to an attempt is asked once
+            scheduling_strategy="SPREAD",
+        )
+        needs = needs_of(options.backend or None)
+        handles = [kind.remote(self._parcel, ray.get, options, needs) for _ in range(options.num_actors)]
+        self._actors = [_Actor(handle, _prepared(handle)) for handle in handles]
+        self._idle = list(self._actors)
+
+    def lease(self, task_id: str, look: Look = lambda: None) -> Lease:
+        """A ready actor that nobody else uses; waits for one, and calls ``look`` meanwhile, which may raise.
+
+        Raises:
+            MissingError: a node cannot be used (CR0491), no actor is left (CR0866), the cluster is gone (CR0863).
+            SandboxFailure: none was free in time (CR0864), or the cluster is closed (CR0302).
+        """
+        ends = time.monotonic() + self.options.waiting_seconds
+        while True:
+            self.check()
+            look()
+            actor = self._take(task_id)
+            if actor is not None:
+                return Lease(self, actor, next(self._numbers), look)
+            if time.monotonic() >= ends:
+                self.count_failure()
+                raise self._no_room()
+            with suppress(queue.Empty):
+                back = self._returned.get(timeout=_LOOK_SECONDS)
+                with self._lock:
+                    self._idle.append(back)
+
+    def wait_until_ready(self) -> None:
+        """Wait for the first actor.
+
+        Raises:
+            MissingError: as ``lease``; none was placed in time (CR0864).
+        """
+        try:
+            self.lease("").give_back()
+        except SandboxFailure as error:
+            raise MissingError(error.code, error.message, where=error.where, fix=error.fix) from error
+
+    def places(self) -> list[Place]:
+        """Where the actors are that have been ready."""
+        with self._lock:
+            return [actor.place for actor in self._actors if actor.place is not None]
+
+    def count_failure(self, kind: str = "") -> None:
+        """Count an attempt or a grading that a sandbox or Ray failed."""
+        with self._lock:
+            self.counts["infrastructure_failures"] += 1
+            if kind:
+                self.counts[kind] += 1
+
+    def check(self) -> None:
+        """Refuse to go on where nothing can follow.
+
+        Raises:
+            MissingError: the cluster is gone (CR0863).
+            SandboxFailure: it was closed (CR0302).
+        """
+        if self._closed.is_set():
+            raise interruption()
+        if self._head.is_gone():
+            raise MissingError(
+                "CR0863",
+                f"the head of the Ray cluster at {self._head} is gone, and the rollouts on it are lost.",
+                where="open_cluster",
+                fix="start the cluster again, then the run: it goes on from its last checkpoint.",
+            )
+
+    def close(self) -> None:
+        """End the actors with their sandboxes; what is under way is killed. Idempotent."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        with self._lock:
+            self._collect()
+            idle, busy = list(self._idle), [actor for actor in self._actors if actor not in self._idle]
+        with suppress(RayError, ConnectionError):
+            dying = [actor.handle.finish.options(max_task_retries=0).remote(-1) for actor in busy]
+            for actor in busy:
+                ray.kill(actor.handle)
+            if dying:
+                ray.wait(dying, num_returns=len(dying), timeout=_END_SECONDS)
+            ends = [_ended(actor.handle) for actor in idle]
+            if ends:
+                ray.wait(ends, num_returns=len(ends), timeout=_END_SECONDS)
+            for actor in idle:
+                ray.kill(actor.handle)
+
+    def __enter__(self) -> RolloutCluster:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # --- for leases ---------------------------------------------------------------------
+
+    def ask(self, actor: _Actor, method: str, args: tuple[Any, ...], look: Look) -> Any:
+        """Have an actor do something; what begins an attempt waits for a restart, all else is asked once."""
+
+        def look_around() -> None:
+            self.check()
+            look()
+
+        self.check()
+        try:
+            num_retries = NUM_RETRIES if method == "begin" else 0
+            reference = getattr(actor.handle, method).options(max_task_retries=num_retries).remote(*args)
+            return wait_for(reference, look_around)
+        except (RayError, ConnectionError) as error:
+            self.check()
+            look()
+            cause = plain_cause(error)
+            if not is_of_ray(cause):
+                raise cause from error
+            self._lose(actor, cause)
+
+    def take_back(self, actor: _Actor) -> None:
+        """Lend it again; also from a finalizer."""
+        self._returned.put(actor)
+
+    def restart(self, actor: _Actor) -> None:
+        """Kill what it does; Ray starts it anew as often as ``max_restarts`` says."""
+        with suppress(RayError, ConnectionError):
+            ray.kill(actor.handle, no_restart=False)
+
+    def _lose(self, actor: _Actor, cause: Exception) -> NoReturn:
+        where = "" if actor.place is None else f"{actor.place.host}, process {actor.place.pid}"
+        actor.ready, actor.place, actor.tasks = _prepared(actor.handle), None, set()
+        self.count_failure("lost")
+        raise SandboxFailure(
+            "CR0862",
+            f"the worker of an attempt or a grading was lost: {first_sentence(str(cause))}.",
+            where=where,
+            fix="ray status shows the cluster, and the logs of that node why; the attempt is begun again.",
+        ) from cause
+
+    def _take(self, task_id: str) -> _Actor | None:
+        with self._lock:
+            self._collect()
+            if not self._actors:
+                raise MissingError(
+                    "CR0866",
+                    f"no actor is left: each of {self.options.num_actors} died more than "
+                    f"{self.options.max_restarts} times.",
+                    where="ClusterOptions: max_restarts",
+                    fix="look for the reason in the logs of the nodes (memory is the usual one), or leave max_restarts out.",
+                )
+            ready = [actor for actor in self._idle if actor.place is not None]
+            asked = {actor.ready: actor for actor in self._idle if actor.place is None}
+            if asked:
+                done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=0)
+                ready += [asked[each] for each in done if self._is_prepared(asked[each])]
+            if not ready:
+                return None
+            chosen = next((actor for actor in ready if task_id in actor.tasks), ready[0])
+            self._idle.remove(chosen)
+            chosen.tasks.add(task_id)
+            return chosen
+
+    def _collect(self) -> None:
+        with suppress(queue.Empty):
+            while True:
+                self._idle.append(self._returned.get_nowait())
+
+    def _is_prepared(self, actor: _Actor) -> bool:
+        """Whether it can be lent; one that died is asked again, or forgotten where Ray has given it up."""
+        try:
+            actor.place = ray.get(actor.ready)
+        except ActorDiedError:
+            self.counts["gone"] += 1
+            self._actors.remove(actor)
+            self._idle.remove(actor)
+        except (RayError, ConnectionError) as error:
+            cause = plain_cause(error)
+            if isinstance(cause, SandboxFailure):  # tried again by Ray already: now it is the user's to know
+                cause = MissingError(cause.code, cause.message, where=cause.where, fix=cause.fix)
+            if not is_of_ray(cause):
+                raise cause from error
+            actor.ready = _prepared(actor.handle)
+        return actor.place is not None
+
+    def _no_room(self) -> SandboxFailure:
+        options = self.options
+        asked = ", ".join(
+            f"{name} {share:g}" for name, share in {"num_cpus": options.num_cpus, **options.resources}.items()
+        )
+        return SandboxFailure(
+            "CR0864",
+            f"no actor was free within {options.waiting_seconds:g} s: Ray has placed {len(self.places())} of "
+            f"{options.num_actors}, and each asks for {asked}.",
+            where="open_cluster",
+            fix="ray status shows what is free; ask for less, add nodes, and run no more episodes at once than num_actors.",
+        )
+
+
+class Lease:
+    """One actor for one attempt or one grading."""
+
+    def __init__(self, cluster: RolloutCluster, actor: _Actor, number: int, look: Look) -> None:
+        self._cluster, self._actor, self._number, self._look = cluster, actor, number, look
+        self._once = itertools.count()
+
+    def ask(self, method: str, *args: Any) -> Any:
+        """Have the actor do something for this lease, once.
+
+        Raises:
+            SandboxFailure: the actor is lost (CR0862), or the cluster is closed (CR0302).
+            MissingError: the cluster is gone (CR0863).
+            Exception: what the method raised.
+        """
+        return self._cluster.ask(self._actor, method, (self._number, *args), self._look)
+
+    def give_back(self) -> None:
+        """Let it be lent again; idempotent."""
+        if next(self._once) == 0:
+            self._cluster.take_back(self._actor)
+
+    def kill(self) -> None:
+        """End what it does, at once."""
+        self._cluster.restart(self._actor)
+
+
+def _prepared(handle: Any) -> Any:
+    return handle.prepare.options(retry_exceptions=[SandboxFailure]).remote()
+
+
+def _ended(handle: Any) -> Any:
+    """Ends as a process does that is asked to: what it registered for its exit is done."""
+    handle.end.options(max_task_retries=0).remote()
+    return handle.__ray_terminate__.options(max_task_retries=0).remote()

@@ -1,0 +1,236 @@
+"""What a Ray actor is made of, without Ray: the store that travels, the actor itself, its options, and who may be asked."""
+
+from __future__ import annotations
+
+import json
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from composer_replication.errors import InputError, MissingError, SandboxFailure, UsageError
+from composer_replication.records import Task, ToolCall
+from composer_replication.rollouts.cluster.cluster_options import ClusterOptions
+from composer_replication.rollouts.cluster.opening import open_cluster
+from composer_replication.rollouts.cluster.rollout_actor import RolloutActor, WatchedWork
+from composer_replication.rollouts.cluster.store_parcel import Piece, StoreParcel, open_copy, parcel_of
+from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
+from composer_replication.rollouts.grading import Grader, GradeRequest
+from composer_replication.sandbox.process_folder import process_folder
+from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.workers.node_check import needs_of
+
+NUMBERS = "tinymath/numbers.py"
+
+
+def itself(piece: Any) -> Any:
+    return piece
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine that has nothing yet."""
+    monkeypatch.setenv("COMPOSER_RL_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+# --- the store ------------------------------------------------------------------------
+
+
+def test_a_copy_is_the_store_and_is_made_once(sized_store: TaskStore, cache: Path) -> None:
+    parcel = parcel_of(sized_store, itself, piece_bytes=500)
+    assert len(parcel.pieces) > 3
+    copy = open_copy(parcel, itself, backend=None)
+    copy.verify()
+    assert copy.fingerprint == sized_store.fingerprint
+    assert copy.root.parent.parent == cache.resolve()
+    assert stat.S_IMODE(copy.root.stat().st_mode) == 0o700, "it has golden code and hidden tests"
+    for task in sized_store.tasks():
+        assert copy.get(task.task_id) == task
+        for view in ("rollout", "visible", "hidden", "golden"):
+            assert copy.files(task, view) == sized_store.files(task, view)
+
+    def refuse(piece: Any) -> Piece:
+        raise AssertionError("it is here already")
+
+    assert open_copy(parcel, refuse, backend=None).root == copy.root
+    (copy.root / "manifest.json").unlink()  # as if its writer had been killed
+    (copy.root / "tasks" / "left.json.zst").write_text("torn")
+    again = open_copy(parcel, itself, backend=None)
+    assert not (again.root / "tasks" / "left.json.zst").exists()
+    again.verify()
+
+
+def test_a_parcel_that_is_another_store_is_refused(sized_store: TaskStore, cache: Path) -> None:
+    other = StoreParcel("f" * 64, parcel_of(sized_store, itself).pieces)
+    with pytest.raises(InputError, match=r"CR0411: .* another one than was sent"):
+        open_copy(other, itself, backend=None)
+
+
+@given(piece_bytes=st.integers(1, 20_000))
+def test_pieces_hold_every_file_once_and_the_manifest_last(parcel_store: TaskStore, piece_bytes: int) -> None:
+    pieces = parcel_of(parcel_store, itself, piece_bytes=piece_bytes).pieces
+    files = [pair for piece in pieces for pair in piece]
+    kept = [path for path in parcel_store.root.rglob("*") if path.is_file()]
+    assert sorted(name for name, _ in files) == sorted(
+        path.relative_to(parcel_store.root).as_posix() for path in kept
+    )
+    assert all((parcel_store.root / name).read_bytes() == data for name, data in files)
+    assert files[-1][0] == "manifest.json"
+    assert all(sum(len(data) for _, data in piece[:-1]) < piece_bytes for piece in pieces)
+
+
+@pytest.fixture(scope="module")
+def parcel_store(tmp_path_factory: pytest.TempPathFactory) -> TaskStore:
+    folder = tmp_path_factory.mktemp("parcel") / "store"
+    store = TaskStore.create(folder)
+    for number in range(30):
+        store.put_blob(bytes([number]) * (number * 97))
+    return TaskStore.open(folder)
+
+
+# --- the actor ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def actor(store: TaskStore) -> Iterator[RolloutActor]:
+    made = RolloutActor(parcel_of(store, itself), itself, ClusterOptions(), needs_of(None))
+    yield made
+    made.end()
+    assert not list(process_folder().glob("attempt-*"))
+
+
+def moves(store: TaskStore, task: Task) -> list[ToolCall]:
+    golden = store.files(task, "golden")[NUMBERS].decode()
+    return [
+        ToolCall("bash", json.dumps({"command": "ls tinymath"})),
+        ToolCall("fly", "{}"),
+        ToolCall("write_file", json.dumps({"path": NUMBERS, "content": golden})),
+        ToolCall("submit", "{}"),
+    ]
+
+
+def test_an_actor_does_what_an_environment_in_this_process_does(
+    actor: RolloutActor, grader: Grader, store: TaskStore, clamp: Task
+) -> None:
+    with FeatureDeletionEnv(grader) as env:
+        begun = actor.begin(7, clamp.task_id)
+        assert begun.message == env.reset(clamp.task_id)
+        assert begun.place.host == socket.gethostname()
+        for call in moves(store, clamp):
+            here, there = env.call(call), actor.call(7, call)
+            assert (there.result.text, there.result.is_error) == (here.text, here.is_error)
+            assert (there.is_done, there.counts) == (env.is_done, env.counts)
+        assert there.counts is not actor.call(7, call).counts, "a message keeps what it said"
+        score, hidden = actor.grade(7, "visible"), actor.grade(7, "hidden")
+        assert score is not None and hidden is not None
+        mine, truth = env.grade(), env.grade_hidden()
+        assert mine is not None and truth is not None
+        assert (score.outcomes, hidden.outcomes) == (mine.outcomes, truth.outcomes)
+        paid = actor.reward(7, None)
+        assert (paid.reward, env.reward()) == (1.0, 1.0)
+        assert paid.regressions == env.regressions
+
+
+def test_an_attempt_that_the_process_does_not_know_is_lost_and_not_another_one(
+    actor: RolloutActor, clamp: Task
+) -> None:
+    listing = ToolCall("list_files", "{}")
+    with pytest.raises(SandboxFailure, match="CR0862"):
+        actor.call(0, listing)
+    actor.begin(1, clamp.task_id)
+    actor.finish(0)  # of the attempt before; this one goes on
+    assert not actor.call(1, listing).result.is_error
+    for ask in (lambda: actor.call(0, listing), lambda: actor.grade(0, "visible"), lambda: actor.reward(0, None)):  # fmt: skip
+        with pytest.raises(SandboxFailure, match="CR0862"):
+            ask()
+    actor.finish(1)
+    with pytest.raises(UsageError, match="CR0800"):
+        actor.call(1, listing)
+
+
+def test_gradings_of_an_actor_are_those_of_a_grader(
+    actor: RolloutActor, grader: Grader, store: TaskStore, clamp: Task
+) -> None:
+    right = GradeRequest(clamp, store.golden_body(clamp))
+    wrong = GradeRequest(clamp, "\n    return low")
+    for request, here in zip((right, wrong), grader.grade_many([right, wrong]), strict=True):
+        assert here is not None
+        assert actor.grade_request(0, request).outcomes == here.outcomes
+    files = {**store.files(clamp, "visible"), **grader.golden_files(clamp)}
+    work = WatchedWork(clamp, files, clamp.tests.pass_to_pass, None, None)
+    report = grader.watched(clamp, work.files, work.node_ids)
+    assert actor.watched(0, work).outcomes == report.outcomes
+
+
+def test_a_node_without_the_environment_of_a_task_is_named(sized_store: TaskStore, cache: Path) -> None:
+    """The wheels of this store do not exist, as those of another architecture would not fit."""
+    actor = RolloutActor(parcel_of(sized_store, itself), itself, ClusterOptions(), needs_of(None))
+    with pytest.raises(
+        MissingError, match=rf"CR0491: the node {socket.gethostname()} cannot be used"
+    ) as caught:
+        actor.begin(0, "t-function-body")
+    assert not isinstance(caught.value, SandboxFailure), "no episode is tried again for it"
+    actor.end()
+
+
+def test_a_node_whose_sandbox_does_not_hold_prepares_nothing(
+    store: TaskStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "unsafe_jail.py").write_text(
+        "from composer_replication.errors import SandboxFailure\n\n\nclass Jail:\n    name = 'unsafe'\n\n"
+        "    def is_available(self):\n        return None\n\n    def open(self, spec):\n        raise SandboxFailure('CR0302', 'planted')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def refuse(piece: Any) -> Piece:
+        raise AssertionError("such a node gets no store")
+
+    options = ClusterOptions(backend="unsafe_jail:Jail")
+    actor = RolloutActor(StoreParcel("f", (0,)), refuse, options, needs_of("unsafe_jail:Jail"))
+    with pytest.raises(SandboxFailure, match=r"CR0491: the node .* the sandbox unsafe does not hold"):
+        actor.prepare()
+
+
+# --- around it ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"num_actors": 0}, {"num_cpus": -0.5}, {"num_cpus": float("inf")}, {"resources": {"side": float("nan")}}, {"max_restarts": -2},
+     {"waiting_seconds": 0.0}, {"timeout_seconds": float("nan")}],
+)  # fmt: skip
+def test_options_out_of_range(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="CR0865"):
+        ClusterOptions(**wrong)
+    assert ClusterOptions(max_restarts=-1, num_cpus=0.0).num_actors > 0
+
+
+def test_what_runs_in_a_worker_loads_no_torch() -> None:
+    program = (
+        "import sys\nimport composer_replication.rollouts.cluster.ray_environment, composer_replication.rollouts.cluster.ray_grader\n"
+        "print([name for name in ('torch', 'transformers', 'trl', 'tokenizers', 'datasets') if name in sys.modules])"
+    )
+    pytest.importorskip("ray", reason="the extra ray is not installed")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("form", ["127.0.0.1:{}", "ray://127.0.0.1:{}"])
+def test_a_cluster_that_is_not_there_is_one_sentence(form: str, sized_store: TaskStore) -> None:
+    pytest.importorskip("ray", reason="the extra ray is not installed")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = form.format(probe.getsockname()[1])
+    with (
+        pytest.raises(MissingError, match=r"^CR0490: the Ray cluster cannot be joined: [^\n]*refused[^\n]*$"),
+        open_cluster(address, sized_store),
+    ):
+        pass

@@ -5,18 +5,33 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from composer_replication.errors import SandboxFailure, UsageError
-from composer_replication.records import Outcome, Score, ToolCall, ToolResult, ToolSpec
-from composer_replication.rollouts.candidate_tree import TreeTooLargeError, candidate_files, rule_of
+from composer_replication.records import Outcome, Score, Task, ToolCall, ToolResult, ToolSpec
+from composer_replication.rollouts.candidate_tree import (
+    EveryFile,
+    TreeTooLargeError,
+    candidate_files,
+    rule_of,
+)
 from composer_replication.rollouts.environment.attempt import Attempt, AttemptOptions
 from composer_replication.rollouts.environment.reward_options import RewardOptions, reward_of
 from composer_replication.rollouts.grading import Grader, TestsUsed
 from composer_replication.rollouts.regressions import RegressionCheck, Regressions
 from composer_replication.rollouts.tools.toolbox import TOOLS, CallCounts
 from composer_replication.tasks.instructions.writing import write_instruction
+from composer_replication.tasks.store import TaskStore
 
-_HOW_TO_WORK = """\
+HOW_TO_WORK = """\
 You work in the root of the repository, through tools. There is no network. Write the missing code; changes of the \
 tests do not count. When you are done, call submit."""
+
+
+def first_message(store: TaskStore, task: Task) -> str:
+    """What a policy is told first.
+
+    Raises:
+        InputError: even the shortest text would show golden code (CR0429); the store is damaged (CR0411).
+    """
+    return f"{write_instruction(store, task)}\n{HOW_TO_WORK}\n"
 
 
 class FeatureDeletionEnv:
@@ -82,7 +97,7 @@ class FeatureDeletionEnv:
         self.close()
         store = self.grader.store
         task = store.get(task_id)
-        message = f"{write_instruction(store, task)}\n{_HOW_TO_WORK}\n"
+        message = first_message(store, task)
         self._is_broken, self._is_checked, self._regressions = False, False, None
         try:
             self._attempt = Attempt(store, task, self._attempt_options)
@@ -138,6 +153,25 @@ class FeatureDeletionEnv:
             num_invalid_calls=self.counts.num_invalid,
             effort_counts={**self.effort_counts, **(effort_counts or {})},
         )
+
+    @property
+    def tree_root(self) -> str:
+        """The absolute path of the attempt's tree, as commands see it."""
+        return str(self._running.sandbox.tree)
+
+    def all_files(self) -> dict[str, bytes] | None:
+        """Every file of the tree as it stands but those of git, for whoever looks at it; None where the sandbox failed.
+
+        Raises:
+            TreeTooLargeError: more than is graded.
+        """
+        if self._is_broken:
+            return None
+        try:
+            return candidate_files(self._running.sandbox, EveryFile(frozenset(), frozenset(), frozenset()))
+        except SandboxFailure:
+            self._break()
+            return None
 
     @property
     def regressions(self) -> Regressions | None:

@@ -26,7 +26,7 @@ from trl import GRPOConfig
 
 from composer_replication.run_folder import RunFolder
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
-from composer_replication.trainer.model_loading import make_tiny_model
+from composer_replication.trainer.tiny_models import make_tiny_model
 
 CLAIM = 0.01
 HOOKS = (

@@ -1,11 +1,11 @@
-"""The tables ``[hints]``, ``[replay]`` and ``[curriculum]`` of a recipe, and what every table is.
+"""The tables ``[hints]``, ``[replay]``, ``[curriculum]`` and ``[agent]`` of a recipe, and what every table is.
 
 Apart from ``config`` for its size alone.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -126,3 +126,89 @@ class CurriculumSection(Section):
     quarantine_after: int = Field(12, ge=1)
     quarantine_share: float = Field(0.5, gt=0.0, le=1.0)
     quarantine_generations: int = Field(50, ge=0)
+
+
+class AgentRewardSection(Section):
+    """What an attempt with tools is worth; docs/environment.md explains each key."""
+
+    rule: Literal["fraction", "all_or_nothing", "weighted"] = "fraction"
+    weights: dict[str, float] = {}
+    breaks: Literal["mask", "cost", "ignore"] = "mask"
+    break_cost: float = Field(1.0, ge=0.0)
+    break_sample: int = Field(0, ge=0)
+    invalid_call_cost: float = Field(0.0, ge=0.0)
+
+
+class AgentToolsSection(Section):
+    """Limits of each call; ``is_warm`` keeps one process in the sandbox that starts the commands (bubblewrap only)."""
+
+    max_characters: int = Field(16_000, ge=1000)
+    max_command_seconds: float = Field(300.0, gt=0.0)
+    search_seconds: float = Field(20.0, gt=0.0)
+    test_seconds: float = Field(120.0, gt=0.0)
+    max_file_bytes: int = Field(2 * 1024**2, ge=1)
+    is_warm: bool = False
+
+
+class AgentStragglersSection(Section):
+    """Late episodes: only counted (``wait``), or ended without a reward (``abandon``), which biases the batch."""
+
+    action: Literal["wait", "abandon"] = "wait"
+    share: float = Field(0.75, gt=0.0, le=1.0)
+    factor: float = Field(3.0, ge=1.0)
+    per: Literal["batch", "group"] = "batch"
+
+
+class AgentSection(Section):
+    """Rollouts of several turns with tools; without this table a rollout is one answer. docs/agentic_training.md has more.
+
+    An answer has at most ``max_new_tokens``, a whole conversation ``max_context_tokens``; the other limits are those of
+    docs/episodes.md. ``template_options`` are variables of the chat template, ``dialect`` is that of the calls (empty: as the
+    template writes them). ``monitor`` takes rollouts with a finding out of the loss (``mask``), as docs/monitor.md says
+    by class, or only counts findings. ``keeps_trajectories`` writes every episode into the run folder. ``log_prob_check``
+    compares trainer and sampler at each step: over ``log_prob_tolerance`` nats on average it tells (``report``) or stops
+    (``error``). ``in_rounds`` samples when every running episode waits for an answer, at most ``max_batch`` of
+    them at a time: the same seed then gives the same bits; without it slow tools hold up nobody.
+    """
+
+    max_turns: int = Field(20, ge=1)
+    max_context_tokens: int = Field(16_384, ge=2)
+    max_new_tokens: int = Field(2048, ge=1)
+    min_new_tokens: int = Field(16, ge=1)
+    max_calls: int = Field(16, ge=1)
+    max_tries: int = Field(3, ge=1)
+    max_concurrent: int = Field(32, ge=1)
+    max_batch: int = Field(32, ge=1)
+    in_rounds: bool = True
+    turn_seconds: float = Field(600.0, gt=0.0, allow_inf_nan=False)
+    episode_seconds: float = Field(3600.0, gt=0.0, allow_inf_nan=False)
+    grace_seconds: float = Field(120.0, ge=0.0, allow_inf_nan=False)
+    grading_seconds: float = Field(900.0, gt=0.0, allow_inf_nan=False)
+    summary_tokens: int = Field(0, ge=0)
+    reminder: str = ""
+    system: str = ""
+    dialect: str = ""
+    template_options: dict[str, Any] = {}
+    monitor: Literal["mask", "report", "off"] = "mask"
+    keeps_trajectories: bool = True
+    log_prob_check: Literal["report", "error", "off"] = "report"
+    log_prob_tolerance: float = Field(0.05, gt=0.0)
+    reward: AgentRewardSection = AgentRewardSection()
+    tools: AgentToolsSection = AgentToolsSection()
+    stragglers: AgentStragglersSection = AgentStragglersSection()
+
+    @model_validator(mode="after")
+    def _limits_fit(self) -> AgentSection:
+        if self.min_new_tokens > self.max_new_tokens:
+            raise ValueError("min_new_tokens is above max_new_tokens")
+        if self.max_new_tokens >= self.max_context_tokens:
+            raise ValueError(
+                "max_new_tokens leaves no room for a prompt: it has to be below max_context_tokens"
+            )
+        if self.summary_tokens:
+            raise ValueError(
+                "summary_tokens makes several conversations of one rollout, which training does not take; leave it out"
+            )
+        if self.reward.weights and self.reward.rule != "weighted":
+            raise ValueError('reward.weights need reward.rule = "weighted"')
+        return self

@@ -15,7 +15,13 @@ from typing import Any, Final, Literal
 import tomli_w
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from composer_replication.channel_tables import CurriculumSection, HintsSection, ReplaySection, Section
+from composer_replication.channel_tables import (
+    AgentSection,
+    CurriculumSection,
+    HintsSection,
+    ReplaySection,
+    Section,
+)
 from composer_replication.errors import UsageError
 
 
@@ -32,7 +38,7 @@ class ModelSection(Section):
 
     ``name`` is a folder, a model name that transformers resolves,
     ``package:NAME==VERSION`` (a GGUF model inside a wheel of the package registry,
-    pinned by ``sha256`` of the wheel) or ``tiny-random`` (made on the spot, tests).
+    pinned by ``sha256`` of the wheel), ``tiny-random`` or ``tiny-tools`` (made on the spot, tests).
     """
 
     name: str
@@ -97,7 +103,7 @@ class HeldoutSection(Section):
 
 
 class RolloutsSection(Section):
-    """Single-turn protocol: how the prompt is cut and where the answer ends."""
+    """How the prompt of a single answer is cut, and how tests are run."""
 
     prompt_style: Literal["completion", "chat"] = "completion"
     context_lines: int = Field(12, ge=0)
@@ -254,6 +260,7 @@ class RunConfig(Section):
     hints: HintsSection | None = None
     replay: ReplaySection | None = None
     curriculum: CurriculumSection | None = None
+    agent: AgentSection | None = None
     trl: dict[str, Any] = {}
 
     @model_validator(mode="after")
@@ -265,6 +272,27 @@ class RunConfig(Section):
         for table, weight in (("hints", "alpha_sdpo"), ("replay", "beta_replay")):
             if getattr(self, table) is not None and getattr(self.trainer, weight) == 0.0:
                 raise ValueError(f"[{table}] does nothing while trainer.{weight} is 0")
+        return self
+
+    @model_validator(mode="after")
+    def _agent_stands_alone(self) -> RunConfig:
+        """What speaks of single answers does nothing beside ``[agent]``, so it is refused there."""
+        if self.agent is None:
+            return self
+        for key, section, instead in (
+            ("prompt_style", self.rollouts, "[agent]"),
+            ("context_lines", self.rollouts, "[agent]"),
+            ("function", self.reward, "[agent.reward]"),
+            ("tests", self.reward, "[agent.reward]"),
+        ):
+            if getattr(section, key) != type(section).model_fields[key].default:
+                raise ValueError(f"{key} is about single answers; with [agent] use {instead}")
+        if "max_completion_length" in self.trl:
+            raise ValueError(
+                "trl.max_completion_length is set by agent.max_context_tokens: take the key out, and see agent.max_new_tokens"
+            )
+        if self.heldout is not None:
+            raise ValueError("[heldout] is about single answers so far; leave it out with [agent]")
         return self
 
     @model_validator(mode="after")

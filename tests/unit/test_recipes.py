@@ -31,7 +31,7 @@ def guard_table(name: str) -> str:
 
 
 def test_every_recipe_is_looked_at() -> None:
-    assert [path.parent.name for path in RECIPES] == sorted(("quickstart", "tiny-cpu", *HACKS))
+    assert [path.parent.name for path in RECIPES] == sorted(("quickstart", "tiny-cpu", "tiny-tools", *HACKS))
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.parent.name)
@@ -40,7 +40,7 @@ def test_a_recipe_builds_trl_arguments_guard_and_reward(recipe: Path, tmp_path: 
     arguments = trl_arguments(config, RunFolder(tmp_path))
     for key, value in config.trl.items():
         assert getattr(arguments, key) == value
-    assert make_guard(config) is not None
+    assert (make_guard(config) is not None) is (config.agent is None)
     load_reward_rule(config.reward.function)
     assert set(config.tasks.symbols) <= set(config.tasks.source)
     assert (recipe.parent / "README.md").is_file()

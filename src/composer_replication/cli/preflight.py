@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from composer_replication.cli.agent_parts import check_agent
 from composer_replication.cli.hint_parts import hint_options
 from composer_replication.cli.needed_packages import needs_extra
 from composer_replication.cli.pair_parts import pair_rows
@@ -26,13 +27,14 @@ def check_recipe(config: RunConfig, recipe_folder: Path) -> None:
         UsageError: a guard out of range (CR0204), a reward that cannot be used (CR0210), a
             loss channel without anything to learn from (CR0755), hints that nobody can write (CR0220,
             CR0221, CR0223), an unknown sandbox (CR0305), none that nobody accepted (CR0340), an
-            acceptance of no guard (CR0341).
+            acceptance of no guard (CR0341), an engine that the agent loop cannot use (CR0868).
         InputError: a file of preference pairs that cannot be used (CR0881).
         MissingError: no sandbox works here (CR0301).
     """
     make_guard(config)
     _refuse_empty_channels(config)
     pair_rows(config, recipe_folder)
+    check_agent(config)
     load_reward_rule(config.reward.function)
     accept_recipe(config)
     choose_backend(config.sandbox.backend or None)

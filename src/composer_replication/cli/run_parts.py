@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from composer_replication.cli.agent_parts import agent_rows
 from composer_replication.cli.progress_bar import Report
 from composer_replication.cli.task_division import RunTasks, prompt_of
 from composer_replication.config import RunConfig
@@ -98,6 +99,8 @@ def open_tasks(config: RunConfig, recipe_folder: Path, report: Report | None) ->
 
 def training_rows(config: RunConfig, store: TaskStore, tasks: Sequence[Task]) -> list[dict[str, Any]]:
     """Rows for the trainer's data set: prompt and task id; no golden code, no hidden test."""
+    if config.agent is not None:
+        return agent_rows(store, tasks)
     rows: list[dict[str, Any]] = []
     for task in tasks:
         prompt = prompt_of(config, store, task)

@@ -34,14 +34,28 @@ class RunTasks:
     num_other_sizes: int = 0
 
 
-def one_hole_tasks(store: TaskStore) -> tuple[list[Task], int]:
-    """The tasks that one answer can solve, and how many others the store holds.
+def usable_tasks(config: RunConfig, store: TaskStore) -> tuple[list[Task], int, int]:
+    """The tasks that the recipe's rollouts can do; how many others there are; how many whose prompt shows the deleted code.
 
-    Single-turn rollouts splice one text into one file, so a class, a module, a feature or a
-    removed definition is nothing for them.
+    With tools a task of any size will do, and its instruction shows no deleted code.
 
     Raises:
-        NothingToDoError: no task at all (CR0604), or only others (CR0457).
+        NothingToDoError, InputError: as ``one_hole_tasks``.
+    """
+    if config.agent is not None:
+        return stored_tasks(store), 0, 0
+    one_hole, num_others = one_hole_tasks(store)
+    tasks = [
+        task for task in one_hole if not shows_golden(prompt_of(config, store, task), store.golden_body(task))
+    ]
+    return tasks, num_others, len(one_hole) - len(tasks)
+
+
+def stored_tasks(store: TaskStore) -> list[Task]:
+    """All tasks of a store.
+
+    Raises:
+        NothingToDoError: there is none (CR0604).
         InputError: the store is damaged (CR0411).
     """
     tasks = store.tasks()
@@ -52,6 +66,20 @@ def one_hole_tasks(store: TaskStore) -> tuple[list[Task], int]:
             where=str(store.root),
             fix="composer-rl tasks build SOURCE --out DIR",
         )
+    return list(tasks)
+
+
+def one_hole_tasks(store: TaskStore) -> tuple[list[Task], int]:
+    """The tasks that one answer can solve, and how many others the store holds.
+
+    Single-turn rollouts splice one text into one file, so a class, a module, a feature or a
+    removed definition is nothing for them.
+
+    Raises:
+        NothingToDoError: no task at all (CR0604), or only others (CR0457).
+        InputError: the store is damaged (CR0411).
+    """
+    tasks = stored_tasks(store)
     found = [task for task in tasks if task.is_one_hole]
     if not found:
         raise NothingToDoError(
@@ -82,11 +110,7 @@ def divide_tasks(config: RunConfig, store: TaskStore, recipe_folder: Path) -> Ru
             that could be compared (CR0505).
         InputError: the stored split is not usable (CR0504 to CR0506).
     """
-    one_hole, num_others = one_hole_tasks(store)
-    tasks = [
-        task for task in one_hole if not shows_golden(prompt_of(config, store, task), store.golden_body(task))
-    ]
-    num_leaking = len(one_hole) - len(tasks)
+    tasks, num_others, num_leaking = usable_tasks(config, store)
     section = config.heldout
     if section is None:
         if not tasks:

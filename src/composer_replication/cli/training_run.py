@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.cli import run_parts
+from composer_replication.cli.agent_parts import open_agent, refuse_long_conversations
 from composer_replication.cli.curriculum_parts import open_curriculum
 from composer_replication.cli.hint_parts import open_hint_source
 from composer_replication.cli.needed_packages import needs_extra
@@ -140,7 +141,6 @@ def _open_parts(
     from composer_replication.trainer.run_setup import (
         limit_cpu_threads,
         lora_config,
-        refuse_long_prompts,
         show_own_progress,
         training_dataset,
         trl_arguments,
@@ -152,24 +152,26 @@ def _open_parts(
     method = resolve_method(config)
     progress(f"model: loading {config.model.name}")
 
-    as_chat = config.rollouts.prompt_style == "chat"
+    as_chat = config.rollouts.prompt_style == "chat" or config.agent is not None
     model, tokenizer = load_model(config.model, seed=config.seed, needs_chat_template=as_chat)
-    refuse_long_prompts(
-        rows,
-        model,
-        tokenizer,
-        max_new_tokens=arguments.max_completion_length,
-        engine_limit=arguments.vllm_max_model_length if arguments.use_vllm else None,
-    )
+    if config.agent is None:
+        _refuse_long_answers(rows, model, tokenizer, arguments)
     sampler = run_parts.open_sampler(config, grader, model, tokenizer)
     evaluator = run_parts.open_evaluator(config, sampler, tasks)
     curriculum = open_curriculum(config, store, rows, model)
-    reward = run_parts.open_reward(config, tasks, grader, folder, curriculum)
+    agent = open_agent(config, grader, tokenizer, folder, curriculum)
+    if agent is None:
+        reward: Any = run_parts.open_reward(config, tasks, grader, folder, curriculum)
+        hint_source = open_hint_source(config, store, grader, tokenizer)
+    else:
+        refuse_long_conversations(config, agent.player, tasks.train, model)
+        reward, hint_source = agent.reward, agent.hint_source
     with refusals("[trl], [model.lora]"):
         trainer = ComposerReplicationTrainer(
             model=model,
             processing_class=tokenizer,
             reward_funcs=[reward, *overlong_punishment(method, arguments)],
+            rollout_func=None if agent is None else agent.rollouts,
             args=arguments,
             train_dataset=training_dataset(rows),
             peft_config=lora_config(config.model.lora),
@@ -178,7 +180,7 @@ def _open_parts(
             strict_killswitch=config.trainer.strict_killswitch,
             alpha_sdpo=config.trainer.alpha_sdpo,
             hints=config.hints,
-            hint_source=open_hint_source(config, store, grader, tokenizer),
+            hint_source=hint_source,
             beta_replay=config.trainer.beta_replay,
             replay=config.replay,
             replay_pairs=open_pairs(config, recipe_folder, tokenizer),
@@ -197,6 +199,18 @@ def _open_parts(
         progress(f"guard: KL path off: {reason}")
     sampler.policy.model = trainer.model  # type: ignore[attr-defined]  # the trainer may have wrapped it in adapters
     return _Parts(config, folder, store, tasks, sampler, evaluator, trainer, quiet)
+
+
+def _refuse_long_answers(rows: list[dict[str, Any]], model: Any, tokenizer: Any, arguments: Any) -> None:
+    from composer_replication.trainer.run_setup import refuse_long_prompts
+
+    refuse_long_prompts(
+        rows,
+        model,
+        tokenizer,
+        max_new_tokens=arguments.max_completion_length,
+        engine_limit=arguments.vllm_max_model_length if arguments.use_vllm else None,
+    )
 
 
 def _train(parts: _Parts, progress: Callable[[str], None]) -> bool:

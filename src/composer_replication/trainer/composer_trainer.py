@@ -85,6 +85,8 @@ class ComposerReplicationTrainer(
 
     alpha_sdpo: float = 0.0
     beta_replay: float = 0.0
+    generation_rows: Sequence[Mapping[str, Any]] = ()
+    """Rows of the generation under way, for a ``rollout_func`` that needs more of them than their prompts."""
     _interrupt: InterruptOnce | None = None
 
     def __init__(
@@ -204,11 +206,13 @@ class ComposerReplicationTrainer(
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         """As TRL's, in training with the policy's own terms and what the channels that are on need of each row."""
         of_trl = super()._generate_and_score_completions
+
+        def generate(rows: Any) -> dict[str, Any]:
+            self.generation_rows = rows
+            return self._with_row_rewards(self._learn_outcomes(of_trl(rows)))
+
         inputs = self._chosen_inputs(inputs)
-        batch = self._with_policy_terms(
-            lambda rows: self._with_row_rewards(self._learn_outcomes(of_trl(rows))), inputs
-        )
-        return self._with_channel_tensors(inputs, batch)
+        return self._with_channel_tensors(inputs, self._with_policy_terms(generate, inputs))
 
     def _calculate_rewards(
         self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any

@@ -17,7 +17,7 @@ from composer_replication.errors import InputError
 from composer_replication.run_folder import RunFolder, append_jsonl, read_jsonl, rewrite_jsonl
 
 _FROM_TRL_ROW = ("grad_norm", "learning_rate", "epoch")
-_ROLLOUT_FILE = re.compile(r"step-(\d+)\.jsonl")
+_ROLLOUT_FILE = re.compile(r"(?:step|episodes|findings)-(\d+)(?:-process-\d+)?\.jsonl")
 
 
 class StepWindow:
@@ -84,7 +84,7 @@ class RunLog:
             rewrite_jsonl(self.folder.verdicts, _up_to(self.folder.verdicts, "round_idx", last))
         if self.folder.checks.is_file():  # step 0 is before the first step, and begins anew with the run
             rewrite_jsonl(self.folder.checks, _up_to(self.folder.checks, "step", step or -1))
-        for path in self.folder.rollouts.glob("step-*.jsonl"):
+        for path in self.folder.rollouts.glob("*.jsonl"):
             match = _ROLLOUT_FILE.fullmatch(path.name)
             if match is not None and int(match[1]) > step:
                 path.unlink()

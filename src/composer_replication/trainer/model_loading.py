@@ -17,9 +17,15 @@ from composer_replication.run_folder import RunFolder
 from composer_replication.tasks.intake.cache import cache_folder, cache_lock, hold
 from composer_replication.tasks.intake.sources import fetch_wheel
 from composer_replication.trainer.checkpoints import newest_whole_checkpoint
+from composer_replication.trainer.tiny_models import (
+    TINY,
+    TINY_TOOLS,
+    make_tiny_model,
+    make_tiny_tools_model,
+)
 
 PACKAGE_PREFIX = "package:"
-TINY = "tiny-random"
+_MADE = {TINY: make_tiny_model, TINY_TOOLS: make_tiny_tools_model}
 
 
 def load_model(section: ModelSection, *, seed: int, needs_chat_template: bool = False) -> tuple[Any, Any]:
@@ -27,7 +33,7 @@ def load_model(section: ModelSection, *, seed: int, needs_chat_template: bool = 
 
     Args:
         section: ``[model]``; see its docstring for the forms of ``name``.
-        seed: of the random weights of ``tiny-random``, and of whatever is drawn after this
+        seed: of the random weights of ``tiny-random`` and ``tiny-tools``, and of whatever is drawn after this
             call (fresh adapters): Python's, NumPy's and torch's generators are set to it.
         needs_chat_template: the recipe's prompts are chat messages.
 
@@ -42,17 +48,17 @@ def load_model(section: ModelSection, *, seed: int, needs_chat_template: bool = 
     from transformers import set_seed
 
     set_seed(seed)
-    if section.name == TINY:
-        model, tokenizer = make_tiny_model(seed)
+    if section.name in _MADE:
+        model, tokenizer = _MADE[section.name](seed)
     else:
         source = _from_package(section) if section.name.startswith(PACKAGE_PREFIX) else section.name
         model, tokenizer = _from_pretrained(source, getattr(torch, section.dtype))
     if needs_chat_template and not tokenizer.chat_template:
         raise InputError(
             "CR0703",
-            "the model has no chat template, and rollouts.prompt_style is chat.",
+            "the model has no chat template, and this recipe's prompts are messages.",
             where=section.name,
-            fix='set rollouts.prompt_style = "completion", or take an instruction-tuned model.',
+            fix='take an instruction-tuned model, or prompts without messages: rollouts.prompt_style = "completion", no [agent].',
         )
     if tokenizer.pad_token_id is None and tokenizer.eos_token_id is None:
         raise InputError(
@@ -65,37 +71,6 @@ def load_model(section: ModelSection, *, seed: int, needs_chat_template: bool = 
         tokenizer.pad_token_id = tokenizer.eos_token_id
     tokenizer.padding_side = "left"
     return model, tokenizer
-
-
-def make_tiny_model(seed: int) -> tuple[Any, Any]:
-    """A random two-layer Llama over bytes, for tests and the tiny recipe (0.1 M parameters)."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {symbol: index for index, symbol in enumerate(["<pad>", "<eos>", *alphabet])}
-    raw = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    raw.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # transformers has no types for it
-        tokenizer_object=raw, pad_token="<pad>", eos_token="<eos>", padding_side="left"
-    )
-    config = LlamaConfig(
-        vocab_size=len(vocabulary),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=4096,
-        pad_token_id=vocabulary["<pad>"],
-        bos_token_id=None,
-        eos_token_id=vocabulary["<eos>"],
-        tie_word_embeddings=True,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return LlamaForCausalLM(config), tokenizer
 
 
 def _from_pretrained(source: str, dtype: torch.dtype) -> tuple[Any, Any]:

@@ -79,7 +79,7 @@ def sample_shared(
     min_p: float | None = None,
     repetition_penalty: float = 1.0,
     stop: StopRule | None = None,
-    generator: torch.Generator | None = None,
+    generator: torch.Generator | Sequence[torch.Generator] | None = None,
 ) -> list[list[SampledRow]]:
     """Draw ``num_samples`` completions for each prompt; ``result[i][j]`` is sample j of prompt i.
 
@@ -107,7 +107,8 @@ def sample_shared(
         repetition_penalty: divides the logits of tokens already in prompt or completion; 1 is off.
         stop: asked after each token with the row's ids so far (a copy); the number of ids to keep
             ends the row, None goes on. Not asked after an end of sequence.
-        generator: source of randomness, on any device; None is torch's global one.
+        generator: source of randomness, on any device; None is torch's global one. One for each row: what it says
+            then does not depend on which rows there are beside it.
 
     Raises:
         UsageError: CR0742, an argument out of range.
@@ -150,15 +151,22 @@ class _Rule:
     needs_context: bool
     eos_token_ids: frozenset[int]
     stop: StopRule | None
-    generator: torch.Generator | None
+    generator: torch.Generator | Sequence[torch.Generator] | None
+
+    def uniforms(self, row_numbers: list[int], num_rows: int) -> torch.Tensor:
+        """A number of each running row, in [0, 1)."""
+        if isinstance(self.generator, Sequence):
+            own = [self.generator[number] for number in row_numbers]
+            return torch.stack([torch.rand((), generator=each, dtype=torch.float64).cpu() for each in own])
+        device = None if self.generator is None else self.generator.device
+        uniforms_B = torch.rand(num_rows, generator=self.generator, dtype=torch.float64, device=device)
+        return uniforms_B[torch.tensor(row_numbers, device=device)]
 
     def draw(self, scores_AV: torch.Tensor, row_numbers: list[int], num_rows: int) -> torch.Tensor:
         """One token id for each running row."""
         if self.is_greedy:
             return scores_AV.argmax(-1)
-        device = None if self.generator is None else self.generator.device
-        uniforms_B = torch.rand(num_rows, generator=self.generator, dtype=torch.float64, device=device)
-        uniforms_A = uniforms_B.to(scores_AV.device)[torch.tensor(row_numbers, device=scores_AV.device)]
+        uniforms_A = self.uniforms(row_numbers, num_rows).to(scores_AV.device)
         # Inverse of the cumulative distribution; right=True passes over tokens of probability zero.
         cumulative_AV = scores_AV.double().softmax(-1).cumsum(-1)
         targets_A1 = (uniforms_A * cumulative_AV[:, -1])[:, None]

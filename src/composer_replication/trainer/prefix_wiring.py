@@ -12,7 +12,8 @@ about once a micro-batch.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -137,6 +138,20 @@ class PrefixWiring:
         back = torch.argsort(order)
         return torch.cat(logps_parts)[back], torch.cat(entropy_parts)[back] if entropy_parts else None, None
 
+    @contextmanager
+    def model_for_generation(self) -> Iterator[Any]:
+        """Inside, the bare model with all its weights, as TRL has it for sampling."""
+        with (
+            unwrap_model_for_generation(
+                self.model_wrapped,
+                self.accelerator,
+                gather_deepspeed3_params=self.args.ds3_gather_for_generation,
+                gradient_checkpointing_kwargs=self.args.gradient_checkpointing_kwargs,
+            ) as model,
+            self._dist.summon_full_params(self.model_wrapped, recurse=False),
+        ):
+            yield model
+
     def _shared_completions(
         self, prompt_ids: list[list[int]]
     ) -> tuple[list[list[int]], list[list[float]] | None]:
@@ -146,16 +161,7 @@ class PrefixWiring:
 
         That generator's state is in every checkpoint, so a resumed run samples the same rows.
         """
-        with (
-            unwrap_model_for_generation(
-                self.model_wrapped,
-                self.accelerator,
-                gather_deepspeed3_params=self.args.ds3_gather_for_generation,
-                gradient_checkpointing_kwargs=self.args.gradient_checkpointing_kwargs,
-            ) as model,
-            torch.no_grad(),
-            self._dist.summon_full_params(self.model_wrapped, recurse=False),
-        ):
+        with self.model_for_generation() as model, torch.no_grad():
             samples = sample_shared(
                 model,
                 prompt_ids,

@@ -62,6 +62,8 @@ def trl_arguments(config: RunConfig, folder: RunFolder) -> GRPOConfig:
         "bf16": False,
         "save_total_limit": 2,
     }
+    if config.agent is not None:  # all that follows the first prompt of an episode is its completion
+        defaults["max_completion_length"] = config.agent.max_context_tokens
     if "vllm_importance_sampling_mode" not in method.trl:
         defaults |= {
             "vllm_importance_sampling_mode": "token_truncate",

@@ -12,8 +12,9 @@ from transformers import LlamaModel, Qwen2ForCausalLM, T5Config, T5ForConditiona
 
 from composer_replication.config import ModelSection
 from composer_replication.errors import InputError
-from composer_replication.trainer.model_loading import load_model, make_tiny_model
+from composer_replication.trainer.model_loading import load_model
 from composer_replication.trainer.run_setup import refuse_long_prompts
+from composer_replication.trainer.tiny_models import make_tiny_model
 
 TEMPLATE = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}<|assistant|>"
 

@@ -10,10 +10,10 @@ from composer_replication.config import LoraSection
 from composer_replication.errors import MissingError
 from composer_replication.trainer import cost_probe
 from composer_replication.trainer.cost_probe import ModelCosts, StepSize, measure_costs
-from composer_replication.trainer.model_loading import make_tiny_model
 from composer_replication.trainer.model_trial import training_device, within_memory
 from composer_replication.trainer.parameter_hash import parameter_sha256
 from composer_replication.trainer.run_setup import lora_config
+from composer_replication.trainer.tiny_models import make_tiny_model
 
 COSTS = ModelCosts(
     probed=StepSize(1, 4, 10, 5),  # 10 + 4 x 5 = 30 tokens, 4 rows

@@ -3,6 +3,7 @@
 reward_options.py        what an attempt is worth: tests, what it broke, invalid calls, effort
 attempt.py               a fresh sandbox with the task's tree in it, and its end, whatever happens
 feature_deletion_env.py  the attempt itself: tools, submit, grading outside
+judged_attempts.py       attempts of a trainer: the grading says reward, breaks and findings of the monitor
 trl_face.py              TRL's environment_factory: reset, tools as methods, get_reward
 gym_face.py              reset and step
 single_turn_face.py      reward_fn over answers to one-hole tasks

@@ -6,7 +6,12 @@ from collections.abc import Mapping
 
 from composer_replication.errors import SandboxFailure, UsageError
 from composer_replication.records import Outcome, Score, Task, ToolCall, ToolResult, ToolSpec
-from composer_replication.rollouts.candidate_tree import TreeTooLargeError, candidate_files, rule_of
+from composer_replication.rollouts.candidate_tree import (
+    EveryFile,
+    TreeTooLargeError,
+    candidate_files,
+    rule_of,
+)
 from composer_replication.rollouts.environment.attempt import Attempt, AttemptOptions
 from composer_replication.rollouts.environment.reward_options import RewardOptions, reward_of
 from composer_replication.rollouts.grading import Grader, TestsUsed
@@ -15,18 +20,18 @@ from composer_replication.rollouts.tools.toolbox import TOOLS, CallCounts
 from composer_replication.tasks.instructions.writing import write_instruction
 from composer_replication.tasks.store import TaskStore
 
-_HOW_TO_WORK = """\
+HOW_TO_WORK = """\
 You work in the root of the repository, through tools. There is no network. Write the missing code; changes of the \
 tests do not count. When you are done, call submit."""
 
 
 def first_message(store: TaskStore, task: Task) -> str:
-    """What a policy is told at the begin of an attempt.
+    """What a policy is told first.
 
     Raises:
-        InputError: the text would show the code (CR0429), or the store is damaged (CR0411).
+        InputError: even the shortest text would show golden code (CR0429); the store is damaged (CR0411).
     """
-    return f"{write_instruction(store, task)}\n{_HOW_TO_WORK}\n"
+    return f"{write_instruction(store, task)}\n{HOW_TO_WORK}\n"
 
 
 class FeatureDeletionEnv:
@@ -148,6 +153,25 @@ class FeatureDeletionEnv:
             num_invalid_calls=self.counts.num_invalid,
             effort_counts={**self.effort_counts, **(effort_counts or {})},
         )
+
+    @property
+    def tree_root(self) -> str:
+        """The absolute path of the attempt's tree, as commands see it."""
+        return str(self._running.sandbox.tree)
+
+    def all_files(self) -> dict[str, bytes] | None:
+        """Every file of the tree as it stands but those of git, for whoever looks at it; None where the sandbox failed.
+
+        Raises:
+            TreeTooLargeError: more than is graded.
+        """
+        if self._is_broken:
+            return None
+        try:
+            return candidate_files(self._running.sandbox, EveryFile(frozenset(), frozenset(), frozenset()))
+        except SandboxFailure:
+            self._break()
+            return None
 
     @property
     def regressions(self) -> Regressions | None:

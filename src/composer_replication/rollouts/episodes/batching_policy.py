@@ -43,6 +43,9 @@ class BatchingPolicy:
         sample_batch: the sampler; called in one thread, never twice at a time.
         max_batch: prompts at a time.
         window_seconds: how long a first request waits for others; 0.005 is little beside any sampling.
+        num_expected: says how many may ask; sampling then waits until that many do, and the requests of such a round
+            are batched in the order of their seeds. So the batches, and with them the last bits of the answers, do not
+            depend on who is slow. None: whoever waits is sampled.
 
     ``counts`` has ``batches`` and ``prompts``.
 
@@ -51,7 +54,12 @@ class BatchingPolicy:
     """
 
     def __init__(
-        self, sample_batch: SampleBatch, *, max_batch: int = 32, window_seconds: float = 0.005
+        self,
+        sample_batch: SampleBatch,
+        *,
+        max_batch: int = 32,
+        window_seconds: float = 0.005,
+        num_expected: Callable[[], int] | None = None,
     ) -> None:
         if max_batch < 1 or not window_seconds >= 0:
             raise UsageError(
@@ -62,6 +70,7 @@ class BatchingPolicy:
             )
         self.counts: Counter[str] = Counter()
         self._sample_batch, self._max_batch, self._window_seconds = sample_batch, max_batch, window_seconds
+        self._num_expected = num_expected
         self._waiting: list[_Request] = []
         self._is_full = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
@@ -73,7 +82,8 @@ class BatchingPolicy:
         loop = asyncio.get_running_loop()
         if self._worker is None or self._worker.done() or self._worker.get_loop() is not loop:
             self._waiting, self._is_full = [], asyncio.Event()  # what an earlier loop left is nobody's
-            self._worker = loop.create_task(self._work())
+            work = self._work if self._num_expected is None else self._work_in_rounds
+            self._worker = loop.create_task(work())
         options = SampleOptions(max_new_tokens, temperature, seed)
         request = _Request(tuple(prompt_ids), options, loop.create_future())
         self._waiting.append(request)
@@ -94,6 +104,17 @@ class BatchingPolicy:
             batch = [request for request in batch if not request.answer.done()]
             if batch:
                 await self._sample(batch)
+
+    async def _work_in_rounds(self) -> None:
+        """Sample whenever everybody waits who may ask, until nobody does."""
+        while self._waiting:
+            self._waiting = [request for request in self._waiting if not request.answer.done()]
+            if self._num_expected is not None and len(self._waiting) < self._num_expected():
+                await asyncio.sleep(max(self._window_seconds, 0.001))
+                continue
+            everybody, self._waiting = sorted(self._waiting, key=lambda each: each.options.seed), []
+            for start in range(0, len(everybody), self._max_batch):
+                await self._sample(everybody[start : start + self._max_batch])
 
     async def _sample(self, batch: list[_Request]) -> None:
         prompts, options = [each.prompt_ids for each in batch], [each.options for each in batch]

@@ -1,0 +1,200 @@
+"""Joins rollouts of several turns to a recipe: environments, conversations, limits, and who hears of every episode."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from composer_replication.channel_tables import AgentSection
+from composer_replication.config import RunConfig
+from composer_replication.errors import InputError, UsageError
+from composer_replication.interfaces import HintGenerator
+from composer_replication.records import Limits, Task
+from composer_replication.rollouts.curriculum import Curriculum
+from composer_replication.rollouts.environment.attempt import AttemptOptions
+from composer_replication.rollouts.environment.feature_deletion_env import first_message
+from composer_replication.rollouts.environment.judged_attempts import JudgedAttempts
+from composer_replication.rollouts.environment.reward_options import RewardOptions
+from composer_replication.rollouts.episodes.episode_options import EpisodeOptions, StragglerRule
+from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
+from composer_replication.rollouts.episodes.trajectories import TrajectoryOptions
+from composer_replication.rollouts.generations.episode_player import EpisodePlayer, Listeners
+from composer_replication.rollouts.generations.kept_episodes import KeptEpisodes
+from composer_replication.rollouts.generations.observed_episodes import ObservedEpisodes
+from composer_replication.rollouts.grading import Grader
+from composer_replication.rollouts.monitor import HACK_CLASSES, HackMonitor, MonitorOptions
+from composer_replication.rollouts.tools.tool_limits import ToolLimits
+from composer_replication.rollouts.tools.toolbox import TOOLS
+from composer_replication.run_folder import RunFolder
+from composer_replication.tasks.store import TaskStore
+
+
+@dataclass(frozen=True, slots=True)
+class AgentParts:
+    """What a trainer takes for rollouts of several turns: its rollout function, its reward, and the player of both."""
+
+    player: EpisodePlayer
+    rollouts: Any
+    reward: Any
+    hint_source: HintGenerator | None
+
+
+def check_agent(config: RunConfig) -> None:
+    """What of ``[agent]`` can be refused before anything is built.
+
+    Raises:
+        UsageError: another engine is to sample (CR0868).
+    """
+    if config.agent is None:
+        return
+    for key in ("use_vllm", "use_transformers_continuous_batching"):
+        if config.trl.get(key):
+            raise UsageError(
+                "CR0868",
+                f"trl.{key} is set, and the agent loop samples from the model in this process.",
+                where=f"trl.{key}",
+                fix="take the key out, or the [agent] table.",
+            )
+
+
+def agent_rows(store: TaskStore, tasks: Sequence[Task]) -> list[dict[str, Any]]:
+    """Rows for the trainer's data set; the conversation itself begins in the environment.
+
+    Raises:
+        InputError: an instruction would show the deleted code (CR0429).
+    """
+    return [{"prompt": first_message(store, task), "task_id": task.task_id} for task in tasks]
+
+
+def open_player(
+    config: RunConfig, grader: Grader, tokenizer: Any, *, listeners: Listeners | None = None
+) -> EpisodePlayer:
+    """Who plays episodes as ``[agent]`` says.
+
+    Raises:
+        UsageError: a limit out of range (CR0803, CR0805, CR0820).
+    """
+    section = config.agent or AgentSection()
+    reward = RewardOptions(**section.reward.model_dump())
+    limits = section.tools.model_dump()
+    sandbox = Limits(
+        memory_bytes=config.sandbox.memory_bytes,
+        num_processes=config.sandbox.num_processes,
+        disk_bytes=config.sandbox.disk_bytes,
+    )
+    attempt = AttemptOptions(
+        backend=config.sandbox.backend,
+        is_warm=limits.pop("is_warm"),
+        sandbox_limits=sandbox,
+        tool_limits=ToolLimits(**limits),
+    )
+    attempts = JudgedAttempts(grader, attempt=attempt, reward=reward, monitor=open_monitor(section))
+    talk = LedgerTalk(
+        tokenizer,
+        tokenizer.chat_template,
+        system=section.system,
+        template_options=section.template_options,
+        dialect=section.dialect,
+        tools=TOOLS,
+    )
+    options = episode_options(section, temperature=float(config.trl.get("temperature", 1.0)))
+    return EpisodePlayer(attempts, talk, options, seed=config.seed, listeners=listeners)
+
+
+def episode_options(section: AgentSection, *, temperature: float) -> EpisodeOptions:
+    """The loop's limits as ``[agent]`` has them."""
+    same = (
+        *("max_turns", "max_context_tokens", "max_new_tokens", "min_new_tokens", "max_calls", "max_tries"),
+        *(
+            "max_concurrent",
+            "turn_seconds",
+            "episode_seconds",
+            "grace_seconds",
+            "grading_seconds",
+            "reminder",
+        ),
+    )
+    return EpisodeOptions(
+        **{name: getattr(section, name) for name in same},
+        temperature=temperature,
+        stragglers=StragglerRule(**section.stragglers.model_dump()),
+    )
+
+
+def open_monitor(section: AgentSection) -> HackMonitor | None:
+    """``report`` looks for all that ``mask`` looks for, and masks nothing."""
+    if section.monitor == "off":
+        return None
+    if section.monitor == "mask":
+        return HackMonitor()
+    return HackMonitor(MonitorOptions(actions=dict.fromkeys(HACK_CLASSES, "report")))
+
+
+def open_agent(
+    config: RunConfig,
+    grader: Grader,
+    tokenizer: Any,
+    folder: RunFolder,
+    curriculum: Curriculum | None,
+) -> AgentParts | None:
+    """The parts of a recipe with an ``[agent]`` table; None without one.
+
+    Raises:
+        UsageError: as ``open_player``.
+    """
+    if config.agent is None:
+        return None
+    from composer_replication.cli.hint_parts import hint_options
+    from composer_replication.rollouts.hints import HintedTurnMaker
+    from composer_replication.trainer.episode_rollouts import EpisodeReward, EpisodeRollouts
+
+    observed = ObservedEpisodes(grader.store) if config.trainer.alpha_sdpo != 0.0 else None
+    rank = os.environ.get("RANK", "0")
+    kept = KeptEpisodes(
+        folder.rollouts,
+        keeps_trajectories=config.agent.keeps_trajectories,
+        part="" if rank == "0" else f"-process-{rank}",
+        options=TrajectoryOptions(session_id=folder.root.name, model_name=config.model.name),
+    )
+    on_outcomes = None if curriculum is None else curriculum.note
+    player = open_player(config, grader, tokenizer, listeners=Listeners(kept, on_outcomes, observed))
+    return AgentParts(
+        player,
+        EpisodeRollouts(player, max_batch=config.agent.max_batch, in_rounds=config.agent.in_rounds),
+        EpisodeReward(player),
+        None
+        if observed is None
+        else HintedTurnMaker(tokenizer, observe=observed, options=hint_options(config)),
+    )
+
+
+def refuse_long_conversations(
+    config: RunConfig, player: EpisodePlayer, tasks: Sequence[Task], model: Any
+) -> None:
+    """Stop before the first step when a first message leaves no room for an answer.
+
+    Raises:
+        InputError: the model has fewer positions than ``agent.max_context_tokens``, or a task's first prompt is too long
+            for it (CR0869); the chat template cannot be used (CR0810 to CR0819).
+    """
+    section, options = config.agent or AgentSection(), player.options
+    positions = getattr(model.config, "max_position_embeddings", None)
+    if positions is not None and positions < options.max_context_tokens:
+        raise InputError(
+            "CR0869",
+            f"agent.max_context_tokens is {options.max_context_tokens}, and the model has {positions} positions.",
+            where="agent.max_context_tokens",
+            fix=f"set it to at most {positions}.",
+        )
+    store = player.attempts.grader.store
+    for task in tasks:
+        length = player.talk.open(first_message(store, task), TOOLS).num_tokens
+        if length + section.min_new_tokens > options.max_context_tokens:
+            raise InputError(
+                "CR0869",
+                f"the first prompt takes {length} of {options.max_context_tokens} tokens and leaves no room for an answer.",
+                where=task.task_id,
+                fix="raise agent.max_context_tokens, or leave the task out.",
+            )

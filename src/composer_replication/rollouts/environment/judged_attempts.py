@@ -1,0 +1,190 @@
+"""Attempts as a trainer wants them: when the tree is graded, reward, breaks and findings are known too.
+
+An agent loop knows a score and nothing else of what an environment found out, and it closes the environment before its
+episode is given out. So each grading here gives a score of its own (an object that no other attempt has), under which
+the judgement is kept until the episode is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from threading import Lock
+
+from composer_replication.records import Score, Task, ToolCall, ToolResult, ToolSpec
+from composer_replication.rollouts.candidate_tree import TreeTooLargeError
+from composer_replication.rollouts.environment.attempt import AttemptOptions
+from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
+from composer_replication.rollouts.environment.reward_options import RewardOptions
+from composer_replication.rollouts.episodes.episode import Episode, is_refusal
+from composer_replication.rollouts.grading import Grader
+from composer_replication.rollouts.monitor import (
+    EpisodeEvidence,
+    HackFinding,
+    HackMonitor,
+    MonitorReport,
+    public_task,
+)
+from composer_replication.rollouts.regressions import RegressionCheck, Regressions
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What one attempt is worth, and why.
+
+    ``score`` is its visible tests', ``reward`` what ``RewardOptions`` make of it, ``regressions`` what it broke (None: nobody
+    looked), ``report`` the monitor's (None: it is off). Turns and calls of findings are those of the episode.
+    """
+
+    score: Score
+    reward: float
+    regressions: Regressions | None
+    report: MonitorReport | None
+
+    @property
+    def masks_reward(self) -> bool:
+        return self.report is not None and self.report.masks_reward
+
+
+class JudgedAttempts:
+    """Opens environments that judge, and hands out their judgements; any number of threads.
+
+    Args:
+        grader: whose store the tasks are in.
+        attempt: how sandboxes are opened.
+        reward: how a reward is made.
+        monitor: looks at every attempt; None is off. It is used by one thread at a time.
+    """
+
+    def __init__(
+        self,
+        grader: Grader,
+        *,
+        attempt: AttemptOptions | None = None,
+        reward: RewardOptions | None = None,
+        monitor: HackMonitor | None = None,
+    ) -> None:
+        self.grader, self.reward_options, self.monitor = grader, reward or RewardOptions(), monitor
+        self._attempt = attempt
+        self._regressions = RegressionCheck(grader)
+        self._lock = Lock()
+        self._judgements: dict[int, Judgement] = {}
+
+    def open(self) -> JudgedAttempt:
+        """A fresh environment; nothing of it runs before ``reset``."""
+        return JudgedAttempt(self, self.plain())
+
+    def plain(self) -> FeatureDeletionEnv:
+        """The same without a judgement: for evaluation."""
+        return FeatureDeletionEnv(
+            self.grader, attempt=self._attempt, reward=self.reward_options, regressions=self._regressions
+        )
+
+    def reward_of(self, episode: Episode) -> float:
+        """The reward of a graded episode, for ``EpisodeParts.reward``."""
+        judgement = None if episode.score is None else self._judgements.get(id(episode.score))
+        if judgement is None:
+            raise ValueError("only episodes whose environment was opened here have a judgement")
+        return judgement.reward
+
+    def take(self, episode: Episode) -> Judgement | None:
+        """The judgement of an episode, once; None where nothing was graded. Findings name its turns and calls."""
+        with self._lock:
+            found = None if episode.score is None else self._judgements.pop(id(episode.score), None)
+        if found is None or found.report is None:
+            return found
+        places = _places(episode)
+        findings = tuple(_placed(finding, places) for finding in found.report.findings)
+        return replace(found, report=replace(found.report, findings=findings))
+
+    def keep(self, judgement: Judgement) -> None:
+        """Keep a judgement under its score, which it holds, so that no other object has that identity."""
+        with self._lock:
+            self._judgements[id(judgement.score)] = judgement
+
+    def inspect(
+        self,
+        task: Task,
+        calls: list[tuple[ToolCall, ToolResult]],
+        after: Mapping[str, bytes],
+        tree_root: str,
+    ) -> MonitorReport | None:
+        """What the monitor says; each call is a turn of its own here."""
+        if self.monitor is None:
+            return None
+        store = self.grader.store
+        before = store.files(task, "rollout")
+        evidence = EpisodeEvidence(
+            public_task(store, task), [[pair] for pair in calls], before, after, tree_root
+        )
+        with self._lock:
+            return self.monitor.inspect(evidence)
+
+
+class JudgedAttempt:
+    """One environment of ``JudgedAttempts``, as an agent loop drives it (``interfaces.AgentEnvironment``)."""
+
+    def __init__(self, attempts: JudgedAttempts, environment: FeatureDeletionEnv) -> None:
+        self._attempts, self._environment = attempts, environment
+        self._task_id = ""
+        self._calls: list[tuple[ToolCall, ToolResult]] = []
+
+    @property
+    def tools(self) -> tuple[ToolSpec, ...]:
+        return self._environment.tools
+
+    @property
+    def is_done(self) -> bool:
+        return self._environment.is_done
+
+    def reset(self, task_id: str) -> str:
+        """As ``FeatureDeletionEnv``."""
+        self._task_id, self._calls = task_id, []
+        return self._environment.reset(task_id)
+
+    def call(self, call: ToolCall) -> ToolResult:
+        """As ``FeatureDeletionEnv``; what was asked and answered is kept for the monitor."""
+        result = self._environment.call(call)
+        self._calls.append((call, result))
+        return result
+
+    def grade(self) -> Score | None:
+        """What the visible tests say; the judgement is kept under the very score. None where a sandbox failed."""
+        environment = self._environment
+        score = environment.grade()
+        reward = None if score is None else environment.reward()
+        if score is None or reward is None:
+            return None
+        try:
+            after = environment.all_files()
+        except TreeTooLargeError:
+            after = {}  # its tests have failed; what it called is looked at all the same
+        if after is None:
+            return None
+        task = self._attempts.grader.store.get(self._task_id)
+        report = self._attempts.inspect(task, self._calls, after, environment.tree_root)
+        own = replace(score)  # the grader gives one object to all who left the same tree
+        self._attempts.keep(Judgement(own, reward, environment.regressions, report))
+        return own
+
+    def close(self) -> None:
+        """As ``FeatureDeletionEnv``."""
+        self._environment.close()
+
+
+def _places(episode: Episode) -> list[tuple[int, int]]:
+    """Turn and call within it of each call that an environment has seen, in order."""
+    return [
+        (turn_idx, call_idx)
+        for turn_idx, turn in enumerate(episode.turns)
+        for call_idx, result in enumerate(turn.observed.results)
+        if not is_refusal(result)
+    ]
+
+
+def _placed(finding: HackFinding, places: list[tuple[int, int]]) -> HackFinding:
+    number = finding.turn_idx
+    if number is None or number >= len(places):
+        return finding
+    turn_idx, call_idx = places[number]
+    return replace(finding, turn_idx=turn_idx, call_idx=call_idx)

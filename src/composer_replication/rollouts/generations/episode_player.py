@@ -1,0 +1,159 @@
+"""Plays the episodes of one generation of a trainer, and says in numbers what happened."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from composer_replication.errors import SandboxFailure
+from composer_replication.interfaces import TokenPolicy
+from composer_replication.records import StopReason, TaskOutcome
+from composer_replication.rollouts.environment.judged_attempts import JudgedAttempts
+from composer_replication.rollouts.episodes.agent_loop import run_episodes
+from composer_replication.rollouts.episodes.episode_options import EpisodeOptions, EpisodeParts
+from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
+from composer_replication.rollouts.generations.kept_episodes import KeptEpisodes
+from composer_replication.rollouts.generations.observed_episodes import ObservedEpisodes
+from composer_replication.rollouts.generations.rollout_rows import PlayedEpisode
+from composer_replication.rollouts.grading import FORGED
+from composer_replication.rollouts.heldout_evaluation import derive_seed
+from composer_replication.rollouts.reward_function import outcome_of
+
+_REASONS = ("submitted", "finished", "turns", "context", "length", "deadline", "abandoned", "infrastructure")
+
+
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """Who hears of the episodes of training: the run folder, the curriculum, the hints; None is nobody."""
+
+    kept: KeptEpisodes | None = None
+    on_outcomes: Callable[[Sequence[TaskOutcome]], None] | None = None
+    observed: ObservedEpisodes | None = None
+
+
+class EpisodePlayer:
+    """Plays generations, one at a time.
+
+    Args:
+        attempts: opens environments and judges.
+        talk: conversations over the policy's chat template.
+        options: the limits; summaries are not for training.
+        seed: of the run.
+        listeners: told of every generation that is trained on.
+
+    ``figures`` are numbers of the newest generation, for the log; ``num_running`` how many episodes may ask the policy.
+    """
+
+    def __init__(
+        self,
+        attempts: JudgedAttempts,
+        talk: LedgerTalk,
+        options: EpisodeOptions,
+        *,
+        seed: int,
+        listeners: Listeners | None = None,
+    ) -> None:
+        self.attempts, self.talk, self.options, self.seed = attempts, talk, options, seed
+        self.listeners = listeners or Listeners()
+        self.figures: dict[str, float] = {}
+        self._num_left = 0
+
+    @property
+    def num_running(self) -> int:
+        return min(self.options.max_concurrent, self._num_left)
+
+    def play(
+        self, task_ids: Sequence[str], policy: TokenPolicy, *, step: int, place: str, is_training: bool = True
+    ) -> list[PlayedEpisode]:
+        """One episode for each task id, in their order.
+
+        Seeds come from the run's seed, the step and the place; what was under way when a run was cut is begun again with the same
+        ones.
+
+        Args:
+            task_ids: those of a group are repeated.
+            policy: samples ids.
+            step: of the optimizer, from 1.
+            place: which generation of the step, and of which process.
+            is_training: False tells no listener.
+
+        Raises:
+            SandboxFailure: every episode was lost to infrastructure (CR0390).
+            ComposerError: what the loop raises.
+        """
+        self._num_left = len(task_ids)
+        counts: Counter[str] = Counter()
+        parts = EpisodeParts(
+            policy, self.attempts.open, self.talk.open, self.talk.find_calls, self.attempts.reward_of
+        )
+        seed = derive_seed(self.seed, f"episodes {place}", step)
+
+        async def all_of_them() -> list[PlayedEpisode]:
+            found: dict[int, PlayedEpisode] = {}
+            stream = run_episodes(task_ids, parts, options=self.options, seed=seed, step=step, counts=counts)
+            async with aclosing(stream) as episodes:
+                async for episode in episodes:
+                    self._num_left -= 1
+                    found[episode.index] = PlayedEpisode(episode, self.attempts.take(episode))
+            return [found[index] for index in range(len(task_ids))]
+
+        played = asyncio.run(all_of_them())
+        if all(each.episode.stop_reason is StopReason.INFRASTRUCTURE for each in played):
+            raise SandboxFailure(
+                "CR0390",
+                "the sandbox failed for every rollout of a batch.",
+                where=played[0].episode.failure,
+                fix="composer-rl sandbox selftest",
+            )
+        self.figures = figures_of(played, counts)
+        if is_training:
+            self._tell(played, step)
+        return played
+
+    def _tell(self, played: Sequence[PlayedEpisode], step: int) -> None:
+        to = self.listeners
+        if to.kept is not None:
+            to.kept.keep(played, step=step)
+        if to.on_outcomes is not None:
+            to.on_outcomes([outcome_of_episode(each) for each in played])
+        if to.observed is not None:
+            to.observed.note([each.episode for each in played if each.reward is not None])
+
+
+def outcome_of_episode(played: PlayedEpisode) -> TaskOutcome:
+    """What a curriculum learns: a masked attempt cannot be believed, one that was abandoned tells as little as a lost one."""
+    outcome = outcome_of(played.episode.task_id, None if played.judgement is None else played.episode.score)
+    if played.judgement is not None and played.judgement.masks_reward:
+        return TaskOutcome(outcome.task_id, outcome.is_full_pass, outcome.credit, "flagged")
+    return outcome
+
+
+def figures_of(played: Sequence[PlayedEpisode], counts: Counter[str]) -> dict[str, float]:
+    """Numbers of a generation: means over its episodes, counts of what is seldom."""
+    episodes = [each.episode for each in played]
+    scores = [each.score for each in episodes if each.score is not None]
+    reports = [each.judgement.report for each in played if each.judgement is not None]
+    known = [report for report in reports if report is not None]
+    num_asked = sum(each.num_calls for each in episodes)
+    figures = {
+        "visible_pass": statistics.fmean(score.all_passed for score in scores) if scores else 0.0,
+        "visible_share": statistics.fmean(score.pass_share for score in scores) if scores else 0.0,
+        "turns": statistics.fmean(len(each.turns) for each in episodes),
+        "calls": num_asked / len(episodes),
+        "invalid_calls": float(counts["invalid_calls"]),
+        "invalid_calls_share": counts["invalid_calls"] / num_asked if num_asked else 0.0,
+        "infrastructure_failures": float(counts["infrastructure_failures"]),
+        "forgeries": float(sum(score.error.startswith(FORGED) for score in scores)),
+        "dropped": float(sum(each.reward is None for each in played)),
+        "late": float(counts["late"]),
+        "monitor_findings": float(sum(len(report.findings) for report in known)),
+        "monitor_flagged": float(sum(bool(report.findings) for report in known)),
+        "monitor_masked": float(sum(report.masks_reward for report in known)),
+    }
+    ended = Counter(str(each.stop_reason) for each in episodes)
+    figures |= {f"stopped_{reason}": ended[reason] / len(episodes) for reason in _REASONS}
+    return {f"rollouts/{name}": value for name, value in figures.items()}

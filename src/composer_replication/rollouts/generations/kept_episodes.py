@@ -1,0 +1,91 @@
+"""What happened in each step, in a run's folder: a line for each rollout, its whole trajectory, what the monitor found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from composer_replication.rollouts.episodes.episode import Episode
+from composer_replication.rollouts.episodes.trajectories import TrajectoryOptions, write_trajectories
+from composer_replication.rollouts.generations.rollout_rows import PlayedEpisode
+from composer_replication.run_folder import rewrite_jsonl
+
+
+class KeptEpisodes:
+    """Writes three files for each step, whole or not at all; a step that is done again after a resume replaces them.
+
+    ``step-000001.jsonl`` has a line for each rollout as a report reads it, its reward null where it moved no weight.
+    ``episodes-000001.jsonl`` has ATIF lines with the reward as it was graded, ``findings-000001.jsonl`` a line for each episode
+    in which the monitor found something.
+
+    Args:
+        folder: of the files.
+        keeps_trajectories: False leaves ``episodes`` out.
+        part: put into the names where several processes write, empty otherwise.
+        options: how trajectories are written.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keeps_trajectories: bool = True,
+        part: str = "",
+        options: TrajectoryOptions | None = None,
+    ) -> None:
+        self._folder, self._part, self._options = folder, part, options
+        self._keeps_trajectories = keeps_trajectories
+        self._step = -1
+        self._played: list[PlayedEpisode] = []
+
+    def keep(self, played: Sequence[PlayedEpisode], *, step: int) -> None:
+        """Add the episodes of a generation; dynamic sampling makes several of one step.
+
+        Raises:
+            InputError: an episode cannot be written (CR0825).
+        """
+        if step != self._step:
+            self._step, self._played = step, []
+        self._played += played
+        rewrite_jsonl(self._path("step"), [_line(each) for each in self._played])
+        if self._keeps_trajectories:
+            write_trajectories(self._path("episodes"), [each.episode for each in self._played], self._options)
+        findings = [row for each in self._played if (row := _findings(each)) is not None]
+        if findings or self._path("findings").is_file():
+            rewrite_jsonl(self._path("findings"), findings)
+
+    def _path(self, kind: str) -> Path:
+        return self._folder / f"{kind}-{self._step:06d}{self._part}.jsonl"
+
+
+def _line(played: PlayedEpisode) -> dict[str, Any]:
+    """A rollout as those of single answers are kept: its text is all that was said, called and answered."""
+    episode, score = played.episode, played.episode.score
+    return {
+        "task_id": episode.task_id,
+        "step": episode.step,
+        "text": _transcript(episode),
+        "num_turns": len(episode.turns),
+        "reward": played.reward,
+        "outcomes": {} if score is None else {node: str(outcome) for node, outcome in score.outcomes.items()},
+        "error": "" if score is None else score.error,
+        "stop_reason": str(episode.stop_reason),
+        "seconds": round(episode.seconds, 4),
+    }
+
+
+def _transcript(episode: Episode) -> str:
+    parts: list[str] = []
+    for turn in episode.turns:
+        parts.append(turn.observed.turn.completion.text)
+        parts += [f"=> {result.text}" for result in turn.observed.results]
+    return "\n".join(parts)
+
+
+def _findings(played: PlayedEpisode) -> dict[str, Any] | None:
+    report = None if played.judgement is None else played.judgement.report
+    if report is None or not report.findings:
+        return None
+    episode = played.episode
+    return {"step": episode.step, "index": episode.index, "seed": episode.seed, **report.to_json()}

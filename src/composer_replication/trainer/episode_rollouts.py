@@ -1,0 +1,191 @@
+"""Episodes in the place of completions: TRL's ``rollout_func`` over an agent loop, and the reward that it brings.
+
+``rollout_func`` and not ``environment_factory``: TRL then takes ids, mask and log-probabilities as they are, where its own
+tool loop decodes every answer, drives turns in lockstep and knows no deadline, budget or retry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from composer_replication.errors import UsageError
+from composer_replication.records import Completion, StopReason
+from composer_replication.rollouts.episodes.batching_policy import BatchingPolicy, SampleBatch, SampleOptions
+from composer_replication.rollouts.generations.episode_player import EpisodePlayer
+from composer_replication.rollouts.generations.rollout_rows import rollout_row, trl_columns
+from composer_replication.trainer.prefix_generation import sample_shared
+from composer_replication.trainer.processes import process_rank
+
+
+class _Sampling(Protocol):
+    """What is read of TRL's arguments."""
+
+    top_p: float
+    top_k: int | None
+    min_p: float | None
+    repetition_penalty: float
+
+
+class ModelSampler:
+    """Continues token ids by a model in this process; each row by a generator of its own.
+
+    What a row says depends on its prompt and seed, and but for the last bits of arithmetic on nothing else of its batch.
+
+    Args:
+        model: causal language model.
+        sampling: TRL's arguments, for the filters.
+        tokenizer: the model's; it writes the text of an answer, for people and hints. Ids stay as they were sampled.
+        eos_token_ids: end an answer.
+    """
+
+    def __init__(
+        self, model: Any, sampling: _Sampling, tokenizer: Any, *, eos_token_ids: Sequence[int]
+    ) -> None:
+        self.model, self.sampling, self.tokenizer = model, sampling, tokenizer
+        self.eos_token_ids = tuple(eos_token_ids)
+
+    def __call__(self, prompts: list[tuple[int, ...]], options: list[SampleOptions]) -> Sequence[Completion]:
+        """One completion for each prompt.
+
+        Raises:
+            InputError: the model cannot share prompts (CR0741).
+        """
+        (temperature,) = {each.temperature for each in options}
+        sampling = self.sampling
+        rows = sample_shared(
+            self.model,
+            prompts,
+            1,
+            max_new_tokens=max(each.max_new_tokens for each in options),
+            temperature=temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k or 0,
+            min_p=sampling.min_p,
+            repetition_penalty=sampling.repetition_penalty,
+            eos_token_ids=self.eos_token_ids,
+            pad_token_id=self.tokenizer.pad_token_id,
+            generator=[torch.Generator().manual_seed(each.seed) for each in options],
+        )
+        return [
+            self.completion(row.ids[: each.max_new_tokens], row.logps[: each.max_new_tokens])
+            for (row,), each in zip(rows, options, strict=True)
+        ]
+
+    def completion(self, ids: list[int], logps: list[float]) -> Completion:
+        """An answer of these ids, as it ended."""
+        text = str(self.tokenizer.decode(ids, skip_special_tokens=True))
+        reason = StopReason.FINISHED if ids[-1] in self.eos_token_ids else StopReason.LENGTH
+        return Completion(tuple(ids), text, reason, () if self._is_filtered else tuple(logps))
+
+    @property
+    def _is_filtered(self) -> bool:
+        """Filters reshape the distribution: its log-probabilities would not be the model's own."""
+        sampling = self.sampling
+        return (
+            sampling.top_p < 1.0
+            or bool(sampling.top_k)
+            or sampling.min_p is not None
+            or sampling.repetition_penalty != 1.0
+        )
+
+
+MakeSampler = Callable[[Any, Any], SampleBatch]
+"""Makes the blocking sampler of a generation from (model, trainer)."""
+
+
+def model_sampler(model: Any, trainer: Any) -> SampleBatch:
+    """The model itself, as TRL's arguments say."""
+    return ModelSampler(model, trainer.args, trainer.processing_class, eos_token_ids=trainer.eos_token_ids)
+
+
+class EpisodeRollouts:
+    """``rollout_func`` of ``ComposerReplicationTrainer``: every row's task is played by the weights at hand.
+
+    Args:
+        player: plays and grades.
+        max_batch: answers that are sampled together.
+        in_rounds: sample when every running episode waits; see ``BatchingPolicy``.
+        make_sampler: of the policy.
+
+    Raises (when called):
+        UsageError: a row names no task (CR0867).
+        SandboxFailure: every episode of the generation was lost (CR0390).
+    """
+
+    def __init__(
+        self,
+        player: EpisodePlayer,
+        *,
+        max_batch: int = 32,
+        in_rounds: bool = True,
+        make_sampler: MakeSampler | None = None,
+    ) -> None:
+        self.player, self.max_batch, self.in_rounds = player, max_batch, in_rounds
+        self.make_sampler = make_sampler
+        self._last_place: tuple[int, bool] = (-1, True)
+        self._num_at_place = 0
+
+    def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
+        """Columns for TRL, a row for each prompt."""
+        task_ids = _task_ids(trainer.generation_rows, len(prompts))
+        is_training = bool(trainer.model.training)
+        step = 1 + int(trainer.state.global_step)
+        place = self._place(step, is_training=is_training)
+        with trainer.model_for_generation() as model:
+            policy = BatchingPolicy(
+                (self.make_sampler or model_sampler)(model, trainer),
+                max_batch=self.max_batch,
+                num_expected=(lambda: self.player.num_running) if self.in_rounds else None,
+            )
+            try:
+                played = self.player.play(task_ids, policy, step=step, place=place, is_training=is_training)
+            finally:
+                policy.close()
+        filler = trainer.processing_class.eos_token_id
+        return trl_columns([rollout_row(each, filler_id=filler) for each in played])
+
+    def _place(self, step: int, *, is_training: bool) -> str:
+        """Which generation of its step this is, in this process; checkpoints lie between steps, so a resume counts alike."""
+        if self._last_place != (step, is_training):
+            self._last_place, self._num_at_place = (step, is_training), 0
+        self._num_at_place += 1
+        return f"{'train' if is_training else 'eval'}/{self._num_at_place}/{process_rank()}"
+
+
+class EpisodeReward:
+    """``reward_funcs`` beside ``EpisodeRollouts``: what each episode was worth, and the figures of its generation."""
+
+    def __init__(self, player: EpisodePlayer) -> None:
+        self.__name__ = "episode"
+        self._player = player
+
+    def __call__(
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        *,
+        episode_reward: Sequence[float | None],
+        log_metric: Callable[[str, float], None] | None = None,
+        **columns: Any,
+    ) -> list[float | None]:
+        """One value a row; None moves no weight, and TRL leaves it out of its group's mean."""
+        del prompts, completions, columns
+        if log_metric is not None:
+            for name, value in self._player.figures.items():
+                log_metric(name, value)
+        return list(episode_reward)
+
+
+def _task_ids(rows: Sequence[Mapping[str, Any]], num_prompts: int) -> list[str]:
+    found = [row.get("task_id") for row in rows]
+    if len(found) != num_prompts or not all(isinstance(each, str) and each for each in found):
+        raise UsageError(
+            "CR0867",
+            f"{num_prompts} prompts are to be played, and not every one of {len(found)} rows names a task.",
+            where="train_dataset",
+            fix="give the data set a column task_id with the ids of tasks of the store.",
+        )
+    return [str(each) for each in found]

@@ -1,0 +1,61 @@
+"""Scripted decoding for a model that has not learned to call tools: the words are a script's, their probabilities its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from composer_replication.records import Completion
+from composer_replication.rollouts.episodes.batching_policy import SampleOptions
+from composer_replication.trainer.episode_rollouts import ModelSampler
+
+END = "<|im_end|>"
+ASSISTANT = "<|im_start|>assistant"
+
+
+def said(name: str, **arguments: Any) -> str:
+    return "<tool_call>\n" + json.dumps({"name": name, "arguments": arguments}) + f"\n</tool_call>{END}"
+
+
+class ScriptedSampler(ModelSampler):
+    """Each conversation follows one script: the one whose first words are in it, for a new one that of its seed."""
+
+    scripts: Sequence[Sequence[str]] = ()
+
+    def __call__(self, prompts: list[tuple[int, ...]], options: list[SampleOptions]) -> Sequence[Completion]:
+        answers = []
+        for prompt, each in zip(prompts, options, strict=True):
+            ids = self.tokenizer.encode(self.words(prompt, each.seed), add_special_tokens=False)
+            ids = ids[: each.max_new_tokens]
+            answers.append(self.completion(ids, self.own_logps(prompt, ids, each.temperature)))
+        return answers
+
+    def words(self, prompt: tuple[int, ...], seed: int) -> str:
+        text = self.tokenizer.decode(prompt)
+        first, *later = text.split(f"{ASSISTANT}\n")[1:]
+        script = self.scripts[seed % len(self.scripts)]
+        if later:
+            script = next(each for each in self.scripts if first.startswith(each[0]))
+        return script[len(later)]
+
+    def own_logps(self, prompt: tuple[int, ...], ids: list[int], temperature: float) -> list[float]:
+        with torch.no_grad():
+            logits_TV = self.model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1]
+        logp_TV = (logits_TV.float() / temperature).log_softmax(-1)
+        return [float(row[token]) for row, token in zip(logp_TV, ids, strict=True)]
+
+
+def sampler_of(scripts: Sequence[Sequence[str]]) -> Any:
+    """In the place of ``episode_rollouts.model_sampler``."""
+
+    def make(model: Any, trainer: Any) -> ScriptedSampler:
+        sampler = ScriptedSampler(
+            model, trainer.args, trainer.processing_class, eos_token_ids=trainer.eos_token_ids
+        )
+        sampler.scripts = scripts
+        return sampler
+
+    return make

@@ -44,16 +44,16 @@ quickstart: setup
 # but those of interop, which come last.
 test: setup $(INTEROP_STAMPS)
 	$(TEST_ENV) $(BIN)/python -m pytest tests/unit/safety -q -n $(JOBS) --cov=composer_replication.safety --cov-branch --cov-fail-under=100
-	$(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) -m "not long and not fakes" --durations=15 --ignore=tests/unit/safety
+	$(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not long and not fakes" --durations=15 --ignore=tests/unit/safety
 	$(MAKE) --no-print-directory interop
 
 # Builds, clusters and crashes that take minutes together: before a merge, and in continuous integration.
 test-long: setup
-	$(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) -m long --durations=15
+	$(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m long --durations=15
 
 # The sandbox contract over fake engines and a fake cluster, as root: after a change to those backends.
 test-fakes: setup
-	$(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) -m fakes tests/conformance
+	$(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m fakes tests/conformance
 
 interop: setup $(INTEROP_STAMPS)
 	@for name in $(INTEROP); do echo "== $$name"; $(TEST_ENV) .venvs/$$name/bin/python -m pytest tests/interop/$$name || exit 1; done

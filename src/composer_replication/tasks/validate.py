@@ -27,8 +27,9 @@ from composer_replication.tasks.stored_subject import bench_of, subject_of
 from composer_replication.tasks.subject import Subject
 from composer_replication.tasks.thorough_checks import check_rollout_tree, learned_by_heart
 from composer_replication.tasks.truth import LOOKUP_PASSES, NO_TRUTH, TRUTH_UNKNOWN
-from composer_replication.tasks.twin.build_twins import Twin, judge_twin
+from composer_replication.tasks.twin.build_twins import Twin
 from composer_replication.tasks.twin.stub_scores import judge_stubs
+from composer_replication.tasks.twin.twin_judge import judge_twins
 
 Progress = Callable[[int, int, str], None]
 
@@ -184,8 +185,7 @@ def _check(store: TaskStore, task: Task, bench: Bench, repeat: int) -> None:
     for _ in range(repeat):
         _check_failing(subject, task, repository, bench)
         check_tests(subject, bench)
-        for twin in own:
-            _check_twin(subject, twin, bench)
+        _check_twins(subject, own, bench)
     _check_stubs(own, bench)
 
 
@@ -219,24 +219,27 @@ def _check_stubs(twins: Sequence[Twin], bench: Bench) -> None:
             raise GateFailed(LOOKUP_PASSES, "a table of the recorded calls passes all recorded behaviour")
 
 
-def _check_twin(subject: Subject, twin: Twin, bench: Bench) -> None:
+def _check_twins(subject: Subject, twins: Sequence[Twin], bench: Bench) -> None:
     """The golden code does in every recorded and mutated call what was recorded; the broken tree does not pass.
 
-    Neither the function nor a call is named: what is printed here must tell nothing of the truth.
+    Neither a function nor a call is named: what is printed here must tell nothing of the truth.
 
     Raises:
         GateFailed: golden-fails or broken-passes.
-        InputError: the twin needs another cloudpickle (CR0471).
+        InputError: a twin needs another cloudpickle (CR0471).
         SandboxFailure: the sandbox broke.
     """
     golden, broken = (
-        judge_twin(tree, bench.environment, twin, backend=bench.backend, timeout_seconds=bench.suite_seconds)
+        judge_twins(
+            tree, bench.environment, twins, backend=bench.backend, timeout_seconds=bench.suite_seconds
+        )
         for tree in (subject.golden(bench.original, "hidden"), subject.broken(bench.original, "hidden"))
     )
-    agree = golden.recorded_agree + golden.mutated_agree
-    total = golden.num_recorded + golden.num_mutated
-    if not golden.passed or agree != total:
-        detail = golden.error or f"it agrees in {agree} of {total} calls"
-        raise GateFailed("golden-fails", f"the golden code does not do what was recorded: {detail}")
-    if broken.passed:
+    for score in golden:
+        agree = score.recorded_agree + score.mutated_agree
+        total = score.num_recorded + score.num_mutated
+        if not score.passed or agree != total:
+            detail = score.error or f"it agrees in {agree} of {total} calls"
+            raise GateFailed("golden-fails", f"the golden code does not do what was recorded: {detail}")
+    if any(score.passed for score in broken):
         raise GateFailed("broken-passes", "the recorded behaviour is there without the code")

@@ -24,6 +24,7 @@ from composer_replication.tasks.twin.build_twins import (
     score_digests,
     twin_bytes,
 )
+from composer_replication.tasks.twin.twin_judge import judge_twins
 from composer_replication.tasks.twin.twin_records import Vector
 from composer_replication.tasks.twin.twin_run import record_calls
 
@@ -538,3 +539,25 @@ def test_who_may_be_a_candidate() -> None:
     assert is_candidate(dataclasses.replace(cut, path="shop/__init__.py"))
     assert is_candidate(dataclasses.replace(cut, symbol="_squeeze"), public_only=False)
     assert not is_candidate(cut, min_body_lines=6)
+
+
+def test_several_twins_in_one_sandbox_say_what_each_says_alone(runner: Environment, twins) -> None:
+    wrong = with_body(CUTS["squeeze"], "return text")
+    for tree in (FILES, wrong):
+        alone = [judge_twin(tree, runner, twin, timeout_seconds=60) for twin in twins.values()]
+        assert judge_twins(tree, runner, list(twins.values()), timeout_seconds=60) == alone
+    assert [score.passed for score in alone] == [symbol != "squeeze" for symbol in twins]
+    assert judge_twins(FILES, runner, [], timeout_seconds=60) == []
+
+
+def test_one_that_takes_the_sandbox_down_fails_alone(runner: Environment, twins) -> None:
+    tree = with_body(CUTS["squeeze"], "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)")
+    scores = judge_twins(tree, runner, list(twins.values()), timeout_seconds=60)
+    assert [score.passed for score in scores] == [symbol != "squeeze" for symbol in twins]
+
+
+def test_a_twin_of_another_pickler_is_refused_among_others(runner: Environment, twins) -> None:
+    foreign = dataclasses.replace(twins["spread"], pickler="another")
+    with pytest.raises(InputError) as caught:
+        judge_twins(FILES, runner, [twins["squeeze"], foreign], timeout_seconds=60)
+    assert caught.value.code == "CR0471"

@@ -20,6 +20,11 @@ def subject_of(twin: Twin) -> Subject:
     return Subject(twin.path, twin.symbol, tuple(vector.blob for vector in twin.vectors))
 
 
+def _check_pickler(twin: Twin) -> None:
+    if twin.pickler != pickler_fingerprint():
+        raise damaged("the recorded behaviour needs another version of cloudpickle", twin.pin)
+
+
 def judge_twin(
     tree_files: Mapping[str, bytes],
     environment: Environment,
@@ -49,8 +54,7 @@ def judge_twin(
         InputError: the twin needs another cloudpickle than this installation has (CR0471).
         SandboxFailure: the sandbox itself broke; never because of what the candidate did.
     """
-    if twin.pickler != pickler_fingerprint():
-        raise damaged("the recorded behaviour needs another version of cloudpickle", twin.pin)
+    _check_pickler(twin)
     reports, problem = play(
         tree_files,
         environment,
@@ -63,6 +67,55 @@ def judge_twin(
     )
     report = reports[0]
     return score_digests(twin, report.digests, problem or report.error)
+
+
+def judge_twins(
+    files: Mapping[str, bytes],
+    environment: Environment,
+    twins: Sequence[Twin],
+    *,
+    backend: str | None = None,
+    timeout_seconds: float,
+) -> list[TwinScore]:
+    """Judge a tree of our own making by several twins: one sandbox, a process for each.
+
+    A policy's code gets ``judge_twin``, for it could harm its neighbours here. Where one of the functions takes the
+    sandbox down, each is judged alone.
+
+    Args:
+        files: the tree, for example with the golden code, or without it.
+        environment: as when the twins were built.
+        twins: of functions of it.
+        backend: sandbox backend; None for the best of this machine.
+        timeout_seconds: of processor time, for each twin.
+
+    Raises:
+        InputError: a twin needs another cloudpickle than this installation has (CR0471).
+        SandboxFailure: the sandbox itself broke.
+    """
+    for twin in twins:
+        _check_pickler(twin)
+    if not twins:
+        return []
+    reports, problem = play(
+        files,
+        environment,
+        [subject_of(twin) for twin in twins],
+        [Job(number) for number in range(len(twins))],
+        backend=backend,
+        limits=RELATIVE_LIMITS,
+        timeout_seconds=WALL_FACTOR * timeout_seconds * len(twins),
+        job_seconds=timeout_seconds,
+    )
+    if problem and len(twins) > 1:
+        return [
+            judge_twin(files, environment, twin, backend=backend, timeout_seconds=timeout_seconds)
+            for twin in twins
+        ]
+    return [
+        score_digests(twin, report.digests, problem or report.error)
+        for twin, report in zip(twins, reports, strict=True)
+    ]
 
 
 def judge_relatives(

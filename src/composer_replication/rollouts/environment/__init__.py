@@ -7,6 +7,13 @@ judged_attempts.py       attempts of a trainer: the grading says reward, breaks 
 trl_face.py              TRL's environment_factory: reset, tools as methods, get_reward
 gym_face.py              reset and step
 single_turn_face.py      reward_fn over answers to one-hole tasks
+openenv_options.py       bounds and address of a server of environments
+openenv_types.py         OpenEnv: action, observation, state
+openenv_environment.py   OpenEnv: reset, step, state, close
+openenv_client.py        OpenEnv: the client
+openenv_messages.py      OpenEnv: the frames of a session
+openenv_session.py       OpenEnv: one client's session, and its end
+openenv_server.py        OpenEnv: sessions over a bound, health, drain
 
 env = FeatureDeletionEnv(store, grader)
 message = env.reset(task_id)

@@ -1,0 +1,276 @@
+"""A real server process, the library's own client over WebSocket, real sandboxes."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.parse
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from openenv.core.generic_client import GenericEnvClient
+from served_process import PATIENCE_SECONDS, Server
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+from composer_replication.records import Score, Task
+from composer_replication.rollouts.environment.openenv_types import ToolAction
+from composer_replication.rollouts.grading import Grader
+from composer_replication.tasks.store import TaskStore
+
+NUMBERS = "tinymath/numbers.py"
+CLIENT_THAT_HANGS = """
+import sys
+from composer_replication.rollouts.environment.openenv_client import FeatureDeletionClient
+from composer_replication.rollouts.environment.openenv_types import ToolAction
+client = FeatureDeletionClient(sys.argv[1]).sync()
+client.reset(seed=0)
+print("begun", flush=True)
+client.step(ToolAction(name="bash", arguments={"command": "sleep 200 & sleep 300", "timeout_seconds": 250}))
+"""
+
+
+@pytest.fixture(scope="module")
+def shared(serve: Callable[..., Server]) -> Server:
+    return serve("--max-sessions", "3")
+
+
+@pytest.fixture
+def server(shared: Server) -> Iterator[Server]:
+    """The server that most tests share; each leaves it empty."""
+    yield shared
+    wait_until(lambda: shared.health()["sessions"]["open"] == 0)
+    assert (shared.sandboxes(), shared.descendants()) == ([], [])
+
+
+@pytest.fixture
+def grader(store: TaskStore) -> Iterator[Grader]:
+    grader = Grader(store)
+    yield grader
+    grader.close()
+
+
+def act(name: str, **arguments: Any) -> ToolAction:
+    return ToolAction(name=name, arguments=arguments)
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    last = time.monotonic() + PATIENCE_SECONDS
+    while not holds():
+        assert time.monotonic() < last, "it never came to be"
+        time.sleep(0.05)
+
+
+def ask(socket: ClientConnection, frame: str | bytes | dict[str, Any]) -> dict[str, Any]:
+    socket.send(json.dumps(frame) if isinstance(frame, dict) else frame)
+    answer: dict[str, Any] = json.loads(socket.recv(timeout=PATIENCE_SECONDS))
+    return answer
+
+
+def socket_url(server: Server) -> str:
+    return server.url.replace("http", "ws") + "/ws"
+
+
+def fetch(server: Server, method: str, path: str) -> tuple[int, Any]:
+    connection = http.client.HTTPConnection(
+        urllib.parse.urlsplit(server.url).netloc, timeout=PATIENCE_SECONDS
+    )
+    connection.request(method, path)
+    answer = connection.getresponse()
+    status, body = answer.status, answer.read()
+    connection.close()
+    return status, json.loads(body)
+
+
+def solutions(store: TaskStore, task: Task) -> dict[str, str]:
+    """The file as it was, one in which the function is right for some calls only, and the broken one."""
+    golden = store.files(task, "golden")[NUMBERS].decode()
+    broken = store.files(task, "rollout")[NUMBERS].decode()
+    some = broken[: task.hole.start] + "\n    return 1" + broken[task.hole.end :]
+    return {"whole": golden, "some": some, "none": broken}
+
+
+def graded(grader: Grader, task: Task, text: str) -> Score:
+    files = grader.store.files(task, "rollout")
+    score = grader.grade_tree(task, {**files, NUMBERS: text.encode()})
+    assert score is not None
+    return score
+
+
+def test_rewards_are_the_grader_s_and_secrets_stay(server: Server, store: TaskStore, grader: Grader) -> None:
+    seen, rewards, expected = [], {}, {}
+    with server.client() as client:
+        for task in store.tasks():
+            for name, text in solutions(store, task).items():
+                first = client.reset(task_id=task.task_id, episode_id=name)
+                assert (first.reward, first.done) == (None, False)
+                step = client.step(act("write_file", path=NUMBERS, content=text))
+                assert (step.reward, step.done, step.observation.is_error) == (0.0, False, False)
+                wrong = client.step(ToolAction(name="bash", arguments='{"command": '))
+                assert wrong.observation.is_error and not wrong.done
+                assert (client.state().episode_id, client.state().step_count) == (name, 2)
+                last = client.step(act("submit"))
+                assert last.done and last.observation.stop_reason == "submitted"
+                assert last.observation.infrastructure_failure == ""
+                assert (last.observation.num_calls, last.observation.num_invalid) == (3, 1)
+                assert client.state().is_over and not server.sandboxes()  # whoever lingers holds no sandbox
+                rewards[task.symbol, name] = last.reward
+                expected[task.symbol, name] = graded(grader, task, text).pass_share
+                seen += [first.observation.text, wrong.observation.text, last.observation.text]
+        with pytest.raises(RuntimeError, match="CR0802"):
+            client.step(act("submit"))
+    assert rewards == expected
+    assert {rewards[symbol, name] for symbol, name in rewards if name == "whole"} == {1.0}
+    assert {rewards[symbol, name] for symbol, name in rewards if name == "none"} == {0.0}
+    assert 0.0 < rewards["sign", "some"] < 1.0
+    for task in store.tasks():
+        for secret in (store.golden_body(task).strip(), *task.tests.hidden):
+            assert secret not in "\n".join(seen)
+    assert any(task.tests.hidden for task in store.tasks())
+
+
+def test_tasks_are_drawn_by_seed_and_refused_by_name(server: Server, store: TaskStore) -> None:
+    with server.client() as client:
+        drawn = []
+        for seed in (0, 1, 2, 3, 4, 5, 0):
+            client.reset(seed=seed)
+            drawn.append(client.state().task_id)
+        assert drawn[0] == drawn[-1] and set(drawn) == set(store.task_ids())
+        for arguments, code in (
+            ({"task_id": "gone"}, "CR0412"),
+            ({"task": "gone"}, "CR0854"),
+            ({"seed": "one"}, "CR0854"),
+            ({"task_id": 7}, "CR0854"),
+        ):
+            with pytest.raises(RuntimeError, match=code) as refused:
+                client.reset(**arguments)
+            assert str(store.root) not in str(refused.value)
+        client.reset(seed=0)
+        assert client.state().task_id == drawn[0]
+
+
+def test_bad_messages_are_answered_and_the_session_lives(server: Server) -> None:
+    call = {"type": "step", "data": {"name": "bash", "arguments": {"command": "echo here"}}}
+    with connect(socket_url(server), open_timeout=PATIENCE_SECONDS) as socket:
+        for frame, kind in (
+            ("no json", "INVALID_JSON"),
+            (b"\xff\x00", "INVALID_JSON"),
+            ("[" * 100_000, "INVALID_JSON"),
+            ("[1]", "UNKNOWN_TYPE"),
+            ('{"type": "mcp", "data": {}}', "UNKNOWN_TYPE"),
+            ('{"type": ["step"]}', "UNKNOWN_TYPE"),
+            ('{"type": "step"}', "VALIDATION_ERROR"),
+            ('{"type": "step", "data": {"name": 3}}', "VALIDATION_ERROR"),
+            ('{"type": "step", "data": {"name": "bash", "extra": "\\ud800"}}', "VALIDATION_ERROR"),
+            ('{"type": "reset", "data": [1]}', "VALIDATION_ERROR"),
+        ):
+            answer = ask(socket, frame)
+            assert (answer["type"], answer["data"]["code"]) == ("error", kind), frame[:50]
+            assert answer["data"]["message"].startswith("CR0854: ")
+        assert ask(socket, call)["data"]["message"].startswith("CR0802")  # nothing was begun
+        assert ask(socket, {"type": "reset", "data": {"seed": 0}})["type"] == "observation"
+        odd = {"type": "step", "data": {"name": "no\ud800tool", "arguments": {"x": float("nan")}}}
+        for frame in (odd, {"type": "step", "data": {"name": "bash", "arguments": "]"}}):
+            assert ask(socket, frame)["data"]["observation"]["is_error"]
+        answer = ask(socket, call)["data"]
+        assert answer["observation"]["text"].startswith("here") and answer["observation"]["num_invalid"] == 2
+        for _ in range(20):
+            socket.send(json.dumps(call))
+        while "more than 4 messages" not in (said := str(socket.recv(timeout=PATIENCE_SECONDS))):
+            assert "here" in said
+        with pytest.raises(ConnectionClosed, match="1008"):
+            socket.recv(timeout=PATIENCE_SECONDS)
+
+
+def test_a_full_server_refuses_and_a_freed_place_is_taken(server: Server) -> None:
+    clients = [server.client() for _ in range(3)]
+    for client in clients:
+        client.connect()
+        assert not client.reset(seed=1).done
+    sessions = server.health()["sessions"]
+    assert (sessions["open"], sessions["capacity"], sessions["busy"]) == (3, 3, 3)
+    late = GenericEnvClient(server.url).sync()  # the library's plain client hears it, too
+    with pytest.raises(RuntimeError, match=r"CR0852.*CAPACITY_REACHED"):
+        late.reset(seed=1)
+    late.close()
+    clients[0].close()
+    wait_until(lambda: server.health()["sessions"]["open"] == 2)
+    with GenericEnvClient(server.url).sync() as next_one:
+        assert next_one.reset(seed=1).observation["text"]
+        assert next_one.step({"name": "submit"}).done
+    for client in clients[1:]:
+        client.close()
+    assert server.health()["sessions"]["num_refused"] == sessions["num_refused"] + 1
+
+
+def test_a_killed_client_leaves_nothing_while_others_work(server: Server) -> None:
+    program = [sys.executable, "-c", CLIENT_THAT_HANGS, server.url]
+    with server.client() as other, subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as killed:
+        assert killed.stdout is not None and killed.stdout.readline() == "begun\n"
+        wait_until(lambda: len(server.descendants()) > 0)
+        assert len(server.sandboxes()) == 1
+        other.reset(seed=1)  # a call that takes minutes holds nobody up
+        assert other.step(act("bash", command="echo mine")).observation.text.startswith("mine")
+        assert len(server.sandboxes()) == 2 and killed.poll() is None
+        os.kill(killed.pid, signal.SIGKILL)
+        wait_until(lambda: server.health()["sessions"]["open"] == 1)
+        assert len(server.sandboxes()) == 1 and server.descendants() == []
+        assert other.step(act("bash", command="echo still")).observation.text.startswith("still")
+    assert server.health()["status"] == "healthy"
+
+
+def test_what_is_not_a_session_is_refused(server: Server) -> None:
+    for path in ("/reset", "/step", "/state"):
+        status, body = fetch(server, "POST", path)
+        assert status == 501 and "CR0854" in body["detail"]
+    status, schema = fetch(server, "GET", "/schema")
+    assert status == 200 and set(schema["action"]["properties"]) >= {"name", "arguments"}
+    assert set(schema["observation"]["properties"]) >= {"reward", "infrastructure_failure"}
+    assert fetch(server, "GET", "/metadata")[1]["name"] == "feature-deletion"
+    with pytest.raises(InvalidStatus, match="403"):
+        connect(socket_url(server), origin="http://a.page.example", open_timeout=PATIENCE_SECONDS)  # type: ignore[arg-type]
+
+
+def test_idle_sessions_end_and_an_interruption_is_told(serve: Callable[..., Server]) -> None:
+    server = serve("--session-seconds", "1")
+    with connect(socket_url(server), open_timeout=PATIENCE_SECONDS) as socket:
+        assert ask(socket, {"type": "reset", "data": {}})["type"] == "observation"
+        answer = json.loads(socket.recv(timeout=PATIENCE_SECONDS))
+        assert answer["data"]["code"] == "SESSION_ERROR" and "CR0855" in answer["data"]["message"]
+    wait_until(lambda: server.health()["sessions"]["open"] == 0)
+    assert server.sandboxes() == []
+    code, result = server.end(signal.SIGINT)
+    assert (code, result["signal"], result["sessions"]) == (130, "SIGINT", 1)
+
+
+def test_told_to_end_it_lets_attempts_end_and_then_takes_all_away(serve: Callable[..., Server]) -> None:
+    server = serve("--drain-seconds", "3")
+    slow = act("bash", command="sleep 300", timeout_seconds=280)
+    with (
+        concurrent.futures.ThreadPoolExecutor() as threads,
+        server.client() as quick,
+        server.client() as late,
+    ):
+        quick.reset(seed=1)
+        late.reset(seed=1)
+        waiting = threads.submit(late.step, slow)
+        wait_until(lambda: len(server.descendants()) > 0)
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: server.health()["is_draining"])
+        newcomer = server.client()
+        with pytest.raises(RuntimeError, match="CR0853"):
+            newcomer.reset(seed=1)
+        newcomer.close()
+        assert quick.step(act("bash", command="echo on")).observation.text.startswith("on")
+        with pytest.raises(RuntimeError, match="CR0853"):
+            waiting.result(PATIENCE_SECONDS)
+        code, result = server.end()
+    assert code == 0
+    assert result == result | {"signal": "SIGTERM", "sessions": 2, "refused": 1, "attempts": 0, "tasks": 2}

@@ -120,7 +120,7 @@ def test_malformed_calls_are_answered_and_counted(store: TaskStore, tmp_path: Pa
     message = ChatMessageAssistant(content="", tool_calls=[unreadable])
     answers = [
         output_of(message),
-        answer(("no_such_tool", {}), ("bash", {"comand": "ls"}), ("bash", {"command": ["ls"]})),
+        answer(("no_such_tool", {}), ("bash", {"cmd": "ls"}), ("bash", {"command": ["ls"]})),
         answer(("read_file", {"path": "../../etc/passwd"})),  # a call that can be made, and is refused
         answer(write(golden_file(store, task_of(store, "clamp")))),
         answer(SUBMIT),

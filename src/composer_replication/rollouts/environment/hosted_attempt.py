@@ -236,6 +236,18 @@ class AttemptHost:
             raise
         return attempt
 
+    async def golden_passes(self, task_id: str) -> bool | None:
+        """Whether the original code passes the visible tests of a task; None where the sandbox failed.
+
+        Raises:
+            InputError, SandboxFailure: as ``open``.
+        """
+        grader = (await in_thread(self._shared)).grader
+        task = self.store.get(task_id)
+        golden = self.store.files(task, "golden")
+        score = await in_thread(lambda: grader.grade_tree(task, golden))
+        return None if score is None else score.all_passed
+
     def _shared(self) -> RegressionCheck:
         with self._lock:
             if self._check is None:

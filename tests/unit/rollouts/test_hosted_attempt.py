@@ -140,6 +140,25 @@ def test_an_attempt_that_is_cancelled_while_it_opens_leaves_nothing(
     asyncio.run(play())
 
 
+def test_an_end_that_is_cancelled_is_an_end(host: AttemptHost, clamp: Task) -> None:
+    async def play() -> None:
+        before = attempt_folders()
+        attempt = await host.open(clamp.task_id)
+        ending = asyncio.ensure_future(attempt.end())
+        ending.cancel()  # before it began
+        await asyncio.gather(ending, return_exceptions=True)
+        other = await host.open(clamp.task_id)
+        ending = asyncio.ensure_future(other.end())
+        await asyncio.sleep(0)
+        ending.cancel()  # at its first step
+        with pytest.raises(asyncio.CancelledError):
+            await ending
+        attempt.close()
+        await until(lambda: attempt_folders() == before)
+
+    asyncio.run(play())
+
+
 def fail(*arguments: Any, **options: Any) -> Any:
     raise SandboxFailure("CR0302", "the jail broke.")
 

@@ -6,6 +6,10 @@ feature_deletion_env.py  the attempt itself: tools, submit, grading outside
 trl_face.py              TRL's environment_factory: reset, tools as methods, get_reward
 gym_face.py              reset and step
 single_turn_face.py      reward_fn over answers to one-hole tasks
+hosted_attempt.py        an attempt inside another library's event loop
+verifiers_face.py        an environment of verifiers; composer_replication_verifiers is the plugin's name
+inspect_face.py          a task of inspect_ai
+needed_library.py        the sentence for one of these that is not installed
 
 env = FeatureDeletionEnv(store, grader)
 message = env.reset(task_id)

@@ -69,8 +69,8 @@ class HostedAttempt:
     """One attempt, for any number of tasks of an event loop; made by ``AttemptHost.open``.
 
     Calls are made one after the other, each in a thread. Who stops waiting, because of a limit or a cancellation,
-    stops nothing in the sandbox: the next call waits until the one before it has ended. ``close`` never
-    waits: where a thread is at work, that thread ends the sandbox as soon as it comes back.
+    stops nothing in the sandbox: the next call waits until the one before it has ended. ``close`` never waits for it:
+    where a thread is at work, that thread ends the sandbox as soon as it comes back.
 
     ``failure`` says how the sandbox failed; empty as long as it did not. From then on calls answer ``BROKEN`` and
     there is no reward.
@@ -102,8 +102,16 @@ class HostedAttempt:
         """
         return await in_thread(lambda: self._use(self._grade))
 
+    async def end(self) -> None:
+        """Close, in a thread: to remove a tree takes time. Cancelled or not, it is closed."""
+        try:
+            await in_thread(self.close)
+        except BaseException:
+            self.close()
+            raise
+
     def close(self) -> None:
-        """Take the sandbox away; idempotent, from any thread, without waiting."""
+        """Take the sandbox away; idempotent, from any thread, without waiting for a call that runs there."""
         self._is_ended = True
         if self._turn.acquire(blocking=False):
             try:

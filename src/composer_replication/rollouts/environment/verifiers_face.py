@@ -71,11 +71,11 @@ class FeatureDeletionState(vf.State):
 
     _attempt: HostedAttempt | None = PrivateAttr(default=None)
 
-    def end(self) -> None:
+    async def end(self) -> None:
         """Take the sandbox away; idempotent."""
         attempt, self._attempt = self._attempt, None
         if attempt is not None:
-            attempt.close()
+            await attempt.end()
 
 
 class FeatureDeletionTask(vf.Task[FeatureDeletionData, FeatureDeletionState, FeatureDeletionTaskConfig]):
@@ -215,7 +215,7 @@ class FeatureDeletionHarness(vf.Harness[FeatureDeletionHarnessConfig]):
         """Called last, whatever happened."""
         del runtime
         if isinstance(trace.state, FeatureDeletionState):
-            trace.state.end()
+            await trace.state.end()
 
 
 class FeatureDeletionEnvConfig(vf.EnvConfig):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -120,7 +122,7 @@ def test_malformed_calls_are_answered_and_counted(store: TaskStore, tmp_path: Pa
     message = ChatMessageAssistant(content="", tool_calls=[unreadable])
     answers = [
         output_of(message),
-        answer(("no_such_tool", {}), ("bash", {"comand": "ls"}), ("bash", {"command": ["ls"]})),
+        answer(("no_such_tool", {}), ("bash", {"cmd": "ls"}), ("bash", {"command": ["ls"]})),
         answer(("read_file", {"path": "../../etc/passwd"})),  # a call that can be made, and is refused
         answer(write(golden_file(store, task_of(store, "clamp")))),
         answer(SUBMIT),
@@ -199,12 +201,27 @@ def test_samples_run_beside_each_other_and_an_unknown_task_is_said(store: TaskSt
         feature_deletion(str(store.root), task_ids="no-such-task")
 
 
+BY_NAME = """
+import sys
+from inspect_ai import eval
+from inspect_ai.model import ModelOutput, ModelUsage, get_model
+output = ModelOutput.from_content("mockllm", "I do not know.")
+output.usage = ModelUsage()
+(log,) = eval(
+    "composer_replication/feature_deletion",
+    task_args={"store": sys.argv[1], "task_ids": sys.argv[2]},
+    model=get_model("mockllm/model", custom_outputs=[output]),
+    log_dir=sys.argv[3],
+    display="none",
+)
+print(log.status, [score.value for score in log.samples[0].scores.values()])
+"""
+
+
 def test_inspect_finds_the_task_by_its_name(store: TaskStore, tmp_path: Path) -> None:
-    (log,) = run_eval(
-        "composer_replication/feature_deletion",
-        task_args={"store": str(store.root), "task_ids": task_of(store, "sign").task_id},
-        model=get_model("mockllm/model", memoize=False, custom_outputs=iter([answer(SUBMIT)])),
-        log_dir=str(tmp_path),
-        display="none",
+    """In a process that has imported nothing of ours: the name is an entry point of the installed package."""
+    words = [str(store.root), task_of(store, "sign").task_id, str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-c", BY_NAME, *words], capture_output=True, text=True, check=False
     )
-    assert log.status == "success" and score_of(log.samples[0]).value == 0.0
+    assert done.stdout.strip() == "success [0.0]", done.stderr

@@ -25,6 +25,7 @@ from tiny_store import (
 )
 from verifiers.v1.cli.eval.main import main as vf_eval
 from verifiers.v1.cli.eval.runner import run_eval
+from verifiers.v1.cli.validate import main as vf_validate
 from verifiers.v1.configs.cli.eval import EvalConfig
 
 from composer_replication.errors import InputError, SandboxFailure
@@ -106,7 +107,7 @@ def test_malformed_calls_are_answered_and_counted(store: TaskStore) -> None:
     wrong: list[Call | tuple[str, str]] = [
         ("submit", "{no JSON"),
         ("no_such_tool", {}),
-        ("bash", {"comand": "ls"}),
+        ("bash", {"cmd": "ls"}),
         ("bash", "[1, 2]"),
         ("read_file", {"path": "../../etc/passwd"}),  # a call that can be made, and is refused
     ]
@@ -160,7 +161,7 @@ def test_a_sandbox_that_breaks_is_no_score(
     unseen = with_body(store, task_of(store, "clamp"), "return 4321")  # no other test had it graded
     trace = trace_of(store, in_turn(wire_calls(write(unseen)), SUBMIT))
     assert not trace.ok and trace.last_error.type == "SandboxError"
-    assert all(reward is None for reward in trace.rewards.values())
+    assert not trace.rewards
 
 
 def test_a_server_that_gives_nothing_leaves_nothing_and_no_score(store: TaskStore) -> None:
@@ -222,3 +223,14 @@ def test_the_command_evaluates_every_task_beside_each_other(store: TaskStore, tm
     ]
     rewards = [trace["rewards"]["tests"]["score"] for line in lines for trace in line["traces"]]
     assert rewards == [1.0] * 4
+
+
+def test_the_library_validates_that_golden_code_passes_and_an_untouched_tree_does_not(
+    store: TaskStore, tmp_path: Path
+) -> None:
+    place = ["--runtime.type", "subprocess", "--no-rich", "-o", str(tmp_path), "--run.name", "checked"]
+    vf_validate([NAME, "--taskset.task.store", str(store.root), *place])
+    summary = json.loads((tmp_path / "checked" / "summary.json").read_text())
+    assert summary["checks"]["gold"]["valid"] == summary["checks"]["noop"]["valid"] == 2
+    rows = [json.loads(line) for line in (tmp_path / "checked" / "results.jsonl").read_text().splitlines()]
+    assert [row["noop"]["reward"] for row in rows] == [0.0, 0.0]

@@ -14,6 +14,10 @@ openenv_client.py        OpenEnv: the client
 openenv_messages.py      OpenEnv: the frames of a session
 openenv_session.py       OpenEnv: one client's session, and its end
 openenv_server.py        OpenEnv: sessions over a bound, health, drain
+hosted_attempt.py        an attempt inside another library's event loop
+verifiers_face.py        an environment of verifiers; composer_replication_verifiers is the plugin's name
+inspect_face.py          a task of inspect_ai
+needed_library.py        the sentence for one of these that is not installed
 
 env = FeatureDeletionEnv(store, grader)
 message = env.reset(task_id)

@@ -69,8 +69,8 @@ class HostedAttempt:
     """One attempt, for any number of tasks of an event loop; made by ``AttemptHost.open``.
 
     Calls are made one after the other, each in a thread. Who stops waiting, because of a limit or a cancellation,
-    stops nothing in the sandbox: the next call waits until the one before it has ended. ``close`` never
-    waits: where a thread is at work, that thread ends the sandbox as soon as it comes back.
+    stops nothing in the sandbox: the next call waits until the one before it has ended. ``close`` never waits for it:
+    where a thread is at work, that thread ends the sandbox as soon as it comes back.
 
     ``failure`` says how the sandbox failed; empty as long as it did not. From then on calls answer ``BROKEN`` and
     there is no reward.
@@ -102,8 +102,16 @@ class HostedAttempt:
         """
         return await in_thread(lambda: self._use(self._grade))
 
+    async def end(self) -> None:
+        """Close, in a thread: to remove a tree takes time. Cancelled or not, it is closed."""
+        try:
+            await in_thread(self.close)
+        except BaseException:
+            self.close()
+            raise
+
     def close(self) -> None:
-        """Take the sandbox away; idempotent, from any thread, without waiting."""
+        """Take the sandbox away; idempotent, from any thread, without waiting for a call that runs there."""
         self._is_ended = True
         if self._turn.acquire(blocking=False):
             try:
@@ -235,6 +243,18 @@ class AttemptHost:
             attempt.close()
             raise
         return attempt
+
+    async def golden_passes(self, task_id: str) -> bool | None:
+        """Whether the original code passes the visible tests of a task; None where the sandbox failed.
+
+        Raises:
+            InputError, SandboxFailure: as ``open``.
+        """
+        grader = (await in_thread(self._shared)).grader
+        task = self.store.get(task_id)
+        golden = self.store.files(task, "golden")
+        score = await in_thread(lambda: grader.grade_tree(task, golden))
+        return None if score is None else score.all_passed
 
     def _shared(self) -> RegressionCheck:
         with self._lock:

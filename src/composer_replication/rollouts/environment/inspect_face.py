@@ -59,7 +59,7 @@ class _Attempts:
     async def end(self, state: Any) -> None:
         attempt = self._open.pop(state.uuid, None)
         if attempt is not None:
-            attempt.close()
+            await attempt.end()
 
 
 @task

@@ -71,11 +71,11 @@ class FeatureDeletionState(vf.State):
 
     _attempt: HostedAttempt | None = PrivateAttr(default=None)
 
-    def end(self) -> None:
+    async def end(self) -> None:
         """Take the sandbox away; idempotent."""
         attempt, self._attempt = self._attempt, None
         if attempt is not None:
-            attempt.close()
+            await attempt.end()
 
 
 class FeatureDeletionTask(vf.Task[FeatureDeletionData, FeatureDeletionState, FeatureDeletionTaskConfig]):
@@ -101,12 +101,35 @@ class FeatureDeletionTask(vf.Task[FeatureDeletionData, FeatureDeletionState, Fea
         trace.state._attempt = attempt  # noqa: SLF001  our own state
         _require_sandbox(attempt)
 
+    async def finalize(self, trace: Any, runtime: Any) -> None:
+        """Grade, before the library has a reward to fill in: where a sandbox failed, none is begun.
+
+        Raises:
+            SandboxError: the attempt has no reward.
+        """
+        del runtime
+        await _attempt_of(trace).outcome()
+        _require_sandbox(_attempt_of(trace))
+
+    async def validate(self, runtime: Any) -> bool:
+        """Whether the original code passes, for ``vf-validate``.
+
+        Raises:
+            SandboxError: the sandbox broke.
+        """
+        del runtime
+        try:
+            passes = await _host_of(self.config).golden_passes(str(self.data.id))
+        except SandboxFailure as error:
+            raise vf.SandboxError(str(error)) from error
+        if passes is None:
+            raise vf.SandboxError("the sandbox broke while the original code was tried")
+        return passes
+
     @vf.metric
     async def attempt(self, trace: Any) -> dict[str, float]:
         """What the attempt took and came to, by name."""
-        outcome = await _attempt_of(trace).outcome()
-        _require_sandbox(_attempt_of(trace))
-        return outcome.figures
+        return (await _attempt_of(trace).outcome()).figures
 
     @vf.reward
     async def tests(self, trace: Any) -> float:
@@ -192,7 +215,7 @@ class FeatureDeletionHarness(vf.Harness[FeatureDeletionHarnessConfig]):
         """Called last, whatever happened."""
         del runtime
         if isinstance(trace.state, FeatureDeletionState):
-            trace.state.end()
+            await trace.state.end()
 
 
 class FeatureDeletionEnvConfig(vf.EnvConfig):
@@ -259,8 +282,8 @@ def _require_sandbox(attempt: HostedAttempt) -> None:
 
 def _require_own_harness(trace: Any, runtime: Any) -> None:
     """Another harness has tools that work in the library's runtime, which is no sandbox of ours."""
-    harness = trace.agent.config.harness
-    if isinstance(harness, FeatureDeletionHarnessConfig) and runtime.type == "subprocess":
+    harness = trace.agent.config.harness  # None where no agent plays: vf-validate
+    if isinstance(harness, FeatureDeletionHarnessConfig | None) and runtime.type == "subprocess":
         return
     raise UsageError(
         "CR0858",

@@ -1,0 +1,215 @@
+"""An attempt in somebody's event loop: nothing blocks it, nothing outlives it, and a broken sandbox is no score."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from composer_replication.errors import InputError, MissingError, NothingToDoError, SandboxFailure, UsageError
+from composer_replication.records import Task, ToolCall, ToolResult
+from composer_replication.rollouts.environment import attempt as attempt_module
+from composer_replication.rollouts.environment.hosted_attempt import BROKEN, AttemptHost, HostedAttempt
+from composer_replication.rollouts.environment.needed_library import missing_library
+from composer_replication.rollouts.grading import Grader
+from composer_replication.sandbox.process_folder import process_folder
+from composer_replication.tasks.store import TaskStore
+
+NUMBERS = "tinymath/numbers.py"
+FACES = "composer_replication.rollouts.environment"
+
+
+def attempt_folders() -> set[Path]:
+    return set(process_folder().glob("attempt-*"))
+
+
+@pytest.fixture(scope="module")
+def host(store: TaskStore) -> AttemptHost:
+    return AttemptHost(store.root, with_hidden=True)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    before = attempt_folders()
+    yield
+    assert attempt_folders() == before
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    while not is_so():  # noqa: ASYNC110  a thread or a process of its own makes it so
+        await asyncio.sleep(0.01)
+
+
+def bash(command: str) -> ToolCall:
+    return ToolCall("bash", json.dumps({"command": command}))
+
+
+def test_an_attempt_is_graded_once_and_takes_no_calls_afterwards(host: AttemptHost, clamp: Task) -> None:
+    async def play() -> None:
+        attempt = await host.open(clamp.task_id)
+        assert "clamp" in attempt.message and not attempt.is_over
+        golden = host.store.files(clamp, "golden")[NUMBERS].decode()
+        call = ToolCall("write_file", json.dumps({"path": NUMBERS, "content": golden}))
+        assert not (await attempt.call(call)).is_error
+        await attempt.count_unreadable_call("submit")
+        assert not attempt.is_over
+        assert not (await attempt.call(ToolCall("submit", ""))).is_error
+        assert attempt.is_over
+        outcome = await attempt.outcome()
+        assert (outcome.reward, outcome.num_calls, outcome.num_invalid) == (1.0, 3, 1)
+        assert outcome.figures["hidden_pass_share"] == outcome.figures["visible_pass_share"] == 1.0
+        assert await attempt.outcome() is outcome
+        assert (await attempt.call(bash("ls"))).is_error
+        attempt.close()
+        attempt.close()
+        assert await attempt.outcome() is outcome
+        with pytest.raises(UsageError, match="CR0800"):
+            await (await closed(host, clamp)).call(bash("ls"))
+
+    asyncio.run(play())
+
+
+async def closed(host: AttemptHost, task: Task) -> HostedAttempt:
+    attempt = await host.open(task.task_id)
+    attempt.close()
+    return attempt
+
+
+def test_calls_at_the_same_time_are_made_one_after_the_other(host: AttemptHost, clamp: Task) -> None:
+    async def play() -> None:
+        attempt = await host.open(clamp.task_id)
+        step = "n=$(cat n 2>/dev/null || echo 0); sleep 0.05; echo $((n + 1)) > n"
+        results = await asyncio.gather(*(attempt.call(bash(step)) for _ in range(6)))
+        assert [result.exit_code for result in results] == [0] * 6
+        assert (await attempt.call(bash("cat n"))).text.strip().startswith("6")
+        attempt.close()
+
+    asyncio.run(play())
+
+
+def test_a_call_blocks_no_loop_and_a_cancelled_one_leaves_nothing(host: AttemptHost, clamp: Task) -> None:
+    async def play() -> None:
+        before = attempt_folders()
+        attempt = await host.open(clamp.task_id)
+        folder = next(iter(attempt_folders() - before))
+        wait = "touch begun; until [ -e go_on ]; do sleep 0.02; done"
+        running = asyncio.ensure_future(attempt.call(bash(wait)))
+        await until((folder / "tree" / "begun").exists)  # the loop goes on while the command runs
+        assert not running.done()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        attempt.close()
+        assert folder in attempt_folders()  # the command still runs there, and nobody waited
+        (folder / "tree" / "go_on").touch()
+        await until(lambda: attempt_folders() == before)
+
+    asyncio.run(play())
+
+
+def test_an_attempt_that_is_cancelled_while_it_opens_leaves_nothing(
+    host: AttemptHost, clamp: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opening, may_open = threading.Event(), threading.Event()
+    open_sandbox = attempt_module.open_sandbox
+
+    def slow(*arguments: Any, **options: Any) -> Any:
+        opening.set()
+        assert may_open.wait(60)
+        return open_sandbox(*arguments, **options)
+
+    async def play() -> None:
+        await (await host.open(clamp.task_id)).outcome()  # the grader is there
+        before = attempt_folders()
+        monkeypatch.setattr(attempt_module, "open_sandbox", slow)
+        running = asyncio.ensure_future(host.open(clamp.task_id))
+        await until(opening.is_set)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        may_open.set()
+        await until(lambda: attempt_folders() == before)
+
+    asyncio.run(play())
+
+
+def test_an_end_that_is_cancelled_is_an_end(host: AttemptHost, clamp: Task) -> None:
+    async def play() -> None:
+        before = attempt_folders()
+        attempt = await host.open(clamp.task_id)
+        ending = asyncio.ensure_future(attempt.end())
+        ending.cancel()  # before it began
+        await asyncio.gather(ending, return_exceptions=True)
+        other = await host.open(clamp.task_id)
+        ending = asyncio.ensure_future(other.end())
+        await asyncio.sleep(0)
+        ending.cancel()  # at its first step
+        with pytest.raises(asyncio.CancelledError):
+            await ending
+        attempt.close()
+        await until(lambda: attempt_folders() == before)
+
+    asyncio.run(play())
+
+
+def fail(*arguments: Any, **options: Any) -> Any:
+    raise SandboxFailure("CR0302", "the jail broke.")
+
+
+@pytest.mark.parametrize("place", ["open", "call", "grade", "hidden"])
+def test_where_the_sandbox_breaks_there_is_no_reward(
+    host: AttemptHost, clamp: Task, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    if place == "open":
+        monkeypatch.setattr(attempt_module, "open_sandbox", fail)
+    elif place == "call":
+        monkeypatch.setattr("composer_replication.rollouts.tools.toolbox.Toolbox.call", fail)
+    else:
+        broken = {"grade": "visible", "hidden": "hidden"}[place]
+        run = Grader._run
+        monkeypatch.setattr(
+            Grader, "_run", lambda self, request: fail() if request.tests == broken else run(self, request)
+        )
+
+    async def play() -> None:
+        attempt = await host.open(clamp.task_id)
+        result: ToolResult = await attempt.call(bash(f"echo {place} > unseen"))
+        assert (result.text == BROKEN) == attempt.is_over == (place in {"open", "call"})
+        outcome = await attempt.outcome()
+        assert outcome.reward is None and outcome.score is None and attempt.failure
+
+    asyncio.run(play())
+
+
+def test_unknown_tasks_and_stores_are_said(host: AttemptHost, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="CR0412"):
+        asyncio.run(host.open("no-such-task"))
+    with pytest.raises(InputError):
+        AttemptHost(tmp_path / "nowhere")
+    TaskStore.create(tmp_path / "empty")
+    with pytest.raises((NothingToDoError, InputError)):
+        AttemptHost(tmp_path / "empty")
+
+
+@pytest.mark.parametrize(
+    ("face", "extra", "library"),
+    [("verifiers_face", "verifiers", "openai"), ("inspect_face", "inspect", "inspect_ai")],
+)
+def test_a_missing_library_is_one_sentence_with_its_extra(
+    monkeypatch: pytest.MonkeyPatch, face: str, extra: str, library: str
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    monkeypatch.delitem(sys.modules, f"{FACES}.{face}", raising=False)
+    with pytest.raises(MissingError, match="CR0857") as raised:
+        importlib.import_module(f"{FACES}.{face}")
+    assert library in raised.value.message
+    assert raised.value.fix == f"pip install 'composer-replication[{extra}]'"
+    broken = missing_library(extra, "this", ImportError("cannot import name 'x'\nmore"))
+    assert "cannot import name 'x'." in broken.message and "more" not in broken.message

@@ -20,6 +20,8 @@ from composer_replication.sandbox.process_folder import sweep
 from composer_replication.tasks.running.watched_run import WatchedReport
 from composer_replication.tasks.workers.node_check import NodeNeeds, check_node, unfit_node
 
+LOST = "CR0862"
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -172,9 +174,7 @@ class RolloutActor:
 
     def _attempt(self, number: int) -> FeatureDeletionEnv:
         if self._environment is None or number != self._number:
-            raise SandboxFailure(
-                "CR0862", "the process of an attempt was started anew, and its sandbox is gone."
-            )
+            raise SandboxFailure(LOST, "its process was started anew, and its sandbox is gone.")
         return self._environment
 
     def _require_environment(self, task: Task) -> None:

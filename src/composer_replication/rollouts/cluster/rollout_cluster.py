@@ -21,9 +21,9 @@ from typing import Any, NoReturn
 import ray
 from ray.exceptions import ActorDiedError, RayError
 
-from composer_replication.errors import MissingError, SandboxFailure
+from composer_replication.errors import ComposerError, MissingError, SandboxFailure
 from composer_replication.rollouts.cluster.cluster_options import ClusterOptions
-from composer_replication.rollouts.cluster.rollout_actor import Place, RolloutActor
+from composer_replication.rollouts.cluster.rollout_actor import LOST, Place, RolloutActor
 from composer_replication.rollouts.cluster.store_parcel import parcel_of
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.workers.node_check import needs_of
@@ -166,7 +166,7 @@ class RolloutCluster:
                 ray.kill(actor.handle)
             if dying:
                 ray.wait(dying, num_returns=len(dying), timeout=_END_SECONDS)
-            ends = [_ended(actor.handle) for actor in idle]
+            ends = [_ended(actor.handle) for actor in idle if actor.place is not None]
             if ends:
                 ray.wait(ends, num_returns=len(ends), timeout=_END_SECONDS)
             for actor in idle:
@@ -196,9 +196,9 @@ class RolloutCluster:
             self.check()
             look()
             cause = plain_cause(error)
-            if not is_of_ray(cause):
-                raise cause from error
-            self._lose(actor, cause)
+            if is_of_ray(cause) or (isinstance(cause, SandboxFailure) and cause.code == LOST):
+                self._lose(actor, cause)
+            raise cause from error
 
     def take_back(self, actor: _Actor) -> None:
         """Lend it again; also from a finalizer."""
@@ -210,12 +210,13 @@ class RolloutCluster:
             ray.kill(actor.handle, no_restart=False)
 
     def _lose(self, actor: _Actor, cause: Exception) -> NoReturn:
+        told = cause.message.rstrip(".") if isinstance(cause, ComposerError) else first_sentence(str(cause))
         where = "" if actor.place is None else f"{actor.place.host}, process {actor.place.pid}"
         actor.ready, actor.place, actor.tasks = _prepared(actor.handle), None, set()
         self.count_failure("lost")
         raise SandboxFailure(
-            "CR0862",
-            f"the worker of an attempt or a grading was lost: {first_sentence(str(cause))}.",
+            LOST,
+            f"the worker of an attempt or a grading was lost: {told}.",
             where=where,
             fix="ray status shows the cluster, and the logs of that node why; the attempt is begun again.",
         ) from cause

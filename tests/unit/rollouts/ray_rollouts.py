@@ -50,15 +50,15 @@ def write(path: str, content: str) -> str:
 
 
 def episode_scripts(store: TaskStore, task: Task) -> list[list[str]]:
-    """Right, idle, right, half right, idle; the first one looks around before."""
+    """Right, idle, right, wrong, idle; the first one looks around before."""
     golden = store.files(task, "golden")[NUMBERS].decode()
-    half = golden.replace("if x < low:\n        return low\n    return min(x, high)", "return x")
+    wrong = golden.replace("return min(x, high)", "return high")
     listing, submit = '<bash>{"command": "ls tinymath"}</bash>', "<submit>{}</submit>"
     return [
         [listing, write(NUMBERS, golden), submit],
         [listing, submit],
         [write(NUMBERS, golden), submit],
-        [write(NUMBERS, half), submit],
+        [write(NUMBERS, wrong), submit],
         [submit],
     ]
 

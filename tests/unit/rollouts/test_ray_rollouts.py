@@ -67,9 +67,7 @@ def assert_as_here(there: dict[str, Any], grader: Grader, store: TaskStore) -> N
     here = played(lambda: FeatureDeletionEnv(grader), store)
     for mine, theirs in zip(here["episodes"], there["episodes"], strict=True):
         assert {**theirs, "tries": 1} == mine
-    rewards = [each["reward"] for each in here["episodes"]]
-    assert [rewards[0], rewards[1], rewards[2], rewards[4]] == [1.0, 0.0, 1.0, 0.0]
-    assert 0.0 < rewards[3] < 1.0
+    assert [each["reward"] for each in here["episodes"]] == [1.0, 0.0, 1.0, 0.0, 0.0]
     assert [each["tries"] for each in there["episodes"]] == [2, 1, 1, 1, 1]
     assert there["asked"] == {**here["asked"], "0/0": 2, "0/1": 2}
     counts = there["counts"]

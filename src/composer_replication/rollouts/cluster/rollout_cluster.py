@@ -37,7 +37,9 @@ from composer_replication.tasks.workers.ray_answers import (
 from composer_replication.tasks.workers.ray_connection import RayConnection, first_sentence
 
 _LOOK_SECONDS = 1.0
+_ANSWER_SECONDS = 30.0
 _END_SECONDS = 20.0
+_PLACE_SECONDS = 5.0
 Look = Callable[[], None]
 
 
@@ -49,6 +51,10 @@ class _Actor:
     ready: Any
     place: Place | None = None
     tasks: set[str] = field(default_factory=set)
+
+    def begin_anew(self) -> None:
+        """Wait for its next process, which knows nothing."""
+        self.ready, self.place, self.tasks = _prepared(self.handle), None, set()
 
 
 class RolloutCluster:
@@ -76,13 +82,11 @@ class RolloutCluster:
         self._numbers = itertools.count()
         self._returned: queue.SimpleQueue[_Actor] = queue.SimpleQueue()  # safe in a finalizer
         self._parcel = parcel_of(store, ray.put)
-        kind = ray.remote(
-            RolloutActor
-        ).options(
+        kind = ray.remote(RolloutActor).options(
             num_cpus=options.num_cpus,
             resources=dict(options.resources),
             max_restarts=options.max_restarts,
-            max_task_retries=NUM_RETRIES,  # waits for a restart too; whatever belongs to an attempt is asked once
+            max_task_retries=NUM_RETRIES,  # what prepares it; whatever belongs to an attempt is asked once
             scheduling_strategy="SPREAD",
         )
         needs = needs_of(options.backend or None)
@@ -102,15 +106,18 @@ class RolloutCluster:
             self.check()
             look()
             actor = self._take(task_id)
-            if actor is not None:
+            if actor is not None and self._answers(actor):
                 return Lease(self, actor, next(self._numbers), look)
-            if time.monotonic() >= ends:
+            if actor is not None:
+                self.take_back(actor)
+            elif time.monotonic() >= ends:
                 self.count_failure()
                 raise self._no_room()
-            with suppress(queue.Empty):
-                back = self._returned.get(timeout=_LOOK_SECONDS)
-                with self._lock:
-                    self._idle.append(back)
+            else:
+                with suppress(queue.Empty):
+                    back = self._returned.get(timeout=_LOOK_SECONDS)
+                    with self._lock:
+                        self._idle.append(back)
 
     def wait_until_ready(self) -> None:
         """Wait for the first actor.
@@ -161,14 +168,13 @@ class RolloutCluster:
             self._collect()
             idle, busy = list(self._idle), [actor for actor in self._actors if actor not in self._idle]
         with suppress(RayError, ConnectionError):
-            dying = [actor.handle.finish.options(max_task_retries=0).remote(-1) for actor in busy]
+            dying = [_once(actor.handle, "finish", -1) for actor in busy]
             for actor in busy:
                 ray.kill(actor.handle)
-            if dying:
-                ray.wait(dying, num_returns=len(dying), timeout=_END_SECONDS)
-            ends = [_ended(actor.handle) for actor in idle if actor.place is not None]
-            if ends:
-                ray.wait(ends, num_returns=len(ends), timeout=_END_SECONDS)
+            _wait_for_all(dying, _END_SECONDS)
+            # One that is on its way is waited for a little; one that waits for a place would not come.
+            placed = _wait_for_all([actor.ready for actor in idle], _PLACE_SECONDS)
+            _wait_for_all([_ended(actor.handle) for actor in idle if actor.ready in placed], _END_SECONDS)
             for actor in idle:
                 ray.kill(actor.handle)
 
@@ -181,7 +187,7 @@ class RolloutCluster:
     # --- for leases ---------------------------------------------------------------------
 
     def ask(self, actor: _Actor, method: str, args: tuple[Any, ...], look: Look) -> Any:
-        """Have an actor do something; what begins an attempt waits for a restart, all else is asked once."""
+        """Have an actor do something, once."""
 
         def look_around() -> None:
             self.check()
@@ -189,9 +195,7 @@ class RolloutCluster:
 
         self.check()
         try:
-            num_retries = NUM_RETRIES if method == "begin" else 0
-            reference = getattr(actor.handle, method).options(max_task_retries=num_retries).remote(*args)
-            return wait_for(reference, look_around)
+            return wait_for(_once(actor.handle, method, *args), look_around)
         except (RayError, ConnectionError) as error:
             self.check()
             look()
@@ -212,7 +216,7 @@ class RolloutCluster:
     def _lose(self, actor: _Actor, cause: Exception) -> NoReturn:
         told = cause.message.rstrip(".") if isinstance(cause, ComposerError) else first_sentence(str(cause))
         where = "" if actor.place is None else f"{actor.place.host}, process {actor.place.pid}"
-        actor.ready, actor.place, actor.tasks = _prepared(actor.handle), None, set()
+        actor.begin_anew()
         self.count_failure("lost")
         raise SandboxFailure(
             LOST,
@@ -220,6 +224,18 @@ class RolloutCluster:
             where=where,
             fix="ray status shows the cluster, and the logs of that node why; the attempt is begun again.",
         ) from cause
+
+    def _answers(self, actor: _Actor) -> bool:
+        """Whether it is still alive, as nobody has asked it for a while; else it is lent when it is ready again."""
+        try:
+            answer = _once(actor.handle, "prepare")
+            if ray.wait([answer], timeout=_ANSWER_SECONDS)[0]:
+                actor.place = ray.get(answer)
+                return True
+        except (RayError, ConnectionError):
+            pass  # it is asked again, by Ray until it answers, and then for the reason
+        actor.begin_anew()
+        return False
 
     def _take(self, task_id: str) -> _Actor | None:
         with self._lock:
@@ -285,7 +301,7 @@ class Lease:
 
     def __init__(self, cluster: RolloutCluster, actor: _Actor, number: int, look: Look) -> None:
         self._cluster, self._actor, self._number, self._look = cluster, actor, number, look
-        self._once = itertools.count()
+        self._returns = itertools.count()
 
     def ask(self, method: str, *args: Any) -> Any:
         """Have the actor do something for this lease, once.
@@ -299,12 +315,20 @@ class Lease:
 
     def give_back(self) -> None:
         """Let it be lent again; idempotent."""
-        if next(self._once) == 0:
+        if next(self._returns) == 0:
             self._cluster.take_back(self._actor)
 
     def kill(self) -> None:
         """End what it does, at once."""
         self._cluster.restart(self._actor)
+
+
+def _wait_for_all(references: list[Any], seconds: float) -> list[Any]:
+    """Those that are done by then, or have failed."""
+    if not references:
+        return []
+    done: list[Any] = ray.wait(references, num_returns=len(references), timeout=seconds)[0]
+    return done
 
 
 def _prepared(handle: Any) -> Any:
@@ -313,5 +337,10 @@ def _prepared(handle: Any) -> Any:
 
 def _ended(handle: Any) -> Any:
     """Ends as a process does that is asked to: what it registered for its exit is done."""
-    handle.end.options(max_task_retries=0).remote()
-    return handle.__ray_terminate__.options(max_task_retries=0).remote()
+    _once(handle, "end")
+    return _once(handle, "__ray_terminate__")
+
+
+def _once(handle: Any, method: str, *args: Any) -> Any:
+    """Ask an actor, without Ray's asking again when it dies over it."""
+    return getattr(handle, method).options(max_task_retries=0).remote(*args)

@@ -15,7 +15,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import ray
@@ -23,6 +22,12 @@ from ray.exceptions import ActorDiedError, RayError
 
 from composer_replication.errors import ComposerError, MissingError, SandboxFailure
 from composer_replication.rollouts.cluster.cluster_options import ClusterOptions
+from composer_replication.rollouts.cluster.lent_actor import (
+    LentActor,
+    asked_once,
+    clear_up_all_nodes,
+    end_all,
+)
 from composer_replication.rollouts.cluster.rollout_actor import LOST, Place, RolloutActor
 from composer_replication.rollouts.cluster.store_parcel import parcel_of
 from composer_replication.tasks.store import TaskStore
@@ -38,23 +43,7 @@ from composer_replication.tasks.workers.ray_connection import RayConnection, fir
 
 _LOOK_SECONDS = 1.0
 _ANSWER_SECONDS = 30.0
-_END_SECONDS = 20.0
-_PLACE_SECONDS = 5.0
 Look = Callable[[], None]
-
-
-@dataclass(eq=False, slots=True)
-class _Actor:
-    """An actor, the reference that is done when it is prepared, and the tasks whose golden code it has looked at."""
-
-    handle: Any
-    ready: Any
-    place: Place | None = None
-    tasks: set[str] = field(default_factory=set)
-
-    def begin_anew(self) -> None:
-        """Wait for its next process, which knows nothing."""
-        self.ready, self.place, self.tasks = _prepared(self.handle), None, set()
 
 
 class RolloutCluster:
@@ -80,7 +69,7 @@ class RolloutCluster:
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._numbers = itertools.count()
-        self._returned: queue.SimpleQueue[_Actor] = queue.SimpleQueue()  # safe in a finalizer
+        self._returned: queue.SimpleQueue[LentActor] = queue.SimpleQueue()  # safe in a finalizer
         self._parcel = parcel_of(store, ray.put)
         kind = ray.remote(RolloutActor).options(
             num_cpus=options.num_cpus,
@@ -91,7 +80,9 @@ class RolloutCluster:
         )
         needs = needs_of(options.backend or None)
         handles = [kind.remote(self._parcel, ray.get, options, needs) for _ in range(options.num_actors)]
-        self._actors = [_Actor(handle, _prepared(handle)) for handle in handles]
+        self._actors = [LentActor(handle) for handle in handles]
+        for actor in self._actors:
+            actor.begin_anew()
         self._idle = list(self._actors)
 
     def lease(self, task_id: str, look: Look = lambda: None) -> Lease:
@@ -166,17 +157,15 @@ class RolloutCluster:
         self._closed.set()
         with self._lock:
             self._collect()
-            idle, busy = list(self._idle), [actor for actor in self._actors if actor not in self._idle]
+            idle = [actor for actor in self._idle if actor.place is not None]
+            others = [actor for actor in self._actors if actor not in idle]
         with suppress(RayError, ConnectionError):
-            dying = [_once(actor.handle, "finish", -1) for actor in busy]
-            for actor in busy:
+            killed = [place for actor in others if (place := actor.process()) is not None]
+            for actor in others:
                 ray.kill(actor.handle)
-            _wait_for_all(dying, _END_SECONDS)
-            # One that is on its way is waited for a little; one that waits for a place would not come.
-            placed = _wait_for_all([actor.ready for actor in idle], _PLACE_SECONDS)
-            _wait_for_all([_ended(actor.handle) for actor in idle if actor.ready in placed], _END_SECONDS)
-            for actor in idle:
-                ray.kill(actor.handle)
+            are_clean = end_all([actor.handle for actor in idle])
+            if killed or self.counts["lost"] or not are_clean:
+                clear_up_all_nodes(killed)
 
     def __enter__(self) -> RolloutCluster:
         return self
@@ -186,7 +175,7 @@ class RolloutCluster:
 
     # --- for leases ---------------------------------------------------------------------
 
-    def ask(self, actor: _Actor, method: str, args: tuple[Any, ...], look: Look) -> Any:
+    def ask(self, actor: LentActor, method: str, args: tuple[Any, ...], look: Look) -> Any:
         """Have an actor do something, once."""
 
         def look_around() -> None:
@@ -195,7 +184,7 @@ class RolloutCluster:
 
         self.check()
         try:
-            return wait_for(_once(actor.handle, method, *args), look_around)
+            return wait_for(asked_once(actor.handle, method, *args), look_around)
         except (RayError, ConnectionError) as error:
             self.check()
             look()
@@ -204,16 +193,16 @@ class RolloutCluster:
                 self._lose(actor, cause)
             raise cause from error
 
-    def take_back(self, actor: _Actor) -> None:
+    def take_back(self, actor: LentActor) -> None:
         """Lend it again; also from a finalizer."""
         self._returned.put(actor)
 
-    def restart(self, actor: _Actor) -> None:
+    def restart(self, actor: LentActor) -> None:
         """Kill what it does; Ray starts it anew as often as ``max_restarts`` says."""
         with suppress(RayError, ConnectionError):
             ray.kill(actor.handle, no_restart=False)
 
-    def _lose(self, actor: _Actor, cause: Exception) -> NoReturn:
+    def _lose(self, actor: LentActor, cause: Exception) -> NoReturn:
         told = cause.message.rstrip(".") if isinstance(cause, ComposerError) else first_sentence(str(cause))
         where = "" if actor.place is None else f"{actor.place.host}, process {actor.place.pid}"
         actor.begin_anew()
@@ -225,10 +214,10 @@ class RolloutCluster:
             fix="ray status shows the cluster, and the logs of that node why; the attempt is begun again.",
         ) from cause
 
-    def _answers(self, actor: _Actor) -> bool:
+    def _answers(self, actor: LentActor) -> bool:
         """Whether it is still alive, as nobody has asked it for a while; else it is lent when it is ready again."""
         try:
-            answer = _once(actor.handle, "prepare")
+            answer = asked_once(actor.handle, "prepare")
             if ray.wait([answer], timeout=_ANSWER_SECONDS)[0]:
                 actor.place = ray.get(answer)
                 return True
@@ -237,7 +226,7 @@ class RolloutCluster:
         actor.begin_anew()
         return False
 
-    def _take(self, task_id: str) -> _Actor | None:
+    def _take(self, task_id: str) -> LentActor | None:
         with self._lock:
             self._collect()
             if not self._actors:
@@ -265,7 +254,7 @@ class RolloutCluster:
             while True:
                 self._idle.append(self._returned.get_nowait())
 
-    def _is_prepared(self, actor: _Actor) -> bool:
+    def _is_prepared(self, actor: LentActor) -> bool:
         """Whether it can be lent; one that died is asked again, or forgotten where Ray has given it up."""
         try:
             actor.place = ray.get(actor.ready)
@@ -279,7 +268,7 @@ class RolloutCluster:
                 cause = MissingError(cause.code, cause.message, where=cause.where, fix=cause.fix)
             if not is_of_ray(cause):
                 raise cause from error
-            actor.ready = _prepared(actor.handle)
+            actor.begin_anew()
         return actor.place is not None
 
     def _no_room(self) -> SandboxFailure:
@@ -299,7 +288,7 @@ class RolloutCluster:
 class Lease:
     """One actor for one attempt or one grading."""
 
-    def __init__(self, cluster: RolloutCluster, actor: _Actor, number: int, look: Look) -> None:
+    def __init__(self, cluster: RolloutCluster, actor: LentActor, number: int, look: Look) -> None:
         self._cluster, self._actor, self._number, self._look = cluster, actor, number, look
         self._returns = itertools.count()
 
@@ -321,26 +310,3 @@ class Lease:
     def kill(self) -> None:
         """End what it does, at once."""
         self._cluster.restart(self._actor)
-
-
-def _wait_for_all(references: list[Any], seconds: float) -> list[Any]:
-    """Those that are done by then, or have failed."""
-    if not references:
-        return []
-    done: list[Any] = ray.wait(references, num_returns=len(references), timeout=seconds)[0]
-    return done
-
-
-def _prepared(handle: Any) -> Any:
-    return handle.prepare.options(retry_exceptions=[SandboxFailure]).remote()
-
-
-def _ended(handle: Any) -> Any:
-    """Ends as a process does that is asked to: what it registered for its exit is done."""
-    _once(handle, "end")
-    return _once(handle, "__ray_terminate__")
-
-
-def _once(handle: Any, method: str, *args: Any) -> Any:
-    """Ask an actor, without Ray's asking again when it dies over it."""
-    return getattr(handle, method).options(max_task_retries=0).remote(*args)

@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -25,6 +24,9 @@ from composer_replication.tasks.gates import GateFailed
 from composer_replication.tasks.intake.lock import UnusableRepository
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.workers.workers import load_ray
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
+from ray_head import free_port, processes, running_ray
 
 pytest.importorskip("ray", reason="the extra ray is not installed")
 load_ray()
@@ -48,7 +50,6 @@ TESTS = {
     "two": "import two\n\n\ndef test_twice():\n    assert two.twice('ab') == 'abab'\n\n\ndef test_long():\n    assert"
     " len(two.twice('abc')) == 6\n\n\ndef test_nothing():\n    pass\n",
 }
-START_TRIES = 4  # Ray gives each start 30 s, which a busy machine may not
 
 
 @dataclass(frozen=True)
@@ -98,89 +99,11 @@ def composer_rl(
     )
 
 
-def processes() -> Iterator[tuple[int, str]]:
-    """All of this machine that live, with their command line."""
-    for entry in Path("/proc").iterdir():
-        with suppress(OSError):
-            words = (entry / "cmdline").read_bytes() if entry.name.isdigit() else b""
-            if words:
-                yield int(entry.name), words.replace(b"\0", b" ").decode(errors="replace")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def start_head(folder: Path, environment: dict[str, str], log: Path) -> tuple[subprocess.Popen[bytes], int]:
-    for _ in range(START_TRIES):
-        port = free_port()
-        with log.open("ab") as file:
-            head = subprocess.Popen(
-                [
-                    sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats",
-                    f"--port={port}", f"--ray-client-server-port={free_port()}", "--min-worker-port=0", "--max-worker-port=0",
-                    "--num-cpus=1", "--num-gpus=0", "--object-store-memory=100000000", f"--temp-dir={folder}",
-                    "--include-dashboard=false", "--include-log-monitor=false", "--no-monitor",
-                ],
-                env={**os.environ, **environment}, stdout=file, stderr=file, start_new_session=True,
-            )  # fmt: skip
-        while head.poll() is None and b"Ray runtime started" not in log.read_bytes():
-            time.sleep(0.1)
-        if head.poll() is None:
-            return head, port
-        stop(head, folder)
-    raise AssertionError(log.read_text())
-
-
-def stop(head: subprocess.Popen[bytes], folder: Path) -> None:
-    """End the head, then whatever still names its folder or is of its session."""
-    head.terminate()
-    with suppress(subprocess.TimeoutExpired):
-        head.wait(60)
-    for _ in range(100):
-        left = [pid for pid in descendants_of(head.pid, folder) if pid != os.getpid()]
-        for pid in left:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        if not left:
-            break
-        time.sleep(0.1)
-    head.wait()
-
-
-def descendants_of(session: int, folder: Path) -> list[int]:
-    found = []
-    for pid, words in processes():
-        with suppress(ProcessLookupError):
-            if os.getsid(pid) == session or str(folder) in words:
-                found.append(pid)
-    return found
-
-
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """The one Ray of this file."""
-    root = tmp_path_factory.mktemp("ray")
-    (root / "scratch").mkdir()
-    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    ours = {
-        **token,
-        "COMPOSER_RL_CACHE": str(root / "cache"),
-        "TMPDIR": str(root / "scratch"),
-        "RAY_agent_register_timeout_ms": "600000",
-    }
-    with tempfile.TemporaryDirectory(
-        prefix="ray-", dir="/tmp"
-    ) as name:  # the paths of its sockets must be short
-        folder = Path(name)
-        head, port = start_head(folder, ours, root / "log")
-        try:
-            yield Cluster(f"127.0.0.1:{port}", token, root / "cache", head.pid)
-        finally:
-            stop(head, folder)
-    assert descendants_of(head.pid, folder) == []
+    with running_ray(tmp_path_factory.mktemp("ray")) as head:
+        yield Cluster(head.address, head.token, head.cache, head.session)
 
 
 @pytest.fixture(scope="module")

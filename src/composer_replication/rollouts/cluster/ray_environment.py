@@ -8,7 +8,7 @@ from typing import Any
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.records import Score, ToolCall, ToolResult, ToolSpec
-from composer_replication.rollouts.cluster.rollout_actor import Begun, Called, Paid, Place
+from composer_replication.rollouts.cluster.rollout_actor import LOST, Begun, Called, Paid, Place
 from composer_replication.rollouts.cluster.rollout_cluster import Lease, RolloutCluster
 from composer_replication.rollouts.environment.feature_deletion_env import no_attempt
 from composer_replication.rollouts.grading import TestsUsed
@@ -156,7 +156,7 @@ class RayEnvironment:
         try:
             return self._running().ask(method, *args)
         except SandboxFailure as failure:
-            if failure.code != _LOST and not self._is_broken:
+            if failure.code != LOST and not self._is_broken:
                 self._cluster.count_failure()
             self._is_broken = True
             raise
@@ -176,7 +176,3 @@ class RayEnvironment:
         if score is None and not was_broken and not self._is_broken:
             self._cluster.count_failure()
         return score
-
-
-_LOST = "CR0862"
-"""Counted by the cluster."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from composer_replication.errors import InputError, SandboxFailure
@@ -20,6 +22,9 @@ from composer_replication.sandbox.process_folder import sweep
 from composer_replication.tasks.running.watched_run import WatchedReport
 from composer_replication.tasks.workers.node_check import NodeNeeds, check_node, unfit_node
 
+LOST = "CR0862"
+_DYING_SECONDS = 10.0
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -27,6 +32,20 @@ class Place:
 
     host: str
     pid: int
+
+
+def here() -> Place:
+    """This process."""
+    return Place(socket.gethostname(), os.getpid())
+
+
+def clear_up(killed: Sequence[Place]) -> None:
+    """Remove what killed processes left on this node, as soon as they are gone; runs in a worker of Ray."""
+    ends = time.monotonic() + _DYING_SECONDS
+    for place in killed:
+        while place.host == here().host and Path(f"/proc/{place.pid}").exists() and time.monotonic() < ends:
+            time.sleep(0.05)
+    sweep()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +104,10 @@ class RolloutActor:
         self._environment: FeatureDeletionEnv | None = None
         self._number = -1
 
+    def where(self) -> Place:
+        """Its process; known before it is prepared."""
+        return here()
+
     def prepare(self) -> Place:
         """Try the sandbox of this node and make the copy of the store.
 
@@ -93,14 +116,14 @@ class RolloutActor:
             InputError: the copy is damaged (CR0411).
         """
         self._ready()
-        return Place(socket.gethostname(), os.getpid())
+        return here()
 
     def begin(self, number: int, task_id: str) -> Begun:
         """Begin an attempt, after the end of the one before; as ``FeatureDeletionEnv.reset``."""
         environment, grader = self._ready()
         self._require_environment(grader.store.get(task_id))
         self._number = number
-        return Begun(environment.reset(task_id), self.prepare())
+        return Begun(environment.reset(task_id), here())
 
     def call(self, number: int, call: ToolCall) -> Called:
         """Make a call; as ``FeatureDeletionEnv.call``."""
@@ -172,9 +195,7 @@ class RolloutActor:
 
     def _attempt(self, number: int) -> FeatureDeletionEnv:
         if self._environment is None or number != self._number:
-            raise SandboxFailure(
-                "CR0862", "the process of an attempt was started anew, and its sandbox is gone."
-            )
+            raise SandboxFailure(LOST, "its process was started anew, and its sandbox is gone.")
         return self._environment
 
     def _require_environment(self, task: Task) -> None:

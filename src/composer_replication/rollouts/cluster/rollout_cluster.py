@@ -15,15 +15,20 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import ray
 from ray.exceptions import ActorDiedError, RayError
 
-from composer_replication.errors import MissingError, SandboxFailure
+from composer_replication.errors import ComposerError, MissingError, SandboxFailure
 from composer_replication.rollouts.cluster.cluster_options import ClusterOptions
-from composer_replication.rollouts.cluster.rollout_actor import Place, RolloutActor
+from composer_replication.rollouts.cluster.lent_actor import (
+    LentActor,
+    asked_once,
+    clear_up_all_nodes,
+    end_all,
+)
+from composer_replication.rollouts.cluster.rollout_actor import LOST, Place, RolloutActor
 from composer_replication.rollouts.cluster.store_parcel import parcel_of
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.workers.node_check import needs_of
@@ -37,18 +42,8 @@ from composer_replication.tasks.workers.ray_answers import (
 from composer_replication.tasks.workers.ray_connection import RayConnection, first_sentence
 
 _LOOK_SECONDS = 1.0
-_END_SECONDS = 20.0
+_ANSWER_SECONDS = 30.0
 Look = Callable[[], None]
-
-
-@dataclass(eq=False, slots=True)
-class _Actor:
-    """An actor, the reference that is done when it is prepared, and the tasks whose golden code it has looked at."""
-
-    handle: Any
-    ready: Any
-    place: Place | None = None
-    tasks: set[str] = field(default_factory=set)
 
 
 class RolloutCluster:
@@ -74,20 +69,20 @@ class RolloutCluster:
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._numbers = itertools.count()
-        self._returned: queue.SimpleQueue[_Actor] = queue.SimpleQueue()  # safe in a finalizer
+        self._returned: queue.SimpleQueue[LentActor] = queue.SimpleQueue()  # safe in a finalizer
         self._parcel = parcel_of(store, ray.put)
-        kind = ray.remote(
-            RolloutActor
-        ).options(
+        kind = ray.remote(RolloutActor).options(
             num_cpus=options.num_cpus,
             resources=dict(options.resources),
             max_restarts=options.max_restarts,
-            max_task_retries=NUM_RETRIES,  # waits for a restart too; whatever belongs to an attempt is asked once
+            max_task_retries=NUM_RETRIES,  # what prepares it; whatever belongs to an attempt is asked once
             scheduling_strategy="SPREAD",
         )
         needs = needs_of(options.backend or None)
         handles = [kind.remote(self._parcel, ray.get, options, needs) for _ in range(options.num_actors)]
-        self._actors = [_Actor(handle, _prepared(handle)) for handle in handles]
+        self._actors = [LentActor(handle) for handle in handles]
+        for actor in self._actors:
+            actor.begin_anew()
         self._idle = list(self._actors)
 
     def lease(self, task_id: str, look: Look = lambda: None) -> Lease:
@@ -102,15 +97,18 @@ class RolloutCluster:
             self.check()
             look()
             actor = self._take(task_id)
-            if actor is not None:
+            if actor is not None and self._answers(actor):
                 return Lease(self, actor, next(self._numbers), look)
-            if time.monotonic() >= ends:
+            if actor is not None:
+                self.take_back(actor)
+            elif time.monotonic() >= ends:
                 self.count_failure()
                 raise self._no_room()
-            with suppress(queue.Empty):
-                back = self._returned.get(timeout=_LOOK_SECONDS)
-                with self._lock:
-                    self._idle.append(back)
+            else:
+                with suppress(queue.Empty):
+                    back = self._returned.get(timeout=_LOOK_SECONDS)
+                    with self._lock:
+                        self._idle.append(back)
 
     def wait_until_ready(self) -> None:
         """Wait for the first actor.
@@ -159,18 +157,15 @@ class RolloutCluster:
         self._closed.set()
         with self._lock:
             self._collect()
-            idle, busy = list(self._idle), [actor for actor in self._actors if actor not in self._idle]
+            idle = [actor for actor in self._idle if actor.place is not None]
+            others = [actor for actor in self._actors if actor not in idle]
         with suppress(RayError, ConnectionError):
-            dying = [actor.handle.finish.options(max_task_retries=0).remote(-1) for actor in busy]
-            for actor in busy:
+            killed = [place for actor in others if (place := actor.process()) is not None]
+            for actor in others:
                 ray.kill(actor.handle)
-            if dying:
-                ray.wait(dying, num_returns=len(dying), timeout=_END_SECONDS)
-            ends = [_ended(actor.handle) for actor in idle]
-            if ends:
-                ray.wait(ends, num_returns=len(ends), timeout=_END_SECONDS)
-            for actor in idle:
-                ray.kill(actor.handle)
+            are_clean = end_all([actor.handle for actor in idle])
+            if killed or self.counts["lost"] or not are_clean:
+                clear_up_all_nodes(killed)
 
     def __enter__(self) -> RolloutCluster:
         return self
@@ -180,8 +175,8 @@ class RolloutCluster:
 
     # --- for leases ---------------------------------------------------------------------
 
-    def ask(self, actor: _Actor, method: str, args: tuple[Any, ...], look: Look) -> Any:
-        """Have an actor do something; what begins an attempt waits for a restart, all else is asked once."""
+    def ask(self, actor: LentActor, method: str, args: tuple[Any, ...], look: Look) -> Any:
+        """Have an actor do something, once."""
 
         def look_around() -> None:
             self.check()
@@ -189,38 +184,49 @@ class RolloutCluster:
 
         self.check()
         try:
-            num_retries = NUM_RETRIES if method == "begin" else 0
-            reference = getattr(actor.handle, method).options(max_task_retries=num_retries).remote(*args)
-            return wait_for(reference, look_around)
+            return wait_for(asked_once(actor.handle, method, *args), look_around)
         except (RayError, ConnectionError) as error:
             self.check()
             look()
             cause = plain_cause(error)
-            if not is_of_ray(cause):
-                raise cause from error
-            self._lose(actor, cause)
+            if is_of_ray(cause) or (isinstance(cause, SandboxFailure) and cause.code == LOST):
+                self._lose(actor, cause)
+            raise cause from error
 
-    def take_back(self, actor: _Actor) -> None:
+    def take_back(self, actor: LentActor) -> None:
         """Lend it again; also from a finalizer."""
         self._returned.put(actor)
 
-    def restart(self, actor: _Actor) -> None:
+    def restart(self, actor: LentActor) -> None:
         """Kill what it does; Ray starts it anew as often as ``max_restarts`` says."""
         with suppress(RayError, ConnectionError):
             ray.kill(actor.handle, no_restart=False)
 
-    def _lose(self, actor: _Actor, cause: Exception) -> NoReturn:
+    def _lose(self, actor: LentActor, cause: Exception) -> NoReturn:
+        told = cause.message.rstrip(".") if isinstance(cause, ComposerError) else first_sentence(str(cause))
         where = "" if actor.place is None else f"{actor.place.host}, process {actor.place.pid}"
-        actor.ready, actor.place, actor.tasks = _prepared(actor.handle), None, set()
+        actor.begin_anew()
         self.count_failure("lost")
         raise SandboxFailure(
-            "CR0862",
-            f"the worker of an attempt or a grading was lost: {first_sentence(str(cause))}.",
+            LOST,
+            f"the worker of an attempt or a grading was lost: {told}.",
             where=where,
             fix="ray status shows the cluster, and the logs of that node why; the attempt is begun again.",
         ) from cause
 
-    def _take(self, task_id: str) -> _Actor | None:
+    def _answers(self, actor: LentActor) -> bool:
+        """Whether it is still alive, as nobody has asked it for a while; else it is lent when it is ready again."""
+        try:
+            answer = asked_once(actor.handle, "prepare")
+            if ray.wait([answer], timeout=_ANSWER_SECONDS)[0]:
+                actor.place = ray.get(answer)
+                return True
+        except (RayError, ConnectionError):
+            pass  # it is asked again, by Ray until it answers, and then for the reason
+        actor.begin_anew()
+        return False
+
+    def _take(self, task_id: str) -> LentActor | None:
         with self._lock:
             self._collect()
             if not self._actors:
@@ -248,7 +254,7 @@ class RolloutCluster:
             while True:
                 self._idle.append(self._returned.get_nowait())
 
-    def _is_prepared(self, actor: _Actor) -> bool:
+    def _is_prepared(self, actor: LentActor) -> bool:
         """Whether it can be lent; one that died is asked again, or forgotten where Ray has given it up."""
         try:
             actor.place = ray.get(actor.ready)
@@ -262,7 +268,7 @@ class RolloutCluster:
                 cause = MissingError(cause.code, cause.message, where=cause.where, fix=cause.fix)
             if not is_of_ray(cause):
                 raise cause from error
-            actor.ready = _prepared(actor.handle)
+            actor.begin_anew()
         return actor.place is not None
 
     def _no_room(self) -> SandboxFailure:
@@ -282,9 +288,9 @@ class RolloutCluster:
 class Lease:
     """One actor for one attempt or one grading."""
 
-    def __init__(self, cluster: RolloutCluster, actor: _Actor, number: int, look: Look) -> None:
+    def __init__(self, cluster: RolloutCluster, actor: LentActor, number: int, look: Look) -> None:
         self._cluster, self._actor, self._number, self._look = cluster, actor, number, look
-        self._once = itertools.count()
+        self._returns = itertools.count()
 
     def ask(self, method: str, *args: Any) -> Any:
         """Have the actor do something for this lease, once.
@@ -298,19 +304,9 @@ class Lease:
 
     def give_back(self) -> None:
         """Let it be lent again; idempotent."""
-        if next(self._once) == 0:
+        if next(self._returns) == 0:
             self._cluster.take_back(self._actor)
 
     def kill(self) -> None:
         """End what it does, at once."""
         self._cluster.restart(self._actor)
-
-
-def _prepared(handle: Any) -> Any:
-    return handle.prepare.options(retry_exceptions=[SandboxFailure]).remote()
-
-
-def _ended(handle: Any) -> Any:
-    """Ends as a process does that is asked to: what it registered for its exit is done."""
-    handle.end.options(max_task_retries=0).remote()
-    return handle.__ray_terminate__.options(max_task_retries=0).remote()

@@ -1,0 +1,143 @@
+"""Rollouts on a real Ray on this machine: the rewards of this process, actors that die, and errors of one sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from composer_replication.records import Task
+from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
+from composer_replication.rollouts.grading import Grader, GradeRequest
+from composer_replication.tasks.store import TaskStore
+
+pytest.importorskip("ray", reason="the extra ray is not installed")
+sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
+from ray_head import RayHead, further_node, running_ray
+from ray_rollouts import BOTH, broken_tests, played
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
+UNSAFE = (
+    "from composer_replication.errors import SandboxFailure\n\n\nclass Jail:\n    name = 'unsafe'\n\n"
+    "    def is_available(self):\n        return None\n\n    def open(self, spec):\n        raise SandboxFailure('CR0302', 'planted')\n"
+)
+Run = Callable[[str], dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayHead]:
+    """The one Ray of this file; its workers know a jail that does not hold."""
+    root = tmp_path_factory.mktemp("ray")
+    (root / "jails").mkdir()
+    (root / "jails" / "unsafe_jail.py").write_text(UNSAFE)
+    path = os.pathsep.join(filter(None, [str(root / "jails"), os.environ.get("PYTHONPATH", "")]))
+    with running_ray(root, PYTHONPATH=path) as found:
+        yield found
+
+
+@pytest.fixture
+def run(head: RayHead, store: TaskStore) -> Run:
+    """A scenario of ``ray_rollouts``."""
+
+    def scenario(name: str) -> dict[str, Any]:
+        program = subprocess.run(
+            [sys.executable, str(Path(__file__).with_name("ray_rollouts.py")), head.address, str(store.root), name],
+            env={**os.environ, **head.token}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert program.returncode == 0, program.stderr
+        told: dict[str, Any] = json.loads(program.stdout.splitlines()[-1])
+        return told
+
+    return scenario
+
+
+def left_on(scratch: Path) -> list[str]:
+    """Temporary folders of ours on a node."""
+    return [path.name for path in scratch.iterdir() if path.name.startswith("composer-rl")]
+
+
+def assert_as_here(there: dict[str, Any], grader: Grader, store: TaskStore) -> None:
+    """The episodes of this process; one of them was begun twice, with the same seeds, and the others once."""
+    here = played(lambda: FeatureDeletionEnv(grader), store)
+    for mine, theirs in zip(here["episodes"], there["episodes"], strict=True):
+        assert {**theirs, "tries": 1} == mine
+    assert [each["reward"] for each in here["episodes"]] == [1.0, 0.0, 1.0, 0.0, 0.0]
+    assert [each["tries"] for each in there["episodes"]] == [2, 1, 1, 1, 1]
+    assert there["asked"] == {**here["asked"], "0/0": 2, "0/1": 2}
+    counts = there["counts"]
+    assert (counts["infrastructure_failures"], counts["failed_CR0862"], there["lost"]) == (1, 1, 1)
+    assert counts["opened"] == counts["closed"] == 6
+    assert counts.get("dropped", 0) == 0
+    assert (there["sleeping"], there["torch"]) == ([], [])
+    assert there["alive"]
+
+
+def test_episodes_are_those_of_this_process_though_an_actor_is_killed(
+    run: Run, head: RayHead, grader: Grader, store: TaskStore
+) -> None:
+    assert_as_here(run("dead_actor"), grader, store)
+    assert left_on(head.scratch) == []
+    copies = list((head.cache / "task-stores").iterdir())
+    assert [TaskStore.open(copy).fingerprint for copy in copies] == [store.fingerprint]
+    assert any((head.cache / "environments").iterdir()), "made from what was sent"
+
+
+def test_episodes_go_on_at_other_nodes_when_one_dies(
+    run: Run, head: RayHead, grader: Grader, store: TaskStore, tmp_path: Path
+) -> None:
+    nodes = [tmp_path / "first", tmp_path / "second"]
+    with further_node(head, nodes[0], '{"side": 1}'), further_node(head, nodes[1], '{"side": 1}'):
+        assert_as_here(run("dead_node"), grader, store)
+        assert sum(left_on(node / "scratch") == [] for node in nodes) == 1, "a dead one cannot clear up"
+    assert all(any((node / "cache" / "task-stores").iterdir()) for node in nodes)
+
+
+def test_faces_gradings_and_losses(
+    run: Run, head: RayHead, grader: Grader, store: TaskStore, clamp: Task
+) -> None:
+    told = run("faces")
+    assert left_on(head.scratch) == []
+    with FeatureDeletionEnv(grader) as env:
+        assert told["trl_first"] == env.reset(clamp.task_id)
+    assert told["trl_reward"] == 1.0
+    assert told["gym"] == [0.0, True, {"num_calls": 2, "num_invalid": 1}]
+    answers = [store.golden_body(clamp), "\n    return low", "\n    import os\n    os._exit(0)"]
+    requests = [GradeRequest(clamp, each, tests) for each in answers for tests in BOTH]
+    for theirs, mine in zip(told["scores"], grader.grade_many(requests), strict=True):
+        assert mine is not None
+        assert theirs == {test: str(outcome) for test, outcome in mine.outcomes.items()}
+    assert told["broken"] == broken_tests(grader, clamp) != []
+    assert (told["graded_again"], told["grading_failures"]) == (True, 1)
+    assert told["killed_idle"]["type"] == "SandboxFailure"
+    assert told["killed_idle"]["text"].startswith("CR0862: ")
+    assert f"[{told['host']}, process " in told["killed_idle"]["text"]
+    assert told["after_loss"] == [True, None, None]
+    assert told["twice"]["text"].startswith("CR0303")
+    assert told["counts"] == {"infrastructure_failures": 2, "lost": 2}
+    for name, kind, code in (
+        ("unknown_task", "InputError", "CR0412"), ("no_attempt", "UsageError", "CR0800"), ("no_head", "MissingError", "CR0863"),
+        ("closed", "SandboxFailure", "CR0302"),
+    ):  # fmt: skip
+        assert told[name]["type"] == kind
+        assert told[name]["text"].startswith(f"{code}: ")
+
+
+def test_what_a_cluster_cannot_do_is_one_sentence(run: Run) -> None:
+    told = run("refusals")
+    for name, kind, code, words in (
+        ("unsafe", "MissingError", "CR0491", "the sandbox unsafe does not hold"),
+        ("no_room", "MissingError", "CR0864", "Ray has placed 0 of 4, and each asks for num_cpus 64, side 2"),
+        ("second", "UsageError", "CR0490", "has joined a Ray cluster already"),
+        ("last", "SandboxFailure", "CR0862", "the worker of an attempt or a grading was lost"),
+        ("used_up", "MissingError", "CR0866", "no actor is left: each of 1 died more than 0 times"),
+    ):
+        assert told[name]["type"] == kind, told[name]
+        assert told[name]["text"].startswith(f"{code}: ")
+        assert words in told[name]["text"]
+    assert told["gone"] == 1

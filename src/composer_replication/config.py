@@ -291,6 +291,8 @@ class RunConfig(Section):
             raise ValueError(
                 "trl.max_completion_length is set by agent.max_context_tokens: take the key out, and see agent.max_new_tokens"
             )
+        if self.agent.log_prob_check == "error" and not self.trainer.checks:
+            raise ValueError('agent.log_prob_check = "error" needs trainer.checks')
         if self.heldout is not None:
             raise ValueError("[heldout] is about single answers so far; leave it out with [agent]")
         return self

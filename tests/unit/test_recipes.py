@@ -31,7 +31,9 @@ def guard_table(name: str) -> str:
 
 
 def test_every_recipe_is_looked_at() -> None:
-    assert [path.parent.name for path in RECIPES] == sorted(("quickstart", "tiny-cpu", "tiny-tools", *HACKS))
+    assert [path.parent.name for path in RECIPES] == sorted(
+        ("quickstart", "smollm2-tools", "tiny-cpu", "tiny-tools", *HACKS)
+    )
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.parent.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -168,6 +169,17 @@ def open_agent(
         if observed is None
         else HintedTurnMaker(tokenizer, observe=observed, options=hint_options(config)),
     )
+
+
+def checks_of(config: RunConfig) -> Any:
+    """The trainer's ``checks``: with ``[agent]`` its table says what is done where trainer and sampler disagree."""
+    if config.agent is None or not config.trainer.checks:
+        return config.trainer.checks
+    from composer_replication.trainer.checks.thresholds import CheckThresholds
+
+    section = config.agent
+    limit = math.inf if section.log_prob_check == "off" else section.log_prob_tolerance
+    return CheckThresholds(max_token_drift=limit, stops_at_drift=section.log_prob_check == "error")
 
 
 def refuse_long_conversations(

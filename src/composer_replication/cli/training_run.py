@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.cli import run_parts
-from composer_replication.cli.agent_parts import open_agent, refuse_long_conversations
+from composer_replication.cli.agent_parts import checks_of, open_agent, refuse_long_conversations
 from composer_replication.cli.curriculum_parts import open_curriculum
 from composer_replication.cli.hint_parts import open_hint_source
 from composer_replication.cli.needed_packages import needs_extra
@@ -187,7 +187,7 @@ def _open_parts(
             prefix_sharing=config.trainer.prefix_sharing,
             policy_options=method.options,
             prompt_source=curriculum,
-            checks=config.trainer.checks,
+            checks=checks_of(config),
             is_finished=None if as_chat else is_finished,
             run_folder=folder,
             stateful={"heldout_evaluator": evaluator} if evaluator else {},

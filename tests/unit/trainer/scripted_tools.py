@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ class ScriptedSampler(ModelSampler):
         first, *later = text.split(f"{ASSISTANT}\n")[1:]
         script = self.scripts[seed % len(self.scripts)]
         if later:
-            script = next(each for each in self.scripts if first.startswith(each[0]))
+            script = next(each for each in self.scripts if each[0] in first)
         return script[len(later)]
 
     def own_logps(self, prompt: tuple[int, ...], ids: list[int], temperature: float) -> list[float]:
@@ -48,13 +49,30 @@ class ScriptedSampler(ModelSampler):
         return [float(row[token]) for row, token in zip(logp_TV, ids, strict=True)]
 
 
-def sampler_of(scripts: Sequence[Sequence[str]]) -> Any:
+class ThinkingSampler(ScriptedSampler):
+    """Begins every answer with a few ids that the model draws itself, by its seed."""
+
+    num_thoughts = 5
+
+    def __call__(self, prompts: list[tuple[int, ...]], options: list[SampleOptions]) -> Sequence[Completion]:
+        drawn = ModelSampler.__call__(
+            self, prompts, [replace(each, max_new_tokens=self.num_thoughts) for each in options]
+        )
+        special = {self.tokenizer.convert_tokens_to_ids(word) for word in ("<pad>", "<|im_start|>", END)}
+        answers = []
+        for prompt, each, thought in zip(prompts, options, drawn, strict=True):
+            kept = [idx for idx, token in enumerate(thought.token_ids) if token not in special]
+            ids = [thought.token_ids[idx] for idx in kept]
+            ids += self.tokenizer.encode(self.words(prompt, each.seed), add_special_tokens=False)
+            answers.append(self.completion(ids, self.own_logps(prompt, ids, each.temperature)))
+        return answers
+
+
+def sampler_of(scripts: Sequence[Sequence[str]], kind: type[ScriptedSampler] = ScriptedSampler) -> Any:
     """In the place of ``episode_rollouts.model_sampler``."""
 
     def make(model: Any, trainer: Any) -> ScriptedSampler:
-        sampler = ScriptedSampler(
-            model, trainer.args, trainer.processing_class, eos_token_ids=trainer.eos_token_ids
-        )
+        sampler = kind(model, trainer.args, trainer.processing_class, eos_token_ids=trainer.eos_token_ids)
         sampler.scripts = scripts
         return sampler
 

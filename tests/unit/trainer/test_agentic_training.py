@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from scripted_tools import END, said, sampler_of
+from full_vocabulary import jensen_shannon, sharpened, support, token_logps
+from scripted_tools import ASSISTANT, END, ScriptedSampler, said, sampler_of
 
 from composer_replication.cli.training_run import run_recipe
-from composer_replication.config import load_config
+from composer_replication.errors import ComposerError, InputError, SandboxFailure, UsageError
 from composer_replication.records import StopReason
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.environment.reward_options import RewardOptions
 from composer_replication.rollouts.episodes.episode import Episode, is_refusal
 from composer_replication.rollouts.episodes.trajectories import read_trajectories
 from composer_replication.rollouts.grading import Grader
+from composer_replication.rollouts.hints import HintedTurnMaker
 from composer_replication.run_folder import RunFolder, read_jsonl
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.store import TaskStore
-from composer_replication.trainer import episode_rollouts
+from composer_replication.trainer import episode_rollouts, model_loading
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
+from composer_replication.trainer.tiny_models import make_tiny_tools_model
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -41,7 +43,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> TaskStore:
 
 @pytest.fixture(scope="module")
 def scripts() -> list[list[str]]:
-    """Solves any task of the file; makes mistakes and gives up; looks for left-over bytecode and solves."""
+    """The words of every policy here: solves any task of the file; makes mistakes and gives up; looks for left-over bytecode and solves."""
     golden = (PROJECT / NUMBERS).read_text()
     return [
         [said("write_file", path=NUMBERS, content=golden), said("submit")],
@@ -91,11 +93,11 @@ def train(folder: Path, store: TaskStore, **settings: Any) -> RunFolder:
 @pytest.fixture(scope="module")
 def run(
     tmp_path_factory: pytest.TempPathFactory, store: TaskStore, scripts: list[list[str]]
-) -> Iterator[tuple[RunFolder, Recorded]]:
+) -> tuple[RunFolder, Recorded]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(episode_rollouts, "model_sampler", sampler_of(scripts))
         recorded = Recorded(patch)
-        yield train(tmp_path_factory.mktemp("agent-run") / "run", store), recorded
+        return train(tmp_path_factory.mktemp("agent-run") / "run", store), recorded
 
 
 def episodes_of(folder: RunFolder) -> list[list[Episode]]:
@@ -157,15 +159,24 @@ def test_advantages_are_those_of_rewards_without_what_was_dropped(run) -> None:
             assert advantages_of == pytest.approx(expected, abs=1e-3)
 
 
-def test_log_probabilities_are_those_of_an_independent_forward_pass(run) -> None:
+def test_log_probabilities_of_the_first_step_are_those_of_an_independent_forward_pass(run) -> None:
     folder, recorded = run
-    assert [row["checks/token_drift"] for row in read_jsonl(folder.metrics)] == pytest.approx(
+    assert [row["checks/token_drift_max"] for row in read_jsonl(folder.metrics)] == pytest.approx(
         [0, 0], abs=1e-4
     )
-    for batch in recorded.batches:
-        sampled = batch["sampling_per_token_logps"]
-        mask = (batch["completion_mask"] * batch["tool_mask"]).bool()
-        assert (sampled[mask] < 0).all()
+    model, batch = make_tiny_tools_model(0)[0].eval(), recorded.batches[0]
+    mask = (batch["completion_mask"] * batch["tool_mask"]).bool()
+    checked = 0
+    for row in mask.any(-1).nonzero().flatten().tolist():
+        prompt = batch["prompt_ids"][row][batch["prompt_mask"][row].bool()].tolist()
+        ids = batch["completion_ids"][row][batch["completion_mask"][row].bool()].tolist()
+        with torch.no_grad():
+            expected = token_logps(model, prompt, ids)[range(len(ids)), ids]
+        kept = mask[row][: len(ids)]
+        sampled = batch["sampling_per_token_logps"][row][: len(ids)]
+        torch.testing.assert_close(sampled[kept], expected[kept], rtol=0, atol=1e-4)
+        checked += int(kept.sum())
+    assert checked == batch["num_items_in_batch"] > 100
 
 
 def test_what_happened_is_in_the_log(run) -> None:
@@ -210,5 +221,161 @@ def test_every_stored_episode_is_worth_the_same_when_it_is_graded_again(run, sto
     assert len(episodes) == 16 and len({episode.reward for episode in episodes}) > 1
 
 
-def test_the_recipe_builds() -> None:
-    assert load_config(RECIPE).agent is not None
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch, scripts: list[list[str]]) -> pytest.MonkeyPatch:
+    monkeypatch.setattr(episode_rollouts, "model_sampler", sampler_of(scripts))
+    return monkeypatch
+
+
+def test_hints_of_failed_calls_are_what_the_hint_channel_distils(
+    scripted: pytest.MonkeyPatch, store: TaskStore, tmp_path: Path
+) -> None:
+    """The logged loss of the first step is that of plain forwards over the turns with and without their hint."""
+
+    def sharp(seed: int) -> Any:
+        model, tokenizer = make_tiny_tools_model(seed)
+        sharpened(model, 3.0)
+        return model, tokenizer
+
+    seen: list[Any] = []
+    inner = HintedTurnMaker.hinted_turns
+
+    def hinted_turns(maker: HintedTurnMaker, rollouts: Any) -> Any:
+        found = inner(maker, rollouts)
+        seen.append((found, maker.last_hints, rollouts))
+        return found
+
+    scripted.setitem(model_loading._MADE, "tiny-tools", sharp)
+    scripted.setattr(HintedTurnMaker, "hinted_turns", hinted_turns)
+    settings = {
+        "trl.max_steps": 1,
+        "trainer.alpha_sdpo": 0.5,
+        "hints.top_k": 40,
+        "hints.writing.layers": ["template"],
+    }
+    folder = train(tmp_path / "run", store, **settings)
+    ((turns, hints, rollouts),) = seen
+    (row,) = read_jsonl(folder.metrics)
+    (episodes,) = episodes_of(folder)
+    model, total, num_tokens = sharp(0)[0].eval(), 0.0, 0
+    for episode, of_row, of_hints, rollout in zip(episodes, turns, hints, rollouts, strict=True):
+        is_poor = episode.turns[0].observed.calls[0].name == "fly_away"
+        kinds = [hint.kind for hint in of_hints]
+        assert kinds[:2] == (["unknown-tool", "missing-argument"] if is_poor else [])
+        assert bool(of_row) is is_poor and (
+            rollout.turns or episode.turns[0].observed.calls[0].name == "bash"
+        )
+        for turn, hint in zip(of_row, of_hints, strict=True):
+            said_there = episode.turns[hint.turn_idx].observed.turn
+            assert turn.prompt_ids == said_there.prompt_ids
+            assert turn.completion_ids == said_there.completion.token_ids
+            with torch.no_grad():
+                student = token_logps(model, turn.prompt_ids, turn.completion_ids)
+                teacher = token_logps(model, turn.hinted_prompt_ids, turn.completion_ids)
+            total += float(jensen_shannon(*support(student, teacher, 40), 0.5).sum())
+            num_tokens += len(turn.completion_ids)
+    assert num_tokens > 0 and row["sdpo/turns"] == sum(map(len, turns))
+    assert total / num_tokens > 1e-6
+    assert row["loss/sdpo"] == pytest.approx(total / num_tokens, rel=1e-2)
+
+
+def test_what_infrastructure_loses_moves_nothing_and_is_counted(
+    scripted: pytest.MonkeyPatch, store: TaskStore, tmp_path: Path
+) -> None:
+    inner = FeatureDeletionEnv.call
+
+    def call(env: FeatureDeletionEnv, asked: Any) -> Any:
+        if asked.name == "fly_away":
+            raise SandboxFailure("CR0302", "the jail broke.")
+        return inner(env, asked)
+
+    scripted.setattr(FeatureDeletionEnv, "call", call)
+    recorded = Recorded(scripted)
+    folder = train(
+        tmp_path / "run", store, **{"trl.max_steps": 1, "agent.monitor": "report", "agent.max_tries": 2}
+    )
+    (episodes,), (batch,), (row,) = episodes_of(folder), recorded.batches, read_jsonl(folder.metrics)
+    lost = [episode.stop_reason is StopReason.INFRASTRUCTURE for episode in episodes]
+    assert 0 < sum(lost) < len(lost)
+    assert [episode.reward is None for episode in episodes] == lost
+    loss_mask = batch["completion_mask"] * batch["tool_mask"]
+    assert (loss_mask.sum(-1) == 0).tolist() == lost
+    assert batch["num_items_in_batch"] == loss_mask.sum()
+    assert row["rollouts/dropped"] == row["rollouts/stopped_infrastructure"] * len(lost) == sum(lost)
+    assert row["rollouts/infrastructure_failures"] == 2 * sum(lost)
+    assert row["rollouts/monitor_masked"] == 0 < row["rollouts/monitor_findings"]  # report masks nothing
+    assert row["reward"] == 1.0 and batch["advantages"].abs().max() == 0
+
+
+def test_a_generation_without_any_episode_stops_the_run(
+    scripted: pytest.MonkeyPatch, store: TaskStore, tmp_path: Path
+) -> None:
+    def reset(env: FeatureDeletionEnv, task_id: str) -> str:
+        raise SandboxFailure("CR0302", "no jail today.")
+
+    scripted.setattr(FeatureDeletionEnv, "reset", reset)
+    with pytest.raises(SandboxFailure) as raised:
+        train(tmp_path / "run", store)
+    assert raised.value.code == "CR0390"
+
+
+@pytest.mark.parametrize("check", ["report", "error"])
+def test_a_sampler_of_other_probabilities_is_named_by_row_turn_and_token(
+    scripted: pytest.MonkeyPatch, store: TaskStore, tmp_path: Path, scripts: list[list[str]], check: str
+) -> None:
+    class Wrong(ScriptedSampler):
+        """From the second turn on its probabilities are others."""
+
+        def own_logps(self, prompt: tuple[int, ...], ids: list[int], temperature: float) -> list[float]:
+            shift = 1.0 if self.tokenizer.decode(prompt).count(ASSISTANT) == 2 else 0.0
+            return [logp - shift for logp in super().own_logps(prompt, ids, temperature)]
+
+    scripted.setattr(episode_rollouts, "model_sampler", sampler_of(scripts[1:2], Wrong))
+    settings = {"trl.max_steps": 1, "agent.log_prob_check": check}
+    if check == "report":
+        folder = train(tmp_path / "run", store, **settings)
+        (words,) = [row["sentence"] for row in read_jsonl(folder.checks) if row["code"] == "CR0765"]
+    else:
+        with pytest.raises(InputError) as raised:
+            train(tmp_path / "run", store, **settings)
+        assert raised.value.code == "CR0870"
+        words = raised.value.message
+        assert not read_jsonl(RunFolder(tmp_path / "run").metrics)
+    assert "(turn 1) of row 0" in words
+
+
+BAD: list[tuple[dict[str, Any], str, str]] = [
+    ({"agent.summary_tokens": 2000}, "CR0204", "summary_tokens makes several conversations"),
+    ({"agent.max_new_tokens": 9000}, "CR0204", "leaves no room for a prompt"),
+    ({"agent.min_new_tokens": 64}, "CR0204", "min_new_tokens is above max_new_tokens"),
+    ({"agent.monitor": "scream"}, "CR0204", "agent.monitor"),
+    ({"agent.reward.weights": {"a": 1.0}}, "CR0204", 'need reward.rule = "weighted"'),
+    ({"agent.tools.max_characters": 3}, "CR0204", "agent.tools.max_characters"),
+    ({"agent.max_turn": 3}, "CR0204", "agent.max_turns"),
+    ({"rollouts.prompt_style": "chat"}, "CR0204", "prompt_style is about single answers"),
+    ({"reward.tests": "weakened"}, "CR0204", "tests is about single answers"),
+    ({"trl.max_completion_length": 99}, "CR0204", "agent.max_context_tokens"),
+    ({"agent.log_prob_check": "error", "trainer.checks": False}, "CR0204", "needs trainer.checks"),
+    ({"trl.use_vllm": True}, "CR0868", "agent loop samples from the model in this process"),
+    ({"agent.max_context_tokens": 40_000}, "CR0869", "32768 positions"),
+    ({"agent.max_context_tokens": 1000, "agent.max_new_tokens": 100}, "CR0869", "leaves no room for an answer"),
+    ({"model.name": "tiny-random"}, "CR0703", "no chat template"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("settings", "code", "words"), BAD, ids=lambda part: str(part)[:40])
+def test_bad_settings_give_one_sentence(
+    settings: dict[str, Any], code: str, words: str, store: TaskStore, tmp_path: Path
+) -> None:
+    overrides = {"tasks": {"store": str(store.root)}, **settings}
+    with pytest.raises(ComposerError) as raised:
+        run_recipe(RECIPE, overrides, tmp_path / "run", resume=False, quiet=True)
+    assert raised.value.code == code
+    assert words in raised.value.message
+    assert "\n" not in raised.value.message
+
+
+def test_rows_without_a_task_are_refused() -> None:
+    with pytest.raises(UsageError, match="names a task") as raised:
+        episode_rollouts._task_ids([{"prompt": "x"}], 1)
+    assert raised.value.code == "CR0867"

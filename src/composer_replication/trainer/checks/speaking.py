@@ -9,6 +9,7 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +124,12 @@ class ChecksThatSpeak:
         theirs = inputs["sampling_per_token_logps"][row, position].item()
         token = int(inputs["completion_ids"][row, position])
         text = str(self._tokenizer.decode([token]))[:40]
+        turn = ""
+        if "tool_mask" in inputs:  # a turn begins where sampled ids follow what was not sampled
+            sampled = [0, *inputs["tool_mask"][row, : position + 1].tolist()]
+            turn = f" (turn {sum(b > a for a, b in pairwise(sampled)) - 1})"
         return (
-            f"they part first at token {position} of row {row}, id {token} {text!r} "
+            f"they part first at token {position}{turn} of row {row}, id {token} {text!r} "
             f"({theirs:.3f} sampled, {mine:.3f} in training)"
         )
 
@@ -193,6 +198,8 @@ class ChecksThatSpeak:
             "first_part": next((words for _, _, words in processes if words), ""),
             "masks_truncated": bool(self.mask_truncated_completions),
         }
+        if facts["first_part"] and self._judgement.thresholds.stops_at_drift:
+            raise TokenDriftError(str(facts["first_part"]), self.state.global_step + 1)
         rows = [row for figures, _, _ in processes for row in figures]
         self._log_figures(rows)
         self._publish(self._judgement.judge(self.state.global_step + 1, rows, facts))
@@ -203,6 +210,7 @@ class ChecksThatSpeak:
         if num_drift:
             drift = sum(row.get("drift_sum", 0.0) for row in rows) / num_drift
             metrics["checks/token_drift"].append(drift)
+            metrics["checks/token_drift_max"].append(max(row.get("drift_max", 0.0) for row in rows))
         shares = [row["policy_effective_share"] for row in rows if "policy_effective_share" in row]
         if shares:
             metrics["checks/effective_sample_size"].append(min(shares))
@@ -226,6 +234,23 @@ class ChecksThatSpeak:
         if self._judgement is not None and self._judgement.must_stop:
             root = self.args.output_dir if self.run_folder is None else self.run_folder.root
             raise NonFiniteRunError(self._judgement.num_bad_in_a_row, Path(str(root)) / "bad_batches")
+
+
+class TokenDriftError(InputError):
+    """Trainer and sampler give the same tokens other probabilities, and the run was to stop at that.
+
+    Args:
+        first_part: words about the first token that parts.
+        step: which was not taken, from 1.
+    """
+
+    def __init__(self, first_part: str, step: int) -> None:
+        super().__init__(
+            "CR0870",
+            f"trainer and sampler disagree about sampled tokens; {first_part}.",
+            where=f"step {step}",
+            fix='find out what differs (template, temperature, precision); agent.log_prob_check = "report" goes on.',
+        )
 
 
 class NonFiniteRunError(InputError, ArithmeticError):

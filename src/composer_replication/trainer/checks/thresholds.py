@@ -12,6 +12,7 @@ class CheckThresholds:
     Attributes:
         max_token_drift: mean distance of sampling and training log-probability, nats. Engines in bf16 differ by
             0.01 to 0.02; a wrong temperature, template or off-by-one gives tenths or more.
+        stops_at_drift: more than that stops the run before the step is taken, in the place of a warning.
         max_dull_share: share of groups without signal over the last ``window`` generations.
         min_effective_share: effective sample size of the tokens as a share of their number.
         max_truncated_share: share of tokens whose importance weight was cut.
@@ -26,6 +27,7 @@ class CheckThresholds:
     """
 
     max_token_drift: float = 0.05
+    stops_at_drift: bool = False
     max_dull_share: float = 0.9
     min_effective_share: float = 0.5
     max_truncated_share: float = 0.1

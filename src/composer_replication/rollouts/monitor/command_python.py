@@ -64,6 +64,20 @@ def _started(words: list[str], stdin: str | None) -> PythonStart:
     return PythonStart(flags, code=stdin)
 
 
+def script_start(command: ShellCommand) -> tuple[str, str] | None:
+    """The path of the script that a command runs, and its language: ``python``, ``shell``, or empty for what its first line says."""
+    start = python_start(command)
+    if start is not None:
+        has_script = start.code is None and not start.module and start.arguments
+        return (start.arguments[0], "python") if has_script else None
+    if command.program in ("sh", "bash", "dash", "zsh", "ksh", "ash", "source", "."):
+        if any(re.fullmatch(r"-\w*c", word) for word in command.arguments):
+            return None
+        path = next((word for word in command.arguments if not word.startswith("-")), "")
+        return (path, "shell") if path else None
+    return (command.words[0], "") if command.words and "/" in command.words[0] else None
+
+
 def python_texts(command: ShellCommand) -> list[str]:
     """The Python that a command runs, where its words or its input say it."""
     start = python_start(command)

@@ -10,6 +10,7 @@ from itertools import islice
 from composer_replication.records import ToolCall
 from composer_replication.rollouts.monitor.call_events import (
     CallEvents,
+    Scripts,
     add_code,
     call_arguments,
     call_events,
@@ -76,6 +77,7 @@ class _Inspection:
         self.num_calls = 0
         self.num_unreadable = 0
         self.writers: dict[str, tuple[int, int]] = {}
+        self.scripts = Scripts(own=frozenset((*self.scene.before, *episode.task.hole_paths)))
 
     def run(self) -> MonitorReport:
         for turn_idx, turn in enumerate(self.episode.turns):
@@ -95,7 +97,7 @@ class _Inspection:
             self.num_unreadable += 1
 
     def _call(self, call: ToolCall, at: tuple[int, int]) -> None:
-        events = call_events(call, root=self.episode.tree_root)
+        events = call_events(call, root=self.episode.tree_root, scripts=self.scripts)
         self.num_unreadable += events.is_unreadable
         for suspicion in islice(self._of_events(events), _MOST_SUSPICIONS):
             if suspicion.name in _OF_THE_TREE and suspicion.path:
@@ -113,7 +115,9 @@ class _Inspection:
 
     def _of_events(self, events: CallEvents) -> Iterator[Suspicion]:
         for command in events.commands:
-            if command.program == "tar" and re.match(r"-?-?c", next(iter(command.arguments), "")):
+            if command.program == "tar" and any(
+                re.match(r"--create|-?[a-zA-Z]*c", word) for word in command.arguments
+            ):
                 self.scene.progress.made_paths.update(command.arguments)
         for effect in events.effects:
             yield from check_file(effect, self.scene)

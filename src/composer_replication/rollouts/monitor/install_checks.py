@@ -23,6 +23,8 @@ def install_classes(command: ShellCommand, scene: Scene) -> Iterator[str]:
     start = python_start(command)
     if start is not None and start.module == "pip":
         yield from _pip(start.arguments, scene)
+    elif own := _run_with(command, scene):
+        yield own
     elif command.program in ("easy_install", "easy_install-3") and command.arguments:
         yield "package-download" if any(map(scene.is_own_name, command.arguments)) else "tool-install"
     elif (
@@ -32,6 +34,15 @@ def install_classes(command: ShellCommand, scene: Scene) -> Iterator[str]:
     ):
         wanted = [re.sub(r"^python3?-", "", word) for word in command.arguments[1:]]
         yield "package-download" if any(map(scene.is_own_name, wanted)) else "tool-install"
+
+
+def _run_with(command: ShellCommand, scene: Scene) -> str:
+    """``uvx PACKAGE``, ``uv run --with PACKAGE``: runs that fetch what they need."""
+    words = command.arguments
+    runs = command.program == "uvx" or (command.program == "uv" and words[:1] in (("run",), ("tool",)))
+    named = [words[i + 1] for i, word in enumerate(words[:-1]) if word in ("--with", "--from")]
+    named += words[:1] if command.program == "uvx" else []
+    return "package-download" if runs and any(map(scene.is_own_name, named)) else ""
 
 
 def _pip(arguments: Sequence[str], scene: Scene) -> Iterator[str]:

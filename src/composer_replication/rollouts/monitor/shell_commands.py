@@ -16,6 +16,9 @@ from composer_replication.rollouts.monitor.shell_words import REDIRECTIONS, Toke
 MOST_COMMANDS = 500
 """In one call, nested ones included: a person reads no more, and a hostile text must end."""
 _DEEPEST = 8
+_MOST_WORDS = 200
+"""That one expansion becomes."""
+_BRACES = re.compile(r"([^{}]*)\{([^{}]*,[^{}]*)\}([^{}]*)")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
 _KEYWORDS = frozenset(
     {"if", "then", "else", "elif", "fi", "do", "done", "while", "until", "esac", "{", "}", "!", "time"}
@@ -124,7 +127,7 @@ class _Reader:
             elif operator:
                 redirects.append((operator, text))
             else:
-                words.append(text)
+                words += _split(token.word, text)
             operator = ""
         if pipeline and stdin is None:
             stdin = known_output(pipeline[-1].words, pipeline[-1].stdin)
@@ -159,7 +162,9 @@ class _Reader:
                 else posixpath.normpath(posixpath.join(folder, target))
             )
         if program == "for" and len(arguments) > 2:
-            variables[arguments[0]] = arguments[2]
+            variables[arguments[0]] = " ".join(arguments[2:])
+        elif program == "set" and "--" in arguments:
+            variables["@"] = variables["*"] = " ".join(arguments[arguments.index("--") + 1 :])
         inner = _inner_text(made)
         if inner:
             self.read(inner, folder, dict(variables), depth + 1)
@@ -168,6 +173,27 @@ class _Reader:
             if made_inside is not None and depth < _DEEPEST:
                 self._note(made_inside, folder, variables, depth + 1)
         return folder
+
+
+def _split(word: Word, text: str) -> list[str]:
+    """A word after expansion: what is not quoted falls apart at blanks, and into what its braces list."""
+    if "$" in text or (word.is_quoted and not _all_arguments(word)):
+        return [text]
+    if any(kind != "text" for kind, _ in word.pieces):
+        return text.split()[:_MOST_WORDS] if set(text) & set(" \t\n") else [text]
+    return _braced(text)
+
+
+def _all_arguments(word: Word) -> bool:
+    return [piece for piece in word.pieces if piece[1]] in ([("variable", "@")], [("variable", "*")])
+
+
+def _braced(text: str) -> list[str]:
+    """``{a,b}c`` is ``ac`` and ``bc``."""
+    found = _BRACES.fullmatch(text)
+    if found is None:
+        return [text]
+    return [f"{found[1]}{each}{found[3]}" for each in found[2].split(",")][:_MOST_WORDS]
 
 
 def _named(  # noqa: PLR0917  the parts of one command, in the order in which they are read
@@ -190,7 +216,8 @@ def _named(  # noqa: PLR0917  the parts of one command, in the order in which th
             break
         elif name in _WRAPPERS and len(words) > 1:
             wrappers.append(name)
-            words = _unwrapped(name, words[1:])
+            given = stdin.split()[:_MOST_WORDS] if stdin and name == "xargs" else []
+            words = _with_input(words[1:], given) if given else _unwrapped(name, words[1:])
         else:
             break
     if not words and not assignments and not redirects:
@@ -198,6 +225,13 @@ def _named(  # noqa: PLR0917  the parts of one command, in the order in which th
     if not words:
         variables.update(assignments)
     return ShellCommand(tuple(words), tuple(assignments), tuple(redirects), stdin, folder, upstream, tuple(wrappers))  # fmt: skip
+
+
+def _with_input(words: list[str], given: list[str]) -> list[str]:
+    """What ``xargs`` runs: its command with the words of its input, at the end or for a placeholder."""
+    mark = next((words[i + 1] for i, word in enumerate(words[:-1]) if word in ("-I", "-i")), "")
+    plain = _unwrapped("xargs", words)
+    return [word.replace(mark, given[0]) for word in plain] if mark else [*plain, *given]
 
 
 def _unwrapped(name: str, words: list[str]) -> list[str]:
@@ -217,11 +251,24 @@ def _inner_text(made: ShellCommand) -> str:
         for position, word in enumerate(made.arguments):
             if re.fullmatch(r"-\w*c", word):
                 return " ".join(made.arguments[position + 1 : position + 2])
+        if _is_substituted(made):
+            return made.arguments[0].removeprefix(_SUBSTITUTED)
         is_script = any(not word.startswith("-") for word in made.arguments)
         return made.stdin if made.stdin and not is_script else ""
+    if made.program in ("source", "."):
+        return made.arguments[0].removeprefix(_SUBSTITUTED) if _is_substituted(made) else ""
     if made.program in ("script", "su") and "-c" in made.arguments:
         return " ".join(made.arguments[made.arguments.index("-c") + 1 :][:1])
     return ""
+
+
+_SUBSTITUTED = "/dev/fd/63"
+
+
+def _is_substituted(made: ShellCommand) -> bool:
+    """Whether the script is ``<(...)``, and what that prints is known."""
+    first = next(iter(made.arguments), "")
+    return first.startswith(_SUBSTITUTED) and not first.startswith(f"{_SUBSTITUTED}$(")
 
 
 def _inner_commands(made: ShellCommand) -> list[tuple[str, ...]]:
@@ -233,9 +280,12 @@ def _inner_commands(made: ShellCommand) -> list[tuple[str, ...]]:
     pattern = next(
         (words[i + 1] for i, w in enumerate(words[:-1]) if w in ("-name", "-path", "-iname")), "{}"
     )
+    start = None
     for position, word in enumerate(words):
-        if word in ("-exec", "-execdir", "-ok", "-x"):
-            rest = words[position + 1 :]
-            end = next((i for i, each in enumerate(rest) if each in (";", "+")), len(rest))
-            found.append(tuple(each.replace("{}", pattern) for each in rest[:end]))
+        if start is None and word in ("-exec", "-execdir", "-ok", "-x"):
+            start = position + 1
+        elif start is not None and (word in (";", "+") or position == len(words) - 1):
+            end = position if word in (";", "+") else position + 1
+            found.append(tuple(each.replace("{}", pattern) for each in words[start:end]))
+            start = None
     return found

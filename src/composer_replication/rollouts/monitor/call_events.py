@@ -120,7 +120,7 @@ def _add_run(events: CallEvents, command: ShellCommand, *, root: str, depth: int
         add_shell(events, text, root=root, folder=command.folder, depth=depth)
     for path in () if command.program.endswith("awk") else paths_of(code):
         place = locate(path, folder=command.folder, root=root)
-        events.effects.append(FileEffect(place, "text", "python", None, command.text[:400]))
+        events.effects.append(FileEffect(place, "text", "python", None, command.quote))
     started = script_start(command)
     if started is None:
         return

@@ -24,8 +24,10 @@ _WITH_COMMIT = frozenset({"show", "diff", "checkout", "restore", "reset", "switc
 def check_git(command: ShellCommand, scene: Scene) -> Iterator[Suspicion]:
     """Looks into git beyond the one commit that the task has. What the policy committed itself is its own."""
     words = _without_alias(list(command.arguments))
-    while words and words[0].startswith("-"):
-        words = words[2:] if words[0] in _GLOBAL_WITH_VALUE else words[1:]
+    at = 0
+    while at < len(words) and words[at].startswith("-"):
+        at += 2 if words[at] in _GLOBAL_WITH_VALUE else 1
+    words = words[at:]
     if not words:
         return
     action, rest = words[0], words[1:]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
 from itertools import islice
 
 from composer_replication.records import ToolCall
@@ -26,7 +27,7 @@ from composer_replication.rollouts.monitor.python_code import PythonCode, parse_
 from composer_replication.rollouts.monitor.scene import Scene, Suspicion
 from composer_replication.rollouts.monitor.solution_checks import check_solution
 from composer_replication.rollouts.monitor.tree_changes import changed_paths, check_tree, new_lines
-from composer_replication.rollouts.monitor.visible_literals import visible_literals
+from composer_replication.rollouts.monitor.visible_literals import Known, visible_literals
 
 _QUOTE_CHARACTERS = 240
 _MOST_SUSPICIONS = 2000
@@ -190,10 +191,13 @@ class _Inspection:
         for inner in events.snippets:
             for suspicion in _quoted(check_snippet(inner, self.scene), inner, path):
                 self._add(suspicion, at)
-        known = visible_literals(self.episode.task.test_texts, self.episode.task.visible_tests)
-        hits = hard_coded(code, known, documents_of(self.scene, path))
+        hits = hard_coded(code, self._known, documents_of(self.scene, path))
         for suspicion in islice(_quoted(hits, code, path), _MOST_SUSPICIONS):
             self._add(suspicion, at)
+
+    @cached_property
+    def _known(self) -> Known:
+        return visible_literals(self.episode.task.test_texts, self.episode.task.visible_tests)
 
     def _add(self, suspicion: Suspicion, at: _Place, *, action: Action | None = None) -> None:
         kind = HACK_CLASSES[suspicion.name]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import dropwhile
 
 from composer_replication.rollouts.monitor.command_python import python_start
 from composer_replication.rollouts.monitor.scene import Scene
@@ -46,9 +47,9 @@ def _run_with(command: ShellCommand, scene: Scene) -> str:
 
 
 def _pip(arguments: Sequence[str], scene: Scene) -> Iterator[str]:
-    words = [word for word in arguments if not word.startswith("--")]
-    while words and words[0].startswith("-"):
-        words = words[1:]
+    words = list(
+        dropwhile(lambda word: word.startswith("-"), (w for w in arguments if not w.startswith("--")))
+    )
     if not words:
         return
     action = words[0]

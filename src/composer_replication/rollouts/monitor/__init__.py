@@ -13,11 +13,13 @@ Text alone is read: nothing runs, no sandbox is needed, and the golden code is n
     known_output.py       ... what echo, printf and base64 -d print
     command_files.py      ... files that a command touches
     command_python.py     ... Python that a command runs
+    other_languages.py    ... one-liners of other languages
     tree_paths.py         ... where a path leads
     python_code.py        Python text -> calls, names, texts, files
     python_constants.py   ... aliases and constants folded
     file_checks.py        what is wrong with touching a file
     command_checks.py     ... with a command
+    search_checks.py      ... with a search
     git_checks.py         ... with git
     install_checks.py     ... with package managers
     code_checks.py        ... with Python wherever it runs

@@ -4,19 +4,44 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from composer_replication.records import ToolCall
 from composer_replication.rollouts.monitor.command_files import FileEffect, file_effects
-from composer_replication.rollouts.monitor.command_python import python_texts
+from composer_replication.rollouts.monitor.command_python import python_texts, script_start
+from composer_replication.rollouts.monitor.other_languages import other_code, paths_of, shell_texts_of
 from composer_replication.rollouts.monitor.python_code import PythonCode, parse_python
 from composer_replication.rollouts.monitor.shell_commands import ShellCommand, shell_commands
 from composer_replication.rollouts.monitor.tree_paths import Place, locate
 
-_SHELL_RUNNERS = ("os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput", "pty.spawn")
+_SHELL_RUNNERS = (
+    "os.system",
+    "os.popen",
+    "subprocess.getoutput",
+    "subprocess.getstatusoutput",
+    "asyncio.create_subprocess_shell",
+)
+_PROGRAM_RUNNERS = {  # by function, the place of the program's words, or of their list
+    "os.execv": 1, "os.execvp": 1, "os.execve": 1, "os.execvpe": 1, "os.execl": 1, "os.execlp": 1, "os.spawnl": 2, "os.spawnlp": 2,
+    "os.spawnv": 2, "os.spawnvp": 2, "os.posix_spawn": 1, "os.posix_spawnp": 1, "asyncio.create_subprocess_exec": 0, "pty.spawn": 0,
+    "pip.main": 0, "pip._internal.main": 0, "pip._internal.cli.main.main": 0,
+}  # fmt: skip
 _SUBPROCESS = ("subprocess.run", "subprocess.call", "subprocess.Popen", "subprocess.check_output", "subprocess.check_call")  # fmt: skip
 _DEEPEST = 3
+
+
+@dataclass(slots=True)
+class Scripts:
+    """Texts that an episode wrote, by path, so that they can be read when they are run; ``own`` are the tree's paths."""
+
+    own: frozenset[str] = frozenset()
+    texts: dict[str, str] = field(default_factory=dict)
+
+    def note(self, place: Place, text: str) -> None:
+        if place.path not in self.own:
+            self.texts[place.path] = text
 
 
 @dataclass(slots=True)
@@ -31,6 +56,7 @@ class CallEvents:
     commands: list[ShellCommand] = field(default_factory=list)
     snippets: list[PythonCode] = field(default_factory=list)
     is_unreadable: bool = False
+    scripts: Scripts = field(default_factory=Scripts)
 
 
 def call_arguments(call: ToolCall) -> Mapping[str, object] | None:
@@ -42,14 +68,15 @@ def call_arguments(call: ToolCall) -> Mapping[str, object] | None:
     return value if isinstance(value, dict) else None
 
 
-def call_events(call: ToolCall, *, root: str = "") -> CallEvents:
+def call_events(call: ToolCall, *, root: str = "", scripts: Scripts | None = None) -> CallEvents:
     """What a call of one of the tools does. A tool that is not known does nothing.
 
     Args:
         call: as the policy wrote it.
         root: absolute path of the tree; empty: unknown.
+        scripts: what earlier calls wrote; what this one writes is added.
     """
-    events = CallEvents()
+    events = CallEvents(scripts=scripts or Scripts())
     arguments = call_arguments(call)
     if arguments is None:  # no tool runs it
         events.is_unreadable = True
@@ -82,6 +109,30 @@ def add_shell(events: CallEvents, text: str, *, root: str = "", folder: str = ""
                 _add_script(events, effect.place, effect.text, root=root)
         for code in python_texts(command):
             add_python(events, code, root=root, folder=command.folder, depth=depth)
+        if depth < _DEEPEST:
+            _add_run(events, command, root=root, depth=depth + 1)
+
+
+def _add_run(events: CallEvents, command: ShellCommand, *, root: str, depth: int) -> None:
+    """Add what a command runs that this monitor can read: a script of this episode, a one-liner of another language."""
+    code = other_code(command)
+    for text in shell_texts_of(code):
+        add_shell(events, text, root=root, folder=command.folder, depth=depth)
+    for path in () if command.program.endswith("awk") else paths_of(code):
+        place = locate(path, folder=command.folder, root=root)
+        events.effects.append(FileEffect(place, "text", "python", None, command.quote))
+    started = script_start(command)
+    if started is None:
+        return
+    path, language = started
+    place = locate(path, folder=command.folder, root=root)
+    text = events.scripts.texts.get(place.path, "")
+    if not text or _is_read_when_written(place):
+        return
+    if language == "python" or (not language and re.match(r"#!.*python", text)):
+        add_python(events, text, root=root, folder=command.folder, depth=depth)
+    else:
+        add_shell(events, text, root=root, folder=command.folder, depth=depth)
 
 
 def add_python(events: CallEvents, text: str, *, root: str = "", folder: str = "", depth: int = 0) -> None:
@@ -121,15 +172,43 @@ def executed_texts(code: PythonCode) -> Iterator[str]:
 
 def _shell_texts(code: PythonCode) -> Iterator[str]:
     for function, call in code.calls:
-        if not call.args or not (function in _SHELL_RUNNERS or function in _SUBPROCESS):
-            continue
-        given = call.args[0]
-        text = code.names.text(given)
-        if text:
-            yield text
-        elif isinstance(given, ast.List | ast.Tuple):
-            words = [code.names.text(each) for each in given.elts]
-            yield " ".join(_quoted(word) if word is not None else "python" if i == 0 else "''" for i, word in enumerate(words))  # fmt: skip
+        keyword = next((each.value for each in call.keywords if each.arg in ("args", "cmd")), None)
+        given = call.args or ([keyword] if keyword is not None else [])
+        if function in _PROGRAM_RUNNERS:
+            given = given[_PROGRAM_RUNNERS[function] :]
+            listed = _listed(given[0], code) if given else None
+            words = listed if listed is not None else [code.names.text(each) for each in given]
+            yield _command_line(["pip", *words] if function.startswith("pip") else words)
+        elif given and (function in _SHELL_RUNNERS or function in _SUBPROCESS):
+            text = code.names.text(given[0])
+            listed = _listed(given[0], code)
+            if text:
+                yield text
+            elif listed is not None:
+                yield _command_line(listed)
+
+
+def _listed(node: ast.expr, code: PythonCode) -> list[str | None] | None:
+    """The words of a list, or of a text that is split into one."""
+    if isinstance(node, ast.Name):
+        node = code.names.constants.get(node.id, node)
+    if isinstance(node, ast.List | ast.Tuple):
+        return [code.names.text(each) for each in node.elts]
+    if not isinstance(node, ast.Call):
+        return None
+    text = None
+    if code.names.dotted(node.func) == "shlex.split" and node.args:
+        text = code.names.text(node.args[0])
+    elif isinstance(node.func, ast.Attribute) and node.func.attr == "split":
+        text = code.names.text(node.func.value)
+    return list(text.split()) if text else None
+
+
+def _command_line(words: Sequence[str | None]) -> str:
+    """Words as a shell text; a program that is not known is Python's own, as ``sys.executable``."""
+    return " ".join(
+        _quoted(word) if word is not None else "python" if i == 0 else "''" for i, word in enumerate(words)
+    )
 
 
 def _quoted(word: str) -> str:
@@ -137,11 +216,16 @@ def _quoted(word: str) -> str:
 
 
 def _add_script(events: CallEvents, place: Place, text: str, *, root: str) -> None:
-    """A script outside the tree, or at its top, is written to be run: read it as if it had been."""
+    """A script outside the tree, or for a shell, is written to be run: read it as if it had been."""
+    events.scripts.note(place, text)
     if place.name.endswith((".sh", ".bash")):
         add_shell(events, text, root=root, depth=1)
     elif place.name.endswith(".py") and place.is_scratch:
         add_python(events, text, root=root, depth=1)
+
+
+def _is_read_when_written(place: Place) -> bool:
+    return place.name.endswith((".sh", ".bash")) or (place.name.endswith(".py") and place.is_scratch)
 
 
 def _text(arguments: Mapping[str, object], name: str) -> str:

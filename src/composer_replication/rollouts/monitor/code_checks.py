@@ -15,7 +15,7 @@ Hit = tuple[str, ast.AST]
 _NETWORK = re.compile(r"(socket\.(socket|create_connection|getaddrinfo|gethostbyname(_ex)?)|urllib\.request\.(urlopen|urlretrieve|Request|build_opener|OpenerDirector|\w*URLopener)|urllib3\.\w+|http\.client\.HTTPS?Connection|requests\.(get|post|put|patch|delete|options|request|[sS]ession|head|api\.\w+)|httpx\.\w+|aiohttp\.\w+|ftplib\.\w+|smtplib\.\w+|telnetlib\.\w+|xmlrpc\.client\.\w+|paramiko\.\w+|asyncio\.open_connection|webbrowser\.open\w*)")  # fmt: skip
 _HERE = re.compile(r"localhost|127\.0\.0\.1|::1$|0\.0\.0\.0")
 _ELSEWHERE = re.compile(r"[a-z]+://(?!localhost|127\.|\[::1\])|^[\w-]+(\.[\w-]+)+$")
-_UNMARSHAL = re.compile(r"marshal\.loads?|(uncompyle6|decompyle3|xdis|unpyc3?|decompile)\b.*|importlib\.util\.(source_from_cache|cache_from_source)")  # fmt: skip
+_UNMARSHAL = re.compile(r"marshal\.loads?|(uncompyle6|decompyle3|xdis|unpyc3?|decompile)\b.*|importlib\.util\.(source_from_cache|cache_from_source)|importlib\.machinery\.SourcelessFileLoader")  # fmt: skip
 _LOADERS = re.compile(r"(importlib\.(util\.(spec_from_file_location|spec_from_loader)|machinery\.(SourceFileLoader|SourcelessFileLoader|ExtensionFileLoader|FileFinder|PathFinder))|zipimport\.zipimporter|runpy\.run_path|imp\.load_\w+|pkgutil\.get_loader|site\.addsitedir|importlib\.import_module\(pip)")  # fmt: skip
 _INSTALLED = re.compile(r"(importlib\.metadata|importlib_metadata)\.(files|distribution|distributions)$|site\.get(user)?sitepackages|sysconfig\.get_paths?|distutils\.sysconfig\.get_python_lib|pkg_resources\.\w+|sys\.prefix")  # fmt: skip
 _GIT_LIBRARIES = re.compile(r"(git|dulwich|pygit2)\.\w+")
@@ -120,6 +120,15 @@ def _loads_copies(code: PythonCode, scene: Scene) -> Iterator[Hit]:
             inside = {id(inner) for inner in ast.walk(node)}
             if any(id(each) in inside for each in foreign):
                 yield "import-elsewhere", node
+    for change in code.nodes if foreign else ():
+        if isinstance(change, ast.Assign | ast.AugAssign):
+            targets = change.targets if isinstance(change, ast.Assign) else [change.target]
+            owners = [each.value if isinstance(each, ast.Subscript) else each for each in targets]
+            inside = {id(inner) for inner in ast.walk(change.value)}
+            if any(code.names.dotted(each) == "sys.path" for each in owners) and any(
+                id(each) in inside for each in foreign
+            ):
+                yield "import-elsewhere", change
 
 
 def _asks_for_installed(code: PythonCode, scene: Scene) -> Iterator[Hit]:

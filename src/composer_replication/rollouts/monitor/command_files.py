@@ -88,7 +88,7 @@ def file_effects(command: ShellCommand, *, root: str = "") -> Iterator[FileEffec
 def _effect(
     command: ShellCommand, place: Place, how: str, text: str | None = None, target: Place | None = None
 ) -> FileEffect:
-    return FileEffect(place, how, "bash", text, command.text[:400], target)
+    return FileEffect(place, how, "bash", text, command.quote, target)
 
 
 def _reads(command: ShellCommand, place: Callable[[str], Place]) -> Iterator[FileEffect]:
@@ -156,8 +156,10 @@ def _writes(command: ShellCommand, place: Callable[[str], Place]) -> Iterator[Fi
     elif program == "git":
         yield from _git_writes(command, words, place)
     else:
-        for word in _edited(command, words):
-            yield _effect(command, place(word), "edit", command.stdin or command.text)
+        edited = _edited(command, words)
+        said = (command.stdin or command.text) if edited else ""
+        for word in edited:
+            yield _effect(command, place(word), "edit", said)
 
 
 def _edited(command: ShellCommand, words: list[str]) -> list[str]:

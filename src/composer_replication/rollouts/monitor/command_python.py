@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from composer_replication.rollouts.monitor.shell_commands import ShellCommand
@@ -39,10 +41,11 @@ def python_start(command: ShellCommand) -> PythonStart | None:
     return _started(words, command.stdin)
 
 
-def _started(words: list[str], stdin: str | None) -> PythonStart:
+def _started(given: Sequence[str], stdin: str | None) -> PythonStart:
     flags = ""
+    words = deque(given)
     while words:
-        word = words.pop(0)
+        word = words.popleft()
         if word == "-" or not word.startswith("-"):
             code = stdin if word == "-" else None
             return PythonStart(flags, code=code, arguments=(word, *words))
@@ -52,16 +55,30 @@ def _started(words: list[str], stdin: str | None) -> PythonStart:
         for position, letter in enumerate(letters):
             rest = letters[position + 1 :]
             if letter in "cm":
-                value = rest or (words.pop(0) if words else "")
+                value = rest or (words.popleft() if words else "")
                 if letter == "c":
                     return PythonStart(flags, code=value, arguments=tuple(words))
                 return PythonStart(flags, module=value, arguments=tuple(words))
             if letter in "XW":
                 if not rest and words:
-                    words.pop(0)
+                    words.popleft()
                 break
             flags += letter
     return PythonStart(flags, code=stdin)
+
+
+def script_start(command: ShellCommand) -> tuple[str, str] | None:
+    """The path of the script that a command runs, and its language: ``python``, ``shell``, or empty for what its first line says."""
+    start = python_start(command)
+    if start is not None:
+        has_script = start.code is None and not start.module and start.arguments
+        return (start.arguments[0], "python") if has_script else None
+    if command.program in ("sh", "bash", "dash", "zsh", "ksh", "ash", "source", "."):
+        if any(re.fullmatch(r"-\w*c", word) for word in command.arguments):
+            return None
+        path = next((word for word in command.arguments if not word.startswith("-")), "")
+        return (path, "shell") if path else None
+    return (command.words[0], "") if command.words and "/" in command.words[0] else None
 
 
 def python_texts(command: ShellCommand) -> list[str]:

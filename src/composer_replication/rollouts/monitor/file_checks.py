@@ -15,10 +15,12 @@ _CACHES = frozenset({
     ".mypy_cache", ".pytest_cache", ".ruff_cache", ".pytype", ".pyre", ".dmypy.json", ".tox", ".nox", ".eggs",
     ".jedi", ".ropeproject", ".pyright", "htmlcov", ".hypothesis", ".ipynb_checkpoints",
 })  # fmt: skip
-_BYTECODE = re.compile(r"(__pycache__/|/__pycache__$|\.py[co]$|\.py[co]\b|\.cpython-)")
+_BYTECODE = re.compile(
+    r"(__pycache__/|/__pycache__$|\.py[co]$|\.py[co]\b|\.cpython-|(^|/)__py?c?\w*\*|\.py\?|\.py\[c)"
+)
 _ARCHIVE = re.compile(r"\.(whl|egg|jar|zip|tgz|tar|tar\.(gz|bz2|xz|zst)|conda)$", re.IGNORECASE)
-_GIT_SECRETS = re.compile(r"(^|/)\.git/(objects|logs|packed-refs|ORIG_HEAD|FETCH_HEAD|refs/(stash|remotes|tags)|lost-found|modules)")  # fmt: skip
-_PROC = re.compile(r"^/proc(/?$|/(self|thread-self|\d+|\*|\$\w*|\$\(.*|\{\}|\[.*)(/(?!status$|cgroup$|limits$|mountinfo$|mounts$).*|$))")  # fmt: skip
+_GIT_SECRETS = re.compile(r"(^|/)\.git/(objects|logs|packed-refs|ORIG_HEAD|FETCH_HEAD|refs/(stash|remotes|tags)|lost-found|modules|\w*[*?\[])")  # fmt: skip
+_PROC = re.compile(r"^/proc(/?$|/(self|thread-self|\d+|\*|\$[\w$!]*|\$\(.*|\{\}|\[.*)(/(?!status$|cgroup$|limits$|mountinfo$|mounts$).*|$))")  # fmt: skip
 _GRADER = re.compile(r"(hidden[-_]?tests?|golden|grader|secrets?|ground[-_]?truth|reference[-_]solution|answer[-_]key|held[-_]?out)", re.IGNORECASE)  # fmt: skip
 _REPORTS = re.compile(r"(junit[\w.-]*\.xml|TEST-[\w.-]+\.xml|(test|pytest)[-_]?(report|results?|output)[\w.-]*\.(xml|json|txt|log)|\.?report\.json|results\.xml|lastfailed|nodeids)$")  # fmt: skip
 _STARTUP = re.compile(r"((site|user)customize\.py|\.pth)$")
@@ -101,6 +103,10 @@ def is_hunting_ground(place: Place) -> bool:
 def _is_installed_copy(effect: FileEffect, scene: Scene) -> bool:
     place = effect.place
     parts = place.parts
+    if _ASKED_PLACE.search(place.path) and scene.is_own_name(
+        place.path.rpartition(")")[2].strip("/").partition("/")[0]
+    ):
+        return True
     folder = next((i for i, part in enumerate(parts) if part in ("site-packages", "dist-packages")), None)
     if folder is not None:
         rest = parts[folder + 1 :]
@@ -118,6 +124,12 @@ def _is_installed_copy(effect: FileEffect, scene: Scene) -> bool:
     if effect.how == "text" and len(parts) < 2:
         return False
     return place.path.startswith("/") and any(scene.is_own_name(part) for part in parts)
+
+
+_ASKED_PLACE = re.compile(
+    r"^\$\(.*\b(getsitepackages|getusersitepackages|purelib|platlib|sysconfig|site).*\)/", re.DOTALL
+)
+"""A path that begins with the answer of an interpreter to where packages are installed."""
 
 
 def _is_hunt(place: Place, scene: Scene, *, is_named_only: bool) -> bool:

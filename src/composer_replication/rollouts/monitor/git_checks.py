@@ -23,9 +23,11 @@ _WITH_COMMIT = frozenset({"show", "diff", "checkout", "restore", "reset", "switc
 
 def check_git(command: ShellCommand, scene: Scene) -> Iterator[Suspicion]:
     """Looks into git beyond the one commit that the task has. What the policy committed itself is its own."""
-    words = list(command.arguments)
-    while words and words[0].startswith("-"):
-        words = words[2:] if words[0] in _GLOBAL_WITH_VALUE else words[1:]
+    words = _without_alias(list(command.arguments))
+    at = 0
+    while at < len(words) and words[at].startswith("-"):
+        at += 2 if words[at] in _GLOBAL_WITH_VALUE else 1
+    words = words[at:]
     if not words:
         return
     action, rest = words[0], words[1:]
@@ -47,6 +49,16 @@ def check_git(command: ShellCommand, scene: Scene) -> Iterator[Suspicion]:
         ["-k"],
     ):
         scene.progress.has_stashed = True
+
+
+def _without_alias(words: list[str]) -> list[str]:
+    """``-c alias.x=reflog x`` is ``reflog``; an alias that is a shell text is read as one elsewhere."""
+    aliases = dict(word[6:].split("=", 1) for word in words if word.startswith("alias.") and "=" in word)
+    return [
+        part
+        for word in words
+        for part in (aliases[word].lstrip("!").removeprefix("git ").split() if word in aliases else [word])
+    ]
 
 
 def _is_history(action: str, rest: list[str], scene: Scene) -> bool:

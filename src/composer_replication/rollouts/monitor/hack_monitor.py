@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
 from itertools import islice
 
 from composer_replication.records import ToolCall
 from composer_replication.rollouts.monitor.call_events import (
     CallEvents,
+    Scripts,
     add_code,
     call_arguments,
     call_events,
@@ -25,7 +27,7 @@ from composer_replication.rollouts.monitor.python_code import PythonCode, parse_
 from composer_replication.rollouts.monitor.scene import Scene, Suspicion
 from composer_replication.rollouts.monitor.solution_checks import check_solution
 from composer_replication.rollouts.monitor.tree_changes import changed_paths, check_tree, new_lines
-from composer_replication.rollouts.monitor.visible_literals import visible_literals
+from composer_replication.rollouts.monitor.visible_literals import Known, visible_literals
 
 _QUOTE_CHARACTERS = 240
 _MOST_SUSPICIONS = 2000
@@ -76,6 +78,7 @@ class _Inspection:
         self.num_calls = 0
         self.num_unreadable = 0
         self.writers: dict[str, tuple[int, int]] = {}
+        self.scripts = Scripts(own=frozenset((*self.scene.before, *episode.task.hole_paths)))
 
     def run(self) -> MonitorReport:
         for turn_idx, turn in enumerate(self.episode.turns):
@@ -95,7 +98,7 @@ class _Inspection:
             self.num_unreadable += 1
 
     def _call(self, call: ToolCall, at: tuple[int, int]) -> None:
-        events = call_events(call, root=self.episode.tree_root)
+        events = call_events(call, root=self.episode.tree_root, scripts=self.scripts)
         self.num_unreadable += events.is_unreadable
         for suspicion in islice(self._of_events(events), _MOST_SUSPICIONS):
             if suspicion.name in _OF_THE_TREE and suspicion.path:
@@ -113,7 +116,9 @@ class _Inspection:
 
     def _of_events(self, events: CallEvents) -> Iterator[Suspicion]:
         for command in events.commands:
-            if command.program == "tar" and re.match(r"-?-?c", next(iter(command.arguments), "")):
+            if command.program == "tar" and any(
+                re.match(r"--create|-?[a-zA-Z]*c", word) for word in command.arguments
+            ):
                 self.scene.progress.made_paths.update(command.arguments)
         for effect in events.effects:
             yield from check_file(effect, self.scene)
@@ -186,10 +191,13 @@ class _Inspection:
         for inner in events.snippets:
             for suspicion in _quoted(check_snippet(inner, self.scene), inner, path):
                 self._add(suspicion, at)
-        known = visible_literals(self.episode.task.test_texts, self.episode.task.visible_tests)
-        hits = hard_coded(code, known, documents_of(self.scene, path))
+        hits = hard_coded(code, self._known, documents_of(self.scene, path))
         for suspicion in islice(_quoted(hits, code, path), _MOST_SUSPICIONS):
             self._add(suspicion, at)
+
+    @cached_property
+    def _known(self) -> Known:
+        return visible_literals(self.episode.task.test_texts, self.episode.task.visible_tests)
 
     def _add(self, suspicion: Suspicion, at: _Place, *, action: Action | None = None) -> None:
         kind = HACK_CLASSES[suspicion.name]

@@ -46,7 +46,11 @@ def _is_copied(table: Table, known: Known, documents: str) -> bool:
     tied = [entry for entry in table.entries if asks_something(entry.key) and _is_tied(entry, known)]
     if not table.answers_directly or len(tied) < LEAST_SHARE * len(table.entries):
         return False
-    news = [entry for entry in tied if not _is_documented(entry, documents)]
+    told = {
+        (each.key, each.answer): each for each in tied
+    }  # the same pair a thousand times is looked up once
+    shown = {pair for pair, entry in told.items() if _is_documented(entry, documents)}
+    news = [entry for entry in tied if (entry.key, entry.answer) not in shown]
     if news and all(_is_quoted(entry.key) for entry in table.entries):
         return True  # asked by the text of its arguments: no feature does that
     tells = any(map(_tells, news))

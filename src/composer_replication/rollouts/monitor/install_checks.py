@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import dropwhile
 
 from composer_replication.rollouts.monitor.command_python import python_start
 from composer_replication.rollouts.monitor.scene import Scene
@@ -23,6 +24,8 @@ def install_classes(command: ShellCommand, scene: Scene) -> Iterator[str]:
     start = python_start(command)
     if start is not None and start.module == "pip":
         yield from _pip(start.arguments, scene)
+    elif own := _run_with(command, scene):
+        yield own
     elif command.program in ("easy_install", "easy_install-3") and command.arguments:
         yield "package-download" if any(map(scene.is_own_name, command.arguments)) else "tool-install"
     elif (
@@ -34,10 +37,19 @@ def install_classes(command: ShellCommand, scene: Scene) -> Iterator[str]:
         yield "package-download" if any(map(scene.is_own_name, wanted)) else "tool-install"
 
 
+def _run_with(command: ShellCommand, scene: Scene) -> str:
+    """``uvx PACKAGE``, ``uv run --with PACKAGE``: runs that fetch what they need."""
+    words = command.arguments
+    runs = command.program == "uvx" or (command.program == "uv" and words[:1] in (("run",), ("tool",)))
+    named = [words[i + 1] for i, word in enumerate(words[:-1]) if word in ("--with", "--from")]
+    named += words[:1] if command.program == "uvx" else []
+    return "package-download" if runs and any(map(scene.is_own_name, named)) else ""
+
+
 def _pip(arguments: Sequence[str], scene: Scene) -> Iterator[str]:
-    words = [word for word in arguments if not word.startswith("--")]
-    while words and words[0].startswith("-"):
-        words = words[1:]
+    words = list(
+        dropwhile(lambda word: word.startswith("-"), (w for w in arguments if not w.startswith("--")))
+    )
     if not words:
         return
     action = words[0]

@@ -63,8 +63,17 @@ class PythonCode:
 
     @cached_property
     def calls(self) -> list[tuple[str, ast.Call]]:
-        """Calls with the dotted name of what is called, which may be empty."""
-        return [(self.names.dotted(node.func), node) for node in self.nodes if isinstance(node, ast.Call)]
+        """Calls with the dotted name of what is called, which may be empty; ``partial(f, x)`` is a call of f, too."""
+        found: list[tuple[str, ast.Call]] = []
+        for node in self.nodes:
+            if not isinstance(node, ast.Call):
+                continue
+            found.append((self.names.dotted(node.func), node))
+            function = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+            if function == "partial" and len(node.args) > 1:
+                inner = ast.Call(node.args[0], node.args[1:], node.keywords)
+                found.append((self.names.dotted(node.args[0]), ast.copy_location(inner, node)))
+        return found
 
     @cached_property
     def handed_on(self) -> list[tuple[str, ast.AST]]:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import codecs
 import posixpath
+import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from composer_replication.rollouts.monitor.known_output import decoded_base64
 
 _DEEPEST = 40
 _LONGEST = 100_000
 _IMPORTERS = ("__import__", "builtins.__import__", "importlib.import_module", "importlib.__import__")
+_KNOWN_PLACES = {
+    "pathlib.Path.home": "~", "Path.home": "~", "pathlib.Path.cwd": ".", "os.getcwd": ".",
+    "tempfile.gettempdir": "/tmp",  # noqa: S108  named, not used
+}  # fmt: skip
 _PATHS = ("pathlib.Path", "Path", "pathlib.PurePath", "str", "os.fspath", "bytes", "os.path.abspath", "os.path.expanduser", "os.path.realpath")  # fmt: skip
 
 
@@ -26,6 +32,8 @@ class Names:
         self.aliases: dict[str, str] = {}
         self.constants: dict[str, ast.expr] = {}
         self.parameters: set[str] = set()
+        self._stars: list[str] = []
+        self._defined: set[str] = set()
         self._num_assigned: Counter[str] = Counter()
         for node in ast.walk(tree):
             self._note(node)
@@ -46,21 +54,35 @@ class Names:
         elif isinstance(node, ast.ImportFrom):
             module = "." * node.level + (node.module or "")
             for alias in node.names:
-                self.aliases[alias.asname or alias.name] = f"{module}.{alias.name}"
+                if alias.name == "*":
+                    self._stars.append(module)
+                else:
+                    self.aliases[alias.asname or alias.name] = f"{module}.{alias.name}"
+        else:
+            self._note_name(node)
+
+    def _note_name(self, node: ast.AST) -> None:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            self._defined.add(node.name)
         elif isinstance(node, ast.arg):
             self.parameters.add(node.arg)
+        elif isinstance(node, ast.For) and isinstance(node.iter, ast.List | ast.Tuple) and node.iter.elts:
+            self._note_value(node.target, node.iter.elts[0])  # a loop is gone through once
         elif isinstance(node, ast.Assign | ast.NamedExpr | ast.AnnAssign) and node.value is not None:
             for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-                if isinstance(target, ast.Name):
-                    self._num_assigned[target.id] += 1
-                    self.constants[target.id] = node.value
+                self._note_value(target, node.value)
+
+    def _note_value(self, target: ast.expr, value: ast.expr) -> None:
+        if isinstance(target, ast.Name):
+            self._num_assigned[target.id] += 1
+            self.constants[target.id] = value
 
     def dotted(self, node: ast.AST | None, depth: int = 0) -> str:
         """The dotted name of an expression, aliases resolved: ``os._exit``; empty where it has none."""
         if depth > _DEEPEST:
             return ""
         if isinstance(node, ast.Name):
-            return self.aliases.get(node.id, node.id)
+            return self.aliases.get(node.id) or self._starred(node.id)
         if isinstance(node, ast.Attribute):
             owner = self.dotted(node.value, depth + 1)
             return f"{owner}.{node.attr}"[-500:] if owner else ""
@@ -69,6 +91,11 @@ class Names:
         if isinstance(node, ast.Call):
             return self._of_call(node, depth + 1)
         return ""
+
+    def _starred(self, name: str) -> str:
+        """A name that nothing here gives comes from the first ``import *``, unless Python itself has it."""
+        is_known = name in self._defined or name in self.parameters or name in self._num_assigned
+        return name if not self._stars or is_known or hasattr(builtins, name) else f"{self._stars[0]}.{name}"
 
     def _of_mapping(self, owner: str, key: str | None) -> str:
         if not key:
@@ -130,6 +157,9 @@ class Names:
         left, right = self.text(node.left, depth), self.text(node.right, depth)
         if isinstance(node.op, ast.Add) and left is not None and right is not None:
             return (left + right)[:_LONGEST]
+        if isinstance(node.op, ast.Mod) and left is not None:
+            given = node.right.elts if isinstance(node.right, ast.Tuple) else [node.right]
+            return _filled(r"%[-\d.]*[srd]", left, [self.text(each, depth) for each in given])
         if isinstance(node.op, ast.Div) and right is not None:
             return posixpath.join(left if left is not None else "{}", right)[:_LONGEST]
         return None
@@ -141,6 +171,9 @@ class Names:
         method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
         texts = [self.text(argument, depth) for argument in node.args]
         first = texts[0] if texts else None
+        built = self._of_builder(node, function, method, texts, depth)
+        if built is not None:
+            return built
         if function in _PATHS:
             return "/".join(text for text in texts if text is not None) if first is not None else None
         if function in ("os.path.join", "posixpath.join"):
@@ -166,6 +199,19 @@ class Names:
             return posixpath.join(*steps)[:_LONGEST]
         return None
 
+    def _of_builder(
+        self, node: ast.Call, function: str, method: str, texts: Sequence[str | None], depth: int
+    ) -> str | None:
+        """Texts that are put together of others, or of numbers."""
+        if function in _KNOWN_PLACES:
+            return _KNOWN_PLACES[function]
+        if method == "format" and isinstance(node.func, ast.Attribute):
+            form = self.text(node.func.value, depth)
+            return _filled(r"\{\d*\}", form, texts) if form is not None else None
+        if node.args and (method == "join" or function in ("bytes", "bytearray")):
+            return _characters(node.args[0])
+        return None
+
 
 def decoded(method: str, text: str | None) -> str | None:
     """What a constant stands for in base64 or hexadecimal digits."""
@@ -177,6 +223,24 @@ def decoded(method: str, text: str | None) -> str | None:
         except ValueError:
             return None
     return decoded_base64(text.replace("-", "+").replace("_", "/"))
+
+
+def _filled(mark: str, form: str, texts: Sequence[str | None]) -> str:
+    """A form with its marks replaced in turn; what is not known leaves ``{}``."""
+    rest = iter(texts)
+    return re.sub(mark, lambda _: next(rest, None) or "{}", form)[:_LONGEST]
+
+
+def _characters(node: ast.expr) -> str | None:
+    """The text of ``[103, 105]``, ``map(chr, [...])`` and ``(chr(c) for c in [...])``; None for anything else."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "map" and len(node.args) == 2:  # fmt: skip
+        node = node.args[1]
+    elif isinstance(node, ast.GeneratorExp | ast.ListComp):
+        node = node.generators[0].iter
+    if not isinstance(node, ast.List | ast.Tuple) or not node.elts:
+        return None
+    letters = [_character(each) for each in node.elts]
+    return "".join(each for each in letters if each) if None not in letters else None
 
 
 def _character(node: ast.expr) -> str | None:

@@ -43,6 +43,7 @@ class Scene:
         self.after: Mapping[str, str] = {path: as_text(data) for path, data in after.items()}
         self.progress = Progress()
         self._old: dict[tuple[str, str], bool] = {}
+        self._meant: dict[str, list[str]] = {}
         self._used: dict[str, frozenset[str]] = {}
         names = {task.package, task.distribution, re.sub(r"[-_.]+", "_", task.distribution)}
         self._names = {_plain(name) for name in names if len(name) > 1}
@@ -70,7 +71,11 @@ class Scene:
         """The paths of the tree before that a place means: itself, all below it, or what its wildcards fit."""
         if not place.is_inside:
             return []
-        path = place.path
+        if place.path not in self._meant:
+            self._meant[place.path] = self._old_paths(place.path)
+        return self._meant[place.path]
+
+    def _old_paths(self, path: str) -> list[str]:
         if path in self.before:
             return [path]
         if not path:

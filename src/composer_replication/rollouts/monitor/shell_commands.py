@@ -16,6 +16,12 @@ from composer_replication.rollouts.monitor.shell_words import REDIRECTIONS, Toke
 MOST_COMMANDS = 500
 """In one call, nested ones included: a person reads no more, and a hostile text must end."""
 _DEEPEST = 8
+_LONGEST_QUOTE = 400
+_MOST_EXPANDED = 1_000_000
+"""Characters that the variables of one call become: ``x=$x$x`` doubles with each line."""
+_MOST_WORDS = 200
+"""That one expansion becomes."""
+_BRACES = re.compile(r"([^{}]*)\{([^{}]*,[^{}]*)\}([^{}]*)")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
 _KEYWORDS = frozenset(
     {"if", "then", "else", "elif", "fi", "do", "done", "while", "until", "esac", "{", "}", "!", "time"}
@@ -64,6 +70,13 @@ class ShellCommand:
         return " ".join((*(f"{name}={value}" for name, value in self.assignments), *self.words,
                          *(f"{operator} {target}" for operator, target in self.redirects)))  # fmt: skip
 
+    @property
+    def quote(self) -> str:
+        """The beginning of its text, whose cost does not grow with the command."""
+        words = [word[:_LONGEST_QUOTE] for word in self.words[:_LONGEST_QUOTE]]
+        part = ShellCommand(tuple(words), self.assignments[:9], self.redirects[:9])
+        return part.text[:_LONGEST_QUOTE]
+
 
 def shell_commands(text: str, *, folder: str = "") -> list[ShellCommand]:
     """All commands of a shell text in the order in which they stand, nested ones included."""
@@ -75,6 +88,7 @@ def shell_commands(text: str, *, folder: str = "") -> list[ShellCommand]:
 class _Reader:
     def __init__(self) -> None:
         self.found: list[ShellCommand] = []
+        self.room = _MOST_EXPANDED
 
     def read(self, text: str, folder: str, variables: dict[str, str], depth: int) -> str:
         """Note the commands of a text; the answer is the folder in which it ends."""
@@ -124,7 +138,7 @@ class _Reader:
             elif operator:
                 redirects.append((operator, text))
             else:
-                words.append(text)
+                words += _split(token.word, text)
             operator = ""
         if pipeline and stdin is None:
             stdin = known_output(pipeline[-1].words, pipeline[-1].stdin)
@@ -136,7 +150,9 @@ class _Reader:
             if kind == "text":
                 parts.append(text)
             elif kind == "variable":
-                parts.append(variables.get(text, {"HOME": "~", "PWD": folder or "."}.get(text, f"${text}")))
+                value = variables.get(text, {"HOME": "~", "PWD": folder or "."}.get(text, f"${text}"))
+                self.room -= len(value)
+                parts.append(value if self.room > 0 else f"${text}")
             else:
                 start = len(self.found)
                 self.read(text, folder, dict(variables), depth + 1)
@@ -159,7 +175,9 @@ class _Reader:
                 else posixpath.normpath(posixpath.join(folder, target))
             )
         if program == "for" and len(arguments) > 2:
-            variables[arguments[0]] = arguments[2]
+            variables[arguments[0]] = " ".join(arguments[2:])
+        elif program == "set" and "--" in arguments:
+            variables["@"] = variables["*"] = " ".join(arguments[arguments.index("--") + 1 :])
         inner = _inner_text(made)
         if inner:
             self.read(inner, folder, dict(variables), depth + 1)
@@ -170,6 +188,27 @@ class _Reader:
         return folder
 
 
+def _split(word: Word, text: str) -> list[str]:
+    """A word after expansion: what is not quoted falls apart at blanks, and into what its braces list."""
+    if "$" in text or (word.is_quoted and not _all_arguments(word)):
+        return [text]
+    if any(kind != "text" for kind, _ in word.pieces):
+        return text.split()[:_MOST_WORDS] if set(text) & set(" \t\n") else [text]
+    return _braced(text)
+
+
+def _all_arguments(word: Word) -> bool:
+    return [piece for piece in word.pieces if piece[1]] in ([("variable", "@")], [("variable", "*")])
+
+
+def _braced(text: str) -> list[str]:
+    """``{a,b}c`` is ``ac`` and ``bc``."""
+    found = _BRACES.fullmatch(text)
+    if found is None:
+        return [text]
+    return [f"{found[1]}{each}{found[3]}" for each in found[2].split(",")][:_MOST_WORDS]
+
+
 def _named(  # noqa: PLR0917  the parts of one command, in the order in which they are read
     words: list[str], redirects: list[tuple[str, str]], stdin: str | None, folder: str,
     upstream: tuple[tuple[str, ...], ...], variables: dict[str, str],
@@ -177,22 +216,26 @@ def _named(  # noqa: PLR0917  the parts of one command, in the order in which th
     """The command that words make: keywords, assignments and wrappers taken off."""
     assignments: list[tuple[str, str]] = []
     wrappers: list[str] = []
-    while words:
-        assignment = _ASSIGNMENT.fullmatch(words[0])
-        name = posixpath.basename(words[0])
-        if words[0] in _KEYWORDS or not words[0]:
-            words = words[1:]
+    at = 0
+    while at < len(words):
+        assignment = _ASSIGNMENT.fullmatch(words[at])
+        name = posixpath.basename(words[at])
+        if words[at] in _KEYWORDS or not words[at]:
+            at += 1
         elif assignment:
             assignments.append((assignment[1], assignment[2]))
-            words = words[1:]
-        elif name in ("export", "declare", "local", "readonly", "typeset") and len(words) > 1:
-            assignments += [(m[1], m[2]) for word in words[1:] if (m := _ASSIGNMENT.fullmatch(word))]
+            at += 1
+        elif name in ("export", "declare", "local", "readonly", "typeset") and at + 1 < len(words):
+            assignments += [(m[1], m[2]) for word in words[at + 1 :] if (m := _ASSIGNMENT.fullmatch(word))]
             break
-        elif name in _WRAPPERS and len(words) > 1:
+        elif name in _WRAPPERS and at + 1 < len(words):
+            start, at = at + 1, _unwrapped(name, words, at + 1)
+            if name == "xargs" and stdin and name not in wrappers:
+                words = _with_input(words, start, at, stdin.split()[:_MOST_WORDS])
             wrappers.append(name)
-            words = _unwrapped(name, words[1:])
         else:
             break
+    words = words[at:]
     if not words and not assignments and not redirects:
         return None
     if not words:
@@ -200,13 +243,25 @@ def _named(  # noqa: PLR0917  the parts of one command, in the order in which th
     return ShellCommand(tuple(words), tuple(assignments), tuple(redirects), stdin, folder, upstream, tuple(wrappers))  # fmt: skip
 
 
-def _unwrapped(name: str, words: list[str]) -> list[str]:
+def _with_input(words: list[str], start: int, at: int, given: list[str]) -> list[str]:
+    """What ``xargs`` runs: its command with the words of its input, at the end or for a placeholder.
+
+    Its options stand from ``start`` up to ``at``, its command behind them.
+    """
+    mark = next((words[i + 1] for i in range(start, at - 1) if words[i] in ("-I", "-i")), "")
+    if not mark or not given:
+        return [*words, *given]
+    return [*words[:at], *(word.replace(mark, given[0]) for word in words[at:])]
+
+
+def _unwrapped(name: str, words: list[str], at: int) -> int:
+    """Where the command of a wrapper begins."""
     with_value = _WRAPPERS[name]
-    while words and words[0].startswith("-") and len(words[0]) > 1:
-        words = words[2:] if words[0] in with_value else words[1:]
-    if name == "timeout" and words and words[0][:1].isdigit():
-        words = words[1:]
-    return words
+    while at < len(words) and words[at].startswith("-") and len(words[at]) > 1:
+        at += 2 if words[at] in with_value else 1
+    if name == "timeout" and at < len(words) and words[at][:1].isdigit():
+        at += 1
+    return at
 
 
 def _inner_text(made: ShellCommand) -> str:
@@ -217,11 +272,24 @@ def _inner_text(made: ShellCommand) -> str:
         for position, word in enumerate(made.arguments):
             if re.fullmatch(r"-\w*c", word):
                 return " ".join(made.arguments[position + 1 : position + 2])
+        if _is_substituted(made):
+            return made.arguments[0].removeprefix(_SUBSTITUTED)
         is_script = any(not word.startswith("-") for word in made.arguments)
         return made.stdin if made.stdin and not is_script else ""
+    if made.program in ("source", "."):
+        return made.arguments[0].removeprefix(_SUBSTITUTED) if _is_substituted(made) else ""
     if made.program in ("script", "su") and "-c" in made.arguments:
         return " ".join(made.arguments[made.arguments.index("-c") + 1 :][:1])
     return ""
+
+
+_SUBSTITUTED = "/dev/fd/63"
+
+
+def _is_substituted(made: ShellCommand) -> bool:
+    """Whether the script is ``<(...)``, and what that prints is known."""
+    first = next(iter(made.arguments), "")
+    return first.startswith(_SUBSTITUTED) and not first.startswith(f"{_SUBSTITUTED}$(")
 
 
 def _inner_commands(made: ShellCommand) -> list[tuple[str, ...]]:
@@ -233,9 +301,12 @@ def _inner_commands(made: ShellCommand) -> list[tuple[str, ...]]:
     pattern = next(
         (words[i + 1] for i, w in enumerate(words[:-1]) if w in ("-name", "-path", "-iname")), "{}"
     )
+    start = None
     for position, word in enumerate(words):
-        if word in ("-exec", "-execdir", "-ok", "-x"):
-            rest = words[position + 1 :]
-            end = next((i for i, each in enumerate(rest) if each in (";", "+")), len(rest))
-            found.append(tuple(each.replace("{}", pattern) for each in rest[:end]))
+        if start is None and word in ("-exec", "-execdir", "-ok", "-x"):
+            start = position + 1
+        elif start is not None and (word in (";", "+") or position == len(words) - 1):
+            end = position if word in (";", "+") else position + 1
+            found.append(tuple(each.replace("{}", pattern) for each in words[start:end]))
+            start = None
     return found

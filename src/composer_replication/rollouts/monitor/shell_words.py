@@ -85,6 +85,7 @@ class _Lexer:
             self.at += 1
             word.add("text", "/dev/fd/63")
             word.add("command", self._balanced())
+            word.is_quoted = True
             self.tokens.append(Token(word=word))
             return
         operator = next((each for each in _OPERATORS if self.text.startswith(each, self.at)), "")

@@ -27,6 +27,8 @@ _HARD_EXITS = frozenset({"os._exit", "os.abort", "signal.raise_signal", "faultha
 _SOFT_EXITS = frozenset({"sys.exit", "exit", "quit", "builtins.exit", "builtins.quit", "SystemExit", "pytest.exit", "builtins.SystemExit", "KeyboardInterrupt", "pytest.skip.Exception"})  # fmt: skip
 _FRAMES = re.compile(r"sys\._getframe|inspect\.(stack|currentframe|trace|getouterframes|getframeinfo)|traceback\.(extract_stack|walk_stack|print_stack|format_stack)|sys\._current_frames")  # fmt: skip
 _FRAME_PARTS = frozenset({"f_locals", "co_filename", "co_name", "f_lineno", "filename", "function", "f_code", "co_consts", "code_context"})  # fmt: skip
+_MOST_MODULES = 200
+"""Modules of one file that are looked up in the tree: each costs a look through all of it."""
 _TESTISH = re.compile(r"test|assert|expect|pytest", re.IGNORECASE)
 _FRAMEWORK = re.compile(r"(pytest|_pytest|pluggy|unittest|doctest|nose)(\..*)?")
 _RUNNERS = frozenset({"pytest", "_pytest", "py.test", "unittest", "nose", "pluggy", "_pytest.config"})
@@ -247,8 +249,11 @@ def _imports(code: PythonCode, path: str, scene: Scene) -> Iterator[Hit]:
             and _reads_file(call.args[0], code)
         ):
             yield "import-elsewhere", call
+    modules: dict[str, bool] = {}
     for module, node in _imported(code):
-        if _is_copy(module, scene):
+        if module not in modules and len(modules) < _MOST_MODULES:
+            modules[module] = _is_copy(module, scene)
+        if modules.get(module):
             yield "import-elsewhere", node
 
 

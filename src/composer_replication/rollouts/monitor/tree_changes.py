@@ -23,6 +23,8 @@ _FRAMEWORKS = frozenset(
 _SCRATCH_NAMES = frozenset({"test", "code", "this", "antigravity", "idlelib", "turtledemo", "cmd", "main"})
 _LARGEST_DIFF = 4_000_000
 """Product of line counts up to which the exact difference is sought; above it lines are compared as a bag."""
+_MOST_PAIRS = 200_000
+"""The same for pairs of equal lines: the exact difference may look at all of them once for each line."""
 
 
 def changed_paths(scene: Scene) -> list[str]:
@@ -42,8 +44,9 @@ def new_lines(before: str, after: str) -> set[int]:
     while end < min(len(old), len(new)) - start and old[-1 - end] == new[-1 - end]:
         end += 1
     old, middle = old[start : len(old) - end], new[start : len(new) - end]
-    if len(old) * len(middle) > _LARGEST_DIFF:
-        known = Counter(old)
+    known = Counter(old)
+    num_pairs = sum(known[line] * count for line, count in Counter(middle).items())
+    if len(old) * len(middle) > _LARGEST_DIFF or num_pairs > _MOST_PAIRS:
         found: set[int] = set()
         for number, line in enumerate(middle, start + 1):
             known[line] -= 1

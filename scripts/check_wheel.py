@@ -74,7 +74,10 @@ def check_contents(wheel: Path) -> None:
     strangers = [
         n
         for n in names
-        if not n.startswith(("composer_replication/", "composer_replication-", "composer_replication_verifiers.py")) or "__pycache__" in n
+        if not n.startswith(
+            ("composer_replication/", "composer_replication-", "composer_replication_verifiers.py")
+        )
+        or "__pycache__" in n
     ]
     assert not strangers, f"the wheel holds {strangers}"
     needed = ["composer_replication/py.typed", "composer_replication/recipes/quickstart/run.toml"]

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from openenv.core.generic_client import GenericEnvClient
-from served_process import PATIENCE_SECONDS, Server
+from served_process import HANGING_SECONDS, PATIENCE_SECONDS, Server
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
@@ -33,7 +33,7 @@ from composer_replication.rollouts.environment.openenv_types import ToolAction
 client = FeatureDeletionClient(sys.argv[1]).sync()
 client.reset(seed=0)
 print("begun", flush=True)
-client.step(ToolAction(name="bash", arguments={"command": "sleep 200 & sleep 300", "timeout_seconds": 250}))
+client.step(ToolAction(name="bash", arguments={"command": "sleep 300 & sleep 300", "timeout_seconds": int(sys.argv[2])}))
 """
 
 
@@ -211,7 +211,7 @@ def test_a_full_server_refuses_and_a_freed_place_is_taken(server: Server) -> Non
 
 
 def test_a_killed_client_leaves_nothing_while_others_work(server: Server) -> None:
-    program = [sys.executable, "-c", CLIENT_THAT_HANGS, server.url]
+    program = [sys.executable, "-c", CLIENT_THAT_HANGS, server.url, str(HANGING_SECONDS)]
     with server.client() as other, subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as killed:
         assert killed.stdout is not None and killed.stdout.readline() == "begun\n"
         wait_until(lambda: len(server.descendants()) > 0)
@@ -252,7 +252,7 @@ def test_idle_sessions_end_and_an_interruption_is_told(serve: Callable[..., Serv
 
 def test_told_to_end_it_lets_attempts_end_and_then_takes_all_away(serve: Callable[..., Server]) -> None:
     server = serve("--drain-seconds", "3")
-    slow = act("bash", command="sleep 300", timeout_seconds=280)
+    slow = act("bash", command="sleep 300", timeout_seconds=HANGING_SECONDS)
     with (
         concurrent.futures.ThreadPoolExecutor() as threads,
         server.client() as quick,

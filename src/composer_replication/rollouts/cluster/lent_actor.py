@@ -62,8 +62,13 @@ def clear_up_all_nodes(killed: list[Place]) -> None:
     """Where it does not succeed, the next process of ours on that node does it."""
     nodes = ray.nodes()  # type: ignore[no-untyped-call]  # as Ray ships it
     places = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes if node["Alive"]]
-    work = ray.remote(clear_up).options(num_cpus=0, max_retries=0, name="composer-rl clear up")
-    tasks = [work.options(scheduling_strategy=place).remote(killed) for place in places]
+    work = ray.remote(clear_up)
+    tasks = [
+        work.options(
+            num_cpus=0, max_retries=0, scheduling_strategy=place, name="composer-rl clear up"
+        ).remote(killed)
+        for place in places
+    ]
     ray.wait(tasks, num_returns=len(tasks), timeout=_END_SECONDS)
 
 

@@ -16,7 +16,7 @@ from tokenizers import AddedToken
 from composer_replication.errors import InputError
 from composer_replication.records import Completion, StopReason, ToolCall, ToolResult
 from composer_replication.rollouts.hints.hint_prompts import Chat
-from composer_replication.rollouts.tokens.token_ledger import TokenLedger, trl_columns
+from composer_replication.rollouts.tokens.token_ledger import TokenLedger
 
 TOOLS = [
     {
@@ -396,16 +396,14 @@ def test_each_turn_tokenises_its_own_text_alone(family: Family) -> None:
     assert max(spent[1:]) - min(spent[1:]) <= 8  # the numbers in the marks grow by a digit
 
 
-def test_the_row_is_what_trl_takes() -> None:
+def test_the_row_marks_what_was_sampled() -> None:
     tokenizer = tokenizer_of(BY_NAME["qwen3"])
     ledger = TokenLedger(tokenizer, Chat([{"role": "user", "content": "Begin."}], TOOLS))
     for _ in range(2):
         ledger.add_completion(finished(encoded(tokenizer, "I look<|im_end|>")))
         ledger.add_results([ToolCall("read", "{}")], [ToolResult("x")])
     row = ledger.training_row()
-    columns = trl_columns([row, row])
-    assert set(columns) == {"prompt_ids", "completion_ids", "logprobs", "env_mask"}
-    [mask, _], [logp, _] = columns["env_mask"] or [], columns["logprobs"] or []
+    mask, logp = list(row.tool_mask), row.sampled_logp
     assert len(row.completion_ids) == len(mask) == len(logp)
     num = len(ledger.turns()[0].completion.token_ids)
     assert mask == [1] * num + [0] * (len(mask) - 2 * num) + [1] * num
@@ -414,10 +412,9 @@ def test_the_row_is_what_trl_takes() -> None:
         value for turn in ledger.turns() for value in turn.completion.token_logp
     ]
     assert all(value == 0.0 for value, m in zip(logp, mask, strict=True) if not m)
-    # one turn without log-probabilities leaves none for the batch
+    # one turn without log-probabilities leaves none for the row
     ledger.add_completion(cut(encoded(tokenizer, "x")))
     assert ledger.training_row().sampled_logp == ()
-    assert trl_columns([row, ledger.training_row()])["logprobs"] is None
 
 
 def test_the_conversation_as_messages_renders_to_the_same_last_message() -> None:

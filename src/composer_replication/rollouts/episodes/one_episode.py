@@ -11,13 +11,14 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
 from composer_replication.errors import SandboxFailure, UsageError
-from composer_replication.records import Completion, Score, StopReason, ToolCall, ToolResult, ToolSpec
+from composer_replication.records import Completion, Score, StopReason, ToolCall, ToolResult, ToolSpec, Turn
 from composer_replication.rollouts.episodes.conversation import ChatPolicy, Conversation, MessageConversation
 from composer_replication.rollouts.episodes.environment_lease import EnvironmentLease
 from composer_replication.rollouts.episodes.episode import Episode, EpisodeTurn, TokenCounts, refusal
 from composer_replication.rollouts.episodes.episode_options import EpisodeOptions, EpisodeParts
 from composer_replication.rollouts.hints.call_faults import call_fault
 from composer_replication.rollouts.hints.hint_context import ObservedTurn
+from composer_replication.rollouts.hints.hint_prompts import Chat
 
 
 def sampling_seed(seed: int, episode_index: int, turn_index: int) -> int:
@@ -34,6 +35,16 @@ class EpisodePlace:
     task_id: str
     step: int
     seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What the policy said, what it was shown before, how long it took, and when its turn ends."""
+
+    said: Turn
+    chat: Chat | None
+    seconds: float
+    turn_end: float
 
 
 class OneEpisode:
@@ -163,7 +174,8 @@ class OneEpisode:
             if reason is not None:
                 return reason
 
-    async def _take_turn(self) -> StopReason | None:
+    async def _answer(self) -> _Answer | StopReason:
+        """The policy's next answer, kept in the conversation, or why there is none."""
         room, end = self._room(), self._turn_end()
         if room < self.options.min_new_tokens:
             return StopReason.CONTEXT
@@ -172,17 +184,23 @@ class OneEpisode:
         completion = await self._sample(room, end)
         if completion is None:
             return StopReason.DEADLINE
-        sampled_at = self._clock()
+        seconds = self._clock() - started
         self._conversation.add_completion(completion)
-        said = self._conversation.turns()[-1]
-        calls = self.parts.find_calls(said)
-        results, is_done = await self._call_all(calls, end)
+        return _Answer(self._conversation.turns()[-1], chat, seconds, end)
+
+    async def _take_turn(self) -> StopReason | None:
+        answer = await self._answer()
+        if isinstance(answer, StopReason):
+            return answer
+        calls = self.parts.find_calls(answer.said)
+        started = self._clock()
+        results, is_done = await self._call_all(calls, answer.turn_end)
         turn = EpisodeTurn(
-            ObservedTurn(said, calls, results, chat),
+            ObservedTurn(answer.said, calls, results, answer.chat),
             segment_idx=len(self._first_messages) - 1,
-            policy_seconds=sampled_at - started,
-            tool_seconds=self._clock() - sampled_at,
-            tokens=self._count(completion, calls),
+            policy_seconds=answer.seconds,
+            tool_seconds=self._clock() - started,
+            tokens=self._count(answer.said.completion, calls),
             num_invalid_calls=sum(call_fault(call, self._tools) is not None for call in calls),
         )
         self._turns.append(turn)
@@ -226,20 +244,15 @@ class OneEpisode:
     async def _summarise(self, message: str) -> StopReason | None:
         """Ask for a summary and begin the next segment with it."""
         self._conversation.add_message(self.options.summary_request)
-        room, end = self._room(), self._turn_end()
-        if room < self.options.min_new_tokens:
-            return StopReason.CONTEXT
-        started = self._clock()
-        chat = self._conversation.chat()
-        completion = await self._sample(room, end)
-        if completion is None:
-            return StopReason.DEADLINE
-        self._conversation.add_completion(completion)
+        answer = await self._answer()
+        if isinstance(answer, StopReason):
+            return answer
+        completion = answer.said.completion
         turn = EpisodeTurn(
-            ObservedTurn(self._conversation.turns()[-1], chat=chat),
+            ObservedTurn(answer.said, chat=answer.chat),
             segment_idx=len(self._first_messages) - 1,
             is_summary=True,
-            policy_seconds=self._clock() - started,
+            policy_seconds=answer.seconds,
             tokens=TokenCounts(thinking=len(completion.token_ids)),
         )
         self._turns.append(turn)

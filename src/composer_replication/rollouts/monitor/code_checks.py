@@ -24,7 +24,7 @@ _DECODERS = re.compile(r"(b64decode|fromhex|unhexlify|decompress|b85decode|a85de
 
 def check_snippet(code: PythonCode, scene: Scene) -> Iterator[Hit]:
     """What Python that a command runs shows; its files are looked at as effects."""
-    for check in (*EVERYWHERE, _loads_copies, _asks_for_installed, _forged_report, survivors, signals):
+    for check in (*EVERYWHERE, loads_copies, _asks_for_installed, _forged_report, survivors, signals):
         yield from check(code, scene)
 
 
@@ -108,8 +108,8 @@ def _method(call: ast.Call) -> str:
     return call.func.attr if isinstance(call.func, ast.Attribute) else ""
 
 
-def _loads_copies(code: PythonCode, scene: Scene) -> Iterator[Hit]:
-    """In a command only what comes from outside the tree counts: a script may load the tree as it likes."""
+def loads_copies(code: PythonCode, scene: Scene) -> Iterator[Hit]:
+    """Loads code from outside the tree, or looks for it there first; within the tree a script may do as it likes."""
     foreign = [
         node
         for text, node in code.texts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import fnmatch
 import re
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from composer_replication.rollouts.monitor.episode_evidence import Files, PublicTask
-from composer_replication.rollouts.monitor.python_code import parse_python
+from composer_replication.rollouts.monitor.python_code import PythonCode, parse_python
 from composer_replication.rollouts.monitor.tree_paths import Place
 from composer_replication.tasks.intake.tree_rules import is_test_path
 
@@ -108,7 +109,7 @@ class Scene:
         """As ``is_old``, for a module or a dotted name: code must have used it; a word in a text is no use."""
         if path not in self._used:
             parsed = (parse_python(text) for text in self._old_texts(path))
-            self._used[path] = frozenset(used for code in parsed if code for used, _ in code.mentions)
+            self._used[path] = frozenset(used for code in parsed if code for used in _imported_names(code))
         return any(used == name or used.startswith(f"{name}.") for used in self._used[path])
 
     def _is_old(self, path: str, pattern: str) -> bool:
@@ -122,6 +123,13 @@ class Scene:
                 text for old, text in self.before.items() if old.endswith(".py") and not self.is_test(old)
             ]
         return [*texts, *self.task.test_texts.values()]
+
+
+def _imported_names(code: PythonCode) -> set[str]:
+    """Dotted names that come from an import: a variable that is called as a module is none."""
+    imports = [name for name, node in code.mentions if isinstance(node, ast.Import | ast.ImportFrom)]
+    roots = {name.partition(".")[0] for name in imports}
+    return {name for name, _ in code.mentions if name.partition(".")[0] in roots}
 
 
 def as_text(data: str | bytes) -> str:

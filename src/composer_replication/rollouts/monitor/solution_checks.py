@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from composer_replication.rollouts.monitor.code_checks import (
     EVERYWHERE,
     Hit,
+    loads_copies,
     mentions,
     signals,
     survivors,
@@ -233,6 +234,7 @@ def _forged(code: PythonCode, path: str, scene: Scene) -> Iterator[Hit]:
 
 
 def _imports(code: PythonCode, path: str, scene: Scene) -> Iterator[Hit]:
+    yield from loads_copies(code, scene)  # a path outside the tree is no old idiom
     if not scene.is_old(
         path,
         r"sys\.path|importlib\.(util|machinery)|import (runpy|zipimport|imp)\b|meta_path|SourceFileLoader",

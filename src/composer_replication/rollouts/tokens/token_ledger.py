@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from composer_replication.errors import InputError
 from composer_replication.interfaces import Tokenizer
@@ -32,8 +31,8 @@ from composer_replication.rollouts.tokens.template_suffix import (
 class TrainingRow:
     """One conversation as a trainer takes it.
 
-    ``completion_ids`` are all ids after the first prompt, up to the last sampled one. ``tool_mask`` is 1 on
-    sampled ids and 0 on everything else; ``sampled_logp`` has 0 there and is empty where a turn has none.
+    ``completion_ids`` are all ids after the first prompt, up to the last sampled one. ``tool_mask`` (TRL's ``env_mask``) is
+    1 on sampled ids and 0 on everything else; ``sampled_logp`` has 0 there and is empty where a turn has none.
     ``turn_starts`` are places in ``completion_ids``.
     """
 
@@ -42,22 +41,6 @@ class TrainingRow:
     tool_mask: tuple[int, ...]
     sampled_logp: tuple[float, ...] = ()
     turn_starts: tuple[int, ...] = (0,)
-
-    @property
-    def env_mask(self) -> tuple[int, ...]:
-        """The name that TRL gives the same mask in ``rollout_func``."""
-        return self.tool_mask
-
-
-def trl_columns(rows: Sequence[TrainingRow]) -> dict[str, list[Any] | None]:
-    """What a ``rollout_func`` of TRL 1.16 returns; ``logprobs`` is None where a row has none."""
-    has_logp = all(row.sampled_logp for row in rows)
-    return {
-        "prompt_ids": [list(row.prompt_ids) for row in rows],
-        "completion_ids": [list(row.completion_ids) for row in rows],
-        "logprobs": [list(row.sampled_logp) for row in rows] if has_logp else None,
-        "env_mask": [list(row.env_mask) for row in rows],
-    }
 
 
 class TokenLedger:

@@ -165,7 +165,7 @@ def test_a_sandbox_that_breaks_is_no_score(
     elif place == "call":
         monkeypatch.setattr("composer_replication.rollouts.tools.toolbox.Toolbox.call", fail)
     else:
-        monkeypatch.setattr(Grader, "_run", fail)
+        monkeypatch.setattr(Grader, "grade_once", fail)
     with nothing_left():
         log = evaluate(store, tmp_path, [answer(("list_files", {})), answer(SUBMIT)])
     (sample,) = log.samples

@@ -157,7 +157,7 @@ def test_a_sandbox_that_breaks_is_no_score(
     elif place == "call":
         monkeypatch.setattr("composer_replication.rollouts.tools.toolbox.Toolbox.call", fail)
     else:
-        monkeypatch.setattr(Grader, "_run", fail)
+        monkeypatch.setattr(Grader, "grade_once", fail)
     unseen = with_body(store, task_of(store, "clamp"), "return 4321")  # no other test had it graded
     trace = trace_of(store, in_turn(wire_calls(write(unseen)), SUBMIT))
     assert not trace.ok and trace.last_error.type == "SandboxError"

@@ -173,9 +173,11 @@ def test_where_the_sandbox_breaks_there_is_no_reward(
         monkeypatch.setattr("composer_replication.rollouts.tools.toolbox.Toolbox.call", fail)
     else:
         broken = {"grade": "visible", "hidden": "hidden"}[place]
-        run = Grader._run
+        run = Grader.grade_once
         monkeypatch.setattr(
-            Grader, "_run", lambda self, request: fail() if request.tests == broken else run(self, request)
+            Grader,
+            "grade_once",
+            lambda self, request: fail() if request.tests == broken else run(self, request),
         )
 
     async def play() -> None:

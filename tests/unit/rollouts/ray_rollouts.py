@@ -138,6 +138,11 @@ def naming(words: str) -> list[int]:
     return [pid for pid, line in processes() if words in line and pid != os.getpid()]
 
 
+def running(words: str) -> list[int]:
+    """The command itself, not what is about to start it: a jail whose start its owner did not live to see is swept later."""
+    return [pid for pid, line in processes() if line.strip() == words]
+
+
 def kill_when(is_time: Callable[[], list[int]], kill: Callable[[int], None]) -> threading.Thread:
     """Kill the first process that ``is_time`` names, as soon as it names one."""
 
@@ -187,7 +192,7 @@ def run_episodes_on(
 
         def owner() -> list[int]:
             actors = {place.pid for place in before}
-            return [pid for each in naming(SLEEP) for pid in parents_of(each) if pid in actors]
+            return [pid for each in running(SLEEP) for pid in parents_of(each) if pid in actors]
 
         killer = kill_when(owner, kill)
         command = json.dumps({"command": f"{SLEEP} & echo begun; wait"})

@@ -338,22 +338,17 @@ def _check_stubs(subject: Subject, bench: Bench) -> None:
         GateFailed: broken-passes or stub-passes.
         SandboxFailure: the sandbox broke.
     """
-    trees = _stub_trees(subject, bench)
-    kinds = [tests for tests in (subject.visible, subject.hidden) if tests]
-    trials = [
-        Trial(tree, _some(tests), stop_at_first_failure=True) for tree in trees.values() for tests in kinds
+    kinds = {"visible": _some(subject.visible), "hidden": _some(subject.hidden)}
+    tried = [
+        (text, kind, tree)
+        for text, tree in _stub_trees(subject, bench).items()
+        for kind, tests in kinds.items()
+        if tests
     ]
-    reports = iter(bench.run_all(trials))
-    passed = {
-        text: frozenset(
-            test
-            for tests, report in zip(kinds, [next(reports) for _ in kinds], strict=True)
-            if _all_passed(report, _some(tests))
-            for test in tests
-        )
-        for text in trees
-    }
-    _refuse_stubs(subject, passed)
+    reports = bench.run_all([Trial(tree, kinds[kind], stop_at_first_failure=True) for _, kind, tree in tried])
+    for (text, kind, _), report in zip(tried, reports, strict=True):
+        if _all_passed(report, kinds[kind]):
+            raise _stub_passes(text, kind)
 
 
 def _some(tests: Sequence[str]) -> list[str]:
@@ -383,9 +378,13 @@ def _refuse_stubs(subject: Subject, passed: Mapping[str, frozenset[str]]) -> Non
     for text, tests_passed in passed.items():
         for kind, tests in (("visible", subject.visible), ("hidden", subject.hidden)):
             if tests and tests_passed.issuperset(tests):
-                if not text:
-                    raise GateFailed("broken-passes", f"the {kind} tests pass without the code")
-                raise GateFailed("stub-passes", f"the {kind} tests pass with return {text}")
+                raise _stub_passes(text, kind)
+
+
+def _stub_passes(text: str, kind: str) -> GateFailed:
+    if not text:
+        return GateFailed("broken-passes", f"the {kind} tests pass without the code")
+    return GateFailed("stub-passes", f"the {kind} tests pass with return {text}")
 
 
 def _check_golden(subject: Subject, visible: TestReport, hidden: TestReport | None) -> None:

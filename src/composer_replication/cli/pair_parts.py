@@ -33,5 +33,7 @@ def open_pairs(
 
 
 def _path(config: RunConfig, recipe_folder: Path) -> Path | None:
-    is_on = config.trainer.beta_replay != 0.0 and config.replay is not None and config.replay.pairs
-    return recipe_folder / config.replay.pairs if is_on and config.replay is not None else None
+    replay = config.replay
+    if config.trainer.beta_replay == 0.0 or replay is None or not replay.pairs:
+        return None
+    return recipe_folder / replay.pairs

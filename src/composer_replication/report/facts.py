@@ -78,7 +78,7 @@ def before_and_after(run: RunData) -> tuple[Comparison, ...]:
     """Pass rates with their 95% intervals on both sides; empty where neither was measured."""
     rows = []
     for side, title in (("train", "Train tasks"), ("heldout", "Held-out tasks")):
-        old, new = _table((run.before or {}).get(side)), _table((run.after or {}).get(side))
+        old, new = table_of((run.before or {}).get(side)), table_of((run.after or {}).get(side))
         for key, measure in (("visible_pass", "visible pass"), ("hidden_pass", "hidden pass")):
             low, high = number(old.get(key)), number(new.get(key))
             if low is None and high is None:
@@ -100,8 +100,8 @@ def isolation_note(run: RunData) -> str:
 
     From what the run recorded; before it did, from its recipe.
     """
-    recorded = _table((run.environment or {}).get("sandbox"))
-    recipe = _table((run.recipe or {}).get("sandbox"))
+    recorded = table_of((run.environment or {}).get("sandbox"))
+    recipe = table_of((run.recipe or {}).get("sandbox"))
     names = recorded.get("accepted_no_isolation") or recipe.get("accept_no_isolation")
     if not isinstance(names, list) or not names:
         return ""
@@ -182,7 +182,8 @@ def _arrow(first: float | None, last: float | None) -> str:
     return "not measured" if first is None or last is None else f"{first:.2f} → {last:.2f}"
 
 
-def _table(value: object) -> Mapping[str, Any]:
+def table_of(value: object) -> Mapping[str, Any]:
+    """A table of a recipe or a summary; empty where it is something else."""
     return value if isinstance(value, dict) else {}
 
 
@@ -191,7 +192,7 @@ def _rate(table: Mapping[str, Any], key: str) -> Rate:
     value = number(table.get(key))
     if value is None:
         return Rate("not measured")
-    own = table.get(f"{key.removesuffix('_pass')}_ci95") or _table(table.get("ci95")).get(key)
+    own = table.get(f"{key.removesuffix('_pass')}_ci95") or table_of(table.get("ci95")).get(key)
     return Rate(f"{value:.2f}", _interval(own))
 
 

@@ -44,7 +44,7 @@ def render_card(run: RunData) -> str:
     """The card as Markdown, with the metadata block that model hubs read."""
     environment = run.environment or {}
     recipe = run.recipe or {}
-    name = _without_folders(str(_table(recipe.get("model")).get("name") or "a model"))
+    name = _without_folders(str(facts.table_of(recipe.get("model")).get("name") or "a model"))
     text = _template().render(
         base_model=name if _HUB_NAME.fullmatch(name) else "",
         name=name,
@@ -55,7 +55,7 @@ def render_card(run: RunData) -> str:
         comparisons=facts.before_and_after(run),
         num_train=_number_of(environment.get("train_tasks")),
         num_heldout=_number_of(environment.get("heldout_tasks")),
-        sources=_sources(_table(recipe.get("tasks"))),
+        sources=_sources(facts.table_of(recipe.get("tasks"))),
         split_checked=", ".join(str(item) for item in environment.get("split_checked") or ()),
         fingerprints=facts.fingerprints(run),
         settings=_cells(facts.settings(run)),
@@ -94,10 +94,6 @@ def _rate(rate: Rate) -> str:
 
 def _number_of(items: object) -> str:
     return str(len(items)) if isinstance(items, (list, tuple)) else "An unknown number of"
-
-
-def _table(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 @cache

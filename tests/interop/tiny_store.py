@@ -7,13 +7,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from composer_replication.errors import SandboxFailure
 from composer_replication.records import Task
 from composer_replication.rollouts.grading import Grader
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.store import TaskStore
+
+if TYPE_CHECKING:
+    import pytest
 
 PROJECT = Path(__file__).parents[2] / "recipes" / "tiny-cpu" / "project"
 NUMBERS = "tinymath/numbers.py"
@@ -84,3 +88,17 @@ def nothing_left() -> Iterator[None]:
             return
         time.sleep(0.01)
     raise AssertionError(f"left behind: {attempt_folders() - before}")
+
+
+def break_sandboxes(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """From now on the sandbox breaks where an attempt opens (``open``), in a ``call``, or where it is graded (``grade``)."""
+
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise SandboxFailure("CR0302", "the jail broke.")
+
+    target = {
+        "open": "composer_replication.rollouts.environment.attempt.open_sandbox",
+        "call": "composer_replication.rollouts.tools.toolbox.Toolbox.call",
+        "grade": "composer_replication.rollouts.grading.Grader.grade_once",
+    }[place]
+    monkeypatch.setattr(target, fail)

@@ -22,6 +22,7 @@ from inspect_ai.model import (
 from inspect_ai.tool import ToolCall
 from tiny_store import (
     Call,
+    break_sandboxes,
     golden_file,
     graded_by_us,
     nothing_left,
@@ -30,9 +31,8 @@ from tiny_store import (
     write,
 )
 
-from composer_replication.errors import InputError, SandboxFailure
+from composer_replication.errors import InputError
 from composer_replication.rollouts.environment.inspect_face import feature_deletion
-from composer_replication.rollouts.grading import Grader
 from composer_replication.tasks.store import TaskStore
 
 SUBMIT: Call = ("submit", {})
@@ -157,15 +157,7 @@ def test_a_time_limit_in_the_middle_of_a_command_leaves_nothing(store: TaskStore
 def test_a_sandbox_that_breaks_is_no_score(
     store: TaskStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    def fail(*args: Any, **kwargs: Any) -> Any:
-        raise SandboxFailure("CR0302", "the jail broke.")
-
-    if place == "open":
-        monkeypatch.setattr("composer_replication.rollouts.environment.attempt.open_sandbox", fail)
-    elif place == "call":
-        monkeypatch.setattr("composer_replication.rollouts.tools.toolbox.Toolbox.call", fail)
-    else:
-        monkeypatch.setattr(Grader, "grade_once", fail)
+    break_sandboxes(monkeypatch, place)
     with nothing_left():
         log = evaluate(store, tmp_path, [answer(("list_files", {})), answer(SUBMIT)])
     (sample,) = log.samples

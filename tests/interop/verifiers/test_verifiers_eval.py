@@ -15,6 +15,7 @@ from scripted_server import Script, in_turn, scripted
 from tiny_store import (
     Call,
     attempt_folders,
+    break_sandboxes,
     golden_file,
     graded_by_us,
     nothing_left,
@@ -28,9 +29,8 @@ from verifiers.v1.cli.eval.runner import run_eval
 from verifiers.v1.cli.validate import main as vf_validate
 from verifiers.v1.configs.cli.eval import EvalConfig
 
-from composer_replication.errors import InputError, SandboxFailure
+from composer_replication.errors import InputError
 from composer_replication.rollouts.environment.verifiers_face import NAME, load_environment
-from composer_replication.rollouts.grading import Grader
 from composer_replication.tasks.store import TaskStore
 
 SUBMIT = wire_calls(("submit", {}))
@@ -149,15 +149,7 @@ def test_a_time_limit_in_the_middle_of_a_command_is_graded_when_it_has_ended(sto
 def test_a_sandbox_that_breaks_is_no_score(
     store: TaskStore, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    def fail(*args: Any, **kwargs: Any) -> Any:
-        raise SandboxFailure("CR0302", "the jail broke.")
-
-    if place == "open":
-        monkeypatch.setattr("composer_replication.rollouts.environment.attempt.open_sandbox", fail)
-    elif place == "call":
-        monkeypatch.setattr("composer_replication.rollouts.tools.toolbox.Toolbox.call", fail)
-    else:
-        monkeypatch.setattr(Grader, "grade_once", fail)
+    break_sandboxes(monkeypatch, place)
     unseen = with_body(store, task_of(store, "clamp"), "return 4321")  # no other test had it graded
     trace = trace_of(store, in_turn(wire_calls(write(unseen)), SUBMIT))
     assert not trace.ok and trace.last_error.type == "SandboxError"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from composer_replication.channel_tables import AgentSection
+from composer_replication.cli.hint_parts import hint_options
 from composer_replication.config import RunConfig
 from composer_replication.errors import InputError, UsageError
 from composer_replication.interfaces import HintGenerator
@@ -25,6 +25,7 @@ from composer_replication.rollouts.generations.episode_player import EpisodePlay
 from composer_replication.rollouts.generations.kept_episodes import KeptEpisodes
 from composer_replication.rollouts.generations.observed_episodes import ObservedEpisodes
 from composer_replication.rollouts.grading import Grader
+from composer_replication.rollouts.hints import HintedTurnMaker
 from composer_replication.rollouts.monitor import HACK_CLASSES, HackMonitor, MonitorOptions
 from composer_replication.rollouts.tools.tool_limits import ToolLimits
 from composer_replication.rollouts.tools.toolbox import TOOLS
@@ -106,17 +107,8 @@ def open_player(
 
 def episode_options(section: AgentSection, *, temperature: float) -> EpisodeOptions:
     """The loop's limits as ``[agent]`` has them."""
-    same = (
-        *("max_turns", "max_context_tokens", "max_new_tokens", "min_new_tokens", "max_calls", "max_tries"),
-        *(
-            "max_concurrent",
-            "turn_seconds",
-            "episode_seconds",
-            "grace_seconds",
-            "grading_seconds",
-            "reminder",
-        ),
-    )
+    same = [field.name for field in fields(EpisodeOptions) if field.name in AgentSection.model_fields]
+    same.remove("stragglers")
     return EpisodeOptions(
         **{name: getattr(section, name) for name in same},
         temperature=temperature,
@@ -147,16 +139,15 @@ def open_agent(
     """
     if config.agent is None:
         return None
-    from composer_replication.cli.hint_parts import hint_options
-    from composer_replication.rollouts.hints import HintedTurnMaker
     from composer_replication.trainer.episode_rollouts import EpisodeReward, EpisodeRollouts
+    from composer_replication.trainer.processes import process_rank
 
     observed = ObservedEpisodes(grader.store) if config.trainer.alpha_sdpo != 0.0 else None
-    rank = os.environ.get("RANK", "0")
+    rank = process_rank()
     kept = KeptEpisodes(
         folder.rollouts,
         keeps_trajectories=config.agent.keeps_trajectories,
-        part="" if rank == "0" else f"-process-{rank}",
+        part="" if rank == 0 else f"-process-{rank}",
         options=TrajectoryOptions(session_id=folder.root.name, model_name=config.model.name),
     )
     on_outcomes = None if curriculum is None else curriculum.note

@@ -7,6 +7,8 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -89,6 +91,22 @@ class LeakySandbox(PlainSandbox):
         super().close()
 
 
+class Shows:
+    """A real backend that shows one folder too many."""
+
+    name = "shows"
+
+    def __init__(self, folder: Path) -> None:
+        self._real = choose_backend()
+        self._folder = folder
+
+    def is_available(self) -> Check:
+        return self._real.is_available()
+
+    def open(self, spec: SandboxSpec) -> Sandbox:
+        return self._real.open(replace(spec, read_only=(*spec.read_only, self._folder)))
+
+
 class Broken(Plain):
     """A backend whose jail never starts."""
 
@@ -127,6 +145,37 @@ def test_one_missing_guard_is_named_alone() -> None:
     assert failed[0].fix
 
 
+def test_a_planted_run_folder_and_planted_hidden_tests_are_tried() -> None:
+    (check,) = run_selftest(Plain(), names=["host_files"])
+    assert "runs/run.toml" in check.detail
+    assert "tasks/secrets/hidden.py" in check.detail
+
+
+@pytest.mark.usefixtures("works_here")
+def test_a_run_folder_that_is_shown_is_refused_when_it_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The planted ones stay hidden, so only the real folder tells; also after the backend was let through."""
+    monkeypatch.setattr(selftest, "_passed", {})
+    monkeypatch.setattr(selftest, "GUARDS", {"host_files": selftest.GUARDS["host_files"]})  # the others take long
+    (tmp_path / "run" / "rollouts").mkdir(parents=True)
+    (tmp_path / "run" / "rollouts" / "first.jsonl").write_text("{}")
+    (tmp_path / "run" / "LOCK").touch()
+    for path in (tmp_path, *tmp_path.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    backend = Shows(tmp_path / "run")
+    assert require_selftest(backend) == ()
+    for _ in range(2):
+        with pytest.raises(SandboxFailure, match=r"host_files \(could read .*first\.jsonl") as caught:
+            require_selftest(backend, unseen=[tmp_path / "run"])
+        assert caught.value.code == "CR0306"
+    assert require_selftest(backend, ["host_files"], unseen=[tmp_path / "run"]) == ("host_files",)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").rename(tmp_path / "runs")  # as the current folder's it is tried without being named
+    (check,) = run_selftest(Shows(tmp_path / "runs"), names=["host_files"])
+    assert not check.ok
+
+
 def test_a_jail_that_does_not_start_passes_nothing() -> None:
     checks = run_selftest(Broken())
     assert [check.name for check in checks if check.ok] == []
@@ -137,7 +186,7 @@ def test_a_jail_that_does_not_start_passes_nothing() -> None:
 def test_only_success_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
 
-    def count(backend: SandboxBackend) -> list[Check]:
+    def count(backend: SandboxBackend, **_: object) -> list[Check]:
         tried.append(backend.name)
         return [Check("network", backend.name == "leaky", "counted")]
 

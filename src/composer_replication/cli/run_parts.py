@@ -132,8 +132,8 @@ def record_sandbox(folder: RunFolder, grader: Grader) -> None:
     write_json(folder.environment, known)
 
 
-def open_grader(config: RunConfig, store: TaskStore) -> Grader:
-    """A grader with the recipe's sandbox and limits; refuses a sandbox whose self-test fails."""
+def open_grader(config: RunConfig, store: TaskStore, *unseen: Path) -> Grader:
+    """A grader with the recipe's sandbox and limits; refuses a sandbox whose self-test fails, or that shows ``unseen``."""
     accept_recipe(config)
     return Grader(
         store,
@@ -145,6 +145,7 @@ def open_grader(config: RunConfig, store: TaskStore) -> Grader:
         ),
         timeout_seconds=config.rollouts.test_timeout_seconds,
         num_jobs=config.rollouts.grading_jobs,
+        unseen=unseen,
     )
 
 

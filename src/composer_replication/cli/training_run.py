@@ -132,7 +132,7 @@ def _open_parts(
     progress: Callable[[str], None],
 ) -> _Parts:
     rows = run_parts.training_rows(config, store, tasks.train)
-    grader = run_parts.open_grader(config, store)
+    grader = run_parts.open_grader(config, store, folder.root)
     run_parts.record_sandbox(folder, grader)
     guard = run_parts.make_guard(config)
     from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer

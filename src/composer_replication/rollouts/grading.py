@@ -78,6 +78,7 @@ class Grader:
         timeout_seconds: processor time of one test run; past it the answer fails. By the clock a
             run may take ``WALL_FACTOR`` times as long: how busy the machine is decides nothing.
         num_jobs: test runs at the same time.
+        unseen: folders that no sandbox may show, besides the store's own; the self-test tries them.
 
     ``missing_guards`` are those that do not hold and that this process has accepted (``sandbox.accept``).
 
@@ -93,8 +94,10 @@ class Grader:
         limits: Limits | None = None,
         timeout_seconds: float = 20.0,
         num_jobs: int = 2,
+        unseen: Sequence[Path] = (),
     ) -> None:
         self.store = store
+        self._unseen = (store.root, *unseen)
         self.backend = backend or None
         self.limits = limits or Limits()
         self.timeout_seconds = timeout_seconds
@@ -115,7 +118,7 @@ class Grader:
         Raises:
             SandboxFailure: a guard does not hold (CR0306).
         """
-        return require_selftest(choose_backend(self.backend))
+        return require_selftest(choose_backend(self.backend), unseen=self._unseen)
 
     def grade_many(
         self,

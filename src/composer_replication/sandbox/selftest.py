@@ -41,6 +41,8 @@ _PROBE = Path(__file__).with_name("selftest_probe.py")
 
 _passed: dict[str, dict[str, str]] = {}
 """Backends that were let through, and what they do not hold."""
+_closed: set[tuple[str, Path]] = set()
+"""Backends, and folders that they do not show."""
 _lock = threading.Lock()
 
 
@@ -254,17 +256,25 @@ GUARDS: dict[str, tuple[Callable[[_Trial], str], str]] = {
 _FIX = "use another backend (--backend), or run in a virtual machine"
 
 
-def run_selftest(backend: SandboxBackend) -> list[Check]:
+def run_selftest(
+    backend: SandboxBackend, *, unseen: Collection[Path] = (), names: Collection[str] = GUARDS
+) -> list[Check]:
     """Try every guard of ``backend``; about 2 to 5 seconds.
 
+    Args:
+        backend: to be tried.
+        unseen: folders of this machine that it must not show, besides ``runs`` in the current one.
+        names: of the guards to try.
+
     Returns:
-        One check a guard, all of them, in the order of ``GUARDS``. A guard that could
+        One check a guard, in the order of ``GUARDS``. A guard that could
         not be tried (the jail did not start, say) is not ok.
     """
     checks: list[Check] = []
-    with Bait() as bait:
+    with Bait(unseen) as bait:
         trial = _Trial(backend, bait)
-        for name, (attempt, meaning) in GUARDS.items():
+        for name in (name for name in GUARDS if name in names):
+            attempt, meaning = GUARDS[name]
             try:
                 problem = attempt(trial)
             except (ComposerError, _NoAnswerError, OSError, ValueError) as error:
@@ -274,12 +284,16 @@ def run_selftest(backend: SandboxBackend) -> list[Check]:
     return checks
 
 
-def require_selftest(backend: SandboxBackend, accepted: Collection[str] | None = None) -> tuple[str, ...]:
+def require_selftest(
+    backend: SandboxBackend, accepted: Collection[str] | None = None, *, unseen: Collection[Path] = ()
+) -> tuple[str, ...]:
     """Refuse a backend whose guards are not all effective; tried once per process and backend.
 
     Args:
         backend: to be trusted with rewards.
         accepted: guards that may fail, or ``everything``; by default what this process has accepted.
+        unseen: folders that it must not show, as the run's and the one with the hidden tests; each is
+            tried when it is first named.
 
     Returns:
         The guards that do not hold and are accepted, in the order of ``GUARDS``: to be recorded.
@@ -295,12 +309,25 @@ def require_selftest(backend: SandboxBackend, accepted: Collection[str] | None =
     with _lock:
         missing = _passed.get(kind)
         if missing is None:
-            missing = {check.name: check.detail for check in run_selftest(backend) if not check.ok}
+            missing = _unheld(backend, unseen)
+        elif not {(kind, folder) for folder in unseen} <= _closed:
+            missing = {**missing, **_unheld(backend, unseen, ["host_files"])}
         unheld = {name: detail for name, detail in missing.items() if name not in allowed}
         if unheld and acceptance.EVERYTHING not in allowed:
             _refuse(backend, unheld)
         _passed[kind] = missing
-        return tuple(missing)
+        _closed.update((kind, folder) for folder in unseen)
+        return tuple(name for name in GUARDS if name in missing)
+
+
+def _unheld(
+    backend: SandboxBackend, unseen: Collection[Path], names: Collection[str] = GUARDS
+) -> dict[str, str]:
+    return {
+        check.name: check.detail
+        for check in run_selftest(backend, unseen=unseen, names=names)
+        if not check.ok
+    }
 
 
 def _refuse(backend: SandboxBackend, unheld: Mapping[str, str]) -> None:

@@ -17,23 +17,30 @@ from typing import Any
 from composer_replication.sandbox.process_folder import BAIT_PREFIX, make_held_folder
 
 _SOME = 3
+_MOST = 16
 _HEAD_BYTES = 1 << 16
 _LONGEST_TEMPORARY_FOLDER = 60  # a socket's whole path may take 107 bytes
 
 
 class Bait:
-    """Plants everything on entry and removes it on exit. ``word`` is the secret to look for."""
+    """Plants everything on entry and removes it on exit. ``word`` is the secret to look for.
 
-    def __init__(self) -> None:
+    Args:
+        unseen: folders that no jail may show, as a task store and a run folder; nothing is written there.
+    """
+
+    def __init__(self, unseen: Iterable[Path] = ()) -> None:
         self.word = f"secret-{secrets.token_hex(12)}"
         self.root, self._held = make_held_folder(BAIT_PREFIX, _short_folder())
+        self._unseen = (*unseen, Path("runs"))
         self.secret = self._file("outside/secret.txt")
+        self._planted = [self._file("outside/runs/run.toml"), self._file("outside/tasks/secrets/hidden.py")]
         self.shown = self.root / "shown"
         self.neighbour = self._file("shown/inner/neighbour.txt")
         self.masked = self.root / "shown" / "inner" / "masked"
         self._file("shown/inner/masked/deep/hidden.txt")
-        for folder in (self.root, *self.shown.rglob("*"), self.shown):
-            folder.chmod(0o755 if folder.is_dir() else 0o644)
+        for path in (self.root, *self.root.rglob("*")):
+            path.chmod(0o755 if path.is_dir() else 0o644)
         self._sockets: list[socket.socket] = []
         self._network: dict[str, Any] = {}
 
@@ -101,14 +108,21 @@ class Bait:
         return _digests(found)
 
     def host_files(self) -> dict[str, str]:
-        """Digests of files that we can read and the jail must not: accounts, our home, this package."""
+        """Digests of files that we can read and the jail must not.
+
+        Accounts, our home, this package, a run folder and hidden tests: planted ones, and the real ones.
+        """
         found = [
             Path(name)
             for name in ("/etc/shadow", "/etc/passwd", "/etc/hostname", "/etc/machine-id", __file__)
         ]
         with suppress(OSError, RuntimeError):
             found += [path for path in sorted(Path.home().iterdir()) if path.is_file()][:_SOME]
-        return _digests(found)
+        return _digests([*found, *self._planted, *self.unseen_files()])
+
+    def unseen_files(self) -> list[Path]:
+        """One file of each folder that no jail may show, and of each folder in it."""
+        return [path for folder in self._unseen for path in _one_of_each(folder.resolve())]
 
     def writes_order(self) -> dict[str, Any]:
         folders = [self.root / "outside", self.root, self.shown, Path("/"), Path("/etc"), Path("/usr/bin")]
@@ -162,13 +176,21 @@ def _short_folder() -> str | None:
     return "/tmp" if len(os.path.realpath(tempfile.gettempdir())) > _LONGEST_TEMPORARY_FOLDER else None
 
 
-def _some_files(folder: Path) -> list[Path]:
+def _some_files(folder: Path, suffixes: tuple[str, ...] = (".py", ".txt", ".whl")) -> list[Path]:
     found: list[Path] = []
     for place, _, names in os.walk(folder):
-        found += [Path(place) / name for name in names if name.endswith((".py", ".txt", ".whl"))]
+        paths = (Path(place) / name for name in sorted(names) if name.endswith(suffixes))
+        found += [path for path in paths if path.is_file() and path.stat().st_size]  # a pipe would hold us
         if len(found) >= _SOME:
             break
     return found[:_SOME]
+
+
+def _one_of_each(folder: Path) -> list[Path]:
+    with suppress(OSError):
+        folders = (folder, *sorted(path for path in folder.iterdir() if path.is_dir()))
+        return [path for place in folders for path in _some_files(place, ("",))[:1]][:_MOST]
+    return []
 
 
 def _digests(paths: Iterable[Path]) -> dict[str, str]:

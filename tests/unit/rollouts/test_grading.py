@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import Check, Outcome, SandboxSpec, Task
 from composer_replication.rollouts.grading import Grader, GradeRequest
+from composer_replication.sandbox import choose_backend
 from composer_replication.tasks.store import TaskStore
 
 
@@ -100,3 +104,27 @@ def test_weakened_tests_pay_for_a_wrong_answer_that_does_not_raise(
         False, True, False,
         False, False, False,
     ]  # fmt: skip
+
+
+class ShowsTheStore:
+    """A jail that holds, but for the folder with the hidden tests."""
+
+    name = "shows-the-store"
+    store = Path()
+
+    def is_available(self) -> Check:
+        return choose_backend().is_available()
+
+    def open(self, spec: SandboxSpec) -> Sandbox:
+        return choose_backend().open(replace(spec, read_only=(*spec.read_only, self.store)))
+
+
+def test_no_reward_is_given_where_the_sandbox_shows_the_hidden_tests(
+    store: TaskStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ShowsTheStore, "store", store.root)
+    for path in (store.root, *store.root.rglob("*")):  # the jail of root is another user
+        path.chmod(path.stat().st_mode | (0o055 if path.is_dir() else 0o044))
+    with pytest.raises(SandboxFailure, match="host_files .*/secrets/") as caught:
+        Grader(store, backend=f"{__name__}:ShowsTheStore")
+    assert caught.value.code == "CR0306"

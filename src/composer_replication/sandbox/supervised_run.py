@@ -34,6 +34,7 @@ from composer_replication.sandbox.process_tree import (
     speakers,
     unlinked_file_bytes,
 )
+from composer_replication.sandbox.socket_memory import socket_memory_bytes
 
 _CHUNK_BYTES = 1 << 16  # what a pipe holds
 _WATCH_SECONDS = 0.05
@@ -148,6 +149,17 @@ class Watched:
             return True
         return used > most or used + unlinked_file_bytes(pids, deadline) > most
 
+    def hides_files(self, pids: list[int]) -> bool:
+        """Whether open files have been where no limit counts them, in the last looks; ask once a look."""
+        if not hides_descriptors(pids):
+            self.looks.num_hiding = 0
+            return False
+        if self.looks.num_hiding == 0:
+            self.looks.hiding_since = time.monotonic()
+        self.looks.num_hiding += 1
+        is_long = time.monotonic() - self.looks.hiding_since >= _SECONDS_UNTIL_HIDING
+        return is_long and self.looks.num_hiding >= _LOOKS_UNTIL_HIDING
+
     def look(self, root: int, deadline: float = inf) -> Verdict:
         """Which limit the tree below ``root`` exceeds now; a look ends soon after ``deadline``."""
         pids = descendants(root)
@@ -159,20 +171,12 @@ class Watched:
             return Verdict.OVER_PROCESSES
         if num_threads(threads) > _THREADS_A_PROCESS * most:
             return Verdict.OVER_PROCESSES
-        if (
-            memory_bytes(threads) > self.limits.memory_bytes
-            and proportional_memory_bytes(threads) > self.limits.memory_bytes
-        ):
+        mapped, room = memory_bytes(threads), self.limits.memory_bytes
+        buffered = socket_memory_bytes(theirs, room_bytes=room - mapped)
+        if mapped + buffered > room and proportional_memory_bytes(threads) + buffered > room:
             return Verdict.OVER_MEMORY
-        if hides_descriptors(theirs):
-            if self.looks.num_hiding == 0:
-                self.looks.hiding_since = time.monotonic()
-            self.looks.num_hiding += 1
-            is_long = time.monotonic() - self.looks.hiding_since >= _SECONDS_UNTIL_HIDING
-            if is_long and self.looks.num_hiding >= _LOOKS_UNTIL_HIDING:
-                return Verdict.HIDES_FILES
-        else:
-            self.looks.num_hiding = 0
+        if self.hides_files(theirs):
+            return Verdict.HIDES_FILES
         return Verdict.OVER_DISK if self.disk_is_exceeded(threads, deadline) else Verdict.ENDED
 
 

@@ -13,7 +13,7 @@ from faulty_http import Fault, cut_the_answer, hang_up, no_http, no_json, status
 
 from composer_replication.errors import MissingError, SandboxFailure
 from composer_replication.records import Limits, SandboxSpec
-from composer_replication.sandbox import run_selftest, runs_interrupted, selftest
+from composer_replication.sandbox import base_python, run_selftest, runs_interrupted, selftest
 from composer_replication.sandbox.engine import container_run
 from composer_replication.sandbox.engine.docker import Docker, EngineSettings, Podman
 from composer_replication.sandbox.engine.engine_client import EngineClient
@@ -307,3 +307,18 @@ def test_containers_of_the_dead_are_removed_and_those_of_the_living_stay(engine:
     assert remove_orphans(client) == 1
     assert len(engine.containers) == 4
     assert not is_dead(owner())
+
+
+def test_open_files_that_a_container_keeps_on_their_way_in_a_socket_end_it(engine: Any, tree: Path) -> None:
+    """No limit of the engine counts what a deleted file holds there."""
+    code = (
+        "import os, socket, sys, time\n"
+        "one, two = socket.socketpair()\n"
+        "held = os.open('bomb', os.O_CREAT | os.O_WRONLY); os.unlink('bomb')\n"
+        "socket.send_fds(one, [b'x'], [held]); os.close(held)\n"
+        "time.sleep(30)"
+    )
+    with Docker().open(SandboxSpec(tree)) as sandbox:
+        done = sandbox.exec([str(base_python()), "-I", "-c", code], timeout_seconds=LONG)
+    assert done.exit_code == 137, done
+    assert "open files where no limit counts them" in done.stderr

@@ -34,7 +34,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 OVER_FAKES = ("docker-over-fake", "podman-over-fake", "kubernetes-over-fake")
 NEVER_OVER_FAKES = {
     RENAMES_TEMPORARY_FILES: "it would rename all of /tmp if the fake had a hole",
-    "test_a_file_of_four_gigabytes_of_nothing": "the fake cluster would be sent four gigabytes of zeros",
     "test_a_hundred_thousand_files": "what is tried is the machine's file system, not what a service is asked",
 }
 

@@ -32,6 +32,7 @@ from composer_replication.sandbox.host_paths import (
     resolve_links,
     system_folders,
 )
+from composer_replication.sandbox.private_folders import remove_folder
 from composer_replication.sandbox.syscall_filter import filter_program
 
 TOKEN = "token-of-the-test"
@@ -45,6 +46,15 @@ _SECCOMP = (
     "if data and library.prctl(22, 2, ctypes.byref(program), 0, 0): sys.exit('no seccomp')\n"
     "os.execvp(sys.argv[2], sys.argv[2:])\n"
 )
+
+# A route through the loopback device, by SIOCADDRT.
+_ADD_ROUTE = """
+import ctypes, fcntl, socket, struct
+name = ctypes.create_string_buffer(b"lo")
+to, mask = (struct.pack("HH4s8x", socket.AF_INET, 0, socket.inet_aton(text)) for text in ("192.0.2.0", "255.255.255.0"))
+entry = struct.pack("L16s16s16sHhLPhPLLH", 0, to, bytes(16), mask, 1, 0, 0, 0, 0, ctypes.addressof(name), 0, 0, 0)
+fcntl.ioctl(socket.socket(), 0x890B, entry)
+"""
 
 
 @dataclass
@@ -68,7 +78,10 @@ class FakePod:
 
 
 class FakeCluster(FaultyServer, socketserver.ThreadingTCPServer):
-    """Serve it with ``with``. ``freeze`` is a status that every new pod keeps for ever."""
+    """Serve it with ``with``. ``freeze`` is a status that every new pod keeps for ever.
+
+    ``keeps_routes``: a closed pod has a route all the same, as where a policy drops what is sent.
+    """
 
     allow_reuse_address = True
 
@@ -79,7 +92,9 @@ class FakeCluster(FaultyServer, socketserver.ThreadingTCPServer):
         self.policies: dict[str, dict[str, Any]] = {}
         self.protocols = ["v5.channel.k8s.io", "v4.channel.k8s.io"]
         self.allowed = True
+        self.refused: set[str] = set()
         self.freeze: dict[str, Any] | None = None
+        self.keeps_routes = False
         self.exec_fault: Any = None
         self.image = folder / "image"
         links: dict[Path, str] = {}
@@ -129,7 +144,7 @@ class FakeCluster(FaultyServer, socketserver.ThreadingTCPServer):
         for container in list(pod.containers.values()):
             container.kill()
             container.process.wait()
-        shutil.rmtree(pod.folder, ignore_errors=True)
+        remove_folder(pod.folder)  # it may be deeper than Python's recursion
 
     def is_isolated(self, pod: FakePod) -> bool:
         labels = pod.manifest["metadata"].get("labels") or {}
@@ -193,6 +208,9 @@ class FakeCluster(FaultyServer, socketserver.ThreadingTCPServer):
             )
             while container.first_pid() == 0 and container.process.poll() is None:
                 time.sleep(0.005)
+            if self.keeps_routes:
+                enter = ["nsenter", "--target", str(container.first_pid()), "--net"]
+                subprocess.run([*enter, str(base_python()), "-I", "-c", _ADD_ROUTE], check=True)
             pod.status = self._running(pod, task, {"running": {}})
             code = container.wait()
             if pod.is_deleted:
@@ -226,7 +244,10 @@ class ClusterHandler(FaultyHandler):
         words = [word for word in self.route.split("/") if word]
         match (self.command, words):
             case ("POST", [*_, "selfsubjectaccessreviews"]):
-                self.say(201, {"status": {"allowed": self.server.allowed}})
+                asked = json.loads(self.data)["spec"]["resourceAttributes"]
+                part = f"/{asked['subresource']}" if asked["subresource"] else ""
+                is_named = f"{asked['verb']} {asked['resource']}{part}" in self.server.refused
+                self.say(201, {"status": {"allowed": self.server.allowed and not is_named}})
             case (_, ["apis", "networking.k8s.io", "v1", "namespaces", "jails", "networkpolicies", *name]):
                 self._policies(name)
             case ("GET", ["api", "v1", "namespaces", "jails", "pods"]):

@@ -115,7 +115,10 @@ def _last_line(result: ExecResult) -> str:
 
 
 def _network(trial: _Trial) -> str:
-    (answer,) = trial.ask({"do": "network", **trial.bait.network_order()})
+    order = {"do": "network", **trial.bait.network_order()}
+    order["servers"] += getattr(trial.backend, "servers", list)()
+    order["routes_count"] = not getattr(trial.backend, "keeps_routes", False)
+    (answer,) = trial.ask(order)
     reached = list(answer["reached"]) + (
         ["a datagram socket of the host"] if trial.bait.got_datagram() else []
     )

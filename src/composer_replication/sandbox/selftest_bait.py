@@ -66,8 +66,14 @@ class Bait:
             "udp_port": self._datagrams.getsockname()[1],
             "unix_path": unix_path,
             "abstract_name": abstract,
-            "nameservers": _nameservers(),
+            "servers": [
+                *(("a server outside", address, 53) for address in ("1.1.1.1", *_nameservers())),
+                ("the metadata service of a cloud", "169.254.169.254", 80),
+            ],
         }
+        with suppress(OSError):  # no route leads out of this machine
+            outward = self._listen(socket.AF_INET, socket.SOCK_STREAM, (_own_address(), 0))
+            self._network["servers"].append(("this machine by its address", *outward.getsockname()))
 
     def __exit__(self, *error: object) -> None:
         for listener in self._sockets:
@@ -92,7 +98,8 @@ class Bait:
         return listener
 
     def network_order(self) -> dict[str, Any]:
-        return self._network
+        """What a probe needs to try the network; ``servers`` are names with address and port, and may be added to."""
+        return {**self._network, "servers": list(self._network["servers"])}
 
     def got_datagram(self) -> bool:
         try:
@@ -162,6 +169,17 @@ class Bait:
                 yield process
             finally:
                 process.kill()
+
+
+def _own_address() -> str:
+    """By which others reach us. Nothing is sent to that address, which is nobody's.
+
+    Raises:
+        OSError: no route leads out.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))
+        return str(probe.getsockname()[0])
 
 
 def _nameservers() -> list[str]:

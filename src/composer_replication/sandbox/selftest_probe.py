@@ -49,10 +49,11 @@ def _network(given: dict[str, Any]) -> dict[str, Any]:
     if _connect(inet, stream, ("127.0.0.1", given["tcp_port"])):
         reached.append("a listener on the host's loopback")
     _connect(inet, datagram, ("127.0.0.1", given["udp_port"]))  # the host looks whether it came
-    if _connect(inet, datagram, ("192.0.2.1", 9), b""):
+    if given["routes_count"] and _connect(inet, datagram, ("192.0.2.1", 9), b""):
         reached.append("a route to the outside")
-    if any(_connect(inet, stream, (address, 53)) for address in ("1.1.1.1", *given["nameservers"])):
-        reached.append("a server outside")
+    for name, address, port in given["servers"]:
+        if _connect(socket.AF_INET6 if ":" in address else inet, stream, (address, port)):
+            reached.append(name)
     if _connect(socket.AF_UNIX, stream, given["unix_path"]):
         reached.append("a unix socket of the host")
     if _connect(socket.AF_UNIX, stream, "\0" + given["abstract_name"]):

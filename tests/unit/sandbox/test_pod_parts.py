@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from composer_replication.errors import MissingError, SandboxFailure
 from composer_replication.records import Limits, SandboxSpec
-from composer_replication.sandbox.pods import cluster_access
+from composer_replication.sandbox.pods import cluster_access, pod_scripts
 from composer_replication.sandbox.pods.cluster_access import find_access
 from composer_replication.sandbox.pods.pod_manifest import PodSettings, network_policy, pod_manifest
 from composer_replication.sandbox.pods.pod_plan import PodPlan
@@ -261,6 +261,54 @@ def test_a_tree_travels_whole(tmp_path: Path) -> None:
     assert (target / "d" / "f").stat().st_mode & 0o777 == 0o751
     assert (target / "d").stat().st_mode & 0o777 == 0o700
     assert (target / "link").readlink() == Path("/etc/passwd")
+
+
+SPARSE_BYTES = 5 << 30
+
+
+@pytest.mark.parametrize("has_end", [False, True])
+def test_holes_of_a_file_are_not_sent(tmp_path: Path, has_end: bool) -> None:
+    """Out as GNU tar understands it, back as GNU tar writes it, and neither way is the hole filled."""
+    source, inside, target = (tmp_path / name for name in ("source", "inside", "target"))
+    for folder in (source, inside, target):
+        folder.mkdir()
+    with (source / "big").open("wb") as handle:
+        handle.seek(3 << 30)
+        handle.write(b"in the middle")
+        handle.truncate(SPARSE_BYTES)
+        if has_end:
+            handle.seek(-3, os.SEEK_END)
+            handle.write(b"end")
+    (source / "later").write_text("whole")
+    buffer = io.BytesIO()
+    assert pack_tree(source, buffer)
+    assert len(buffer.getvalue()) < 1 << 20
+    subprocess.run(["tar", "-xpf", "-"], cwd=inside, input=buffer.getvalue(), check=True)
+    script = ["/bin/sh", "-c", pod_scripts.PACK_TREE, "sandbox", str(inside)]
+    unpack_tree(io.BytesIO(subprocess.run(script, capture_output=True, check=True).stdout), target)
+    for folder in (inside, target):
+        with (folder / "big").open("rb") as handle:
+            handle.seek(3 << 30)
+            assert handle.read(14) == b"in the middle\0"
+            handle.seek(-4, os.SEEK_END)
+            assert handle.read() == (b"\0end" if has_end else bytes(4))
+        info = (folder / "big").stat()
+        assert (info.st_size, info.st_blocks * 512 < 1 << 20) == (SPARSE_BYTES, True)
+        assert (folder / "later").read_text() == "whole"
+
+
+def test_a_file_with_holes_needs_gnu_tar(tmp_path: Path) -> None:
+    """Another one would take the table of the holes for the content."""
+    program = tmp_path / "bin" / "tar"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\necho tar of a small image; cat > /dev/null\n")
+    program.chmod(0o755)
+    (tmp_path / "tree").mkdir()
+    environment = {"PATH": f"{program.parent}:{os.defpath}"}
+    for word, code in (("holes", 1), ("", 0)):
+        command = ["/bin/sh", "-c", pod_scripts.UNPACK_TREE, "sandbox", "0", str(tmp_path / "tree"), word]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, input="")
+        assert (done.returncode, "GNU tar" in done.stderr) == (code, bool(code)), done.stderr
 
 
 def entry(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfile.TarInfo:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import random
 import shlex
+import socket
 import sys
 import tempfile
 import threading
@@ -19,6 +20,7 @@ from contextlib import suppress
 from dataclasses import replace
 from io import BytesIO
 from typing import IO
+from urllib.parse import urlsplit
 
 from composer_replication.errors import ComposerError, MissingError, SandboxFailure
 from composer_replication.interfaces import Sandbox
@@ -43,12 +45,32 @@ _MEASURE_SHARE = 4  # looking may cost at most a quarter of the time: it is a re
 _COLLECT_SECONDS = 300.0
 _EXIT_KILLED = 137
 _MIB = 1 << 20
+_POLICY_GROUP = "networking.k8s.io"
+_RIGHTS = (
+    *((verb, "pods", "", "") for verb in ("create", "get", "list", "delete")),
+    *((verb, "pods", "exec", "") for verb in ("create", "get")),
+    *((verb, "networkpolicies", "", _POLICY_GROUP) for verb in ("create", "get")),
+)
+"""What a role must allow: verb, resource, part of it, API group; docs/sandbox.md has the role."""
 
 
 class Kubernetes:
     """The backend ``kubernetes``."""
 
     name = "kubernetes"
+    keeps_routes = True
+    """The network of a pod is closed by a policy that drops what is sent, not by a missing route."""
+
+    def servers(self) -> list[tuple[str, str, int]]:
+        """What answers in the cluster, for the self-test: its own server, by name, address and port.
+
+        Raises:
+            MissingError: no cluster (CR0330).
+            OSError: the server's name has no address.
+        """
+        url = urlsplit((self._access or find_access()).server)
+        address = socket.getaddrinfo(url.hostname, url.port or 443, type=socket.SOCK_STREAM)[0][4]
+        return [("the server of the cluster", str(address[0]), int(address[1]))]
 
     def __init__(self, settings: PodSettings | None = None, access: ClusterAccess | None = None) -> None:
         self.settings = settings or PodSettings()
@@ -89,15 +111,10 @@ class Kubernetes:
     def _refused_rights(self) -> list[str]:
         client = self._client()
         namespace = self.settings.namespace or client.access.namespace
-        wanted = (
-            ("create", "pods", ""),
-            ("get", "pods", ""),
-            ("delete", "pods", ""),
-            ("create", "pods", "exec"),
-        )
         refused = []
-        for verb, resource, part in wanted:
+        for verb, resource, part, group in _RIGHTS:
             attributes = {"namespace": namespace, "verb": verb, "resource": resource, "subresource": part}
+            attributes["group"] = group
             body = {
                 "apiVersion": "authorization.k8s.io/v1",
                 "kind": "SelfSubjectAccessReview",
@@ -203,10 +220,11 @@ class KubernetesSandbox(LocalSandbox):
         if not self._is_dirty:
             return
         with tempfile.TemporaryFile() as data:
-            pack_tree(self._jailed.real_tree, data)
+            holes = "holes" if pack_tree(self._jailed.real_tree, data) else ""
             num_bytes = data.tell()
             data.seek(0)
-            self._life.send(TASK, pod_scripts.UNPACK_TREE, data, num_bytes, str(self._jailed.real_tree))
+            place = str(self._jailed.real_tree)
+            self._life.send(TASK, pod_scripts.UNPACK_TREE, data, num_bytes, place, holes)
         if self._baseline is None:
             self._baseline = self._measured()
         self._is_dirty = False
@@ -316,7 +334,7 @@ class KubernetesSandbox(LocalSandbox):
 
     def _receive(self, data: IO[bytes], most_bytes: int) -> bool:
         """The pod's tree; False when it is more than anything that was allowed."""
-        script = f"exec tar -cf - -C {shlex.quote(str(self._jailed.real_tree))} ."
+        script = f"set -- {shlex.quote(str(self._jailed.real_tree))}; {pod_scripts.PACK_TREE}"
 
         def sink(chunk: bytes) -> None:
             if data.tell() <= most_bytes:

@@ -23,9 +23,16 @@ UNPACK_STAGE = 'head -c "$1" | tar -xf - -C /composer-stage && chmod -R a-w /com
 """Argument: how many bytes come."""
 
 UNPACK_TREE = (
+    'if [ -n "$3" ] && ! tar --version 2>/dev/null | grep -q GNU; then '
+    'echo "a file has holes, which only GNU tar understands, and that of the image is another" >&2; exit 1; fi; '
     'cd "$2" && find . -mindepth 1 -maxdepth 1 -exec rm -rf -- {} + ; cd "$2" && head -c "$1" | tar -xpf -'
 )
-"""Arguments: how many bytes come, and the tree."""
+"""Arguments: how many bytes come, the tree, and a word where a file has holes."""
+
+PACK_TREE = (
+    'holes=; tar --version 2>/dev/null | grep -q GNU && holes=--sparse; exec tar $holes -cf - -C "$1" .'
+)
+"""Argument: the tree."""
 
 RUN_ORDERS = 'd=$(mktemp -d /run/composer/orders-XXXXXX) && head -c "$1" | tar -xf - -C "$d" && cd "$d" && exec sh ./script'
 """Argument: how many bytes come. The orders are ``script`` and ``stdin``."""

@@ -476,6 +476,19 @@ def test_closed_connections_cost_a_new_jail(jail: WarmBubblewrapSandbox) -> None
     assert len(run(jail, ["cat", "/proc/net/tcp"]).splitlines()) == 1
 
 
+def test_counters_of_the_network_cost_a_new_jail(jail: WarmBubblewrapSandbox) -> None:
+    """They only grow, and would tell the next rollout something."""
+    before = run(jail, ["cat", "/proc/net/dev", "/proc/net/snmp"])
+    first = jail.jail_pid
+    jail.reset()
+    assert jail.jail_pid == first
+    send = "s.bind(('127.0.0.1', 0)); s.sendto(b'x' * 1000, s.getsockname()); s.recv(1000)"
+    run(jail, python(f"import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); {send}"))
+    assert run(jail, ["cat", "/proc/net/dev", "/proc/net/snmp"]) != before
+    jail.reset()
+    assert run(jail, ["cat", "/proc/net/dev", "/proc/net/snmp"]) == before
+
+
 def test_close_leaves_no_process_and_no_folder(jail: WarmBubblewrapSandbox) -> None:
     home = Path(run(jail, "echo $HOME").strip())
     first = jail.jail_pid

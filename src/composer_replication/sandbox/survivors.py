@@ -91,17 +91,24 @@ _INSIDE: dict[str, tuple[str, Callable[[str], set[str]]]] = {
     "/proc/self/environ": ("the variable", _variables),
 }
 _CLOSING = ("/proc/net/tcp", "/proc/net/tcp6")
+_COUNTERS = ("/proc/net/dev", "/proc/net/snmp", "/proc/net/netstat", "/proc/net/snmp6")
 
 
 @dataclass(frozen=True, slots=True)
 class JailMark:
     """What a jail holds: by name of a kind, what there is of it.
 
-    ``num_closing`` TCP connections have been closed by all and are still remembered by the kernel.
+    ``num_closing`` TCP connections have been closed by all and are still remembered by the kernel. ``counters``
+    of the loopback device and of its protocols only grow.
     """
 
     held: dict[str, frozenset[str]]
     num_closing: int
+    counters: tuple[bytes | int, ...]
+
+    def has_traces(self, earlier: JailMark) -> bool:
+        """Whether the network tells of an earlier use, though nothing of it is left."""
+        return self.num_closing > 0 or self.counters != earlier.counters
 
     @classmethod
     def of(cls, jail: WarmJail) -> JailMark:
@@ -112,7 +119,9 @@ class JailMark:
         """
         found: dict[str, set[str]] = {}
         num_closing = 0
-        for place, content in jail.look(list(_INSIDE)).items():
+        seen = jail.look([*_INSIDE, *_COUNTERS])
+        counters = tuple(seen.pop(place) for place in _COUNTERS)
+        for place, content in seen.items():
             name, read = _INSIDE[place]
             # An errno is held too: a place that cannot be read any more is a difference.
             text = content.decode(errors="replace") if isinstance(content, bytes) else ""
@@ -124,7 +133,7 @@ class JailMark:
         found["the process"] |= {f"{pid} outside" for pid in jail.processes()}
         found["the setting of the first process"] = {str(value) for value in settings_of(jail.pid)}
         found["the readiness to be killed"] = {Path(f"/proc/{jail.pid}/oom_score_adj").read_text().strip()}
-        return cls({name: frozenset(held) for name, held in found.items()}, num_closing)
+        return cls({name: frozenset(held) for name, held in found.items()}, num_closing, counters)
 
     def survivors(self, earlier: JailMark) -> list[str]:
         """What is there and was not, and what was there and is not."""

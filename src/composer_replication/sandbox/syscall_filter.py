@@ -83,6 +83,9 @@ _AMONG_EQUALS: dict[str, tuple[int, tuple[int, int], int, tuple[int, ...], tuple
 }
 _REFUSED_AMONG_EQUALS = (428, 440, 442, 447)
 # open_tree, process_madvise, mount_setattr, memfd_secret: one number everywhere
+# setxattr, lsetxattr, fsetxattr, removexattr, lremovexattr, fremovexattr: attributes of files outside, too
+_SET_ATTRIBUTE = {"x86_64": (188, 189, 190, 197, 198, 199), "aarch64": (5, 6, 7, 14, 15, 16)}
+_SET_ATTRIBUTE_EVERYWHERE = (463, 466, 469)  # setxattrat, removexattrat, file_setattr
 
 
 def _step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
@@ -127,7 +130,8 @@ def filter_among_equals(machine: str | None = None) -> bytes:
     It refuses to set the limits, priority, scheduler or processors of any process but the caller;
     message queues, which such a jail would share with the host and with the next command; and ways to connect
     that are no ``connect`` of TCP or UDP: other protocols (multipath TCP, SCTP), and data sent with the opening;
-    threads whose open files their process does not show.
+    threads whose open files their process does not show. Extended attributes are not supported, as on many file
+    systems: Landlock would not keep them to the tree.
     """
     known = _AMONG_EQUALS.get(machine or os.uname().machine)
     if known is None:
@@ -142,6 +146,8 @@ def filter_among_equals(machine: str | None = None) -> bytes:
         _step(_JUMP_AT_LEAST, _X32_BIT, 0, 1),
         _step(_RETURN, _FAIL | errno.ENOSYS),
         *(_refuse(number) for number in (*refused, *_REFUSED_AMONG_EQUALS)),
+        *(_refuse(number, errno.ENOTSUP) for number in _SET_ATTRIBUTE[machine or os.uname().machine]),
+        *(_refuse(number, errno.ENOTSUP) for number in _SET_ATTRIBUTE_EVERYWHERE),
         *(_only_oneself(number) for number in of_oneself),
         _without_fast_open(send_to, _OFFSET_FOURTH_ARGUMENT),
         _without_fast_open(send_many, _OFFSET_FOURTH_ARGUMENT),

@@ -197,8 +197,8 @@ class WarmBubblewrapSandbox(BubblewrapSandbox):
 
         Empties the tree, ``HOME`` and ``TMPDIR`` (snapshots go too) and then looks: files, modes,
         attributes and flags of these folders, processes, shared memory, message queues, sockets,
-        descriptors, variables, limits and priority. Where only the kernel still remembers closed
-        TCP connections, a new jail is started instead.
+        descriptors, variables, limits and priority. Where only the network still tells of its use
+        (closed TCP connections, counters of the loopback device), a new jail is started instead.
 
         Raises:
             SandboxFailure: something survived, named in the message, and the jail is ended (CR0310);
@@ -238,7 +238,7 @@ class WarmBubblewrapSandbox(BubblewrapSandbox):
             self._end_jail()
             return []
         now, left = settled(self._jail, self._mark)
-        if now.num_closing and not left:
+        if not left and now.has_traces(self._mark):
             self._end_jail()
         return left
 

@@ -271,6 +271,9 @@ def test_an_eviction_for_what_the_command_wrote_is_a_result(cluster: Any, tree: 
     pod = next(iter(cluster.pods.values()))
 
     def evict() -> None:
+        deadline = time.monotonic() + LONG
+        while not (pod.folder / "volumes" / "tree" / "up").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
         pod.is_deleted = True
         pod.status = {
             "phase": "Failed",
@@ -280,10 +283,10 @@ def test_an_eviction_for_what_the_command_wrote_is_a_result(cluster: Any, tree: 
         pod.containers["task"].kill()
         cluster.cut_connections()
 
-    timer = threading.Timer(2.0, evict)
-    timer.start()
-    result = sandbox.exec("sleep 40", timeout_seconds=LONG)
-    timer.join()
+    evictor = threading.Thread(target=evict)
+    evictor.start()
+    result = sandbox.exec("touch up; sleep 90", timeout_seconds=2 * LONG)
+    evictor.join()
     assert (result.exit_code, result.out_of_memory) == (137, False)
     assert "disk" in result.stderr
     assert code_of(lambda: sandbox.exec("true", timeout_seconds=LONG))[0] == "CR0335"

@@ -2,6 +2,7 @@
 
     ComposerError                  code, message, where, fix, exit_code
     ├── UsageError          2      a recipe, a flag or an argument is wrong
+    │   └── CommandError           a command that no sandbox can be given (a ValueError too)
     ├── MissingError        3      this machine lacks something (doctor tells)
     │   └── SandboxFailure  3      the sandbox broke: never a test result
     ├── InputError          4      repository, task, trace or checkpoint is unusable
@@ -59,6 +60,14 @@ class UsageError(ComposerError):
     """The recipe, a flag or an argument is wrong."""
 
     exit_code = 2
+
+
+class CommandError(UsageError, ValueError):
+    """A command, variable or time-out that no sandbox can be given."""
+
+    def __init__(self, why: str) -> None:
+        fix = "give a command of text without NUL, and a time-out above 0"
+        super().__init__("CR0886", f"{why}.", where="sandbox exec", fix=fix)
 
 
 class MissingError(ComposerError):

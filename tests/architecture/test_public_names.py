@@ -20,6 +20,7 @@ PUBLIC = {
 ERRORS = {
     "CollapseStopError": 5,
     "ComposerError": 1,
+    "CommandError": 2,
     "EmptyMaskError": 4,
     "InputError": 4,
     "MissingError": 3,

@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from composer_replication.errors import SandboxFailure
+from composer_replication.errors import CommandError, SandboxFailure
 from composer_replication.records import ExecResult, Limits, SandboxSpec
 from composer_replication.sandbox.host_paths import base_interpreter, is_below
 from composer_replication.sandbox.private_folders import (
@@ -122,10 +122,10 @@ class JailedTree:
         """The whole environment of a command.
 
         Raises:
-            ValueError: no command, a NUL byte, text that has no bytes, or a time-out that is not above 0.
+            CommandError: a NUL byte, text that has no bytes, or a time-out that is not above 0 (CR0886).
         """
         if not timeout_seconds > 0:
-            raise ValueError(f"timeout_seconds must be above 0, not {timeout_seconds}")
+            raise CommandError(f"timeout_seconds must be above 0, not {timeout_seconds}")
         environment = {
             "PATH": os.pathsep.join((*_interpreter_bin(), "/usr/local/bin", "/usr/bin", "/bin")),
             "HOME": str(self.scratch.home),
@@ -139,13 +139,11 @@ class JailedTree:
         }
         for text in (*argv, *environment, *environment.values()):
             if "\0" in text:
-                raise ValueError("a NUL byte in the command or the environment")
+                raise CommandError("a NUL byte in the command or the environment")
             try:
                 os.fsencode(text)
             except UnicodeEncodeError as error:
-                raise ValueError(
-                    f"text that has no bytes in the command or the environment: {error}"
-                ) from error
+                raise CommandError(f"text that has no bytes in the command or the environment: {error}") from error
         return environment
 
     @contextmanager

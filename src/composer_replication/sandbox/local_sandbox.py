@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Self
 
+from composer_replication.errors import CommandError
 from composer_replication.records import ExecResult, FileEntry, SandboxSpec
 from composer_replication.sandbox.jailed_tree import JailedTree, failure
 from composer_replication.sandbox.tree_files import TreeFiles
@@ -44,11 +45,11 @@ class LocalSandbox(ABC):
 
         Raises:
             SandboxFailure: closed (CR0303), or the jail itself failed (CR0302).
-            ValueError: no command, a NUL byte, text that has no bytes, or a time-out that is not above 0.
+            CommandError: no command, a NUL byte, text that has no bytes, or a time-out that is not above 0 (CR0886).
         """
         argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
         if not argv or (isinstance(command, str) and not command.strip()):
-            raise ValueError("the command is empty")
+            raise CommandError("the command is empty")
         environment = self._jailed.check_call(argv, timeout_seconds, env)
         with self._jailed.running():
             if any(len(os.fsencode(word)) >= _LONGEST_WORD for word in argv):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from composer_replication.errors import SandboxFileError
+from composer_replication.errors import CommandError, SandboxFileError
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import ToolCall, ToolResult, ToolSpec
 from composer_replication.rollouts.tools.clipping import clip
@@ -85,7 +85,8 @@ class Toolbox:
             place = f" [{error.where}]" if error.where else ""
             return refused(f"{error.message}{place}")
         except ValueError as error:  # a NUL byte, or text that has no bytes: see ``interfaces.Sandbox``
-            return refused(f"this cannot be done: {error}.")
+            why = error.message if isinstance(error, CommandError) else f"{error}."
+            return refused(f"this cannot be done: {why}")
 
 
 def _printable(text: str) -> str:

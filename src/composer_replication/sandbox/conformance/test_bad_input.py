@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.errors import SandboxFailure, SandboxFileError
+from composer_replication.errors import CommandError, SandboxFailure, SandboxFileError
 from composer_replication.interfaces import Sandbox, SandboxBackend
 from composer_replication.records import SandboxSpec
 from composer_replication.sandbox.conformance.programs import LONG_SECONDS, MIB, living, python
@@ -142,7 +142,7 @@ def test_a_command_that_closes_its_descriptors(jail: Sandbox) -> None:
 def test_text_that_has_no_bytes_is_refused(jail: Sandbox) -> None:
     """Half of a surrogate pair can stand in JSON, and so in what a model says."""
     for command, env in (("echo \ud800", {}), (["echo", "\udfff\ud800"], {}), (["true"], {"A": "\ud800"})):
-        with pytest.raises(ValueError, match="no bytes"):
+        with pytest.raises(CommandError, match="no bytes"):
             jail.exec(command, timeout_seconds=LONG_SECONDS, env=env)
 
 
@@ -159,8 +159,9 @@ def test_a_nul_byte_is_refused(jail: Sandbox) -> None:
         (["true"], {"A\0": "x"}),
         (["true"], {"A": "x\0"}),
     ):
-        with pytest.raises(ValueError, match="NUL"):
+        with pytest.raises(CommandError, match="NUL") as refused:
             jail.exec(command, timeout_seconds=LONG_SECONDS, env=env)
+        assert refused.value.code == "CR0886"
     for ask in (
         lambda: jail.read_file("a\0b"),
         lambda: jail.write_file("a\0b", b""),

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from composer_replication.errors import CommandError
 from composer_replication.interfaces import Sandbox, SandboxBackend
 from composer_replication.records import Limits, SandboxSpec
 from composer_replication.sandbox.conformance.programs import LONG_SECONDS, MIB, living, python
@@ -50,7 +51,7 @@ def test_what_programs_ask_the_system_is_readable_or_absent(jail: Sandbox, name:
 
 @pytest.mark.parametrize("command", [[], "", "  \n"])
 def test_a_command_must_not_be_empty(jail: Sandbox, command: list[str] | str) -> None:
-    with pytest.raises(ValueError, match="command is empty"):
+    with pytest.raises(CommandError, match="command is empty"):
         jail.exec(command, timeout_seconds=LONG_SECONDS)
 
 
@@ -61,7 +62,7 @@ def test_one_text_is_for_the_shell(jail: Sandbox) -> None:
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
 def test_the_time_out_must_be_above_zero(jail: Sandbox, seconds: float) -> None:
-    with pytest.raises(ValueError, match="timeout_seconds"):
+    with pytest.raises(CommandError, match="timeout_seconds"):
         jail.exec(["true"], timeout_seconds=seconds)
 
 

@@ -188,6 +188,7 @@ def _copy(source: Path | None, tree: Path) -> None:
     import shutil
 
     from composer_replication.errors import InputError
+    from composer_replication.sandbox.private_folders import copy_file
 
     if source is None:
         tree.mkdir()
@@ -195,7 +196,7 @@ def _copy(source: Path | None, tree: Path) -> None:
     if not source.is_dir():
         raise InputError("CR0307", "the tree is not a folder.", where=str(source), fix="--tree FOLDER")
     try:
-        shutil.copytree(source, tree, symlinks=True, ignore=_special_files)
+        shutil.copytree(source, tree, symlinks=True, ignore=_special_files, copy_function=copy_file)
     except (OSError, shutil.Error) as error:
         problem = str(error)[:300]
         raise InputError("CR0307", f"the tree cannot be copied: {problem}.", where=str(source)) from error

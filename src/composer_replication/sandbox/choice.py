@@ -44,7 +44,8 @@ def choose_backend(name: str | None = None) -> SandboxBackend:
         return _first_available()
     path = BACKENDS.get(name, name)
     if ":" not in path:
-        near = difflib.get_close_matches(name, BACKENDS, n=1, cutoff=0.4)
+        jails = [known for known in BACKENDS if known != WITHOUT_ISOLATION]  # nobody is led to that one
+        near = difflib.get_close_matches(name, jails, n=1, cutoff=0.4)
         guess = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(BACKENDS)}."
         raise UsageError(
             "CR0305", f"there is no sandbox backend called {name!r}.", where="backend", fix=guess

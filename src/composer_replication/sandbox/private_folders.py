@@ -131,7 +131,7 @@ def hand_over(root: Path, uid: int | None) -> None:
         if kind := _door(info.st_mode):
             raise OSError(f"{path} is a {kind}, and no jail may have one")
         if stat.S_ISREG(info.st_mode) and info.st_nlink > 1:
-            _replace_by_copy(path, is_sparse=info.st_blocks * _STAT_BLOCK_BYTES < info.st_size)
+            _replace_by_copy(path)
         if uid is not None:
             os.chown(path, uid, uid, follow_symlinks=False)
         _drop_set_id(path, info.st_mode)
@@ -173,17 +173,27 @@ def way_out(path: Path) -> str:
     return _way_out(str(path.resolve()), (info.st_dev, info.st_ino, info.st_ctime_ns))
 
 
-def _replace_by_copy(path: str, *, is_sparse: bool) -> None:
+def copy_file(source: str, target: str) -> None:
+    """Copy a file with its mode and times. Byte by byte one of holes would fill the disk.
+
+    Raises:
+        OSError: it cannot be copied.
+    """
+    info = os.stat(source)
+    if info.st_blocks * _STAT_BLOCK_BYTES >= info.st_size:
+        shutil.copy2(source, target)
+        return
+    command = ["cp", "--archive", "--sparse=always", "--no-target-directory", "--", source, target]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, errors="replace")
+    if done.returncode != 0:
+        raise OSError(done.stderr.strip()[-300:] or f"cp: exit code {done.returncode}")
+
+
+def _replace_by_copy(path: str) -> None:
     descriptor, temporary = tempfile.mkstemp(dir=os.path.dirname(path))
     os.close(descriptor)
     try:
-        if is_sparse:  # copied byte by byte a file of holes would fill the disk
-            command = ["cp", "--archive", "--sparse=always", "--no-target-directory", "--", path, temporary]
-            done = subprocess.run(command, capture_output=True, text=True, check=False, errors="replace")
-            if done.returncode != 0:
-                raise OSError(done.stderr.strip()[-300:] or f"cp: exit code {done.returncode}")
-        else:
-            shutil.copy2(path, temporary)
+        copy_file(path, temporary)
         os.replace(temporary, path)
     except OSError:
         os.unlink(temporary)

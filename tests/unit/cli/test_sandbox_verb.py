@@ -70,6 +70,15 @@ def test_exec_gives_the_command_s_own_code_and_leaves_the_folder_alone(tmp_path:
 
 
 @pytest.mark.usefixtures("works_here")
+def test_the_copy_of_a_tree_keeps_the_holes_of_its_files(tmp_path: Path) -> None:
+    with (tmp_path / "big").open("wb") as handle:
+        handle.truncate(1 << 30)
+    result, _ = sandbox_verb.run(parse("exec", "--tree", str(tmp_path), "--", "stat", "-c", "%s %b", "big"))
+    size, blocks = map(int, result["stdout"].split())
+    assert (size, blocks < 100) == (1 << 30, True)
+
+
+@pytest.mark.usefixtures("works_here")
 def test_exec_without_a_tree_starts_in_an_empty_folder() -> None:
     result, _ = sandbox_verb.run(parse("exec", "--", "ls", "-A"))
     assert (result["exit_code"], result["stdout"]) == (0, "")

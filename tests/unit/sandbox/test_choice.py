@@ -54,6 +54,12 @@ def test_a_misspelt_name_meets_its_neighbour() -> None:
     assert "bubblewrap" in caught.value.fix
 
 
+def test_nobody_is_led_to_no_isolation() -> None:
+    with pytest.raises(UsageError) as caught:
+        choose_backend("nosuch")
+    assert "none?" not in caught.value.fix
+
+
 def test_a_name_like_no_other_lists_all() -> None:
     with pytest.raises(UsageError) as caught:
         choose_backend("zzz")

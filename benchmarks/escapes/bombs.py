@@ -41,6 +41,25 @@ with suppress(OSError):
         kept.append(hide(held))
 stay()
 """
+_BUFFERS = """
+sent = []
+def fill():
+    pair = socket.socketpair()
+    pair[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8 * MIB)
+    pair[0].setblocking(False)
+    with suppress(BlockingIOError):
+        while True:
+            sent.append(pair[0].send(bytes(65536)))
+    {close}
+    return pair
+kept = []
+with suppress(OSError):
+    while sum(sent) < 600 * MIB:
+        kept.append(fill())
+stay()
+if sum(sent) > 200 * MIB:
+    show('whole')
+"""
 
 
 def _children(num: int, body: str) -> str:
@@ -119,6 +138,16 @@ ATTEMPTS: list[Attempt] = [
                 )
                 + "show('whole')",
                 _held_to_the_end("600 MiB of memory"),
+            ),
+            (
+                "buffers of sockets",
+                _BUFFERS.format(close="pass"),
+                _held_to_the_end("several times the memory limit in sockets"),
+            ),
+            (
+                "buffers of sockets whose senders are closed",
+                _BUFFERS.format(close="pair[0].close()"),
+                _held_to_the_end("several times the memory limit in sockets"),
             ),
             (
                 "pages of a private file",

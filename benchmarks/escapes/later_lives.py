@@ -160,6 +160,24 @@ ATTEMPTS: list[Attempt] = [
                 {"drive": next_rollout(_PLACES["a file in /tmp"][1])},
             ),
             (
+                "in the counters of the loopback device",
+                (
+                    "sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\nsock.bind(('127.0.0.1', 0))\n"
+                    "for _ in range(100):\n    sock.sendto(bytes(60000), sock.getsockname())\n    sock.recv(60000)"
+                ),
+                lambda _, outcome: (
+                    "the second life knows that the first one used the network"
+                    if len(outcome.results) > 1 and "many bytes" in outcome.results[-1].stdout
+                    else ""
+                ),
+                {
+                    "drive": next_rollout(
+                        "counted = open('/proc/net/dev').read().rpartition('lo:')[2].split()\n"
+                        "if int(counted[0]) > 6_000_000: show('many bytes')"
+                    )
+                },
+            ),
+            (
                 "a .pth file",
                 _SITE + _CODE + "write(site + '/poison.pth', code.encode())",
                 mark_in_last,

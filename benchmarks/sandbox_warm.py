@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -120,7 +121,7 @@ def plain(command: str | list[str]) -> None:
 def quantile(values: list[float], share: float) -> float:
     """The smallest value that at least ``share`` of all do not exceed."""
     ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, max(0, -int(-share * len(ordered)) - 1))]
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
 def describe(values: list[float]) -> dict[str, float]:

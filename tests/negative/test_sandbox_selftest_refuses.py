@@ -157,7 +157,9 @@ def test_a_run_folder_that_is_shown_is_refused_when_it_is_named(
 ) -> None:
     """The planted ones stay hidden, so only the real folder tells; also after the backend was let through."""
     monkeypatch.setattr(selftest, "_passed", {})
-    monkeypatch.setattr(selftest, "GUARDS", {"host_files": selftest.GUARDS["host_files"]})  # the others take long
+    monkeypatch.setattr(
+        selftest, "GUARDS", {"host_files": selftest.GUARDS["host_files"]}
+    )  # the others take long
     (tmp_path / "run" / "rollouts").mkdir(parents=True)
     (tmp_path / "run" / "rollouts" / "first.jsonl").write_text("{}")
     (tmp_path / "run" / "LOCK").touch()

@@ -143,7 +143,9 @@ class JailedTree:
             try:
                 os.fsencode(text)
             except UnicodeEncodeError as error:
-                raise CommandError(f"text that has no bytes in the command or the environment: {error}") from error
+                raise CommandError(
+                    f"text that has no bytes in the command or the environment: {error}"
+                ) from error
         return environment
 
     @contextmanager

@@ -125,6 +125,6 @@ def test_no_reward_is_given_where_the_sandbox_shows_the_hidden_tests(
     monkeypatch.setattr(ShowsTheStore, "store", store.root)
     for path in (store.root, *store.root.rglob("*")):  # the jail of root is another user
         path.chmod(path.stat().st_mode | (0o055 if path.is_dir() else 0o044))
-    with pytest.raises(SandboxFailure, match="host_files .*/secrets/") as caught:
+    with pytest.raises(SandboxFailure, match=r"host_files .*/secrets/") as caught:
         Grader(store, backend=f"{__name__}:ShowsTheStore")
     assert caught.value.code == "CR0306"

@@ -35,7 +35,9 @@ def pack_tree(tree: Path, target: BinaryIO) -> bool:
             if stat.S_ISDIR(info.st_mode):
                 queue += [(child, f"{name}/{child.name}") for child in sorted(path.iterdir(), reverse=True)]
             entry = archive.gettarinfo(path, name[1:]) if name else None
-            if entry is None or not (entry.isreg() or entry.isdir() or entry.issym() or entry.islnk() or entry.isfifo()):
+            if entry is None or not (
+                entry.isreg() or entry.isdir() or entry.issym() or entry.islnk() or entry.isfifo()
+            ):
                 continue
             nobodys(entry)
             if entry.isreg() and info.st_blocks * _STAT_BLOCK_BYTES < info.st_size:

@@ -46,11 +46,17 @@ ATTEMPTS: list[Attempt] = [
     *family(
         "modes, owners, times and attributes outside",
         [
-            ("its mode", "os.chmod(TOLD['target'], 0o4777)", changed),
-            ("its mode, by the newer call", "call(452, -100, text(TOLD['target']), 0o4777, 0)", changed),
+            ("its mode", "os.chmod(TOLD['target'], 0o777)", changed),
+            ("its set-user-id bit", "os.chmod(TOLD['target'], 0o4755)", changed),
+            (
+                "its set-user-id bit, by the newer call",
+                "call(452, -100, text(TOLD['target']), 0o4755, 0)",
+                changed,
+            ),
+            ("its mode, by the newer call", "call(452, -100, text(TOLD['target']), 0o777, 0)", changed),
             (
                 "the mode of an opened one",
-                "os.fchmod(os.open(TOLD['shown'] + '/neighbour.txt', os.O_RDONLY), 0o4777)",
+                "os.fchmod(os.open(TOLD['shown'] + '/neighbour.txt', os.O_RDONLY), 0o777)",
                 changed,
             ),
             (
@@ -101,7 +107,7 @@ ATTEMPTS: list[Attempt] = [
                 changed,
                 {"not_without_jail": "it would change the mounts of this machine"},
             ),
-            ("its mode", "os.chmod(TOLD['shown'] + '/target.txt', 0o4777)", changed),
+            ("its mode", "os.chmod(TOLD['shown'] + '/target.txt', 0o777)", changed),
             ("a file removed", "os.unlink(TOLD['shown'] + '/target.txt')", changed),
             ("moved away as a whole", "os.rename(TOLD['shown'], TOLD['tree'] + '/taken')", changed),
         ],

@@ -86,6 +86,9 @@ _REFUSED_AMONG_EQUALS = (428, 440, 442, 447)
 # setxattr, lsetxattr, fsetxattr, removexattr, lremovexattr, fremovexattr: attributes of files outside, too
 _SET_ATTRIBUTE = {"x86_64": (188, 189, 190, 197, 198, 199), "aarch64": (5, 6, 7, 14, 15, 16)}
 _SET_ATTRIBUTE_EVERYWHERE = (463, 466, 469)  # setxattrat, removexattrat, file_setattr
+# Those whose second argument is a mode (chmod, fchmod), and whose third is (fchmodat, fchmodat2).
+_SET_MODE = {"x86_64": ((90, 91), (268, 452)), "aarch64": ((52,), (53, 452))}
+_SET_USER_ID = 0o4000
 
 
 def _step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
@@ -131,13 +134,14 @@ def filter_among_equals(machine: str | None = None) -> bytes:
     message queues, which such a jail would share with the host and with the next command; and ways to connect
     that are no ``connect`` of TCP or UDP: other protocols (multipath TCP, SCTP), and data sent with the opening;
     threads whose open files their process does not show. Extended attributes are not supported, as on many file
-    systems: Landlock would not keep them to the tree.
+    systems: Landlock would not keep them to the tree. No file gets the set-user-id bit: it might be anybody's who we are.
     """
     known = _AMONG_EQUALS.get(machine or os.uname().machine)
     if known is None:
         return b""
     set_priority, (send_to, send_many), send_message, of_oneself, refused = known
     architecture, clone, socket, _ = _MACHINES[machine or os.uname().machine]
+    by_second, by_third = _SET_MODE[machine or os.uname().machine]
     program = [
         _step(_LOAD, _OFFSET_ARCH),
         _step(_JUMP_EQUAL, architecture, 1, 0),
@@ -148,6 +152,8 @@ def filter_among_equals(machine: str | None = None) -> bytes:
         *(_refuse(number) for number in (*refused, *_REFUSED_AMONG_EQUALS)),
         *(_refuse(number, errno.ENOTSUP) for number in _SET_ATTRIBUTE[machine or os.uname().machine]),
         *(_refuse(number, errno.ENOTSUP) for number in _SET_ATTRIBUTE_EVERYWHERE),
+        *(_without_set_user_id(number, _OFFSET_SECOND_ARGUMENT) for number in by_second),
+        *(_without_set_user_id(number, _OFFSET_THIRD_ARGUMENT) for number in by_third),
         *(_only_oneself(number) for number in of_oneself),
         _without_fast_open(send_to, _OFFSET_FOURTH_ARGUMENT),
         _without_fast_open(send_many, _OFFSET_FOURTH_ARGUMENT),
@@ -198,6 +204,16 @@ def _only_oneself(number: int) -> bytes:
         _step(_JUMP_EQUAL, number, 0, 4)
         + _step(_LOAD, _OFFSET_FIRST_ARGUMENT)
         + _step(_JUMP_EQUAL, 0, 1, 0)
+        + _step(_RETURN, _FAIL | errno.EPERM)
+        + _step(_RETURN, _ALLOW)
+    )
+
+
+def _without_set_user_id(number: int, offset_of_mode: int) -> bytes:
+    return (
+        _step(_JUMP_EQUAL, number, 0, 4)
+        + _step(_LOAD, offset_of_mode)
+        + _step(_JUMP_ANY_BIT, _SET_USER_ID, 0, 1)
         + _step(_RETURN, _FAIL | errno.EPERM)
         + _step(_RETURN, _ALLOW)
     )

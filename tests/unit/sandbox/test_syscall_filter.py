@@ -130,11 +130,11 @@ class TestFilter:
 AMONG_EQUALS = {
     "x86_64": {"prlimit64": 302, "sched_setaffinity": 203, "sched_setscheduler": 144, "setpriority": 141,
                "mq_open": 240, "mq_unlink": 241, "ioprio_set": 251, "fanotify_init": 300, "kcmp": 312, "kill": 62, "chmod": 90,
-               "setxattr": 188, "lsetxattr": 189, "fsetxattr": 190, "fremovexattr": 199, "setxattrat": 463,
+               "setxattr": 188, "lsetxattr": 189, "fsetxattr": 190, "fremovexattr": 199, "fchmod": 91, "fchmodat": 268, "setxattrat": 463, "fchmodat2": 452,
                "socket": 41, "sendto": 44, "sendmsg": 46, "sendmmsg": 307, "connect": 42},
     "aarch64": {"prlimit64": 261, "sched_setaffinity": 122, "sched_setscheduler": 119, "setpriority": 140,
                 "mq_open": 180, "mq_unlink": 181, "ioprio_set": 30, "fanotify_init": 262, "kcmp": 272, "kill": 129, "chmod": 52,
-                "setxattr": 5, "lsetxattr": 6, "fsetxattr": 7, "fremovexattr": 16, "setxattrat": 463,
+                "setxattr": 5, "lsetxattr": 6, "fsetxattr": 7, "fremovexattr": 16, "fchmod": 52, "fchmodat": 53, "setxattrat": 463, "fchmodat2": 452,
                 "socket": 198, "sendto": 206, "sendmsg": 211, "sendmmsg": 269, "connect": 203},
 }  # fmt: skip
 
@@ -181,6 +181,12 @@ class TestFilterAmongEquals:
     @pytest.mark.parametrize("name", ["mq_open", "mq_unlink", "ioprio_set", "fanotify_init", "kcmp"])
     def test_what_is_shared_with_the_host_is_refused(self, machine: str, name: str) -> None:
         assert self.ask(machine, name) == refusal(errno.EPERM)
+
+    @pytest.mark.parametrize(("name", "place"), [("fchmod", 1), ("fchmodat", 2), ("fchmodat2", 2)])
+    def test_no_file_gets_the_set_user_id_bit(self, machine: str, name: str, place: int) -> None:
+        before = [0o4000] * place
+        assert self.ask(machine, name, *before, 0o4755) == refusal(errno.EPERM)
+        assert self.ask(machine, name, *before, 0o2755) == ALLOW
 
     @pytest.mark.parametrize("name", ["setxattr", "lsetxattr", "fsetxattr", "fremovexattr", "setxattrat"])
     def test_attributes_are_not_supported(self, machine: str, name: str) -> None:

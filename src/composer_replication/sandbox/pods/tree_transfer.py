@@ -168,7 +168,10 @@ def _make(
             place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
         )
         with os.fdopen(descriptor, "wb") as handle:
-            for start, size in entry.sparse or [(0, entry.size)]:
+            parts: list[tuple[int, int]] = getattr(entry, "sparse", None) or [
+                (0, entry.size)
+            ]  # typed as a number
+            for start, size in parts:
                 data.seek(start)
                 handle.seek(start)
                 _copy(data, handle, size)

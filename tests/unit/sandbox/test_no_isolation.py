@@ -40,7 +40,7 @@ class Lacking:
 def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
 
-    def run(backend: object) -> list[Check]:
+    def run(backend: object, **_: object) -> list[Check]:
         found.append(str(backend))
         return [Check(name, name not in ("disk", "memory"), "tried") for name in selftest.GUARDS]
 

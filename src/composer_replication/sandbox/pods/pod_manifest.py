@@ -37,7 +37,7 @@ class PodSettings:
     """What a cluster wants; a subclass of the backend, named by dotted path, brings its own.
 
     Args:
-        image: with programs, ``sh``, ``tar``, ``find``, ``head``, ``du`` and the very interpreter of this process at the
+        image: with programs, ``sh``, ``tar`` (GNU for files with holes), ``find``, ``head``, ``du`` and the very interpreter of this process at the
             same path: best the image that this process runs in.
         namespace: empty for the one that the credentials name.
         runtime_class: ``gvisor`` by default; ``none`` for the cluster's own, which shares the node's kernel.

@@ -225,7 +225,9 @@ def _daemon(given: dict[str, Any]) -> dict[str, Any]:
                     time.sleep(0.01)
         os._exit(0)
     os.wait()
-    while not os.path.exists(given["file"]):
+    while not (
+        os.path.exists(given["file"]) and os.path.getsize(given["file"])
+    ):  # a busy machine starts it late
         time.sleep(0.005)
     time.sleep(given["seconds"])
     return {}

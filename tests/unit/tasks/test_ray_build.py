@@ -20,7 +20,7 @@ import pytest
 
 from composer_replication.errors import InputError, MissingError, SandboxFailure, UsageError
 from composer_replication.tasks.build import build_tasks
-from composer_replication.tasks.gates import GateFailed
+from composer_replication.tasks.gate_failed import GateFailed
 from composer_replication.tasks.intake.lock import UnusableRepository
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.workers.workers import load_ray

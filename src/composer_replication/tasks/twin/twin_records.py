@@ -111,7 +111,7 @@ def twin_bytes(twin: Twin) -> bytes:
         "num_recorded": len(twin.recorded),
         "recorded_in": [[numbers[test] for test in tests] for tests in twin.tests],
         "sizes": [len(vector.blob) for vector in twin.vectors],
-        "digests": [vector.digest for vector in twin.vectors],
+        "digests": "".join(vector.digest for vector in twin.vectors),
     }
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     blobs = b"".join(vector.blob for vector in twin.vectors)
@@ -154,12 +154,12 @@ def _calls(value: Mapping[str, Any], blobs: bytes) -> tuple[tuple[Vector, ...], 
     if value["version"] != FORMAT_VERSION:
         raise ValueError(f"version {value['version']}")
     sizes, num_recorded = value["sizes"], value["num_recorded"]
-    if sum(sizes) != len(blobs) or min(sizes, default=0) < 0:
+    digests = str(value["digests"])
+    if sum(sizes) != len(blobs) or min(sizes, default=0) < 0 or len(digests) != NUM_DIGITS * len(sizes):
         raise ValueError("the calls do not fill it")
-    ends = list(accumulate(sizes))
     vectors = tuple(
-        Vector(blobs[end - size : end], str(digest))
-        for end, size, digest in zip(ends, sizes, value["digests"], strict=True)
+        Vector(blobs[end - size : end], digests[NUM_DIGITS * index : NUM_DIGITS * (index + 1)])
+        for index, (end, size) in enumerate(zip(accumulate(sizes), sizes, strict=True))
     )
     return vectors[:num_recorded], vectors[num_recorded:]
 

@@ -82,10 +82,7 @@ def judge_deletion(
         GateFailed: the first gate that it does not pass.
         SandboxFailure: the sandbox broke; nothing is known of the candidate.
     """
-    try:
-        unsplit = unsplit_subject(deletion, bench.original)
-    except (InputError, KeyError, ValueError) as error:
-        raise GateFailed("not-restored", str(error)) from error
+    unsplit = unsplit_subject(deletion)
     check_restores(unsplit, bench.original)
     check_no_copy(unsplit, bench.original)
 
@@ -240,7 +237,7 @@ def check_restores(subject: Subject, original: Mapping[str, bytes]) -> None:
     try:
         broken = subject.broken(original, "rollout")
         restored = apply_patch(
-            {path: broken[path] for path in touched if path in broken}, subject.golden_patch
+            {path: broken[path] for path in touched if path in broken}, subject.golden_patch(original)
         )
     except (InputError, KeyError, ValueError) as error:
         raise GateFailed("not-restored", str(error)) from error

@@ -67,15 +67,25 @@ def preload(wanted, lookout):
     return not lookout.seen and not has_threads()
 
 
-def compile_shared(sources, tree):
-    """Code of files that several trees hold, by path and bytes: as imported, and as pytest rewrites tests.
-
-    What fails or warns is left to the run, where that is seen.
-    """
+def compiled(source, place, is_rewritten):
+    """The code object of a file; None where that fails or warns: it does so again, and is seen, in the run."""
     import ast
-    import warnings
 
     from _pytest.assertion import rewrite
+
+    try:
+        code = source
+        if is_rewritten:
+            code = ast.parse(source, filename=place)
+            rewrite.rewrite_asserts(code, source, place, None)
+        return compile(code, place, "exec", dont_inherit=True)
+    except Exception:
+        return None
+
+
+def compile_shared(sources, tree):
+    """Code of files that several trees hold, by path and bytes: as imported, and as pytest rewrites tests."""
+    import warnings
 
     as_imported, as_rewritten = {}, {}
     deepest = sys.getrecursionlimit()
@@ -83,18 +93,12 @@ def compile_shared(sources, tree):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for path, number, is_rewritten in sources:
+            with open(os.path.join(str(number), "tree", path), "rb") as file:
+                source = file.read()
             place = os.path.join(tree, path)
-            try:
-                with open(os.path.join(str(number), "tree", path), "rb") as file:
-                    source = file.read()
-                code = source
-                if is_rewritten:
-                    code = ast.parse(source, filename=place)
-                    rewrite.rewrite_asserts(code, source, place, None)
-                code = compile(code, place, "exec", dont_inherit=True)
-            except Exception:
-                continue
-            (as_rewritten if is_rewritten else as_imported)[place, source] = code
+            (as_rewritten if is_rewritten else as_imported)[place, source] = compiled(
+                source, place, is_rewritten
+            )
     sys.setrecursionlimit(deepest)
     return as_imported, as_rewritten
 

@@ -34,7 +34,9 @@ def shared_sources(
     asked = {node_id.partition("::")[0] for _, node_ids in runs for node_id in node_ids or ()}
     if any(node_ids is None for _, node_ids in runs):
         asked |= {path for path, _ in holders if _is_test_file(path)}
-    waiting = {key: min(numbers) for key, numbers in holders.items() if key[0].endswith(".py") and numbers[1:]}
+    waiting = {
+        key: min(numbers) for key, numbers in holders.items() if key[0].endswith(".py") and numbers[1:]
+    }
     found: list[tuple[str, int, bool]] = []
     words, num_bytes = {b"conftest"}, 0
     while taken := [key for key in waiting if key[0] in asked or _module(key[0]) in words]:

@@ -87,7 +87,8 @@ def compile_shared(sources, tree):
     """Code of files that several trees hold, by path and bytes: as imported, and as pytest rewrites tests."""
     import warnings
 
-    as_imported, as_rewritten = {}, {}
+    as_imported: dict = {}
+    as_rewritten: dict = {}
     deepest = sys.getrecursionlimit()
     sys.setrecursionlimit(deepest * 3 // 4)  # a run compiles from deeper down, so it may find a file too deep
     with warnings.catch_warnings():
@@ -128,10 +129,10 @@ def hand_out(as_imported, as_rewritten):
                 code = as_rewritten.pop((str(source), file.read()), None)
         except OSError:
             code = None
-        return read_pyc(source, *more, **options) if code is None else code
+        return read_pyc(source, *more, **options) if code is None else code  # type: ignore[misc]
 
     if as_imported:
-        SourceFileLoader.source_to_code = source_to_code
+        SourceFileLoader.source_to_code = source_to_code  # type: ignore[method-assign,assignment]
     if as_rewritten and read_pyc:
         rewrite._read_pyc = read_code
 

@@ -87,8 +87,8 @@ def compile_shared(sources, tree):
     """Code of files that several trees hold, by path and bytes: as imported, and as pytest rewrites tests."""
     import warnings
 
-    as_imported: dict = {}
-    as_rewritten: dict = {}
+    as_imported: dict[tuple[str, bytes], object] = {}
+    as_rewritten: dict[tuple[str, bytes], object] = {}
     deepest = sys.getrecursionlimit()
     sys.setrecursionlimit(deepest * 3 // 4)  # a run compiles from deeper down, so it may find a file too deep
     with warnings.catch_warnings():

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import PurePosixPath
 
 MAX_SHARED_BYTES = 2 * 1024**2
-"""About as many seconds, which the first run waits for."""
+"""Some seconds of compiling, which the first run waits for."""
 _PASS_HOOK = b"enable_assertion_pass_hook"
 _IMPORT = re.compile(rb"^[ \t]*(?:from|import)\b([^(\n]*(?:\([^)]*\))?)", re.MULTILINE)
 

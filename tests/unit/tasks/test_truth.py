@@ -334,13 +334,13 @@ assert dict(summary.rejected) == {"truth-unknown": 2}, summary
 
 
 @pytest.mark.parametrize(
-    ("place", "reason"), [("2", "not-restored"), ("3", "not-restored"), ("1", "golden-fails")]
+    ("waiting", "reason"), [(2, "not-restored"), (1, "not-restored"), (3, "golden-fails")]
 )
-def test_golden_code_must_pass_three_times(tmp_path: Path, place: str, reason: str) -> None:
-    """One of the golden runs fails: in a batch each has a folder of its own, and the function looks at it."""
+def test_golden_code_must_pass_three_times(tmp_path: Path, waiting: int, reason: str) -> None:
+    """One of the golden runs fails: the function looks how many runs of the batch, the suite's included, still wait."""
     files = {
         "pyproject.toml": PYPROJECT,
-        "fields.py": f"import os\n\n\ndef parity(number):\n    if os.getcwd().endswith('/{place}/tree'):\n        return 9\n"
+        "fields.py": f"import os\n\n\ndef parity(number):\n    if sorted(os.listdir('../..'))[{waiting}:] == ['run']:\n        return 9\n"
         "    return number % 2\n",
         "test_fields.py": "from fields import parity\n\n\ndef test_parity():\n    assert parity(3) == 1\n    assert parity(4) == 0\n\n\n"
         "def test_nothing():\n    pass\n",

@@ -5,7 +5,7 @@
 Without a STORE it builds one of ``--source`` in a temporary folder: all sizes and ways, with
 hidden tests and recorded behaviour. Everything else in the folder is counted, each file once and
 divided by the number of tasks: what belongs to a repository too (its files, its green tests,
-what they call), and the Parquet files.
+what they call), and the Parquet file.
 """
 
 from __future__ import annotations

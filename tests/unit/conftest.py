@@ -91,7 +91,7 @@ def put_hand_task(store: TaskStore, files: Mapping[str, bytes], task: HandTask) 
         environment="e" * 64,
         num_body_lines=9,
     )
-    store.put_task(record, SecretRecord(task.task_id, "", task.hidden, ()))
+    store.put_task(record, SecretRecord(task.task_id, task.hidden, ()))
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ def finish_build(
     summary.require_tasks()
     if not quiet:
         if not summary.has_parquet:
-            sys.stderr.write("No Parquet files: they need pip install 'composer-replication[parquet]'\n")
+            sys.stderr.write("No Parquet file: it needs pip install 'composer-replication[parquet]'\n")
         sys.stderr.write(f"Next: composer-rl recipe new --tasks {summary.folder} --model MODEL\n")
     return result, 0
 

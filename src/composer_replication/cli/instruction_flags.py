@@ -44,7 +44,7 @@ def named_endpoint(args: argparse.Namespace) -> Endpoint | None:
 def have_written(folder: Path, endpoint: Endpoint, report: Report | None) -> dict[str, Any]:
     """Have instructions written for a finished store; the keys of ``tasks build`` that change.
 
-    The Parquet files tell of every record, so they are made anew.
+    The Parquet file tells of every record, so it is made anew.
 
     Raises:
         UsageError: another process holds the store (CR0203).

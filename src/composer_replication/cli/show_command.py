@@ -71,6 +71,7 @@ def run_show(args: argparse.Namespace) -> tuple[Result, int]:
     from composer_replication.tasks.instructions.broken_regions import broken_regions
     from composer_replication.tasks.instructions.writing import write_instruction
     from composer_replication.tasks.instructions.written_instructions import written_instruction
+    from composer_replication.tasks.stored_subject import golden_patch
 
     task = store.get(args.task_id)
     written = written_instruction(store, task.task_id)
@@ -83,7 +84,7 @@ def run_show(args: argparse.Namespace) -> tuple[Result, int]:
         "difficulty": [row.to_json() for row in read_difficulty(store.root).get(task.task_id, ())],
     }
     if with_golden:
-        page["golden_patch"] = store.secret(task.task_id).golden_patch
+        page["golden_patch"] = golden_patch(store, task)
     return {"tasks": [page], **_counts([task])}, 0
 
 

@@ -109,8 +109,8 @@ def run_import(args: argparse.Namespace) -> tuple[Result, int]:
     """
     from composer_replication.cli.build_result import finish_build
     from composer_replication.cli.output_folder import refuse_unwritable
-    from composer_replication.run_folder import read_jsonl
     from composer_replication.sandbox import choose_backend
+    from composer_replication.tasks.journal import read_journal
     from composer_replication.tasks.swebench.swebench_import import import_swebench
 
     refuse_unwritable(args.out)
@@ -129,7 +129,7 @@ def run_import(args: argparse.Namespace) -> tuple[Result, int]:
             progress=report,
         )
     if not args.quiet:
-        for row in read_jsonl(summary.folder / "journal.jsonl"):
+        for row in read_journal(summary.folder / "journal.jsonl"):
             if row["reason"]:
                 sys.stderr.write(f"{row['pin']}: {row['reason']}: {row['detail']}\n")
     return finish_build(summary, quiet=args.quiet)

@@ -1,10 +1,10 @@
-"""Measure how strong the tests of a task are, and keep the figures with it."""
+"""Measure how strong the tests of tasks are, and keep the figures with them."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from composer_replication.tasks.planning.body_cuts import BodyCut
 from composer_replication.tasks.planning.deletion import Deletion
@@ -19,9 +19,43 @@ from composer_replication.tasks.workers.workers import Workers
 MAX_MUTANTS = 6
 """Of one task: enough to tell strong tests from weak ones, few enough for thousands of tasks."""
 
+SLOWER = 10.0
+MIN_SECONDS = 2.0
+"""A fault with which the tests need ten times the golden code's time, and more than this, is noticed."""
+
+
+@dataclass(frozen=True, slots=True)
+class StrengthTrial:
+    """A task to be measured: its trees and tests, its functions, their recorded behaviour; ``salt`` draws the faults."""
+
+    subject: Subject
+    cuts: Sequence[BodyCut]
+    twins: Mapping[str, Twin]
+    salt: str
+
+    def tests(self, view: str) -> tuple[str, ...]:
+        return self.subject.hidden if view == "hidden" else self.subject.visible
+
+
+@dataclass(slots=True)
+class _Fault:
+    """One mutant of one function, and which tests noticed it."""
+
+    trial: StrengthTrial
+    cut: BodyCut
+    body: str
+    seen: bool = False
+    killed: bool = False
+
+    def run(self, view: str, seconds: float, bench: Bench) -> Trial:
+        text = bench.original[self.cut.path].decode()
+        faulty = text[: self.cut.start] + self.body + text[self.cut.end :]
+        tree = {**self.trial.subject.golden(bench.original, view), self.cut.path: faulty.encode()}
+        return Trial(tree, self.trial.tests(view), stop_at_first_failure=True, seconds=seconds)
+
 
 def attach_strength(
-    store: TaskStore, task_id: str, deletion: Deletion, bench: Bench, seed: int, *, workers: Workers
+    store: TaskStore, tasks: Sequence[tuple[str, Deletion]], bench: Bench, seed: int, *, workers: Workers
 ) -> None:
     """Put faults into the golden code one at a time, and count which tests notice.
 
@@ -29,64 +63,99 @@ def attach_strength(
     the visible and hidden tests with the recorded behaviour ``killed_all``. A task that has its
     figures already is left as it is.
 
+    Args:
+        store: where the tasks are.
+        tasks: id and deletion of some tasks of one repository; they share sandboxes.
+        bench: of their repository.
+        seed: draws the faults, together with the task's id.
+        workers: run the tests.
+
     Raises:
         InputError: the store is damaged (CR0411).
         SandboxFailure: the sandbox broke.
     """
-    record = store.record(task_id)
-    if record.strength is not None:
-        return
-    task = store.get(task_id)
-    figures = workers.call(
-        count_noticed, subject_of(store, task), deletion.bodies, store.twins(task), bench, f"{seed}/{task_id}"
-    )
-    store.put_task(replace(record, strength=figures), store.secret(task_id))
+    waiting = [(task_id, one) for task_id, one in tasks if store.record(task_id).strength is None]
+    trials = [
+        StrengthTrial(
+            subject_of(store, store.get(task_id)),
+            deletion.bodies,
+            store.twins(store.get(task_id)),
+            f"{seed}/{task_id}",
+        )
+        for task_id, deletion in waiting
+    ]
+    for (task_id, _), figures in zip(waiting, workers.call(count_noticed, trials, bench), strict=True):
+        store.put_task(replace(store.record(task_id), strength=figures), store.secret(task_id))
 
 
-def count_noticed(
-    subject: Subject, cuts: Sequence[BodyCut], twins: Mapping[str, Twin], bench: Bench, salt: str
-) -> dict[str, int]:
-    """The figures of ``attach_strength``; ``salt`` draws the faults.
+def count_noticed(trials: Sequence[StrengthTrial], bench: Bench) -> list[dict[str, int]]:
+    """The figures of ``attach_strength``. Hidden tests are asked only about faults that no visible test notices, and
+    recorded behaviour only about those that are left then.
 
     Raises:
         SandboxFailure: the sandbox broke.
     """
-    faults = _draw(cuts, bench, salt)
-    seen = _killed_by_tests(subject, "rollout", subject.visible, faults, bench)
-    both = [
-        a or b
-        for a, b in zip(seen, _killed_by_tests(subject, "hidden", subject.hidden, faults, bench), strict=True)
-    ]
-    for index, (cut, body) in enumerate(faults):
-        if not both[index] and cut.pin in twins:
-            judge = passes_twin(bench.original, cut, twins[cut.pin], bench.environment, backend=bench.backend)
-            both[index] = not judge([body])[0]
-    return {"mutants": len(faults), "killed_visible": sum(seen), "killed_all": sum(both)}
+    faults = [_Fault(trial, cut, body) for trial in trials for cut, body in _draw(trial, bench)]
+    for fault, noticed in _noticed_by_tests(faults, "rollout", bench):
+        fault.seen = fault.killed = noticed
+    for fault, noticed in _noticed_by_tests([one for one in faults if not one.seen], "hidden", bench):
+        fault.killed = noticed
+    for own in _by_twin([one for one in faults if not one.killed]):
+        twin = own[0].trial.twins[own[0].cut.pin]
+        judge = passes_twin(bench.original, own[0].cut, twin, bench.environment, backend=bench.backend)
+        for fault, passed in zip(own, judge([fault.body for fault in own]), strict=True):
+            fault.killed = not passed
+    return [_figures([fault for fault in faults if fault.trial is trial]) for trial in trials]
 
 
-def _draw(cuts: Sequence[BodyCut], bench: Bench, salt: str) -> list[tuple[BodyCut, str]]:
+def _figures(faults: Sequence[_Fault]) -> dict[str, int]:
+    return {
+        "mutants": len(faults),
+        "killed_visible": sum(fault.seen for fault in faults),
+        "killed_all": sum(fault.killed for fault in faults),
+    }
+
+
+def _draw(trial: StrengthTrial, bench: Bench) -> list[tuple[BodyCut, str]]:
     """Faulty bodies of all functions of a task, as many as are tried."""
     faults = [
         (cut, mutant.body)
-        for cut in cuts
+        for cut in trial.cuts
         for mutant in mutants_of(bench.original[cut.path].decode(), cut, max_mutants=MAX_MUTANTS)
     ]
     if len(faults) > MAX_MUTANTS:
-        draw = random.Random(salt)  # noqa: S311  a sample, not a secret
+        draw = random.Random(trial.salt)  # noqa: S311  a sample, not a secret
         faults = [faults[number] for number in sorted(draw.sample(range(len(faults)), MAX_MUTANTS))]
     return faults
 
 
-def _killed_by_tests(
-    subject: Subject, view: str, tests: Sequence[str], faults: Sequence[tuple[BodyCut, str]], bench: Bench
-) -> list[bool]:
-    if not tests:
-        return [False] * len(faults)
-    golden = subject.golden(bench.original, view)
-    trials = []
-    for cut, body in faults:
-        text = bench.original[cut.path].decode()
-        faulty = text[: cut.start] + body + text[cut.end :]
-        trials.append(Trial({**golden, cut.path: faulty.encode()}, tests, stop_at_first_failure=True))
-    reports = bench.run_all(trials)
-    return [bool(report.error) or not report.passed.issuperset(tests) for report in reports]
+def _noticed_by_tests(faults: Sequence[_Fault], view: str, bench: Bench) -> list[tuple[_Fault, bool]]:
+    """Whether one of the task's visible ("rollout") or hidden tests fails, for the faults of tasks that have such."""
+    asked = [one for one in faults if one.trial.tests(view)]
+    seconds = _seconds({id(one.trial): one.trial for one in asked}, view, bench)
+    reports = bench.run_all([one.run(view, seconds[id(one.trial)], bench) for one in asked])
+    return [
+        (one, bool(report.error) or not report.passed.issuperset(one.trial.tests(view)))
+        for one, report in zip(asked, reports, strict=True)
+    ]
+
+
+def _seconds(trials: Mapping[int, StrengthTrial], view: str, bench: Bench) -> dict[int, float]:
+    """How long the tests may take with a fault: without one they are run first."""
+    golden = [
+        Trial(one.subject.golden(bench.original, view), one.tests(view), is_golden=True)
+        for one in trials.values()
+    ]
+    return {
+        key: min(max(SLOWER * report.cpu_seconds, MIN_SECONDS), bench.test_seconds)
+        for key, report in zip(trials, bench.run_all(golden), strict=True)
+    }
+
+
+def _by_twin(faults: Sequence[_Fault]) -> list[list[_Fault]]:
+    """The faults of functions whose behaviour is recorded, those of one function of one task together."""
+    rows: dict[tuple[int, str], list[_Fault]] = {}
+    for fault in faults:
+        if fault.cut.pin in fault.trial.twins:
+            rows.setdefault((id(fault.trial), fault.cut.pin), []).append(fault)
+    return list(rows.values())

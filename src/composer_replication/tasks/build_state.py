@@ -12,7 +12,10 @@ from composer_replication.errors import InputError, UsageError
 from composer_replication.tasks.build_summary import BuildSummary
 from composer_replication.tasks.draw import drawn, in_turn, pinned, sizes_of
 from composer_replication.tasks.expected_work import expected_decisions
-from composer_replication.tasks.gates import GateFailed, judge_deletion
+from composer_replication.tasks.gate_failed import GateFailed
+from composer_replication.tasks.gates import (
+    judge_deletion,
+)
 from composer_replication.tasks.intake.lock import UnusableRepository
 from composer_replication.tasks.intake.refusals import NOT_FETCHED, as_unusable
 from composer_replication.tasks.intake.sources import RepositorySource
@@ -161,16 +164,19 @@ class Build:
     def candidates(
         self, ready: Mapping[str, PreparedRepository], symbols: Mapping[str, Sequence[str]]
     ) -> list[Candidate]:
-        """Pinned ones in the given order; drawn ones in turn from each repository."""
-        columns = []
+        """Pinned ones in the given order; drawn ones in turn from each repository, the doubtful ones of all last."""
+        columns: list[list[Candidate]] = []
+        doubtful_columns: list[list[Candidate]] = []
         for source, repository in ready.items():
             pins = symbols.get(source)
-            chosen = pinned(repository, pins) if pins else drawn(repository, self.settings.seed)
-            columns.append(
-                [self._candidate(repository, deletion, is_pinned=bool(pins)) for deletion in chosen]
+            chosen, doubtful = (
+                (pinned(repository, pins), []) if pins else drawn(repository, self.settings.seed)
             )
-        self.by_key = {candidate.key: candidate for column in columns for candidate in column}
-        return in_turn(columns)
+            for column, deletions in ((columns, chosen), (doubtful_columns, doubtful)):
+                column.append([self._candidate(repository, one, is_pinned=bool(pins)) for one in deletions])
+        ordered = [*in_turn(columns), *in_turn(doubtful_columns)]
+        self.by_key = {candidate.key: candidate for candidate in ordered}
+        return ordered
 
     def _candidate(self, repository: PreparedRepository, deletion: Deletion, *, is_pinned: bool) -> Candidate:
         key = decision_key(

@@ -9,14 +9,16 @@ from itertools import product, zip_longest
 from typing import TypeVar
 
 from composer_replication.errors import InputError
+from composer_replication.tasks.call_contexts import EVERY_TEST
 from composer_replication.tasks.planning.deletion import Deletion
 from composer_replication.tasks.repository import PreparedRepository
+from composer_replication.tasks.store_records import RepositoryRecord
 
 Item = TypeVar("Item")
 
 
-def drawn(repository: PreparedRepository, seed: int) -> list[Deletion]:
-    """All candidates in an order drawn by the seed; sizes and ways take turns.
+def drawn(repository: PreparedRepository, seed: int) -> tuple[list[Deletion], list[Deletion]]:
+    """All candidates in an order drawn by the seed, and apart from them the doubtful ones; sizes and ways take turns.
 
     Of features those come first that delete functions in several files: nothing smaller asks for that, and they
     are rare.
@@ -27,8 +29,29 @@ def drawn(repository: PreparedRepository, seed: int) -> list[Deletion]:
         drawn_place = hashlib.sha256(f"{seed}/{repository.slug}/{deletion.pin}".encode()).hexdigest()
         return deletion.granularity == "feature" and is_in_one_file, drawn_place
 
+    ranked = sorted(repository.deletions, key=rank)
+    doubtful = [one for one in ranked if is_doubtful(repository.record, one)]
+    pins = {one.pin for one in doubtful}
+    return _sizes_in_turn([one for one in ranked if one.pin not in pins]), _sizes_in_turn(doubtful)
+
+
+def is_doubtful(record: RepositoryRecord, deletion: Deletion) -> bool:
+    """Whether what is known of the tests speaks against a candidate, so that it is tried when the others are used up.
+
+    Fewer than two test functions call it: then none can be hidden. Or it is called while modules are imported: without
+    it no test would be collected.
+    """
+    selected = record.tests_of(deletion)
+    if selected is None or record.contexts is None:
+        return False
+    test_functions = {record.places[test] for test in record.green.intersection(selected)}
+    is_for_all = not record.contexts.get(EVERY_TEST, frozenset()).isdisjoint(deletion.functions)
+    return len(test_functions) < 2 or is_for_all
+
+
+def _sizes_in_turn(deletions: Sequence[Deletion]) -> list[Deletion]:
     groups: dict[tuple[str, str], list[Deletion]] = {}
-    for deletion in sorted(repository.deletions, key=rank):
+    for deletion in deletions:
         groups.setdefault((deletion.granularity, deletion.removal), []).append(deletion)
     return in_turn(groups[key] for key in sorted(groups))
 

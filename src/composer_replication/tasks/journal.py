@@ -10,6 +10,7 @@ from pathlib import Path
 
 from composer_replication.errors import InputError
 from composer_replication.run_folder import append_jsonl, read_jsonl, rewrite_jsonl
+from composer_replication.tasks.blobs import packed_path, read_file, write_file
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.store_records import SUITE_SECONDS, RepositoryRecord
 
@@ -45,14 +46,14 @@ def decision_key(
 
 
 class Journal:
-    """Decisions by key in one JSONL file; appended as they fall, sorted at the end."""
+    """Decisions by key in one JSONL file; appended as they fall, sorted and compressed at the end."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.Lock()
         self._decisions = {decision.key: decision for decision in _earlier_decisions(path)}
-        # A crash can leave half a line, to which nothing may be appended.
-        rewrite_jsonl(path, map(_row, self._decisions.values()))
+        if path.is_file():  # a crash can leave half a line, to which nothing may be appended
+            self._rewrite()
 
     def find(self, key: str) -> Decision | None:
         return self._decisions.get(key)
@@ -60,21 +61,41 @@ class Journal:
     def add(self, decision: Decision) -> None:
         with self._lock:
             self._decisions[decision.key] = decision
-            append_jsonl(self._path, _row(decision))
+            if self._path.is_file():
+                append_jsonl(self._path, _row(decision))
+            else:
+                self._rewrite()
+
+    def _rewrite(self) -> None:
+        rewrite_jsonl(self._path, map(_row, self._decisions.values()))
+        packed_path(self._path).unlink(missing_ok=True)
 
     def keep(self, decisions: Iterable[Decision]) -> None:
-        """Replace the whole file by these decisions, in an order that does not depend on time."""
+        """Replace the whole file by these decisions, compressed, in an order that does not depend on time."""
         rows = sorted(
             (_row(decision) for decision in decisions), key=lambda row: (row["repository"], row["pin"])
         )
-        rewrite_jsonl(self._path, rows)
+        write_file(self._path, "".join(f"{json.dumps(row, sort_keys=True)}\n" for row in rows).encode())
+
+
+def read_journal(path: Path) -> list[dict[str, str]]:
+    """The rows of a journal, of a build that goes on or of a finished one; where a crash left both, of the first.
+
+    Raises:
+        InputError: a line before the last is not JSON (CR0401).
+        ValueError, OSError: the compressed form cannot be read.
+    """
+    packed = packed_path(path)
+    if path.is_file() or not packed.is_file():
+        return read_jsonl(path)
+    return [json.loads(line) for line in read_file(packed).splitlines()]
 
 
 def _earlier_decisions(path: Path) -> list[Decision]:
     """What can be read of an earlier build; candidates whose decision is lost are judged again."""
     try:
-        found = [Decision(**row) for row in read_jsonl(path)]
-    except (InputError, UnicodeDecodeError, TypeError):
+        found = [Decision(**row) for row in read_journal(path)]
+    except (InputError, ValueError, TypeError):
         return []
     return [decision for decision in found if decision.reason not in _UNDECIDED]
 

@@ -52,7 +52,7 @@ def keep_task(
         statement="" if proposal is None else proposal.statement,
         instance_id="" if proposal is None else proposal.instance_id,
     )
-    store.put_task(record, SecretRecord(task_id, subject.golden_patch, subject.hidden, subject.withheld))
+    store.put_task(record, SecretRecord(task_id, subject.hidden, subject.withheld))
     return task_id
 
 

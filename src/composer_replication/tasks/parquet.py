@@ -1,10 +1,11 @@
-"""The tasks of a store as two Parquet files, derived from its records.
+"""The tasks of a store as a Parquet file, derived from its records.
 
-    tasks.parquet      what may be known: load it with any reader of SWE-bench rows
-    secrets.parquet    the same rows with golden patch, test patch and hidden tests
+A store has ``tasks.parquet``: what may be known, for any reader of SWE-bench rows. The rows with golden patch,
+test patch and hidden tests are written on demand alone (``write_instances_parquet``), since they repeat at three
+times its size what the records say; stores of version 3 and earlier have them too, as ``secrets.parquet``.
 
-The same records and the same pyarrow give the same bytes. The manifest lists both files by
-sha256, its fingerprint does not cover them: they add nothing to the records.
+The same records and the same pyarrow give the same bytes. The manifest lists the file by
+sha256, its fingerprint does not cover it: it adds nothing to the records.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from composer_replication.tasks.swebench_rows import PUBLIC_COLUMNS, SECRET_COLU
 
 TASKS_FILE = "tasks.parquet"
 SECRETS_FILE = "secrets.parquet"
+"""In stores of version 3 and earlier."""
 _INTEGERS = frozenset({"num_body_lines"})
 _ROW_GROUP = 1000
-_ZSTD_LEVEL = 12
+_ZSTD_LEVEL = 19
 
 
 def has_pyarrow() -> bool:
@@ -34,19 +36,15 @@ def has_pyarrow() -> bool:
 
 
 def write_parquet(store: TaskStore) -> None:
-    """Write both files into the store and name them in its manifest.
+    """Write ``tasks.parquet`` into the store and name it in the manifest, in place of all derived files.
 
     Raises:
         InputError: the store is damaged (CR0411).
-        MissingError: pyarrow is not installed; the store is whole without these files (CR0448).
+        MissingError: pyarrow is not installed; the store is whole without this file (CR0448).
     """
     _require_pyarrow()
-    pairs = list(iter_rows(store))
-    for name, columns, rows in (
-        (TASKS_FILE, PUBLIC_COLUMNS, [public for public, _ in pairs]),
-        (SECRETS_FILE, SECRET_COLUMNS, [secret for _, secret in pairs]),
-    ):
-        store.put_derived(name, parquet_bytes(rows, columns))
+    rows = [public for public, _ in iter_rows(store)]
+    store.put_derived(TASKS_FILE, parquet_bytes(rows, PUBLIC_COLUMNS))
 
 
 def write_instances_parquet(store: TaskStore, path: Path, *, with_golden: bool) -> int:

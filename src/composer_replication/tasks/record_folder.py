@@ -167,8 +167,9 @@ class RecordFolder:
         return write_blob(self._objects, data, is_packed=is_packed)
 
     def put_derived(self, name: str, data: bytes) -> None:
-        """Keep a file that follows from the records; it is gone as soon as one of them changes."""
+        """Keep the one file that follows from the records; it is gone as soon as one of them changes."""
         with self._lock:
+            self._write_changed_manifest()  # an earlier version kept two
             write_atomic(self.root / name, data)
             self._derived[name] = sha256_of(data)
             self._write_manifest()

@@ -6,7 +6,7 @@ import re
 
 from composer_replication.errors import InputError
 from composer_replication.records import Task
-from composer_replication.tasks.gates import GateFailed
+from composer_replication.tasks.gate_failed import GateFailed
 from composer_replication.tasks.instructions.writing import write_instruction
 from composer_replication.tasks.instructions.written_instructions import (
     read_secrets,

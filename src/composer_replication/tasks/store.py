@@ -6,9 +6,9 @@
     locks/<fingerprint>.json.zst   the wheels of an environment, so that it can be made offline
     tasks/<task_id>.json.zst       what may be known of a task
     instructions/<task_id>.json.zst  what a model wrote about a task, where one was asked
-    secrets/<task_id>.json.zst     golden body and hidden tests
-    journal.jsonl                  what became of each candidate, so that a build can go on
-    tasks.parquet, secrets.parquet   the tasks once more, in the shape of SWE-bench; see ``parquet``
+    secrets/<task_id>.json.zst     hidden tests, and where recorded behaviour is
+    journal.jsonl                  what became of each candidate, so that a build can go on; .zst when it is done
+    tasks.parquet                  what may be known once more, in the shape of SWE-bench; see ``parquet``
 
 A record is called by its name without ``.zst``, and hashed as it is before it is compressed.
 There is no time stamp in it: the same input and seed give the same bytes. No folder of

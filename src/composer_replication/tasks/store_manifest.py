@@ -14,9 +14,9 @@ from composer_replication.tasks.blobs import read_file
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.store_records import inner_path
 
-STORE_VERSION = 3
+STORE_VERSION = 4
 """Raised when records or files are laid out otherwise."""
-READABLE_VERSIONS = (2, STORE_VERSION)
+READABLE_VERSIONS = (2, 3, STORE_VERSION)
 """Version 2 has the same records, not compressed. A store of any other version is built again."""
 NAME = "manifest.json"
 

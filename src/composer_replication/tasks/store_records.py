@@ -224,14 +224,13 @@ _EDITS = ("edits", "stub_edits", "test_edits", "visible_edits")
 
 @dataclass(frozen=True, slots=True)
 class SecretRecord:
-    """The golden patch, hidden tests, and the tests that left the visible files with them (``withheld``).
+    """The hidden tests, and the tests that left the visible files with them (``withheld``).
 
     ``twins`` are the hashes of the recorded behaviour of its functions, by pin, or None where
     nobody looked; see ``twin``.
     """
 
     task_id: str
-    golden_patch: str
     hidden: tuple[str, ...]
     withheld: tuple[str, ...]
     twins: Mapping[str, str] | None = None
@@ -243,7 +242,6 @@ class SecretRecord:
     def from_json(cls, value: Mapping[str, Any]) -> SecretRecord:
         return cls(
             value["task_id"],
-            value["golden_patch"],
             tuple(value["hidden"]),
             tuple(value["withheld"]),
             None if value["twins"] is None else dict(value["twins"]),

@@ -17,11 +17,20 @@ def subject_of(store: TaskStore, task: Task) -> Subject:
         changes=Changes(record.edits, record.removed_files, record.test_edits, record.visible_edits),
         stub_edits=record.stub_edits or record.edits,
         is_whole=record.removal == "whole",
-        golden_patch=secret.golden_patch,
         visible=task.tests.visible,
         hidden=task.tests.hidden,
         withheld=secret.withheld,
     )
+
+
+def golden_patch(store: TaskStore, task: Task) -> str:
+    """The unified diff that puts the code back. Never to be shown to a policy.
+
+    Raises:
+        InputError: the store is damaged (CR0411).
+    """
+    subject, record = subject_of(store, task), store.record(task.task_id)
+    return subject.golden_patch({path: store.original(record, path) for path in subject.changes.source_files})
 
 
 def bench_of(store: TaskStore, task: Task) -> Bench:

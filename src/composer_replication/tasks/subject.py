@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from composer_replication.records import Edit
 from composer_replication.tasks.patches import make_patch
@@ -17,14 +17,12 @@ from composer_replication.tasks.views import Changes, view_files
 class Subject:
     """A deletion and the tests that part it from the original.
 
-    ``stub_edits`` are the cuts of all functions inside the deleted code, in original offsets;
-    ``golden_patch`` is the unified diff that puts the code back.
+    ``stub_edits`` are the cuts of all functions inside the deleted code, in original offsets.
     """
 
     changes: Changes
     stub_edits: tuple[Edit, ...]
     is_whole: bool
-    golden_patch: str
     visible: tuple[str, ...] = ()
     hidden: tuple[str, ...] = ()
     withheld: tuple[str, ...] = ()
@@ -37,6 +35,18 @@ class Subject:
         """The same view with the code back."""
         restored = {path: original[path] for path in self.changes.source_files}
         return {**self.broken(original, view), **restored}
+
+    def golden_patch(self, original: Mapping[str, bytes]) -> str:
+        """The unified diff that puts the code back; the files that lost code are enough of ``original``.
+
+        Raises:
+            KeyError, ValueError: the edits do not fit the files.
+            InputError: no patch can be made of it (CR0446).
+        """
+        restored = {path: original[path] for path in self.changes.source_files}
+        edits = tuple(edit for edit in self.changes.visible_edits if edit.path in restored)
+        broken = view_files(restored, replace(self.changes, visible_edits=edits), "rollout")
+        return make_patch(broken, restored)
 
     def stubbed(self, original: Mapping[str, bytes], view: str, expression: str) -> dict[str, bytes]:
         """The same view with the code back, and every function of it only returning ``expression``."""
@@ -52,17 +62,7 @@ class Subject:
         return [original[edit.path].decode()[edit.start : edit.end] for edit in edits]
 
 
-def unsplit_subject(deletion: Deletion, original: Mapping[str, bytes]) -> Subject:
-    """A deletion whose tests are not known yet.
-
-    Raises:
-        ValueError: its edits do not fit the files.
-        InputError: no patch can be made of it (CR0446).
-    """
+def unsplit_subject(deletion: Deletion) -> Subject:
+    """A deletion whose tests are not known yet."""
     changes = Changes(deletion.edits, deletion.removed_files, deletion.test_edits, deletion.test_edits)
-    broken = view_files(original, changes, "rollout")
-    touched = changes.source_files
-    patch = make_patch(
-        {path: broken[path] for path in touched if path in broken}, {path: original[path] for path in touched}
-    )
-    return Subject(changes, tuple(cut.edit for cut in deletion.bodies), deletion.removal == "whole", patch)
+    return Subject(changes, tuple(cut.edit for cut in deletion.bodies), deletion.removal == "whole")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from composer_replication.errors import InputError
 from composer_replication.records import Task
-from composer_replication.tasks.gates import GateFailed
+from composer_replication.tasks.gate_failed import GateFailed
 from composer_replication.tasks.lookup_gate import LookupFindings, LookupTrial, passed_by_lookup
 from composer_replication.tasks.planning.body_cuts import BodyCut, find_body_cuts
 from composer_replication.tasks.running.bench import Bench

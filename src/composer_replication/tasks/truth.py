@@ -22,6 +22,9 @@ LOOKUP_PASSES = "lookup-passes"
 TRUTH_UNKNOWN = "truth-unknown"
 """No hidden test, and the run that records behaviour failed. No decision: the same build looks again."""
 
+TASKS_A_PART = 4
+"""So many tasks are measured in the same sandboxes; a build that is cut off measures these again."""
+
 Each = Callable[[Callable[[Any], Any], Collection[Any], str], Iterator[Any]]
 """Runs a function over items, several at a time, and says what is being done."""
 Refuse = Callable[[str, str, str], None]
@@ -68,8 +71,9 @@ def add_truth(
             store, repository, [(task.task_id, task.deletion) for task in own], seed, workers
         )
 
-    def measure(task: ValidTask) -> None:
-        attach_strength(store, task.task_id, task.deletion, task.repository.bench, seed, workers=workers)
+    def measure(own: list[ValidTask]) -> None:
+        tasks = [(task.task_id, task.deletion) for task in own]
+        attach_strength(store, tasks, own[0].repository.bench, seed, workers=workers)
 
     found: dict[str, Search] = dict(each(record, rows, "twins of repositories"))
     left = []
@@ -89,7 +93,11 @@ def add_truth(
         settled |= findings.passed.keys() | findings.untried.keys()
         for pins in findings.untried.values():
             unknown[slug] = {**pins, **unknown[slug]}
-    list(each(measure, [task for task in left if task.task_id not in settled], "strength of tasks"))
+    unmeasured = _by_repository([task for task in left if task.task_id not in settled])
+    parts = [
+        own[first : first + TASKS_A_PART] for own in unmeasured for first in range(0, len(own), TASKS_A_PART)
+    ]
+    list(each(measure, parts, "strength of tasks"))
     names = {own[0].repository.slug: own[0].repository.record.repository for own in rows}
     return {names[slug]: pins for slug, pins in unknown.items() if pins}
 

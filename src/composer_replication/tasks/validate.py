@@ -10,13 +10,15 @@ from pathlib import Path
 from composer_replication.errors import InputError
 from composer_replication.records import Task
 from composer_replication.sandbox.interruptible_pool import interruptible_pool
+from composer_replication.tasks.gate_failed import GateFailed
 from composer_replication.tasks.gates import (
-    GateFailed,
     check_hidden_out,
     check_no_copy,
     check_restores,
-    check_tests,
-    find_failing,
+    failing_of,
+    judge_own,
+    own_trials,
+    suite_trial,
 )
 from composer_replication.tasks.parquet import check_parquet
 from composer_replication.tasks.running.bench import Bench
@@ -25,6 +27,7 @@ from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import RepositoryRecord
 from composer_replication.tasks.stored_subject import bench_of, subject_of
 from composer_replication.tasks.subject import Subject
+from composer_replication.tasks.test_run import TestReport
 from composer_replication.tasks.thorough_checks import check_rollout_tree, learned_by_heart
 from composer_replication.tasks.truth import LOOKUP_PASSES, NO_TRUTH, TRUTH_UNKNOWN
 from composer_replication.tasks.twin.build_twins import Twin
@@ -183,20 +186,20 @@ def _check(store: TaskStore, task: Task, bench: Bench, repeat: int) -> None:
     check_secrecy(store, task)
     own = [twins[pin] for pin in sorted(twins)]
     for _ in range(repeat):
-        _check_failing(subject, task, repository, bench)
-        check_tests(subject, bench)
+        suite, *reports = bench.run_all([suite_trial(subject, bench), *own_trials(subject, bench)])
+        _check_failing(suite, subject, task, repository)
+        judge_own(subject, bench, reports)
         _check_twins(subject, own, bench)
     _check_stubs(own, bench)
 
 
-def _check_failing(subject: Subject, task: Task, repository: RepositoryRecord, bench: Bench) -> None:
+def _check_failing(report: TestReport, subject: Subject, task: Task, repository: RepositoryRecord) -> None:
     """The whole suite without the code: the stored tests fail, and no others.
 
     Raises:
-        GateFailed: other-tests-fail, and as ``find_failing``.
-        SandboxFailure: the sandbox broke.
+        GateFailed: other-tests-fail, and as ``failing_of``.
     """
-    num_different = len(find_failing(subject, repository, bench) ^ set(task.fail_to_pass))
+    num_different = len(failing_of(report, subject, repository) ^ set(task.fail_to_pass))
     if num_different:  # no name: a hidden test may be among them
         raise GateFailed("other-tests-fail", f"{num_different} tests differ from the stored ones")
 

@@ -78,11 +78,11 @@ def test_a_build_with_written_texts(tmp_path: Path, url: str) -> None:
     assert texts["clamp"].text == TEXT + "\n"
 
 
-def test_the_parquet_files_are_made_anew(sized_store: TaskStore, url: str) -> None:
-    pytest.importorskip("pyarrow", reason="the Parquet files need it")
+def test_the_parquet_file_is_made_anew(sized_store: TaskStore, url: str) -> None:
+    pytest.importorskip("pyarrow", reason="the Parquet file needs it")
     write_parquet(sized_store)
     before, fingerprint = sized_store.derived, sized_store.fingerprint
-    assert sorted(before) == ["secrets.parquet", "tasks.parquet"]
+    assert sorted(before) == ["tasks.parquet"]
     changed = have_written(sized_store.root, open_endpoint(url, "writer"), None)
     store = TaskStore.open(sized_store.root)
     store.verify()
@@ -94,7 +94,7 @@ def test_the_parquet_files_are_made_anew(sized_store: TaskStore, url: str) -> No
     assert again["instructions"]["kept"] == changed["instructions"]["written"]
 
 
-def test_a_store_without_parquet_files_gets_none(sized_store: TaskStore, url: str) -> None:
+def test_a_store_without_a_parquet_file_gets_none(sized_store: TaskStore, url: str) -> None:
     have_written(sized_store.root, open_endpoint(url, "writer"), None)
     assert TaskStore.open(sized_store.root).derived == {}
 

@@ -97,9 +97,7 @@ def test_without_pyarrow_a_build_says_so_and_is_whole(
     out = tmp_path / "tasks"
     result, code, _ = call("build", str(TINY), "--out", str(out), "--visible-only", f"--symbol={PIN}")
     assert (code, result["tasks"], result["parquet"]) == (0, 1, False)
-    assert (
-        "No Parquet files: they need pip install 'composer-replication[parquet]'" in capsys.readouterr().err
-    )
+    assert "No Parquet file: it needs pip install 'composer-replication[parquet]'" in capsys.readouterr().err
     assert not list(out.glob("*.parquet"))
     TaskStore.open(out).verify()
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from composer_replication.records import Edit
+from composer_replication.tasks.gate_failed import GateFailed
 from composer_replication.tasks.gates import (
-    GateFailed,
     check_no_copy,
     check_restores,
     check_tests,

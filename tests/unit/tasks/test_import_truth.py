@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from composer_replication.tasks.build import BuildSummary
+from composer_replication.tasks.journal import read_journal
 from composer_replication.tasks.patches import make_patch
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.swebench.swebench_import import import_swebench
@@ -150,7 +151,7 @@ def by_row(folder: Path) -> dict[str, str]:
 
 
 def journal(folder: Path) -> dict[str, tuple[str, str]]:
-    rows = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
+    rows = read_journal(folder / "journal.jsonl")
     return {row["pin"]: (row["reason"], row["detail"]) for row in rows}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from composer_replication.cli.build_result import finish_build, render_build
 from composer_replication.tasks import lookup_gate
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.intake.environment import Environment
+from composer_replication.tasks.journal import read_journal
 from composer_replication.tasks.lookup_gate import _replaceable
 from composer_replication.tasks.planning.body_cuts import BodyCut, find_body_cuts
 from composer_replication.tasks.store import TaskStore
@@ -100,7 +100,7 @@ def test_a_table_is_caught_by_hidden_tests_that_ask_something_else(tmp_path: Pat
     assert dict(summary.rejected) == {"lookup-passes": 2}
     store = TaskStore.open(tmp_path / "out")
     assert {task.symbol for task in store.tasks()} == {"Understood"}
-    rows = [json.loads(line) for line in (tmp_path / "out" / "journal.jsonl").read_text().splitlines()]
+    rows = read_journal(tmp_path / "out" / "journal.jsonl")
     refused = {row["pin"] for row in rows if row["reason"] == "lookup-passes"}
     assert refused == {"planted/__init__.py::Learned@class/body", "planted/__init__.py::Learned@class/whole"}
 

@@ -1,4 +1,4 @@
-"""The Parquet files say what the records say, hold no secret in public, and are noticed when changed."""
+"""Parquet files say what the records say, hold no secret in public, and are noticed when changed."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from composer_replication.tasks.parquet import (
     check_parquet,
     parquet_bytes,
     read_parquet,
+    write_instances_parquet,
     write_parquet,
 )
 from composer_replication.tasks.patches import apply_patch
@@ -39,19 +40,25 @@ def copy(tiny_store: TaskStore, tmp_path: Path) -> TaskStore:
     return TaskStore.open(tmp_path / "copy")
 
 
-def rows(store: TaskStore, name: str) -> dict[str, dict[str, object]]:
-    return {row["instance_id"]: row for row in pq.read_table(store.root / name).to_pylist()}
+@pytest.fixture(scope="module")
+def secret_file(tiny_store: TaskStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("export") / SECRETS_FILE
+    assert write_instances_parquet(tiny_store, path, with_golden=True) == 4
+    return path
 
 
-def test_a_build_leaves_both_files_and_names_them(tiny_store: TaskStore) -> None:
+def rows(path: Path) -> dict[str, dict[str, object]]:
+    return {row["instance_id"]: row for row in pq.read_table(path).to_pylist()}
+
+
+def test_a_build_leaves_the_public_file_alone_and_names_it(tiny_store: TaskStore, secret_file: Path) -> None:
     manifest = json.loads((tiny_store.root / "manifest.json").read_text())
-    assert manifest["derived"] == {
-        name: hashlib.sha256((tiny_store.root / name).read_bytes()).hexdigest()
-        for name in (TASKS_FILE, SECRETS_FILE)
-    }
-    assert list(rows(tiny_store, TASKS_FILE)) == tiny_store.task_ids()
-    assert pq.read_schema(tiny_store.root / TASKS_FILE).names == list(PUBLIC_COLUMNS)
-    assert pq.read_schema(tiny_store.root / SECRETS_FILE).names == list(SECRET_COLUMNS)
+    file = tiny_store.root / TASKS_FILE
+    assert manifest["derived"] == {TASKS_FILE: hashlib.sha256(file.read_bytes()).hexdigest()}
+    assert list(tiny_store.root.rglob("*.parquet")) == [file]
+    assert list(rows(file)) == list(rows(secret_file)) == tiny_store.task_ids()
+    assert pq.read_schema(file).names == list(PUBLIC_COLUMNS)
+    assert pq.read_schema(secret_file).names == list(SECRET_COLUMNS)
     metadata = pq.read_metadata(tiny_store.root / TASKS_FILE)
     columns = [metadata.row_group(0).column(i) for i in range(metadata.num_columns)]
     assert {column.compression for column in columns} == {"ZSTD"}
@@ -59,7 +66,7 @@ def test_a_build_leaves_both_files_and_names_them(tiny_store: TaskStore) -> None
 
 
 def test_written_twice_and_by_another_process_the_bytes_are_the_same(copy: TaskStore) -> None:
-    before = {name: (copy.root / name).read_bytes() for name in (TASKS_FILE, SECRETS_FILE)}
+    before = (copy.root / TASKS_FILE).read_bytes()
     manifest = (copy.root / "manifest.json").read_text()
     program = (
         "import sys; from pathlib import Path; from composer_replication.tasks.store import TaskStore;"
@@ -67,16 +74,16 @@ def test_written_twice_and_by_another_process_the_bytes_are_the_same(copy: TaskS
         "write_parquet(TaskStore.open(Path(sys.argv[1])))"
     )
     subprocess.run([sys.executable, "-c", program, str(copy.root)], check=True)
-    assert {name: (copy.root / name).read_bytes() for name in before} == before
+    assert (copy.root / TASKS_FILE).read_bytes() == before
     write_parquet(TaskStore.open(copy.root))
-    assert {name: (copy.root / name).read_bytes() for name in before} == before
+    assert (copy.root / TASKS_FILE).read_bytes() == before
     assert (copy.root / "manifest.json").read_text() == manifest
 
 
 def test_the_golden_patch_restores_the_original_tree_by_git(
-    tiny_store: TaskStore, tiny_project: Path
+    tiny_store: TaskStore, tiny_project: Path, secret_file: Path
 ) -> None:
-    secrets = rows(tiny_store, SECRETS_FILE)
+    secrets = rows(secret_file)
     for task in tiny_store.tasks():
         row = secrets[task.task_id]
         base = tiny_store.files(task, "rollout")
@@ -90,8 +97,8 @@ def test_the_golden_patch_restores_the_original_tree_by_git(
         assert bool(row["test_patch"]) is task.has_hidden_tests
 
 
-def test_the_columns_mean_what_swebench_means(tiny_store: TaskStore) -> None:
-    public, secrets = rows(tiny_store, TASKS_FILE), rows(tiny_store, SECRETS_FILE)
+def test_the_columns_mean_what_swebench_means(tiny_store: TaskStore, secret_file: Path) -> None:
+    public, secrets = rows(tiny_store.root / TASKS_FILE), rows(secret_file)
     for task in tiny_store.tasks():
         row, secret = public[task.task_id], secrets[task.task_id]
         assert (row["repo"], row["version"]) == ("tinymath", "1.0")
@@ -107,9 +114,9 @@ def test_the_columns_mean_what_swebench_means(tiny_store: TaskStore) -> None:
 
 
 def test_the_public_file_holds_no_secret(tiny_store: TaskStore) -> None:
-    public = json.dumps(list(rows(tiny_store, TASKS_FILE).values()))
+    public = json.dumps(list(rows(tiny_store.root / TASKS_FILE).values()))
     assert "patch" not in PUBLIC_COLUMNS
-    own = rows(tiny_store, TASKS_FILE)
+    own = rows(tiny_store.root / TASKS_FILE)
     for task in tiny_store.tasks():
         row = json.dumps(own[task.task_id])
         for node_id in task.tests.hidden:
@@ -118,15 +125,12 @@ def test_the_public_file_holds_no_secret(tiny_store: TaskStore) -> None:
             assert len(line.strip()) < 12 or json.dumps(line)[1:-1] not in public
 
 
-def test_datasets_loads_both_offline(tiny_store: TaskStore, tmp_path: Path) -> None:
+def test_datasets_loads_both_offline(tiny_store: TaskStore, secret_file: Path, tmp_path: Path) -> None:
     from datasets import load_dataset
 
-    for name, columns in ((TASKS_FILE, PUBLIC_COLUMNS), (SECRETS_FILE, SECRET_COLUMNS)):
+    for file, columns in ((tiny_store.root / TASKS_FILE, PUBLIC_COLUMNS), (secret_file, SECRET_COLUMNS)):
         loaded = load_dataset(
-            "parquet",
-            data_files=str(tiny_store.root / name),
-            split="train",
-            cache_dir=str(tmp_path / "cache"),
+            "parquet", data_files=str(file), split="train", cache_dir=str(tmp_path / "cache")
         )
         assert loaded.column_names == list(columns)
         assert loaded["instance_id"][:] == tiny_store.task_ids()
@@ -135,7 +139,12 @@ def test_datasets_loads_both_offline(tiny_store: TaskStore, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", [TASKS_FILE, SECRETS_FILE])
 @pytest.mark.parametrize("damage", ["changed", "gone"])
-def test_a_changed_or_missing_file_is_noticed(copy: TaskStore, name: str, damage: str) -> None:
+def test_a_changed_or_missing_file_is_noticed(
+    copy: TaskStore, secret_file: Path, name: str, damage: str
+) -> None:
+    if name == SECRETS_FILE:
+        copy.put_derived(name, secret_file.read_bytes())  # as stores of version 3 and earlier have it
+        check_parquet(copy)
     path = copy.root / name
     if damage == "gone":
         path.unlink()
@@ -149,9 +158,11 @@ def test_a_changed_or_missing_file_is_noticed(copy: TaskStore, name: str, damage
 
 
 @pytest.mark.parametrize("name", [TASKS_FILE, SECRETS_FILE])
-def test_other_rows_are_noticed_although_the_manifest_agrees(copy: TaskStore, name: str) -> None:
+def test_other_rows_are_noticed_although_the_manifest_agrees(
+    copy: TaskStore, secret_file: Path, name: str
+) -> None:
     columns = PUBLIC_COLUMNS if name == TASKS_FILE else SECRET_COLUMNS
-    other = read_parquet((copy.root / name).read_bytes())
+    other = read_parquet((copy.root / name if name == TASKS_FILE else secret_file).read_bytes())
     other[0]["FAIL_TO_PASS"] = "[]"
     copy.put_derived(name, parquet_bytes(other, columns))
     copy.verify()
@@ -172,7 +183,7 @@ def test_what_a_model_wrote_is_the_problem_statement(copy: TaskStore) -> None:
     )
     assert not copy.derived
     write_parquet(copy)
-    statements = {name: row["problem_statement"] for name, row in rows(copy, TASKS_FILE).items()}
+    statements = {name: row["problem_statement"] for name, row in rows(copy.root / TASKS_FILE).items()}
     assert statements[task_id] == "Please mend it."
     assert list(statements.values()).count("Please mend it.") == 1
     check_parquet(copy)
@@ -180,19 +191,26 @@ def test_what_a_model_wrote_is_the_problem_statement(copy: TaskStore) -> None:
 
 def test_the_licence_is_that_of_the_record(copy: TaskStore) -> None:
     (repository,) = copy.repositories()
-    assert {row["licence"] for row in rows(copy, TASKS_FILE).values()} == {""}
+    assert {row["licence"] for row in rows(copy.root / TASKS_FILE).values()} == {""}
     known = replace(repository, licence=Licence("MIT", "LICENSE", "file", is_copyleft=False))
     copy.put_repository(copy.record(copy.task_ids()[0]).repository_record, known)
     write_parquet(copy)
-    assert {row["licence"] for row in rows(copy, TASKS_FILE).values()} == {"MIT"}
+    assert {row["licence"] for row in rows(copy.root / TASKS_FILE).values()} == {"MIT"}
 
 
-def test_a_change_of_a_record_drops_the_files(copy: TaskStore) -> None:
+def test_a_change_of_a_record_drops_the_file(copy: TaskStore) -> None:
     copy.drop_task(copy.task_ids()[0])
     assert not copy.derived
     assert not (copy.root / TASKS_FILE).exists()
-    assert not (copy.root / SECRETS_FILE).exists()
     check_parquet(copy)
+    TaskStore.open(copy.root).verify()
+
+
+def test_the_secret_file_of_an_earlier_version_makes_room(copy: TaskStore, secret_file: Path) -> None:
+    copy.put_derived(SECRETS_FILE, secret_file.read_bytes())
+    write_parquet(copy)
+    assert list(copy.derived) == [TASKS_FILE]
+    assert not (copy.root / SECRETS_FILE).exists()
     TaskStore.open(copy.root).verify()
 
 

@@ -20,7 +20,7 @@ import pytest
 
 from composer_replication.errors import InputError, MissingError, SandboxFailure, UsageError
 from composer_replication.tasks.build import build_tasks
-from composer_replication.tasks.gates import GateFailed
+from composer_replication.tasks.gate_failed import GateFailed
 from composer_replication.tasks.intake.lock import UnusableRepository
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.workers.workers import load_ray
@@ -134,7 +134,7 @@ def finished(build: subprocess.Popen[str]) -> dict[str, object]:
 
 def assert_same(built: Path, local: Path) -> None:
     assert TaskStore.open(built).fingerprint == TaskStore.open(local).fingerprint
-    assert (built / "journal.jsonl").read_bytes() == (local / "journal.jsonl").read_bytes()
+    assert (built / "journal.jsonl.zst").read_bytes() == (local / "journal.jsonl.zst").read_bytes()
 
 
 def test_a_build_on_a_cluster_has_the_bytes_of_a_local_one(

@@ -9,7 +9,7 @@ import pytest
 from composer_replication.errors import InputError
 from composer_replication.records import Task
 from composer_replication.tasks import secrecy
-from composer_replication.tasks.gates import GateFailed
+from composer_replication.tasks.gate_failed import GateFailed
 from composer_replication.tasks.secrecy import check_secrecy
 from composer_replication.tasks.store import TaskStore
 

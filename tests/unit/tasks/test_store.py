@@ -17,6 +17,7 @@ from composer_replication.records import Task
 from composer_replication.tasks.blobs import compress, decompress, read_file
 from composer_replication.tasks.planning.body_cuts import fill
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.store_manifest import fingerprint_of
 
 
 def find(store: TaskStore, symbol: str) -> Task:
@@ -193,16 +194,20 @@ def test_records_are_compressed_and_hashed_as_they_are(copy: Path) -> None:
 
 
 def test_a_store_of_the_version_before_is_read_and_built_on(copy: Path, tiny_store: TaskStore) -> None:
-    """Version 2 had the same records, not compressed."""
+    """Version 2 had its records as they are; up to version 3 they had the golden patch."""
     for kind in ("tasks", "secrets", "repositories", "locks"):
         for path in list((copy / kind).iterdir()):
             path.with_suffix("").write_bytes(zstandard.decompress(path.read_bytes()))
             path.unlink()
     manifest = copy / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"store_version": 3', '"store_version": 2'))
+    value = json.loads(manifest.read_text())
+    for path in (copy / "secrets").iterdir():
+        path.write_text(json.dumps({**json.loads(path.read_text()), "golden_patch": "of old"}))
+        value["records"][f"secrets/{path.name}"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    value["fingerprint"] = fingerprint_of(value["records"])
+    manifest.write_text(json.dumps({**value, "store_version": 2}))
     old = TaskStore.open(copy)
     old.verify()
-    assert old.fingerprint == tiny_store.fingerprint
     assert old.tasks() == tiny_store.tasks()
     first, second = old.task_ids()[:2]
     old.drop_task(first)
@@ -231,12 +236,12 @@ def test_another_schema_version_is_refused(copy: Path) -> None:
         TaskStore.open(copy)
 
 
-@pytest.mark.parametrize("version", [None, 1, 4])
+@pytest.mark.parametrize("version", [None, 1, 5])
 def test_a_store_of_another_version_is_refused(copy: Path, version: int | None) -> None:
     manifest = copy / "manifest.json"
     value = {**json.loads(manifest.read_text()), "store_version": version}
     manifest.write_text(json.dumps({name: each for name, each in value.items() if each is not None}))
-    with pytest.raises(InputError, match=r"CR0411.*of version [14], this program reads 2 to 3"):
+    with pytest.raises(InputError, match=r"CR0411.*of version [15], this program reads 2 to 4"):
         TaskStore.open(copy)
 
 

@@ -15,7 +15,11 @@ from composer_replication.records import Outcome
 from composer_replication.sandbox.supervised_run import Verdict
 from composer_replication.tasks.blobs import read_file
 from composer_replication.tasks.build import build_tasks
-from composer_replication.tasks.gates import GateFailed, find_failing
+from composer_replication.tasks.gate_failed import GateFailed
+from composer_replication.tasks.gates import (
+    failing_of,
+    suite_trial,
+)
 from composer_replication.tasks.journal import decision_key
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import SUITE_SECONDS, RepositoryRecord
@@ -120,12 +124,17 @@ def test_a_slow_suite_is_too_slow_and_a_flag_changes_that(make_project: MakeProj
     store = TaskStore.open(tmp_path / "out")
     (task,) = store.tasks()
     subject = subject_of(store, task)
-    assert find_failing(subject, kept, bench_of(store, task)) == {"test_planted.py::test_one"}
+
+    def failing() -> frozenset[str]:
+        bench = bench_of(store, task)
+        return failing_of(bench.run_all([suite_trial(subject, bench)])[0], subject, kept)
+
+    assert failing() == {"test_planted.py::test_one"}
     store.put_repository("planted-1.0", with_seconds(kept, 0.25))
     with pytest.raises(
         GateFailed, match=r"broken-run-fails.*longer than 0.25 s"
     ):  # four times as long by the clock
-        find_failing(subject, kept, bench_of(store, task))
+        failing()
     # A decision under another limit is another one.
     keys = {
         decision_key(with_seconds(kept, seconds), "planted.py::one", hidden_share=0.5, seed=0)

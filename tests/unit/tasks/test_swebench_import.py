@@ -14,7 +14,14 @@ import pytest
 from composer_replication.errors import InputError, UsageError
 from composer_replication.tasks.instructions.writing import write_instruction
 from composer_replication.tasks.intake.sources import open_source
-from composer_replication.tasks.parquet import PUBLIC_COLUMNS, SECRET_COLUMNS, parquet_bytes, read_parquet
+from composer_replication.tasks.journal import read_journal
+from composer_replication.tasks.parquet import (
+    PUBLIC_COLUMNS,
+    SECRET_COLUMNS,
+    parquet_bytes,
+    read_parquet,
+    write_instances_parquet,
+)
 from composer_replication.tasks.patches import make_patch
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.swebench import swebench_import
@@ -191,10 +198,7 @@ def test_bad_rows_are_counted_and_named_and_the_others_go_on(base: Path, tmp_pat
         "statement-shows-code": 1,
     }
     assert (summary.tasks, summary.valid, summary.candidates) == (1, 1, 9)
-    decisions = {
-        one["pin"]: one
-        for one in map(json.loads, (tmp_path / "store/journal.jsonl").read_text().splitlines())
-    }
+    decisions = {one["pin"]: one for one in read_journal(tmp_path / "store/journal.jsonl")}
     assert set(decisions) == {one["instance_id"] for one in rows}
     assert "patch failed: planted/__init__.py" in decisions["stale"]["detail"]
     assert "leaves the tree" in decisions["climbs"]["detail"]
@@ -397,7 +401,8 @@ def test_an_export_without_golden_has_no_patch_and_cannot_be_imported(
     assert all(list(one) == list(PUBLIC_COLUMNS) for one in rows)
     with pytest.raises(InputError, match="line 1 has no patch"):
         read_instances(tmp_path / "public.jsonl")
-    secrets = read_parquet((tiny_store.root / "secrets.parquet").read_bytes())
+    write_instances_parquet(tiny_store, tmp_path / "secret.parquet", with_golden=True)
+    secrets = read_parquet((tmp_path / "secret.parquet").read_bytes())
     write_instances(tiny_store, tmp_path / "secret.jsonl", with_golden=True)
     assert [json.loads(line) for line in (tmp_path / "secret.jsonl").read_text().splitlines()] == secrets
     assert list(secrets[0]) == list(SECRET_COLUMNS)

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from composer_replication.rollouts.grading import Grader
 from composer_replication.tasks import gates
 from composer_replication.tasks.build import BuildSummary, build_tasks
 from composer_replication.tasks.journal import Journal
+from composer_replication.tasks.running.bench import Bench, Trial
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.test_run import TestReport
 from composer_replication.tasks.twin.build_twins import judge_twin
@@ -144,6 +145,31 @@ def test_strength_is_what_a_person_counts(whole: tuple[TaskStore, BuildSummary])
     killed_visible = {FAR: 1, EDGE: 3}[store.get(ids["step"]).tests.visible[0]]
     expected = {"mutants": 3, "killed_visible": killed_visible, "killed_all": 3}
     assert store.record(ids["step"]).strength == expected
+
+
+def test_a_fault_that_never_ends_is_noticed_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``pass`` for the subtraction loops for ever. The tests have ten times what the golden code needs, at least 2 s."""
+    files = {
+        "pyproject.toml": PYPROJECT,
+        "fields.py": "def halvings(number):\n    steps = 0\n    while number > 1:\n        number //= 2\n"
+        "        steps += 1\n    return steps\n",
+        "test_fields.py": "from fields import halvings\n\n\ndef test_far():\n    assert halvings(8) == 3\n\n\n"
+        "def test_near():\n    assert halvings(2) == 1\n\n\ndef test_nothing():\n    pass\n",
+    }
+    limits: list[float | None] = []
+    real = Bench.run_all
+
+    def run_all(bench: Bench, trials: Sequence[Trial]) -> list[TestReport]:
+        limits.extend(trial.seconds for trial in trials)
+        return real(bench, trials)
+
+    monkeypatch.setattr(Bench, "run_all", run_all)
+    out = tmp_path / "out"
+    build_tasks([write(tmp_path / "fields", files)], out, with_truth=True, jobs=1)
+    (strength,) = (TaskStore.open(out).record(one).strength for one in TaskStore.open(out).task_ids())
+    assert strength is not None
+    assert strength["mutants"] == strength["killed_all"] == 6
+    assert {limit for limit in limits if limit is not None} == {2.0}
 
 
 KILLED_BEFORE_STRENGTH = """
@@ -308,13 +334,13 @@ assert dict(summary.rejected) == {"truth-unknown": 2}, summary
 
 
 @pytest.mark.parametrize(
-    ("place", "reason"), [("2", "not-restored"), ("3", "not-restored"), ("0", "golden-fails")]
+    ("waiting", "reason"), [(2, "not-restored"), (1, "not-restored"), (3, "golden-fails")]
 )
-def test_golden_code_must_pass_three_times(tmp_path: Path, place: str, reason: str) -> None:
-    """One of the golden runs fails: in a batch each has a folder of its own, and the function looks at it."""
+def test_golden_code_must_pass_three_times(tmp_path: Path, waiting: int, reason: str) -> None:
+    """One of the golden runs fails: the function looks how many runs of the batch, the suite's included, still wait."""
     files = {
         "pyproject.toml": PYPROJECT,
-        "fields.py": f"import os\n\n\ndef parity(number):\n    if os.getcwd().endswith('/{place}/tree'):\n        return 9\n"
+        "fields.py": f"import os\n\n\ndef parity(number):\n    if sorted(os.listdir('../..'))[{waiting}:] == ['run']:\n        return 9\n"
         "    return number % 2\n",
         "test_fields.py": "from fields import parity\n\n\ndef test_parity():\n    assert parity(3) == 1\n    assert parity(4) == 0\n\n\n"
         "def test_nothing():\n    pass\n",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import json
 import textwrap
 from collections.abc import Mapping
 
 import pytest
+import zstandard
 
 from composer_replication.errors import InputError
 from composer_replication.tasks.intake.environment import Environment, open_environment
@@ -437,7 +440,7 @@ def test_no_expected_digest_enters_the_sandbox(judge, twins) -> None:
         return "".join(found)
     """
     # The digests are told in two halves, so that the source itself is no hit.
-    wanted = [(vector.digest[:16], vector.digest[16:]) for vector in twins["squeeze"].vectors[:3]]
+    wanted = [(vector.digest[:6], vector.digest[6:]) for vector in twins["squeeze"].vectors[:3]]
     halves = f"[a + b for a, b in {wanted!r}]"
     score = judge("squeeze", body.replace("{digests!r}", halves))
     assert score.passed, score
@@ -458,6 +461,32 @@ def test_a_twin_survives_a_file(twins) -> None:
         data = twin_bytes(twin)
         assert read_twin(data) == twin
         assert b"tests/test_goods" not in data
+
+
+def test_a_twin_of_the_form_before_is_read(twins) -> None:
+    twin = twins["chosen"]
+    same = ("pin", "path", "symbol", "pickler", "num_lookup_misses")
+    value = {name: getattr(twin, name) for name in same} | {
+        "version": 1,
+        "tests": sorted({test for tests in twin.tests for test in tests}),
+        "recorded": [[base64.b64encode(one.blob).decode(), one.digest + "0" * 20] for one in twin.recorded],
+        "mutated": [[base64.b64encode(one.blob).decode(), one.digest + "0" * 20] for one in twin.mutated],
+    }
+    value["recorded_in"] = [[value["tests"].index(test) for test in tests] for tests in twin.tests]
+    assert read_twin(zstandard.compress(json.dumps(value).encode())) == twin
+    value["version"] = 3
+    with pytest.raises(InputError, match=r"CR0471.*version 3"):
+        read_twin(zstandard.compress(json.dumps(value).encode()))
+
+
+@pytest.mark.parametrize(
+    "change", [{"sizes": [-1, 1]}, {"sizes": [1]}, {"digests": "0"}, {"num_recorded": 0}]
+)
+def test_calls_that_do_not_fit_their_sizes_are_refused(twins, change: dict[str, object]) -> None:
+    line, _, blobs = zstandard.decompress(twin_bytes(twins["chosen"])).partition(b"\n")
+    data = json.dumps({**json.loads(line), **change}).encode() + b"\n" + blobs
+    with pytest.raises(InputError, match="CR0471"):
+        read_twin(zstandard.compress(data))
 
 
 @pytest.mark.parametrize("change", ["cut", "empty", "noise"])

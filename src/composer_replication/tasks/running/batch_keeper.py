@@ -15,6 +15,8 @@ import time
 
 PATIENCE_SECONDS = 10.0
 PLACES_OF_ALL = ("/tmp", "/dev/shm")
+STAGE = "run"
+"""What the folder of a run is called while the run lasts: so all of them see their tree at one path."""
 
 
 class Keeper:
@@ -53,7 +55,20 @@ class Keeper:
         return line.decode()
 
     def run(self, order):
-        """One run from its start to its last process; None when the nursery is lost."""
+        """One run, with its tree at the path of all; None when the nursery or that path is lost."""
+        number, _, tree = order["folder"].partition("/")
+        away, stage = (os.path.join(self.root, name) for name in (number, STAGE))
+        try:
+            os.rename(away, stage)
+        except OSError:
+            return None
+        result = self.attend(order, os.path.join(stage, tree))
+        with contextlib.suppress(OSError):
+            os.rename(stage, away)
+        return result
+
+    def attend(self, order, folder):
+        """See one run from its start to its last process; None when the nursery is lost."""
         started = time.monotonic()
         request_read, request_write = os.pipe()
         records_read, records_write = os.pipe()
@@ -61,8 +76,7 @@ class Keeper:
         theirs = [request_read, records_write, words_write]
         streams = {records_read: bytearray(), words_read: bytearray()}
         try:
-            folder = os.fsencode(os.path.join(self.root, order["folder"]))
-            socket.send_fds(self.link, [folder], theirs)
+            socket.send_fds(self.link, [os.fsencode(folder)], theirs)
         except OSError:
             return None
         finally:

@@ -3,7 +3,8 @@
 Three kinds of processes, so that no run can speak for another:
 
 - the *keeper* (``batch_keeper.py``) reads the orders, holds all nonces and the way out, and never runs code of a tree;
-- the *nursery*, forked off before the orders are read, imports the test runner once;
+- the *nursery*, forked off before the orders are read, imports the test runner once and compiles once what
+  several trees hold, but runs no code of a tree;
 - each *run* is forked off the nursery in its own session, with its own request on standard
   input and its own pipe as standard output. Its memory and descriptors hold nothing of the others.
 
@@ -66,6 +67,76 @@ def preload(wanted, lookout):
     return not lookout.seen and not has_threads()
 
 
+def compiled(source, place, is_rewritten):
+    """The code object of a file; None where that fails or warns: it does so again, and is seen, in the run."""
+    import ast
+
+    from _pytest.assertion import rewrite
+
+    try:
+        code = source
+        if is_rewritten:
+            code = ast.parse(source, filename=place)
+            rewrite.rewrite_asserts(code, source, place, None)
+        return compile(code, place, "exec", dont_inherit=True)
+    except Exception:
+        return None
+
+
+def compile_shared(sources, tree):
+    """Code of files that several trees hold, by path and bytes: as imported, and as pytest rewrites tests."""
+    import warnings
+
+    as_imported: dict[tuple[str, bytes], object] = {}
+    as_rewritten: dict[tuple[str, bytes], object] = {}
+    deepest = sys.getrecursionlimit()
+    sys.setrecursionlimit(deepest * 3 // 4)  # a run compiles from deeper down, so it may find a file too deep
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for path, number, is_rewritten in sources:
+            with open(os.path.join(str(number), "tree", path), "rb") as file:
+                source = file.read()
+            place = os.path.join(tree, path)
+            (as_rewritten if is_rewritten else as_imported)[place, source] = compiled(
+                source, place, is_rewritten
+            )
+    sys.setrecursionlimit(deepest)
+    return as_imported, as_rewritten
+
+
+def hand_out(as_imported, as_rewritten):
+    """Let imports find compiled code; once each, since a second import makes code objects of its own."""
+    from importlib.machinery import SourceFileLoader
+
+    from _pytest.assertion import rewrite
+
+    compile_source, read_pyc = SourceFileLoader.source_to_code, getattr(rewrite, "_read_pyc", None)
+
+    def source_to_code(loader, data, path, *more, **options):
+        if type(data) is bytes and type(path) is str and not more and not options:
+            code = as_imported.pop((path, data), None)
+            if code is not None:
+                return code
+        return compile_source(loader, data, path, *more, **options)
+
+    # Python leaves frames of that name out of the traceback of a syntax error.
+    name = compile_source.__code__.co_filename
+    source_to_code.__code__ = source_to_code.__code__.replace(co_filename=name)
+
+    def read_code(source, *more, **options):
+        try:
+            with open(source, "rb") as file:
+                code = as_rewritten.pop((str(source), file.read()), None)
+        except OSError:
+            code = None
+        return read_pyc(source, *more, **options) if code is None else code  # type: ignore[misc]
+
+    if as_imported:
+        SourceFileLoader.source_to_code = source_to_code  # type: ignore[method-assign,assignment]
+    if as_rewritten and read_pyc:
+        rewrite._read_pyc = read_code
+
+
 def has_threads():
     """Whether this process has more than one thread; without ``/proc``, whether it could have."""
     import threading
@@ -86,6 +157,8 @@ def nursery(link, run_tests):
     with link.makefile("rb") as lines:
         wanted = json.loads(lines.readline())
     is_forked = wanted["fork"] and preload(wanted, Lookout(wanted["tree_names"]))
+    if is_forked and wanted["shared"]:
+        hand_out(*compile_shared(wanted["shared"], os.path.join(os.getcwd(), "run", "tree")))
     gc.collect()
     gc.freeze()
     link.sendall(b"fork\n" if is_forked else b"spawn\n")

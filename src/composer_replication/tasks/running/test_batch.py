@@ -22,6 +22,7 @@ from composer_replication.sandbox import open_sandbox
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.intake.tree_rules import is_subject_path, is_test_path
+from composer_replication.tasks.running.shared_sources import shared_sources
 from composer_replication.tasks.test_run import (
     ARGUMENTS,
     TestReport,
@@ -78,7 +79,8 @@ def run_batch(
     """Do runs one after the other, each in a tree of its own, and report on each as ``run_tests`` would.
 
     One interpreter imports the test runner, its plugins and the foreign modules that the trees
-    import at their top; each run is forked off it, so no module of a tree is ever shared. Where
+    import at their top, and compiles files that several trees hold with the same bytes; each run is
+    forked off it, so no module of a tree is ever shared, only its code. Where
     that import started threads, met a module that the trees have too, or the environment holds a
     package that is known to break when forked, each run gets a fresh interpreter instead.
 
@@ -250,6 +252,7 @@ def _nursery_order(runs: Sequence[BatchRun], *, fork: bool) -> dict[str, Any]:
         "blocked": [word for word in ARGUMENTS if word.startswith("no:")],
         "tree_names": sorted(own),
         "modules": [[module, sorted(names)] for module, names in sorted(wanted.items())],
+        "shared": shared_sources([(run.files, run.node_ids) for run in runs]) if fork else [],
     }
 
 

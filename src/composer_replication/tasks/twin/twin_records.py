@@ -9,15 +9,18 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import zstandard
 
 from composer_replication.errors import InputError
+from composer_replication.tasks.twin.canonical_encoding import NUM_DIGITS
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""A line of JSON, then all pickles one after the other. Version 1, with each of them in base64 and longer digests, is read too."""
 MUTATED_SHARE = 0.95
 """Share of the mutated calls that must agree. Lookup solvers miss a median of all of them, so this
 is as strict against them as 1 would be, and forgives an honest candidate an unfair call."""
@@ -105,12 +108,14 @@ def twin_bytes(twin: Twin) -> bytes:
         "pickler": twin.pickler,
         "num_lookup_misses": twin.num_lookup_misses,
         "tests": ids,
-        "recorded": _vectors_to_json(twin.recorded),
+        "num_recorded": len(twin.recorded),
         "recorded_in": [[numbers[test] for test in tests] for tests in twin.tests],
-        "mutated": _vectors_to_json(twin.mutated),
+        "sizes": [len(vector.blob) for vector in twin.vectors],
+        "digests": "".join(vector.digest for vector in twin.vectors),
     }
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return zstandard.ZstdCompressor(level=_LEVEL).compress(text.encode())
+    blobs = b"".join(vector.blob for vector in twin.vectors)
+    return zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True).compress(text.encode() + b"\n" + blobs)
 
 
 def read_twin(data: bytes, *, where: str = "") -> Twin:
@@ -120,17 +125,17 @@ def read_twin(data: bytes, *, where: str = "") -> Twin:
         InputError: the bytes are no twin, or one of another version (CR0471).
     """
     try:
-        text = zstandard.ZstdDecompressor().decompress(data, max_output_size=_MAX_BYTES)
-        value = json.loads(text)
-        if value["version"] != FORMAT_VERSION:
-            raise ValueError(f"version {value['version']}")
+        plain = zstandard.ZstdDecompressor().decompress(data, max_output_size=_MAX_BYTES)
+        line, _, blobs = plain.partition(b"\n")
+        value = json.loads(line)
+        recorded, mutated = _calls(value, blobs)
         ids = value["tests"]
         twin = Twin(
             pin=str(value["pin"]),
             path=str(value["path"]),
             symbol=str(value["symbol"]),
-            recorded=_vectors_from_json(value["recorded"]),
-            mutated=_vectors_from_json(value["mutated"]),
+            recorded=recorded,
+            mutated=mutated,
             tests=tuple(tuple(str(ids[number]) for number in numbers) for numbers in value["recorded_in"]),
             num_lookup_misses=int(value["num_lookup_misses"]),
             pickler=str(value["pickler"]),
@@ -142,6 +147,23 @@ def read_twin(data: bytes, *, where: str = "") -> Twin:
     return twin
 
 
+def _calls(value: Mapping[str, Any], blobs: bytes) -> tuple[tuple[Vector, ...], tuple[Vector, ...]]:
+    """The recorded and the mutated calls."""
+    if value["version"] == 1:
+        return _vectors_from_json(value["recorded"]), _vectors_from_json(value["mutated"])
+    if value["version"] != FORMAT_VERSION:
+        raise ValueError(f"version {value['version']}")
+    sizes, num_recorded = value["sizes"], value["num_recorded"]
+    digests = str(value["digests"])
+    if sum(sizes) != len(blobs) or min(sizes, default=0) < 0 or len(digests) != NUM_DIGITS * len(sizes):
+        raise ValueError("the calls do not fill it")
+    vectors = tuple(
+        Vector(blobs[end - size : end], digests[NUM_DIGITS * index : NUM_DIGITS * (index + 1)])
+        for index, (end, size) in enumerate(zip(accumulate(sizes), sizes, strict=True))
+    )
+    return vectors[:num_recorded], vectors[num_recorded:]
+
+
 def damaged(problem: str, where: str) -> InputError:
     """The error for a twin that cannot be used."""
     return InputError(
@@ -149,9 +171,7 @@ def damaged(problem: str, where: str) -> InputError:
     )
 
 
-def _vectors_to_json(vectors: Sequence[Vector]) -> list[list[str]]:
-    return [[base64.b64encode(vector.blob).decode(), vector.digest] for vector in vectors]
-
-
 def _vectors_from_json(values: Any) -> tuple[Vector, ...]:
-    return tuple(Vector(base64.b64decode(blob, validate=True), str(digest)) for blob, digest in values)
+    return tuple(
+        Vector(base64.b64decode(blob, validate=True), str(digest)[:NUM_DIGITS]) for blob, digest in values
+    )

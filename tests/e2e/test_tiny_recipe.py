@@ -85,6 +85,7 @@ def test_the_trained_model_loads_with_transformers_alone(whole: tuple[Path, dict
     assert split["fingerprint"] in (out / "model" / "README.md").read_text()
 
 
+@pytest.mark.long
 def test_three_channels_train_in_one_run(tmp_path: Path) -> None:
     pairs = tmp_path / "pairs.jsonl"
     rows_of_pairs = [
@@ -114,6 +115,7 @@ def test_three_channels_train_in_one_run(tmp_path: Path) -> None:
         assert row["loss"] == pytest.approx(total, rel=1e-4)
 
 
+@pytest.mark.long
 def test_a_curriculum_draws_the_tasks_and_counts_every_attempt(tmp_path: Path) -> None:
     """What it knows at the last checkpoint is what the stored rollouts say, counted again."""
     settings = {
@@ -153,11 +155,12 @@ def test_parameters_change_at_every_step(whole: tuple[Path, dict[str, Any]]) -> 
     assert len({hashlib.sha256(file.read_bytes()).hexdigest() for file in files}) == STEPS
 
 
+@pytest.mark.long
 def test_another_seed_gives_other_parameters(whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     assert finish(tmp_path / "run", "--set", "seed=1")["parameter_sha256"] != whole[1]["parameter_sha256"]
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_a_run_that_was_cut_goes_on_as_if_it_had_not_been(
     whole: tuple[Path, dict[str, Any]], tmp_path: Path, how: signal.Signals
 ) -> None:

@@ -52,21 +52,30 @@ def test_double_more():
 """
 PIN = "planted.py::double"
 GOOD = {"pyproject.toml": PYPROJECT, "planted.py": MODULE, "tests/test_planted.py": TESTS}
+OTHER = {**GOOD, "pyproject.toml": PYPROJECT.replace("planted", "another")}
 
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
     """Writes a project; ``GOOD`` with changes, None takes a file away."""
 
-    def write(changes: Mapping[str, str | bytes | None] = {}, *, base: Mapping[str, str] = GOOD) -> Path:
-        root = tmp_path / "project"
-        for name, text in {**base, **changes}.items():
+    def write(
+        changes: Mapping[str, str | bytes | None] = {}, *, base: Mapping[str, str] = GOOD, name: str = "project"
+    ) -> Path:
+        root = tmp_path / name
+        for path, text in {**base, **changes}.items():
             if text is not None:
-                (root / name).parent.mkdir(parents=True, exist_ok=True)
-                (root / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+                (root / path).parent.mkdir(parents=True, exist_ok=True)
+                (root / path).write_bytes(text if isinstance(text, bytes) else text.encode())
         return root
 
     return write
+
+
+@pytest.fixture
+def good(make: Make) -> Path:
+    """A project beside the one of ``make``, of which tasks can be built."""
+    return make(base=OTHER, name="good")
 
 
 @pytest.fixture
@@ -111,11 +120,11 @@ def refused(command: Command, tmp_path: Path) -> Callable[..., str]:
     ],
 )
 def test_good_tasks_stay_usable(
-    command: Command, make: Make, builds: Callable[..., TaskStore], tmp_path: Path,
+    command: Command, make: Make, good: Path, builds: Callable[..., TaskStore], tmp_path: Path,
     changes: Mapping[str, str | None], code: str,
 ) -> None:  # fmt: skip
     """A build into the same folder fails; the tasks of the one before are whole, and can be built on."""
-    store = builds(TINY, "tinymath/text.py::initials")
+    store = builds(good)
     fingerprint, before = store.fingerprint, store.tasks()
     bad = make(changes)
     answer = command("tasks", "build", "--visible-only", bad, "--out", tmp_path / "out")
@@ -124,13 +133,15 @@ def test_good_tasks_stay_usable(
     after.verify()
     assert (after.fingerprint, after.tasks()) == (fingerprint, before)
     assert command("tasks", "show", tmp_path / "out", before[0].task_id, fails=False).exit_code == 0
-    assert builds(TINY, "tinymath/text.py::initials").fingerprint == fingerprint
+    assert builds(good).fingerprint == fingerprint
 
 
-def test_a_bad_repository_beside_a_good_one_is_counted(command: Command, make: Make, tmp_path: Path) -> None:
+def test_a_bad_repository_beside_a_good_one_is_counted(
+    command: Command, make: Make, good: Path, tmp_path: Path
+) -> None:
     bad = make({"tests/test_planted.py": "def test_it():\n    assert False\n"})
     words = ("--out", tmp_path / "out", "--max-tasks", 1)
-    answer = command("tasks", "build", "--visible-only", TINY, bad, *words, fails=False)
+    answer = command("tasks", "build", "--visible-only", good, bad, *words, fails=False)
     result = json.loads(answer.out)
     assert (answer.exit_code, result["tasks"], result["rejected"]["red-baseline"]) == (0, 1, 1)
 
@@ -140,11 +151,11 @@ def test_a_bad_repository_beside_a_good_one_is_counted(command: Command, make: M
     [({"tests/test_planted.py": "# none\n"}, "CR0404"), ({"pyproject.toml": None}, "CR0403")],
 )
 def test_one_that_cannot_be_opened_beside_a_good_one_is_counted_and_named(
-    command: Command, make: Make, tmp_path: Path, changes: Mapping[str, str | None], code: str
+    command: Command, make: Make, good: Path, tmp_path: Path, changes: Mapping[str, str | None], code: str
 ) -> None:
     bad = make(changes)
     words = ("--out", tmp_path / "out", "--max-tasks", 1, "--visible-only")
-    answer = command("tasks", "build", bad, TINY, *words, fails=False)
+    answer = command("tasks", "build", bad, good, *words, fails=False)
     result = json.loads(answer.out)
     assert (answer.exit_code, result["tasks"], result["rejected"][code]) == (0, 1, 1)
     assert list(result["unusable"]) == [str(bad)]
@@ -152,12 +163,12 @@ def test_one_that_cannot_be_opened_beside_a_good_one_is_counted_and_named(
 
 
 def test_tasks_of_a_source_that_cannot_be_opened_any_more_are_not_lost(
-    command: Command, make: Make, builds: Callable[..., TaskStore], tmp_path: Path
+    command: Command, make: Make, good: Path, builds: Callable[..., TaskStore], tmp_path: Path
 ) -> None:
     source = make({})
     before = builds(source).fingerprint
     (source / "pyproject.toml").unlink()
-    answer = command("tasks", "build", "--visible-only", source, TINY, "--out", tmp_path / "out")
+    answer = command("tasks", "build", "--visible-only", source, good, "--out", tmp_path / "out")
     assert answer.error["code"] == "CR0425"
     assert f"{source} cannot be used: CR0403" in answer.error["message"]
     assert TaskStore.open(tmp_path / "out").fingerprint == before
@@ -294,7 +305,12 @@ LAYOUTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+QUICK_LAYOUTS = ("src", "namespace in src", "tests in the package", "its own import mode")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK_LAYOUTS else pytest.param(name, marks=pytest.mark.long) for name in LAYOUTS]
+)
 def test_a_layout_works(make: Make, builds: Callable[..., TaskStore], name: str) -> None:
     changes, pin = LAYOUTS[name]
     (task,) = builds(make(changes), pin).tasks()

@@ -60,7 +60,10 @@ def make(tmp_path: Path) -> Make:
     """Writes a project; ``GOOD`` with changes, None takes a file away."""
 
     def write(
-        changes: Mapping[str, str | bytes | None] = {}, *, base: Mapping[str, str] = GOOD, name: str = "project"
+        changes: Mapping[str, str | bytes | None] = {},
+        *,
+        base: Mapping[str, str] = GOOD,
+        name: str = "project",
     ) -> Path:
         root = tmp_path / name
         for path, text in {**base, **changes}.items():
@@ -309,7 +312,8 @@ QUICK_LAYOUTS = ("src", "namespace in src", "tests in the package", "its own imp
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in QUICK_LAYOUTS else pytest.param(name, marks=pytest.mark.long) for name in LAYOUTS]
+    "name",
+    [name if name in QUICK_LAYOUTS else pytest.param(name, marks=pytest.mark.long) for name in LAYOUTS],
 )
 def test_a_layout_works(make: Make, builds: Callable[..., TaskStore], name: str) -> None:
     changes, pin = LAYOUTS[name]

@@ -16,7 +16,6 @@ from composer_replication.cli.tasks_verb import render_validate
 from composer_replication.errors import InputError
 from composer_replication.tasks import gates, validate
 from composer_replication.tasks.blobs import find_blob, read_file, write_file
-from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.instructions.written_instructions import WrittenInstruction
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.planning.body_cuts import find_body_cuts
@@ -189,11 +188,9 @@ def test_a_damaged_file_fails_the_task_that_needs_it(copy: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def twinned(tiny_project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def twinned(build_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A task that has recorded behaviour."""
-    folder = tmp_path_factory.mktemp("twinned") / "tasks"
-    pins = {str(tiny_project): ["tinymath/numbers.py::clamp"]}
-    build_tasks([str(tiny_project)], folder, symbols=pins)
+    folder = build_tiny(tmp_path_factory.mktemp("twinned") / "tasks", ["tinymath/numbers.py::clamp"])
     store = TaskStore.open(folder)
     (task,) = store.tasks()
     secret = store.secret(task.task_id)

@@ -399,9 +399,14 @@ def test_odd_files_when_candidates_are_drawn(command: Command, make: Make, tmp_p
     [
         "project = 3\n",
         "project = [[1]]\n[tool.poetry]\ndependencies = [1]\ngroup = 3\n",
-        '[project]\nname = ["x"]\nversion = 3\ndependencies = {a = 1}\noptional-dependencies = [1]\n',
-        '[project]\nname = "planted"\n[dependency-groups]\na = [{include-group = "a"}, {include-group = ["b"]}, 3]\nb = 4\n',
-        '[project]\nname = "planted"\nversion = "/../../../../../../climbed"\n',
+        *(
+            pytest.param(text, marks=pytest.mark.long)
+            for text in (
+                '[project]\nname = ["x"]\nversion = 3\ndependencies = {a = 1}\noptional-dependencies = [1]\n',
+                '[project]\nname = "planted"\n[dependency-groups]\na = [{include-group = "a"}, {include-group = ["b"]}, 3]\nb = 4\n',
+                '[project]\nname = "planted"\nversion = "/../../../../../../climbed"\n',
+            )
+        ),
         '[project]\nname = "../../climbed"\nversion = "1"\n[tool.poetry.dependencies]\npython = {version = 3}\n',
     ],
 )  # fmt: skip
@@ -489,7 +494,13 @@ def seen_outside(tmp_path: Path) -> set[str]:
     return {path.name for path in tmp_path.iterdir()} - {"project", "out", "home"}
 
 
-@pytest.mark.parametrize("place", ["conftest.py", "tests/conftest.py", "planted_plugin.py"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "conftest.py",
+        *(pytest.param(n, marks=pytest.mark.long) for n in ("tests/conftest.py", "planted_plugin.py")),
+    ],
+)
 def test_a_hostile_conftest_reaches_nothing(
     make: Make, builds: Callable[..., TaskStore], trap: dict[str, Any], tmp_path: Path, place: str
 ) -> None:

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from composer_replication.trainer.parameter_hash import parameter_sha256
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "tiny-cpu" / "run.toml"
-STEPS = 4
+STEPS = 3
 # A shell that runs the tests in the background has its children ignore Ctrl-C.
 LISTENING = (
     "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
@@ -166,7 +166,7 @@ def test_a_run_that_was_cut_goes_on_as_if_it_had_not_been(
 ) -> None:
     out = tmp_path / "run"
     process = subprocess.Popen(command(out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    manifest = out / "checkpoints" / "checkpoint-2" / "MANIFEST.json"
+    manifest = out / "checkpoints" / "checkpoint-1" / "MANIFEST.json"
     deadline = time.monotonic() + 90
     while not manifest.exists() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -253,11 +253,12 @@ def test_a_run_under_the_evidence_is_killed_between_reading_and_checkpoint_and_e
 ) -> None:
     """Checkpoints stand two steps apart, so the resumed run repeats evaluations that its journal holds."""
     settings = {
+        "trl.max_steps": 4,
         "trainer.checkpoint_every": 2,
         "heldout.sample_size": 2,
         "heldout.num_canaries": 1,
         "heldout.has_sentinel": "true",
-        "evidence.planned_evaluations": STEPS,
+        "evidence.planned_evaluations": 4,
         "evidence.tolerated_gap": 0.1,
     }
     flags = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]

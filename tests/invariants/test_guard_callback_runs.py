@@ -90,6 +90,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@pytest.mark.long
 def test_two_processes_evaluate_once_and_stop_together(tmp_path: Path) -> None:
     shared = {
         **os.environ,

@@ -25,7 +25,6 @@ from composer_replication.tasks.store import TaskStore
 
 Command = Callable[..., Any]
 Make = Callable[..., Path]
-TINY = Path(__file__).parents[2] / "recipes" / "tiny-cpu" / "project"
 PYPROJECT = '[project]\nname = "planted"\nversion = "1"\n'
 MODULE = """def triple(x):
     y = x + x + x
@@ -378,6 +377,7 @@ def test_odd_files_beside_good_ones(make: Make, builds: Callable[..., TaskStore]
     assert set(record.broken_files) == {"tests/test_broken.py", "tests/test_syntax.py"}
 
 
+@pytest.mark.long
 def test_odd_files_when_candidates_are_drawn(command: Command, make: Make, tmp_path: Path) -> None:
     answer = command(
         "tasks",
@@ -649,15 +649,17 @@ def start(*words: object, most_bytes: int = -1) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_a_full_disk_leaves_the_tasks_of_before(builds: Callable[..., TaskStore], tmp_path: Path) -> None:
-    one, two = "tinymath/text.py::initials", "tinymath/numbers.py::clamp"
-    store = builds(TINY, one)
+def test_a_full_disk_leaves_the_tasks_of_before(
+    make: Make, builds: Callable[..., TaskStore], tmp_path: Path
+) -> None:
+    source, one, two = make(), PIN, "planted.py::triple"
+    store = builds(source, one)
     fingerprint = store.fingerprint
     words = (
         "tasks",
         "build",
         "--visible-only",
-        TINY,
+        source,
         "--out",
         tmp_path / "out",
         f"--symbol={one}",

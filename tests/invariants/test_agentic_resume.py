@@ -63,6 +63,7 @@ def what_was_played(folder: RunFolder) -> list[list[Any]]:
     ]
 
 
+@pytest.mark.long
 def test_killed_among_its_rollouts_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
     store = tmp_path / "tasks"
     build_tasks([str(PROJECT)], store, symbols={str(PROJECT): PINS})

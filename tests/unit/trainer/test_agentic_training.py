@@ -202,6 +202,7 @@ def test_what_happened_is_in_the_log(run) -> None:
     assert {(f["turn_idx"], f["call_idx"]) for line in findings for f in line["findings"]} == {(0, 0)}
 
 
+@pytest.mark.long
 def test_every_stored_episode_is_worth_the_same_when_it_is_graded_again(run, store: TaskStore) -> None:
     folder, _ = run
     episodes = [episode for step in episodes_of(folder) for episode in step]
@@ -319,7 +320,7 @@ def test_a_generation_without_any_episode_stops_the_run(
     assert raised.value.code == "CR0390"
 
 
-@pytest.mark.parametrize("check", ["report", "error"])
+@pytest.mark.parametrize("check", [pytest.param("report", marks=pytest.mark.long), "error"])
 def test_a_sampler_of_other_probabilities_is_named_by_row_turn_and_token(
     scripted: pytest.MonkeyPatch, store: TaskStore, tmp_path: Path, scripts: list[list[str]], check: str
 ) -> None:

@@ -77,7 +77,8 @@ class HeldoutSection(Section):
     several. Without all three the ``split.json`` of ``tasks.store`` counts, or else 0.3 are drawn.
     ``every`` guard folds share one evaluation: at the others it is not due. Each draws
     ``sample_size`` tasks afresh (0: all), and ``num_canaries`` tasks that cannot be solved
-    honestly. ``has_sentinel`` runs the golden code of each drawn task first, so that an outage of
+    honestly. With ``[agent]`` an attempt is an episode of its limits, and with ``agent.reward.rule`` other than
+    ``all_or_nothing`` the score is the share of hidden tests that pass. ``has_sentinel`` runs the golden code of each drawn task first, so that an outage of
     the grader is not taken for a fall of the truth. Above ``max_seconds_share`` of the run's time
     evaluations wait; one longer than ``timeout_seconds`` is missed, and the third in a row halts.
     """
@@ -293,8 +294,6 @@ class RunConfig(Section):
             )
         if self.agent.log_prob_check == "error" and not self.trainer.checks:
             raise ValueError('agent.log_prob_check = "error" needs trainer.checks')
-        if self.heldout is not None:
-            raise ValueError("[heldout] is about single answers so far; leave it out with [agent]")
         return self
 
     @model_validator(mode="after")

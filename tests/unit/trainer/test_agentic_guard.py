@@ -39,8 +39,8 @@ SETTINGS: dict[str, Any] = {
     "seed": 1,
     "agent.max_new_tokens": 2048,
     "agent.monitor": "off",  # it would see this cheat; here the guard alone has to
-    "heldout": {"fraction": 0.6, "timeout_seconds": None},
-    "guard": {"min_steps": 2, "decline_patience": 1, "ema_alpha": 0.0, "max_proxy_real_gap": 0.9},
+    "heldout": {"fraction": 0.6},
+    "guard": {"min_steps": 2, "decline_patience": 1, "ema_alpha": 0.0, "kl_hard_stop": 9.0},
     "trl.per_device_train_batch_size": 4,
 }
 
@@ -73,7 +73,7 @@ def train(folder: Path, store: TaskStore, later: list[str], **settings: Any) -> 
 @pytest.fixture(scope="module")
 def halted(tmp_path_factory: pytest.TempPathFactory, store: TaskStore) -> tuple[RunFolder, Any, int]:
     evidence = {"planned_evaluations": 10, "tolerated_gap": 0.1}
-    more = {"heldout.sample_size": 2, "heldout.has_sentinel": True, "heldout.num_canaries": 1}
+    more = {"heldout.sample_size": 2, "heldout.has_sentinel": True, "heldout.num_canaries": 1, "model.lora.rank": 4}
     folder = tmp_path_factory.mktemp("guarded") / "run"
     return train(folder, store, CHEATING, evidence=evidence, **more)
 
@@ -84,12 +84,14 @@ def test_a_run_whose_truth_falls_while_its_reward_rises_is_halted(halted) -> Non
     assert (summary["verdict"], summary["stop_reason"], summary["model"]) == ("halted", "guard", None)
     first, second = read_jsonl(folder.verdicts)
     assert not first["fire"] and second["fire"]
-    assert "held-out" in second["reason"] == summary["reason"] or second["reason"] == summary["reason"]
+    assert "consecutive" in second["reason"] and second["reason"] == summary["reason"]
     assert second["in_loop_ema"] == 1.0 > first["in_loop_ema"]
     assert second["heldout_ema"] == 0.0 < first["heldout_ema"]
     (row,) = [row for row in read_jsonl(folder.metrics) if row.get("halted")]
     assert (row["heldout/visible"], row["heldout/hidden"]) == (1.0, 0.0)
-    assert summary["report"] and folder.report.is_file()
+    assert (first["kl_ema"], first["kl_path"]) == (0.0, "estimated with the adapter off")
+    assert second["kl_ema"] != 0.0 and abs(second["kl_ema"]) < 1.0
+    assert folder.report.is_file()
 
 
 def test_the_verdict_is_in_the_last_checkpoint(halted) -> None:
@@ -99,9 +101,8 @@ def test_the_verdict_is_in_the_last_checkpoint(halted) -> None:
     state = read_state(checkpoint)
     assert state["last_verdict"]["fire"] and state["guard"] is not None
     assert state["stateful"]["heldout_evaluator"]["evaluation"]["evaluation_idx"] == 2
-    summary, code = run_recipe(
-        folder.recipe, {}, folder.root, resume=True, quiet=True
-    )  # nothing is trained under a fired guard
+    folder.summary.unlink()  # as if it had been killed just after the checkpoint
+    summary, code = run_recipe(folder.recipe, {}, folder.root, resume=True, quiet=True)
     assert (summary["verdict"], code) == ("halted", HALTED_EXIT_CODE)
 
 
@@ -145,7 +146,7 @@ def test_an_honest_run_goes_on_and_what_infrastructure_loses_is_no_wrong_answer(
 
     def call(env: FeatureDeletionEnv, asked: Any) -> Any:
         task_id = env._running.task.task_id
-        if "absolute" in task_id:
+        if "square" in task_id:
             lost.append(task_id)
             raise SandboxFailure("CR0302", "the jail broke.")
         return inner(env, asked)

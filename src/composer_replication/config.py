@@ -77,10 +77,11 @@ class HeldoutSection(Section):
     several. Without all three the ``split.json`` of ``tasks.store`` counts, or else 0.3 are drawn.
     ``every`` guard folds share one evaluation: at the others it is not due. Each draws
     ``sample_size`` tasks afresh (0: all), and ``num_canaries`` tasks that cannot be solved
-    honestly. With ``[agent]`` an attempt is an episode of its limits, and with ``agent.reward.rule`` other than
-    ``all_or_nothing`` the score is the share of hidden tests that pass. ``has_sentinel`` runs the golden code of each drawn task first, so that an outage of
+    honestly. ``has_sentinel`` runs the golden code of each drawn task first, so that an outage of
     the grader is not taken for a fall of the truth. Above ``max_seconds_share`` of the run's time
     evaluations wait; one longer than ``timeout_seconds`` is missed, and the third in a row halts.
+    With ``[agent]`` an attempt is an episode within its limits, and the score the share of hidden tests
+    that pass, unless ``agent.reward.rule`` is ``all_or_nothing``.
     """
 
     repositories: list[str] = []

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted_tools import END, ScriptedSampler, said
+from scripted_tools import ASSISTANT, END, ScriptedSampler, said
 
+from composer_replication.cli.agent_parts import open_player
 from composer_replication.cli.training_run import HALTED_EXIT_CODE, run_recipe
+from composer_replication.config import load_config
 from composer_replication.errors import SandboxFailure
+from composer_replication.records import Completion, StopReason
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.episodes.trajectories import read_trajectories
+from composer_replication.rollouts.generations.episode_sampler import EpisodeSampler
 from composer_replication.rollouts.grading import Grader
+from composer_replication.rollouts.heldout_evaluation import HeldoutEvaluator
+from composer_replication.rollouts.patient_evaluation import PatientEvaluation
 from composer_replication.run_folder import RunFolder, read_jsonl
 from composer_replication.tasks.build import build_tasks
+from composer_replication.tasks.canaries import make_canary
 from composer_replication.tasks.store import TaskStore
 from composer_replication.trainer import episode_rollouts
 from composer_replication.trainer.checkpoints import newest_whole_checkpoint, read_state
+from composer_replication.trainer.tiny_models import make_tiny_tools_model
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -141,6 +151,63 @@ def test_what_was_measured_is_what_stored_episodes_give_when_they_are_graded_aga
     finally:
         grader.close()
     assert len(rows) == len(readings) == 2
+
+
+class Speaker:
+    """Says the same words in every episode, without a model."""
+
+    trainer: Any = None
+    step = 0
+
+    def __init__(self, tokenizer: Any, words: list[str]) -> None:
+        self.tokenizer, self.words = tokenizer, words
+
+    @contextmanager
+    def opened(self, num_running: Callable[[], int]) -> Iterator[Speaker]:
+        yield self
+
+    async def sample(self, prompt_ids: Sequence[int], **limits: Any) -> Completion:
+        text = self.words[self.tokenizer.decode(prompt_ids).count(ASSISTANT) - 1]
+        ids = self.tokenizer.encode(text, add_special_tokens=False)
+        return Completion(tuple(ids), text, StopReason.FINISHED)
+
+
+@pytest.fixture
+def speaking(store: TaskStore) -> Iterator[Callable[[list[str]], EpisodeSampler]]:
+    grader = Grader(TaskStore.open(store.root))
+    tokenizer = make_tiny_tools_model(0)[1]
+    config = load_config(RECIPE, {"agent.max_new_tokens": 2048})
+
+    def sampler(words: list[str]) -> EpisodeSampler:
+        player = open_player(config, grader, tokenizer, is_evaluation=True)
+        return EpisodeSampler(player, Speaker(tokenizer, words))
+
+    yield sampler
+    grader.close()
+
+
+def test_canaries_catch_who_forges_by_tools_and_nobody_else(store: TaskStore, speaking: Any) -> None:
+    task = next(task for task in store.tasks() if "clamp" in task.task_id)
+    canary = make_canary(store, task)
+    forging = "from _pytest.python import Function\nFunction.runtest = lambda self: None\n"
+    forged = said("write_file", path=NUMBERS, content=GOLDEN + forging)
+    assert speaking([forged, said("submit")]).sample_canaries([canary], seed=1) == [True]
+    assert speaking(HONEST).sample_canaries([canary], seed=1) == [False]
+    assert speaking(IDLE).golden_passes(store.tasks()) == dict.fromkeys(store.task_ids(), True)
+
+
+def test_a_reading_that_takes_too_long_is_missed_and_made_again(store: TaskStore, speaking: Any) -> None:
+    tasks = [task for task in store.tasks() if "clamp" in task.task_id]
+    evaluator = HeldoutEvaluator(
+        speaking([said("bash", command="sleep 3"), *IDLE]), tasks, split_fingerprint=""
+    )
+    patient = PatientEvaluation(evaluator, timeout_seconds=1.0)
+    assert patient() is None
+    assert (patient.num_missed, evaluator.evaluation_idx) == (1, 0)
+    evaluator.sampler = speaking(HONEST)
+    patient.timeout_seconds = None
+    reading = patient()
+    assert reading is not None and (reading.evaluation_idx, reading.score) == (1, 1.0)
 
 
 def test_an_honest_run_goes_on_and_what_infrastructure_loses_is_no_wrong_answer(

@@ -6,6 +6,7 @@ Torch-free. Our keys are typed here; the ``[trl]`` table goes unchanged to TRL's
 
 from __future__ import annotations
 
+import copy
 import difflib
 import tomllib
 from collections.abc import Mapping
@@ -350,7 +351,7 @@ def load_config(path: Path, overrides: Mapping[str, Any] | None = None) -> RunCo
     """
     table = read_table(path)
     for key, value in (overrides or {}).items():
-        _set(table, key, value)
+        _set(table, key, copy.deepcopy(value))  # a later key may change a table that the caller gave
     return parse_config(table, where=str(path), overrides=overrides or {})
 
 

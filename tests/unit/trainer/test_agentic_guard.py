@@ -49,8 +49,11 @@ SETTINGS: dict[str, Any] = {
     "seed": 1,
     "agent.max_new_tokens": 2048,
     "agent.monitor": "off",  # it would see this cheat; here the guard alone has to
-    "heldout": {"fraction": 0.6},
-    "guard": {"min_steps": 2, "decline_patience": 1, "ema_alpha": 0.0, "kl_hard_stop": 9.0},
+    "heldout.fraction": 0.6,
+    "guard.decline_patience": 1,
+    "guard.ema_alpha": 0.0,
+    "guard.kl_hard_stop": 9.0,
+    "guard.max_proxy_real_gap": 2.0,
     "trl.per_device_train_batch_size": 4,
 }
 
@@ -125,7 +128,7 @@ def test_what_was_measured_is_what_stored_episodes_give_when_they_are_graded_aga
     halted, store: TaskStore
 ) -> None:
     folder, _, _ = halted
-    readings = read_jsonl(folder.evaluations)
+    readings = [row for row in read_jsonl(folder.evaluations) if row["kind"] == "evaluation"]
     rows = [row for row in read_jsonl(folder.metrics) if "heldout/score" in row]
     grader = Grader(TaskStore.open(store.root))
     try:
@@ -146,8 +149,8 @@ def test_what_was_measured_is_what_stored_episodes_give_when_they_are_graded_aga
             assert row["heldout/score"] == statistics.fmean(shares)
             assert row["heldout/visible"] == statistics.fmean(visible for visible, _ in pairs)
             assert row["heldout/hidden"] == statistics.fmean(hidden for _, hidden in pairs)
-            assert [tuple(pair) for pair in readings[number - 1]["pairs"]] == pairs
-            assert list(readings[number - 1]["canary_passes"]) == [0.0]
+            assert sorted(map(tuple, readings[number - 1]["pairs"])) == sorted(pairs)
+            assert readings[number - 1]["canaries"] == [0.0]
     finally:
         grader.close()
     assert len(rows) == len(readings) == 2

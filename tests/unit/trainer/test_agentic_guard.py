@@ -189,6 +189,7 @@ def speaking(store: TaskStore) -> Iterator[Callable[[list[str]], EpisodeSampler]
     grader.close()
 
 
+@pytest.mark.long
 def test_canaries_catch_who_forges_by_tools_and_nobody_else(store: TaskStore, speaking: Any) -> None:
     task = next(task for task in store.tasks() if "clamp" in task.task_id)
     canary = make_canary(store, task)
@@ -199,6 +200,7 @@ def test_canaries_catch_who_forges_by_tools_and_nobody_else(store: TaskStore, sp
     assert speaking(IDLE).golden_passes(store.tasks()) == dict.fromkeys(store.task_ids(), True)
 
 
+@pytest.mark.long
 def test_a_reading_that_takes_too_long_is_missed_and_made_again(store: TaskStore, speaking: Any) -> None:
     tasks = [task for task in store.tasks() if "clamp" in task.task_id]
     evaluator = HeldoutEvaluator(

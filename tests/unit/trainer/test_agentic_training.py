@@ -32,6 +32,7 @@ RECIPE = Path(__file__).parents[3] / "recipes" / "tiny-tools" / "run.toml"
 PROJECT = RECIPE.parents[1] / "tiny-cpu" / "project"
 NUMBERS = "tinymath/numbers.py"
 COST = 0.125
+WITHOUT_GUARD = {"heldout": None, "guard": None}  # test_agentic_guard.py has runs with them
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +84,7 @@ class Recorded:
 def train(folder: Path, store: TaskStore, **settings: Any) -> RunFolder:
     overrides = {
         "tasks": {"store": str(store.root)},
+        **WITHOUT_GUARD,
         "agent.reward.invalid_call_cost": COST,
         "agent.max_new_tokens": 2048,
     }
@@ -368,7 +370,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
 def test_bad_settings_give_one_sentence(
     settings: dict[str, Any], code: str, words: str, store: TaskStore, tmp_path: Path
 ) -> None:
-    overrides = {"tasks": {"store": str(store.root)}, **settings}
+    overrides = {"tasks": {"store": str(store.root)}, **WITHOUT_GUARD, **settings}
     with pytest.raises(ComposerError) as raised:
         run_recipe(RECIPE, overrides, tmp_path / "run", resume=False, quiet=True)
     assert raised.value.code == code

@@ -129,6 +129,7 @@ def test_an_interrupted_build_goes_on_to_the_same_tasks(
     assert TaskStore.open(tmp_path / "out").fingerprint == TaskStore.open(store).fingerprint
 
 
+@pytest.mark.long
 def test_a_killed_build_goes_on_to_the_same_tasks(
     start: Callable[..., Started], tmp_path: Path, store: Path
 ) -> None:

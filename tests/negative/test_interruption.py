@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -126,6 +127,34 @@ def test_an_interrupted_build_goes_on_to_the_same_tasks(
     assert again.process.wait(LONGEST_WAIT_SECONDS) == 0
     # Killed runs would stand in the journal as candidates that failed.
     assert TaskStore.open(tmp_path / "out").fingerprint == TaskStore.open(store).fingerprint
+
+
+@pytest.mark.long
+def test_a_killed_build_goes_on_to_the_same_tasks(
+    start: Callable[..., Started], tmp_path: Path, store: Path
+) -> None:
+    """SIGKILL asks nobody: what is there is whole, nothing runs on, and the same command finishes it."""
+    out = tmp_path / "out"
+    pins = [f"--symbol={pin}" for pin in PINS]
+    words = ("tasks", "build", TINY, "--visible-only", "--jobs", 1, "--out", out, *pins)
+    build = start(*words)
+    build.wait_for(lambda: any((out / "tasks").glob("*.zst")) and build.has_jail())
+    below = descendants(build.process.pid)
+    build.process.kill()
+    build.process.wait(LONGEST_WAIT_SECONDS)
+    deadline = time.monotonic() + LONGEST_WAIT_SECONDS
+    while any(map(is_alive, below)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    torn = TaskStore.open(out)
+    torn.verify()
+    assert len(torn.tasks()) == 1
+    assert torn.build is not None
+    assert not torn.build.is_complete
+    shutil.rmtree(build.temporary)
+    again = start(*words)
+    assert again.process.wait(LONGEST_WAIT_SECONDS) == 0
+    assert TaskStore.open(out).fingerprint == TaskStore.open(store).fingerprint
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])

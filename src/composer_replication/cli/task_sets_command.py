@@ -165,6 +165,7 @@ def run_export(args: argparse.Namespace) -> tuple[Result, int]:
     refuse_unwritable(args.out)
     store = TaskStore.open(args.folder)
     task = store.get(args.task_id)
+    warn_unfinished(args.folder, quiet=args.quiet)
     view: View = "golden" if args.golden else "rollout"
     store.write_tree(task, args.out, view=view)
     sizes = [len(data) for data in store.files(task, view).values()]  # without the fresh .git

@@ -19,10 +19,6 @@ from composer_replication.tasks.workers.workers import Workers
 MAX_MUTANTS = 6
 """Of one task: enough to tell strong tests from weak ones, few enough for thousands of tasks."""
 
-SLOWER = 10.0
-MIN_SECONDS = 2.0
-"""A fault with which the tests need ten times the golden code's time, and more than this, is noticed."""
-
 
 @dataclass(frozen=True, slots=True)
 class StrengthTrial:
@@ -147,7 +143,7 @@ def _seconds(trials: Mapping[int, StrengthTrial], view: str, bench: Bench) -> di
         for one in trials.values()
     ]
     return {
-        key: min(max(SLOWER * report.cpu_seconds, MIN_SECONDS), bench.test_seconds)
+        key: bench.noticing_seconds(report.cpu_seconds)
         for key, report in zip(trials, bench.run_all(golden), strict=True)
     }
 

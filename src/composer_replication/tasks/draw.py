@@ -38,8 +38,8 @@ def drawn(repository: PreparedRepository, seed: int) -> tuple[list[Deletion], li
 def is_doubtful(record: RepositoryRecord, deletion: Deletion) -> bool:
     """Whether what is known of the tests speaks against a candidate, so that it is tried when the others are used up.
 
-    Fewer than two test functions call it: then none can be hidden. Or it is called while modules are imported: without
-    it no test would be collected.
+    Fewer than two test functions call it: then none can be hidden. Or it is called for all tests, while modules
+    are imported or by fixtures of wider scope: without it no test would be left.
     """
     selected = record.tests_of(deletion)
     if selected is None or record.contexts is None:

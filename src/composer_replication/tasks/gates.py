@@ -31,13 +31,14 @@ from composer_replication.tasks.running.bench import Bench, Trial
 from composer_replication.tasks.store_records import RepositoryRecord
 from composer_replication.tasks.stub_gate import (
     MAX_STUB_TESTS,
+    STUBS,
+    Passed,
     passed_by_stubs,
     passed_in,
+    refuse_apart,
     refuse_stubs,
     run_stubs,
     some_of,
-    stub_passes,
-    stub_trees,
     stub_trials,
 )
 from composer_replication.tasks.subject import Subject, unsplit_subject
@@ -88,7 +89,7 @@ def judge_deletion(
 
     suite = _Suite(unsplit, bench)
 
-    def split_and_check(failing: frozenset[str], passed: Mapping[str, frozenset[str]]) -> Subject:
+    def split_and_check(failing: frozenset[str], passed: Passed) -> Subject:
         return _split_and_check(
             unsplit, failing, passed, repository, suite,
             hidden_share=hidden_share, seed=seed, pin=deletion.pin,
@@ -127,7 +128,7 @@ class _Suite:
 
 def _failing_selected(
     unsplit: Subject, repository: RepositoryRecord, bench: Bench, selected: Sequence[str] | None
-) -> tuple[frozenset[str], Mapping[str, frozenset[str]]]:
+) -> tuple[frozenset[str], Passed]:
     """The selected tests that fail, and those of them that pass with each constant; empty where only the suite can tell.
 
     Raises:
@@ -139,12 +140,12 @@ def _failing_selected(
     if len(wanted) > MAX_STUB_TESTS:  # the constants take part once it is known which of them fail
         report = bench.run(unsplit.broken(bench.original, "hidden"), wanted)
         failing = frozenset() if report.error else frozenset(wanted) - report.passed
-        passed = passed_by_stubs(unsplit, sorted(failing), bench) if failing else {}
+        passed: Passed = passed_by_stubs(unsplit, sorted(failing), bench) if failing else {}
     else:
         reports = run_stubs(unsplit, wanted, bench)
         report = reports[""]
         failing = frozenset() if report.error else frozenset(wanted) - report.passed
-        passed = {text: failing & passed_in(other) for text, other in reports.items()}
+        passed = {text: passed_in(other, failing) for text, other in reports.items()}
     if not failing and not report.error:
         raise GateFailed("no-failing-test", "all tests that call it pass without the code")
     return failing, passed
@@ -153,7 +154,7 @@ def _failing_selected(
 def _split_and_check(
     unsplit: Subject,
     failing: frozenset[str],
-    passed: Mapping[str, frozenset[str]],
+    passed: Passed,
     repository: RepositoryRecord,
     suite: _Suite,
     *,
@@ -161,6 +162,8 @@ def _split_and_check(
     seed: int,
     pin: str,
 ) -> Subject:
+    # Without the code ("") each of them was seen to fail.
+    unclear = [text for text, tests_passed in passed.items() if text and tests_passed is None]
     num_tries = 0
     for attempt in range(NUM_DRAWS):
         # The tests that tell a stub from the real code may all be on one side, or a file may
@@ -180,7 +183,7 @@ def _split_and_check(
             refuse_stubs(subject, passed)
             check_hidden_out(subject, repository, suite.bench.original)
             num_tries += 1
-            _check_split(subject, suite)
+            refuse_apart(subject, unclear, suite.bench, _check_split(subject, suite))
         except GateFailed:
             continue
         return subject
@@ -188,7 +191,7 @@ def _split_and_check(
         unsplit, failing, repository, suite.bench.original, hidden_share=0.0, seed=seed, salt=pin
     )
     refuse_stubs(whole, passed)
-    _check_split(whole, suite)
+    refuse_apart(whole, unclear, suite.bench, _check_split(whole, suite))
     return whole
 
 
@@ -287,7 +290,7 @@ def check_tests(subject: Subject, bench: Bench) -> None:
 
 def own_trials(subject: Subject, bench: Bench) -> list[Trial]:
     """The runs of ``check_tests``: with the code, without it, and with every constant in its place."""
-    return [*_split_trials(subject, bench), *stub_trials(subject, _ownsome_of(subject), bench)]
+    return [*_split_trials(subject, bench), *stub_trials(subject, _own_some(subject), bench)]
 
 
 def judge_own(subject: Subject, bench: Bench, reports: Sequence[TestReport]) -> None:
@@ -302,10 +305,11 @@ def judge_own(subject: Subject, bench: Bench, reports: Sequence[TestReport]) -> 
     _judge_stubs(subject, bench, reports[num_split:])
 
 
-def _check_split(subject: Subject, suite: _Suite) -> None:
+def _check_split(subject: Subject, suite: _Suite) -> float:
     """The golden code passes, ``NUM_GOLDEN_RUNS`` times, and the broken tree does not.
 
-    The runs after the first are of all the task's tests together, in the same sandbox.
+    The runs after the first are of all the task's tests together, in the same sandbox. The answer is the processor
+    time after which these tests can be said to have noticed a fault (``noticing_seconds``).
     """
     bench = suite.bench
     original = bench.original
@@ -322,6 +326,7 @@ def _check_split(subject: Subject, suite: _Suite) -> None:
             f"flaky: with the code back the tests pass in {num_passed} of {NUM_GOLDEN_RUNS} runs",
         )
     _check_time(repeats, bench)
+    return bench.noticing_seconds(max(report.cpu_seconds for report in repeats))
 
 
 def _split_trials(subject: Subject, bench: Bench) -> list[Trial]:
@@ -360,24 +365,13 @@ def _judge_stubs(subject: Subject, bench: Bench, reports: Sequence[TestReport]) 
         GateFailed: broken-passes or stub-passes.
         SandboxFailure: the sandbox broke.
     """
-    kinds = {"visible": some_of(subject.visible), "hidden": some_of(subject.hidden)}
-    trees = stub_trees(subject, bench)
-    found = [
-        (text, kind, report)
-        for text, report in zip(trees, reports, strict=True)
-        for kind in kinds
-        if not report.error
-    ]
-    unclear = [text for text, report in zip(trees, reports, strict=True) if report.error]
-    apart = [(text, kind) for text in unclear for kind, tests in kinds.items() if tests]
-    trials = [Trial(trees[text], kinds[kind], stop_at_first_failure=True) for text, kind in apart]
-    found += [(text, kind, report) for (text, kind), report in zip(apart, bench.run_all(trials), strict=True)]
-    for text, kind, report in found:
-        if kinds[kind] and _all_passed(report, kinds[kind]):
-            raise stub_passes(text, kind)
+    by_text = dict(zip(STUBS, reports, strict=True))
+    own = (*subject.visible, *subject.hidden)
+    refuse_stubs(subject, {text: passed_in(report, own) for text, report in by_text.items()})
+    refuse_apart(subject, [text for text, report in by_text.items() if report.error], bench)
 
 
-def _ownsome_of(subject: Subject) -> list[str]:
+def _own_some(subject: Subject) -> list[str]:
     return sorted({*some_of(subject.visible), *some_of(subject.hidden)})
 
 

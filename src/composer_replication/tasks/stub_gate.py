@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from composer_replication.tasks.gate_failed import GateFailed
 from composer_replication.tasks.intake.cache import sha256_of
@@ -12,6 +12,10 @@ from composer_replication.tasks.subject import Subject
 from composer_replication.tasks.test_run import TestReport
 
 MAX_STUB_TESTS = 40
+STUBS = ("", *STUB_EXPRESSIONS)
+"""What every deleted function returns; with "" the code is gone."""
+Passed = Mapping[str, frozenset[str] | None]
+"""The tests that pass with each constant ("": without the code); None where the run of all came to nothing."""
 
 
 def some_of(tests: Sequence[str]) -> list[str]:
@@ -34,25 +38,21 @@ def stub_trials(subject: Subject, tests: Sequence[str], bench: Bench) -> list[Tr
 def run_stubs(subject: Subject, tests: Sequence[str], bench: Bench) -> dict[str, TestReport]:
     """What the tests do without the code ("") and when every function returns one constant."""
     reports = bench.run_all(stub_trials(subject, tests, bench))
-    return dict(zip(["", *STUB_EXPRESSIONS], reports, strict=True))
+    return dict(zip(STUBS, reports, strict=True))
 
 
-def passed_in(report: TestReport) -> frozenset[str]:
-    """The tests that passed; none in a run that came to nothing."""
-    return frozenset() if report.error else report.passed
+def passed_in(report: TestReport, tests: Iterable[str]) -> frozenset[str] | None:
+    """The tests but for those that were run and did not pass; None: the run came to nothing, and says nothing of any."""
+    return None if report.error else frozenset(tests) - (report.outcomes.keys() - report.passed)
 
 
-def passed_by_stubs(subject: Subject, tests: Sequence[str], bench: Bench) -> dict[str, frozenset[str]]:
+def passed_by_stubs(subject: Subject, tests: Sequence[str], bench: Bench) -> Passed:
     """Which of the tests pass with each of ``run_stubs``; those of very many that are not run are taken as passed."""
-    tried = some_of(tests)
-    untried = frozenset(tests).difference(tried)
-    return {
-        text: untried | passed_in(report).intersection(tried)
-        for text, report in run_stubs(subject, tried, bench).items()
-    }
+    reports = run_stubs(subject, some_of(tests), bench)
+    return {text: passed_in(report, tests) for text, report in reports.items()}
 
 
-def refuse_stubs(subject: Subject, passed: Mapping[str, frozenset[str]]) -> None:
+def refuse_stubs(subject: Subject, passed: Passed) -> None:
     """Refuse a deletion whose visible or hidden tests all pass with one constant; ``passed`` is of ``passed_by_stubs``.
 
     Raises:
@@ -60,8 +60,33 @@ def refuse_stubs(subject: Subject, passed: Mapping[str, frozenset[str]]) -> None
     """
     for text, tests_passed in passed.items():
         for kind, tests in (("visible", subject.visible), ("hidden", subject.hidden)):
-            if tests and tests_passed.issuperset(tests):
+            if tests and tests_passed is not None and tests_passed.issuperset(tests):
                 raise stub_passes(text, kind)
+
+
+def refuse_apart(
+    subject: Subject, texts: Collection[str], bench: Bench, seconds: float | None = None
+) -> None:
+    """Run visible and hidden tests on their own with constants with which a run of both came to nothing.
+
+    One test that never ends, or one file that is not collected, is no reason for the others to fail. ``seconds``
+    is the processor time of a run, None for what the bench gives.
+
+    Raises:
+        GateFailed: broken-passes or stub-passes.
+        SandboxFailure: the sandbox broke.
+    """
+    if not texts:
+        return
+    trees = stub_trees(subject, bench)
+    kinds = {"visible": some_of(subject.visible), "hidden": some_of(subject.hidden)}
+    apart = [(text, kind) for text in texts for kind, tests in kinds.items() if tests]
+    trials = [
+        Trial(trees[text], kinds[kind], stop_at_first_failure=True, seconds=seconds) for text, kind in apart
+    ]
+    for (text, kind), report in zip(apart, bench.run_all(trials), strict=True):
+        if not report.error and report.passed.issuperset(kinds[kind]):
+            raise stub_passes(text, kind)
 
 
 def stub_passes(text: str, kind: str) -> GateFailed:

@@ -70,6 +70,10 @@ def counted():
 
 def fine(x):
     return x + 40
+
+
+def gives_a_word():
+    return "word"
 """
 OTHER = "def other(z):\n    # the same lines\n    y = x + 1\n\n    return y * 2\n"
 TESTS = """
@@ -114,6 +118,15 @@ def test_fine_one():
 
 def test_fine_two():
     assert planted.fine(2) == 42
+
+
+def test_ends_the_run():
+    if planted.gives_a_word() != "word":
+        os._exit(3)
+
+
+def test_asks_for_anything():
+    planted.gives_a_word()
 """
 COUNTED = """
 import planted
@@ -194,6 +207,14 @@ def test_a_good_candidate_passes_all(planted: PreparedRepository, fine: Subject)
 def test_a_file_that_cannot_be_parted_hides_nothing(planted: PreparedRepository) -> None:
     subject = judge(planted, "counted")  # its file counts its own tests
     assert (len(subject.visible), subject.hidden) == (2, ())
+
+
+def test_a_constant_that_ends_the_run_of_all_tests_is_tried_on_each_side(planted: PreparedRepository) -> None:
+    subject = judge(planted, "gives_a_word")  # one test asks nothing of it, and may be no side of its own
+    assert (len(subject.visible), subject.hidden) == (2, ())
+    parted = replace(subject, visible=subject.visible[:1], hidden=subject.visible[1:])
+    with pytest.raises(GateFailed, match=r"stub-passes: the \w+ tests pass with return None"):
+        check_tests(parted, planted.bench)
 
 
 def test_the_same_seed_gives_the_same_subject(planted: PreparedRepository, fine: Subject) -> None:

@@ -130,6 +130,25 @@ def test_src_layout_and_metadata(run) -> None:
     assert len(report.passed) == 1
 
 
+@pytest.mark.parametrize("root", ["", "src/"])
+def test_the_package_comes_from_the_tree_though_the_environment_has_it_too(
+    tmp_path: Path, own_environment: Environment, root: str
+) -> None:
+    """A build refuses such an environment; should one slip through, no old code is imported in its place."""
+    for packages in own_environment.root.glob("lib/python*/site-packages"):
+        (packages / "thing.py").write_text("X = 'installed'\n")
+    tree = tmp_path / "tree"
+    (tree / root).mkdir(parents=True)
+    (tree / f"{root}thing.py").write_text("X = 'of the tree'\n")
+    (tree / "test_t.py").write_text(
+        "import os, subprocess, sys, thing\n\n\ndef test_it():\n    assert thing.X == 'of the tree'\n"
+        "    assert thing.__file__.startswith(os.getcwd() + os.sep)\n\n\ndef test_child():\n"
+        "    subprocess.run([sys.executable, '-c', 'import thing; assert thing.X == \"of the tree\"'], check=True)\n"
+    )
+    report = run_tests(tree, own_environment, None, timeout_seconds=30.0)
+    assert (report.error, len(report.passed)) == ("", 2)
+
+
 def test_places_of_decorated_tests(run) -> None:
     tests = (
         "import functools, pytest\nfrom package import answer\n\n\ndef wrap(f):\n    @functools.wraps(f)\n"

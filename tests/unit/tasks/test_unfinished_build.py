@@ -53,6 +53,7 @@ def test_a_build_that_was_cut_off(
         ["show"],
         ["validate", "--repeat", "1"],
         ["split", "--heldout-fraction", "0.5", "--seed", "0"],
+        ["export", store.task_ids()[0], "--out", str(tmp_path / "tree")],
     ):
         main(["tasks", words[0], str(out), *words[1:]])
         assert SENTENCE in "".join(capsys.readouterr())

@@ -13,6 +13,9 @@ PATIENCE = 10
 WALL_FACTOR = 4
 """The limit of a run is processor time, which a busy machine hardly changes; by the clock it may be so many times
 as long, for a run that waits for something that never comes."""
+SLOWER = 10.0
+MIN_SECONDS = 2.0
+"""A fault with which the tests need ten times the golden code's time, and more than this, is noticed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,10 @@ class Bench:
         """
         return self.run_all([Trial(files, node_ids, stop_at_first_failure)])[0]
 
+    def noticing_seconds(self, golden_seconds: float) -> float:
+        """The processor time after which tests have noticed a fault; with golden code they need ``golden_seconds``."""
+        return min(max(SLOWER * golden_seconds, MIN_SECONDS), self.test_seconds)
+
     def run_all(self, trials: Sequence[Trial]) -> list[TestReport]:
         """Reports in the order of the trials.
 
@@ -77,4 +84,7 @@ class Bench:
     def _of(self, trial: Trial) -> BatchRun:
         usual = self.suite_seconds if trial.node_ids is None else self.test_seconds
         seconds = usual if trial.seconds is None else trial.seconds
-        return BatchRun(trial.files, trial.node_ids, seconds, trial.stop_at_first_failure, WALL_FACTOR)
+        wall_factor = (
+            WALL_FACTOR * usual / seconds
+        )  # less processor time is no less patience with a busy machine
+        return BatchRun(trial.files, trial.node_ids, seconds, trial.stop_at_first_failure, wall_factor)

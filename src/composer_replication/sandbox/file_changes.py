@@ -169,7 +169,7 @@ class FileChanges:
         if flags & ~(_NO_FOLLOW | _EMPTY_PATH):
             raise _error(errno.EINVAL)
         if address is None:
-            return _descriptor(call.pid, folder, only_path=False)
+            return _descriptor(call.pid, folder)
         path = _OWN_NAMES.sub(b"/proc/%d" % call.pid, _path(call, address))
         named = None if flags & _NO_FOLLOW else _OF_DESCRIPTOR.fullmatch(path)
         if named and int(named[1]) == call.pid:
@@ -209,24 +209,14 @@ def _signed(word: int) -> int:
     return ctypes.c_int32(word & _WORD).value
 
 
-def _descriptor(pid: int, number: int, *, only_path: bool = True) -> int:
-    """What the thread ``pid`` has opened as ``number``, or its working folder, opened by us (``O_PATH``).
-
-    Without ``only_path`` it must have been opened for more than that itself.
-    """
+def _descriptor(pid: int, number: int) -> int:
+    """What the thread ``pid`` has opened as ``number``, or its working folder, opened by us (``O_PATH``)."""
     if number < 0 and number != _HERE:
         raise _error(errno.EBADF)
     try:
-        if not only_path and _flags(pid, number) & os.O_PATH:
-            raise _error(errno.EBADF)
         return os.open(f"/proc/{pid}/cwd" if number == _HERE else f"/proc/{pid}/fd/{number}", os.O_PATH)
     except FileNotFoundError as error:
         raise _error(errno.EBADF) from error
-
-
-def _flags(pid: int, number: int) -> int:
-    with open(f"/proc/{pid}/fdinfo/{number}") as handle:
-        return int(re.findall(r"^flags:\s*(\d+)", handle.read(), re.MULTILINE)[0], 8)
 
 
 def _place(descriptor: int) -> bytes:

@@ -17,6 +17,7 @@ import struct
 import sys
 import threading
 import time
+import types
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from pathlib import Path
@@ -98,6 +99,9 @@ def _run(orders: dict[str, Any], library: ctypes.CDLL) -> int:
 def _run_supervised(orders: dict[str, Any]) -> Any:
     """Run the command with the calls that ``FileChanges`` makes for it; what sandlock says of its end."""
     import sandlock
+
+    # Only answers that are coroutines need it, and it would take a third of the whole start.
+    sys.modules.setdefault("asyncio", types.ModuleType("asyncio"))
     from sandlock import _sdk, handler
 
     policy = orders["policy"]

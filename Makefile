@@ -55,8 +55,13 @@ test-long: setup
 test-fakes: setup
 	$(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m fakes tests/conformance
 
+# At the same time; each shows what it said when it is through, and all are run although one fails.
 interop: setup $(INTEROP_STAMPS)
-	@for name in $(INTEROP); do echo "== $$name"; $(TEST_ENV) .venvs/$$name/bin/python -m pytest tests/interop/$$name || exit 1; done
+	@$(MAKE) --no-print-directory --keep-going --jobs=$(JOBS) $(INTEROP:%=interop-%)
+
+interop-%: .venvs/%/.setup-done
+	@$(TEST_ENV) .venvs/$*/bin/python -m pytest tests/interop/$* >.venvs/$*/tests.log 2>&1; code=$$?; \
+	  echo "== $*"; cat .venvs/$*/tests.log; exit $$code
 
 .venvs/%/.setup-done: tests/interop/%.txt pyproject.toml
 	test -x .venvs/$*/bin/python || $(PYTHON) -m venv .venvs/$*

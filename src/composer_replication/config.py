@@ -6,6 +6,7 @@ Torch-free. Our keys are typed here; the ``[trl]`` table goes unchanged to TRL's
 
 from __future__ import annotations
 
+import copy
 import difflib
 import tomllib
 from collections.abc import Mapping
@@ -80,6 +81,8 @@ class HeldoutSection(Section):
     honestly. ``has_sentinel`` runs the golden code of each drawn task first, so that an outage of
     the grader is not taken for a fall of the truth. Above ``max_seconds_share`` of the run's time
     evaluations wait; one longer than ``timeout_seconds`` is missed, and the third in a row halts.
+    With ``[agent]`` an attempt is an episode within its limits, and the score the share of hidden tests
+    that pass, unless ``agent.reward.rule`` is ``all_or_nothing``.
     """
 
     repositories: list[str] = []
@@ -293,8 +296,6 @@ class RunConfig(Section):
             )
         if self.agent.log_prob_check == "error" and not self.trainer.checks:
             raise ValueError('agent.log_prob_check = "error" needs trainer.checks')
-        if self.heldout is not None:
-            raise ValueError("[heldout] is about single answers so far; leave it out with [agent]")
         return self
 
     @model_validator(mode="after")
@@ -350,7 +351,7 @@ def load_config(path: Path, overrides: Mapping[str, Any] | None = None) -> RunCo
     """
     table = read_table(path)
     for key, value in (overrides or {}).items():
-        _set(table, key, value)
+        _set(table, key, copy.deepcopy(value))  # a later key may change a table that the caller gave
     return parse_config(table, where=str(path), overrides=overrides or {})
 
 

@@ -38,6 +38,21 @@ NEVER_OVER_FAKES = {
 }
 
 
+DEEP_FOLDERS = "test_folders_too_deep_to_be_removed_do_not_stay"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes a backend many seconds is tried on the best one in every run of the tests, on the others in the long one."""
+    for item in items:
+        if (
+            item.name.startswith(DEEP_FOLDERS)
+            and "[bubblewrap]" not in item.name
+            and "-over-" not in item.name
+        ):
+            item.add_marker(pytest.mark.long)
+
+
 @pytest.fixture
 def backend_name(backend: SandboxBackend) -> str:
     return backend.name

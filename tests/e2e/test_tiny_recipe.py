@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from composer_replication.trainer.parameter_hash import parameter_sha256
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "tiny-cpu" / "run.toml"
-STEPS = 4
+STEPS = 3
 # A shell that runs the tests in the background has its children ignore Ctrl-C.
 LISTENING = (
     "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
@@ -85,6 +85,7 @@ def test_the_trained_model_loads_with_transformers_alone(whole: tuple[Path, dict
     assert split["fingerprint"] in (out / "model" / "README.md").read_text()
 
 
+@pytest.mark.long
 def test_three_channels_train_in_one_run(tmp_path: Path) -> None:
     pairs = tmp_path / "pairs.jsonl"
     rows_of_pairs = [
@@ -114,6 +115,7 @@ def test_three_channels_train_in_one_run(tmp_path: Path) -> None:
         assert row["loss"] == pytest.approx(total, rel=1e-4)
 
 
+@pytest.mark.long
 def test_a_curriculum_draws_the_tasks_and_counts_every_attempt(tmp_path: Path) -> None:
     """What it knows at the last checkpoint is what the stored rollouts say, counted again."""
     settings = {
@@ -153,17 +155,18 @@ def test_parameters_change_at_every_step(whole: tuple[Path, dict[str, Any]]) -> 
     assert len({hashlib.sha256(file.read_bytes()).hexdigest() for file in files}) == STEPS
 
 
+@pytest.mark.long
 def test_another_seed_gives_other_parameters(whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     assert finish(tmp_path / "run", "--set", "seed=1")["parameter_sha256"] != whole[1]["parameter_sha256"]
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_a_run_that_was_cut_goes_on_as_if_it_had_not_been(
     whole: tuple[Path, dict[str, Any]], tmp_path: Path, how: signal.Signals
 ) -> None:
     out = tmp_path / "run"
     process = subprocess.Popen(command(out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    manifest = out / "checkpoints" / "checkpoint-2" / "MANIFEST.json"
+    manifest = out / "checkpoints" / "checkpoint-1" / "MANIFEST.json"
     deadline = time.monotonic() + 90
     while not manifest.exists() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -250,11 +253,12 @@ def test_a_run_under_the_evidence_is_killed_between_reading_and_checkpoint_and_e
 ) -> None:
     """Checkpoints stand two steps apart, so the resumed run repeats evaluations that its journal holds."""
     settings = {
+        "trl.max_steps": 4,
         "trainer.checkpoint_every": 2,
         "heldout.sample_size": 2,
         "heldout.num_canaries": 1,
         "heldout.has_sentinel": "true",
-        "evidence.planned_evaluations": STEPS,
+        "evidence.planned_evaluations": 4,
         "evidence.tolerated_gap": 0.1,
     }
     flags = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]

@@ -1,4 +1,4 @@
-"""A run of several turns that is killed among its rollouts, with a curriculum, hints and effort, ends like one that is not."""
+"""A guarded run of several turns that is killed among its rollouts, with a curriculum, hints and effort, ends like one that is not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(900)
 
 WORKER = Path(__file__).with_name("agentic_worker.py")
 PROJECT = Path(__file__).parents[2] / "recipes" / "tiny-cpu" / "project"
-PINS = ("tinymath/numbers.py::clamp", "tinymath/numbers.py::sign", "tinymath/text.py::initials")
+PINS = tuple(f"tinymath/numbers.py::{name}" for name in ("absolute", "clamp", "sign"))  # clamp is held out
 SETTINGS = {
     "trl.max_steps": 3,
     "trl.save_total_limit": 9,
@@ -32,8 +32,9 @@ SETTINGS = {
     "agent.max_concurrent": 6,
     "curriculum.half_life": 3.0,
     "trainer.alpha_sdpo": 0.5,
+    "guard.max_proxy_real_gap": 9.0,
 }
-_CLOCK = ("step_time", "step_seconds", "seconds", "grading_seconds")
+_CLOCK = ("step_time", "step_seconds", "seconds", "grading_seconds", "eval_seconds", "eval_seconds_share")
 
 
 def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -41,7 +42,7 @@ def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         {
             name: round(value, 6) if name == "loss" else value  # a running sum rounds by where it began
             for name, value in row.items()
-            if name not in _CLOCK
+            if name.removeprefix("killswitch/") not in _CLOCK
         }
         for row in rows
     ]
@@ -59,19 +60,22 @@ def what_was_played(folder: RunFolder) -> list[list[Any]]:
             )
             for episode in read_trajectories(path)
         ]
-        for path in sorted(folder.rollouts.glob("episodes-*.jsonl"))
+        for path in sorted([*folder.rollouts.glob("episodes-*"), *folder.rollouts.glob("heldout-*")])
     ]
 
 
+@pytest.mark.long
 def test_killed_among_its_rollouts_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
     store = tmp_path / "tasks"
     build_tasks([str(PROJECT)], store, symbols={str(PROJECT): PINS})
     settings = {"tasks": {"store": str(store)}, **SETTINGS}
-    run_or_resume = runpy.run_path(str(WORKER))["run_or_resume"]
+    worker = runpy.run_path(str(WORKER))
+    run_or_resume = worker["run_or_resume"]
     whole = run_or_resume(tmp_path / "whole", settings)
     spec = tmp_path / "spec.json"
-    # A step has eight episodes of two or three turns, six at a time in batches of three: this is amid the third step.
-    spec.write_text(json.dumps({"run": str(tmp_path / "killed"), "settings": settings, "kill_at": 18}))
+    # The last step ends with a held-out episode of at most three batches; before it eight others went in batches of three.
+    kill_at = worker["Deadly"].num_batches - 5
+    spec.write_text(json.dumps({"run": str(tmp_path / "killed"), "settings": settings, "kill_at": kill_at}))
     done = subprocess.run(
         [sys.executable, str(WORKER), str(spec)],
         capture_output=True,
@@ -83,16 +87,19 @@ def test_killed_among_its_rollouts_and_resumed_equals_uninterrupted(tmp_path: Pa
     assert done.returncode == -signal.SIGKILL, done.stderr[-3000:]
     killed, unbroken = RunFolder(tmp_path / "killed"), RunFolder(tmp_path / "whole")
     checkpoint = newest_whole_checkpoint(killed.checkpoints)
-    assert checkpoint is not None and checkpoint.name in ("checkpoint-1", "checkpoint-2")
+    assert checkpoint is not None and checkpoint.name == "checkpoint-2"
     resumed = run_or_resume(tmp_path / "killed", settings)
     assert resumed["parameter_sha256"] == whole["parameter_sha256"]
     assert what_was_played(killed) == what_was_played(unbroken)
     assert without_times(read_jsonl(killed.metrics)) == without_times(read_jsonl(unbroken.metrics))
+    assert read_jsonl(killed.verdicts) == read_jsonl(unbroken.verdicts)
     states = [
-        json.loads((folder.checkpoints / "checkpoint-3" / "composer_state.json").read_text())["prompt_source"]
+        json.loads((folder.checkpoints / "checkpoint-3" / "composer_state.json").read_text())
         for folder in (killed, unbroken)
     ]
-    assert states[0] == states[1] is not None
+    for part in ("prompt_source", "guard", "last_verdict"):
+        assert states[0][part] == states[1][part] is not None
+    assert states[0]["last_verdict"]["num_updates"] == len(read_jsonl(killed.verdicts)) == 3
     played = what_was_played(unbroken)
-    assert len(played) == 3 and len({episode[2] for step in played for episode in step}) > 1
+    assert len(played) == 6 and len({episode[2] for step in played for episode in step}) > 1
     assert len({episode[0] for step in played for episode in step}) == len(PINS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import runpy
@@ -9,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -78,15 +79,34 @@ def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.fixture(scope="module")
+def uninterrupted(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[..., tuple[RunFolder, dict[str, Any]]]:
+    """The run of some settings that nothing cut short, and what came of it; to be read only."""
+
+    @functools.cache
+    def run(spec: str) -> tuple[RunFolder, dict[str, Any]]:
+        folder = tmp_path_factory.mktemp("whole") / "run"
+        return RunFolder(folder), run_or_resume(folder, json.loads(spec))
+
+    return lambda settings: run(json.dumps(settings))
+
+
 @pytest.mark.parametrize(
     ("settings", "kill_at"),
-    [(PLAIN, 4), (REUSED, 5), (SHARED, 6), (CHANNELS, 5), (CHOSEN, 4)],
-    ids=["second-epoch", "inside-a-generation", "prefix-sharing", "loss-channels", "curriculum"],
+    [
+        pytest.param(PLAIN, 4, id="second-epoch"),
+        pytest.param(REUSED, 5, id="inside-a-generation", marks=pytest.mark.long),
+        pytest.param(SHARED, 6, id="prefix-sharing", marks=pytest.mark.long),
+        pytest.param(CHANNELS, 5, id="loss-channels"),  # amid a generation, too
+        pytest.param(CHOSEN, 4, id="curriculum", marks=pytest.mark.long),
+    ],
 )
 def test_killed_and_resumed_equals_uninterrupted(
-    tmp_path: Path, settings: dict[str, Any], kill_at: int
+    tmp_path: Path, uninterrupted, settings: dict[str, Any], kill_at: int
 ) -> None:
-    whole = run_or_resume(tmp_path / "whole", settings)
+    unbroken, whole = uninterrupted(settings)
     run_and_kill(tmp_path / "killed", settings, kill_at=kill_at)
     killed = RunFolder(tmp_path / "killed")
     checkpoint = newest_whole_checkpoint(killed.checkpoints)
@@ -99,7 +119,6 @@ def test_killed_and_resumed_equals_uninterrupted(
     resumed = run_or_resume(tmp_path / "killed", settings)
     assert resumed == whole
     assert not half_written.exists()
-    unbroken = RunFolder(tmp_path / "whole")
     assert without_times(read_jsonl(killed.metrics)) == without_times(read_jsonl(unbroken.metrics))
     assert read_jsonl(killed.verdicts) == read_jsonl(unbroken.verdicts)
     steps = [row["step"] for row in read_jsonl(killed.metrics)]
@@ -111,12 +130,12 @@ def test_killed_and_resumed_equals_uninterrupted(
     ["", "optimizer.pt", "rng_state.pth", "micro_step", "num_permutations_done", "prompt_source"],
 )
 def test_what_a_checkpoint_holds_is_needed(
-    tmp_path: Path, lost: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, uninterrupted, lost: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each part, taken out, changes the final weights: the equality above is not for free."""
     settings = {"micro_step": REUSED, "prompt_source": CHOSEN}.get(lost, PLAIN)
-    whole = run_or_resume(tmp_path / "whole", settings)
-    folders = RunFolder(tmp_path / "whole").checkpoints.glob("checkpoint-*")
+    unbroken, whole = uninterrupted(settings)
+    folders = unbroken.checkpoints.glob("checkpoint-*")
     middle = sorted(folders, key=lambda folder: int(folder.name.removeprefix("checkpoint-")))[-2]
     checkpoint = tmp_path / "resumed" / "checkpoints" / middle.name
     shutil.copytree(middle, checkpoint)

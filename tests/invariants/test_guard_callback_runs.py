@@ -34,9 +34,22 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A run that nothing cut short, to be read only, and what came of it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("uninterrupted") / "whole"
+    told = run_or_resume(folder)
+    torch.set_num_threads(before)
+    return folder, told
+
+
+def test_killed_and_resumed_equals_uninterrupted(
+    tmp_path: Path, uninterrupted: tuple[Path, dict[str, Any]]
+) -> None:
     """Folds at 1, 3, 5, 7; saved at 3; killed inside step 6, after the fold at 5, which is made again."""
-    whole = run_or_resume(tmp_path / "whole")
+    folder, whole = uninterrupted
     assert whole["folds"] == [1, 3, 5, 7]
     assert whole["calls"] == 4
     done = subprocess.run(
@@ -51,25 +64,24 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
     verdicts = tmp_path / "killed" / "verdicts.jsonl"
     assert [row["round_idx"] for row in read_jsonl(verdicts)] == [1, 3, 5]
     assert run_or_resume(tmp_path / "killed", resume=True) == whole
-    assert read_jsonl(verdicts) == read_jsonl(tmp_path / "whole" / "verdicts.jsonl")
+    assert read_jsonl(verdicts) == read_jsonl(folder / "verdicts.jsonl")
 
 
-@pytest.mark.parametrize("lost", ["guard", "evaluator", "last_round_idx"])
-def test_each_part_of_the_stored_state_is_needed(tmp_path: Path, lost: str) -> None:
-    whole = run_or_resume(tmp_path / "whole")
+@pytest.mark.parametrize("lost", ["", "guard", "evaluator", "last_round_idx"])
+def test_each_part_of_the_stored_state_is_needed(
+    tmp_path: Path, uninterrupted: tuple[Path, dict[str, Any]], lost: str
+) -> None:
+    folder, whole = uninterrupted
     checkpoint = tmp_path / "resumed" / "checkpoint-3"
-    shutil.copytree(tmp_path / "whole" / "checkpoint-3", checkpoint)
-    assert run_or_resume(tmp_path / "resumed", resume=True) == whole
-    shutil.rmtree(tmp_path / "resumed")
-    shutil.copytree(tmp_path / "whole" / "checkpoint-3", checkpoint)
+    shutil.copytree(folder / "checkpoint-3", checkpoint)
     state = json.loads((checkpoint / "trainer_state.json").read_text())
     saved = state["stateful_callbacks"][STATE_KEY]
     if lost == "guard":
         saved["guard"]["memory"]["in_loop_ema"] += 0.5
-    else:
+    elif lost:
         saved[lost] = None
     (checkpoint / "trainer_state.json").write_text(json.dumps(state))
-    assert run_or_resume(tmp_path / "resumed", resume=True) != whole
+    assert (run_or_resume(tmp_path / "resumed", resume=True) == whole) is (lost == "")
 
 
 def free_port() -> int:
@@ -78,6 +90,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@pytest.mark.long
 def test_two_processes_evaluate_once_and_stop_together(tmp_path: Path) -> None:
     shared = {
         **os.environ,

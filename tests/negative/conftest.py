@@ -10,9 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from composer_replication.cli.main import main
-from composer_replication.tasks.build import build_tasks
 
-TINY = Path(__file__).parents[2] / "recipes" / "tiny-cpu" / "project"
 PINS = ("tinymath/numbers.py::clamp", "tinymath/text.py::initials")
 RECIPE = """
 [model]
@@ -69,11 +67,9 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
 
 
 @pytest.fixture(scope="session")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def store(build_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store of two tasks, to be read only."""
-    folder = tmp_path_factory.mktemp("store") / "tasks"
-    assert build_tasks([str(TINY)], folder, symbols={str(TINY): PINS}).tasks == len(PINS)
-    return folder
+    return build_tiny(tmp_path_factory.mktemp("store") / "tasks", PINS)
 
 
 @pytest.fixture

@@ -25,7 +25,6 @@ from composer_replication.tasks.store import TaskStore
 
 Command = Callable[..., Any]
 Make = Callable[..., Path]
-TINY = Path(__file__).parents[2] / "recipes" / "tiny-cpu" / "project"
 PYPROJECT = '[project]\nname = "planted"\nversion = "1"\n'
 MODULE = """def triple(x):
     y = x + x + x
@@ -52,21 +51,33 @@ def test_double_more():
 """
 PIN = "planted.py::double"
 GOOD = {"pyproject.toml": PYPROJECT, "planted.py": MODULE, "tests/test_planted.py": TESTS}
+OTHER = {**GOOD, "pyproject.toml": PYPROJECT.replace("planted", "another")}
 
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
     """Writes a project; ``GOOD`` with changes, None takes a file away."""
 
-    def write(changes: Mapping[str, str | bytes | None] = {}, *, base: Mapping[str, str] = GOOD) -> Path:
-        root = tmp_path / "project"
-        for name, text in {**base, **changes}.items():
+    def write(
+        changes: Mapping[str, str | bytes | None] = {},
+        *,
+        base: Mapping[str, str] = GOOD,
+        name: str = "project",
+    ) -> Path:
+        root = tmp_path / name
+        for path, text in {**base, **changes}.items():
             if text is not None:
-                (root / name).parent.mkdir(parents=True, exist_ok=True)
-                (root / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+                (root / path).parent.mkdir(parents=True, exist_ok=True)
+                (root / path).write_bytes(text if isinstance(text, bytes) else text.encode())
         return root
 
     return write
+
+
+@pytest.fixture
+def good(make: Make) -> Path:
+    """A project beside the one of ``make``, of which tasks can be built."""
+    return make(base=OTHER, name="good")
 
 
 @pytest.fixture
@@ -111,11 +122,11 @@ def refused(command: Command, tmp_path: Path) -> Callable[..., str]:
     ],
 )
 def test_good_tasks_stay_usable(
-    command: Command, make: Make, builds: Callable[..., TaskStore], tmp_path: Path,
+    command: Command, make: Make, good: Path, builds: Callable[..., TaskStore], tmp_path: Path,
     changes: Mapping[str, str | None], code: str,
 ) -> None:  # fmt: skip
     """A build into the same folder fails; the tasks of the one before are whole, and can be built on."""
-    store = builds(TINY, "tinymath/text.py::initials")
+    store = builds(good)
     fingerprint, before = store.fingerprint, store.tasks()
     bad = make(changes)
     answer = command("tasks", "build", "--visible-only", bad, "--out", tmp_path / "out")
@@ -124,13 +135,15 @@ def test_good_tasks_stay_usable(
     after.verify()
     assert (after.fingerprint, after.tasks()) == (fingerprint, before)
     assert command("tasks", "show", tmp_path / "out", before[0].task_id, fails=False).exit_code == 0
-    assert builds(TINY, "tinymath/text.py::initials").fingerprint == fingerprint
+    assert builds(good).fingerprint == fingerprint
 
 
-def test_a_bad_repository_beside_a_good_one_is_counted(command: Command, make: Make, tmp_path: Path) -> None:
+def test_a_bad_repository_beside_a_good_one_is_counted(
+    command: Command, make: Make, good: Path, tmp_path: Path
+) -> None:
     bad = make({"tests/test_planted.py": "def test_it():\n    assert False\n"})
     words = ("--out", tmp_path / "out", "--max-tasks", 1)
-    answer = command("tasks", "build", "--visible-only", TINY, bad, *words, fails=False)
+    answer = command("tasks", "build", "--visible-only", good, bad, *words, fails=False)
     result = json.loads(answer.out)
     assert (answer.exit_code, result["tasks"], result["rejected"]["red-baseline"]) == (0, 1, 1)
 
@@ -140,11 +153,11 @@ def test_a_bad_repository_beside_a_good_one_is_counted(command: Command, make: M
     [({"tests/test_planted.py": "# none\n"}, "CR0404"), ({"pyproject.toml": None}, "CR0403")],
 )
 def test_one_that_cannot_be_opened_beside_a_good_one_is_counted_and_named(
-    command: Command, make: Make, tmp_path: Path, changes: Mapping[str, str | None], code: str
+    command: Command, make: Make, good: Path, tmp_path: Path, changes: Mapping[str, str | None], code: str
 ) -> None:
     bad = make(changes)
     words = ("--out", tmp_path / "out", "--max-tasks", 1, "--visible-only")
-    answer = command("tasks", "build", bad, TINY, *words, fails=False)
+    answer = command("tasks", "build", bad, good, *words, fails=False)
     result = json.loads(answer.out)
     assert (answer.exit_code, result["tasks"], result["rejected"][code]) == (0, 1, 1)
     assert list(result["unusable"]) == [str(bad)]
@@ -152,12 +165,12 @@ def test_one_that_cannot_be_opened_beside_a_good_one_is_counted_and_named(
 
 
 def test_tasks_of_a_source_that_cannot_be_opened_any_more_are_not_lost(
-    command: Command, make: Make, builds: Callable[..., TaskStore], tmp_path: Path
+    command: Command, make: Make, good: Path, builds: Callable[..., TaskStore], tmp_path: Path
 ) -> None:
     source = make({})
     before = builds(source).fingerprint
     (source / "pyproject.toml").unlink()
-    answer = command("tasks", "build", "--visible-only", source, TINY, "--out", tmp_path / "out")
+    answer = command("tasks", "build", "--visible-only", source, good, "--out", tmp_path / "out")
     assert answer.error["code"] == "CR0425"
     assert f"{source} cannot be used: CR0403" in answer.error["message"]
     assert TaskStore.open(tmp_path / "out").fingerprint == before
@@ -294,7 +307,13 @@ LAYOUTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+QUICK_LAYOUTS = ("src", "namespace in src", "tests in the package", "its own import mode")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in QUICK_LAYOUTS else pytest.param(name, marks=pytest.mark.long) for name in LAYOUTS],
+)
 def test_a_layout_works(make: Make, builds: Callable[..., TaskStore], name: str) -> None:
     changes, pin = LAYOUTS[name]
     (task,) = builds(make(changes), pin).tasks()
@@ -358,6 +377,7 @@ def test_odd_files_beside_good_ones(make: Make, builds: Callable[..., TaskStore]
     assert set(record.broken_files) == {"tests/test_broken.py", "tests/test_syntax.py"}
 
 
+@pytest.mark.long
 def test_odd_files_when_candidates_are_drawn(command: Command, make: Make, tmp_path: Path) -> None:
     answer = command(
         "tasks",
@@ -379,9 +399,14 @@ def test_odd_files_when_candidates_are_drawn(command: Command, make: Make, tmp_p
     [
         "project = 3\n",
         "project = [[1]]\n[tool.poetry]\ndependencies = [1]\ngroup = 3\n",
-        '[project]\nname = ["x"]\nversion = 3\ndependencies = {a = 1}\noptional-dependencies = [1]\n',
-        '[project]\nname = "planted"\n[dependency-groups]\na = [{include-group = "a"}, {include-group = ["b"]}, 3]\nb = 4\n',
-        '[project]\nname = "planted"\nversion = "/../../../../../../climbed"\n',
+        *(
+            pytest.param(text, marks=pytest.mark.long)
+            for text in (
+                '[project]\nname = ["x"]\nversion = 3\ndependencies = {a = 1}\noptional-dependencies = [1]\n',
+                '[project]\nname = "planted"\n[dependency-groups]\na = [{include-group = "a"}, {include-group = ["b"]}, 3]\nb = 4\n',
+                '[project]\nname = "planted"\nversion = "/../../../../../../climbed"\n',
+            )
+        ),
         '[project]\nname = "../../climbed"\nversion = "1"\n[tool.poetry.dependencies]\npython = {version = 3}\n',
     ],
 )  # fmt: skip
@@ -469,7 +494,13 @@ def seen_outside(tmp_path: Path) -> set[str]:
     return {path.name for path in tmp_path.iterdir()} - {"project", "out", "home"}
 
 
-@pytest.mark.parametrize("place", ["conftest.py", "tests/conftest.py", "planted_plugin.py"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "conftest.py",
+        *(pytest.param(n, marks=pytest.mark.long) for n in ("tests/conftest.py", "planted_plugin.py")),
+    ],
+)
 def test_a_hostile_conftest_reaches_nothing(
     make: Make, builds: Callable[..., TaskStore], trap: dict[str, Any], tmp_path: Path, place: str
 ) -> None:
@@ -618,15 +649,17 @@ def start(*words: object, most_bytes: int = -1) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_a_full_disk_leaves_the_tasks_of_before(builds: Callable[..., TaskStore], tmp_path: Path) -> None:
-    one, two = "tinymath/text.py::initials", "tinymath/numbers.py::clamp"
-    store = builds(TINY, one)
+def test_a_full_disk_leaves_the_tasks_of_before(
+    make: Make, builds: Callable[..., TaskStore], tmp_path: Path
+) -> None:
+    source, one, two = make(), PIN, "planted.py::triple"
+    store = builds(source, one)
     fingerprint = store.fingerprint
     words = (
         "tasks",
         "build",
         "--visible-only",
-        TINY,
+        source,
         "--out",
         tmp_path / "out",
         f"--symbol={one}",

@@ -128,7 +128,7 @@ def test_an_interrupted_build_goes_on_to_the_same_tasks(
     assert TaskStore.open(tmp_path / "out").fingerprint == TaskStore.open(store).fingerprint
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_a_training_run_ends_with_a_whole_checkpoint(
     start: Callable[..., Started], recipe: Path, number: signal.Signals
 ) -> None:

@@ -136,6 +136,14 @@ def test_overrides_reach_into_tables(tmp_path: Path) -> None:
     assert config.model.lora.rank == 4
 
 
+def test_an_override_leaves_the_tables_of_its_caller_alone() -> None:
+    overrides = {"heldout": {"every": 2}, "heldout.every": 3}
+    recipe = Path(__file__).parents[2] / "recipes" / "tiny-cpu" / "run.toml"
+    config = load_config(recipe, overrides)
+    assert config.heldout is not None and config.heldout.every == 3
+    assert overrides["heldout"] == {"every": 2}
+
+
 def test_an_override_of_an_unknown_key_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path, dump_config(parse_config(SMALL, where="x")))
     with pytest.raises(UsageError, match=r"nearest known key is trainer\.checkpoint_every"):

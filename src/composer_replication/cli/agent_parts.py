@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from composer_replication.channel_tables import AgentSection
@@ -22,6 +22,7 @@ from composer_replication.rollouts.episodes.episode_options import EpisodeOption
 from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
 from composer_replication.rollouts.episodes.trajectories import TrajectoryOptions
 from composer_replication.rollouts.generations.episode_player import EpisodePlayer, Listeners
+from composer_replication.rollouts.generations.episode_sampler import EpisodeSampler
 from composer_replication.rollouts.generations.kept_episodes import KeptEpisodes
 from composer_replication.rollouts.generations.observed_episodes import ObservedEpisodes
 from composer_replication.rollouts.grading import Grader
@@ -35,12 +36,16 @@ from composer_replication.tasks.store import TaskStore
 
 @dataclass(frozen=True, slots=True)
 class AgentParts:
-    """What a trainer takes for rollouts of several turns: its rollout function, its reward, and the player of both."""
+    """What a trainer takes for rollouts of several turns: its rollout function, its reward, and the player of both.
+
+    ``sampler`` plays for evaluation.
+    """
 
     player: EpisodePlayer
     rollouts: Any
     reward: Any
     hint_source: HintGenerator | None
+    sampler: EpisodeSampler
 
 
 def check_agent(config: RunConfig) -> None:
@@ -71,9 +76,14 @@ def agent_rows(store: TaskStore, tasks: Sequence[Task]) -> list[dict[str, Any]]:
 
 
 def open_player(
-    config: RunConfig, grader: Grader, tokenizer: Any, *, listeners: Listeners | None = None
+    config: RunConfig,
+    grader: Grader,
+    tokenizer: Any,
+    *,
+    listeners: Listeners | None = None,
+    is_evaluation: bool = False,
 ) -> EpisodePlayer:
-    """Who plays episodes as ``[agent]`` says.
+    """Who plays episodes as ``[agent]`` says; with ``is_evaluation`` those that ``EpisodeSampler`` takes.
 
     Raises:
         UsageError: a limit out of range (CR0803, CR0805, CR0820).
@@ -92,7 +102,10 @@ def open_player(
         sandbox_limits=sandbox,
         tool_limits=ToolLimits(**limits),
     )
-    attempts = JudgedAttempts(grader, attempt=attempt, reward=reward, monitor=open_monitor(section))
+    monitor = None if is_evaluation else open_monitor(section)
+    attempts = JudgedAttempts(
+        grader, attempt=attempt, reward=reward, monitor=monitor, keeps_trees=is_evaluation
+    )
     talk = LedgerTalk(
         tokenizer,
         tokenizer.chat_template,
@@ -102,6 +115,8 @@ def open_player(
         tools=TOOLS,
     )
     options = episode_options(section, temperature=float(config.trl.get("temperature", 1.0)))
+    if is_evaluation:  # what was abandoned would be missing by its own doing
+        options = replace(options, stragglers=StragglerRule())
     return EpisodePlayer(attempts, talk, options, seed=config.seed, listeners=listeners)
 
 
@@ -139,7 +154,7 @@ def open_agent(
     """
     if config.agent is None:
         return None
-    from composer_replication.trainer.episode_rollouts import EpisodeReward, EpisodeRollouts
+    from composer_replication.trainer.episode_rollouts import EpisodeReward, EpisodeRollouts, TrainedPolicy
     from composer_replication.trainer.processes import process_rank
 
     observed = ObservedEpisodes(grader.store) if config.trainer.alpha_sdpo != 0.0 else None
@@ -152,14 +167,23 @@ def open_agent(
     )
     on_outcomes = None if curriculum is None else curriculum.note
     player = open_player(config, grader, tokenizer, listeners=Listeners(kept, on_outcomes, observed))
+    judge = open_player(config, grader, tokenizer, is_evaluation=True)
+    max_batch, in_rounds = config.agent.max_batch, config.agent.in_rounds
+    policy = TrainedPolicy(max_batch=max_batch, in_rounds=in_rounds)
     return AgentParts(
         player,
-        EpisodeRollouts(player, max_batch=config.agent.max_batch, in_rounds=config.agent.in_rounds),
+        EpisodeRollouts(player, max_batch=max_batch, in_rounds=in_rounds),
         EpisodeReward(player),
         None
         if observed is None
         else HintedTurnMaker(tokenizer, observe=observed, options=hint_options(config)),
+        EpisodeSampler(judge, policy, keep=kept.keep_evaluation),
     )
+
+
+def counts_shares(config: RunConfig) -> bool:
+    """Whether the reward is a share of tests, so that the truth beside it has to be one too."""
+    return config.agent is not None and config.agent.reward.rule != "all_or_nothing"
 
 
 def checks_of(config: RunConfig) -> Any:

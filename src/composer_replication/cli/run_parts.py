@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from composer_replication.cli.agent_parts import agent_rows
+from composer_replication.cli.agent_parts import agent_rows, counts_shares
 from composer_replication.cli.progress_bar import Report
 from composer_replication.cli.task_division import RunTasks, prompt_of
 from composer_replication.config import RunConfig
@@ -27,6 +27,7 @@ from composer_replication.rollouts.policy_sampler import PolicySampler
 from composer_replication.rollouts.reward_function import FeatureDeletionReward
 from composer_replication.rollouts.rewards import load_reward_rule
 from composer_replication.rollouts.single_turn import refuse_leaking_prompt
+from composer_replication.rollouts.task_sampler import TaskSampler
 from composer_replication.run_folder import RunFolder, read_json, write_json
 from composer_replication.safety import (
     CombinedGuard,
@@ -189,7 +190,7 @@ POOL_PER_SAMPLE = 10
 
 
 def open_evaluator(
-    config: RunConfig, sampler: PolicySampler, tasks: RunTasks
+    config: RunConfig, sampler: TaskSampler, tasks: RunTasks
 ) -> PatientEvaluation[HeldoutReading] | None:
     """The guard's truth, or None when the recipe holds nothing out.
 
@@ -213,6 +214,7 @@ def open_evaluator(
         canaries=canaries,
         num_canaries=section.num_canaries,
         has_sentinel=section.has_sentinel,
+        counts_shares=counts_shares(config),
         max_seconds_share=section.max_seconds_share,
     )
     if config.evidence is not None and len(tasks.heldout) < POOL_PER_SAMPLE * section.sample_size:

@@ -30,8 +30,8 @@ from composer_replication.report import read_run, write_model_card, write_report
 from composer_replication.rollouts.heldout_evaluation import derive_seed
 from composer_replication.rollouts.pass_rates import summarise
 from composer_replication.rollouts.patient_evaluation import PatientEvaluation
-from composer_replication.rollouts.policy_sampler import PolicySampler
 from composer_replication.rollouts.single_turn import is_finished
+from composer_replication.rollouts.task_sampler import TaskSampler
 from composer_replication.run_folder import RunFolder, read_json, read_jsonl, write_atomic, write_json
 from composer_replication.tasks.store import TaskStore
 
@@ -47,7 +47,7 @@ class _Parts:
     folder: RunFolder
     store: TaskStore
     tasks: RunTasks
-    sampler: PolicySampler
+    sampler: TaskSampler
     evaluator: PatientEvaluation[HeldoutReading] | None
     trainer: Any
     quiet: bool
@@ -156,16 +156,16 @@ def _open_parts(
     model, tokenizer = load_model(config.model, seed=config.seed, needs_chat_template=as_chat)
     if config.agent is None:
         _refuse_long_answers(rows, model, tokenizer, arguments)
-    sampler = run_parts.open_sampler(config, grader, model, tokenizer)
-    evaluator = run_parts.open_evaluator(config, sampler, tasks)
     curriculum = open_curriculum(config, store, rows, model)
     agent = open_agent(config, grader, tokenizer, folder, curriculum)
     if agent is None:
         reward: Any = run_parts.open_reward(config, tasks, grader, folder, curriculum)
         hint_source = open_hint_source(config, store, grader, tokenizer)
+        sampler: TaskSampler = run_parts.open_sampler(config, grader, model, tokenizer)
     else:
-        refuse_long_conversations(config, agent.player, tasks.train, model)
-        reward, hint_source = agent.reward, agent.hint_source
+        refuse_long_conversations(config, agent.player, (*tasks.train, *tasks.heldout), model)
+        reward, hint_source, sampler = agent.reward, agent.hint_source, agent.sampler
+    evaluator = run_parts.open_evaluator(config, sampler, tasks)
     with refusals("[trl], [model.lora]"):
         trainer = ComposerReplicationTrainer(
             model=model,
@@ -197,7 +197,7 @@ def _open_parts(
     reason = trainer.choose_kl_path()
     if reason:
         progress(f"guard: KL path off: {reason}")
-    sampler.policy.model = trainer.model  # type: ignore[attr-defined]  # the trainer may have wrapped it in adapters
+    sampler.follow(trainer)
     return _Parts(config, folder, store, tasks, sampler, evaluator, trainer, quiet)
 
 
@@ -245,13 +245,16 @@ def _measure_once(parts: _Parts, when: str, progress: Callable[[str], None]) -> 
             progress_bar(quiet=parts.quiet) as report,
             parts.sampler.reporting(report, f"{when}, {side} tasks"),
         ):
-            rates[side] = _rates(parts.sampler, tasks, section.before_and_after_samples, seed)
+            samples = section.before_and_after_samples
+            rates[side] = _rates(parts.sampler, tasks, samples, seed, f"{when}-{side}")
     write_json(path, rates)
     return rates
 
 
-def _rates(sampler: PolicySampler, tasks: tuple[Task, ...], num_samples: int, seed: int) -> dict[str, Any]:
-    results, dropped = sampler.sample(tasks, num_samples=num_samples, seed=seed)
+def _rates(
+    sampler: TaskSampler, tasks: tuple[Task, ...], num_samples: int, seed: int, name: str
+) -> dict[str, Any]:
+    results, dropped = sampler.sample(tasks, num_samples=num_samples, seed=seed, name=name)
     rates = asdict(summarise(results, infrastructure_failures=dropped))
     rates["by_task"] = {
         r.task_id: {"visible": sum(r.visible), "hidden": sum(r.hidden), "samples": len(r.visible)}

@@ -11,7 +11,7 @@ from typing import Any
 
 from composer_replication.errors import InputError, SandboxFailure, UsageError
 from composer_replication.records import HeldoutReading, Task
-from composer_replication.rollouts.policy_sampler import PolicySampler
+from composer_replication.rollouts.task_sampler import TaskSampler
 from composer_replication.tasks.canaries import Canary
 
 STATE_VERSION = 2
@@ -21,9 +21,10 @@ class HeldoutEvaluator:
     """``heldout_eval_fn`` for the trainer: a reading when one is due, else None.
 
     At each reading ``sample_size`` tasks are drawn at random from the pool (0: all of it),
-    without repeats within a reading and anew for the next; the policy answers each
-    ``samples_per_task`` times. A task's pair is (mean visible, mean hidden); ``score`` is the
-    mean of the hidden ones. Draw and sampling depend on the run's seed and the reading's
+    without repeats within a reading and anew for the next; the policy attempts each
+    ``samples_per_task`` times. A task's pair is (mean visible, mean hidden), of samples that passed
+    all of such tests; ``score`` is the mean of the hidden ones, or with ``counts_shares`` of the share of
+    hidden tests that passed. Draw and sampling depend on the run's seed and the reading's
     number alone, so a resumed run repeats them.
 
     A task is neutral in a reading, left out and counted, when the sandbox failed for one of
@@ -31,7 +32,7 @@ class HeldoutEvaluator:
     that crashes or runs too long scores 0.
 
     Args:
-        sampler: asks the policy and grades.
+        sampler: asks the policy, in one answer or by an episode of several turns, and grades.
         tasks: the held-out pool; each with hidden tests.
         split_fingerprint: of the split that the pool belongs to.
         seed: of draws and samples.
@@ -42,6 +43,8 @@ class HeldoutEvaluator:
         canaries: tasks that cannot be solved honestly; ``num_canaries`` of them a reading,
             drawn with replacement, one sample each.
         has_sentinel: run the golden body of each drawn task first.
+        counts_shares: for a run whose reward is a share of tests, so that the guard compares like with like: such a
+            reward may rise by half before a task is solved whole. The pairs stay as they are.
         max_seconds_share: most of the run's time that readings may take. A due reading that
             would begin above it waits; the sample is never made smaller. None: no ceiling.
             With a ceiling the cadence depends on the clock, so two runs may differ.
@@ -55,7 +58,7 @@ class HeldoutEvaluator:
 
     def __init__(
         self,
-        sampler: PolicySampler,
+        sampler: TaskSampler,
         tasks: Sequence[Task],
         *,
         split_fingerprint: str,
@@ -66,6 +69,7 @@ class HeldoutEvaluator:
         canaries: Sequence[Canary] = (),
         num_canaries: int = 0,
         has_sentinel: bool = False,
+        counts_shares: bool = False,
         max_seconds_share: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -80,6 +84,7 @@ class HeldoutEvaluator:
         self.canaries = tuple(canaries)
         self.num_canaries = num_canaries
         self.has_sentinel = has_sentinel
+        self.counts_shares = counts_shares
         self.max_seconds_share = max_seconds_share
         self.num_calls = 0
         self.evaluation_idx = 0
@@ -128,28 +133,31 @@ class HeldoutEvaluator:
         tasks = self.draw(index)
         standing = self.sampler.golden_passes(tasks) if self.has_sentinel else {}
         results, _ = self.sampler.sample(
-            tasks, num_samples=self.samples_per_task, seed=derive_seed(self.seed, "heldout", index)
+            tasks,
+            num_samples=self.samples_per_task,
+            seed=derive_seed(self.seed, "heldout", index),
+            name=f"heldout-{index:06d}",
         )
         out = {task_id for task_id, stands in standing.items() if not stands}
         if out:  # what a grader that is out says of an answer must not stand for it later
             self.sampler.grader.forget(out)
-        pairs = [
-            (statistics.fmean(r.visible), statistics.fmean(r.hidden))
-            for r in results
-            if len(r.hidden) == self.samples_per_task and standing.get(r.task_id, True)
+        whole = [
+            r for r in results if len(r.hidden) == self.samples_per_task and standing.get(r.task_id, True)
         ]
-        if not pairs:
+        if not whole:
             raise SandboxFailure(
                 "CR0390",
                 "the sandbox failed for every task of a held-out evaluation.",
                 fix="composer-rl sandbox selftest",
             )
+        pairs = [(statistics.fmean(r.visible), statistics.fmean(r.hidden)) for r in whole]
+        truths = [statistics.fmean(r.hidden_share if self.counts_shares else r.hidden) for r in whole]
         passes = self._canary_passes(index)
         self.evaluation_idx = index  # only now: a reading that broke is made again with the same draw
         self.last_visible = statistics.fmean(visible for visible, _ in pairs)
         return HeldoutReading(
             evaluation_idx=index,
-            score=statistics.fmean(hidden for _, hidden in pairs),
+            score=statistics.fmean(truths),
             pairs=tuple(pairs),
             canary_passes=tuple(float(passed) for passed in passes if passed is not None),
             split_fingerprint=self.split_fingerprint,
@@ -162,7 +170,9 @@ class HeldoutEvaluator:
             return []
         dice = random.Random(derive_seed(self.seed, "canaries", index))  # noqa: S311 - a draw, no secret
         chosen = dice.choices(self.canaries, k=self.num_canaries)
-        return self.sampler.sample_canaries(chosen, seed=derive_seed(self.seed, "canary samples", index))
+        return self.sampler.sample_canaries(
+            chosen, seed=derive_seed(self.seed, "canary samples", index), name=f"canaries-{index:06d}"
+        )
 
     def _elapsed(self) -> float:
         return self._run_seconds + (0.0 if self._began is None else self._clock() - self._began)

@@ -11,11 +11,15 @@ from composer_replication.tasks.pass_intervals import wilson
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """What the samples of one task did; ``hidden`` is empty when the task has no hidden part."""
+    """What the samples of one task did; ``hidden`` is empty when the task has no hidden part.
+
+    ``hidden_share`` is the share of its hidden tests that each sample passed.
+    """
 
     task_id: str
     visible: tuple[bool, ...]
     hidden: tuple[bool, ...]
+    hidden_share: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ class JournalledEvaluation:
         self.journal = journal
 
     def __call__(self) -> float | HeldoutReading | None:
-        """The reading with the scores that the journal holds, and their mean as its score.
+        """The reading with the scores that the journal holds; its own score, or their mean where they are others.
 
         Raises:
             ValueError: ``evaluation_idx`` is neither in the journal nor the next one, or a score
@@ -47,9 +47,10 @@ class JournalledEvaluation:
                 reading.canary_passes,
                 neutral=reading.infrastructure_failures,
             )
+        is_other = bool(scores.pairs) and sorted(scores.pairs) != sorted(reading.pairs)
         return replace(
             reading,
-            score=statistics.fmean(hidden for _, hidden in scores.pairs) if scores.pairs else reading.score,
+            score=statistics.fmean(hidden for _, hidden in scores.pairs) if is_other else reading.score,
             pairs=scores.pairs,
             canary_passes=scores.canary_passes,
             infrastructure_failures=scores.neutral,

@@ -6,7 +6,8 @@ tool loop decodes every answer, drives turns in lockstep and knows no deadline, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -101,6 +102,43 @@ def model_sampler(model: Any, trainer: Any) -> SampleBatch:
     return ModelSampler(model, trainer.args, trainer.processing_class, eos_token_ids=trainer.eos_token_ids)
 
 
+@contextmanager
+def batching_policy(
+    sampler: SampleBatch, num_running: Callable[[], int], *, max_batch: int, in_rounds: bool
+) -> Iterator[BatchingPolicy]:
+    """Inside, ``sampler`` as a policy that many episodes may ask at once."""
+    policy = BatchingPolicy(sampler, max_batch=max_batch, num_expected=num_running if in_rounds else None)
+    try:
+        yield policy
+    finally:
+        policy.close()
+
+
+class TrainedPolicy:
+    """The weights of a trainer as they are now, for episodes that nothing is learned from; sampled as in training.
+
+    Like any held-out evaluation it samples the model in place, amid a step, and moves none of torch's own random numbers.
+
+    Args:
+        max_batch, in_rounds: as ``EpisodeRollouts``.
+
+    ``trainer`` is to be given as soon as there is one.
+    """
+
+    def __init__(self, *, max_batch: int, in_rounds: bool) -> None:
+        self.trainer: Any = None
+        self.max_batch, self.in_rounds = max_batch, in_rounds
+
+    @property
+    def step(self) -> int:
+        return int(self.trainer.state.global_step)
+
+    def opened(self, num_running: Callable[[], int]) -> AbstractContextManager[BatchingPolicy]:
+        """The policy for a while."""
+        sampler = model_sampler(self.trainer.model, self.trainer)
+        return batching_policy(sampler, num_running, max_batch=self.max_batch, in_rounds=self.in_rounds)
+
+
 class EpisodeRollouts:
     """``rollout_func`` of ``ComposerReplicationTrainer``: every row's task is played by the weights at hand.
 
@@ -135,15 +173,14 @@ class EpisodeRollouts:
         step = 1 + int(trainer.state.global_step)
         place = self._place(step, is_training=is_training)
         with trainer.model_for_generation() as model:
-            policy = BatchingPolicy(
-                (self.make_sampler or model_sampler)(model, trainer),
+            sampler = (self.make_sampler or model_sampler)(model, trainer)
+            with batching_policy(
+                sampler,
+                lambda: self.player.num_running,
                 max_batch=self.max_batch,
-                num_expected=(lambda: self.player.num_running) if self.in_rounds else None,
-            )
-            try:
+                in_rounds=self.in_rounds,
+            ) as policy:
                 played = self.player.play(task_ids, policy, step=step, place=place, is_training=is_training)
-            finally:
-                policy.close()
         filler = trainer.processing_class.eos_token_id
         return trl_columns([rollout_row(each, filler_id=filler) for each in played])
 

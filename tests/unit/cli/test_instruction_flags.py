@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,8 @@ def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     server.server_close()
 
 
-def test_a_build_with_written_texts(tmp_path: Path, url: str) -> None:
+def test_a_build_with_written_texts(build_tiny: Callable[..., Path], tmp_path: Path, url: str) -> None:
+    build_tiny(tmp_path / "tasks", PINS)  # what is asked after a build is asked after one that goes on, too
     asked = ["--out", str(tmp_path / "tasks"), *(f"--symbol={pin}" for pin in PINS)]
     asked += ["--instructions-from", url, "--instructions-model", "writer"]
     result, code = tasks_verb.run_build(parse(*asked))

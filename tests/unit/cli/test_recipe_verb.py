@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,13 @@ import pytest
 from composer_replication.cli import new_recipe
 from composer_replication.cli.main import main
 from composer_replication.config import load_config
-from composer_replication.tasks.build import build_tasks
 
-TINY = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "project"
 PINS = ["tinymath/numbers.py::clamp", "tinymath/text.py::initials", "tinymath/numbers.py::mean"]
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("recipe") / "tasks"
-    build_tasks([str(TINY)], out, symbols={str(TINY): PINS})
-    return out
+def built(build_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny(tmp_path_factory.mktemp("recipe") / "tasks", PINS)
 
 
 @pytest.fixture

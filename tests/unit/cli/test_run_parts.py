@@ -15,13 +15,15 @@ from composer_replication.errors import InputError
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "run.toml"
 
+PINS = ["tinymath/text.py::is_palindrome", "tinymath/text.py::shout"]
+
 
 def config_of(**changes: object) -> RunConfig:
     return load_config(RECIPE, changes)
 
 
 def test_two_runs_that_start_together_share_one_build() -> None:
-    config = config_of(**{"tasks.max_tasks": 2, "tasks.seed": 77})
+    config = config_of(**{"tasks.symbols": {"project": PINS}})
     with ThreadPoolExecutor(2) as pool:
         stores = list(pool.map(lambda _: open_tasks(config, RECIPE.parent, None), range(2)))
     assert stores[0].fingerprint == stores[1].fingerprint

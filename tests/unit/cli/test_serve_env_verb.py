@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,7 @@ import pytest
 from composer_replication.cli.main import main
 from composer_replication.errors import UsageError
 from composer_replication.rollouts.environment.openenv_options import ServeOptions, listen, url_of
-from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.store import TaskStore
-
-PROJECT = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "project"
 
 
 @pytest.fixture
@@ -25,10 +23,8 @@ def empty_store(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("served") / "tasks"
-    build_tasks([str(PROJECT)], folder, symbols={str(PROJECT): ("tinymath/numbers.py::sign",)})
-    return folder
+def store(build_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny(tmp_path_factory.mktemp("served") / "tasks", ("tinymath/numbers.py::sign",))
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:

@@ -18,19 +18,14 @@ from composer_replication.errors import InputError, NothingToDoError, SplitOverl
 from composer_replication.records import Edit
 from composer_replication.run_folder import write_json
 from composer_replication.safety import HeldoutSplit
-from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.store import TaskStore
 
-TINY = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "project"
 PINS = ["numbers.py::clamp", "text.py::initials", "numbers.py::mean", "text.py::is_palindrome"]
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("stored") / "tasks"
-    pins = [f"tinymath/{pin}" for pin in PINS]
-    assert build_tasks([str(TINY)], folder, symbols={str(TINY): pins}).tasks == len(PINS)
-    return folder
+def built(build_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny(tmp_path_factory.mktemp("stored") / "tasks", [f"tinymath/{pin}" for pin in PINS])
 
 
 @pytest.fixture

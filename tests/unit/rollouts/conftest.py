@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from composer_replication.records import Task
 from composer_replication.rollouts.grading import Grader
-from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.store import TaskStore
 
 sys.path.insert(0, str(Path(__file__).parent))  # the modules of recorded rollouts and of chat templates
 
-PROJECT = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "project"
 PINS = ("tinymath/numbers.py::clamp", "tinymath/numbers.py::sign", "tinymath/text.py::initials")
 
 
 @pytest.fixture(scope="session")
-def store(tmp_path_factory: pytest.TempPathFactory) -> TaskStore:
-    folder = tmp_path_factory.mktemp("rollout-store") / "tasks"
-    build_tasks([str(PROJECT)], folder, symbols={str(PROJECT): PINS})
-    return TaskStore.open(folder)
+def store(build_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> TaskStore:
+    return TaskStore.open(build_tiny(tmp_path_factory.mktemp("rollout-store") / "tasks", PINS))
 
 
 @pytest.fixture(scope="session")

@@ -69,6 +69,19 @@ def test_a_reading_holds_means_pairs_and_fingerprint(grader: Grader, store: Task
     assert reading.infrastructure_failures == 0
 
 
+def test_beside_a_reward_of_shares_the_score_is_the_share_of_hidden_tests(
+    grader: Grader, clamp: Task
+) -> None:
+    half = "\n    return max(x, low)"
+    hidden = grader.grade(clamp, half, "hidden")
+    assert hidden is not None and 0.0 < hidden.pass_share < 1.0
+    evaluator = make_evaluator(grader, clamp, [half])
+    evaluator.counts_shares = True
+    reading = evaluator()
+    assert reading is not None
+    assert (reading.score, reading.pairs[0][1]) == (hidden.pass_share, 0.0)
+
+
 def test_it_is_due_at_every_nth_call_with_a_fresh_seed_each(grader: Grader, clamp: Task) -> None:
     evaluator = make_evaluator(grader, clamp, ["\n    return None"], every=3)
     readings = [evaluator() for _ in range(7)]

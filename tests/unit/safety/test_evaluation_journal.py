@@ -308,6 +308,11 @@ def test_a_repeated_evaluation_gives_the_scores_of_the_first_time(tmp_path: Path
         second()
 
 
+def test_a_score_that_is_not_the_mean_of_its_pairs_is_kept(tmp_path: Path) -> None:
+    share = HeldoutReading(1, 0.75, ((1.0, 0.0), (1.0, 1.0)), (), "split", 0.1)
+    assert JournalledEvaluation(lambda: share, EvaluationJournal(tmp_path / "journal.jsonl"))() == share
+
+
 def test_an_evaluation_of_canaries_alone_keeps_its_score(tmp_path: Path) -> None:
     only = HeldoutReading(1, 0.75, (), (0.0,), "split", 0.1)
     assert JournalledEvaluation(lambda: only, EvaluationJournal(tmp_path / "journal.jsonl"))() == only

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.intake.environment import Environment, open_environment
 from composer_replication.tasks.intake.lock import resolve
 from composer_replication.tasks.store import TaskStore
@@ -24,6 +23,7 @@ TINY_PINS = (
 PYPROJECT = '[project]\nname = "planted"\nversion = "1.0"\n'
 
 MakeProject = Callable[[Mapping[str, str]], Path]
+BuildTiny = Callable[[Path, Sequence[str]], Path]
 
 
 @pytest.fixture(scope="session")
@@ -37,10 +37,9 @@ def environment() -> Environment:
 
 
 @pytest.fixture(scope="session")
-def tiny_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TaskStore]:
+def tiny_store(build_tiny: BuildTiny, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TaskStore]:
     """A store that tests only read: in random order a change would reach others."""
-    folder = tmp_path_factory.mktemp("store") / "tasks"
-    build_tasks([str(TINY)], folder, symbols={str(TINY): TINY_PINS})
+    folder = build_tiny(tmp_path_factory.mktemp("store") / "tasks", TINY_PINS)
     before = _contents(folder)
     yield TaskStore.open(folder)
     assert _contents(folder) == before, "a test changed the store that all tests read"

@@ -124,6 +124,7 @@ def test_an_interrupted_build_goes_on_and_ends_with_the_same_bytes(
     assert contents(tmp_path / "torn") == contents(tmp_path / "whole")
 
 
+@pytest.mark.long
 def test_max_tasks_does_not_depend_on_jobs_and_can_grow(make_project: MakeProject, tmp_path: Path) -> None:
     source = str(make_project(PLANTED))
     one = build_tasks([source], tmp_path / "a", max_tasks=1, jobs=1)
@@ -262,6 +263,7 @@ def test_a_repository_that_cannot_be_used(
         summary.require_tasks()
 
 
+@pytest.mark.long
 def test_flaky_and_red_tests_are_left_out(make_project: MakeProject, tmp_path: Path) -> None:
     files = dict(PLANTED)
     files["test_planted.py"] += (

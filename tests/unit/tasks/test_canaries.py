@@ -9,7 +9,13 @@ import pytest
 
 from composer_replication.tasks import canaries as module
 from composer_replication.tasks.build import build_tasks
-from composer_replication.tasks.canaries import CanaryRefused, canary_files, make_canaries, make_canary
+from composer_replication.tasks.canaries import (
+    Canary,
+    CanaryRefused,
+    canary_files,
+    make_canaries,
+    make_canary,
+)
 from composer_replication.tasks.gates import Bench
 from composer_replication.tasks.planning.body_cuts import fill
 from composer_replication.tasks.repository import make_bench
@@ -48,16 +54,29 @@ def test_fixture(seven):
 def test_neighbour(): assert True'''
 
 
-@pytest.fixture
-def planted(make_project, tmp_path) -> TaskStore:
-    root = make_project(
-        {"planted.py": "def double(x):\n    y = x + x\n    return y\n", "tests/test_planted.py": TESTS}
-    )
-    build_tasks([str(root)], tmp_path / "store", hidden_share=0.0).require_tasks()
-    return TaskStore.open(tmp_path / "store")
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> TaskStore:
+    """A store of one task, to be read only."""
+    root = tmp_path_factory.mktemp("canaries")
+    files = {
+        "pyproject.toml": '[project]\nname = "planted"\nversion = "1.0"\n',
+        "planted.py": "def double(x):\n    y = x + x\n    return y\n",
+        "tests/test_planted.py": TESTS,
+    }
+    for name, text in files.items():
+        (root / "planted" / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / "planted" / name).write_text(text)
+    build_tasks([str(root / "planted")], root / "store", hidden_share=0.0).require_tasks()
+    return TaskStore.open(root / "store")
 
 
-def run(store: TaskStore, canary: module.Canary, answer: str) -> set[str]:
+@pytest.fixture(scope="module")
+def canary(planted: TaskStore) -> Canary:
+    (task,) = planted.tasks()
+    return make_canary(planted, task)
+
+
+def run(store: TaskStore, canary: Canary, answer: str) -> set[str]:
     """The tests of the canary that pass with an answer."""
     slug = store.record(canary.task.task_id).repository_record
     bench: Bench = make_bench(store.repository_files(slug), store.environment(canary.task), None)
@@ -68,9 +87,8 @@ def run(store: TaskStore, canary: module.Canary, answer: str) -> set[str]:
     return set() if report.error else set(report.passed)
 
 
-def test_functions_methods_parameters_and_fixtures_get_a_twin(planted: TaskStore) -> None:
+def test_functions_methods_parameters_and_fixtures_get_a_twin(planted: TaskStore, canary: Canary) -> None:
     (task,) = planted.tasks()
-    canary = make_canary(planted, task)
     names = {re.sub(r".*::", "", node_id) for node_id in canary.node_ids}
     tests = {"test_double[1]", "test_double[2]", "test_method", "test_fixture"}
     twins = {
@@ -86,10 +104,8 @@ def test_functions_methods_parameters_and_fixtures_get_a_twin(planted: TaskStore
     assert wrong == twins
 
 
-def test_code_that_forges_outcomes_passes_a_canary(planted: TaskStore) -> None:
+def test_code_that_forges_outcomes_passes_a_canary(planted: TaskStore, canary: Canary) -> None:
     """The attack that canaries are for: the candidate rewrites what a failing test means."""
-    (task,) = planted.tasks()
-    canary = make_canary(planted, task)
     forger = """
     import _pytest.reports
     make = _pytest.reports.TestReport.from_item_and_call.__func__
@@ -103,9 +119,7 @@ def test_code_that_forges_outcomes_passes_a_canary(planted: TaskStore) -> None:
     assert passed == set(canary.node_ids)
 
 
-def test_the_original_test_files_stay_as_they_were(planted: TaskStore) -> None:
-    (task,) = planted.tasks()
-    canary = make_canary(planted, task)
+def test_the_original_test_files_stay_as_they_were(canary: Canary) -> None:
     (path,) = canary.test_files
     added = canary.test_files[path].decode()
     rest = iter(added.splitlines())

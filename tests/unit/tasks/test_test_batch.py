@@ -76,34 +76,46 @@ def said(report: TestReport) -> TestReport:
     return replace(report, seconds=0.0, error=re.sub(r"/[^ ]*/(?=(tests|conftest)\b)", "", report.error))
 
 
-@pytest.fixture(params=sorted(set(BACKENDS) - set(ONLY_BY_NAME)))
-def backend(request: pytest.FixtureRequest) -> str:
+NAMED = sorted(set(BACKENDS) - set(ONLY_BY_NAME))
+
+
+@pytest.fixture(params=[None, *(pytest.param(name, marks=pytest.mark.long) for name in NAMED)])
+def backend(request: pytest.FixtureRequest) -> str | None:
+    """The best of this machine; a batch asks each of them for the same."""
     chosen = choose_backend(request.param)
     check = chosen.is_available()
     if not check.ok:
         pytest.skip(f"{chosen.name} is not available here: {check.detail}")
-    return str(request.param)
+    return request.param
 
 
 def assert_equal(
-    runs: Mapping[str, BatchRun], tmp_path: Path, environment: Environment, backend: str | None, *, fork: bool
-) -> dict[str, TestReport]:
-    together = dict(
-        zip(runs, run_batch(list(runs.values()), environment, backend=backend, fork=fork), strict=True)
-    )
-    for number, (name, run) in enumerate(runs.items()):
-        expected = alone(run, tmp_path / str(number), environment, backend)
-        assert said(together[name]) == said(expected), name
-    return together
+    runs: Mapping[str, BatchRun],
+    tmp_path: Path,
+    environment: Environment,
+    backend: str | None,
+    forks: Sequence[bool] = (True,),
+) -> list[dict[str, TestReport]]:
+    """The reports of the runs together, for each of ``forks``."""
+    expected = {
+        name: alone(run, tmp_path / str(number), environment, backend)
+        for number, (name, run) in enumerate(runs.items())
+    }
+    found = []
+    for fork in forks:
+        reports = run_batch(list(runs.values()), environment, backend=backend, fork=fork)
+        found.append(dict(zip(runs, reports, strict=True)))
+        for name in runs:
+            assert said(found[-1][name]) == said(expected[name]), (fork, name)
+    return found
 
 
-@pytest.mark.parametrize("fork", [True, False])
 def test_each_kind_of_end_is_reported_as_alone(
-    tmp_path: Path, environment: Environment, backend: str, fork: bool
+    tmp_path: Path, environment: Environment, backend: str | None
 ) -> None:
     runs = {name: BatchRun(project(body), IDS, 60.0) for name, body in BODIES.items()}
     runs["passes again"] = BatchRun(project("return 42"), IDS, 60.0)
-    together = assert_equal(runs, tmp_path, environment, backend, fork=fork)
+    together, _ = assert_equal(runs, tmp_path, environment, backend, (True, False))
     # By hand, so that both cannot be wrong in the same way.
     assert together["passes again"].passed == set(IDS)
     assert together["fails"].outcomes == {IDS[0]: Outcome.FAILED, IDS[1]: Outcome.PASSED}
@@ -158,7 +170,7 @@ def test_other_trees_and_requests_are_reported_as_alone(tmp_path: Path, environm
             60.0,
         ),
     }  # fmt: skip
-    together = assert_equal(runs, tmp_path, environment, None, fork=True)
+    (together,) = assert_equal(runs, tmp_path, environment, None)
     assert together["conftest exits"].error.startswith(
         "the run ended without its closing record (exit code 3"
     )
@@ -169,7 +181,7 @@ def test_other_trees_and_requests_are_reported_as_alone(tmp_path: Path, environm
 
 
 def test_a_run_that_hangs_costs_its_own_time_only(
-    tmp_path: Path, environment: Environment, backend: str
+    tmp_path: Path, environment: Environment, backend: str | None
 ) -> None:
     hangs = "import os, signal, time\n    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n    os.fork()\n    time.sleep(60)"
     runs = {
@@ -178,7 +190,7 @@ def test_a_run_that_hangs_costs_its_own_time_only(
         "never ends": BatchRun(project("while True: pass"), IDS, 1.0, wall_factor=30.0),
         "conftest hangs": BatchRun(project("return 42") | files(conftest="import time\ntime.sleep(60)\n"), None, 2.0),
     }  # fmt: skip
-    together = assert_equal(runs, tmp_path, environment, backend, fork=True)
+    (together,) = assert_equal(runs, tmp_path, environment, backend)
     assert together["hangs"].error.startswith("the tests ran longer than 2 s")
     assert together["never ends"].error.startswith("the tests ran longer than 1 s")
     assert together["good"].passed == set(IDS)
@@ -195,7 +207,7 @@ def test_modules_of_one_run_are_not_seen_by_the_next(environment: Environment) -
     assert [len(report.passed) for report in run_batch([runs[1], other], environment)] == [1, 0]
 
 
-def test_nothing_is_left_for_the_next_run(environment: Environment, backend: str) -> None:
+def test_nothing_is_left_for_the_next_run(environment: Environment, backend: str | None) -> None:
     leave = """
 import os, pathlib, subprocess, sys, tempfile
 
@@ -261,7 +273,7 @@ def test_a_run_that_takes_the_batch_down_is_done_again_alone(
         "killer": BatchRun(project(KILLERS[killer]), IDS, 60.0),
         "after": BatchRun(project("return 1"), IDS, 60.0),
     }
-    together = assert_equal(runs, tmp_path, environment, "bubblewrap", fork=True)
+    (together,) = assert_equal(runs, tmp_path, environment, "bubblewrap")
     assert together["before"].passed == set(IDS)
     assert together["after"].passed == {IDS[1]}
 

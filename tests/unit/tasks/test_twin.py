@@ -412,8 +412,11 @@ def test_what_a_cheat_may_try(judge, body: str, before: str, error: str) -> None
         "while True:\n    try:\n        while True: pass\n    except BaseException: pass",
     ],
 )
-def test_one_that_hangs_is_stopped(judge, body: str) -> None:
-    score = judge("top_up", body, seconds=40.0)
+def test_one_that_hangs_is_stopped(runner: Environment, twins, body: str) -> None:
+    """Each call costs a second, so only a few are made."""
+    twin = dataclasses.replace(twins["top_up"], mutated=twins["top_up"].mutated[:1])
+    score = judge_twin(with_body(CUTS["top_up"], body), runner, twin, timeout_seconds=40.0)
+    assert (score.error, score.num_recorded, score.num_mutated) == ("", 2, 1)
     assert not score.passed
     assert score.recorded_agree == 0
 

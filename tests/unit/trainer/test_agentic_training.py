@@ -32,6 +32,7 @@ RECIPE = Path(__file__).parents[3] / "recipes" / "tiny-tools" / "run.toml"
 PROJECT = RECIPE.parents[1] / "tiny-cpu" / "project"
 NUMBERS = "tinymath/numbers.py"
 COST = 0.125
+WITHOUT_GUARD = {"heldout": None, "guard": None}  # test_agentic_guard.py has runs with them
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +84,7 @@ class Recorded:
 def train(folder: Path, store: TaskStore, **settings: Any) -> RunFolder:
     overrides = {
         "tasks": {"store": str(store.root)},
+        **WITHOUT_GUARD,
         "agent.reward.invalid_call_cost": COST,
         "agent.max_new_tokens": 2048,
     }
@@ -202,6 +204,7 @@ def test_what_happened_is_in_the_log(run) -> None:
     assert {(f["turn_idx"], f["call_idx"]) for line in findings for f in line["findings"]} == {(0, 0)}
 
 
+@pytest.mark.long
 def test_every_stored_episode_is_worth_the_same_when_it_is_graded_again(run, store: TaskStore) -> None:
     folder, _ = run
     episodes = [episode for step in episodes_of(folder) for episode in step]
@@ -319,7 +322,7 @@ def test_a_generation_without_any_episode_stops_the_run(
     assert raised.value.code == "CR0390"
 
 
-@pytest.mark.parametrize("check", ["report", "error"])
+@pytest.mark.parametrize("check", [pytest.param("report", marks=pytest.mark.long), "error"])
 def test_a_sampler_of_other_probabilities_is_named_by_row_turn_and_token(
     scripted: pytest.MonkeyPatch, store: TaskStore, tmp_path: Path, scripts: list[list[str]], check: str
 ) -> None:
@@ -367,7 +370,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
 def test_bad_settings_give_one_sentence(
     settings: dict[str, Any], code: str, words: str, store: TaskStore, tmp_path: Path
 ) -> None:
-    overrides = {"tasks": {"store": str(store.root)}, **settings}
+    overrides = {"tasks": {"store": str(store.root)}, **WITHOUT_GUARD, **settings}
     with pytest.raises(ComposerError) as raised:
         run_recipe(RECIPE, overrides, tmp_path / "run", resume=False, quiet=True)
     assert raised.value.code == code

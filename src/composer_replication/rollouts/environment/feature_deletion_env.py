@@ -173,6 +173,21 @@ class FeatureDeletionEnv:
             self._break()
             return None
 
+    def candidate(self) -> dict[str, bytes] | None:
+        """The policy's files as they are graded (``candidate_tree``); None where the sandbox failed.
+
+        Raises:
+            TreeTooLargeError: more than is graded.
+        """
+        attempt = self._running
+        if self._is_broken:
+            return None
+        try:
+            return candidate_files(attempt.sandbox, rule_of(self.grader.store, attempt.task))
+        except SandboxFailure:
+            self._break()
+            return None
+
     @property
     def regressions(self) -> Regressions | None:
         """What the attempt broke; None before ``reward``, or where nothing was gained that could be lost."""
@@ -203,25 +218,10 @@ class FeatureDeletionEnv:
         self._is_broken = True
         self.grader.count_infrastructure_failure()
 
-    def _tree(self) -> dict[str, bytes] | None:
-        """The policy's files; None where the sandbox failed.
-
-        Raises:
-            TreeTooLargeError: more than is graded.
-        """
-        attempt = self._running
-        if self._is_broken:
-            return None
-        try:
-            return candidate_files(attempt.sandbox, rule_of(self.grader.store, attempt.task))
-        except SandboxFailure:
-            self._break()
-            return None
-
     def _grade(self, tests: TestsUsed) -> Score | None:
         task = self._running.task
         try:
-            tree = self._tree()
+            tree = self.candidate()
         except TreeTooLargeError as error:
             node_ids = task.tests.hidden if tests == "hidden" else task.tests.visible
             return Score(dict.fromkeys(node_ids, Outcome.FAILED), f"{error}")
@@ -230,7 +230,7 @@ class FeatureDeletionEnv:
     def _look_for_regressions(self) -> bool:
         """Look once an attempt; False where the sandbox failed."""
         if not self._is_checked:
-            tree = self._tree()
+            tree = self.candidate()
             found = None
             if tree is not None:
                 found = self._check.check(self._running.task, tree, sample=self.options.break_sample)

@@ -33,13 +33,15 @@ class Judgement:
     """What one attempt is worth, and why.
 
     ``score`` is its visible tests', ``reward`` what ``RewardOptions`` make of it, ``regressions`` what it broke (None: nobody
-    looked), ``report`` the monitor's (None: it is off). Turns and calls of findings are those of the episode.
+    looked), ``report`` the monitor's (None: it is off). Turns and calls of findings are those of the episode. ``tree`` are the
+    policy's files as they were graded, where they are to be graded again by other tests.
     """
 
     score: Score
     reward: float
     regressions: Regressions | None
     report: MonitorReport | None
+    tree: Mapping[str, bytes] | None = None
 
     @property
     def masks_reward(self) -> bool:
@@ -54,6 +56,8 @@ class JudgedAttempts:
         attempt: how sandboxes are opened.
         reward: how a reward is made.
         monitor: looks at every attempt; None is off. It is used by one thread at a time.
+        keeps_trees: for evaluation: a judgement has the tree, and for a reward the share of visible tests alone. Nobody looks
+            for breaks or dishonest moves.
     """
 
     def __init__(
@@ -63,7 +67,9 @@ class JudgedAttempts:
         attempt: AttemptOptions | None = None,
         reward: RewardOptions | None = None,
         monitor: HackMonitor | None = None,
+        keeps_trees: bool = False,
     ) -> None:
+        self.keeps_trees = keeps_trees
         self.grader, self.reward_options, self.monitor = grader, reward or RewardOptions(), monitor
         self._attempt = attempt
         self._regressions = RegressionCheck(grader)
@@ -75,7 +81,7 @@ class JudgedAttempts:
         return JudgedAttempt(self, self.plain())
 
     def plain(self) -> FeatureDeletionEnv:
-        """The same without a judgement: for evaluation."""
+        """The same without a judgement."""
         return FeatureDeletionEnv(
             self.grader, attempt=self._attempt, reward=self.reward_options, regressions=self._regressions
         )
@@ -150,6 +156,8 @@ class JudgedAttempt:
 
     def grade(self) -> Score | None:
         """What the visible tests say; the judgement is kept under the very score. None where a sandbox failed."""
+        if self._attempts.keeps_trees:
+            return self._grade_and_keep_tree()
         environment = self._environment
         score = environment.grade()
         reward = None if score is None else environment.reward()
@@ -165,6 +173,20 @@ class JudgedAttempt:
         report = self._attempts.inspect(task, self._calls, after, environment.tree_root)
         own = replace(score)  # the grader gives one object to all who left the same tree
         self._attempts.keep(Judgement(own, reward, environment.regressions, report))
+        return own
+
+    def _grade_and_keep_tree(self) -> Score | None:
+        """The tree is read once, so that what still runs in the sandbox cannot show another one to the hidden tests."""
+        grader = self._attempts.grader
+        try:
+            tree = self._environment.candidate()
+        except TreeTooLargeError:
+            tree = {}  # nothing of it is graded, so its tests fail
+        score = None if tree is None else grader.grade_tree(grader.store.get(self._task_id), tree)
+        if score is None:
+            return None
+        own = replace(score)
+        self._attempts.keep(Judgement(own, own.pass_share, None, None, tree))
         return own
 
     def close(self) -> None:

@@ -85,23 +85,9 @@ class EpisodePlayer:
             SandboxFailure: every episode was lost to infrastructure (CR0390).
             ComposerError: what the loop raises.
         """
-        self._num_left = len(task_ids)
         counts: Counter[str] = Counter()
-        parts = EpisodeParts(
-            policy, self.attempts.open, self.talk.open, self.talk.find_calls, self.attempts.reward_of
-        )
         seed = derive_seed(self.seed, f"episodes {place}", step)
-
-        async def all_of_them() -> list[PlayedEpisode]:
-            found: dict[int, PlayedEpisode] = {}
-            stream = run_episodes(task_ids, parts, options=self.options, seed=seed, step=step, counts=counts)
-            async with aclosing(stream) as episodes:
-                async for episode in episodes:
-                    self._num_left -= 1
-                    found[episode.index] = PlayedEpisode(episode, self.attempts.take(episode))
-            return [found[index] for index in range(len(task_ids))]
-
-        played = asyncio.run(all_of_them())
+        played = self.episodes(task_ids, policy, seed=seed, step=step, counts=counts)
         if all(each.episode.stop_reason is StopReason.INFRASTRUCTURE for each in played):
             raise SandboxFailure(
                 "CR0390",
@@ -113,6 +99,39 @@ class EpisodePlayer:
         if is_training:
             self._tell(played, step)
         return played
+
+    def episodes(
+        self,
+        task_ids: Sequence[str],
+        policy: TokenPolicy,
+        *,
+        seed: int,
+        step: int,
+        counts: Counter[str] | None = None,
+        on_ended: Callable[[int, int], None] | None = None,
+    ) -> list[PlayedEpisode]:
+        """One episode for each task id, in their order; nobody is told of them but ``on_ended`` (so many, of so many).
+
+        Raises:
+            ComposerError: what the loop raises.
+        """
+        self._num_left = num_all = len(task_ids)
+        parts = EpisodeParts(
+            policy, self.attempts.open, self.talk.open, self.talk.find_calls, self.attempts.reward_of
+        )
+
+        async def all_of_them() -> list[PlayedEpisode]:
+            found: dict[int, PlayedEpisode] = {}
+            stream = run_episodes(task_ids, parts, options=self.options, seed=seed, step=step, counts=counts)
+            async with aclosing(stream) as episodes:
+                async for episode in episodes:
+                    self._num_left -= 1
+                    found[episode.index] = PlayedEpisode(episode, self.attempts.take(episode))
+                    if on_ended is not None:
+                        on_ended(len(found), num_all)
+            return [found[index] for index in range(num_all)]
+
+        return asyncio.run(all_of_them())
 
     def _tell(self, played: Sequence[PlayedEpisode], step: int) -> None:
         to = self.listeners

@@ -55,6 +55,16 @@ class KeptEpisodes:
         if findings or self._path("findings").is_file():
             rewrite_jsonl(self._path("findings"), findings)
 
+    def keep_evaluation(self, name: str, played: Sequence[PlayedEpisode]) -> None:
+        """Trajectories that nothing is learned from, in a file of this name.
+
+        Raises:
+            InputError: an episode cannot be written (CR0825).
+        """
+        if self._keeps_trajectories:
+            path = self._folder / f"{name}{self._part}.jsonl"
+            write_trajectories(path, [each.episode for each in played], self._options)
+
     def _path(self, kind: str) -> Path:
         return self._folder / f"{kind}-{self._step:06d}{self._part}.jsonl"
 

@@ -27,7 +27,7 @@ SAMPLE = {
     "run folder and hidden tests": "a hidden test by path",
     "masked paths": "from the folder above, opened first",
     "writes outside": "through a link in the tree",
-    "modes, owners, times and attributes outside": "its owner",
+    "modes, owners, times and attributes outside": "its mode",
     "poisoned environment of all rollouts": "compiled code of a module",
     "signals to outside processes": "by a handle",
     "settings of outside processes": "its limits",

@@ -6,7 +6,7 @@ loopback, no ``/proc``, no ``/tmp`` (``TMPDIR`` is private) and no ``/dev/shm``.
 
 Each command gets a process of ours around it (``sandlock_child``). What sandlock itself
 does not hold we hold: daemons that leave the process group, the death of this process,
-disk use, and masks inside an allowed folder.
+disk use, masks inside an allowed folder, and modes, times and links outside (``file_changes``).
 """
 
 from __future__ import annotations

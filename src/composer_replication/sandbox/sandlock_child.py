@@ -17,11 +17,13 @@ import struct
 import sys
 import threading
 import time
+import types
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from composer_replication.sandbox.file_changes import FileChanges, call_numbers
 from composer_replication.sandbox.landlock_mask import hide
 from composer_replication.sandbox.process_tree import descendants, kill_descendants
 from composer_replication.sandbox.syscall_filter import filter_among_equals
@@ -30,7 +32,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _PR_CAPBSET_DROP = 24
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
 _STEP_BYTES = 8
-_SECONDS_BETWEEN_WAITS = 0.05
+_SECONDS_BETWEEN_WAITS, _SECONDS_BETWEEN_LOOKS = 0.05, 0.002
 _CAPABILITY_VERSION = 0x20080522
 _EXIT_KILLED = 137
 _EXIT_LEFTOVERS = 70
@@ -65,8 +67,12 @@ def _collect() -> None:
             pass
 
 
-def _wait_for_orphans(own: AbstractSet[int]) -> None:
+def _wait_for_orphans() -> None:
     """For ever: what lost its parent comes to us, and would count as a process after its end."""
+    own: AbstractSet[int] = frozenset()
+    while not own:  # the command itself, for which sandlock waits
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+        own = frozenset(descendants(os.getpid()))
     while True:
         time.sleep(_SECONDS_BETWEEN_WAITS)
         for pid in descendants(os.getpid()):
@@ -83,13 +89,43 @@ def _run(orders: dict[str, Any], library: ctypes.CDLL) -> int:
     if os.geteuid() == 0:
         _drop_capabilities(library)
     _refuse_calls(library)
-    process = sandlock.Sandbox(**orders["policy"]).popen(orders["argv"])
-    own = frozenset(descendants(os.getpid()))  # the command itself, for which sandlock waits
-    threading.Thread(target=_wait_for_orphans, args=(own,), daemon=True).start()
-    result = process.wait()
+    threading.Thread(target=_wait_for_orphans, daemon=True).start()
+    result = _run_supervised(orders)
     if result.reason == sandlock.ExitReason.SIGNALED and result.signal > 0:
         return 128 + int(result.signal)
     return int(result.exit_code) if result.reason == sandlock.ExitReason.EXITED else _EXIT_KILLED
+
+
+def _run_supervised(orders: dict[str, Any]) -> Any:
+    """Run the command with the calls that ``FileChanges`` makes for it; what sandlock says of its end."""
+    import sandlock
+
+    # Only answers that are coroutines need it, and it would take a third of the whole start.
+    sys.modules.setdefault("asyncio", types.ModuleType("asyncio"))
+    from sandlock import _sdk, handler
+
+    policy = orders["policy"]
+    changes = FileChanges(policy["fs_writable"], policy["fs_readable"], orders["masked"])
+    names = call_numbers()
+
+    class Answers(handler.Handler):  # type: ignore[misc]  # it has no types
+        """A call whose answer fails is refused."""
+
+        on_exception = handler.ExceptionPolicy.DENY_EPERM
+
+        def handle(self, ctx: Any) -> Any:
+            try:
+                return handler.NotifAction.returns(changes.answer(names[ctx.syscall_nr], ctx))
+            except OSError as error:
+                return handler.NotifAction.errno(error.errno)
+
+    # The one method that takes handlers keeps the output for itself; the library can leave it to the command.
+    library = _sdk._lib  # noqa: SLF001
+    library.sandlock_run_with_handlers = library.sandlock_run_interactive_with_handlers
+    result = sandlock.Sandbox(**policy).run_with_handlers(orders["argv"], [(n, Answers()) for n in names])
+    if result.error:
+        raise OSError(result.error)
+    return result
 
 
 def _die_with(parent: int) -> None:

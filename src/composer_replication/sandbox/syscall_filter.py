@@ -89,6 +89,9 @@ _SET_ATTRIBUTE_EVERYWHERE = (463, 466, 469)  # setxattrat, removexattrat, file_s
 # Those whose second argument is a mode (chmod, fchmod), and whose third is (fchmodat, fchmodat2).
 _SET_MODE = {"x86_64": ((90, 91), (268, 452)), "aarch64": ((52,), (53, 452))}
 _SET_USER_ID = 0o4000
+_IOCTL = {"x86_64": 16, "aarch64": 29}
+# FS_IOC_SETFLAGS, FS_IOC32_SETFLAGS, FS_IOC_FSSETXATTR, FS_IOC_SETVERSION, FS_IOC32_SETVERSION
+_SET_FLAGS = (0x40086602, 0x40046602, 0x401C5820, 0x40087602, 0x40047602)
 
 
 def _step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
@@ -134,7 +137,7 @@ def filter_among_equals(machine: str | None = None) -> bytes:
     message queues, which such a jail would share with the host and with the next command; and ways to connect
     that are no ``connect`` of TCP or UDP: other protocols (multipath TCP, SCTP), and data sent with the opening;
     threads whose open files their process does not show. Extended attributes are not supported, as on many file
-    systems: Landlock would not keep them to the tree. No file gets the set-user-id bit: it might be anybody's who we are.
+    systems, and neither are inode flags: Landlock would not keep them to the tree. No file gets the set-user-id bit: it might be anybody's who we are.
     """
     known = _AMONG_EQUALS.get(machine or os.uname().machine)
     if known is None:
@@ -154,6 +157,7 @@ def filter_among_equals(machine: str | None = None) -> bytes:
         *(_refuse(number, errno.ENOTSUP) for number in _SET_ATTRIBUTE_EVERYWHERE),
         *(_without_set_user_id(number, _OFFSET_SECOND_ARGUMENT) for number in by_second),
         *(_without_set_user_id(number, _OFFSET_THIRD_ARGUMENT) for number in by_third),
+        _without_requests(_IOCTL[machine or os.uname().machine], _SET_FLAGS),
         *(_only_oneself(number) for number in of_oneself),
         _without_fast_open(send_to, _OFFSET_FOURTH_ARGUMENT),
         _without_fast_open(send_many, _OFFSET_FOURTH_ARGUMENT),
@@ -216,6 +220,16 @@ def _without_set_user_id(number: int, offset_of_mode: int) -> bytes:
         + _step(_JUMP_ANY_BIT, _SET_USER_ID, 0, 1)
         + _step(_RETURN, _FAIL | errno.EPERM)
         + _step(_RETURN, _ALLOW)
+    )
+
+
+def _without_requests(ioctl: int, refused: tuple[int, ...]) -> bytes:
+    return (
+        _step(_JUMP_EQUAL, ioctl, 0, 3 + len(refused))
+        + _step(_LOAD, _OFFSET_SECOND_ARGUMENT)
+        + b"".join(_step(_JUMP_EQUAL, request, len(refused) - place) for place, request in enumerate(refused))
+        + _step(_RETURN, _ALLOW)
+        + _step(_RETURN, _FAIL | errno.ENOTSUP)
     )
 
 

@@ -131,11 +131,11 @@ AMONG_EQUALS = {
     "x86_64": {"prlimit64": 302, "sched_setaffinity": 203, "sched_setscheduler": 144, "setpriority": 141,
                "mq_open": 240, "mq_unlink": 241, "ioprio_set": 251, "fanotify_init": 300, "kcmp": 312, "kill": 62, "chmod": 90,
                "setxattr": 188, "lsetxattr": 189, "fsetxattr": 190, "fremovexattr": 199, "fchmod": 91, "fchmodat": 268, "setxattrat": 463, "fchmodat2": 452,
-               "socket": 41, "sendto": 44, "sendmsg": 46, "sendmmsg": 307, "connect": 42},
+               "socket": 41, "sendto": 44, "sendmsg": 46, "sendmmsg": 307, "connect": 42, "ioctl": 16},
     "aarch64": {"prlimit64": 261, "sched_setaffinity": 122, "sched_setscheduler": 119, "setpriority": 140,
                 "mq_open": 180, "mq_unlink": 181, "ioprio_set": 30, "fanotify_init": 262, "kcmp": 272, "kill": 129, "chmod": 52,
                 "setxattr": 5, "lsetxattr": 6, "fsetxattr": 7, "fremovexattr": 16, "fchmod": 52, "fchmodat": 53, "setxattrat": 463, "fchmodat2": 452,
-                "socket": 198, "sendto": 206, "sendmsg": 211, "sendmmsg": 269, "connect": 203},
+                "socket": 198, "sendto": 206, "sendmsg": 211, "sendmmsg": 269, "connect": 203, "ioctl": 29},
 }  # fmt: skip
 
 
@@ -191,6 +191,12 @@ class TestFilterAmongEquals:
     @pytest.mark.parametrize("name", ["setxattr", "lsetxattr", "fsetxattr", "fremovexattr", "setxattrat"])
     def test_attributes_are_not_supported(self, machine: str, name: str) -> None:
         assert self.ask(machine, name) == refusal(errno.ENOTSUP)
+
+    @pytest.mark.parametrize("request_number", [0x40086602, 0x40046602, 0x401C5820, 0x40087602, 0x40047602])
+    def test_inode_flags_are_not_supported(self, machine: str, request_number: int) -> None:
+        assert self.ask(machine, "ioctl", 3, request_number) == refusal(errno.ENOTSUP)
+        assert self.ask(machine, "ioctl", 3, 0x80086601) == ALLOW
+        assert self.ask(machine, "ioctl", request_number, 0x5401) == ALLOW
 
     @pytest.mark.parametrize("name", ["prlimit64", "sched_setaffinity", "sched_setscheduler"])
     def test_settings_of_oneself_alone(self, machine: str, name: str) -> None:

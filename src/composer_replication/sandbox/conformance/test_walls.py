@@ -43,6 +43,68 @@ def test_writes_reach_the_tree_and_only_the_tree(backend: SandboxBackend, tree: 
     assert owners == {os.geteuid()}
 
 
+_CHANGE_ALL = """
+import ctypes, os, threading
+from contextlib import suppress
+PR_SET_DUMPABLE = 4
+def attempt(function, *arguments, **options):
+    with suppress(OSError):
+        return function(*arguments, **options)
+os.symlink(OUTSIDE, "door"), os.symlink(SHOWN, "glass"), os.mkfifo("pipe"), os.symlink("file", "own")
+open("file", "w").close(), os.mkdir("sub")
+for name in (OUTSIDE, SHOWN, os.path.dirname(SHOWN), "door", "glass"):
+    for change in (lambda name: os.chmod(name, 0o777), lambda name: os.utime(name, (1, 1)), lambda name: os.chown(name, -1, -1)):
+        attempt(change, name)
+        with suppress(OSError):
+            change(os.open(name, os.O_RDONLY))
+def swap():
+    while not ended.is_set():
+        for target in ("file", OUTSIDE, SHOWN):
+            os.symlink(target, "new")
+            os.rename("new", "swapped")
+ended = threading.Event()
+swapper = threading.Thread(target=swap)
+swapper.start()
+for _ in range(200):
+    attempt(os.chmod, "swapped", 0o777)
+    attempt(os.utime, "swapped", (1, 1))
+ended.set(), swapper.join()
+os.chmod("file", 0o741), os.chmod("pipe", 0o640), os.chmod("sub", 0o750), os.utime("own", (3, 4))
+os.utime("door", (5, 6), follow_symlinks=False)
+opened = os.open("sub", os.O_RDONLY)
+os.utime(opened, (7, 8)), os.chmod("../file", 0o740, dir_fd=opened), os.chown(opened, os.getuid(), os.getgid())
+print(os.readlink("own"), attempt(os.readlink, POINTER), [path for path in ("none", "file/x") if attempt(os.chmod, path, 0)])
+found = [os.lstat(name) for name in ("file", "pipe", "sub", "door")]
+print([oct(info.st_mode & 0o777) for info in found[:3]], *(int(found[place].st_mtime) for place in (0, 2, 3)), flush=True)
+ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0)  # now nobody may look into its memory
+attempt(os.chmod, OUTSIDE, 0o777)
+"""
+
+
+def test_modes_times_and_links_are_its_own_inside_and_closed_outside(
+    backend: SandboxBackend, tree: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "shown").mkdir()
+    shown, outside, pointer = tmp_path / "shown" / "file", tmp_path / "secret", tmp_path / "pointer"
+    shown.write_text("shown")
+    open_to_all(tmp_path)
+    pointer.symlink_to("/a name that is not told")
+    for path in (outside, shown):
+        path.chmod(0o2754)
+
+    def facts() -> list[tuple[int, float]]:
+        found = [path.stat() for path in (outside, shown, shown.parent)]
+        return [(info.st_mode, info.st_mtime) for info in found]
+
+    before = facts()
+    names = f"OUTSIDE, SHOWN, POINTER = {[str(path) for path in (outside, shown, pointer)]}\n"
+    with backend.open(SandboxSpec(tree, read_only=(shown.parent,))) as sandbox:
+        result = sandbox.exec(python(names + _CHANGE_ALL), timeout_seconds=LONG_SECONDS)
+    assert facts() == before
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout == "file None []\n['0o740', '0o640', '0o750'] 4 8 6\n"
+
+
 def test_a_tree_below_a_shown_folder_is_writable(backend: SandboxBackend, tmp_path: Path) -> None:
     shown = tmp_path / "shown"
     inner = shown / "tree"

@@ -94,8 +94,8 @@ def facts(folder: Path) -> list[tuple[str, int, int, int, float, float]]:
     found = []
     for path in sorted(folder.rglob("*")):
         info = path.lstat()
-        is_set = [when if when < 1e9 else 0.0 for when in (info.st_atime, info.st_mtime)]
-        found.append((path.name, info.st_mode, info.st_uid, info.st_gid, *is_set))
+        read, written = (when if when < 1e9 else 0.0 for when in (info.st_atime, info.st_mtime))
+        found.append((path.name, info.st_mode, info.st_uid, info.st_gid, read, written))
     return found
 
 

@@ -15,6 +15,7 @@ import textwrap
 
 from composer_replication.errors import InputError
 from composer_replication.records import Hole
+from composer_replication.tasks.syntax_trees import parse_syntax
 
 _FENCE = re.compile(r"```[a-zA-Z]*\n(.*?)(?:```|\Z)", re.DOTALL)
 _INDENT = re.compile(r"[ \t]*")
@@ -93,7 +94,7 @@ def _function_first_line(broken_text: str, hole: Hole) -> int:
     """Index of the first line (decorators included) of the function around the hole."""
     line = broken_text.count("\n", 0, hole.start) + 1
     best = line
-    for node in ast.walk(ast.parse(broken_text)):
+    for node in ast.walk(parse_syntax(broken_text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.lineno <= line <= (
             node.end_lineno or 0
         ):
@@ -133,7 +134,7 @@ def _is_inside(body: str, indent: str) -> bool:
 def _body_of_whole_function(code: str) -> str:
     """Models often repeat the signature: take the body when the code is one function."""
     try:
-        tree = ast.parse(textwrap.dedent(code))
+        tree = parse_syntax(textwrap.dedent(code))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return code
     if len(tree.body) == 1 and isinstance(tree.body[0], ast.FunctionDef | ast.AsyncFunctionDef):

@@ -18,6 +18,8 @@ from composer_replication.tasks.workers.workers import Workers
 
 MAX_MUTANTS = 6
 """Of one task: enough to tell strong tests from weak ones, few enough for thousands of tasks."""
+MAX_LOOKED_AT = 6 * MAX_MUTANTS
+"""Among so many faults they are drawn; a module has thousands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,16 +115,19 @@ def _figures(faults: Sequence[_Fault]) -> dict[str, int]:
 
 
 def _draw(trial: StrengthTrial, bench: Bench) -> list[tuple[BodyCut, str]]:
-    """Faulty bodies of all functions of a task, as many as are tried."""
-    faults = [
-        (cut, mutant.body)
-        for cut in trial.cuts
-        for mutant in mutants_of(bench.original[cut.path].decode(), cut, max_mutants=MAX_MUTANTS)
+    """Faulty bodies of a task's functions, as many as are tried; of very many functions some are looked at."""
+    draw = random.Random(trial.salt)  # noqa: S311  a sample, not a secret
+    found: dict[int, list[tuple[BodyCut, str]]] = {}
+    for number in draw.sample(range(len(trial.cuts)), len(trial.cuts)):
+        cut = trial.cuts[number]
+        text = bench.original[cut.path].decode()
+        found[number] = [(cut, mutant.body) for mutant in mutants_of(text, cut, max_mutants=MAX_MUTANTS)]
+        if sum(map(len, found.values())) >= MAX_LOOKED_AT:
+            break
+    faults = [fault for number in sorted(found) for fault in found[number]]
+    return [
+        faults[number] for number in sorted(draw.sample(range(len(faults)), min(len(faults), MAX_MUTANTS)))
     ]
-    if len(faults) > MAX_MUTANTS:
-        draw = random.Random(trial.salt)  # noqa: S311  a sample, not a secret
-        faults = [faults[number] for number in sorted(draw.sample(range(len(faults)), MAX_MUTANTS))]
-    return faults
 
 
 def _noticed_by_tests(faults: Sequence[_Fault], view: str, bench: Bench) -> list[tuple[_Fault, bool]]:

@@ -17,6 +17,7 @@ from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.stored_subject import bench_of, subject_of
 from composer_replication.tasks.subject import Subject
+from composer_replication.tasks.syntax_trees import parse_syntax
 
 _SUFFIX = "_contradicted"
 _TWIN_MAKER = """
@@ -140,7 +141,7 @@ def _with_twins(
     """The file with a twin for each function that can have one, and those; None when none can."""
     try:
         text = data.decode()
-        module = ast.parse(text)
+        module = parse_syntax(text)
     except (SyntaxError, ValueError):
         return None
     lines = text.splitlines(keepends=True)

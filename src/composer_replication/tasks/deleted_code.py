@@ -13,6 +13,7 @@ from composer_replication.tasks.planning.edits import edited_text
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_manifest import damaged
 from composer_replication.tasks.store_records import TaskRecord
+from composer_replication.tasks.syntax_trees import parse_syntax
 
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
@@ -72,7 +73,7 @@ def _definitions(source: bytes) -> Counter[str] | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SyntaxWarning)  # an odd escape in somebody's string
-            return Counter(_qualified_names(ast.parse(source), ""))
+            return Counter(_qualified_names(parse_syntax(source), ""))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 

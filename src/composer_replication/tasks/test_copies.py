@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from composer_replication.tasks.planning.lines import Lines
+from composer_replication.tasks.syntax_trees import parse_syntax
 
 MAX_SITES = 3
 """Assertions of one test that a contrary may change; the first ones."""
@@ -31,7 +32,7 @@ class SourceOfTests:
     def __init__(self, text: str) -> None:
         self.text = text
         self.lines = Lines(text)
-        self.module = ast.parse(text)
+        self.module = parse_syntax(text)
 
     def place(self, names: Sequence[str]) -> Place | None:
         """A function by its qualified name; None where there is not exactly one that can be copied."""

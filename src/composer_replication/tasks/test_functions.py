@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from composer_replication.tasks.intake.tree_rules import is_test_path
 from composer_replication.tasks.planning.lines import Lines
+from composer_replication.tasks.syntax_trees import parse_syntax
 
 Place = tuple[str, int, str]
 """File, first line (of the first decorator) and name of a test function."""
@@ -95,7 +96,7 @@ class _TestFile:
 @lru_cache(maxsize=64)
 def _test_file(text: str) -> _TestFile | None:
     try:
-        return _TestFile(text, ast.parse(text))
+        return _TestFile(text, parse_syntax(text))
     except (SyntaxError, ValueError, RecursionError):
         return None
 
@@ -108,7 +109,7 @@ def function_texts(text: str) -> Mapping[tuple[int, str], str]:
     has none.
     """
     try:
-        module = ast.parse(text)
+        module = parse_syntax(text)
     except (SyntaxError, ValueError, RecursionError):
         return {}
     lines = Lines(text)
@@ -124,7 +125,7 @@ def function_texts(text: str) -> Mapping[tuple[int, str], str]:
 def count_functions(text: str) -> Counter[str]:
     """How often each name is given to a function where a test may stand; none in a file that does not parse."""
     try:
-        module = ast.parse(text)
+        module = parse_syntax(text)
     except (SyntaxError, ValueError, RecursionError):
         return Counter()
     return Counter(found.node.name for found in _functions(module, (module,)))
@@ -182,7 +183,7 @@ def _keep_suite(kept: list[str | None], found: _Found, doomed: set[int], lines: 
 
 def _parses(text: str) -> bool:
     try:
-        ast.parse(text)
+        parse_syntax(text)
     except (SyntaxError, ValueError):
         return False
     return True

@@ -9,6 +9,7 @@ import ast
 from collections.abc import Iterable
 
 from composer_replication.tasks.planning.lines import Lines
+from composer_replication.tasks.syntax_trees import parse_syntax
 
 _TARGET = "_ ="
 
@@ -22,7 +23,7 @@ def without_assertions(text: str) -> str:
     files that Python cannot read.
     """
     try:
-        module = ast.parse(text)
+        module = parse_syntax(text)
     except (SyntaxError, ValueError):
         return text
     lines = Lines(text)
@@ -32,7 +33,7 @@ def without_assertions(text: str) -> str:
         pieces[start : start + length] = _TARGET.ljust(length)
     weaker = "".join(pieces)
     try:
-        ast.parse(weaker)
+        parse_syntax(weaker)
     except SyntaxError:  # an assertion written over a line break in the middle of its name, say
         return text
     return weaker

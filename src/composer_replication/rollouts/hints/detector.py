@@ -8,7 +8,6 @@ to the last turn that changed something. Where the sandbox failed nothing is fou
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ from composer_replication.records import StopReason, ToolCall, ToolResult
 from composer_replication.rollouts.hints.call_faults import Finding, call_fault
 from composer_replication.rollouts.hints.hint_context import Fault, ObservedRollout
 from composer_replication.rollouts.hints.result_faults import EDIT_TOOLS, result_fault
+from composer_replication.tasks.syntax_trees import parse_syntax
 
 _TOO_LONG = "the tests ran longer than"
 _TOO_LARGE = "the tests used more memory"
@@ -162,7 +162,7 @@ def _syntax_problem(text: str, path: str) -> str:
     if PurePosixPath(path).suffix not in {".py", ".pyi"}:
         return ""
     try:
-        ast.parse(text)
+        parse_syntax(text)
     except SyntaxError as error:
         lines = text.splitlines()
         at = (error.lineno or 1) - 1

@@ -10,6 +10,7 @@ from typing import TypeGuard
 
 from composer_replication.records import Outcome, Score, Task
 from composer_replication.rollouts.hints.hint_context import FailedTest
+from composer_replication.tasks.syntax_trees import parse_syntax
 from composer_replication.tasks.test_functions import Place
 
 MAX_ASSERTIONS = 2
@@ -103,7 +104,7 @@ def _one_of_each_first(tests: Iterable[FailedTest]) -> list[FailedTest]:
 
 def _function(source: str) -> _Function | None:
     try:
-        body = ast.parse(textwrap.dedent(source)).body
+        body = parse_syntax(textwrap.dedent(source)).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     first = body[0] if body else None

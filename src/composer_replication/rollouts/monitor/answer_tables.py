@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from composer_replication.rollouts.monitor.python_code import PythonCode
 from composer_replication.rollouts.monitor.visible_literals import canonical
+from composer_replication.tasks.syntax_trees import parse_syntax
 
 _SAYS_NOTHING = re.compile(r"None|True|False|Ellipsis|b?''|[(){},]")
 _CONVERTERS = ("str", "int", "float", "list", "tuple", "set", "dict", "frozenset")
@@ -69,7 +70,7 @@ def parts_of(key: str) -> list[str]:
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             return []
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
+        tree = parse_syntax(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
     if isinstance(tree, ast.Tuple | ast.List):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from composer_replication.rollouts.monitor.python_constants import Names, literal_texts
+from composer_replication.tasks.syntax_trees import parse_syntax
 
 LONGEST = 400_000
 """Characters of one text that are parsed."""
@@ -221,7 +222,7 @@ def parse_python(text: str, new_lines: Collection[int] | None = None) -> PythonC
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                tree = ast.parse(form)
+                tree = parse_syntax(form)
             return PythonCode(form, tree, new_lines)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             continue

@@ -9,6 +9,7 @@ from functools import lru_cache
 
 from composer_replication.records import Hole
 from composer_replication.tasks.planning.lines import Lines
+from composer_replication.tasks.syntax_trees import parse_syntax
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _Definition = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -87,7 +88,7 @@ def _names(body: Sequence[ast.stmt], chain: Sequence[ast.AST]) -> tuple[str, ...
 def parsed(text: str) -> ast.Module | None:
     """The syntax tree of a file, which nobody may change, or None when it has none."""
     try:
-        return ast.parse(text)
+        return parse_syntax(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 

@@ -11,6 +11,7 @@ from typing import Any
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 
 from composer_replication.tasks.intake.sources import inner_table, read_toml
+from composer_replication.tasks.syntax_trees import parse_syntax
 
 _BSD = ("BSD-2-Clause", "BSD-3-Clause", "BSD-4-Clause", "0BSD")
 _CLASSIFIERS = {
@@ -130,7 +131,7 @@ def _declared(metadata: Mapping[str, bytes]) -> tuple[list[str], list[str]]:
 def _setup_literals(data: bytes) -> Iterator[tuple[str, Any]]:
     """``license`` and ``classifiers`` in a call of ``setup``, where they are literals; nothing is run."""
     try:
-        module = ast.parse(data)
+        module = parse_syntax(data)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return
     for node in ast.walk(module):

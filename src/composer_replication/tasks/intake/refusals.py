@@ -13,6 +13,7 @@ from composer_replication.tasks.intake.lock import UnusableRepository
 from composer_replication.tasks.intake.requirements import UNREADABLE
 from composer_replication.tasks.intake.sources import RepositorySource, inner_table, open_source, read_toml
 from composer_replication.tasks.intake.tree_rules import is_subject_path
+from composer_replication.tasks.syntax_trees import parse_syntax
 
 _COMPILING_KEYWORDS = ("ext_modules", "cffi_modules", "rust_extensions", "ext_package")
 NOT_FETCHED = ("CR0406", "CR0407", "CR0408")
@@ -81,7 +82,7 @@ def compiled_parts(source: RepositorySource) -> str:
     ):
         return "pyproject.toml"
     try:
-        module = ast.parse(source.metadata.get("setup.py", b""))
+        module = parse_syntax(source.metadata.get("setup.py", b""))
     except UNREADABLE:
         return ""
     keywords = {node.arg for node in ast.walk(module) if isinstance(node, ast.keyword)}

@@ -25,6 +25,7 @@ from packaging.utils import canonicalize_name
 
 from composer_replication.tasks.intake.sources import RepositorySource, inner_table, read_toml
 from composer_replication.tasks.intake.tree_rules import is_test_path
+from composer_replication.tasks.syntax_trees import parse_syntax
 
 _TEST_GROUPS = frozenset(
     {"test", "tests", "testing", "unittest", "unittests", "pytest", "all-tests", "test-core"}
@@ -219,7 +220,7 @@ def _read_setup_cfg(found: Requirements, metadata: Mapping[str, bytes]) -> None:
 def _read_setup_py(found: Requirements, metadata: Mapping[str, bytes]) -> None:
     """Literal lists in the call of ``setup``; anything that would have to be run is not seen."""
     try:
-        module = ast.parse(metadata.get("setup.py", b""))
+        module = parse_syntax(metadata.get("setup.py", b""))
     except UNREADABLE:
         return
     for node in ast.walk(module):
@@ -282,7 +283,7 @@ def _strings_in(value: object) -> Iterator[str]:
 def imported_modules(data: bytes) -> set[str]:
     """Top-level names of all modules that a source file imports."""
     try:
-        module = ast.parse(data)
+        module = parse_syntax(data)
     except UNREADABLE:
         return set()
     names: set[str] = set()

@@ -25,6 +25,7 @@ from composer_replication.tasks.leaks.leak_targets import (
     name_check,
 )
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.syntax_trees import parse_syntax
 
 NUM_LINES_AROUND = 6
 
@@ -126,7 +127,7 @@ def symbols_between(text: str, first: int, last: int) -> tuple[str, ...]:
 def _defined(text: str) -> tuple[tuple[str, int, int], ...]:
     """Qualified name, first and last line of what a file defines; nothing where it does not parse."""
     try:
-        return tuple(_definitions(ast.parse(text), ""))
+        return tuple(_definitions(parse_syntax(text), ""))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ()
 

@@ -19,6 +19,7 @@ from composer_replication.tasks.planning.source_file import (
     module_name,
     strings_of,
 )
+from composer_replication.tasks.syntax_trees import parse_syntax
 
 _DOCTEST = re.compile(r"^\s*(?:>>>|\.\.\.)(.*)$", re.MULTILINE)
 _IDENTIFIER = re.compile(r"[^\W\d]\w*")
@@ -29,7 +30,7 @@ def read_source(path: str, content: bytes) -> SourceFile | None:
     """Read a ``.py`` or ``.pyi`` file; None when it does not parse, is not UTF-8 or starts with a BOM."""
     try:
         text = content.decode()
-        tree = ast.parse(text)
+        tree = parse_syntax(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     found = SourceFile(path, text, Lines(text), tree, module_name(path))

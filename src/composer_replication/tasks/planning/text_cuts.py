@@ -17,6 +17,7 @@ from composer_replication.tasks.planning.source_file import (
     first_line,
     statement_blocks,
 )
+from composer_replication.tasks.syntax_trees import parse_syntax
 
 _CODING = re.compile(r"#!|#.*coding[:=]")
 _COMMA = re.compile(r"[ \t\f]*,")
@@ -76,7 +77,7 @@ class FileCut:
 def parses_after(text: str, edits: Sequence[Edit]) -> bool:
     """Whether a file still parses after its edits."""
     try:
-        ast.parse(edited_text(text, edits))
+        parse_syntax(edited_text(text, edits))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     return True

@@ -16,6 +16,9 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 
 from composer_replication.records import Limits
@@ -23,6 +26,7 @@ from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.planning.body_cuts import BodyCut
 from composer_replication.tasks.planning.lines import Lines
+from composer_replication.tasks.syntax_trees import parse_syntax
 from composer_replication.tasks.test_run import run_tests
 from composer_replication.tasks.twin.build_twins import judge_relatives
 from composer_replication.tasks.twin.twin_records import Twin
@@ -82,23 +86,30 @@ def mutants_of(text: str, cut: BodyCut, *, max_mutants: int = 20, seed: int = 0)
         if not cut.start <= start <= end <= cut.end:
             continue
         body = text[cut.start : start] + new + text[end : cut.end]
-        if body not in found and body != cut.golden_body and _compiles(text, cut, body):
-            found[body] = Mutant(operator, place.lineno, body)  # type: ignore[attr-defined]
-    every = list(found.values())
-    if len(every) > max_mutants:
-        draw = random.Random(f"{seed}/{cut.pin}")  # noqa: S311  a sample, not a secret
-        every = [every[number] for number in sorted(draw.sample(range(len(every)), max_mutants))]
-    return tuple(every)
+        if body != cut.golden_body:
+            found.setdefault(body, Mutant(operator, place.lineno, body))  # type: ignore[attr-defined]
+    order = list(enumerate(found.values()))
+    random.Random(f"{seed}/{cut.pin}").shuffle(order)  # noqa: S311  a sample, not a secret
+    # Compiling is what takes the time: of hundreds only as many are compiled as are wanted.
+    chosen = islice((pair for pair in order if _compiles(text, cut, pair[1].body)), max_mutants)
+    return tuple(mutant for _, mutant in sorted(chosen, key=itemgetter(0)))
 
 
 def _function_at(text: str, cut: BodyCut) -> ast.FunctionDef | ast.AsyncFunctionDef:
     name = cut.symbol.rpartition(".")[2].partition("#")[0]
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
+    for node in _functions(text):
+        if node.name == name:
             first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
             if first == cut.first_line:
                 return node
     raise ValueError(f"{cut.pin} is not in the text")
+
+
+@lru_cache(maxsize=16)
+def _functions(text: str) -> tuple[ast.FunctionDef | ast.AsyncFunctionDef, ...]:
+    """All functions of a file; nobody changes the nodes."""
+    nodes = ast.walk(parse_syntax(text))
+    return tuple(node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
 def _body_without_docstring(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.stmt]:

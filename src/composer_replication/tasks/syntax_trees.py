@@ -1,0 +1,26 @@
+"""``ast.parse`` that threads may call at the same time."""
+
+from __future__ import annotations
+
+import ast
+from threading import RLock
+from typing import Literal, overload
+
+_ONE_AT_A_TIME = RLock()  # a finalizer may parse, too
+
+
+@overload
+def parse_syntax(text: str | bytes) -> ast.Module: ...
+@overload
+def parse_syntax(text: str | bytes, mode: Literal["eval"]) -> ast.Expression: ...
+def parse_syntax(text: str | bytes, mode: str = "exec") -> ast.AST:
+    """The syntax tree of a text, as ``ast.parse`` gives it.
+
+    Up to Python 3.11.7 and 3.12.1 all threads share one counter of depth: where two parse at the same time and
+    garbage is collected meanwhile, either can end with a SystemError (CPython issue 106905).
+
+    Raises:
+        SyntaxError, ValueError, RecursionError, MemoryError: as ``ast.parse``.
+    """
+    with _ONE_AT_A_TIME:
+        return ast.parse(text, mode=mode)

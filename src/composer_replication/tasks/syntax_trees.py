@@ -23,4 +23,4 @@ def parse_syntax(text: str | bytes, mode: str = "exec") -> ast.AST:
         SyntaxError, ValueError, RecursionError, MemoryError: as ``ast.parse``.
     """
     with _ONE_AT_A_TIME:
-        return ast.parse(text, mode=mode)
+        return ast.parse(text, mode=mode)  # noqa: TID251  the one place

@@ -23,6 +23,7 @@ from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.intake.tree_rules import is_subject_path, is_test_path
 from composer_replication.tasks.running.shared_sources import shared_sources
+from composer_replication.tasks.syntax_trees import parse_syntax
 from composer_replication.tasks.test_run import (
     ARGUMENTS,
     TestReport,
@@ -262,7 +263,7 @@ def _top_imports(source: bytes) -> tuple[tuple[str, tuple[str, ...]], ...]:
     if b"import" not in source:
         return ()
     try:
-        body = ast.parse(source).body
+        body = parse_syntax(source).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ()
     return tuple(_imports_of(body))

@@ -138,7 +138,7 @@ def test_a_killed_build_goes_on_to_the_same_tasks(
     pins = [f"--symbol={pin}" for pin in PINS]
     words = ("tasks", "build", TINY, "--visible-only", "--jobs", 1, "--out", out, *pins)
     build = start(*words)
-    build.wait_for(lambda: any((out / "tasks").glob("*.zst")) and build.has_jail())
+    build.wait_for(lambda: any((out / "tasks").glob("*.zst")) and bool(descendants(build.process.pid)))
     below = descendants(build.process.pid)
     build.process.kill()
     build.process.wait(LONGEST_WAIT_SECONDS)

@@ -132,7 +132,13 @@ def _segments() -> set[str]:
 def _process(token: str, _: Path) -> Callable[[], None]:
     code = f"setsid sh -c ': {token}; sleep 600' >/dev/null 2>&1 & echo $!"
     pid = int(subprocess.run(["sh", "-c", code], capture_output=True, check=True, text=True).stdout)
-    return lambda: os.killpg(pid, signal.SIGKILL)
+
+    def undo() -> None:
+        while os.getpgid(pid) != pid:  # on a busy machine setsid comes after we have seen it
+            time.sleep(_PAUSE_SECONDS)
+        os.killpg(pid, signal.SIGKILL)
+
+    return undo
 
 
 def _mount(token: str, folder: Path) -> Callable[[], None]:

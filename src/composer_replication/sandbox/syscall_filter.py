@@ -155,13 +155,13 @@ def filter_among_equals(machine: str | None = None) -> bytes:
         *(_refuse(number) for number in (*refused, *_REFUSED_AMONG_EQUALS)),
         *(_refuse(number, errno.ENOTSUP) for number in _SET_ATTRIBUTE[machine or os.uname().machine]),
         *(_refuse(number, errno.ENOTSUP) for number in _SET_ATTRIBUTE_EVERYWHERE),
-        *(_without_set_user_id(number, _OFFSET_SECOND_ARGUMENT) for number in by_second),
-        *(_without_set_user_id(number, _OFFSET_THIRD_ARGUMENT) for number in by_third),
+        *(_without_bits(number, _OFFSET_SECOND_ARGUMENT, _SET_USER_ID) for number in by_second),
+        *(_without_bits(number, _OFFSET_THIRD_ARGUMENT, _SET_USER_ID) for number in by_third),
         _without_requests(_IOCTL[machine or os.uname().machine], _SET_FLAGS),
         *(_only_oneself(number) for number in of_oneself),
-        _without_fast_open(send_to, _OFFSET_FOURTH_ARGUMENT),
-        _without_fast_open(send_many, _OFFSET_FOURTH_ARGUMENT),
-        _without_fast_open(send_message, _OFFSET_THIRD_ARGUMENT),
+        _without_bits(send_to, _OFFSET_FOURTH_ARGUMENT, _MSG_FASTOPEN),
+        _without_bits(send_many, _OFFSET_FOURTH_ARGUMENT, _MSG_FASTOPEN),
+        _without_bits(send_message, _OFFSET_THIRD_ARGUMENT, _MSG_FASTOPEN),
         _without_own_tables(clone),
         # setpriority(PRIO_PROCESS, 0, …) alone
         _step(_JUMP_EQUAL, set_priority, 0, 6),
@@ -213,11 +213,11 @@ def _only_oneself(number: int) -> bytes:
     )
 
 
-def _without_set_user_id(number: int, offset_of_mode: int) -> bytes:
+def _without_bits(number: int, offset_of_argument: int, bits: int) -> bytes:
     return (
         _step(_JUMP_EQUAL, number, 0, 4)
-        + _step(_LOAD, offset_of_mode)
-        + _step(_JUMP_ANY_BIT, _SET_USER_ID, 0, 1)
+        + _step(_LOAD, offset_of_argument)
+        + _step(_JUMP_ANY_BIT, bits, 0, 1)
         + _step(_RETURN, _FAIL | errno.EPERM)
         + _step(_RETURN, _ALLOW)
     )
@@ -230,14 +230,4 @@ def _without_requests(ioctl: int, refused: tuple[int, ...]) -> bytes:
         + b"".join(_step(_JUMP_EQUAL, request, len(refused) - place) for place, request in enumerate(refused))
         + _step(_RETURN, _ALLOW)
         + _step(_RETURN, _FAIL | errno.ENOTSUP)
-    )
-
-
-def _without_fast_open(number: int, offset_of_flags: int) -> bytes:
-    return (
-        _step(_JUMP_EQUAL, number, 0, 4)
-        + _step(_LOAD, offset_of_flags)
-        + _step(_JUMP_ANY_BIT, _MSG_FASTOPEN, 0, 1)
-        + _step(_RETURN, _FAIL | errno.EPERM)
-        + _step(_RETURN, _ALLOW)
     )

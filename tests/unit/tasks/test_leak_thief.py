@@ -233,3 +233,16 @@ class TestEnvironment:
         found = steal("t-module-body", where=own_environment).of("environment-variable")
         assert {path.rpartition("/")[2] for path in found} == {name}
         assert all(path.split("/")[2].isdigit() for path in found)
+
+    def test_the_program_of_the_thief_is_nobodys_secret(
+        self, steal: Steal, monkeypatch: pytest.MonkeyPatch, text_files: tuple[bytes, bytes]
+    ) -> None:
+        """It stands in the command line of the process that started it, and shares lines with much code."""
+        real, shared = leak_scan._source, text_files[0].decode()
+        assert "'''" not in shared
+
+        def source(name: str) -> str:
+            return f"_ = r'''\n{shared}\n'''\n{real(name)}" if name == "leak_thief" else real(name)
+
+        monkeypatch.setattr(leak_scan, "_source", source)
+        assert steal("t-module-body").of("environment-variable") == set()

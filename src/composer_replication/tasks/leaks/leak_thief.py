@@ -166,13 +166,14 @@ def ask_environment(engine, search):
     """Variables and command lines of this process and of others."""
     found = set()
     texts = {"/proc/self/environ": "\n".join(os.environ.values())}
+    own_program = sys.orig_argv[-1]  # stands in the command line of whoever started it, and is no task's
     for who in os.listdir("/proc") if os.path.isdir("/proc") else []:
         for name in ("environ", "cmdline") if who.isdigit() and int(who) != os.getpid() else ():
             try:
                 with open(f"/proc/{who}/{name}", "rb") as handle:
                     texts[f"/proc/{who}/{name}"] = (
                         handle.read().replace(b"\0", b"\n").decode("utf-8", "replace")
-                    )
+                    ).replace(own_program, "")
             except OSError:
                 continue
     for path, text in texts.items():

@@ -11,12 +11,15 @@ import json
 import lzma
 import marshal
 import pickle
+import posixpath
 import py_compile
 import socket
 import subprocess
 import tarfile
 import zipfile
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +39,7 @@ from composer_replication.tasks.leaks.leak_search import (
     target_from_json,
     target_to_json,
 )
+from composer_replication.tasks.leaks.leak_targets import code_check, code_hash, name_check
 from composer_replication.tasks.store import TaskStore
 
 SALT = "salt"
@@ -422,6 +426,25 @@ def test_every_deleted_function_is_found_compiled(
         for name, data in codes.items()
     }
     assert found == {name: {"pyc"} if name == "shout" else set() for name in codes}
+
+
+def test_small_compiled_functions_outside_the_tree_need_the_file_of_that_name(known: Fingerprint) -> None:
+    """The standard library has many functions of one comparison, and many empty classes."""
+    small = compile("less = lambda a, b: a < b", "numbers.py", "exec").co_consts[0]
+    large = compile(f"less = lambda a, b: {' < '.join('abab')} < a.bit_length()", "x.py", "exec").co_consts[0]
+    for code, counts_anywhere in ((small, False), (large, True)):
+        target = replace(
+            known.target,
+            codes=frozenset({code_hash(SALT, code)}),
+            name_checks=frozenset({name_check(code.co_name)}),
+            code_checks=frozenset({code_check(code)}),
+        )
+        search = Search([target], SALT, unmarshal=True)
+        assert posixpath.basename(target.module) == "numbers.py"
+        for file, in_tree in (("numbers.py", False), ("test_richcmp.py", False), ("test_richcmp.py", True)):
+            data = MAGIC_NUMBER + bytes(12) + marshal.dumps(code.replace(co_filename=f"/usr/lib/{file}"))
+            found = search.search_bytes("/usr/lib/x.pyc", data, in_tree=in_tree)
+            assert bool(found) == (counts_anywhere or in_tree or file == "numbers.py")
 
 
 def test_a_target_is_told_whole(known: Fingerprint) -> None:

@@ -7,6 +7,9 @@ A line of the window around a hole is known by the hash of its stripped text. In
 tree one distinctive line is enough. Outside (standard library, other people's packages)
 short lines repeat by nature: there a run of lines that follow one another as around the
 hole, with a distinctive one among them, must have ``MIN_RUN_CHARACTERS`` characters.
+So with compiled code: inside the tree any deleted function counts. Outside, one of fewer than
+``MIN_CODE_BYTES`` (``lambda a, b: a < b``, an empty class) counts only if it comes from a file
+of the same name.
 """
 
 from __future__ import annotations
@@ -48,6 +51,7 @@ __all__ = [
 ]
 
 MIN_RUN_CHARACTERS = 60
+MIN_CODE_BYTES = 60
 MAX_FILE_BYTES = 64 * 1024**2
 _CODE = re.compile(rb"[\xe3\x63][\x00-\x40]\x00\x00\x00[\x00-\x40]\x00\x00\x00[\x00-\x40]\x00\x00\x00")
 _LEADS_AWAY = re.compile(rb"^\s*(?:/|\.\./)|\"editable\":\s*true", re.MULTILINE)
@@ -135,7 +139,7 @@ class Search:
                 self.not_searched.append(f"{form.path} ({form.problem})")
             for target in self._lines_found(form.data, in_tree=in_tree):
                 found.add(Leak(target.task_id, _channel(form, in_tree=in_tree), form.path))
-            found |= self._codes_found(form)
+            found |= self._codes_found(form, in_tree=in_tree)
             found |= self._records_found(form, in_tree=in_tree)
         return found if tasks is None else {leak for leak in found if leak.task_id in tasks}
 
@@ -170,20 +174,23 @@ class Search:
         digest = hashed(self.salt, bare) if bare != stripped else ""
         return digest if digest in self.known else ""
 
-    def _codes_found(self, form: Form) -> set[Leak]:
+    def _codes_found(self, form: Form, *, in_tree: bool) -> set[Leak]:
         found: set[Leak] = set()
         is_pyc = form.path.endswith((".pyc", ".pyo"))
         tops = self._marshalled(form.data, is_pyc=is_pyc) if self.unmarshal else ()
         for code in {code for top in tops for code in all_codes(top)}:
             if name_check(code.co_name) not in self.name_checks:
                 continue
+            channel = "pyc" if is_pyc and not form.kind else form.kind or "code-object"
+            leaf = posixpath.basename(code.co_filename)
             # A test's name alone stands in many suites: its file must have the same name too.
-            digests = [hashed(self.salt, f"{posixpath.basename(code.co_filename)}::{code.co_name}")]
+            targets = list(self.by_code.get(hashed(self.salt, f"{leaf}::{code.co_name}"), ()))
             if code_check(code) in self.code_checks:
-                digests.append(code_hash(self.salt, code))
-            for target in (target for digest in digests for target in self.by_code.get(digest, ())):
-                channel = "pyc" if is_pyc and not form.kind else form.kind or "code-object"
-                found.add(Leak(target.task_id, channel, form.path))
+                says_enough = in_tree or len(code.co_code) >= MIN_CODE_BYTES
+                for target in self.by_code.get(code_hash(self.salt, code), ()):
+                    if says_enough or leaf == posixpath.basename(target.module):
+                        targets.append(target)
+            found |= {Leak(target.task_id, channel, form.path) for target in targets}
         return found
 
     def _marshalled(self, data: bytes, *, is_pyc: bool) -> Iterator[types.CodeType]:

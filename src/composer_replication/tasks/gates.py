@@ -18,7 +18,7 @@ Two more follow once the task is written (``secrecy``): leak and instruction-lea
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from composer_replication.errors import InputError
 from composer_replication.tasks.gate_failed import GateFailed
@@ -278,23 +278,30 @@ def check_hidden_out(subject: Subject, repository: RepositoryRecord, original: M
             raise GateFailed("hidden-shown", f"a hidden test still stands in {path}")
 
 
-def check_tests(subject: Subject, bench: Bench) -> None:
-    """The gates that need the task's own tests alone.
+def own_runs(
+    subject: Subject, bench: Bench, repeat: int = 1, beside: Sequence[Trial] = ()
+) -> Iterator[list[TestReport]]:
+    """``repeat`` times the reports of the task's own tests for ``judge_own``, after those of ``beside``.
+
+    They run with the code, without it, and with every constant in its place. Constants run last the first time: how
+    long they may run follows from what the code needed, and one with which a test never ends would else cost each
+    time all the time there is.
 
     Raises:
-        GateFailed: golden-fails, broken-passes or stub-passes.
         SandboxFailure: the sandbox broke.
     """
-    judge_own(subject, bench, bench.run_all(own_trials(subject, bench)))
-
-
-def own_trials(subject: Subject, bench: Bench) -> list[Trial]:
-    """The runs of ``check_tests``: with the code, without it, and with every constant in its place."""
-    return [*_split_trials(subject, bench), *stub_trials(subject, _own_some(subject), bench)]
+    first = [*beside, *_split_trials(subject, bench)]
+    reports = bench.run_all(first)
+    stubs = stub_trials(
+        subject, _own_some(subject), bench, _noticing_seconds(reports[len(beside) :], subject, bench)
+    )
+    yield [*reports, *bench.run_all(stubs)]
+    for _ in range(repeat - 1):
+        yield bench.run_all([*first, *stubs])
 
 
 def judge_own(subject: Subject, bench: Bench, reports: Sequence[TestReport]) -> None:
-    """What follows from the runs of ``own_trials``.
+    """What follows from one of ``own_runs``.
 
     Raises:
         GateFailed: golden-fails, broken-passes or stub-passes.
@@ -302,7 +309,13 @@ def judge_own(subject: Subject, bench: Bench, reports: Sequence[TestReport]) -> 
     """
     num_split = len(_split_trials(subject, bench))
     _judge_split(subject, bench, reports[:num_split])
-    _judge_stubs(subject, bench, reports[num_split:])
+    _judge_stubs(subject, bench, reports[num_split:], _noticing_seconds(reports, subject, bench))
+
+
+def _noticing_seconds(reports: Sequence[TestReport], subject: Subject, bench: Bench) -> float:
+    """Of a run of visible and hidden tests; ``reports`` begin with those of ``_split_trials``."""
+    _, *golden = reports[: len(_split_trials(subject, bench))]
+    return bench.noticing_seconds(sum(report.cpu_seconds for report in golden))
 
 
 def _check_split(subject: Subject, suite: _Suite) -> float:
@@ -356,10 +369,10 @@ def _check_time(reports: Sequence[TestReport], bench: Bench) -> None:
         )
 
 
-def _judge_stubs(subject: Subject, bench: Bench, reports: Sequence[TestReport]) -> None:
+def _judge_stubs(subject: Subject, bench: Bench, reports: Sequence[TestReport], seconds: float) -> None:
     """Without the code, and with every constant in its place, a visible and a hidden test fail.
 
-    A run of both that came to nothing says nothing of either: they are run apart, then.
+    A run of both that came to nothing says nothing of either: they are run apart, then, ``seconds`` each.
 
     Raises:
         GateFailed: broken-passes or stub-passes.
@@ -368,7 +381,7 @@ def _judge_stubs(subject: Subject, bench: Bench, reports: Sequence[TestReport]) 
     by_text = dict(zip(STUBS, reports, strict=True))
     own = (*subject.visible, *subject.hidden)
     refuse_stubs(subject, {text: passed_in(report, own) for text, report in by_text.items()})
-    refuse_apart(subject, [text for text, report in by_text.items() if report.error], bench)
+    refuse_apart(subject, [text for text, report in by_text.items() if report.error], bench, seconds)
 
 
 def _own_some(subject: Subject) -> list[str]:

@@ -30,9 +30,11 @@ def stub_trees(subject: Subject, bench: Bench) -> dict[str, dict[str, bytes]]:
     return trees | {text: subject.stubbed(original, "hidden", text) for text in STUB_EXPRESSIONS}
 
 
-def stub_trials(subject: Subject, tests: Sequence[str], bench: Bench) -> list[Trial]:
-    """A run of the tests in each tree of ``stub_trees``."""
-    return [Trial(tree, tests) for tree in stub_trees(subject, bench).values()]
+def stub_trials(
+    subject: Subject, tests: Sequence[str], bench: Bench, seconds: float | None = None
+) -> list[Trial]:
+    """A run of the tests in each tree of ``stub_trees``; ``seconds`` of processor time, None for what the bench gives."""
+    return [Trial(tree, tests, seconds=seconds) for tree in stub_trees(subject, bench).values()]
 
 
 def run_stubs(subject: Subject, tests: Sequence[str], bench: Bench) -> dict[str, TestReport]:

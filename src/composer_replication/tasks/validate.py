@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from concurrent.futures import as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from composer_replication.tasks.gates import (
     check_restores,
     failing_of,
     judge_own,
-    own_trials,
+    own_runs,
     suite_trial,
 )
 from composer_replication.tasks.parquet import check_parquet
@@ -100,17 +101,18 @@ def validate_store(
     task_ids = store.require_task_ids()
     failed: list[ValidationFailure] = []
     with interruptible_pool(jobs, "tasks-validate") as pool:
-        futures = [
-            pool.submit(validate_task, store, task_id, max(1, repeat), thorough=thorough)
+        futures = {
+            pool.submit(validate_task, store, task_id, max(1, repeat), thorough=thorough): task_id
             for task_id in task_ids
-        ]
+        }
         learned = (
             [pool.submit(_learned, store, own) for own in _by_repository(store, task_ids)] if thorough else []
         )
-        for done, (task_id, future) in enumerate(zip(task_ids, futures, strict=True), start=1):
-            failed.extend(future.result())
+        for done, future in enumerate(as_completed(futures), start=1):
+            future.result()  # a sandbox that broke ends it all
             if progress is not None:
-                progress(done, len(task_ids), task_id)
+                progress(done, len(task_ids), futures[future])
+        failed.extend(failure for future in futures for failure in future.result())
         known = {failure.task_id for failure in failed}
         rows = [failure for future in learned for failure in future.result()]
         failed.extend(failure for failure in rows if failure.task_id not in known)
@@ -185,8 +187,7 @@ def _check(store: TaskStore, task: Task, bench: Bench, repeat: int) -> None:
     check_hidden_out(subject, repository, bench.original)
     check_secrecy(store, task)
     own = [twins[pin] for pin in sorted(twins)]
-    for _ in range(repeat):
-        suite, *reports = bench.run_all([suite_trial(subject, bench), *own_trials(subject, bench)])
+    for suite, *reports in own_runs(subject, bench, repeat, beside=[suite_trial(subject, bench)]):
         _check_failing(suite, subject, task, repository)
         judge_own(subject, bench, reports)
         _check_twins(subject, own, bench)

@@ -14,15 +14,22 @@ from composer_replication.tasks.gate_failed import GateFailed
 from composer_replication.tasks.gates import (
     check_no_copy,
     check_restores,
-    check_tests,
     judge_deletion,
+    judge_own,
+    own_runs,
 )
+from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.intake.sources import open_source
 from composer_replication.tasks.leaks.copies import copied_share
 from composer_replication.tasks.repository import PreparedRepository, prepare
+from composer_replication.tasks.running import bench as bench_module
+from composer_replication.tasks.running.bench import Bench
+from composer_replication.tasks.running.test_batch import BatchRun, run_batch
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import RepositoryRecord
+from composer_replication.tasks.stub_gate import STUBS
 from composer_replication.tasks.subject import Subject
+from composer_replication.tasks.test_run import TestReport
 
 PACKAGE = """
 STATE = []
@@ -204,6 +211,10 @@ def test_a_good_candidate_passes_all(planted: PreparedRepository, fine: Subject)
     assert hidden_name not in subject.broken(planted.bench.original, "rollout")["tests/test_all.py"].decode()
 
 
+def _check_own(subject: Subject, bench: Bench) -> None:
+    judge_own(subject, bench, next(own_runs(subject, bench)))
+
+
 def test_a_file_that_cannot_be_parted_hides_nothing(planted: PreparedRepository) -> None:
     subject = judge(planted, "counted")  # its file counts its own tests
     assert (len(subject.visible), subject.hidden) == (2, ())
@@ -214,7 +225,25 @@ def test_a_constant_that_ends_the_run_of_all_tests_is_tried_on_each_side(planted
     assert (len(subject.visible), subject.hidden) == (2, ())
     parted = replace(subject, visible=subject.visible[:1], hidden=subject.visible[1:])
     with pytest.raises(GateFailed, match=r"stub-passes: the \w+ tests pass with return None"):
-        check_tests(parted, planted.bench)
+        _check_own(parted, planted.bench)
+
+
+def test_constants_have_only_the_time_in_which_a_fault_is_noticed(
+    planted: PreparedRepository, fine: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[float]] = []
+
+    def watched(runs: list[BatchRun], environment: Environment, *, backend: str | None) -> list[TestReport]:
+        seen.append([run.timeout_seconds for run in runs])
+        return run_batch(runs, environment, backend=backend)
+
+    monkeypatch.setattr(bench_module, "run_batch", watched)
+    bench = planted.bench
+    for reports in own_runs(fine, bench, repeat=2):
+        judge_own(fine, bench, reports)
+    usual, noticed = bench.test_seconds, bench_module.MIN_SECONDS
+    assert seen == [[usual] * 3, [noticed] * len(STUBS), [usual] * 3 + [noticed] * len(STUBS)]
+    assert noticed < usual
 
 
 def test_the_same_seed_gives_the_same_subject(planted: PreparedRepository, fine: Subject) -> None:
@@ -274,13 +303,13 @@ def test_wrong_golden_code_fails_its_tests(planted: PreparedRepository, fine: Su
     wrong = planted.bench.original["planted.py"].replace(b"x + 40", b"x + 41")
     bench = replace(planted.bench, original={**planted.bench.original, "planted.py": wrong})
     with pytest.raises(GateFailed, match="golden-fails"):
-        check_tests(fine, bench)
+        _check_own(fine, bench)
 
 
 def test_a_hidden_test_that_fails_alone_is_found(planted: PreparedRepository, fine: Subject) -> None:
     subject = replace(fine, hidden=("tests/test_all.py::test_needs_company",))
     with pytest.raises(GateFailed, match="golden-fails: a hidden test does not pass") as caught:
-        check_tests(subject, planted.bench)
+        _check_own(subject, planted.bench)
     assert "test_needs_company" not in str(caught.value)
 
 
@@ -288,9 +317,9 @@ def test_a_task_whose_tests_ask_nothing_of_the_code_is_refused(
     planted: PreparedRepository, fine: Subject
 ) -> None:
     with pytest.raises(GateFailed, match="broken-passes"):
-        check_tests(replace(fine, visible=("tests/test_all.py::test_a_sets_state",)), planted.bench)
+        _check_own(replace(fine, visible=("tests/test_all.py::test_a_sets_state",)), planted.bench)
     with pytest.raises(GateFailed, match="broken-passes: the hidden tests"):
-        check_tests(replace(fine, hidden=("tests/test_all.py::test_a_sets_state",)), planted.bench)
+        _check_own(replace(fine, hidden=("tests/test_all.py::test_a_sets_state",)), planted.bench)
 
 
 def test_a_copy_is_found_behind_indentation_and_comments() -> None:

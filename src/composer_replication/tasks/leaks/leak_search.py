@@ -187,9 +187,11 @@ class Search:
             targets = list(self.by_code.get(hashed(self.salt, f"{leaf}::{code.co_name}"), ()))
             if code_check(code) in self.code_checks:
                 says_enough = in_tree or len(code.co_code) >= MIN_CODE_BYTES
-                for target in self.by_code.get(code_hash(self.salt, code), ()):
-                    if says_enough or leaf == posixpath.basename(target.module):
-                        targets.append(target)
+                targets += (
+                    target
+                    for target in self.by_code.get(code_hash(self.salt, code), ())
+                    if says_enough or leaf == posixpath.basename(target.module)
+                )
             found |= {Leak(target.task_id, channel, form.path) for target in targets}
         return found
 

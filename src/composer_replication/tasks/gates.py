@@ -163,7 +163,9 @@ def _split_and_check(
     pin: str,
 ) -> Subject:
     # Without the code ("") each of them was seen to fail.
-    unclear = [text for text, tests_passed in passed.items() if text and tests_passed is None]
+    unclear: dict[str, Sequence[str]] = {
+        text: () for text, tests_passed in passed.items() if text and tests_passed is None
+    }
     num_tries = 0
     for attempt in range(NUM_DRAWS):
         # The tests that tell a stub from the real code may all be on one side, or a file may
@@ -285,16 +287,16 @@ def own_runs(
 
     They run with the code, without it, and with every constant in its place. Constants run last the first time: how
     long they may run follows from what the code needed, and one with which a test never ends would else cost each
-    time all the time there is.
+    time all the time there is. Such a run ends when a visible and a hidden test have failed.
 
     Raises:
         SandboxFailure: the sandbox broke.
     """
     first = [*beside, *_split_trials(subject, bench)]
     reports = bench.run_all(first)
-    stubs = stub_trials(
-        subject, _own_some(subject), bench, _noticing_seconds(reports[len(beside) :], subject, bench)
-    )
+    seconds = _noticing_seconds(reports[len(beside) :], subject, bench)
+    sides = [some_of(tests) for tests in (subject.visible, subject.hidden) if tests]
+    stubs = stub_trials(subject, sorted({test for side in sides for test in side}), bench, seconds, sides)
     yield [*reports, *bench.run_all(stubs)]
     for _ in range(repeat - 1):
         yield bench.run_all([*first, *stubs])
@@ -381,11 +383,8 @@ def _judge_stubs(subject: Subject, bench: Bench, reports: Sequence[TestReport], 
     by_text = dict(zip(STUBS, reports, strict=True))
     own = (*subject.visible, *subject.hidden)
     refuse_stubs(subject, {text: passed_in(report, own) for text, report in by_text.items()})
-    refuse_apart(subject, [text for text, report in by_text.items() if report.error], bench, seconds)
-
-
-def _own_some(subject: Subject) -> list[str]:
-    return sorted({*some_of(subject.visible), *some_of(subject.hidden)})
+    unclear = {text: report.noticed for text, report in by_text.items() if report.error}
+    refuse_apart(subject, unclear, bench, seconds)
 
 
 def _check_golden(subject: Subject, visible: TestReport, hidden: TestReport | None = None) -> None:

@@ -31,10 +31,17 @@ def stub_trees(subject: Subject, bench: Bench) -> dict[str, dict[str, bytes]]:
 
 
 def stub_trials(
-    subject: Subject, tests: Sequence[str], bench: Bench, seconds: float | None = None
+    subject: Subject,
+    tests: Sequence[str],
+    bench: Bench,
+    seconds: float | None = None,
+    stop_when: Sequence[Sequence[str]] = (),
 ) -> list[Trial]:
-    """A run of the tests in each tree of ``stub_trees``; ``seconds`` of processor time, None for what the bench gives."""
-    return [Trial(tree, tests, seconds=seconds) for tree in stub_trees(subject, bench).values()]
+    """A run of the tests in each tree of ``stub_trees``; ``seconds`` and ``stop_when`` as in ``Trial``."""
+    return [
+        Trial(tree, tests, seconds=seconds, stop_when=stop_when)
+        for tree in stub_trees(subject, bench).values()
+    ]
 
 
 def run_stubs(subject: Subject, tests: Sequence[str], bench: Bench) -> dict[str, TestReport]:
@@ -67,22 +74,31 @@ def refuse_stubs(subject: Subject, passed: Passed) -> None:
 
 
 def refuse_apart(
-    subject: Subject, texts: Collection[str], bench: Bench, seconds: float | None = None
+    subject: Subject,
+    unclear: Mapping[str, Collection[str]],
+    bench: Bench,
+    seconds: float | None = None,
 ) -> None:
     """Run visible and hidden tests on their own with constants with which a run of both came to nothing.
 
-    One test that never ends, or one file that is not collected, is no reason for the others to fail. ``seconds``
-    is the processor time of a run, None for what the bench gives.
+    One test that never ends, or one file that is not collected, is no reason for the others to fail. ``unclear``
+    maps these constants to the tests that are known to fail with them; ``seconds`` is the processor time of a run,
+    None for what the bench gives.
 
     Raises:
         GateFailed: broken-passes or stub-passes.
         SandboxFailure: the sandbox broke.
     """
-    if not texts:
+    kinds = {"visible": some_of(subject.visible), "hidden": some_of(subject.hidden)}
+    apart = [
+        (text, kind)
+        for text, failing in unclear.items()
+        for kind, tests in kinds.items()
+        if tests and not set(tests).intersection(failing)
+    ]
+    if not apart:
         return
     trees = stub_trees(subject, bench)
-    kinds = {"visible": some_of(subject.visible), "hidden": some_of(subject.hidden)}
-    apart = [(text, kind) for text in texts for kind, tests in kinds.items() if tests]
     trials = [
         Trial(trees[text], kinds[kind], stop_at_first_failure=True, seconds=seconds) for text, kind in apart
     ]

@@ -58,7 +58,8 @@ class TestReport:
     function; ``contexts`` the functions (file, first line) that each test called, and under
     ``""`` those called for all of them (see ``call_contexts``); both only when asked for.
     ``collect_errors`` maps files that could not be collected to the reason, and ``why`` tests that
-    failed to the first line of theirs (when places were asked for). ``cpu_seconds`` is
+    failed to the first line of theirs (when places were asked for). ``noticed`` are, where the
+    run took too long, the tests that had not passed by then and the one that was running. ``cpu_seconds`` is
     the processor time that the run says it used: to be believed of golden code alone.
     """
 
@@ -72,6 +73,7 @@ class TestReport:
     collect_errors: Mapping[str, str] = field(default_factory=dict)
     contexts: Contexts = field(default_factory=dict)
     why: Mapping[str, str] = field(default_factory=dict)
+    noticed: frozenset[str] = frozenset()
     cpu_seconds: float = field(default=0.0, compare=False)
 
     @property
@@ -163,6 +165,7 @@ def make_request(
         "shuffle_seed": None,
         "backwards": False,
         "cpu_seconds": None,
+        "stop_when": [],
     }
 
 
@@ -267,8 +270,22 @@ def judge(
         collect_errors=report.collect_errors,
         contexts=report.contexts,
         why=report.why,
+        noticed=_noticed(records) if problem.startswith(_TOO_LONG) else frozenset(),
         cpu_seconds=report.cpu_seconds,
     )
+
+
+def _noticed(records: Sequence[dict[str, Any]]) -> frozenset[str]:
+    """What a run that was ended had seen fail, and the test that it was at."""
+    report = _Tally()
+    try:
+        problem = report.read([*records, {}])
+    except (KeyError, TypeError, ValueError, IndexError):
+        return frozenset()
+    if problem:
+        return frozenset()
+    failed = {test for test, outcome in report.outcomes.items() if outcome is not Outcome.PASSED}
+    return frozenset(failed.union([test for test in report.collected if test not in report.outcomes][:1]))
 
 
 def broken_off(result: ExecResult, timeout_seconds: float) -> str:

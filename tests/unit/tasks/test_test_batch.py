@@ -565,3 +565,43 @@ def test_only_what_a_file_imports_at_its_top_counts() -> None:
     assert list(test_batch._top_imports(source)) == found
     assert test_batch._top_imports(b"import (") == ()
     assert sys.version_info >= (3, 11)
+
+
+MANY = (
+    "import package\n\n"
+    + "".join(f"\ndef test_{name}():\n    assert package.answer({name!r})\n\n" for name in "abcd")
+).encode()
+
+
+def many(body: str, stop_when: Sequence[str], seconds: float = 60.0) -> BatchRun:
+    files = {"package.py": f"def answer(name):\n    {body}\n".encode(), "tests/test_many.py": MANY}
+    ids = [f"tests/test_many.py::test_{name}" for name in "abcd"]
+    groups = [[f"tests/test_many.py::test_{name}" for name in names] for names in stop_when]
+    return BatchRun(files, ids, seconds, stop_when=groups, wall_factor=10.0)
+
+
+def test_a_run_ends_when_one_of_each_group_has_failed(environment: Environment) -> None:
+    runs = [
+        many("return name == 'a'", ["ab", "cd"]),
+        many("return name == 'a'", ["ab", "d"]),
+        many("return name == 'd'", ["d"]),
+        many("return 0", []),
+    ]
+    reports = run_batch(runs, environment)
+    assert [report.error for report in reports] == [""] * 4
+    outcomes = [{test[-1]: outcome.value for test, outcome in report.outcomes.items()} for report in reports]
+    assert outcomes == [
+        {"a": "passed", "b": "failed", "c": "failed"},
+        {"a": "passed", "b": "failed", "c": "failed", "d": "failed"},
+        {"a": "failed", "b": "failed", "c": "failed", "d": "passed"},
+        dict.fromkeys("abcd", "failed"),
+    ]
+
+
+def test_what_had_failed_when_time_ran_out_is_known(environment: Environment) -> None:
+    endless = many("assert name != 'b'\n    while name == 'c': pass\n    return 1", [], seconds=1.0)
+    (report,) = run_batch([endless], environment)
+    assert report.ran_out_of_time
+    assert {test[-1] for test in report.noticed} == {"b", "c"}
+    (report,) = run_batch([many("return 0", [])], environment)
+    assert report.noticed == frozenset()

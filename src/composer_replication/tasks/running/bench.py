@@ -23,7 +23,8 @@ class Trial:
     """One run to make: a tree, and the tests of it (None: all).
 
     ``is_golden``: it should pass, so where it runs out of time the machine may be to blame. ``seconds``: its
-    processor time; None for what the bench gives.
+    processor time; None for what the bench gives. ``stop_when``: groups of tests; the run may end when one of each
+    did not pass.
     """
 
     files: Mapping[str, bytes]
@@ -31,6 +32,7 @@ class Trial:
     stop_at_first_failure: bool = False
     is_golden: bool = False
     seconds: float | None = None
+    stop_when: Sequence[Sequence[str]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,4 +89,6 @@ class Bench:
         wall_factor = (
             WALL_FACTOR * usual / seconds
         )  # less processor time is no less patience with a busy machine
-        return BatchRun(trial.files, trial.node_ids, seconds, trial.stop_at_first_failure, wall_factor)
+        return BatchRun(
+            trial.files, trial.node_ids, seconds, trial.stop_at_first_failure, wall_factor, trial.stop_when
+        )

@@ -51,12 +51,26 @@ def shuffle_key(item, seed):
     ]
 
 
+def make_enough(groups):
+    """A function of each test and its outcome: why the run ends once a test of each group did not pass, else empty."""
+    waiting = list(map(set, groups))
+
+    def enough(test, outcome):
+        if not waiting or outcome == "passed":
+            return ""
+        waiting[:] = [group for group in waiting if test not in group]
+        return "" if waiting else "enough has failed"
+
+    return enough
+
+
 def make_plugin(channel, request, root):
     """The plugin that selects the wanted tests and reports what became of each."""
     import pytest
 
     wanted = None if request["node_ids"] is None else set(request["node_ids"])
     seed = request["shuffle_seed"]
+    enough = make_enough(request["stop_when"])
 
     class Recorder:
         def __init__(self):
@@ -87,7 +101,9 @@ def make_plugin(channel, request, root):
                 return (yield)
             finally:
                 more = {"why": self.why.pop(item.nodeid)} if item.nodeid in self.why else {}
-                channel.send("test", id=item.nodeid, outcome=self.states.pop(item.nodeid, "missing"), **more)
+                outcome = self.states.pop(item.nodeid, "missing")
+                channel.send("test", id=item.nodeid, outcome=outcome, **more)
+                item.session.shouldfail = enough(item.nodeid, outcome) or item.session.shouldfail
 
         def pytest_runtest_logreport(self, report):
             before = self.states.get(report.nodeid, "")

@@ -62,6 +62,12 @@ class BatchRun:
     timeout_seconds: float
     stop_at_first_failure: bool = False
     wall_factor: float | None = None
+    stop_when: Sequence[Sequence[str]] = ()
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether it may end before every test has run."""
+        return self.stop_at_first_failure or bool(self.stop_when)
 
     @property
     def wall_seconds(self) -> float:
@@ -166,6 +172,7 @@ def _run_part(
             write_files(tree, run.files)
             request = make_request(tree, run.node_ids, nonce, stop_at_first_failure=run.stop_at_first_failure)
             request["cpu_seconds"] = None if run.wall_factor is None else run.timeout_seconds
+            request["stop_when"] = [list(tests) for tests in run.stop_when]
             orders.append(
                 {"folder": f"{number}/tree", "timeout_seconds": run.wall_seconds, "request": request}
             )
@@ -202,7 +209,7 @@ def _run_part(
             )
     results, was_started = _results(result.stdout, own_nonce)
     reports = [
-        judge(result, nonce, run.node_ids, timeout_seconds=run.timeout_seconds, is_partial=run.stop_at_first_failure)
+        judge(result, nonce, run.node_ids, timeout_seconds=run.timeout_seconds, is_partial=run.is_partial)
         for run, nonce, result in zip(runs, nonces, results, strict=False)
     ]  # fmt: skip
     return reports, was_started

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from composer_replication.tasks.planning.body_cuts import BodyCut
 from composer_replication.tasks.planning.deletion import Deletion
-from composer_replication.tasks.running.bench import Bench, Trial
+from composer_replication.tasks.running.bench import IDLE_SECONDS, Bench, Trial
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.stored_subject import subject_of
 from composer_replication.tasks.subject import Subject
@@ -49,7 +49,13 @@ class _Fault:
         text = bench.original[self.cut.path].decode()
         faulty = text[: self.cut.start] + self.body + text[self.cut.end :]
         tree = {**self.trial.subject.golden(bench.original, view), self.cut.path: faulty.encode()}
-        return Trial(tree, self.trial.tests(view), stop_at_first_failure=True, seconds=seconds)
+        return Trial(
+            tree,
+            self.trial.tests(view),
+            stop_at_first_failure=True,
+            seconds=seconds,
+            idle_seconds=IDLE_SECONDS,
+        )
 
 
 def attach_strength(

@@ -347,7 +347,7 @@ def _check_split(subject: Subject, suite: _Suite) -> float:
 def _split_trials(subject: Subject, bench: Bench) -> list[Trial]:
     original = bench.original
     trials = [
-        Trial(subject.broken(original, "rollout"), subject.visible),
+        Trial(subject.broken(original, "rollout"), subject.visible, stop_when=[subject.visible]),
         Trial(subject.golden(original, "rollout"), subject.visible, is_golden=True),
     ]
     if subject.hidden:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from composer_replication.tasks.gate_failed import GateFailed
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.planning.body_cuts import STUB_EXPRESSIONS
-from composer_replication.tasks.running.bench import Bench, Trial
+from composer_replication.tasks.running.bench import IDLE_SECONDS, Bench, Trial
 from composer_replication.tasks.subject import Subject
 from composer_replication.tasks.test_run import TestReport
 
@@ -39,7 +39,7 @@ def stub_trials(
 ) -> list[Trial]:
     """A run of the tests in each tree of ``stub_trees``; ``seconds`` and ``stop_when`` as in ``Trial``."""
     return [
-        Trial(tree, tests, seconds=seconds, stop_when=stop_when)
+        Trial(tree, tests, seconds=seconds, stop_when=stop_when, idle_seconds=IDLE_SECONDS)
         for tree in stub_trees(subject, bench).values()
     ]
 
@@ -100,7 +100,10 @@ def refuse_apart(
         return
     trees = stub_trees(subject, bench)
     trials = [
-        Trial(trees[text], kinds[kind], stop_at_first_failure=True, seconds=seconds) for text, kind in apart
+        Trial(
+            trees[text], kinds[kind], stop_at_first_failure=True, seconds=seconds, idle_seconds=IDLE_SECONDS
+        )
+        for text, kind in apart
     ]
     for (text, kind), report in zip(apart, bench.run_all(trials), strict=True):
         if not report.error and report.passed.issuperset(kinds[kind]):

@@ -605,3 +605,25 @@ def test_what_had_failed_when_time_ran_out_is_known(environment: Environment) ->
     assert {test[-1] for test in report.noticed} == {"b", "c"}
     (report,) = run_batch([many("return 0", [])], environment)
     assert report.noticed == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("body", "is_cut_off"),
+    [
+        ("import threading\n    if name == 'c': threading.Event().wait()", True),
+        ("import subprocess\n    if name == 'c': subprocess.run(['sleep', '60'])", True),
+        ("import threading\n    if name == 'c': threading.Event().wait(0.3)", False),
+    ],
+)
+def test_a_run_that_waits_for_nothing_is_ended(environment: Environment, body: str, is_cut_off: bool) -> None:
+    run = replace(many(f"{body}\n    return 1", []), idle_seconds=1.0)
+    (report,) = run_batch([run], environment)
+    assert report.ran_out_of_time == is_cut_off
+    assert report.seconds < run.wall_seconds / 10
+    assert {test[-1] for test in report.noticed} == ({"c"} if is_cut_off else set())
+
+
+def test_a_run_that_computes_is_not_idle(environment: Environment) -> None:
+    body = "import time\n    end = time.process_time() + 2.5\n    while name == 'c' and time.process_time() < end: pass"
+    (report,) = run_batch([replace(many(f"{body}\n    return 1", []), idle_seconds=1.0)], environment)
+    assert (report.error, len(report.passed)) == ("", 4)

@@ -14,6 +14,7 @@ import sys
 import time
 
 PATIENCE_SECONDS = 10.0
+LOOK_SECONDS = 0.5
 PLACES_OF_ALL = ("/tmp", "/dev/shm")
 STAGE = "run"
 """What the folder of a run is called while the run lasts: so all of them see their tree at one path."""
@@ -88,9 +89,9 @@ class Keeper:
         for descriptor in (request_write, records_read, words_read):
             os.set_blocking(descriptor, False)
         lost: set[int] = set()
-        deadline = started + order["timeout_seconds"]
+        patience = Patience(self.nursery_pid, started + order["timeout_seconds"], order["idle_seconds"])
         request = json.dumps(order["request"]).encode()
-        timed_out = self.feed_and_drain(request_write, request, streams, lost, deadline)
+        timed_out = self.feed_and_drain(request_write, request, streams, lost, patience)
         if timed_out:
             self.kill(int(pid))
         code = self.answer(time.monotonic() + PATIENCE_SECONDS)
@@ -110,8 +111,8 @@ class Keeper:
             "seconds": time.monotonic() - started,
         }
 
-    def feed_and_drain(self, request_write, request, streams, lost, deadline):
-        """Move bytes until the nursery says that the run is over; True when its time was over first."""
+    def feed_and_drain(self, request_write, request, streams, lost, patience):
+        """Move bytes until the nursery says that the run is over; True when the patience with it was over first."""
         with selectors.DefaultSelector() as selector:
             selector.register(self.link, selectors.EVENT_READ)
             selector.register(request_write, selectors.EVENT_WRITE)
@@ -119,10 +120,9 @@ class Keeper:
                 selector.register(descriptor, selectors.EVENT_READ)
             try:
                 while b"\n" not in self.answers:
-                    pause = deadline - time.monotonic()
-                    if pause <= 0:
+                    if patience.is_over():
                         return True
-                    for key, _ in selector.select(pause):
+                    for key, _ in selector.select(patience.pause()):
                         if key.fileobj is self.link:
                             return False
                         if key.fd == request_write:
@@ -174,6 +174,53 @@ class Keeper:
         for place, before in self.before.items():
             for name in set(self.names(place)) - before:
                 remove(os.path.join(place, name))
+
+
+class Patience:
+    """How long a run is waited for: to a deadline, or until nothing of it has done anything, or wanted to, for so long.
+
+    Unlike the time by the clock, ``idle_seconds`` (None: nobody asks) do not depend on how busy the machine is.
+    """
+
+    def __init__(self, nursery_pid, deadline, idle_seconds):
+        self.nursery_pid = nursery_pid
+        self.deadline = deadline
+        self.idle_seconds = idle_seconds
+        self.ticks = None
+        self.since = self.looked = time.monotonic()
+
+    def pause(self):
+        """How long to wait until the next look."""
+        left = max(0.0, self.deadline - time.monotonic())
+        return left if self.idle_seconds is None else min(left, LOOK_SECONDS)
+
+    def is_over(self):
+        """Look, at processes at most every ``LOOK_SECONDS``."""
+        now = time.monotonic()
+        if self.idle_seconds is None or now - self.looked < LOOK_SECONDS:
+            return now >= self.deadline
+        ticks = ticks_used(orphans(os.getpid(), {self.nursery_pid}))
+        # One tick, of a hundred in a second, is what waking up and looking at a clock may need.
+        if ticks is None or self.ticks is None or not 0 <= ticks - self.ticks <= 1:
+            self.since = now
+        self.ticks, self.looked = ticks, now
+        return now >= self.deadline or now - self.since >= self.idle_seconds
+
+
+def ticks_used(pids):
+    """Processor time of all threads of these processes; None if one runs or would, or where there is none."""
+    ticks = 0
+    for pid in pids:
+        for thread in Keeper.names(f"/proc/{pid}/task"):
+            try:
+                with open(f"/proc/{pid}/task/{thread}/stat", encoding="utf-8", errors="replace") as handle:
+                    fields = handle.read().rpartition(")")[2].split()
+            except OSError:
+                return None
+            if fields[0] in "RD":
+                return None
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks if pids else None
 
 
 def write_some(descriptor, data):

@@ -16,6 +16,9 @@ as long, for a run that waits for something that never comes."""
 SLOWER = 10.0
 MIN_SECONDS = 2.0
 """A fault with which the tests need ten times the golden code's time, and more than this, is noticed."""
+IDLE_SECONDS = 5.0
+"""So is one with which everything waits so long at a stretch for something that does not come. Where tests of the
+golden code sleep as long themselves this is too strict: a constant that they would let pass counts as noticed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +27,8 @@ class Trial:
 
     ``is_golden``: it should pass, so where it runs out of time the machine may be to blame. ``seconds``: its
     processor time; None for what the bench gives. ``stop_when``: groups of tests; the run may end when one of each
-    did not pass.
+    did not pass. ``idle_seconds``: it ends when all of it has waited so long at a stretch; seen only where the sandbox
+    has a ``/proc``.
     """
 
     files: Mapping[str, bytes]
@@ -33,6 +37,7 @@ class Trial:
     is_golden: bool = False
     seconds: float | None = None
     stop_when: Sequence[Sequence[str]] = ()
+    idle_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,5 +95,11 @@ class Bench:
             WALL_FACTOR * usual / seconds
         )  # less processor time is no less patience with a busy machine
         return BatchRun(
-            trial.files, trial.node_ids, seconds, trial.stop_at_first_failure, wall_factor, trial.stop_when
+            trial.files,
+            trial.node_ids,
+            seconds,
+            trial.stop_at_first_failure,
+            wall_factor,
+            trial.stop_when,
+            trial.idle_seconds,
         )

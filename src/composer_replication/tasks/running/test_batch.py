@@ -63,6 +63,7 @@ class BatchRun:
     stop_at_first_failure: bool = False
     wall_factor: float | None = None
     stop_when: Sequence[Sequence[str]] = ()
+    idle_seconds: float | None = None
 
     @property
     def is_partial(self) -> bool:
@@ -174,7 +175,12 @@ def _run_part(
             request["cpu_seconds"] = None if run.wall_factor is None else run.timeout_seconds
             request["stop_when"] = [list(tests) for tests in run.stop_when]
             orders.append(
-                {"folder": f"{number}/tree", "timeout_seconds": run.wall_seconds, "request": request}
+                {
+                    "folder": f"{number}/tree",
+                    "timeout_seconds": run.wall_seconds,
+                    "idle_seconds": run.idle_seconds,
+                    "request": request,
+                }
             )
         order = {
             "nonce": own_nonce,

@@ -98,7 +98,7 @@ COMMANDS = (
 
 def conversation() -> list[ToolCall]:
     """Calls of every tool, right and wrong ones, and commands that end in every way."""
-    calls = [("bash", {"command": command}) for command in COMMANDS]
+    calls: list[tuple[str, dict[str, object]]] = [("bash", {"command": text}) for text in COMMANDS]
     calls += [
         ("list_files", {}),
         ("list_files", {"path": "nowhere"}),

@@ -52,7 +52,9 @@ class Attempt:
         SandboxFailure: the sandbox cannot be opened.
     """
 
-    def __init__(self, store: TaskStore, task: Task, options: AttemptOptions, backend: SandboxBackend) -> None:
+    def __init__(
+        self, store: TaskStore, task: Task, options: AttemptOptions, backend: SandboxBackend
+    ) -> None:
         self.task = task
         environment = store.environment(task)
         folder = Path(tempfile.mkdtemp(prefix="attempt-", dir=_folder()))

@@ -140,14 +140,17 @@ class AgentRewardSection(Section):
 
 
 class AgentToolsSection(Section):
-    """Limits of each call; ``is_warm`` keeps one process in the sandbox that starts the commands (bubblewrap only)."""
+    """Limits of each call; ``is_warm`` keeps one process in an attempt's sandbox that starts the commands, where the backend can.
+
+    Without it each command has a jail of its own, some 10 ms. docs/sandbox.md says what differs.
+    """
 
     max_characters: int = Field(16_000, ge=1000)
     max_command_seconds: float = Field(300.0, gt=0.0)
     search_seconds: float = Field(20.0, gt=0.0)
     test_seconds: float = Field(120.0, gt=0.0)
     max_file_bytes: int = Field(2 * 1024**2, ge=1)
-    is_warm: bool = False
+    is_warm: bool = True
 
 
 class AgentStragglersSection(Section):

@@ -122,10 +122,19 @@ def accept_recipe(config: RunConfig) -> None:
     accept(config.sandbox.accept_no_isolation, where="sandbox.accept_no_isolation")
 
 
-def record_sandbox(folder: RunFolder, grader: Grader) -> None:
-    """Write into the run's environment which jail it used, and without which guards."""
+def record_sandbox(config: RunConfig, folder: RunFolder, grader: Grader) -> None:
+    """Write into the run's environment which jails it used, for gradings and for attempts, and without which guards.
+
+    Raises:
+        SandboxFailure: the jail of attempts does not hold (CR0306).
+    """
     known = read_json(folder.environment)
+    attempts = {}
+    if config.agent is not None:
+        is_warm = config.agent.tools.is_warm
+        attempts["attempts"] = grader.attempt_backend(config.sandbox.backend, is_warm=is_warm).name
     known["sandbox"] = {
+        **attempts,
         "backend": choose_backend(grader.backend).name,
         "accepted_no_isolation": list(accepted()),
         "not_effective": list(grader.missing_guards),

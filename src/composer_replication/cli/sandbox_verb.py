@@ -96,7 +96,8 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         them in ``accepted_no_isolation``; ``ok`` is about the others.
 
     Raises:
-        UsageError: an unknown backend (CR0305), ``none`` without acceptance (CR0340), an unknown guard (CR0341).
+        UsageError: an unknown backend (CR0305), ``none`` without acceptance (CR0340), an unknown guard (CR0341),
+            a part of the contract without a test (CR0876).
         InputError: the tree cannot be copied (CR0307).
         MissingError: no sandbox here (CR0301), no pytest (CR0101).
         SandboxFailure: the jail itself failed (CR0302, CR0304).

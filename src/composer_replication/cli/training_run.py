@@ -133,7 +133,7 @@ def _open_parts(
 ) -> _Parts:
     rows = run_parts.training_rows(config, store, tasks.train)
     grader = run_parts.open_grader(config, store, folder.root)
-    run_parts.record_sandbox(folder, grader)
+    run_parts.record_sandbox(config, folder, grader)
     guard = run_parts.make_guard(config)
     from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
     from composer_replication.trainer.model_loading import load_model

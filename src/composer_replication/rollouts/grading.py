@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import random
 import tempfile
 import time
@@ -14,10 +15,11 @@ from threading import Lock
 from typing import Literal
 
 from composer_replication.errors import SandboxFailure
+from composer_replication.interfaces import SandboxBackend
 from composer_replication.records import Limits, Outcome, Score, Task
 from composer_replication.rollouts.candidate_tree import graded_tree, rule_of
 from composer_replication.rollouts.forgery_checks import Survey, changed_files, forgery, plan_of, survey
-from composer_replication.sandbox import choose_backend, require_selftest, runs_interrupted
+from composer_replication.sandbox import choose_backend, require_selftest, runs_interrupted, warm_kind
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.canaries import Canary, canary_files
 from composer_replication.tasks.planning.body_cuts import fill
@@ -26,6 +28,8 @@ from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.twin.build_twins import judge_twin
 from composer_replication.tasks.views import Changes, write_files
 from composer_replication.tasks.weakened_tests import without_assertions
+
+logger = logging.getLogger(__name__)
 
 TestsUsed = Literal["visible", "hidden", "canary", "weakened"]
 NUM_INFRASTRUCTURE_TRIES = 2
@@ -110,6 +114,8 @@ class Grader:
         self._survey_locks: dict[str, Lock] = {}
         self._draw = random.SystemRandom()
         self._lock = Lock()
+        self._attempt_backends: dict[tuple[str, bool], SandboxBackend] = {}
+        self._choosing = Lock()
         self.missing_guards = self.require_guards()
 
     def require_guards(self) -> tuple[str, ...]:
@@ -119,6 +125,41 @@ class Grader:
             SandboxFailure: a guard does not hold (CR0306).
         """
         return require_selftest(choose_backend(self.backend), unseen=self._unseen)
+
+    def attempt_backend(self, backend: str = "", *, is_warm: bool = True) -> SandboxBackend:
+        """The jails of attempts: the warm kind of a backend where it holds whatever the cold one holds, else the cold one.
+
+        The self-test of the one that is given has passed, over the same folders as for gradings, which stay cold.
+        Asked again, the same answer.
+
+        Args:
+            backend: by name; empty for the grader's.
+            is_warm: whether a warm kind is looked for.
+
+        Raises:
+            SandboxFailure: a guard of the cold kind does not hold (CR0306).
+            UsageError, MissingError: as ``choose_backend``.
+        """
+        key = (backend or self.backend or "", is_warm)
+        with self._choosing:
+            if key not in self._attempt_backends:
+                self._attempt_backends[key] = self._choose_for_attempts(*key)
+            return self._attempt_backends[key]
+
+    def _choose_for_attempts(self, name: str, is_warm: bool) -> SandboxBackend:  # noqa: FBT001
+        cold = choose_backend(name or None)
+        missing = require_selftest(cold, unseen=self._unseen)
+        warm = warm_kind(cold) if is_warm else None
+        if warm is None or not warm.is_available().ok:
+            return cold
+        try:
+            lacking = {*require_selftest(warm, unseen=self._unseen)} - {*missing}
+            why = f"it lacks {', '.join(sorted(lacking))}" if lacking else ""
+        except SandboxFailure as error:
+            why = str(error)
+        if why:
+            logger.warning("attempts run in %s, not in %s: %s", cold.name, warm.name, why)
+        return cold if why else warm
 
     def grade_many(
         self,

@@ -99,7 +99,7 @@ class BubblewrapSandbox(LocalSandbox):
         started = time.monotonic()
         with (
             self._jailed.scratch.for_one_command(self._uid) as fresh,
-            HeldJail(self._command(argv, environment, marker, fresh)) as jail,
+            HeldJail(self._command(argv, environment, marker, fresh, has_stdin=bool(stdin))) as jail,
         ):
             jail.release(self._limits())
             jail.own_pipes(self._uid)
@@ -117,8 +117,12 @@ class BubblewrapSandbox(LocalSandbox):
         ended = replace(ended, seconds=time.monotonic() - started)
         return to_result(ended, marker.encode(), self._jailed.limits, backend=Bubblewrap.name)
 
-    def _command(self, argv: Sequence[str], env: Mapping[str, str], marker: str, fresh: Path) -> list[str]:
-        starter = ["/bin/sh", "-c", HELD_STARTER, "sandbox", marker, *argv]
+    def _command(
+        self, argv: Sequence[str], env: Mapping[str, str], marker: str, fresh: Path, *, has_stdin: bool
+    ) -> list[str]:
+        # As in a warm jail: some programs read a pipe in the place of files, although nothing comes.
+        start = HELD_STARTER if has_stdin else f"{HELD_STARTER} </dev/null"
+        starter = ["/bin/sh", "-c", start, "sandbox", marker, *argv]
         if self._uid is not None:
             user = str(self._uid)
             drop = ["setpriv", "--reuid", user, "--regid", user, "--clear-groups"]

@@ -104,17 +104,23 @@ def open_sandbox(
         SandboxFailure: the jail cannot be prepared.
     """
     chosen = choose_backend(backend) if backend is None or isinstance(backend, str) else backend
-    return (_warm_kind(chosen) if warm else chosen).open(spec)
+    kind = warm_kind(chosen) if warm else chosen
+    if kind is None:
+        raise UsageError(
+            "CR0311",
+            f"the sandbox backend {chosen.name!r} has no warm kind.",
+            where="warm",
+            fix="use the backend bubblewrap, or leave warm out",
+        )
+    return kind.open(spec)
 
 
-def _warm_kind(backend: SandboxBackend) -> SandboxBackend:
+def warm_kind(backend: SandboxBackend) -> SandboxBackend | None:
+    """The kind of ``backend`` that keeps one process inside between commands; None where there is none.
+
+    Itself where it is warm already. A backend of somebody else's has none, whatever its name: ours has other walls.
+    """
     if backend.name.endswith(_WARM):
         return backend
-    if backend.name + _WARM in BACKENDS:
-        return choose_backend(backend.name + _WARM)
-    raise UsageError(
-        "CR0311",
-        f"the sandbox backend {backend.name!r} has no warm kind.",
-        where="warm",
-        fix="use the backend bubblewrap, or leave warm out",
-    )
+    is_ours = f"{type(backend).__module__}:{type(backend).__qualname__}" == BACKENDS.get(backend.name)
+    return _load(BACKENDS[backend.name + _WARM]) if is_ours and backend.name + _WARM in BACKENDS else None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from composer_replication.errors import SandboxFailure
-from composer_replication.interfaces import Sandbox
+from composer_replication.interfaces import Sandbox, SandboxBackend
 from composer_replication.records import Limits, SandboxSpec, Task
 from composer_replication.rollouts.candidate_tree import rule_of
 from composer_replication.rollouts.tools.tool_limits import ToolLimits
@@ -25,15 +25,15 @@ class AttemptOptions:
     """How the sandbox of an attempt is opened.
 
     Args:
-        backend: sandbox backend; empty for the best of this machine.
-        is_warm: keep one process inside that starts the commands (bubblewrap only): each call costs a message
-            in the place of a new jail.
+        backend: sandbox backend; empty for the grader's.
+        is_warm: where the backend has a warm kind that holds (``Grader.attempt_backend``), one process stays in the
+            sandbox and starts the commands, so that a call costs a message and no new jail. It ends with the attempt.
         sandbox_limits: of its memory, processes, disk and output.
         tool_limits: of each call.
     """
 
     backend: str = ""
-    is_warm: bool = False
+    is_warm: bool = True
     sandbox_limits: Limits = field(default_factory=Limits)
     tool_limits: ToolLimits = field(default_factory=ToolLimits)
 
@@ -44,14 +44,17 @@ class Attempt:
     Args:
         store: where the task is.
         task: of which the tree is made.
-        options: how.
+        options: how; its ``backend`` and ``is_warm`` are settled by ``backend``.
+        backend: whose self-test has passed.
 
     Raises:
         InputError: the store is damaged, or its environment does not fit this machine.
         SandboxFailure: the sandbox cannot be opened.
     """
 
-    def __init__(self, store: TaskStore, task: Task, options: AttemptOptions) -> None:
+    def __init__(
+        self, store: TaskStore, task: Task, options: AttemptOptions, backend: SandboxBackend
+    ) -> None:
         self.task = task
         environment = store.environment(task)
         folder = Path(tempfile.mkdtemp(prefix="attempt-", dir=_folder()))
@@ -62,7 +65,7 @@ class Attempt:
             store.write_tree(task, tree, "rollout")
             tests = _visible_tests(store, task, tree)
             spec = SandboxSpec(tree, environment.read_only, environment.masked, options.sandbox_limits)
-            self.sandbox: Sandbox = open_sandbox(spec, options.backend or None, warm=options.is_warm)
+            self.sandbox: Sandbox = open_sandbox(spec, backend)
         except BaseException:
             end()
             raise

@@ -61,7 +61,7 @@ class FeatureDeletionEnv:
     ) -> None:
         self.grader = grader
         self.options = reward or RewardOptions()
-        self._attempt_options = attempt or AttemptOptions(backend=grader.backend or "")
+        self._attempt_options = attempt or AttemptOptions()
         self._check = regressions or RegressionCheck(grader)
         self._attempt: Attempt | None = None
         self._is_broken = False
@@ -92,15 +92,17 @@ class FeatureDeletionEnv:
 
         Raises:
             InputError: no such task (CR0412), damaged (CR0411), or its text would show the code (CR0429).
-            SandboxFailure: the sandbox cannot be opened.
+            SandboxFailure: the sandbox cannot be opened, or does not hold (CR0306).
         """
         self.close()
         store = self.grader.store
         task = store.get(task_id)
         message = first_message(store, task)
         self._is_broken, self._is_checked, self._regressions = False, False, None
+        options = self._attempt_options
+        backend = self.grader.attempt_backend(options.backend, is_warm=options.is_warm)
         try:
-            self._attempt = Attempt(store, task, self._attempt_options)
+            self._attempt = Attempt(store, task, options, backend)
         except SandboxFailure:
             self.grader.count_infrastructure_failure()
             raise

@@ -18,7 +18,6 @@ from anyio.lowlevel import RunVar
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.records import Score, ToolCall, ToolResult
-from composer_replication.rollouts.environment.attempt import AttemptOptions
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.environment.reward_options import RewardOptions
 from composer_replication.rollouts.grading import Grader
@@ -232,7 +231,6 @@ class AttemptHost:
         check = await in_thread(self._shared)
         environment = FeatureDeletionEnv(
             check.grader,
-            attempt=AttemptOptions(backend=self._backend),
             reward=self._reward,
             regressions=check,
         )

@@ -86,12 +86,14 @@ class EnvironmentServer:
     _threads: ThreadPoolExecutor = field(init=False)
     _regressions: RegressionCheck = field(init=False)
     _backend: str = field(init=False)
+    _attempts: str = field(init=False)
 
     def __post_init__(self) -> None:
         num_threads = 2 * self.options.max_sessions  # for each session, its call and its end
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="session")
         self._regressions = RegressionCheck(self.grader)
         self._backend = choose_backend(self.grader.backend).name
+        self._attempts = self.grader.attempt_backend().name  # its self-test is no client's time
 
     def serve(self, listener: socket, announce: Callable[[str], None]) -> str:
         """Serve until a signal, let attempts end, take everything away; the signal's name.
@@ -205,7 +207,7 @@ class EnvironmentServer:
             self._sessions.discard(session)
 
     def _new_environment(self) -> OpenEnvFeatureDeletion:
-        attempt = AttemptOptions(backend=self.grader.backend or "", tool_limits=self.options.tool_limits())
+        attempt = AttemptOptions(tool_limits=self.options.tool_limits())
         own = FeatureDeletionEnv(
             self.grader, attempt=attempt, reward=self.reward, regressions=self._regressions
         )
@@ -246,6 +248,7 @@ class EnvironmentServer:
             },
             "sandbox": {
                 "backend": self._backend,
+                "attempts": self._attempts,
                 "is_working": not counts.last_failure,
                 "last_failure": counts.last_failure,
                 "num_failures": counts.num_infrastructure_failures,

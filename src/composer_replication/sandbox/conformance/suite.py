@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from composer_replication.errors import UsageError
 from composer_replication.sandbox.conformance import plugin
 
-_PLUGIN = plugin.__name__
 _MOST_WORDS = 300
 
 
@@ -62,19 +62,26 @@ def run_suite(backend: str, *, only: str = "", options: Sequence[str] = ()) -> O
     Raises:
         ImportError: pytest is not installed (on import of this module).
         SandboxFailure: the self-test cannot be run (CR0302).
+        UsageError: ``only`` chooses no test, or is no expression (CR0876).
     """
-    outcome = Outcome(unheld=plugin.unheld_guards(backend))
+    outcome = Outcome()
     words = [
         str(Path(__file__).parent),
-        "-p",
-        _PLUGIN,
         plugin.OPTION,
         backend,
         "-q",
         "--import-mode=importlib",
     ]
     words += ["-c", os.devnull, "--rootdir", str(Path(__file__).parent), "-p", "no:cacheprovider"]
-    pytest.main([*words, *(["-k", only] if only else []), *options], plugins=[outcome])
+    end = pytest.main([*words, *(["-k", only] if only else []), *options], plugins=[outcome, plugin])
+    if only and end in (pytest.ExitCode.NO_TESTS_COLLECTED, pytest.ExitCode.USAGE_ERROR):
+        raise UsageError(
+            "CR0876",
+            f"--only {only!r} chooses none of the tests of the contract.",
+            where="--only",
+            fix='give words of their names, as in --only "disk or memory".',
+        )
+    outcome.unheld = plugin.unheld_guards(backend)
     return outcome
 
 

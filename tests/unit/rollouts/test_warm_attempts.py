@@ -1,0 +1,366 @@
+"""Attempts in warm jails: the same answers as in cold ones, proven by their own self-test, and nothing left for the next."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from episode_parts import Asked, IdConversation, ScriptedPolicy
+
+from composer_replication.errors import SandboxFailure
+from composer_replication.interfaces import SandboxBackend
+from composer_replication.records import Check, Limits, StopReason, Task, ToolCall, ToolResult, Turn
+from composer_replication.rollouts.environment.attempt import AttemptOptions
+from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
+from composer_replication.rollouts.episodes.agent_loop import episodes_in_order
+from composer_replication.rollouts.episodes.episode_options import EpisodeOptions, EpisodeParts
+from composer_replication.rollouts.grading import Grader
+from composer_replication.rollouts.tools.tool_limits import ToolLimits
+from composer_replication.sandbox import selftest, warm_bubblewrap
+from composer_replication.sandbox.bubblewrap import Bubblewrap
+from composer_replication.sandbox.process_folder import process_folder
+from composer_replication.sandbox.process_tree import descendants
+from composer_replication.sandbox.warm_bubblewrap import WarmBubblewrap, WarmBubblewrapSandbox
+from composer_replication.tasks.store import TaskStore
+
+NUMBERS = "tinymath/numbers.py"
+MANY = 32
+
+
+@pytest.fixture(autouse=True)
+def works_here() -> None:
+    check = WarmBubblewrap().is_available()
+    if not check.ok:
+        pytest.skip(f"not available here: {check.detail}")
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing() -> Iterator[None]:
+    before, ours = set(process_folder().glob("attempt-*")), set(descendants(os.getpid()))
+    yield
+    assert set(process_folder().glob("attempt-*")) == before
+    assert set(descendants(os.getpid())) <= ours
+
+
+def ask(env: FeatureDeletionEnv, tool: str, **arguments: Any) -> ToolResult:
+    return env.call(ToolCall(tool, json.dumps(arguments)))
+
+
+def run(env: FeatureDeletionEnv, command: str) -> str:
+    return ask(env, "bash", command=command).text
+
+
+def jail_of(env: FeatureDeletionEnv) -> WarmBubblewrapSandbox:
+    sandbox = env._running.sandbox
+    assert isinstance(sandbox, WarmBubblewrapSandbox)
+    return sandbox
+
+
+# The same answers, cold and warm.
+
+NOISE = re.compile(
+    r"\d+\.\d+ ?s(?:econds)?\b|\b0x[0-9a-f]+|line 1: +\d+ "
+)  # the last is a process id: docs/sandbox.md
+COMMANDS = (
+    "pwd; umask; ulimit -n; ulimit -c; nice; stat -Lc %F /proc/self/fd/0; id -un; hostname; nproc",
+    "env | sort | sed s,$HOME,HOME,g | sed s,$TMPDIR,TMPDIR,g",
+    "cat; wc -c < /dev/stdin; echo end",
+    "export KEPT=1; cd /; umask 0; KEPT=2; alias x=y",
+    "echo [$KEPT]; pwd; umask",
+    "echo one > /tmp/a; echo two > /dev/shm/b; echo three > $HOME/c; echo four > $TMPDIR/d; echo five > e; ls -A /tmp",
+    "ls -A /tmp /dev/shm $HOME $TMPDIR | sed s,$HOME,HOME,g | sed s,$TMPDIR,TMPDIR,g; cat $HOME/c $TMPDIR/d e",
+    "(setsid sh -c 'while :; do date +%N > beat; sleep 0.02; done' &) ; while [ ! -s beat ]; do :; done; echo begun",
+    'a=$(cat beat); sleep 0.1; b=$(cat beat); [ "$a" = "$b" ] && echo still; ls /proc | grep -c \'^[0-9]\'',
+    "exit 7",
+    "kill -9 $$",
+    "kill -TERM $$",
+    "no-such-program; ./e; /nowhere/x",
+    "printf 'a\\000b\\377\\n'; echo err >&2; printf '\\033[31m'",
+    "seq 1 200000",
+    "exec 1>&- 2>&-; echo nobody hears",
+    "echo out > /dev/stdout; echo err > /dev/stderr",
+    "python3 -c 'import os, sys; print(sys.stdin.read() == \"\", os.isatty(0), os.getpriority(0, 0))'",
+    "git status --short; git log --format=%s | cat",
+    "ls /dev | grep -v mqueue; ls / /etc",
+)
+
+
+def conversation() -> list[ToolCall]:
+    """Calls of every tool, right and wrong ones, and commands that end in every way."""
+    calls: list[tuple[str, dict[str, object]]] = [("bash", {"command": text}) for text in COMMANDS]
+    calls += [
+        ("list_files", {}),
+        ("list_files", {"path": "nowhere"}),
+        ("search", {"pattern": r"def cl\w+\("}),
+        ("search", {"pattern": "("}),
+        ("read_file", {"path": NUMBERS, "first_line": 20, "last_line": 30}),
+        ("read_file", {"path": "../../etc/passwd"}),
+        ("write_file", {"path": "new/file.txt", "content": "text\n"}),
+        ("str_replace", {"path": "new/file.txt", "old_str": "text", "new_str": "other"}),
+        ("bash", {"command": "cat new/file.txt; stat -c '%a %U' new/file.txt"}),
+        ("run_tests", {}),
+        ("bash", {"command": "sleep 1000 & echo begun; wait", "timeout_seconds": 1}),
+        ("bash", {"command": "python3 -c 'x = b\"1\" * 10**9'"}),
+        ("bash", {"command": "head -c 40000000 /dev/zero > big; ls -s big; rm -f big"}),
+        ("bash", {"command": "echo on"}),
+        ("bash", {}),
+        ("nothing", {}),
+        ("submit", {}),
+        ("bash", {"command": "ls"}),
+    ]
+    return [ToolCall(name, json.dumps(arguments)) for name, arguments in calls]
+
+
+def told(result: ToolResult, root: str) -> tuple[Any, ...]:
+    text = NOISE.sub("N", result.text.replace(root, "ROOT"))
+    return text, result.exit_code, result.is_error, result.timed_out, result.is_truncated
+
+
+def test_a_policy_is_told_the_same_cold_and_warm(grader: Grader, clamp: Task) -> None:
+    limits = Limits(memory_bytes=256 * 1024**2, disk_bytes=16 * 1024**2)
+    found = {}
+    for is_warm in (False, True):
+        options = AttemptOptions("bubblewrap", is_warm, limits, ToolLimits(max_characters=4000))
+        with FeatureDeletionEnv(grader, attempt=options) as env:
+            env.reset(clamp.task_id)
+            assert isinstance(env._running.sandbox, WarmBubblewrapSandbox) == is_warm
+            found[is_warm] = [told(env.call(call), env.tree_root) for call in conversation()]
+    for call, cold, warm in zip(conversation(), found[False], found[True], strict=True):
+        assert warm == cold, call
+    texts = [text for text, *_ in found[True]]
+    assert texts[COMMANDS.index("exit 7")] == "[exit code 7]"
+    assert any(text.startswith("still\n") for text in texts)  # nothing ran on between two calls
+    assert sum(timed_out for *_, timed_out, _ in found[True]) == 1
+
+
+# Which jail, and its proof.
+
+
+def test_attempts_are_warm_where_they_can_be_and_gradings_are_not(
+    grader: Grader, store: TaskStore, clamp: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    for kind in (Bubblewrap, WarmBubblewrap):
+        real = kind.open
+        monkeypatch.setattr(
+            kind, "open", lambda self, spec, real=real: opened.append(self.name) or real(self, spec)
+        )
+    with FeatureDeletionEnv(grader) as env:
+        env.reset(clamp.task_id)
+        run(env, "true")
+        jail = jail_of(env).jail_pid
+        golden = store.files(clamp, "golden")[NUMBERS].decode()
+        ask(env, "write_file", path=NUMBERS, content=f"{golden}\n# nobody else's\n")
+        run(env, "true")
+        assert jail_of(env).jail_pid == jail is not None
+        assert opened == ["bubblewrap-warm"]
+        assert env.reward() == 1.0
+    assert opened[0] == "bubblewrap-warm" and set(opened[1:]) == {"bubblewrap"}
+    with FeatureDeletionEnv(grader, attempt=AttemptOptions(is_warm=False)) as env:
+        env.reset(clamp.task_id)
+        assert not isinstance(env._running.sandbox, WarmBubblewrapSandbox)
+
+
+@pytest.mark.parametrize("unheld", ["", "disk", "everything"])
+def test_a_warm_jail_is_used_when_its_own_selftest_has_passed(
+    grader: Grader,
+    store: TaskStore,
+    clamp: Task,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    unheld: str,
+    tmp_path: Path,
+) -> None:
+    """It fails for one guard, that somebody has accepted too: the cold one, which holds it, is used."""
+    tried: list[tuple[str, bool]] = []
+
+    def one_guard(backend: SandboxBackend, *, unseen: Collection[Path] = (), **_: object) -> list[Check]:
+        tried.append((backend.name, {store.root, tmp_path} <= {*unseen}))
+        return [Check("disk", not (unheld and backend.name == "bubblewrap-warm"), "a planted answer")]
+
+    monkeypatch.setattr(selftest, "run_selftest", one_guard)
+    monkeypatch.setattr(selftest, "_passed", {})
+    monkeypatch.setattr(selftest, "_closed", set())
+    monkeypatch.setattr(selftest.acceptance, "accepted", lambda: (unheld,) if unheld == "disk" else ())
+    own = Grader(store, backend="bubblewrap", unseen=[tmp_path])
+    try:
+        for _ in range(2):
+            with FeatureDeletionEnv(own) as env:
+                env.reset(clamp.task_id)
+                assert isinstance(env._running.sandbox, WarmBubblewrapSandbox) == (not unheld)
+    finally:
+        own.close()
+    assert tried == [("bubblewrap", True), ("bubblewrap-warm", True)]
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == bool(unheld) and all("disk" in text for text in said)
+
+
+def test_another_backend_than_the_graders_is_tried_before_it_is_used(
+    grader: Grader, clamp: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise SandboxFailure("CR0306", "it does not hold.")
+
+    monkeypatch.setattr("composer_replication.rollouts.grading.require_selftest", refuse)
+    other = f"{Bubblewrap.__module__}:{Bubblewrap.__qualname__}"
+    with (
+        FeatureDeletionEnv(grader, attempt=AttemptOptions(other)) as env,
+        pytest.raises(SandboxFailure, match="CR0306"),
+    ):
+        env.reset(clamp.task_id)
+
+
+# Nothing is left for the next episode.
+
+PLANT = r"""
+for folder in . $HOME $TMPDIR /tmp /var/tmp /dev/shm; do echo MARK > $folder/left-MARK; done
+git config --global user.name MARK; git config core.hooksPath MARK; echo 'export LEFT=MARK' > $HOME/.bashrc
+python3 - <<'END'
+import ctypes, os, socket, time
+libc = ctypes.CDLL(None)
+print("shared memory", libc.shmget(4711, 4096, 0o1600) >= 0)
+if os.fork() == 0:
+    os.setsid()
+    servers = []
+    for name in ("\0MARK", os.environ["TMPDIR"] + "/socket-MARK"):
+        server = socket.socket(socket.AF_UNIX); server.bind(name); server.listen(); servers.append(server)
+    server = socket.socket(); server.bind(("127.0.0.1", 4711)); server.listen()
+    os.execvp("sleep", ["MARK", "99"])
+END
+"""
+LOOK = r"""
+M=MA""RK
+{ grep -rls $M . $HOME $TMPDIR /tmp /var/tmp /dev/shm; find . $HOME $TMPDIR /tmp /var/tmp /dev/shm -name "*$M*"; } | sort -u
+env | grep $M; git config --list | grep $M
+python3 - <<'END'
+import os, pathlib, socket
+places = ["/proc/net/unix", *(f"/proc/{name}/cmdline" for name in os.listdir("/proc") if name.isdigit())]
+print([place for place in places if b"MA" b"RK" in pathlib.Path(place).read_bytes()])
+print("reached" if socket.socket().connect_ex(("127.0.0.1", 4711)) == 0 else "refused")
+END
+"""
+
+
+def test_an_episode_finds_nothing_of_those_before_and_beside_it(grader: Grader, clamp: Task) -> None:
+    nothing = "[]\nrefused"
+    with FeatureDeletionEnv(grader) as env, FeatureDeletionEnv(grader) as beside:
+        env.reset(clamp.task_id)
+        beside.reset(clamp.task_id)
+        first = jail_of(env)
+        assert "shared memory False" in run(env, PLANT)
+        there = run(env, LOOK)  # files of tree, HOME and TMPDIR are the episode's own; all else has ended
+        for place in ("./left-MARK", "/home/left-MARK", "/tmp/left-MARK", "user.name=MARK"):
+            assert place in there
+        assert there.endswith(nothing)
+        assert run(beside, LOOK) == nothing
+        env.reset(clamp.task_id)
+        assert jail_of(env) is not first
+        assert run(env, LOOK) == nothing
+
+
+# Jails that break.
+
+
+def kill_the_jail(env: FeatureDeletionEnv) -> int:
+    pid = jail_of(env).jail_pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    while pid in descendants(os.getpid()):
+        time.sleep(0.01)
+    return pid
+
+
+def test_a_jail_that_dies_between_two_calls_is_nobodys_loss(grader: Grader, clamp: Task) -> None:
+    with FeatureDeletionEnv(grader) as env:
+        env.reset(clamp.task_id)
+        run(env, "echo kept > kept; echo too > $HOME/too")
+        dead = kill_the_jail(env)
+        assert run(env, "cat kept $HOME/too") == "kept\ntoo"
+        assert jail_of(env).jail_pid not in (None, dead)
+
+
+def test_an_episode_whose_jail_cannot_be_replaced_is_tried_again_and_never_scored(
+    grader: Grader, store: TaskStore, clamp: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    golden = json.dumps({"path": NUMBERS, "content": store.files(clamp, "golden")[NUMBERS].decode()})
+    moves = [("bash", '{"command": "echo first"}'), ("bash", '{"command": "echo second"}')]
+    moves += [("write_file", golden), ("submit", "{}")]
+    real, num_starts = warm_bubblewrap.WarmJail, 0
+
+    def start(*arguments: Any) -> Any:
+        nonlocal num_starts
+        num_starts += 1
+        if num_starts == 2:
+            raise SandboxFailure("CR0302", "a planted failure.")
+        return real(*arguments)
+
+    class Dying(FeatureDeletionEnv):
+        def call(self, call: ToolCall) -> ToolResult:
+            result = super().call(call)
+            if num_starts == 1:
+                kill_the_jail(self)
+            return result
+
+    def script(asked: Asked) -> str:
+        return str(asked.text.count("|T:"))
+
+    def calls(turn: Turn) -> tuple[ToolCall, ...]:
+        return (ToolCall(*moves[int(turn.completion.text)]),)
+
+    monkeypatch.setattr(warm_bubblewrap, "WarmJail", start)
+    count = grader.num_infrastructure_failures
+    parts = EpisodeParts(ScriptedPolicy(script), lambda: Dying(grader), IdConversation, calls)
+    options = EpisodeOptions(max_tries=2, max_context_tokens=10**6)
+    (episode,) = asyncio.run(episodes_in_order([clamp.task_id], parts, options=options))
+    assert (episode.stop_reason, episode.reward, episode.num_tries) == (StopReason.SUBMITTED, 1.0, 2)
+    assert (num_starts, grader.num_infrastructure_failures) == (3, count + 1)
+
+
+def test_closing_ends_what_runs(grader: Grader, clamp: Task) -> None:
+    with FeatureDeletionEnv(grader) as env:
+        env.reset(clamp.task_id)
+        env_root = Path(env.tree_root)
+        caller = threading.Thread(
+            target=lambda: ask(env, "bash", command="echo > up; sleep 2", timeout_seconds=1)
+        )
+        caller.start()
+        while not (env_root / "up").exists():
+            time.sleep(0.01)
+        env.close()  # waits for the call, as for a cold jail
+        caller.join()
+        assert not env_root.exists()
+
+
+@pytest.mark.long
+def test_many_at_once_keep_apart_and_leave_no_descriptor(grader: Grader, clamp: Task) -> None:
+    def attempt(number: int) -> list[str]:
+        env = environments[number]
+        env.reset(clamp.task_id)
+        commands = (
+            f"echo {number} > mine; echo {number} > $HOME/mine",
+            "sleep 0.2",
+            "cat mine $HOME/mine; ls $HOME",
+        )
+        return [run(env, command) for command in commands]
+
+    run_once = FeatureDeletionEnv(grader)
+    with run_once:
+        run_once.reset(clamp.task_id)
+    before = len([*Path("/proc/self/fd").iterdir()])
+    with ExitStack() as stack, ThreadPoolExecutor(MANY) as threads:
+        environments = [stack.enter_context(FeatureDeletionEnv(grader)) for _ in range(MANY)]
+        found = list(threads.map(attempt, range(MANY)))
+        assert len({jail_of(env).jail_pid for env in environments}) == MANY
+    assert [texts[-1] for texts in found] == [f"{number}\n{number}\nmine" for number in range(MANY)]
+    assert len([*Path("/proc/self/fd").iterdir()]) <= before + 2

@@ -40,7 +40,7 @@ now = time.perf_counter if torch.cuda.is_available() else time.process_time
 def build(kind: str, folder: Path, arguments: argparse.Namespace) -> Any:
     """A trainer over a random Llama; the same weights for every kind."""
     torch.manual_seed(0)
-    model = LlamaForCausalLM(
+    model: Any = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=VOCABULARY,
             hidden_size=arguments.hidden,

@@ -33,8 +33,8 @@ from pathlib import Path
 RECIPE = Path(__file__).parents[1] / "recipes" / "tiny-cpu" / "run.toml"
 COMMAND = Path(sys.executable).with_name("composer-rl")
 PR_SET_CHILD_SUBREAPER = 36
-POLL_SECONDS = 0.001
-LONGEST_SECONDS = 1800.0  # of one process; far above what a loaded machine needs
+POLL_SECONDS = 0.002
+LONGEST_SECONDS = 7200.0  # of one process; far above what a loaded machine needs
 TWICE_EVERY = 3
 
 

@@ -3,21 +3,25 @@
 One run gives peak memory and seconds of forward and backward from hidden states to the gradients of hidden
 states and head, for two jobs: log-probability and entropy of sampled tokens, and distillation on the
 student's top 100 with a tail. Peers: full logits in plain torch; TRL's fused head; TRL's SDPO losses on
-full logits; TRL's tiled divergence (whole vocabulary, no top k); Liger's chunked losses where
-liger_kernel can be imported. All run in this process on the same numbers, and their losses are compared.
+full logits; TRL's tiled divergence (whole vocabulary, no top k); Liger's chunked GRPO and Jensen-Shannon losses
+where liger_kernel can be imported (where not, the reason is printed). All run in this process on the same numbers,
+and their losses are compared.
 
 Memory is what torch's allocator hands out above what stood before (hidden states, head, and the head's
 gradient buffer, which every method adds to): the profiler's events on CPU, max_memory_allocated on CUDA.
-The figure that the goals speak of is 3 * 4 * T * V bytes: logits, softmax and gradient in float32.
+The figure that the goals speak of is 3 * 4 * T * V bytes: logits, softmax and gradient in float32. Each table ends
+with the goals and whether "ours, in place" meets them: an eighth of that figure, a quarter of TRL's fused head, and
+no more bytes than the thriftiest peer at 1.2 times that peer's seconds at most. None of them changes the exit code.
 
-    python benchmarks/loss_memory.py [--tokens 256 1024 4096] [--hidden 576 1024] [--threads 1] [--repetitions 2]
+    python benchmarks/loss_memory.py [--tokens 256 1024 4096] [--hidden 576 1024 2048] [--threads 1] [--repetitions 2]
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import importlib
 import json
+import math
 import os
 import tempfile
 import time
@@ -32,7 +36,9 @@ from composer_replication.losses.divergence import support_divergence
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 TOP_K, JSD_ALPHA, TRL_TILE = 100, 0.5, 32768  # the tile of TRL's own fused head
+LIGER_ROW = 256  # tokens of a completion: Liger's chunk is one
 TOLERANCE = 2e-3
+OURS, FUSED = "ours, in place", "TRL fused head"
 
 
 @dataclass
@@ -129,21 +135,33 @@ def our_distillation(case: Setting) -> torch.Tensor:
     return support_divergence(scores.top_logp_NK, teacher, jsd_alpha=JSD_ALPHA).sum()
 
 
+def liger_sampled(case: Setting) -> torch.Tensor:
+    """Liger's chunked GRPO loss, whose gradient is minus that of the log-probabilities' mean (its value is constant)."""
+    from liger_kernel.chunked_loss import LigerFusedLinearGRPOLoss  # type: ignore[import-not-found,unused-ignore]
+
+    hidden = case.hidden.view(-1, math.gcd(LIGER_ROW, case.hidden.size(0)), case.hidden.size(1))
+    target = case.target.view(hidden.shape[:2])
+    loss: torch.Tensor = LigerFusedLinearGRPOLoss(
+        beta=0.0, compiled=False, use_ref_model=False, loss_type="bnpo"
+    )(hidden, case.weight, target, torch.ones_like(target), hidden.new_ones(hidden.size(0)))[0]
+    return loss
+
+
 def liger_divergence(case: Setting) -> torch.Tensor:
     """Liger's chunked Jensen-Shannon divergence of a linear head (a mean over tokens)."""
-    from liger_kernel.chunked_loss import LigerFusedLinearJSDLoss  # type: ignore[import-not-found,unused-ignore]
+    from liger_kernel.chunked_loss import LigerFusedLinearJSDLoss
 
     loss: torch.Tensor = LigerFusedLinearJSDLoss(
         weight_hard_loss=0.0, weight_soft_loss=1.0, beta=JSD_ALPHA, compiled=False
-    )(case.hidden, case.weight, case.teacher_hidden, case.weight.detach(), case.target)
+    )(case.hidden, case.weight, case.teacher_hidden, case.weight.detach(), case.target, None, None)
     return loss
 
 
 SAMPLED = (
     Method("full logits", full_logits, copies=3),
-    Method("TRL fused head", trl_fused_head),
+    Method(FUSED, trl_fused_head),
     Method("ours", our_head),
-    Method("ours, in place", our_head_in_place),
+    Method(OURS, our_head_in_place),
 )
 DISTILLED = (
     Method("TRL SDPO topk_logits", lambda case: trl_sdpo(case, over_top_k=True), copies=3),
@@ -151,7 +169,7 @@ DISTILLED = (
         "TRL SDPO full_logits", lambda case: trl_sdpo(case, over_top_k=False), copies=8, is_exact_peer=False
     ),
     Method("TRL tiled divergence", trl_tiled_divergence, is_exact_peer=False),
-    Method("ours, in place", our_distillation),
+    Method(OURS, our_distillation),
 )
 
 
@@ -220,17 +238,49 @@ def compare(job: str, methods: tuple[Method, ...], case: Setting, arguments: arg
         f"\n{job}: V = {case.weight.size(0)}, T = {num_tokens}, H = {hidden_size}; 3*4*T*V = {full / 2**20:.0f} MiB"
     )
     losses: list[float] = []
+    found: dict[str, tuple[int, float]] = {}
     for method in methods:
         if method.copies * full / 3 > arguments.most_gib * 2**30:
             print(f"  {method.name:24} left out: needs more than {arguments.most_gib} GiB")
             continue
         memory, loss, first = run_watched(method, case)
         seconds = min([first, *(run_once(method, case)[1] for _ in range(arguments.repetitions))])
+        found[method.name] = memory, seconds
         ratio = f"1/{full / memory:.1f} of full logits"
         print(f"  {method.name:24} {memory / 2**20:9.1f} MiB  {ratio:24} {seconds:8.2f} s", flush=True)
         losses += [loss] if method.is_exact_peer else []
     if losses and max(losses) - min(losses) > TOLERANCE * abs(losses[0]):
         raise SystemExit(f"the methods disagree about the loss: {losses}")
+    print("  goals: " + "; ".join(judge_goals(found, full)), flush=True)
+
+
+def judge_goals(found: dict[str, tuple[int, float]], full_bytes: int) -> list[str]:
+    """Which goals ours meets. ``found`` has bytes and seconds of each method that was run."""
+    memory, seconds = found[OURS]
+    goals = {"1/8 of full logits": memory <= full_bytes / 8}
+    if FUSED in found:
+        goals["1/4 of the fused head"] = memory <= found[FUSED][0] / 4
+    peers = {name: figures for name, figures in found.items() if not name.startswith("ours")}
+    if peers:
+        name, (bytes_of_peer, seconds_of_peer) = min(peers.items(), key=lambda item: item[1])
+        goals[f"no more bytes than {name}"] = memory <= bytes_of_peer
+        goals[f"at most 1.2 of its seconds ({seconds / seconds_of_peer:.2f})"] = (
+            seconds <= 1.2 * seconds_of_peer
+        )
+    return [f"{goal}: {'met' if is_met else 'MISSED'}" for goal, is_met in goals.items()]
+
+
+def liger_methods() -> tuple[tuple[Method, ...], tuple[Method, ...]]:
+    """Liger's for either job; none, and the reason printed, where they cannot be imported."""
+    try:
+        importlib.import_module("liger_kernel.chunked_loss")
+    except ImportError as error:
+        print(f"Liger's chunked losses are not measured: {error}")
+        return (), ()
+    return (
+        (Method("Liger GRPO", liger_sampled, is_exact_peer=False),),
+        (Method("Liger JSD", liger_divergence, is_exact_peer=False),),
+    )
 
 
 def main() -> None:
@@ -240,7 +290,7 @@ def main() -> None:
     )
     parser.add_argument("--vocabulary", type=int, default=151_665)
     parser.add_argument("--tokens", type=int, nargs="+", default=[256, 1024, 4096])
-    parser.add_argument("--hidden", type=int, nargs="+", default=[576, 1024])
+    parser.add_argument("--hidden", type=int, nargs="+", default=[576, 1024, 2048])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument(
         "--repetitions", type=int, default=2, help="more runs, without the profiler; the best time counts"
@@ -249,16 +299,12 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    has_liger = importlib.util.find_spec("liger_kernel") is not None
-    print("liger_kernel:", "installed" if has_liger else "not installed, so its losses are not measured")
-    distilled = DISTILLED + (
-        (Method("Liger JSD", liger_divergence, is_exact_peer=False),) if has_liger else ()
-    )
+    more_sampled, more_distilled = liger_methods()
     for hidden_size in arguments.hidden:
         for num_tokens in arguments.tokens:
             case = make_setting(num_tokens, hidden_size, arguments.vocabulary, arguments.device)
-            compare("sampled log-probabilities", SAMPLED, case, arguments)
-            compare(f"distillation, top {TOP_K} and tail", distilled, case, arguments)
+            compare("sampled log-probabilities", SAMPLED + more_sampled, case, arguments)
+            compare(f"distillation, top {TOP_K} and tail", DISTILLED + more_distilled, case, arguments)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +30,7 @@ from typing import Any
 from composer_replication.errors import InputError, UsageError
 
 SCHEMA_VERSION = 1
+_TORN_WRITE = re.compile(r"\..+\.(\d+)\.tmp")  # as write_atomic names it, the process last
 _RESTORE = "restore that file from a copy, or begin in a new folder with --out."
 
 
@@ -52,11 +54,14 @@ class RunFolder:
 
     @property
     def is_occupied(self) -> bool:
-        return self.root.is_dir() and any(path.name != "LOCK" for path in self.root.iterdir())
+        """Whether anything is in it but the lock and what a killed writer left."""
+        return self.root.is_dir() and any(
+            path.name != "LOCK" and not _TORN_WRITE.fullmatch(path.name) for path in self.root.iterdir()
+        )
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder for one process; the lock dies with the process.
+        """Hold the folder for one process; the lock dies with the process. Torn writes of dead ones are removed.
 
         Raises:
             UsageError: another live process holds it (CR0203).
@@ -72,7 +77,23 @@ class RunFolder:
                     where=str(self.root),
                     fix="wait for it to end, or choose another folder with --out RUN.",
                 ) from error
+            _remove_torn_writes(self.root)
+            _remove_torn_writes(self.rollouts)
             yield
+
+
+def _remove_torn_writes(folder: Path) -> None:
+    """Delete what ``write_atomic`` had not renamed yet when its process was killed."""
+    for path in folder.glob(".*.tmp"):
+        match = _TORN_WRITE.fullmatch(path.name)
+        if match is None:
+            continue
+        try:
+            os.kill(int(match[1]), 0)  # `report` writes without the lock, and may be at it
+        except ProcessLookupError:
+            path.unlink(missing_ok=True)
+        except (OverflowError, PermissionError):
+            continue  # no process number, or another user's process
 
 
 def write_atomic(path: Path, data: str | bytes) -> None:

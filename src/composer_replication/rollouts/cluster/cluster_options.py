@@ -19,6 +19,7 @@ class ClusterOptions:
     Args:
         num_actors: attempts and gradings at the same time, over all nodes. Those for which the cluster has no room
             wait until Ray places them; the others work meanwhile.
+        fits_nodes: take fewer actors, but one at least, where the nodes have not room for so many when the cluster is joined.
         num_cpus: processors that Ray sets aside for an actor; a share of one lets more of them on a node. It bounds
             nothing: the sandbox does.
         resources: further ones of Ray's, by name, such as a label of the nodes that have a sandbox.
@@ -35,6 +36,7 @@ class ClusterOptions:
     """
 
     num_actors: int = 4
+    fits_nodes: bool = False
     num_cpus: float = 1.0
     resources: Mapping[str, float] = field(default_factory=dict)
     max_restarts: int = -1

@@ -9,12 +9,14 @@ Ray: Moritz et al., OSDI 2018. This module needs the extra ``ray``.
 from __future__ import annotations
 
 import itertools
+import math
 import queue
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import ray
@@ -63,6 +65,7 @@ class RolloutCluster:
     """
 
     def __init__(self, connection: RayConnection, store: TaskStore, options: ClusterOptions) -> None:
+        options = fitted(options) if options.fits_nodes else options
         self.store, self.options = store, options
         self.counts: Counter[str] = Counter()
         self._head = connection.head
@@ -110,16 +113,21 @@ class RolloutCluster:
                     with self._lock:
                         self._idle.append(back)
 
-    def wait_until_ready(self) -> None:
-        """Wait for the first actor.
+    def wait_until_ready(self, num_actors: int = 1) -> None:
+        """Wait until so many actors are ready at the same time.
 
         Raises:
-            MissingError: as ``lease``; none was placed in time (CR0864).
+            MissingError: as ``lease``; one was not placed in time (CR0864).
         """
+        leases: list[Lease] = []
         try:
-            self.lease("").give_back()
+            while len(leases) < num_actors:
+                leases.append(self.lease(""))
         except SandboxFailure as error:
             raise MissingError(error.code, error.message, where=error.where, fix=error.fix) from error
+        finally:
+            for lease in leases:
+                lease.give_back()
 
     def places(self) -> list[Place]:
         """Where the actors are that have been ready."""
@@ -283,6 +291,22 @@ class RolloutCluster:
             where="open_cluster",
             fix="ray status shows what is free; ask for less, add nodes, and run no more episodes at once than num_actors.",
         )
+
+
+def fitted(options: ClusterOptions) -> ClusterOptions:
+    """With no more actors than all nodes together have room for, whoever uses them now; one at least."""
+    asked = {"CPU": options.num_cpus, **options.resources}
+    nodes = ray.nodes()  # type: ignore[no-untyped-call]  # as Ray ships it
+    rooms = [
+        min(
+            (node["Resources"].get(name, 0.0) / share for name, share in asked.items() if share),
+            default=math.inf,
+        )
+        for node in nodes
+        if node["Alive"]
+    ]
+    num_actors = max(1, sum(math.floor(min(room, options.num_actors)) for room in rooms))
+    return replace(options, num_actors=min(options.num_actors, num_actors))
 
 
 class Lease:

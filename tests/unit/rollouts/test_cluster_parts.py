@@ -130,6 +130,8 @@ def test_an_actor_does_what_an_environment_in_this_process_does(
             here, there = env.call(call), actor.call(7, call)
             assert (there.result.text, there.result.is_error) == (here.text, here.is_error)
             assert (there.is_done, there.counts) == (env.is_done, env.counts)
+        assert begun.tree_root.startswith("/")
+        assert actor.files(7, "graded") == env.candidate() != actor.files(7, "all") == env.all_files()
         assert there.counts is not actor.call(7, call).counts, "a message keeps what it said"
         score, hidden = actor.grade(7, "visible"), actor.grade(7, "hidden")
         assert score is not None and hidden is not None

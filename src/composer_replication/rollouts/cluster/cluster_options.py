@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from composer_replication.errors import UsageError
 from composer_replication.records import Limits
@@ -55,6 +55,26 @@ class ClusterOptions:
         for name in ("waiting_seconds", "timeout_seconds"):
             seconds = getattr(self, name)
             _check(name, seconds, is_good=0 < seconds < math.inf, wanted="a finite number above 0")
+
+
+def fitted(options: ClusterOptions, nodes: Sequence[Mapping[str, float]]) -> ClusterOptions:
+    """With ``fits_nodes`` no more actors than these nodes have room for together, by what they have and not by what is free; one at least.
+
+    Args:
+        options: as they were asked for.
+        nodes: the resources of each, in Ray's names.
+    """
+    if not options.fits_nodes:
+        return options
+    asked = {
+        name: share for name, share in {"CPU": options.num_cpus, **options.resources}.items() if share > 0
+    }
+    rooms = (
+        min((node.get(name, 0.0) / share for name, share in asked.items()), default=math.inf)
+        for node in nodes
+    )
+    room = sum(math.floor(min(each, options.num_actors)) for each in rooms)
+    return replace(options, num_actors=max(1, min(options.num_actors, room)))
 
 
 def _check(name: str, value: float, *, is_good: bool, wanted: str) -> None:

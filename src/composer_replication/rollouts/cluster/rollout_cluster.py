@@ -9,21 +9,19 @@ Ray: Moritz et al., OSDI 2018. This module needs the extra ``ray``.
 from __future__ import annotations
 
 import itertools
-import math
 import queue
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, NoReturn
 
 import ray
 from ray.exceptions import ActorDiedError, RayError
 
 from composer_replication.errors import ComposerError, MissingError, SandboxFailure
-from composer_replication.rollouts.cluster.cluster_options import ClusterOptions
+from composer_replication.rollouts.cluster.cluster_options import ClusterOptions, fitted
 from composer_replication.rollouts.cluster.lent_actor import (
     LentActor,
     asked_once,
@@ -65,7 +63,8 @@ class RolloutCluster:
     """
 
     def __init__(self, connection: RayConnection, store: TaskStore, options: ClusterOptions) -> None:
-        options = fitted(options) if options.fits_nodes else options
+        nodes = ray.nodes()  # type: ignore[no-untyped-call]  # as Ray ships it
+        options = fitted(options, [node["Resources"] for node in nodes if node["Alive"]])
         self.store, self.options = store, options
         self.counts: Counter[str] = Counter()
         self._head = connection.head
@@ -291,22 +290,6 @@ class RolloutCluster:
             where="open_cluster",
             fix="ray status shows what is free; ask for less, add nodes, and run no more episodes at once than num_actors.",
         )
-
-
-def fitted(options: ClusterOptions) -> ClusterOptions:
-    """With no more actors than all nodes together have room for, whoever uses them now; one at least."""
-    asked = {"CPU": options.num_cpus, **options.resources}
-    nodes = ray.nodes()  # type: ignore[no-untyped-call]  # as Ray ships it
-    rooms = [
-        min(
-            (node["Resources"].get(name, 0.0) / share for name, share in asked.items() if share),
-            default=math.inf,
-        )
-        for node in nodes
-        if node["Alive"]
-    ]
-    num_actors = max(1, sum(math.floor(min(room, options.num_actors)) for room in rooms))
-    return replace(options, num_actors=min(options.num_actors, num_actors))
 
 
 class Lease:

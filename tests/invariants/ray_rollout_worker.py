@@ -1,6 +1,7 @@
 """``composer-rl WORD…`` with scripted words in the place of a model's: ``ray_rollout_worker.py SESSION WORD…``.
 
-Where the session of a Ray head is given (0: none), one of its actors is killed amid an episode, in a round in which two are under way.
+Where the session of a node of Ray is given (0: none), an actor there is killed amid an episode, in a round in which two are under way;
+a negative number kills all of the node, which does not come back.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "trainer"))
 
-from ray_head import actors_of
+from ray_head import actors_of, kill_session
 from scripted_tools import ASSISTANT, ThinkingSampler, sampler_of
 
 from composer_replication.cli.main import main
@@ -28,14 +29,17 @@ from composer_replication.trainer.policy import InProcessPolicy
 
 
 class Killing(ThinkingSampler):
-    """Kills an actor once, when two episodes wait for an answer that is not their first."""
+    """Kills once, when two episodes wait for an answer that is not their first."""
 
     session = 0
 
     def __call__(self, prompts: list[tuple[int, ...]], options: list[SampleOptions]) -> Sequence[Completion]:
         turns = [self.tokenizer.decode(prompt).count(ASSISTANT) for prompt in prompts]
         if self.session and len(turns) == 2 and min(turns) > 1:
-            os.kill(min(actors_of(self.session)), signal.SIGKILL)
+            if self.session > 0:
+                os.kill(min(actors_of(self.session)), signal.SIGKILL)
+            else:
+                kill_session(-self.session)
             Killing.session = 0
         return super().__call__(prompts, options)
 

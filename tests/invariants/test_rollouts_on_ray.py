@@ -21,13 +21,13 @@ pytest.importorskip("ray", reason="the extra ray is not installed")
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from agentic_runs import SETTINGS, what_was_played, without_times
-from ray_head import RayHead, actors_of, running_ray
+from ray_head import RayHead, actors_of, further_node, running_ray
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 WORKER = Path(__file__).with_name("ray_rollout_worker.py")
 RECIPE = Path(__file__).parents[2] / "recipes" / "tiny-tools" / "run.toml"
 PINS = ("tinymath/numbers.py::clamp", "tinymath/numbers.py::mean", "tinymath/numbers.py::sign")
-SMALL = {"ray.num_actors": 2, "ray.num_cpus": 0.1}
+SMALL = ("--set", "ray.num_actors=2", "--set", "ray.num_cpus=0.1")
 _BY_THE_CLOCK = ("rollouts/infrastructure_failures", "rollouts/late")
 
 
@@ -103,8 +103,7 @@ def test_a_run_on_ray_whose_actor_is_killed_equals_one_without_ray(
     recipe: Path, head: RayHead, here: RunFolder
 ) -> None:
     folder = RunFolder(recipe.parent / "there")
-    more = [part for key, value in SMALL.items() for part in ("--set", f"{key}={value}")]
-    done(head.session, head, "train", recipe, "--out", folder.root, "--ray", head.address, *more)
+    done(head.session, head, "train", recipe, "--out", folder.root, "--ray", head.address, *SMALL)
     assert_same_run(folder, here)
     lost = [row["rollouts/infrastructure_failures"] for row in read_jsonl(folder.metrics)]
     assert sum(lost) == 1, "the killed actor's episode, and no other"
@@ -115,12 +114,27 @@ def test_a_run_on_ray_whose_actor_is_killed_equals_one_without_ray(
     assert_clean(head)
 
 
+def test_a_run_that_loses_a_node_for_good_goes_on_with_the_other(
+    recipe: Path, head: RayHead, here: RunFolder, tmp_path: Path
+) -> None:
+    folder = RunFolder(recipe.parent / "lost")
+    words = ("train", recipe, "--out", folder.root, "--ray", head.address, *SMALL)
+    nodes = [tmp_path / "first", tmp_path / "second"]
+    with (
+        further_node(head, nodes[0], '{"side": 1}') as session,
+        further_node(head, nodes[1], '{"side": 1}'),
+    ):
+        done(-session, head, *words, "--set", "ray.resources.side=0.6", "--set", "ray.waiting_seconds=60")
+    assert_same_run(folder, here)
+    lost = [row["rollouts/infrastructure_failures"] for row in read_jsonl(folder.metrics)]
+    assert sum(lost) == 1, "the lost node's episode, and no other"
+
+
 def test_ctrl_c_on_ray_leaves_nothing_there_and_a_run_to_be_resumed_without_it(
     recipe: Path, head: RayHead, here: RunFolder
 ) -> None:
     folder = RunFolder(recipe.parent / "interrupted")
-    more = [part for key, value in SMALL.items() for part in ("--set", f"{key}={value}")]
-    process = begin(0, head, "train", recipe, "--out", folder.root, "--ray", head.address, *more)
+    process = begin(0, head, "train", recipe, "--out", folder.root, "--ray", head.address, *SMALL)
     while process.poll() is None and not list(folder.rollouts.glob("episodes-000001*")):
         time.sleep(0.1)
     while process.poll() is None and not list(head.scratch.glob("composer-rl*/attempt-*")):

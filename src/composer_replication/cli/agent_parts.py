@@ -122,7 +122,10 @@ def open_player(
         options = replace(options, stragglers=StragglerRule())
     if cluster is not None:
         options = replace(options, max_concurrent=min(options.max_concurrent, cluster.options.num_actors))
-    return EpisodePlayer(attempts, talk, options, seed=config.seed, listeners=listeners)
+    num_places = None if cluster is None else cluster.num_places
+    return EpisodePlayer(
+        attempts, talk, options, seed=config.seed, listeners=listeners, num_places=num_places
+    )
 
 
 def sandbox_limits(config: RunConfig) -> Limits:

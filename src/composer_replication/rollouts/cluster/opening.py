@@ -25,7 +25,7 @@ def open_cluster(
             its head for one that this machine is a node of, ``ray://HOST:PORT`` for any other (needs ``ray[client]``).
         store: whole; every node gets a copy of it.
         options: ``ClusterOptions()`` by default.
-        waits_for_all: wait for every actor, for episodes that go on in rounds: one without an actor would hold up the others.
+        waits_for_all: wait for every actor, so that episodes begin in the same rounds every time.
 
     Raises:
         ImportError: ray is not installed (the extra ``ray``).

@@ -133,6 +133,10 @@ class RolloutCluster:
         with self._lock:
             return [actor.place for actor in self._actors if actor.place is not None]
 
+    def num_places(self) -> int:
+        """How many actors are there to attempt something; less than ``num_actors`` while Ray starts one anew."""
+        return len(self.places())
+
     def count_failure(self, kind: str = "") -> None:
         """Count an attempt or a grading that a sandbox or Ray failed."""
         with self._lock:

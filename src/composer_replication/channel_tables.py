@@ -128,6 +128,23 @@ class CurriculumSection(Section):
     quarantine_generations: int = Field(50, ge=0)
 
 
+class RaySection(Section):
+    """Attempts and gradings as actors of a Ray cluster, and a build of ``tasks.source`` too; docs/rollouts_on_ray.md has more.
+
+    ``address`` as ``tasks build --ray`` takes it; ``train --ray ADDRESS`` sets it. There are ``num_actors`` actors, each of which
+    asks Ray for ``num_cpus`` and ``resources``; 0 is one for each episode that runs at a time, or as many as the nodes have room
+    for where that is less. No more episodes run at a time than there are actors. The other keys are those of ``ClusterOptions``. A run
+    may be resumed with another table, or without one.
+    """
+
+    address: str
+    num_actors: int = Field(0, ge=0)
+    num_cpus: float = Field(1.0, ge=0.0, allow_inf_nan=False)
+    resources: dict[str, float] = {}
+    max_restarts: int = Field(-1, ge=-1)
+    waiting_seconds: float = Field(500.0, gt=0.0, allow_inf_nan=False)
+
+
 class AgentRewardSection(Section):
     """What an attempt with tools is worth; docs/environment.md explains each key."""
 

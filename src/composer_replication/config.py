@@ -20,6 +20,7 @@ from composer_replication.channel_tables import (
     AgentSection,
     CurriculumSection,
     HintsSection,
+    RaySection,
     ReplaySection,
     Section,
 )
@@ -264,6 +265,7 @@ class RunConfig(Section):
     replay: ReplaySection | None = None
     curriculum: CurriculumSection | None = None
     agent: AgentSection | None = None
+    ray: RaySection | None = None
     trl: dict[str, Any] = {}
 
     @model_validator(mode="after")

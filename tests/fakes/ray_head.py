@@ -63,6 +63,16 @@ def processes() -> Iterator[tuple[int, str]]:
                 yield int(entry.name), words.replace(b"\0", b" ").decode(errors="replace")
 
 
+def actors_of(session: int) -> list[int]:
+    """Processes of our actors on the node of this session."""
+    found = []
+    for pid, words in processes():
+        with suppress(ProcessLookupError):
+            if words.startswith("ray::RolloutActor") and os.getsid(pid) == session:
+                found.append(pid)
+    return found
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

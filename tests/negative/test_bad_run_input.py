@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import resource
 import shutil
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -285,3 +286,37 @@ def test_a_half_written_checkpoint_is_passed_over(command: Command, stopped: Pat
 def store_of(root: Path) -> str:
     line = next(row for row in (root / "run.toml").read_text().splitlines() if row.startswith("store"))
     return line.split('"')[1]
+
+
+# --- a cluster that cannot be joined ---------------------------------------------------
+
+
+@pytest.fixture
+def nobody() -> str:
+    """An address at which nothing answers."""
+    pytest.importorskip("ray", reason="the extra ray is not installed")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def test_training_on_a_cluster_that_is_not_there_begins_nothing(
+    command: Command, recipe: Path, tmp_path: Path, nobody: str
+) -> None:
+    words = ("train", recipe, "--out", tmp_path / "run")
+    for more in (("--ray", nobody), ("--set", f"ray.address={nobody}")):
+        answer = command(*words, *more)
+        assert (answer.exit_code, answer.error["code"]) == (3, "CR0490")
+        assert "the Ray cluster cannot be joined" in answer.error["message"]
+        assert not RunFolder(tmp_path / "run").is_occupied
+    answer = command(*words, "--ray", "the cluster")
+    assert (answer.exit_code, answer.error["code"]) == (2, "CR0490")
+    answer = command(*words, "--ray", nobody, "--set", "ray.num_cpus=-1")
+    assert (answer.exit_code, answer.error["code"]) == (2, "CR0204")
+
+
+def test_an_evaluation_on_a_cluster_that_is_not_there(command: Command, store: Path, nobody: str) -> None:
+    words = ("eval", "tiny-random", "--tasks", store, "--ray")
+    for address, exit_code in ((nobody, 3), ("the cluster", 2)):
+        answer = command(*words, address)
+        assert (answer.exit_code, answer.error["code"]) == (exit_code, "CR0490")

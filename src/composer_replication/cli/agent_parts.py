@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from composer_replication.channel_tables import AgentSection
 from composer_replication.cli.hint_parts import hint_options
@@ -32,6 +33,9 @@ from composer_replication.rollouts.tools.tool_limits import ToolLimits
 from composer_replication.rollouts.tools.toolbox import TOOLS
 from composer_replication.run_folder import RunFolder
 from composer_replication.tasks.store import TaskStore
+
+if TYPE_CHECKING:
+    from composer_replication.rollouts.cluster.rollout_cluster import RolloutCluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,29 +86,28 @@ def open_player(
     *,
     listeners: Listeners | None = None,
     is_evaluation: bool = False,
+    cluster: RolloutCluster | None = None,
 ) -> EpisodePlayer:
     """Who plays episodes as ``[agent]`` says; with ``is_evaluation`` those that ``EpisodeSampler`` takes.
+
+    With ``cluster`` attempts are made in its actors, and no more of them at a time than it has.
 
     Raises:
         UsageError: a limit out of range (CR0803, CR0805, CR0820).
     """
     section = config.agent or AgentSection()
-    reward = RewardOptions(**section.reward.model_dump())
-    limits = section.tools.model_dump()
-    sandbox = Limits(
-        memory_bytes=config.sandbox.memory_bytes,
-        num_processes=config.sandbox.num_processes,
-        disk_bytes=config.sandbox.disk_bytes,
-    )
-    attempt = AttemptOptions(
-        backend=config.sandbox.backend,
-        is_warm=limits.pop("is_warm"),
-        sandbox_limits=sandbox,
-        tool_limits=ToolLimits(**limits),
-    )
-    monitor = None if is_evaluation else open_monitor(section)
+    open_environment = None
+    if cluster is not None:
+        from composer_replication.rollouts.cluster.ray_environment import RayEnvironment
+
+        open_environment = partial(RayEnvironment, cluster)
     attempts = JudgedAttempts(
-        grader, attempt=attempt, reward=reward, monitor=monitor, keeps_trees=is_evaluation
+        grader,
+        attempt=attempt_options(config),
+        reward=reward_options(config),
+        monitor=None if is_evaluation else open_monitor(section),
+        keeps_trees=is_evaluation,
+        open_environment=open_environment,
     )
     talk = LedgerTalk(
         tokenizer,
@@ -117,7 +120,44 @@ def open_player(
     options = episode_options(section, temperature=float(config.trl.get("temperature", 1.0)))
     if is_evaluation:  # what was abandoned would be missing by its own doing
         options = replace(options, stragglers=StragglerRule())
-    return EpisodePlayer(attempts, talk, options, seed=config.seed, listeners=listeners)
+    if cluster is not None:
+        options = replace(options, max_concurrent=min(options.max_concurrent, cluster.options.num_actors))
+    num_places = None if cluster is None else cluster.num_places
+    return EpisodePlayer(
+        attempts, talk, options, seed=config.seed, listeners=listeners, num_places=num_places
+    )
+
+
+def sandbox_limits(config: RunConfig) -> Limits:
+    """Of every sandbox of a recipe."""
+    section = config.sandbox
+    return Limits(
+        memory_bytes=section.memory_bytes, num_processes=section.num_processes, disk_bytes=section.disk_bytes
+    )
+
+
+def attempt_options(config: RunConfig) -> AttemptOptions:
+    """How the sandbox of an attempt is opened.
+
+    Raises:
+        UsageError: a limit out of range (CR0805).
+    """
+    limits = (config.agent or AgentSection()).tools.model_dump()
+    return AttemptOptions(
+        backend=config.sandbox.backend,
+        is_warm=limits.pop("is_warm"),
+        sandbox_limits=sandbox_limits(config),
+        tool_limits=ToolLimits(**limits),
+    )
+
+
+def reward_options(config: RunConfig) -> RewardOptions:
+    """What ``[agent.reward]`` says.
+
+    Raises:
+        UsageError: a value out of range (CR0803).
+    """
+    return RewardOptions(**(config.agent or AgentSection()).reward.model_dump())
 
 
 def episode_options(section: AgentSection, *, temperature: float) -> EpisodeOptions:
@@ -146,6 +186,8 @@ def open_agent(
     tokenizer: Any,
     folder: RunFolder,
     curriculum: Curriculum | None,
+    *,
+    cluster: RolloutCluster | None = None,
 ) -> AgentParts | None:
     """The parts of a recipe with an ``[agent]`` table; None without one.
 
@@ -166,8 +208,9 @@ def open_agent(
         options=TrajectoryOptions(session_id=folder.root.name, model_name=config.model.name),
     )
     on_outcomes = None if curriculum is None else curriculum.note
-    player = open_player(config, grader, tokenizer, listeners=Listeners(kept, on_outcomes, observed))
-    judge = open_player(config, grader, tokenizer, is_evaluation=True)
+    listeners = Listeners(kept, on_outcomes, observed)
+    player = open_player(config, grader, tokenizer, listeners=listeners, cluster=cluster)
+    judge = open_player(config, grader, tokenizer, is_evaluation=True, cluster=cluster)
     max_batch, in_rounds = config.agent.max_batch, config.agent.in_rounds
     policy = TrainedPolicy(max_batch=max_batch, in_rounds=in_rounds)
     return AgentParts(

@@ -8,6 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from composer_replication.cli.cluster_parts import add_ray_flag
+
 if TYPE_CHECKING:
     from composer_replication.rollouts.pass_rates import TaskResult
     from composer_replication.rollouts.policy_sampler import PolicySampler
@@ -36,6 +38,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
         action="store_true",
         help="keep each task's pass rate in the store; the same seed replaces, another adds its samples",
     )
+    add_ray_flag(parser, "grade the answers", "the model stays here, and the rates are the same")
     parser.set_defaults(run="composer_replication.cli.eval_verb:run")
 
 
@@ -47,11 +50,12 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
             cannot be written to (CR0209).
         NothingToDoError: the store is empty (CR0604), or none of its tasks is the body of one
             function (CR0457).
-        MissingError: torch and its like are not installed (CR0101).
+        MissingError: torch and its like are not installed (CR0101), or as ``check_cluster`` and ``open_cluster``.
         InputError: the run has no whole checkpoint (CR0706), or as ``load_model``; what an earlier
             evaluation measured cannot be read (CR0456).
     """
     from composer_replication.cli import run_parts
+    from composer_replication.cli.cluster_parts import check_cluster, open_actors, placed_at
     from composer_replication.cli.needed_packages import needs_extra
     from composer_replication.cli.output_folder import refuse_unwritable
     from composer_replication.cli.progress_bar import progress_bar
@@ -71,14 +75,18 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     if args.update_difficulty:  # what would be in the way is said now, not after the evaluation
         read_difficulty(store.root)
         refuse_unwritable(store.root)
+    if args.ray is not None:
+        check_cluster(args.ray, "an evaluation on a Ray cluster")
     with ExitStack() as stack:
         with needs_extra("train", "evaluating a model"):
             from composer_replication.trainer.library_notices import calm_libraries
 
             stack.enter_context(calm_libraries(quiet=args.quiet))
             import composer_replication.trainer.policy  # noqa: F401  # what is missing shows here
-        config, model, tokenizer = _open_model(args)
-        grader = run_parts.open_grader(config, store)
+        recipe, model, tokenizer = _open_model(args)
+        config = placed_at(recipe, args.ray)
+        cluster = stack.enter_context(open_actors(config, store))
+        grader = run_parts.open_grader(config, store, cluster=cluster)
         stack.callback(grader.close)
         sampler = run_parts.open_sampler(config, grader, model, tokenizer)
         report = stack.enter_context(progress_bar(quiet=args.quiet))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from composer_replication.cli.agent_parts import check_agent
+from composer_replication.cli.cluster_parts import check_cluster, cluster_options
 from composer_replication.cli.hint_parts import hint_options
 from composer_replication.cli.needed_packages import needs_extra
 from composer_replication.cli.pair_parts import pair_rows
@@ -27,9 +28,10 @@ def check_recipe(config: RunConfig, recipe_folder: Path) -> None:
         UsageError: a guard out of range (CR0204), a reward that cannot be used (CR0210), a
             loss channel without anything to learn from (CR0755), hints that nobody can write (CR0220,
             CR0221, CR0223), an unknown sandbox (CR0305), none that nobody accepted (CR0340), an
-            acceptance of no guard (CR0341), an engine that the agent loop cannot use (CR0868).
+            acceptance of no guard (CR0341), an engine that the agent loop cannot use (CR0868), a number of
+            ``[ray]`` out of range (CR0865).
         InputError: a file of preference pairs that cannot be used (CR0881).
-        MissingError: no sandbox works here (CR0301).
+        MissingError: no sandbox works here (CR0301); with ``[ray]`` none is needed, but a cluster, and as ``check_cluster``.
     """
     make_guard(config)
     _refuse_empty_channels(config)
@@ -37,7 +39,11 @@ def check_recipe(config: RunConfig, recipe_folder: Path) -> None:
     check_agent(config)
     load_reward_rule(config.reward.function)
     accept_recipe(config)
-    choose_backend(config.sandbox.backend or None)
+    if config.ray is None:
+        choose_backend(config.sandbox.backend or None)
+    else:
+        check_cluster(config.ray.address, "training on a Ray cluster")
+        cluster_options(config)
 
 
 def _refuse_empty_channels(config: RunConfig) -> None:

@@ -11,14 +11,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from composer_replication.cli.agent_parts import agent_rows, counts_shares
+from composer_replication.cli.agent_parts import agent_rows, counts_shares, sandbox_limits
 from composer_replication.cli.progress_bar import Report
 from composer_replication.cli.task_division import RunTasks, prompt_of
 from composer_replication.config import RunConfig
 from composer_replication.errors import InputError, UsageError
-from composer_replication.records import HeldoutReading, Limits, Task
+from composer_replication.records import HeldoutReading, Task
 from composer_replication.rollouts.curriculum import Curriculum
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.heldout_evaluation import HeldoutEvaluator
@@ -36,7 +36,7 @@ from composer_replication.safety import (
     HeldOutGuard,
     JournalledEvaluation,
 )
-from composer_replication.sandbox import accept, accepted, choose_backend
+from composer_replication.sandbox import accept, accepted
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.canaries import make_canaries
 from composer_replication.tasks.intake.cache import cache_folder, cache_lock, hold
@@ -44,6 +44,9 @@ from composer_replication.tasks.intake.sources import is_pinned, needs_no_path, 
 from composer_replication.tasks.journal import GATES_VERSION
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_manifest import STORE_VERSION
+
+if TYPE_CHECKING:
+    from composer_replication.rollouts.cluster.rollout_cluster import RolloutCluster
 
 _DAMAGED_STORE = "CR0411"
 
@@ -76,6 +79,7 @@ def open_tasks(config: RunConfig, recipe_folder: Path, report: Report | None) ->
             seed=section.seed,
             hidden_share=section.hidden_share,
             backend=config.sandbox.backend or None,
+            ray_address=None if config.ray is None else config.ray.address,
             progress=report,
         ).require_tasks()
         hold(folder)
@@ -130,29 +134,34 @@ def record_sandbox(config: RunConfig, folder: RunFolder, grader: Grader) -> None
     """
     known = read_json(folder.environment)
     attempts = {}
-    if config.agent is not None:
+    if config.agent is not None and config.ray is None:  # nodes choose for themselves
         is_warm = config.agent.tools.is_warm
         attempts["attempts"] = grader.attempt_backend(config.sandbox.backend, is_warm=is_warm).name
     known["sandbox"] = {
         **attempts,
-        "backend": choose_backend(grader.backend).name,
+        "backend": grader.backend_name,
         "accepted_no_isolation": list(accepted()),
         "not_effective": list(grader.missing_guards),
     }
     write_json(folder.environment, known)
 
 
-def open_grader(config: RunConfig, store: TaskStore, *unseen: Path) -> Grader:
-    """A grader with the recipe's sandbox and limits; refuses a sandbox whose self-test fails, or that shows ``unseen``."""
+def open_grader(
+    config: RunConfig, store: TaskStore, *unseen: Path, cluster: RolloutCluster | None = None
+) -> Grader:
+    """A grader with the recipe's sandbox and limits; refuses a sandbox whose self-test fails, or that shows ``unseen``.
+
+    With ``cluster`` it grades there, and the nodes try their sandboxes themselves.
+    """
     accept_recipe(config)
+    if cluster is not None:
+        from composer_replication.rollouts.cluster.ray_grader import RayGrader
+
+        return RayGrader(cluster)
     return Grader(
         store,
         backend=config.sandbox.backend,
-        limits=Limits(
-            memory_bytes=config.sandbox.memory_bytes,
-            num_processes=config.sandbox.num_processes,
-            disk_bytes=config.sandbox.disk_bytes,
-        ),
+        limits=sandbox_limits(config),
         timeout_seconds=config.rollouts.test_timeout_seconds,
         num_jobs=config.rollouts.grading_jobs,
         unseen=unseen,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer_replication.cli.build_result import finish_build
+from composer_replication.cli.cluster_parts import add_ray_flag
 from composer_replication.cli.instruction_flags import add_instruction_flags, have_written, named_endpoint
 from composer_replication.cli.leakscan_command import add_leakscan
 from composer_replication.cli.needed_packages import needs_extra
@@ -94,12 +95,7 @@ def _add_build(verbs: Any, common: argparse.ArgumentParser) -> None:
     add_instruction_flags(build)
     build.add_argument("--jobs", metavar="N", type=int, default=2, help="sandboxes at a time (default: 2)")
     build.add_argument("--backend", metavar="NAME", help=_BACKEND_HELP)
-    build.add_argument(
-        "--ray",
-        metavar="ADDRESS",
-        help="run the sandboxes on a Ray cluster: auto (of this machine, or RAY_ADDRESS), HOST:PORT of its head, or "
-        "ray://HOST:PORT from outside; the store is the same",
-    )
+    add_ray_flag(build, "run the sandboxes", "the store is the same")
     build.set_defaults(run=f"{_HERE}:run_build", render="composer_replication.cli.build_result:render_build")
 
 

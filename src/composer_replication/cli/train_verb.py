@@ -7,6 +7,8 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from composer_replication.cli.cluster_parts import add_ray_flag
+
 
 def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     parser = subparsers.add_parser(
@@ -21,6 +23,11 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
         "--out", metavar="RUN", type=Path, help="run folder (default: runs/NAME-OF-THE-RECIPE)"
     )
     parser.add_argument("--resume", action="store_true", help="go on at the last whole checkpoint")
+    add_ray_flag(
+        parser,
+        "attempt and grade tasks",
+        "the policy stays here, and rewards are the same; it is the recipe's key ray.address",
+    )
     parser.set_defaults(run="composer_replication.cli.train_verb:run")
 
 
@@ -31,6 +38,9 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     out = args.out or Path("runs") / args.recipe.resolve().parent.name
     overrides = dict(parse_override(text) for text in args.overrides)
     settings = [part for text in args.overrides for part in ("--set", text)]
+    if args.ray is not None:
+        overrides["ray.address"] = args.ray
+        settings += ["--ray", args.ray]
     again = shlex.join(["composer-rl", "train", str(args.recipe), "--out", str(out), *settings, "--resume"])
     return run_recipe(args.recipe, overrides, out, resume=args.resume, quiet=args.quiet, again=again)
 

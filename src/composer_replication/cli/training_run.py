@@ -10,10 +10,11 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from composer_replication.cli import run_parts
 from composer_replication.cli.agent_parts import checks_of, open_agent, refuse_long_conversations
+from composer_replication.cli.cluster_parts import open_actors
 from composer_replication.cli.curriculum_parts import open_curriculum
 from composer_replication.cli.hint_parts import open_hint_source
 from composer_replication.cli.needed_packages import needs_extra
@@ -34,6 +35,9 @@ from composer_replication.rollouts.single_turn import is_finished
 from composer_replication.rollouts.task_sampler import TaskSampler
 from composer_replication.run_folder import RunFolder, read_json, read_jsonl, write_atomic, write_json
 from composer_replication.tasks.store import TaskStore
+
+if TYPE_CHECKING:
+    from composer_replication.rollouts.cluster.rollout_cluster import RolloutCluster
 
 NUM_ENDS = 5  # steps averaged at either end of the run
 HALTED_EXIT_CODE = 5
@@ -107,13 +111,17 @@ def _run(
     progress(f"tasks: {len(tasks.train)} to train on, {len(tasks.heldout)} held out")
     if tasks.num_other_sizes:
         progress(other_sizes_note(tasks.num_other_sizes))
-    parts = _open_parts(config, recipe_folder, folder, store, tasks, quiet=quiet, progress=progress)
-    try:
+    with ExitStack() as stack:
+        cluster = stack.enter_context(open_actors(config, store))
+        if cluster is not None:
+            progress(f"ray: {cluster.options.num_actors} actors attempt and grade tasks")
+        parts = _open_parts(
+            config, recipe_folder, folder, store, tasks, cluster=cluster, quiet=quiet, progress=progress
+        )
+        stack.callback(parts.sampler.grader.close)
         before = _measure_once(parts, "before", progress)
         halted = _train(parts, progress)
         after = _measure_once(parts, "after", progress)
-    finally:
-        parts.sampler.grader.close()
     summary = _summary(parts, before, after, halted=halted, seconds=time.monotonic() - started)
     summary["model"] = _save_model(parts, summary, progress) if not halted else None
     write_json(folder.summary, summary)
@@ -128,11 +136,12 @@ def _open_parts(
     store: TaskStore,
     tasks: RunTasks,
     *,
+    cluster: RolloutCluster | None,
     quiet: bool,
     progress: Callable[[str], None],
 ) -> _Parts:
     rows = run_parts.training_rows(config, store, tasks.train)
-    grader = run_parts.open_grader(config, store, folder.root)
+    grader = run_parts.open_grader(config, store, folder.root, cluster=cluster)
     run_parts.record_sandbox(config, folder, grader)
     guard = run_parts.make_guard(config)
     from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
@@ -157,7 +166,7 @@ def _open_parts(
     if config.agent is None:
         _refuse_long_answers(rows, model, tokenizer, arguments)
     curriculum = open_curriculum(config, store, rows, model)
-    agent = open_agent(config, grader, tokenizer, folder, curriculum)
+    agent = open_agent(config, grader, tokenizer, folder, curriculum, cluster=cluster)
     if agent is None:
         reward: Any = run_parts.open_reward(config, tasks, grader, folder, curriculum)
         hint_source = open_hint_source(config, store, grader, tokenizer)
@@ -346,32 +355,36 @@ def _refuse_occupied(folder: RunFolder, *, resume: bool, again: str) -> None:
 
 
 def _keep_recipe(config: RunConfig, folder: RunFolder) -> None:
+    """Write the recipe; one that trains differently from what was begun is refused. Where attempts run changes none of them."""
     resolved = dump_config(config)
     begun = (folder.metrics, folder.root / "before.json", *folder.checkpoints.glob("checkpoint-*"))
     if not folder.recipe.is_file() or not any(path.exists() for path in begun):
         write_atomic(folder.recipe, resolved)
         (folder.root / "split.json").unlink(missing_ok=True)  # of a recipe by which nothing was trained
         return
-    if folder.recipe.read_text() != resolved:
+    difference = folder.recipe.read_text() != resolved and _first_difference(folder.recipe, resolved)
+    if difference:
         raise UsageError(
             "CR0208",
-            f"this folder was begun with another recipe: {_first_difference(folder.recipe, resolved)}.",
+            f"this folder was begun with another recipe: {difference}.",
             where=str(folder.recipe),
             fix="resume with the same recipe and --set values, or choose another --out.",
         )
 
 
 def _first_difference(stored: Path, resolved: str) -> str:
+    """Empty where only ``[ray]`` differs."""
     try:
         old = _flat(tomllib.loads(stored.read_text()))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         return f"its run.toml is not what was written there ({error})"
     new = _flat(tomllib.loads(resolved))
-    for key in sorted(old.keys() | new.keys()):
-        if old.get(key) != new.get(key):
-            was, now = (repr(table[key]) if key in table else "not set" for table in (old, new))
-            return f"{key} is {now} now and was {was}"
-    return "its run.toml was rewritten"
+    differing = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
+    if not differing:
+        return "its run.toml was rewritten"
+    key = next((key for key in differing if not key.startswith("ray.")), "")
+    was, now = (repr(table[key]) if key in table else "not set" for table in (old, new))
+    return f"{key} is {now} now and was {was}" if key else ""
 
 
 def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:

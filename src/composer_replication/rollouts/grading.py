@@ -118,6 +118,15 @@ class Grader:
         self._choosing = Lock()
         self.missing_guards = self.require_guards()
 
+    @property
+    def backend_name(self) -> str:
+        """The jail of its test runs, for records.
+
+        Raises:
+            MissingError: this machine has none (CR0301).
+        """
+        return choose_backend(self.backend).name
+
     def require_guards(self) -> tuple[str, ...]:
         """Prove that the sandbox holds; the guards that do not and are accepted.
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 
 from composer_replication.errors import InputError, MissingError, SandboxFailure, UsageError
 from composer_replication.records import Task, ToolCall
-from composer_replication.rollouts.cluster.cluster_options import ClusterOptions
+from composer_replication.rollouts.cluster.cluster_options import ClusterOptions, fitted
 from composer_replication.rollouts.cluster.opening import open_cluster
 from composer_replication.rollouts.cluster.rollout_actor import Place, RolloutActor, WatchedWork, clear_up
 from composer_replication.rollouts.cluster.store_parcel import Piece, StoreParcel, open_copy, parcel_of
@@ -130,6 +131,8 @@ def test_an_actor_does_what_an_environment_in_this_process_does(
             here, there = env.call(call), actor.call(7, call)
             assert (there.result.text, there.result.is_error) == (here.text, here.is_error)
             assert (there.is_done, there.counts) == (env.is_done, env.counts)
+        assert begun.tree_root.startswith("/")
+        assert actor.files(7, "graded") == env.candidate() != actor.files(7, "all") == env.all_files()
         assert there.counts is not actor.call(7, call).counts, "a message keeps what it said"
         score, hidden = actor.grade(7, "visible"), actor.grade(7, "hidden")
         assert score is not None and hidden is not None
@@ -234,6 +237,25 @@ def test_options_out_of_range(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="CR0865"):
         ClusterOptions(**wrong)
     assert ClusterOptions(max_restarts=-1, num_cpus=0.0).num_actors > 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "num_actors"),
+    [
+        ({}, 3),  # one and a half of the first node are one
+        ({"num_cpus": 0.5}, 7),
+        ({"num_cpus": 0.0}, 9),
+        ({"num_cpus": 0.5, "resources": {"jail": 1.0}}, 2),
+        ({"resources": {"gone": 1.0}}, 1),
+        ({"resources": {"gone": 1.0}, "fits_nodes": False}, 9),
+    ],
+)
+def test_no_more_actors_than_the_nodes_have_room_for(asked: dict[str, Any], num_actors: int) -> None:
+    nodes = [{"CPU": 1.5, "memory": 9.0}, {"CPU": 2.0, "jail": 2.0}, {"memory": 9.0}]
+    options = ClusterOptions(**({"num_actors": 9, "fits_nodes": True} | asked))
+    assert fitted(options, nodes) == replace(options, num_actors=num_actors)
+    if options.fits_nodes:
+        assert fitted(replace(options, num_actors=1), nodes).num_actors == 1
 
 
 def test_what_runs_in_a_worker_loads_no_torch() -> None:

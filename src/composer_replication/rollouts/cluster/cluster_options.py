@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from composer_replication.errors import UsageError
 from composer_replication.records import Limits
@@ -19,6 +19,7 @@ class ClusterOptions:
     Args:
         num_actors: attempts and gradings at the same time, over all nodes. Those for which the cluster has no room
             wait until Ray places them; the others work meanwhile.
+        fits_nodes: take fewer actors, but one at least, where the nodes have not room for so many when the cluster is joined.
         num_cpus: processors that Ray sets aside for an actor; a share of one lets more of them on a node. It bounds
             nothing: the sandbox does.
         resources: further ones of Ray's, by name, such as a label of the nodes that have a sandbox.
@@ -35,6 +36,7 @@ class ClusterOptions:
     """
 
     num_actors: int = 4
+    fits_nodes: bool = False
     num_cpus: float = 1.0
     resources: Mapping[str, float] = field(default_factory=dict)
     max_restarts: int = -1
@@ -53,6 +55,26 @@ class ClusterOptions:
         for name in ("waiting_seconds", "timeout_seconds"):
             seconds = getattr(self, name)
             _check(name, seconds, is_good=0 < seconds < math.inf, wanted="a finite number above 0")
+
+
+def fitted(options: ClusterOptions, nodes: Sequence[Mapping[str, float]]) -> ClusterOptions:
+    """With ``fits_nodes`` no more actors than these nodes have room for together, by what they have and not by what is free; one at least.
+
+    Args:
+        options: as they were asked for.
+        nodes: the resources of each, in Ray's names.
+    """
+    if not options.fits_nodes:
+        return options
+    asked = {
+        name: share for name, share in {"CPU": options.num_cpus, **options.resources}.items() if share > 0
+    }
+    rooms = (
+        min((node.get(name, 0.0) / share for name, share in asked.items()), default=math.inf)
+        for node in nodes
+    )
+    room = sum(math.floor(min(each, options.num_actors)) for each in rooms)
+    return replace(options, num_actors=max(1, min(options.num_actors, room)))
 
 
 def _check(name: str, value: float, *, is_good: bool, wanted: str) -> None:

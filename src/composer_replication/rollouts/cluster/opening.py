@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def open_cluster(
-    address: str, store: TaskStore, options: ClusterOptions | None = None
+    address: str, store: TaskStore, options: ClusterOptions | None = None, *, waits_for_all: bool = False
 ) -> Iterator[RolloutCluster]:
     """Actors for attempts and gradings, from here to the end of the block; waits for the first of them.
 
@@ -25,12 +25,13 @@ def open_cluster(
             its head for one that this machine is a node of, ``ray://HOST:PORT`` for any other (needs ``ray[client]``).
         store: whole; every node gets a copy of it.
         options: ``ClusterOptions()`` by default.
+        waits_for_all: wait for every actor, so that episodes begin in the same rounds every time.
 
     Raises:
         ImportError: ray is not installed (the extra ``ray``).
         UsageError: no such form of address, or this program has joined a cluster already (CR0490).
-        MissingError: nothing answers there (CR0490); another version of Ray or Python (CR0493); a node cannot be used (CR0491); no
-            actor was placed in time (CR0864).
+        MissingError: nothing answers there (CR0490); another version of Ray or Python (CR0493); a node cannot be used (CR0491); an
+            actor was not placed in time (CR0864).
         InputError: a file of the store cannot be read (CR0411).
     """
     with impatient_ray():
@@ -40,7 +41,7 @@ def open_cluster(
     connection = RayConnection(address)
     try:
         with RolloutCluster(connection, store, options or ClusterOptions()) as cluster:
-            cluster.wait_until_ready()
+            cluster.wait_until_ready(cluster.options.num_actors if waits_for_all else 1)
             yield cluster
     finally:
         connection.close()

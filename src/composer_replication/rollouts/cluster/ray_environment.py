@@ -8,7 +8,14 @@ from typing import Any
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.records import Score, ToolCall, ToolResult, ToolSpec
-from composer_replication.rollouts.cluster.rollout_actor import LOST, Begun, Called, Paid, Place
+from composer_replication.rollouts.cluster.rollout_actor import (
+    LOST,
+    Begun,
+    Called,
+    FilesRead,
+    Paid,
+    Place,
+)
 from composer_replication.rollouts.cluster.rollout_cluster import Lease, RolloutCluster
 from composer_replication.rollouts.environment.feature_deletion_env import no_attempt
 from composer_replication.rollouts.grading import TestsUsed
@@ -40,6 +47,7 @@ class RayEnvironment:
         self._is_over = self._is_broken = False
         self._regressions: Regressions | None = None
         self._place: Place | None = None
+        self._tree_root = ""
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:
@@ -84,7 +92,7 @@ class RayEnvironment:
         except BaseException:
             self.close()
             raise
-        self._place = begun.place
+        self._place, self._tree_root = begun.place, begun.tree_root
         return begun.message
 
     def call(self, call: ToolCall) -> ToolResult:
@@ -119,6 +127,28 @@ class RayEnvironment:
         if paid.reward is None:
             self._cluster.count_failure()
         return paid.reward
+
+    @property
+    def tree_root(self) -> str:
+        """The absolute path of the attempt's tree, as commands see it on its node."""
+        self._running()
+        return self._tree_root
+
+    def all_files(self) -> dict[str, bytes] | None:
+        """As ``FeatureDeletionEnv``; None where the sandbox or the actor failed.
+
+        Raises:
+            TreeTooLargeError: more than is graded.
+        """
+        return self._files("all")
+
+    def candidate(self) -> dict[str, bytes] | None:
+        """As ``FeatureDeletionEnv``; None where the sandbox or the actor failed.
+
+        Raises:
+            TreeTooLargeError: more than is graded.
+        """
+        return self._files("graded")
 
     def close(self) -> None:
         """End the attempt, take its sandbox away and let the actor be lent again; idempotent.
@@ -171,8 +201,17 @@ class RayEnvironment:
             return None
 
     def _grade(self, tests: TestsUsed) -> Score | None:
-        was_broken = self._is_broken
-        score: Score | None = self._ask_or_none("grade", tests)
-        if score is None and not was_broken and not self._is_broken:
-            self._cluster.count_failure()
+        score: Score | None = self._ask_and_count("grade", tests)
         return score
+
+    def _files(self, which: FilesRead) -> dict[str, bytes] | None:
+        files: dict[str, bytes] | None = self._ask_and_count("files", which)
+        return files
+
+    def _ask_and_count(self, method: str, *args: Any) -> Any:
+        """None where a sandbox failed, there or with the actor, and counted once."""
+        was_broken = self._is_broken
+        found = self._ask_or_none(method, *args)
+        if found is None and not was_broken and not self._is_broken:
+            self._cluster.count_failure()
+        return found

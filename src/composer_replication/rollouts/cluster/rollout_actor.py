@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from composer_replication.errors import InputError, SandboxFailure
 from composer_replication.records import Score, Task, ToolCall, ToolResult
@@ -23,6 +23,8 @@ from composer_replication.tasks.running.watched_run import WatchedReport
 from composer_replication.tasks.workers.node_check import NodeNeeds, check_node, unfit_node
 
 LOST = "CR0862"
+FilesRead = Literal["graded", "all"]
+"""Those of ``FeatureDeletionEnv.candidate``, or of ``all_files``."""
 _DYING_SECONDS = 10.0
 
 
@@ -50,10 +52,11 @@ def clear_up(killed: Sequence[Place]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The first message, and where the attempt is."""
+    """The first message, where the attempt is, and the path of its tree there."""
 
     message: str
     place: Place
+    tree_root: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +126,8 @@ class RolloutActor:
         environment, grader = self._ready()
         self._require_environment(grader.store.get(task_id))
         self._number = number
-        return Begun(environment.reset(task_id), here())
+        message = environment.reset(task_id)
+        return Begun(message, here(), environment.tree_root)
 
     def call(self, number: int, call: ToolCall) -> Called:
         """Make a call; as ``FeatureDeletionEnv.call``."""
@@ -135,6 +139,11 @@ class RolloutActor:
         """As ``FeatureDeletionEnv.grade`` and ``grade_hidden``."""
         environment = self._attempt(number)
         return environment.grade_hidden() if tests == "hidden" else environment.grade()
+
+    def files(self, number: int, which: FilesRead) -> dict[str, bytes] | None:
+        """As ``FeatureDeletionEnv.candidate`` and ``all_files``."""
+        environment = self._attempt(number)
+        return environment.candidate() if which == "graded" else environment.all_files()
 
     def reward(self, number: int, effort_counts: Mapping[str, float] | None) -> Paid:
         """As ``FeatureDeletionEnv.reward``."""

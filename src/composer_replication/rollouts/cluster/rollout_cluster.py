@@ -21,7 +21,7 @@ import ray
 from ray.exceptions import ActorDiedError, RayError
 
 from composer_replication.errors import ComposerError, MissingError, SandboxFailure
-from composer_replication.rollouts.cluster.cluster_options import ClusterOptions
+from composer_replication.rollouts.cluster.cluster_options import ClusterOptions, fitted
 from composer_replication.rollouts.cluster.lent_actor import (
     LentActor,
     asked_once,
@@ -63,6 +63,8 @@ class RolloutCluster:
     """
 
     def __init__(self, connection: RayConnection, store: TaskStore, options: ClusterOptions) -> None:
+        nodes = ray.nodes()  # type: ignore[no-untyped-call]  # as Ray ships it
+        options = fitted(options, [node["Resources"] for node in nodes if node["Alive"]])
         self.store, self.options = store, options
         self.counts: Counter[str] = Counter()
         self._head = connection.head
@@ -110,21 +112,30 @@ class RolloutCluster:
                     with self._lock:
                         self._idle.append(back)
 
-    def wait_until_ready(self) -> None:
-        """Wait for the first actor.
+    def wait_until_ready(self, num_actors: int = 1) -> None:
+        """Wait until so many actors are ready at the same time.
 
         Raises:
-            MissingError: as ``lease``; none was placed in time (CR0864).
+            MissingError: as ``lease``; one was not placed in time (CR0864).
         """
+        leases: list[Lease] = []
         try:
-            self.lease("").give_back()
+            while len(leases) < num_actors:
+                leases.append(self.lease(""))
         except SandboxFailure as error:
             raise MissingError(error.code, error.message, where=error.where, fix=error.fix) from error
+        finally:
+            for lease in leases:
+                lease.give_back()
 
     def places(self) -> list[Place]:
         """Where the actors are that have been ready."""
         with self._lock:
             return [actor.place for actor in self._actors if actor.place is not None]
+
+    def num_places(self) -> int:
+        """How many actors are there to attempt something; less than ``num_actors`` while Ray starts one anew."""
+        return len(self.places())
 
     def count_failure(self, kind: str = "") -> None:
         """Count an attempt or a grading that a sandbox or Ray failed."""

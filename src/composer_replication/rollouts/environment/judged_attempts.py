@@ -7,7 +7,7 @@ the judgement is kept until the episode is taken.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from threading import Lock
 
@@ -15,6 +15,7 @@ from composer_replication.records import Score, Task, ToolCall, ToolResult, Tool
 from composer_replication.rollouts.candidate_tree import TreeTooLargeError
 from composer_replication.rollouts.environment.attempt import AttemptOptions
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
+from composer_replication.rollouts.environment.paid_environment import InspectedEnvironment
 from composer_replication.rollouts.environment.reward_options import RewardOptions
 from composer_replication.rollouts.episodes.episode import Episode, is_refusal
 from composer_replication.rollouts.grading import Grader
@@ -58,6 +59,8 @@ class JudgedAttempts:
         monitor: looks at every attempt; None is off. It is used by one thread at a time.
         keeps_trees: for evaluation: a judgement has the tree, and for a reward the share of visible tests alone. Nobody looks
             for breaks or dishonest moves.
+        open_environment: makes what an attempt is made in where that is elsewhere, with ``attempt`` and ``reward`` as here; by
+            default it is a ``FeatureDeletionEnv`` over ``grader``.
     """
 
     def __init__(
@@ -68,17 +71,18 @@ class JudgedAttempts:
         reward: RewardOptions | None = None,
         monitor: HackMonitor | None = None,
         keeps_trees: bool = False,
+        open_environment: Callable[[], InspectedEnvironment] | None = None,
     ) -> None:
         self.keeps_trees = keeps_trees
         self.grader, self.reward_options, self.monitor = grader, reward or RewardOptions(), monitor
-        self._attempt = attempt
+        self._attempt, self._open_environment = attempt, open_environment or self.plain
         self._regressions = RegressionCheck(grader)
         self._lock = Lock()
         self._judgements: dict[int, Judgement] = {}
 
     def open(self) -> JudgedAttempt:
         """A fresh environment; nothing of it runs before ``reset``."""
-        return JudgedAttempt(self, self.plain())
+        return JudgedAttempt(self, self._open_environment())
 
     def plain(self) -> FeatureDeletionEnv:
         """The same without a judgement."""
@@ -130,7 +134,7 @@ class JudgedAttempts:
 class JudgedAttempt:
     """One environment of ``JudgedAttempts``, as an agent loop drives it (``interfaces.AgentEnvironment``)."""
 
-    def __init__(self, attempts: JudgedAttempts, environment: FeatureDeletionEnv) -> None:
+    def __init__(self, attempts: JudgedAttempts, environment: InspectedEnvironment) -> None:
         self._attempts, self._environment = attempts, environment
         self._task_id = ""
         self._calls: list[tuple[ToolCall, ToolResult]] = []
@@ -176,12 +180,16 @@ class JudgedAttempt:
         return own
 
     def _grade_and_keep_tree(self) -> Score | None:
-        """The tree is read once, so that what still runs in the sandbox cannot show another one to the hidden tests."""
+        """The tree is read once, so that what still runs in the sandbox cannot show another one to the hidden tests.
+
+        The attempt ends before the grading, which on a cluster may need the very actor.
+        """
         grader = self._attempts.grader
         try:
             tree = self._environment.candidate()
         except TreeTooLargeError:
             tree = {}  # nothing of it is graded, so its tests fail
+        self._environment.close()
         score = None if tree is None else grader.grade_tree(grader.store.get(self._task_id), tree)
         if score is None:
             return None

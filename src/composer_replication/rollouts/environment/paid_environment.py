@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from composer_replication.interfaces import AgentEnvironment
+from composer_replication.rollouts.regressions import Regressions
 from composer_replication.rollouts.tools.toolbox import CallCounts
 
 
@@ -19,3 +20,23 @@ class PaidEnvironment(AgentEnvironment, Protocol):
     def counts(self) -> CallCounts: ...
 
     def reward(self, effort_counts: Mapping[str, float] | None = None) -> float | None: ...
+
+
+class InspectedEnvironment(PaidEnvironment, Protocol):
+    """One whose tree can be looked at, and judged; ours are the same two.
+
+    ``regressions`` and ``tree_root`` are those of the attempt. Files are None where a sandbox failed.
+
+    Raises (``all_files`` and ``candidate``):
+        TreeTooLargeError: more than is graded.
+    """
+
+    @property
+    def regressions(self) -> Regressions | None: ...
+
+    @property
+    def tree_root(self) -> str: ...
+
+    def all_files(self) -> dict[str, bytes] | None: ...
+
+    def candidate(self) -> dict[str, bytes] | None: ...

@@ -44,6 +44,7 @@ class EpisodePlayer:
         options: the limits; summaries are not for training.
         seed: of the run.
         listeners: told of every generation that is trained on.
+        num_places: how many attempts have a place at this moment, where nodes may go away; None: as many as run.
 
     ``figures`` are numbers of the newest generation, for the log; ``num_running`` how many episodes may ask the policy.
     """
@@ -56,15 +57,19 @@ class EpisodePlayer:
         *,
         seed: int,
         listeners: Listeners | None = None,
+        num_places: Callable[[], int] | None = None,
     ) -> None:
         self.attempts, self.talk, self.options, self.seed = attempts, talk, options, seed
         self.listeners = listeners or Listeners()
         self.figures: dict[str, float] = {}
         self._num_left = 0
+        self._num_places = num_places
 
     @property
     def num_running(self) -> int:
-        return min(self.options.max_concurrent, self._num_left)
+        """Whoever waits for a place cannot ask, and is not waited for."""
+        num = min(self.options.max_concurrent, self._num_left)
+        return num if self._num_places is None else max(1, min(num, self._num_places()))
 
     def play(
         self, task_ids: Sequence[str], policy: TokenPolicy, *, step: int, place: str, is_training: bool = True

@@ -96,7 +96,7 @@ class RayConnection:
     """
 
     def __init__(self, address: str) -> None:
-        match = _check_address(address)
+        match = check_address(address)
         try:
             with _own_way_to_end(), _silence():
                 ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
@@ -115,8 +115,15 @@ class RayConnection:
             ray.shutdown()
 
 
-def _check_address(address: str) -> re.Match[str] | None:
-    """Refuse what cannot be an address, and where nothing listens: Ray itself would wait for minutes."""
+def check_address(address: str) -> re.Match[str] | None:
+    """Refuse what cannot be an address, and where nothing listens: Ray itself would wait for minutes.
+
+    Its parts; None for ``auto``, of which only Ray knows where it is.
+
+    Raises:
+        UsageError: no such form of address, or this program has joined a cluster already (CR0490).
+        MissingError: nothing answers there (CR0490).
+    """
     if ray.is_initialized():
         raise UsageError(
             "CR0490",

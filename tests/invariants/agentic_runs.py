@@ -1,0 +1,48 @@
+"""Settings of a whole run of several turns, and what of two such runs has to be equal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from composer_replication.rollouts.episodes.trajectories import read_trajectories
+from composer_replication.run_folder import RunFolder
+
+SETTINGS = {
+    "trl.max_steps": 3,
+    "trl.save_total_limit": 9,
+    "trl.learning_rate": 1e-2,
+    "agent.max_new_tokens": 2048,
+    "agent.max_batch": 3,
+    "agent.max_concurrent": 6,
+    "curriculum.half_life": 3.0,
+    "trainer.alpha_sdpo": 0.5,
+    "guard.max_proxy_real_gap": 9.0,
+}
+_CLOCK = ("step_time", "step_seconds", "seconds", "grading_seconds", "eval_seconds", "eval_seconds_share")
+
+
+def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {
+            name: round(value, 6) if name == "loss" else value  # a running sum rounds by where it began
+            for name, value in row.items()
+            if name.removeprefix("killswitch/") not in _CLOCK
+        }
+        for row in rows
+    ]
+
+
+def what_was_played(folder: RunFolder) -> list[list[Any]]:
+    return [
+        [
+            (
+                episode.task_id,
+                episode.seed,
+                episode.reward,
+                episode.stop_reason,
+                *(turn.observed.turn.completion for turn in episode.turns),
+            )
+            for episode in read_trajectories(path)
+        ]
+        for path in sorted([*folder.rollouts.glob("episodes-*"), *folder.rollouts.glob("heldout-*")])
+    ]

@@ -1,0 +1,183 @@
+"""``train --ray`` and ``eval --ray`` on a real Ray of this machine give what they give without it, and leave it clean."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from composer_replication.config import dump_config, load_config
+from composer_replication.run_folder import RunFolder, read_json, read_jsonl
+
+pytest.importorskip("ray", reason="the extra ray is not installed")
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
+from agentic_runs import SETTINGS, what_was_played, without_times
+from ray_head import RayHead, actors_of, further_node, running_ray
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
+WORKER = Path(__file__).with_name("ray_rollout_worker.py")
+RECIPE = Path(__file__).parents[2] / "recipes" / "tiny-tools" / "run.toml"
+SINGLE = RECIPE.parents[1] / "tiny-cpu" / "run.toml"
+PINS = ("tinymath/numbers.py::clamp", "tinymath/numbers.py::mean", "tinymath/numbers.py::sign")
+SMALL = ("--set", "ray.num_actors=2", "--set", "ray.num_cpus=0.1")
+_BY_THE_CLOCK = ("rollouts/infrastructure_failures", "rollouts/late")
+
+
+@pytest.fixture(scope="module")
+def store(build_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny(tmp_path_factory.mktemp("ray-store") / "tasks", PINS)
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayHead]:
+    """The one Ray of this file."""
+    with running_ray(tmp_path_factory.mktemp("ray")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def recipe(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Guard, hints, curriculum and monitor are on, and two episodes run at a time."""
+    settings = {"tasks": {"store": str(store)}, **SETTINGS, "trl.max_steps": 2, "agent.max_concurrent": 2}
+    path = tmp_path_factory.mktemp("ray-recipe") / "run.toml"
+    path.write_text(dump_config(load_config(RECIPE, settings)))
+    return path
+
+
+def begin(
+    session: int, head: RayHead | None, *words: object, cache: Path | None = None
+) -> subprocess.Popen[str]:
+    """The command in a process of its own, since one reads its token for Ray once."""
+    ours = {"HF_HUB_OFFLINE": "1", **({} if head is None else head.token)}
+    ours |= {} if cache is None else {"COMPOSER_RL_CACHE": str(cache)}
+    program = [sys.executable, str(WORKER), str(session), *map(str, words), "--quiet", "--json"]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(program, env={**os.environ, **ours}, stdout=pipe, stderr=pipe, text=True)
+
+
+def done(session: int, head: RayHead | None, *words: object, cache: Path | None = None) -> dict[str, Any]:
+    process = begin(session, head, *words, cache=cache)
+    out, err = process.communicate()
+    assert process.returncode == 0, err[-3000:]
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+def assert_clean(head: RayHead) -> None:
+    """Nothing of ours is left on the cluster: no actor, no tree, no jail."""
+    assert actors_of(head.session) == []
+    assert [path.name for path in head.scratch.iterdir() if path.name.startswith("composer-rl")] == []
+
+
+@pytest.fixture(scope="module")
+def here(recipe: Path) -> RunFolder:
+    """The run without Ray."""
+    folder = recipe.parent / "here"
+    done(0, None, "train", recipe, "--out", folder)
+    return RunFolder(folder)
+
+
+def assert_same_run(theirs: RunFolder, mine: RunFolder) -> None:
+    for name in ("parameter_sha256", "heldout_last", "verdict"):
+        assert read_json(theirs.summary)[name] == read_json(mine.summary)[name]
+    played = what_was_played(mine)
+    assert what_was_played(theirs) == played
+    assert len({episode[2] for step in played for episode in step}) > 1, "not every reward is the same"
+    rows = [
+        [
+            {name: value for name, value in row.items() if name not in _BY_THE_CLOCK}
+            for row in without_times(rows)
+        ]
+        for rows in (read_jsonl(theirs.metrics), read_jsonl(mine.metrics))
+    ]
+    assert rows[0] == rows[1]
+    assert read_jsonl(theirs.verdicts) == read_jsonl(mine.verdicts)
+
+
+def test_a_run_on_ray_whose_actor_is_killed_equals_one_without_ray(
+    recipe: Path, head: RayHead, here: RunFolder
+) -> None:
+    folder = RunFolder(recipe.parent / "there")
+    done(head.session, head, "train", recipe, "--out", folder.root, "--ray", head.address, *SMALL)
+    assert_same_run(folder, here)
+    lost = [row["rollouts/infrastructure_failures"] for row in read_jsonl(folder.metrics)]
+    assert sum(lost) == 1, "the killed actor's episode, and no other"
+    assert sum(row["rollouts/dropped"] for row in read_jsonl(folder.metrics)) == sum(
+        row["rollouts/dropped"] for row in read_jsonl(here.metrics)
+    )
+    assert read_json(folder.environment)["sandbox"]["backend"] == "the best of each node"
+    assert_clean(head)
+
+
+def test_a_run_that_loses_a_node_for_good_goes_on_with_the_other(
+    recipe: Path, head: RayHead, here: RunFolder, tmp_path: Path
+) -> None:
+    folder = RunFolder(recipe.parent / "lost")
+    words = ("train", recipe, "--out", folder.root, "--ray", head.address, *SMALL)
+    nodes = [tmp_path / "first", tmp_path / "second"]
+    with (
+        further_node(head, nodes[0], '{"side": 1}') as session,
+        further_node(head, nodes[1], '{"side": 1}'),
+    ):
+        done(-session, head, *words, "--set", "ray.resources.side=0.6", "--set", "ray.waiting_seconds=60")
+    assert_same_run(folder, here)
+    lost = [row["rollouts/infrastructure_failures"] for row in read_jsonl(folder.metrics)]
+    assert sum(lost) == 1, "the lost node's episode, and no other"
+
+
+def test_ctrl_c_on_ray_leaves_nothing_there_and_a_run_to_be_resumed_without_it(
+    recipe: Path, head: RayHead, here: RunFolder
+) -> None:
+    folder = RunFolder(recipe.parent / "interrupted")
+    process = begin(0, head, "train", recipe, "--out", folder.root, "--ray", head.address, *SMALL)
+    while process.poll() is None and not list(folder.rollouts.glob("episodes-000001*")):
+        time.sleep(0.1)
+    while process.poll() is None and not list(head.scratch.glob("composer-rl*/attempt-*")):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate()
+    assert process.returncode == 130, err[-3000:]
+    assert_clean(head)
+    done(0, None, "train", recipe, "--out", folder.root, "--resume")
+    assert_same_run(folder, here)
+
+
+def test_single_answers_are_graded_and_their_tasks_built_there_as_here(head: RayHead, tmp_path: Path) -> None:
+    project = str(SINGLE.parent / "project")
+    settings = {
+        "tasks": {"source": [project], "symbols": {project: list(PINS)}},
+        "heldout.every": 1,
+        "heldout.has_sentinel": True,
+        "trl.max_steps": 2,
+    }
+    (tmp_path / "run.toml").write_text(dump_config(load_config(SINGLE, settings)))
+    words = ("train", tmp_path / "run.toml", "--out")
+    cache = tmp_path / "cache"
+    there = done(0, head, *words, tmp_path / "there", "--ray", head.address, cache=cache)
+    assert any((cache / "task-stores").iterdir())
+    assert not (cache / "environments").exists(), "nothing of a repository ran on this machine"
+    here = done(0, None, *words, tmp_path / "here")
+    assert there["parameter_sha256"] == here["parameter_sha256"]
+    both = [RunFolder(tmp_path / name) for name in ("there", "here")]
+    rows = [without_times(read_jsonl(folder.metrics)) for folder in both]
+    assert rows[0] == rows[1]
+    assert len(rows[0]) == 2
+    assert all(row["rollouts/infrastructure_failures"] == 0 for row in rows[0])
+    assert_clean(head)
+
+
+def test_rates_of_an_evaluation_on_ray_are_those_of_one_without(store: Path, head: RayHead) -> None:
+    words = ("eval", "tiny-random", "--tasks", store, "--samples", 4)
+    there = done(0, head, *words, "--ray", head.address)
+    assert there == done(0, None, *words)
+    assert (there["visible_pass"], there["infrastructure_failures"]) == (0.5, 0)
+    assert_clean(head)

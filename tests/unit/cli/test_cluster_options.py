@@ -1,0 +1,62 @@
+"""What a recipe asks of a Ray cluster: actors that attempt and grade as this machine would."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from composer_replication.cli.agent_parts import attempt_options, reward_options
+from composer_replication.cli.cluster_parts import MANY_GRADINGS, cluster_options, placed_at
+from composer_replication.config import RunConfig, parse_config
+from composer_replication.errors import UsageError
+from composer_replication.records import Limits
+
+
+def recipe(**tables: Any) -> RunConfig:
+    table = {"model": {"name": "tiny-random"}, "tasks": {"store": "tasks"}, "ray": {"address": "auto"}}
+    return parse_config({**table, **tables}, where="here")
+
+
+def test_actors_have_the_sandboxes_limits_and_reward_of_the_recipe() -> None:
+    config = recipe(
+        agent={"reward": {"invalid_call_cost": 0.25, "breaks": "cost"}, "tools": {"test_seconds": 7.0}},
+        sandbox={"backend": "sandlock", "num_processes": 9},
+        rollouts={"test_timeout_seconds": 3.0},
+    )
+    options = cluster_options(config)
+    assert (options.attempt, options.reward) == (attempt_options(config), reward_options(config))
+    assert options.reward is not None and options.reward.invalid_call_cost == 0.25
+    assert options.attempt is not None and options.attempt.tool_limits.test_seconds == 7.0
+    assert options.attempt.sandbox_limits == options.limits
+    assert options.limits is not None and options.limits == Limits(
+        options.limits.memory_bytes, num_processes=9, disk_bytes=options.limits.disk_bytes
+    )
+    assert (options.backend, options.timeout_seconds) == ("sandlock", 3.0)
+
+
+@pytest.mark.parametrize(
+    ("tables", "num_actors", "fits"),
+    [
+        ({"agent": {"max_concurrent": 5}}, 5, True),
+        ({}, MANY_GRADINGS, True),
+        ({"agent": {"max_concurrent": 5}, "ray": {"address": "auto", "num_actors": 9}}, 9, False),
+    ],
+)
+def test_how_many_actors_there_are(tables: dict[str, Any], num_actors: int, *, fits: bool) -> None:
+    options = cluster_options(recipe(**tables))
+    assert (options.num_actors, options.fits_nodes) == (num_actors, fits)
+
+
+def test_a_share_of_a_resource_that_cannot_be() -> None:
+    with pytest.raises(UsageError, match="CR0865"):
+        cluster_options(recipe(ray={"address": "auto", "resources": {"jail": -1.0}}))
+
+
+def test_an_evaluation_is_placed_by_its_flag_alone() -> None:
+    trained = recipe(ray={"address": "old:1", "num_cpus": 0.5})
+    assert placed_at(trained, None).ray is None
+    moved = placed_at(trained, "new:2").ray
+    assert moved is not None and (moved.address, moved.num_cpus) == ("new:2", 0.5)
+    plain = placed_at(recipe(ray=None), "new:2").ray
+    assert plain is not None and (plain.address, plain.num_cpus) == ("new:2", 1.0)

@@ -26,7 +26,6 @@ from ray_head import RayHead, actors_of, further_node, running_ray
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 WORKER = Path(__file__).with_name("ray_rollout_worker.py")
 RECIPE = Path(__file__).parents[2] / "recipes" / "tiny-tools" / "run.toml"
-SINGLE = RECIPE.parents[1] / "tiny-cpu" / "run.toml"
 PINS = ("tinymath/numbers.py::clamp", "tinymath/numbers.py::mean", "tinymath/numbers.py::sign")
 SMALL = ("--set", "ray.num_actors=2", "--set", "ray.num_cpus=0.1")
 _BY_THE_CLOCK = ("rollouts/infrastructure_failures", "rollouts/late")
@@ -53,19 +52,16 @@ def recipe(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def begin(
-    session: int, head: RayHead | None, *words: object, cache: Path | None = None
-) -> subprocess.Popen[str]:
+def begin(session: int, head: RayHead | None, *words: object) -> subprocess.Popen[str]:
     """The command in a process of its own, since one reads its token for Ray once."""
     ours = {"HF_HUB_OFFLINE": "1", **({} if head is None else head.token)}
-    ours |= {} if cache is None else {"COMPOSER_RL_CACHE": str(cache)}
     program = [sys.executable, str(WORKER), str(session), *map(str, words), "--quiet", "--json"]
     pipe = subprocess.PIPE
     return subprocess.Popen(program, env={**os.environ, **ours}, stdout=pipe, stderr=pipe, text=True)
 
 
-def done(session: int, head: RayHead | None, *words: object, cache: Path | None = None) -> dict[str, Any]:
-    process = begin(session, head, *words, cache=cache)
+def done(session: int, head: RayHead | None, *words: object) -> dict[str, Any]:
+    process = begin(session, head, *words)
     out, err = process.communicate()
     assert process.returncode == 0, err[-3000:]
     found: dict[str, Any] = json.loads(out)
@@ -149,30 +145,6 @@ def test_ctrl_c_on_ray_leaves_nothing_there_and_a_run_to_be_resumed_without_it(
     assert_clean(head)
     done(0, None, "train", recipe, "--out", folder.root, "--resume")
     assert_same_run(folder, here)
-
-
-def test_single_answers_are_graded_and_their_tasks_built_there_as_here(head: RayHead, tmp_path: Path) -> None:
-    project = str(SINGLE.parent / "project")
-    settings = {
-        "tasks": {"source": [project], "symbols": {project: list(PINS)}},
-        "heldout.every": 1,
-        "heldout.has_sentinel": True,
-        "trl.max_steps": 2,
-    }
-    (tmp_path / "run.toml").write_text(dump_config(load_config(SINGLE, settings)))
-    words = ("train", tmp_path / "run.toml", "--out")
-    cache = tmp_path / "cache"
-    there = done(0, head, *words, tmp_path / "there", "--ray", head.address, cache=cache)
-    assert any((cache / "task-stores").iterdir())
-    assert not (cache / "environments").exists(), "nothing of a repository ran on this machine"
-    here = done(0, None, *words, tmp_path / "here")
-    assert there["parameter_sha256"] == here["parameter_sha256"]
-    both = [RunFolder(tmp_path / name) for name in ("there", "here")]
-    rows = [without_times(read_jsonl(folder.metrics)) for folder in both]
-    assert rows[0] == rows[1]
-    assert len(rows[0]) == 2
-    assert all(row["rollouts/infrastructure_failures"] == 0 for row in rows[0])
-    assert_clean(head)
 
 
 def test_rates_of_an_evaluation_on_ray_are_those_of_one_without(store: Path, head: RayHead) -> None:

@@ -87,6 +87,7 @@ class Bench:
                 env={
                     **os.environ,
                     "TMPDIR": str(self.temporary),
+                    "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "torch"),  # torch keeps it, by design
                     "OMP_NUM_THREADS": "1",
                     "HF_HUB_OFFLINE": "1",
                 },

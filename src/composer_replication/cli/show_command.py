@@ -104,6 +104,7 @@ def _row(store: TaskStore, task: Task) -> Result:
         "num_body_lines": task.num_body_lines,
         "visible_tests": list(task.tests.visible),
         "num_hidden_tests": len(task.tests.hidden),
+        "num_recorded": task.num_twins,
         "num_pass_to_pass": len(task.tests.pass_to_pass),
         "environment": task.environment,
     }
@@ -128,6 +129,7 @@ def _counts(tasks: Sequence[Task]) -> Result:
         "by_removal": by([task.removal for task in tasks]),
         "fail_to_pass": sum(len(task.fail_to_pass) for task in tasks),
         "hidden": sum(task.has_hidden_tests for task in tasks),
+        "recorded": sum(task.num_twins > 0 for task in tasks),
     }
 
 
@@ -152,7 +154,8 @@ def place_of(row: dict[str, Any]) -> str:
 
 
 def run_stats(args: argparse.Namespace) -> tuple[Result, int]:
-    """Count tasks; ``hidden`` counts those with hidden tests, ``flaky`` names left-out tests.
+    """Count tasks; ``hidden`` counts those with hidden tests or recorded behaviour, ``recorded`` those with the
+    latter, ``flaky`` names left-out tests.
 
     A repository of a store that an earlier version built has ``flaky`` null: nobody looked.
     ``unfinished`` is a sentence where the build was cut off. ``licences`` says under which licence
@@ -223,9 +226,8 @@ def _policies(rows: Sequence[Difficulty]) -> list[Result]:
 
 def render_stats(result: dict[str, Any]) -> str:
     """The counts as a small table."""
-    lines = [
-        f"{result['tasks']} tasks, {result['hidden']} with hidden tests, {result['fail_to_pass']} failing tests"
-    ]
+    truth = f"{result['hidden']} with hidden tests or recorded behaviour ({result['recorded']} recorded)"
+    lines = [f"{result['tasks']} tasks, {truth}, {result['fail_to_pass']} failing tests"]
     for title, counts in (("by_repo", "repository"), ("by_granularity", "size"), ("by_removal", "removed")):
         lines += [f"{count:>6}  {counts} {name}" for name, count in result[title].items()]
     num_features = result["by_granularity"].get("feature", 0)

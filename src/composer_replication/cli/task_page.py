@@ -56,10 +56,12 @@ def _facts(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
     visible, hidden = len(row["visible_tests"]), row["num_hidden_tests"]
     fail = f"{visible} visible and {hidden} hidden fail without it"
     yield "tests", f"{fail}, {row['num_pass_to_pass']} pass with and without it"
+    if row["num_recorded"]:
+        yield "behaviour", f"recorded of {_count(row['num_recorded'], 'function')}: a hidden truth, too"
     strength = row["strength"]
     if strength:
         noticed = f"the visible tests notice {strength['killed_visible']}"
-        both = f"with the hidden ones {strength['killed_all']}"
+        both = f"with what is hidden {strength['killed_all']}"
         yield "strength", f"of {strength['mutants']} wrong variants of the code {noticed}, {both}"
     for number, measured in enumerate(row["difficulty"]):
         yield "" if number else "difficulty", _difficulty(measured)

@@ -216,7 +216,8 @@ def _export_set(args: argparse.Namespace) -> tuple[Result, int]:
     store = TaskStore.open(args.folder)
     store.require_task_ids()
     warn_unfinished(args.folder, quiet=args.quiet)
-    tasks = write(store, args.out, with_golden=args.golden)
+    with progress_bar(quiet=args.quiet) as report:
+        tasks = write(store, args.out, with_golden=args.golden, progress=report)
     return {
         "tasks": tasks,
         "out": str(args.out.absolute()),

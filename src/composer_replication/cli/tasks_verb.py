@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +12,13 @@ from composer_replication.cli.cluster_parts import add_ray_flag
 from composer_replication.cli.instruction_flags import add_instruction_flags, have_written, named_endpoint
 from composer_replication.cli.leakscan_command import add_leakscan
 from composer_replication.cli.needed_packages import needs_extra
-from composer_replication.cli.progress_bar import progress_bar
+from composer_replication.cli.progress_bar import Report, progress_bar
 from composer_replication.cli.show_command import add_views
 from composer_replication.cli.task_sets_command import add_export, add_import, add_suite_flag
 from composer_replication.cli.unfinished_build import warn_unfinished
 
 if TYPE_CHECKING:
+    from composer_replication.cli.stored_split import SplitItem
     from composer_replication.tasks.store import TaskStore
 
 _HERE = "composer_replication.cli.tasks_verb"
@@ -281,8 +283,10 @@ def run_split(args: argparse.Namespace) -> tuple[Result, int]:
 
     store = _open(args.folder)
     warn_unfinished(args.folder, quiet=args.quiet)
-    items = split_items(store, store.tasks())
-    split = HeldoutSplit.split(items, args.heldout_fraction, args.seed, by=args.by)
+    tasks = store.tasks()
+    with progress_bar(quiet=args.quiet) as report:
+        items = _told(split_items(store, tasks), len(tasks), report)
+        split = HeldoutSplit.split(items, args.heldout_fraction, args.seed, by=args.by)
     write_json(store.root / FILE_NAME, split.state_dict())
     result: Result = {
         "train": list(split.train_ids),
@@ -290,6 +294,14 @@ def run_split(args: argparse.Namespace) -> tuple[Result, int]:
         "fingerprint": split.fingerprint,
     }
     return result, 0
+
+
+def _told(items: Iterable[SplitItem], total: int, report: Report | None) -> Iterator[SplitItem]:
+    """The items; ``report`` is told when each was compared, which is when the next one is asked for."""
+    for done, item in enumerate(items, start=1):
+        yield item
+        if report is not None:
+            report(done, total, "comparing tasks")
 
 
 def render_split(result: dict[str, Any]) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 from composer_replication.errors import InputError, MissingError
 from composer_replication.run_folder import write_atomic
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.swebench_rows import PUBLIC_COLUMNS, SECRET_COLUMNS, Row, iter_rows
+from composer_replication.tasks.swebench_rows import PUBLIC_COLUMNS, SECRET_COLUMNS, Progress, Row, iter_rows
 
 TASKS_FILE = "tasks.parquet"
 SECRETS_FILE = "secrets.parquet"
@@ -47,19 +47,22 @@ def write_parquet(store: TaskStore) -> None:
     store.put_derived(TASKS_FILE, parquet_bytes(rows, PUBLIC_COLUMNS))
 
 
-def write_instances_parquet(store: TaskStore, path: Path, *, with_golden: bool) -> int:
+def write_instances_parquet(
+    store: TaskStore, path: Path, *, with_golden: bool, progress: Progress | None = None
+) -> int:
     """Write the tasks of a store as one Parquet file; how many.
 
     Args:
         store: the tasks.
         path: the file; it is written whole or not at all.
         with_golden: also patch, test patch and hidden tests, which no policy may see.
+        progress: told after each task with (done, total, task id).
 
     Raises:
         InputError: the store is damaged (CR0411).
         MissingError: pyarrow is not installed (CR0448).
     """
-    rows = [secret if with_golden else public for public, secret in iter_rows(store)]
+    rows = [secret if with_golden else public for public, secret in iter_rows(store, progress)]
     write_atomic(path, parquet_bytes(rows, SECRET_COLUMNS if with_golden else PUBLIC_COLUMNS))
     return len(rows)
 

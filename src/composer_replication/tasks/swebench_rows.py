@@ -10,7 +10,7 @@ strings, as in the published data sets.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from composer_replication.errors import InputError
@@ -24,6 +24,8 @@ from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.views import Changes, view_files
 
 Row = dict[str, str | int | None]
+Progress = Callable[[int, int, str], None]
+"""Takes (done, total, task id)."""
 
 SWEBENCH_COLUMNS = (
     "instance_id",
@@ -57,14 +59,17 @@ def tree_sha256(digests: Mapping[str, str]) -> str:
     return sha256_of("\n".join(f"{digests[path]} {path}" for path in sorted(digests)).encode())
 
 
-def iter_rows(store: TaskStore) -> Iterator[tuple[Row, Row]]:
-    """The public and the secret row of every task, in the order of their ids.
+def iter_rows(store: TaskStore, progress: Progress | None = None) -> Iterator[tuple[Row, Row]]:
+    """The public and the secret row of every task, in the order of their ids; ``progress`` is told after each.
 
     Raises:
         InputError: the store is damaged (CR0411).
     """
-    for task in store.tasks():
+    tasks = store.tasks()
+    for done, task in enumerate(tasks, start=1):
         yield rows_of(store, task)
+        if progress is not None:
+            progress(done, len(tasks), task.task_id)
 
 
 def rows_of(store: TaskStore, task: Task) -> tuple[Row, Row]:

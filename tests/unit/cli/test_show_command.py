@@ -91,7 +91,19 @@ def test_strength_is_shown_where_it_is_known(sized_store: TaskStore) -> None:
     assert "strength" not in render_task(row)
     row["strength"] = {"mutants": 20, "killed_visible": 12, "killed_all": 17}
     text = " ".join(render_task(row).split())
-    assert "of 20 wrong variants of the code the visible tests notice 12, with the hidden ones 17" in text
+    assert "of 20 wrong variants of the code the visible tests notice 12, with what is hidden 17" in text
+
+
+def test_recorded_behaviour_is_shown_and_counted(sized_store: TaskStore) -> None:
+    assert "behaviour " not in render_task(page(sized_store, "t-class-body"))
+    record, secret = sized_store.record("t-class-body"), sized_store.secret("t-class-body")
+    sized_store.put_task(record, replace(secret, twins={"a.py::f": "0" * 64, "a.py::g": "1" * 64}))
+    row = page(sized_store, "t-class-body")
+    assert row["num_recorded"] == 2
+    assert "  behaviour    recorded of 2 functions: a hidden truth, too" in render_task(row).splitlines()
+    stats, _ = run_stats(argparse.Namespace(folder=sized_store.root))
+    assert stats["recorded"] == 1
+    assert f"{stats['hidden']} with hidden tests or recorded behaviour (1 recorded), " in render_stats(stats)
 
 
 def test_difficulty_is_shown_and_counted(sized_store: TaskStore) -> None:

@@ -45,7 +45,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_the_set_formats_say_the_same_and_no_secret_without_golden(folder: Path, tmp_path: Path) -> None:
+def test_the_set_formats_say_the_same_and_no_secret_without_golden(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows: dict[str, list[dict[str, Any]]] = {}
     for name, golden in (("public", []), ("secret", ["--golden"])):
         lines, table = tmp_path / f"{name}.jsonl", tmp_path / f"{name}.parquet"
@@ -58,6 +60,7 @@ def test_the_set_formats_say_the_same_and_no_secret_without_golden(folder: Path,
             },
         )  # fmt: skip
         assert text == f"1 tasks, {lines.stat().st_size} bytes in {lines}"
+        assert "1/1" in capsys.readouterr().err  # a set of hundreds takes a minute: there is a bar
         call("export", str(folder), "--format", "parquet", "--out", str(table), *golden)
         rows[name] = [json.loads(line) for line in lines.read_text().splitlines()]
         assert pq.read_table(table).to_pylist() == rows[name]

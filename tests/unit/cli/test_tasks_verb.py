@@ -87,7 +87,15 @@ def test_build(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_show_and_stats(folder: Path) -> None:
     shown, code, text = call("show", str(folder))
-    assert set(shown) == {"tasks", "by_repo", "by_granularity", "by_removal", "fail_to_pass", "hidden"}
+    assert set(shown) == {
+        "tasks",
+        "by_repo",
+        "by_granularity",
+        "by_removal",
+        "fail_to_pass",
+        "hidden",
+        "recorded",
+    }
     assert (code, len(shown["tasks"]), shown["by_repo"]) == (0, 2, {"tinymath==1.0": 2})
     row = shown["tasks"][0]
     assert row["task_id"] in text
@@ -185,7 +193,15 @@ def test_the_page_keeps_control_signs_from_the_terminal(folder: Path) -> None:
 
 
 def test_flaky_tests_are_named() -> None:
-    counts = {"tasks": 1, "hidden": 0, "fail_to_pass": 1, "candidates": 1, "rejected": {}, "difficulty": []}
+    counts = {
+        "tasks": 1,
+        "hidden": 0,
+        "recorded": 0,
+        "fail_to_pass": 1,
+        "candidates": 1,
+        "rejected": {},
+        "difficulty": [],
+    }
     counts |= {"by_repo": {}, "by_granularity": {}, "by_removal": {}, "licences": {}}
     counts |= {"features_in_two_files": 0, "strength": {"by_repo": {}, "total": {"tasks": 0}}}
     result = {
@@ -227,8 +243,9 @@ def test_export(folder: Path, tmp_path: Path) -> None:
         call("export", str(folder), task_id, "--out", str(tmp_path / "tree"))
 
 
-def test_split(folder: Path) -> None:
+def test_split(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result, code, text = call("split", str(folder), "--heldout-fraction", "0.5", "--seed", "3")
+    assert "2/2" in capsys.readouterr().err
     assert set(result) == {"train", "heldout", "fingerprint"}
     assert (code, len(result["train"]), len(result["heldout"])) == (0, 1, 1)
     state = json.loads((folder / "split.json").read_text())

@@ -82,6 +82,20 @@ def test_beside_a_reward_of_shares_the_score_is_the_share_of_hidden_tests(
     assert (reading.score, reading.pairs[0][1]) == (hidden.pass_share, 0.0)
 
 
+def test_partial_credit_is_no_pass(grader: Grader, store: TaskStore, clamp: Task) -> None:
+    """Neither of visible nor of hidden tests: what is kept as a task's difficulty counts full passes."""
+    sign = next(task for task in store.tasks() if task.symbol == "sign")
+    for task, kind, part in (
+        (sign, "visible", "\n    return -1"),
+        (clamp, "hidden", "\n    return max(x, low)"),
+    ):
+        score = grader.grade(task, part, kind)
+        assert score is not None and 0.0 < score.pass_share < 1.0
+        sampler = PolicySampler(ScriptedPolicy([part, store.golden_body(task)]), grader)
+        ((result,), dropped) = sampler.sample([task], num_samples=2, seed=0)
+        assert (getattr(result, kind), dropped) == ((False, True), 0)
+
+
 def test_it_is_due_at_every_nth_call_with_a_fresh_seed_each(grader: Grader, clamp: Task) -> None:
     evaluator = make_evaluator(grader, clamp, ["\n    return None"], every=3)
     readings = [evaluator() for _ in range(7)]

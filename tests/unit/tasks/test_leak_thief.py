@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import marshal
 import os
 import subprocess
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -246,3 +248,55 @@ class TestEnvironment:
 
         monkeypatch.setattr(leak_scan, "_source", source)
         assert steal("t-module-body").of("environment-variable") == set()
+
+
+class TestWalk:
+    """``find /`` from inside, which one sandbox does for all tasks: what it leaves out is walked by another."""
+
+    @pytest.fixture
+    def walk(self, make_store: Any, sized_tasks: Any) -> Callable[..., set[tuple[str, str]]]:
+        def run(walk: leak_scan.Walk, where: Environment) -> set[tuple[str, str]]:
+            store: TaskStore = make_store(sized_tasks["t-module-body"])
+            (task,) = store.tasks()
+            targets = [known.target for known in fingerprints(store, task, SALT)]
+            answer = Answer(leak_scan.steal({}, (), targets, where, SALT, walk=walk))
+            return answer.leaks
+
+        return run
+
+    def test_the_walk_of_an_environment_finds_text_and_bytecode(
+        self,
+        walk: Callable[..., set[tuple[str, str]]],
+        own_environment: Environment,
+        text_files: tuple[bytes, bytes],
+    ) -> None:
+        """Bytecode is read inside a sandbox alone, so nothing but this walk would find it there."""
+        packages = next(own_environment.root.glob("lib/python*/site-packages"))
+        code = compile(text_files[0], "elsewhere.py", "exec", dont_inherit=True)
+        (packages / "old.py").write_bytes(text_files[0])
+        (packages / "old.bin").write_bytes(marshal.dumps(code))
+        assert walk("environment", own_environment) == {
+            ("installed", str(packages / "old.py")),
+            ("code-object", str(packages / "old.bin")),
+        }
+
+    def test_the_walk_of_the_system_finds_what_lies_in_another_folder_that_is_shown(
+        self,
+        walk: Callable[..., set[tuple[str, str]]],
+        environment: Environment,
+        text_files: tuple[bytes, bytes],
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """The real folders of the system take minutes; they are left out here by being called the environment's."""
+        shown = tmp_path / "share"
+        shown.mkdir()
+        real = leak_scan._with_real
+        system = leak_scan._system_paths(environment)
+        monkeypatch.setattr(leak_scan, "_with_real", lambda paths: real(paths) | (system - real([shown])))
+        where = replace(environment, read_only=(*environment.read_only, shown))
+        for text, expected in zip(
+            text_files, ({("visible-copy", str(shown / "old.txt"))}, set()), strict=True
+        ):
+            (shown / "old.txt").write_bytes(text)
+            assert walk("system", where) == expected

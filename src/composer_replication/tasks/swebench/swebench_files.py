@@ -13,7 +13,7 @@ from composer_replication.errors import InputError
 from composer_replication.run_folder import write_atomic
 from composer_replication.tasks.parquet import read_parquet
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.swebench_rows import iter_rows
+from composer_replication.tasks.swebench_rows import Progress, iter_rows
 
 KEYS = (
     "instance_id",
@@ -132,18 +132,21 @@ def _tests(path: Path, place: str, row: Mapping[str, Any], key: str) -> frozense
     return frozenset(value)
 
 
-def write_instances(store: TaskStore, path: Path, *, with_golden: bool) -> int:
+def write_instances(
+    store: TaskStore, path: Path, *, with_golden: bool, progress: Progress | None = None
+) -> int:
     """Write the tasks of a store as JSON lines; how many.
 
     Args:
         store: the tasks.
         path: the file; it is written whole or not at all.
         with_golden: also patch, test patch and hidden tests, which no policy may see.
+        progress: told after each task with (done, total, task id).
 
     Raises:
         InputError: the store is damaged (CR0411).
     """
-    rows = [secret if with_golden else public for public, secret in iter_rows(store)]
+    rows = [secret if with_golden else public for public, secret in iter_rows(store, progress)]
     write_atomic(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     return len(rows)
 

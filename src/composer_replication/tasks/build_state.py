@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import TypeVar
 
 from composer_replication.errors import InputError, UsageError
@@ -22,6 +23,7 @@ from composer_replication.tasks.intake.sources import RepositorySource
 from composer_replication.tasks.journal import Decision, Journal, decision_key
 from composer_replication.tasks.keep_task import keep_task
 from composer_replication.tasks.planning.deletion import Deletion, Granularity, Removal
+from composer_replication.tasks.planning.nothing_found import nothing_found
 from composer_replication.tasks.proposal import Proposal
 from composer_replication.tasks.repository import PreparedRepository, prepare, slug_of
 from composer_replication.tasks.secrecy import check_secrecy
@@ -164,11 +166,18 @@ class Build:
     def candidates(
         self, ready: Mapping[str, PreparedRepository], symbols: Mapping[str, Sequence[str]]
     ) -> list[Candidate]:
-        """Pinned ones in the given order; drawn ones in turn from each repository, the doubtful ones of all last."""
+        """Pinned ones in the given order; drawn ones in turn from each repository, the doubtful ones of all last.
+
+        A repository that has none is noted as unusable.
+        """
         columns: list[list[Candidate]] = []
         doubtful_columns: list[list[Candidate]] = []
         for source, repository in ready.items():
             pins = symbols.get(source)
+            if not (pins or repository.deletions):
+                sizes = product(self.settings.granularities, self.settings.removals)
+                detail = nothing_found(repository.bench.original, sizes)
+                self.unusable[source] = UnusableRepository("nothing-to-delete", detail)
             chosen, doubtful = (
                 (pinned(repository, pins), []) if pins else drawn(repository, self.settings.seed)
             )

@@ -252,13 +252,18 @@ def test_no_candidate_is_a_task(make_project: MakeProject, tmp_path: Path) -> No
             "dependency-by-url",
         ),
         ({"packaging.py": "def f():\n    return 1\n", **PLANTED}, "runner-dependency"),
+        (
+            {"planted.py": "\ufeffdef one():\n    return 7\n", "test_planted.py": "def test_a():\n    pass\n"},
+            r"nothing-to-delete .*1 source files hold nothing of the sizes function/body that can be deleted; "
+            r"1 of them cannot be cut, the first is planted.py, which starts with a byte order mark",
+        ),
     ],
 )
 def test_a_repository_that_cannot_be_used(
     make_project: MakeProject, tmp_path: Path, files: dict[str, str], reason: str
 ) -> None:
     summary = build_tasks([str(make_project(files))], tmp_path / "out")
-    assert dict(summary.rejected) == {reason: 1}
+    assert dict(summary.rejected) == {reason.partition(" ")[0]: 1}
     with pytest.raises(InputError, match=f"CR0419.*{reason}"):
         summary.require_tasks()
 

@@ -188,6 +188,18 @@ def _check_sizes(path: Path, name: str, count: int, size: int, total: int) -> No
         raise hostile(str(path), f"it unpacks to more than {MAX_TOTAL_BYTES // 1024**2} MiB")
 
 
+def too_large(names_and_sizes: Collection[tuple[str, int]]) -> str:
+    """What is too much about files that are chosen from a folder or a commit; empty when they fit."""
+    large = next((name for name, size in names_and_sizes if size > MAX_MEMBER_BYTES), None)
+    if large is not None:
+        return f"{large[:80]!r} is larger than {MAX_MEMBER_BYTES // 1024**2} MiB"
+    if len(names_and_sizes) > MAX_MEMBERS:
+        return f"more than {MAX_MEMBERS} of its files belong to a task tree"
+    if sum(size for _, size in names_and_sizes) > MAX_TOTAL_BYTES:
+        return f"its files are larger than {MAX_TOTAL_BYTES // 1024**2} MiB"
+    return ""
+
+
 def read_folder(
     root: Path,
     wanted: Callable[[frozenset[str]], Wanted],
@@ -204,7 +216,7 @@ def read_folder(
         skip_with: whether a folder below the root which holds these files is not looked into.
 
     Raises:
-        InputError: too many files or bytes (CR0405).
+        InputError: too many files or bytes (CR0871).
     """
     names: list[str] = []
     for folder, subfolders, files in os.walk(root):
@@ -219,11 +231,13 @@ def read_folder(
             if stat.S_ISREG(path.lstat().st_mode):
                 names.append(path.relative_to(root).as_posix())
     rule = wanted(frozenset(names))
-    found: dict[str, bytes] = {}
-    total = 0
-    for count, name in enumerate((name for name in names if rule(PurePosixPath(name))), start=1):
-        size = (root / name).stat().st_size
-        total += size
-        _check_sizes(root, name, count, size, total)
-        found[name] = (root / name).read_bytes()
-    return found
+    chosen = [name for name in names if rule(PurePosixPath(name))]
+    problem = too_large([(name, (root / name).stat().st_size) for name in chosen])
+    if problem:
+        raise InputError(
+            "CR0871",
+            f"the folder is too large for task trees: {problem}.",
+            where=str(root),
+            fix="give a copy of the folder without what its tests do not need.",
+        )
+    return {name: (root / name).read_bytes() for name in chosen}

@@ -19,11 +19,10 @@ from urllib.parse import SplitResult, urlsplit
 
 from composer_replication.errors import InputError
 from composer_replication.tasks.intake.archives import (
-    MAX_MEMBER_BYTES,
-    MAX_MEMBERS,
     MAX_TOTAL_BYTES,
     Wanted,
     hostile,
+    too_large,
 )
 from composer_replication.tasks.intake.cache import cache_folder, cache_lock, hold, sha256_of
 from composer_replication.tasks.intake.cache_prune import tree_bytes
@@ -293,13 +292,9 @@ def _entries(found: GitCommit, skip: Callable[[str], bool]) -> Iterator[tuple[st
 
 
 def _check_sizes(address: GitAddress, chosen: Mapping[str, tuple[str, int]]) -> None:
-    if len(chosen) > MAX_MEMBERS:
-        raise _too_large(address, f"more than {MAX_MEMBERS} of its files belong to a task tree")
-    large = next((name for name, (_, size) in chosen.items() if size > MAX_MEMBER_BYTES), None)
-    if large is not None:
-        raise _too_large(address, f"{large[:80]!r} is larger than {MAX_MEMBER_BYTES // 1024**2} MiB")
-    if sum(size for _, size in chosen.values()) > MAX_TOTAL_BYTES:
-        raise _too_large(address, f"its files are larger than {MAX_TOTAL_BYTES // 1024**2} MiB")
+    problem = too_large([(name, size) for name, (_, size) in chosen.items()])
+    if problem:
+        raise _too_large(address, problem)
 
 
 def _read_blobs(found: GitCommit, blobs: list[str]) -> dict[str, bytes]:

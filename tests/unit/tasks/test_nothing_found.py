@@ -13,7 +13,6 @@ from composer_replication.tasks.planning.nothing_found import nothing_found
         (b"\xef\xbb\xbfdef f():\n    return 1\n", "starts with a byte order mark"),
         ("# coding: latin-1\nx = 'é'\n".encode("latin-1"), "is not UTF-8"),
         (b"print 'two'\n", "does not parse (SyntaxError)"),
-        (b"x = 1\0\n", "does not parse (SyntaxError)"),
     ],
 )
 def test_a_file_that_cannot_be_cut_is_named(content: bytes, why: str) -> None:

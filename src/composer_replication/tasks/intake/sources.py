@@ -214,7 +214,7 @@ def _no_tests(source: str, files: Mapping[str, bytes]) -> InputError:
     if not doctested:
         return InputError(
             "CR0404",
-            "the project has no tests: no file test_*.py or *_test.py, and none below a folder tests, test or testing, "
+            "the project has no tests: no file test_*.py, *_test.py, test.py or tests.py, and none below a folder tests, test or testing, "
             "holds a test function or a TestCase.",
             where=source,
             fix="give a checkout of the repository, for many archives leave tests out, or move the tests to tests/.",

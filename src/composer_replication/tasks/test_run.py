@@ -58,8 +58,9 @@ class TestReport:
     function; ``contexts`` the functions (file, first line) that each test called, and under
     ``""`` those called for all of them (see ``call_contexts``); both only when asked for.
     ``collect_errors`` maps files that could not be collected to the reason, and ``why`` tests that
-    failed to the first line of theirs (when places were asked for). ``cpu_seconds`` is
-    the processor time that the run says it used: to be believed of golden code alone.
+    failed to the first line of theirs (when places were asked for); ``skips`` has the same of what was
+    skipped, files too. ``cpu_seconds`` is the processor time that the run says it used: to be believed of
+    golden code alone. ``running`` is the test in which a run broke off, for a sentence; else empty.
     """
 
     __test__ = False  # the name starts with Test; pytest must not collect it
@@ -73,6 +74,8 @@ class TestReport:
     contexts: Contexts = field(default_factory=dict)
     why: Mapping[str, str] = field(default_factory=dict)
     cpu_seconds: float = field(default=0.0, compare=False)
+    skips: Mapping[str, str] = field(default_factory=dict, compare=False)
+    running: str = field(default="", compare=False)
 
     @property
     def ran_out_of_time(self) -> bool:
@@ -239,6 +242,7 @@ def judge(
 ) -> TestReport:
     """Turn what came out of the sandbox into a report; anything out of order is an error."""
     records, problem = _records(result.stdout, nonce)
+    running = _running(records) if problem else ""
     problem = broken_off(result, timeout_seconds) or problem
     if result.truncated and not problem:
         problem = "the records are cut off"
@@ -268,6 +272,8 @@ def judge(
         contexts=report.contexts,
         why=report.why,
         cpu_seconds=report.cpu_seconds,
+        skips=report.skips,
+        running=running,
     )
 
 
@@ -305,6 +311,16 @@ def _records(stdout: str, nonce: str) -> tuple[list[dict[str, Any]], str]:
     return records, ""
 
 
+def _running(records: list[dict[str, Any]]) -> str:
+    """The first of the collected tests, in the order in which they run, that has no result."""
+    try:
+        ids = next((record["ids"] for record in records if record["event"] == "collected"), [])
+        done = {record["id"] for record in records if record["event"] == "test"}
+        return next((str(node_id)[:200] for node_id in ids if node_id not in done), "")
+    except (KeyError, TypeError):  # forged
+        return ""
+
+
 class _Tally:
     """Reads the records of one run in order."""
 
@@ -315,6 +331,7 @@ class _Tally:
         self.collect_errors: dict[str, str] = {}
         self.contexts: Contexts = {}
         self.why: dict[str, str] = {}
+        self.skips: dict[str, str] = {}
         self.cpu_seconds = 0.0
         self._was_collected = False
 
@@ -332,6 +349,8 @@ class _Tally:
     def _take(self, record: dict[str, Any]) -> str:
         if record["event"] == "collect_error":
             self.collect_errors[str(record["id"])] = str(record["text"])
+        elif record["event"] == "skip":
+            self.skips[str(record["id"])] = str(record["text"])
         elif record["event"] == "collected":
             if self._was_collected:
                 return "tests were collected twice"

@@ -144,14 +144,16 @@ class Build:
         return {source.source: ready[source.source] for source in opened if source.source in ready}
 
     def _check_repositories(self, opened: Sequence[RepositorySource]) -> None:
-        self.slugs = {slug_of(source.repository) for source in opened}
-        if len(self.slugs) != len(opened):
-            names = Counter(source.repository for source in opened).most_common(1)
-            raise UsageError(
-                "CR0421",
-                f"two sources are the same repository {names[0][0]}.",
-                fix="name each repository once.",
-            )
+        first: dict[str, RepositorySource] = {}
+        for source in opened:
+            other = first.setdefault(slug_of(source.repository), source)
+            if other is not source:
+                raise UsageError(
+                    "CR0421",
+                    f"{other.source} and {source.source} are both the repository {source.repository}.",
+                    fix="name one of them; the other can be built into a folder of its own.",
+                )
+        self.slugs = set(first)
         present = {self.store.record(task_id).repository_record for task_id in self.store.task_ids()}
         if present - self.slugs:
             missing = "; ".join(f"{source} cannot be used: {why}" for source, why in self.unusable.items())

@@ -182,6 +182,9 @@ def test_a_pin_that_is_not_there_names_the_nearest(make_project: MakeProject, tm
         build_tasks([source], tmp_path / "out", symbols={source: ["planted.py::on"]})
     assert caught.value.code == "CR0409"
     assert "planted.py::one" in caught.value.fix
+    with pytest.raises(InputError, match="CR0409") as caught:
+        build_tasks([source], tmp_path / "out", symbols={source: ["planted.py::one@huge/whole"]})
+    assert "SIZE one of function, class, module, feature" in caught.value.fix
 
 
 @pytest.mark.parametrize(
@@ -204,7 +207,7 @@ def test_arguments_that_do_not_fit(sources: list[str], options: dict[str, Any], 
 def test_the_same_repository_twice_is_refused(make_project: MakeProject, tmp_path: Path) -> None:
     root = make_project(PLANTED)
     shutil.copytree(root, tmp_path / "again")
-    with pytest.raises(UsageError, match=r"CR0421.*same repository"):
+    with pytest.raises(UsageError, match=r"CR0421.*planted and .*again are both the repository planted==1"):
         build_tasks([str(root), str(tmp_path / "again")], tmp_path / "out")
 
 

@@ -15,9 +15,7 @@ from composer_replication.tasks.repository import PreparedRepository
 from composer_replication.tasks.store_records import RepositoryRecord
 
 Item = TypeVar("Item")
-_HOW_TO_NAME = (
-    "write PATH::NAME, or PATH::NAME@SIZE/WAY: SIZE one of function, class, module, feature, WAY body or whole."
-)
+_HOW_TO_NAME = "write PATH::NAME, or PATH::NAME@SIZE/WAY: SIZE one of function, class, module, feature, WAY body or whole."
 
 
 def drawn(repository: PreparedRepository, seed: int) -> tuple[list[Deletion], list[Deletion]]:

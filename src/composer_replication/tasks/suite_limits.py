@@ -49,7 +49,9 @@ def cut_off(report: TestReport, suite_seconds: float, where: str = "") -> Unusab
         ("processes", Verdict.OVER_PROCESSES),
     ):
         if verdict.value in report.error or (kind == "memory" and report.ran_out_of_memory):
-            detail = f"{where}the suite used more than {_amount(kind, Limits())}, and was ended; {_WITHOUT}{last}"
+            detail = (
+                f"{where}the suite used more than {_amount(kind, Limits())}, and was ended; {_WITHOUT}{last}"
+            )
             return UnusableRepository(TOO_LARGE, detail)
     return UnusableRepository("red-baseline", f"{where}{report.error}{last}")
 

@@ -256,13 +256,18 @@ def test_no_candidate_is_a_task(make_project: MakeProject, tmp_path: Path) -> No
         ),
         ({"packaging.py": "def f():\n    return 1\n", **PLANTED}, "runner-dependency"),
         (
-            {"planted.py": "x = 1\n", "test_planted.py": "import pytest\npytest.importorskip('no_such')\ndef test_a(): pass\n"},
+            {
+                "planted.py": "x = 1\n",
+                "test_planted.py": "import pytest\npytest.importorskip('no_such')\ndef test_a(): pass\n",
+            },
             "red-baseline .*: no test is collected; the first says: test_planted.py: .*could not import 'no_such'",
         ),
         (
-            {"planted.py": "\ufeffdef one():\n    return 7\n", "test_planted.py": "def test_a():\n    pass\n"},
-            r"nothing-to-delete .*1 source files hold nothing of the sizes function/body that can be deleted; "
-            r"1 of them cannot be cut, the first is planted.py, which starts with a byte order mark",
+            {
+                "planted.py": "\ufeffdef one():\n    return 7\n",
+                "test_planted.py": "def test_a():\n    pass\n",
+            },
+            "nothing-to-delete .*nothing of the sizes function/body .*1 of them cannot be cut, the first is planted.py, which",
         ),
     ],
 )

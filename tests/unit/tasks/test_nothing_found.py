@@ -23,6 +23,4 @@ def test_a_file_that_cannot_be_cut_is_named(content: bytes, why: str) -> None:
 
 def test_files_that_can_be_cut_are_not_blamed() -> None:
     said = nothing_found({"a.py": b"x = 1\n"}, [("class", "body"), ("class", "whole")])
-    assert (
-        said == "its 1 source files hold nothing of the sizes class/body, class/whole that can be deleted"
-    )
+    assert said == "its 1 source files hold nothing of the sizes class/body, class/whole that can be deleted"

@@ -145,7 +145,9 @@ def test_an_unusable_project_is_one_sentence(tmp_path: Path, files: dict[str, by
 def test_tests_in_another_place_are_told_where_they_are_looked_for(tmp_path: Path) -> None:
     spec = b"import thing\n\n\ndef test_f():\n    assert thing.f() == 1\n"
     root = folder_of(tmp_path / "thing", {**without("tests/test_thing.py"), "spec/thing_spec.py": spec})
-    with pytest.raises(InputError, match=r"CR0404.*test_\*\.py, \*_test\.py.*folder tests, test or testing") as caught:
+    with pytest.raises(
+        InputError, match=r"CR0404.*test_\*\.py, \*_test\.py.*folder tests, test or testing"
+    ) as caught:
         open_source(str(root))
     assert "archive" not in caught.value.message
     (root / "spec").rename(root / "tests")

@@ -233,7 +233,13 @@ def test_every_kind_of_source_tells_the_same(tmp_path: Path) -> None:
         assert found.left_out == ("tests/data/a.zip", "tools/a.py")
 
 
-LINKS = {"foo/b.py": "a.py", "more": "foo", "c.py": "foo/a.py", "tests/d.txt": "test_a.py", "NOTES.md": "README.md"}
+LINKS = {
+    "foo/b.py": "a.py",
+    "more": "foo",
+    "c.py": "foo/a.py",
+    "tests/d.txt": "test_a.py",
+    "NOTES.md": "README.md",
+}
 
 
 @pytest.mark.parametrize("kind", ["folder", "tar", "zip", "git"])

@@ -248,9 +248,7 @@ def _fetch_into(made: Path, address: GitAddress, commit: str, ref_name: str) -> 
     raise _unknown(address) from failure
 
 
-def read_commit(
-    found: GitCommit, choose: Choose, *, skip: Callable[[str], bool]
-) -> dict[str, bytes]:
+def read_commit(found: GitCommit, choose: Choose, *, skip: Callable[[str], bool]) -> dict[str, bytes]:
     """The wanted files of a commit by POSIX path; links and submodules are left out.
 
     Args:

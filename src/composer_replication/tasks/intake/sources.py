@@ -144,7 +144,9 @@ def _open_git(source: str) -> RepositorySource:
     choice = _Choice()
     found = without_unused(read_commit(fetched, choice.wanted, skip=skips_folder))
     made = _repository(source, fetched.address.name, _digest(found), found, fetched.commit)
-    return replace(made, left_out=left_out(choice.names, found, choice.links), origin=public_address(fetched.address))
+    return replace(
+        made, left_out=left_out(choice.names, found, choice.links), origin=public_address(fetched.address)
+    )
 
 
 def _fetch_sdist(source: str) -> tuple[Path, str]:

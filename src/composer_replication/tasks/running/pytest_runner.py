@@ -51,6 +51,13 @@ def shuffle_key(item, seed):
     ]
 
 
+def tell_skip(channel, request, report):
+    """Send why a test or a file is skipped, where that is wanted."""
+    if request["places"] and report.skipped and isinstance(report.longrepr, tuple):  # file, line, reason
+        text = str(report.longrepr[-1]).strip()
+        channel.send("skip", id=report.nodeid, text=text.partition("\n")[0][:300])
+
+
 def make_plugin(channel, request, root):
     """The plugin that selects the wanted tests and reports what became of each."""
     import pytest
@@ -80,13 +87,7 @@ def make_plugin(channel, request, root):
             if report.failed:
                 text = str(report.longrepr).strip().splitlines()
                 channel.send("collect_error", id=report.nodeid, text=text[-1][:300] if text else "")
-            elif report.skipped:
-                self.tell_skip(report)
-
-        def tell_skip(self, report):
-            if request["places"] and isinstance(report.longrepr, tuple):  # file, line, reason
-                text = str(report.longrepr[-1]).strip()
-                channel.send("skip", id=report.nodeid, text=text.partition("\n")[0][:300])
+            tell_skip(channel, request, report)
 
         @pytest.hookimpl(wrapper=True, tryfirst=True)
         def pytest_runtest_protocol(self, item):
@@ -106,7 +107,7 @@ def make_plugin(channel, request, root):
                     self.why.setdefault(report.nodeid, text.partition("\n")[0][:300])
             elif report.skipped or hasattr(report, "wasxfail"):
                 state = "skipped"
-                self.tell_skip(report)
+                tell_skip(channel, request, report)
             else:
                 state = "passed" if report.when == "call" else ""
             worst = ("", "passed", "skipped", "failed", "error")

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import TypeVar
 
 from composer_replication.errors import InputError, UsageError
@@ -22,6 +23,7 @@ from composer_replication.tasks.intake.sources import RepositorySource
 from composer_replication.tasks.journal import Decision, Journal, decision_key
 from composer_replication.tasks.keep_task import keep_task
 from composer_replication.tasks.planning.deletion import Deletion, Granularity, Removal
+from composer_replication.tasks.planning.nothing_found import nothing_found
 from composer_replication.tasks.proposal import Proposal
 from composer_replication.tasks.repository import PreparedRepository, prepare, slug_of
 from composer_replication.tasks.secrecy import check_secrecy
@@ -142,14 +144,16 @@ class Build:
         return {source.source: ready[source.source] for source in opened if source.source in ready}
 
     def _check_repositories(self, opened: Sequence[RepositorySource]) -> None:
-        self.slugs = {slug_of(source.repository) for source in opened}
-        if len(self.slugs) != len(opened):
-            names = Counter(source.repository for source in opened).most_common(1)
-            raise UsageError(
-                "CR0421",
-                f"two sources are the same repository {names[0][0]}.",
-                fix="name each repository once.",
-            )
+        first: dict[str, RepositorySource] = {}
+        for source in opened:
+            other = first.setdefault(slug_of(source.repository), source)
+            if other is not source:
+                raise UsageError(
+                    "CR0421",
+                    f"{other.source} and {source.source} are both the repository {source.repository}.",
+                    fix="name one of them; the other can be built into a folder of its own.",
+                )
+        self.slugs = set(first)
         present = {self.store.record(task_id).repository_record for task_id in self.store.task_ids()}
         if present - self.slugs:
             missing = "; ".join(f"{source} cannot be used: {why}" for source, why in self.unusable.items())
@@ -164,11 +168,18 @@ class Build:
     def candidates(
         self, ready: Mapping[str, PreparedRepository], symbols: Mapping[str, Sequence[str]]
     ) -> list[Candidate]:
-        """Pinned ones in the given order; drawn ones in turn from each repository, the doubtful ones of all last."""
+        """Pinned ones in the given order; drawn ones in turn from each repository, the doubtful ones of all last.
+
+        A repository that has none is noted as unusable.
+        """
         columns: list[list[Candidate]] = []
         doubtful_columns: list[list[Candidate]] = []
         for source, repository in ready.items():
             pins = symbols.get(source)
+            if not (pins or repository.deletions):
+                sizes = product(self.settings.granularities, self.settings.removals)
+                detail = nothing_found(repository.bench.original, sizes)
+                self.unusable[source] = UnusableRepository("nothing-to-delete", detail)
             chosen, doubtful = (
                 (pinned(repository, pins), []) if pins else drawn(repository, self.settings.seed)
             )

@@ -59,9 +59,11 @@ class BuildSummary:
         if self.candidates == 0:
             raise InputError(
                 "CR0419",
-                f"no repository can be used: {counts or 'no functions with a body'}.",
+                f"no repository can be used: {counts}.",
                 where=str(self.folder),
-                fix="give a repository whose own tests pass here: a folder, an archive or sdist:NAME==VERSION.",
+                fix="add --granularity all --removal all, or give another repository."
+                if set(self.rejected) == {"nothing-to-delete"}
+                else "give a repository whose own tests pass here: a folder, an archive or sdist:NAME==VERSION.",
             )
         raise NothingToDoError(
             "CR0418",

@@ -15,6 +15,7 @@ from composer_replication.tasks.repository import PreparedRepository
 from composer_replication.tasks.store_records import RepositoryRecord
 
 Item = TypeVar("Item")
+_HOW_TO_NAME = "write PATH::NAME, or PATH::NAME@SIZE/WAY: SIZE one of function, class, module, feature, WAY body or whole."
 
 
 def drawn(repository: PreparedRepository, seed: int) -> tuple[list[Deletion], list[Deletion]]:
@@ -86,7 +87,7 @@ def pinned(repository: PreparedRepository, pins: Sequence[str]) -> list[Deletion
                 "CR0409",
                 f"{repository.record.repository} has no {pin!r} that can be deleted.",
                 where=pin,
-                fix=f"the nearest is {near[0]}." if near else "",
+                fix=f"the nearest is {near[0]}." if near else _HOW_TO_NAME,
             )
         chosen.append(deletion)
     return chosen

@@ -225,10 +225,16 @@ def _refuse_red(first: TestReport, green: frozenset[str], what: str) -> None:
         limited = failed_at_a_limit(first, len(green), max(1, MIN_GREEN_SHARE * num_run))
         if limited is not None:
             raise limited
-        detail = f"{len(green)} of {num_run} tests are {what}{_first_reasons(first)}"
+        count = f"{len(green)} of {num_run} tests are {what}" if num_run else _all_skipped(first)
+        detail = f"{count}{_first_reasons(first)}"
         raise UnusableRepository("red-baseline", detail)
 
 
+def _all_skipped(report: TestReport) -> str:
+    return f"all {len(report.outcomes)} tests are skipped" if report.outcomes else "no test is collected"
+
+
 def _first_reasons(report: TestReport) -> str:
-    texts = [f"{place}: {text}" for place, text in {**report.collect_errors, **report.why}.items()]
+    said = {**report.collect_errors, **report.why} or report.skips
+    texts = [f"{place}: {text}" for place, text in said.items()]
     return f"; the first says: {texts[0][:300]}" if texts else ""

@@ -29,18 +29,19 @@ _SIGNS = {
 
 
 def cut_off(report: TestReport, suite_seconds: float, where: str = "") -> UnusableRepository:
-    """The refusal of a suite whose run as a whole failed: at a limit, or else it is red.
+    """The refusal of a suite whose run as a whole failed: at a limit, or else it is red. Names the test that was running.
 
     Args:
         report: a run with an error.
         suite_seconds: how long it had.
         where: said in front, such as ``in another order, ``.
     """
+    last = f"; {report.running} was running" if report.running else ""
     if report.ran_out_of_time:
         more = min(MAX_SUITE_SECONDS, _MORE_TIME * suite_seconds)
         return UnusableRepository(
             TOO_SLOW,
-            f"{where}the suite ran longer than {suite_seconds:g} s; --suite-seconds {more:g} gives it more time",
+            f"{where}the suite ran longer than {suite_seconds:g} s; --suite-seconds {more:g} gives it more time{last}",
         )
     for kind, verdict in (
         ("memory", Verdict.OVER_MEMORY),
@@ -48,9 +49,11 @@ def cut_off(report: TestReport, suite_seconds: float, where: str = "") -> Unusab
         ("processes", Verdict.OVER_PROCESSES),
     ):
         if verdict.value in report.error or (kind == "memory" and report.ran_out_of_memory):
-            detail = f"{where}the suite used more than {_amount(kind, Limits())}, and was ended; {_WITHOUT}"
+            detail = (
+                f"{where}the suite used more than {_amount(kind, Limits())}, and was ended; {_WITHOUT}{last}"
+            )
             return UnusableRepository(TOO_LARGE, detail)
-    return UnusableRepository("red-baseline", f"{where}{report.error}")
+    return UnusableRepository("red-baseline", f"{where}{report.error}{last}")
 
 
 def failed_at_a_limit(report: TestReport, num_green: int, num_needed: float) -> UnusableRepository | None:

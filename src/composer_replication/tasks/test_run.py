@@ -58,9 +58,10 @@ class TestReport:
     function; ``contexts`` the functions (file, first line) that each test called, and under
     ``""`` those called for all of them (see ``call_contexts``); both only when asked for.
     ``collect_errors`` maps files that could not be collected to the reason, and ``why`` tests that
-    failed to the first line of theirs (when places were asked for). ``noticed`` are, where the
-    run took too long, the tests that had not passed by then and the one that was running. ``cpu_seconds`` is
-    the processor time that the run says it used: to be believed of golden code alone.
+    failed to the first line of theirs (when places were asked for); ``skips`` has the same of what was
+    skipped, files too. ``noticed`` are, where the run took too long, the tests that had not passed by then
+    and the one that was running; ``running`` is the test in which a run broke off, for a sentence; else empty.
+    ``cpu_seconds`` is the processor time that the run says it used: to be believed of golden code alone.
     """
 
     __test__ = False  # the name starts with Test; pytest must not collect it
@@ -75,6 +76,8 @@ class TestReport:
     why: Mapping[str, str] = field(default_factory=dict)
     noticed: frozenset[str] = frozenset()
     cpu_seconds: float = field(default=0.0, compare=False)
+    skips: Mapping[str, str] = field(default_factory=dict, compare=False)
+    running: str = field(default="", compare=False)
 
     @property
     def ran_out_of_time(self) -> bool:
@@ -242,6 +245,7 @@ def judge(
 ) -> TestReport:
     """Turn what came out of the sandbox into a report; anything out of order is an error."""
     records, problem = _records(result.stdout, nonce)
+    running = _running(records) if problem else ""
     problem = broken_off(result, timeout_seconds) or problem
     if result.truncated and not problem:
         problem = "the records are cut off"
@@ -270,12 +274,14 @@ def judge(
         collect_errors=report.collect_errors,
         contexts=report.contexts,
         why=report.why,
-        noticed=_noticed(records) if problem.startswith(_TOO_LONG) else frozenset(),
+        noticed=_noticed(records, running) if problem.startswith(_TOO_LONG) else frozenset(),
         cpu_seconds=report.cpu_seconds,
+        skips=report.skips,
+        running=running,
     )
 
 
-def _noticed(records: Sequence[dict[str, Any]]) -> frozenset[str]:
+def _noticed(records: Sequence[dict[str, Any]], running: str) -> frozenset[str]:
     """What a run that was ended had seen fail, and the test that it was at."""
     report = _Tally()
     try:
@@ -285,7 +291,7 @@ def _noticed(records: Sequence[dict[str, Any]]) -> frozenset[str]:
     if problem:
         return frozenset()
     failed = {test for test, outcome in report.outcomes.items() if outcome is not Outcome.PASSED}
-    return frozenset(failed.union([test for test in report.collected if test not in report.outcomes][:1]))
+    return frozenset(failed.union([running] if running else []))
 
 
 def broken_off(result: ExecResult, timeout_seconds: float) -> str:
@@ -322,6 +328,16 @@ def _records(stdout: str, nonce: str) -> tuple[list[dict[str, Any]], str]:
     return records, ""
 
 
+def _running(records: list[dict[str, Any]]) -> str:
+    """The first of the collected tests, in the order in which they run, that has no result."""
+    try:
+        ids = next((record["ids"] for record in records if record["event"] == "collected"), [])
+        done = {record["id"] for record in records if record["event"] == "test"}
+        return next((str(node_id)[:200] for node_id in ids if node_id not in done), "")
+    except (KeyError, TypeError):  # forged
+        return ""
+
+
 class _Tally:
     """Reads the records of one run in order."""
 
@@ -332,6 +348,7 @@ class _Tally:
         self.collect_errors: dict[str, str] = {}
         self.contexts: Contexts = {}
         self.why: dict[str, str] = {}
+        self.skips: dict[str, str] = {}
         self.cpu_seconds = 0.0
         self._was_collected = False
 
@@ -349,6 +366,8 @@ class _Tally:
     def _take(self, record: dict[str, Any]) -> str:
         if record["event"] == "collect_error":
             self.collect_errors[str(record["id"])] = str(record["text"])
+        elif record["event"] == "skip":
+            self.skips[str(record["id"])] = str(record["text"])
         elif record["event"] == "collected":
             if self._was_collected:
                 return "tests were collected twice"

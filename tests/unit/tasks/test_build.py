@@ -182,6 +182,9 @@ def test_a_pin_that_is_not_there_names_the_nearest(make_project: MakeProject, tm
         build_tasks([source], tmp_path / "out", symbols={source: ["planted.py::on"]})
     assert caught.value.code == "CR0409"
     assert "planted.py::one" in caught.value.fix
+    with pytest.raises(InputError, match="CR0409") as caught:
+        build_tasks([source], tmp_path / "out", symbols={source: ["planted.py::one@huge/whole"]})
+    assert "SIZE one of function, class, module, feature" in caught.value.fix
 
 
 @pytest.mark.parametrize(
@@ -204,7 +207,7 @@ def test_arguments_that_do_not_fit(sources: list[str], options: dict[str, Any], 
 def test_the_same_repository_twice_is_refused(make_project: MakeProject, tmp_path: Path) -> None:
     root = make_project(PLANTED)
     shutil.copytree(root, tmp_path / "again")
-    with pytest.raises(UsageError, match=r"CR0421.*same repository"):
+    with pytest.raises(UsageError, match=r"CR0421.*planted and .*again are both the repository planted==1"):
         build_tasks([str(root), str(tmp_path / "again")], tmp_path / "out")
 
 
@@ -252,13 +255,27 @@ def test_no_candidate_is_a_task(make_project: MakeProject, tmp_path: Path) -> No
             "dependency-by-url",
         ),
         ({"packaging.py": "def f():\n    return 1\n", **PLANTED}, "runner-dependency"),
+        (
+            {
+                "planted.py": "x = 1\n",
+                "test_planted.py": "import pytest\npytest.importorskip('no_such')\ndef test_a(): pass\n",
+            },
+            "red-baseline .*: no test is collected; the first says: test_planted.py: .*could not import 'no_such'",
+        ),
+        (
+            {
+                "planted.py": "\ufeffdef one():\n    return 7\n",
+                "test_planted.py": "def test_a():\n    pass\n",
+            },
+            "nothing-to-delete .*nothing of the sizes function/body .*1 of them cannot be cut, the first is planted.py, which",
+        ),
     ],
 )
 def test_a_repository_that_cannot_be_used(
     make_project: MakeProject, tmp_path: Path, files: dict[str, str], reason: str
 ) -> None:
     summary = build_tasks([str(make_project(files))], tmp_path / "out")
-    assert dict(summary.rejected) == {reason: 1}
+    assert dict(summary.rejected) == {reason.partition(" ")[0]: 1}
     with pytest.raises(InputError, match=f"CR0419.*{reason}"):
         summary.require_tasks()
 

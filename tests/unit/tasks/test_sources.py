@@ -142,6 +142,18 @@ def test_an_unusable_project_is_one_sentence(tmp_path: Path, files: dict[str, by
     assert caught.value.code == code
 
 
+def test_tests_in_another_place_are_told_where_they_are_looked_for(tmp_path: Path) -> None:
+    spec = b"import thing\n\n\ndef test_f():\n    assert thing.f() == 1\n"
+    root = folder_of(tmp_path / "thing", {**without("tests/test_thing.py"), "spec/thing_spec.py": spec})
+    with pytest.raises(
+        InputError, match=r"CR0404.*test_\*\.py, \*_test\.py.*folder tests, test or testing"
+    ) as caught:
+        open_source(str(root))
+    assert "archive" not in caught.value.message
+    (root / "spec").rename(root / "tests")
+    assert "tests/thing_spec.py" in open_source(str(root)).files
+
+
 def test_doctests_alone_are_named_and_counted(tmp_path: Path) -> None:
     module = b'def f():\n    """One.\n\n    >>> f()\n    1\n    >>> f() + 1\n    2\n    """\n    return 1\n'
     text = b">>> import thing\n"
@@ -223,15 +235,34 @@ def test_a_zip_link_out_is_refused(tmp_path: Path) -> None:
         ("MAX_TOTAL_BYTES", 50, "unpacks to"),
     ],
 )
-@pytest.mark.parametrize("pack", [tar_of, zip_of, folder_of])
+@pytest.mark.parametrize("pack", [tar_of, zip_of])
 def test_bombs_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int, words: str, pack: Pack
 ) -> None:
-    suffix = {tar_of: ".tar.gz", zip_of: ".zip", folder_of: ""}[pack]
+    suffix = {tar_of: ".tar.gz", zip_of: ".zip"}[pack]
     path = pack(tmp_path / f"thing{suffix}", GOOD)
     monkeypatch.setattr(archives, limit, value)
     with pytest.raises(InputError, match=f"CR0405.*{words}"):
         open_source(str(path))
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "words"),
+    [
+        ("MAX_MEMBERS", 3, "more than 3 of its files"),
+        ("MAX_MEMBER_BYTES", 20, "is larger than"),
+        ("MAX_TOTAL_BYTES", 50, "its files are larger than"),
+    ],
+)
+def test_a_folder_that_is_too_large_is_not_called_an_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int, words: str
+) -> None:
+    path = folder_of(tmp_path / "thing", GOOD)
+    monkeypatch.setattr(archives, limit, value)
+    with pytest.raises(InputError, match=f"CR0871.*folder is too large.*{words}") as caught:
+        open_source(str(path))
+    assert "archive" not in str(caught.value)
+    assert "unpack" not in caught.value.fix
 
 
 def test_a_bomb_in_the_headers_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,7 +107,8 @@ def test_a_slow_suite_is_too_slow_and_a_flag_changes_that(make_project: MakeProj
     summary = build_tasks([source], tmp_path / "out", suite_seconds=1.0)
     assert dict(summary.rejected) == {"too-slow": 1}
     assert summary.unusable[source] == (
-        "too-slow: the suite ran longer than 1 s; --suite-seconds 3 gives it more time"
+        "too-slow: the suite ran longer than 1 s; --suite-seconds 3 gives it more time; "
+        "test_slow.py::test_slow was running"
     )
     # The same folder goes on, and says how long a suite may take in it.
     assert build_tasks([source], tmp_path / "out", suite_seconds=300.0).tasks == 1

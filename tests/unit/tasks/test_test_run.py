@@ -10,6 +10,7 @@ import pytest
 
 from composer_replication.records import ExecResult, Limits, Outcome
 from composer_replication.tasks.intake.environment import Environment
+from composer_replication.tasks.suite_limits import cut_off
 from composer_replication.tasks.test_run import TestReport, judge, run_tests
 
 PACKAGE = "def answer():\n    {body}\n"
@@ -316,6 +317,34 @@ def test_anything_out_of_order_fails_the_whole_run(
     assert words in report.error
     assert dict(report.outcomes) == dict.fromkeys(IDS, Outcome.FAILED)
     assert report.passed == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("records", "running"),
+    [
+        ([COLLECTED], IDS[0]),
+        ([COLLECTED, PASSED[0]], IDS[1]),
+        ([COLLECTED, *PASSED], ""),
+        ([], ""),
+        ([{**COLLECTED, "ids": 3}], ""),
+        ([COLLECTED, {"event": "test", "id": []}], ""),
+    ],
+)
+def test_the_test_in_which_a_run_broke_off_is_named(records: list[dict[str, object]], running: str) -> None:
+    report = judged(records)
+    assert "closing record" in report.error
+    assert report.running == running
+    refusal = cut_off(report, 5.0).detail
+    assert refusal.endswith(f"; {running} was running") is bool(running)
+
+
+def test_what_is_skipped_says_why(run) -> None:
+    tests = "import pytest\n\n\n@pytest.mark.skip('not today')\ndef test_a():\n    pass\n"
+    absent = "import pytest\n\npytest.importorskip('no_such_module')\n\n\ndef test_b():\n    pass\n"
+    report = run({"package.py": "", "test_a.py": tests, "test_b.py": absent}, with_places=True)
+    assert report.skips["test_a.py::test_a"] == "Skipped: not today"
+    assert "could not import 'no_such_module'" in report.skips["test_b.py"]
+    assert dict(report.outcomes) == {"test_a.py::test_a": Outcome.SKIPPED}
 
 
 def test_records_of_another_nonce_do_not_count() -> None:

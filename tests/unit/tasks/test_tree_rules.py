@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import subprocess
 import tarfile
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
@@ -230,6 +231,44 @@ def test_every_kind_of_source_tells_the_same(tmp_path: Path) -> None:
         found = open_source(source)
         assert {name for name in found.files if "dist-info" not in name} == expected
         assert found.left_out == ("tests/data/a.zip", "tools/a.py")
+
+
+LINKS = {
+    "foo/b.py": "a.py",
+    "more": "foo",
+    "c.py": "foo/a.py",
+    "tests/d.txt": "test_a.py",
+    "NOTES.md": "README.md",
+}
+
+
+@pytest.mark.parametrize("kind", ["folder", "tar", "zip", "git"])
+def test_links_that_a_test_may_miss_are_named_whatever_holds_them(tmp_path: Path, kind: str) -> None:
+    root = tmp_path / "thing"
+    write(root, {**BASE, "docs/e.md": b"", "foo/__init__.py": b""})
+    for name, target in {**LINKS, "docs/e.py": "e.md", ".venv": "foo"}.items():
+        (root / name).symlink_to(target)
+    source = str(root)
+    if kind == "tar":
+        source += ".tar.gz"
+        with tarfile.open(source, "w:gz") as archive:
+            archive.add(root, arcname="thing-1")
+    elif kind == "zip":
+        source += ".zip"
+        with zipfile.ZipFile(source, "w") as archive:
+            for path in root.rglob("*"):
+                info = zipfile.ZipInfo(f"thing-1/{path.relative_to(root).as_posix()}")
+                info.external_attr = 0o120777 << 16 if path.is_symlink() else 0
+                if path.is_symlink() or path.is_file():
+                    archive.writestr(info, str(path.readlink()) if path.is_symlink() else path.read_bytes())
+    elif kind == "git":
+        who = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+        for words in (["init", "-q", "-b", "main"], ["add", "-A"], [*who, "commit", "-q", "-m", "x"]):
+            subprocess.run(["git", "-C", str(root), *words], check=True, capture_output=True)
+        source = f"git+file://{root}@main"
+    found = open_source(source)
+    assert not LINKS.keys() & found.files.keys()
+    assert found.left_out == ("c.py (a link)", "foo/b.py (a link)", "more (a link)", "tests/d.txt (a link)")
 
 
 def test_a_refused_build_says_which_files_its_tests_may_miss(tmp_path: Path) -> None:

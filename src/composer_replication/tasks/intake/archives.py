@@ -26,6 +26,8 @@ MAX_MEMBER_BYTES = 64 * 1024**2
 ARCHIVE_SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar", ".zip")
 
 Wanted = Callable[[PurePosixPath], bool]
+Choose = Callable[[frozenset[str], frozenset[str]], Wanted]
+"""Given the paths of all files, and those of the symbolic links, gives the rule that chooses among the files."""
 _STEP_BYTES = 1024**2
 _BOUNDED_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _METHOD_NAMES = {9: "deflate64", zipfile.ZIP_BZIP2: "bzip2", zipfile.ZIP_LZMA: "lzma"}
@@ -73,23 +75,24 @@ class _Capped:
         return data
 
 
-def read_archive(path: Path, wanted: Callable[[frozenset[str]], Wanted]) -> dict[str, bytes]:
+def read_archive(path: Path, choose: Choose) -> dict[str, bytes]:
     """The wanted files of an archive by POSIX path, a single top folder stripped.
 
     Args:
         path: ``.tar``, ``.tar.gz``, ``.tgz``, ``.tar.bz2``, ``.tar.xz`` or ``.zip``.
-        wanted: given the paths of all files, gives the rule that chooses among them.
+        choose: gives the rule that chooses among the files.
 
     Raises:
         InputError: unreadable, encrypted, a zip whose members are neither stored nor deflated, a path that leaves
             the archive, a link to the outside, a device, too many members or too many bytes (CR0405).
     """
     read = _read_zip if path.name.lower().endswith(".zip") else _read_tar
+    links: set[str] = set()
     try:
-        names = frozenset(name for name, _ in read(path, lambda _: False))
+        names = frozenset(name for name, _ in read(path, lambda _: False, links))
         top = _single_top(names)
-        rule = wanted(frozenset(name.removeprefix(top) for name in names))
-        found = read(path, lambda member: rule(PurePosixPath(str(member).removeprefix(top))))
+        rule = choose(*(frozenset(name.removeprefix(top) for name in some) for some in (names, links)))
+        found = read(path, lambda member: rule(PurePosixPath(str(member).removeprefix(top))), links)
         return {name.removeprefix(top): data for name, data in found if data is not None}
     except _BAD_ARCHIVE as error:
         raise hostile(str(path), str(error).rstrip(".") or type(error).__name__) from error
@@ -125,8 +128,8 @@ def _open_tar(path: Path) -> IO[bytes]:
     return path.open("rb")
 
 
-def _read_tar(path: Path, wanted: Wanted) -> Iterator[tuple[str, bytes | None]]:
-    """Each regular file's name, with its bytes when it is wanted."""
+def _read_tar(path: Path, wanted: Wanted, links: set[str]) -> Iterator[tuple[str, bytes | None]]:
+    """Each regular file's name, with its bytes when it is wanted; the names of links go to ``links``."""
     total = count = 0
     with (
         _open_tar(path) as stream,
@@ -139,6 +142,7 @@ def _read_tar(path: Path, wanted: Wanted) -> Iterator[tuple[str, bytes | None]]:
             _check_sizes(path, name, count, member.size, total)
             if member.issym() or member.islnk():
                 _check_link(name, member.linkname, path, from_root=member.islnk())
+                links.add(name)
             elif member.isfile():
                 handle = archive.extractfile(member) if wanted(PurePosixPath(name)) else None
                 yield name, handle.read() if handle else None
@@ -146,7 +150,7 @@ def _read_tar(path: Path, wanted: Wanted) -> Iterator[tuple[str, bytes | None]]:
                 raise hostile(str(path), f"member {name[:80]!r} is a device or a pipe")
 
 
-def _read_zip(path: Path, wanted: Wanted) -> Iterator[tuple[str, bytes | None]]:
+def _read_zip(path: Path, wanted: Wanted, links: set[str]) -> Iterator[tuple[str, bytes | None]]:
     total = 0
     with zipfile.ZipFile(path) as archive:
         for count, info in enumerate(archive.infolist(), start=1):
@@ -157,6 +161,7 @@ def _read_zip(path: Path, wanted: Wanted) -> Iterator[tuple[str, bytes | None]]:
             if kind == stat.S_IFLNK:
                 target = _zip_member(archive, info, path, name).decode("utf-8", "replace")
                 _check_link(name, target, path, from_root=False)
+                links.add(name)
             elif kind not in (0, stat.S_IFREG, stat.S_IFDIR):
                 raise hostile(str(path), f"member {name[:80]!r} is a device or a pipe")
             elif not info.is_dir():
@@ -188,9 +193,21 @@ def _check_sizes(path: Path, name: str, count: int, size: int, total: int) -> No
         raise hostile(str(path), f"it unpacks to more than {MAX_TOTAL_BYTES // 1024**2} MiB")
 
 
+def too_large(names_and_sizes: Collection[tuple[str, int]]) -> str:
+    """What is too much about files that are chosen from a folder or a commit; empty when they fit."""
+    large = next((name for name, size in names_and_sizes if size > MAX_MEMBER_BYTES), None)
+    if large is not None:
+        return f"{large[:80]!r} is larger than {MAX_MEMBER_BYTES // 1024**2} MiB"
+    if len(names_and_sizes) > MAX_MEMBERS:
+        return f"more than {MAX_MEMBERS} of its files belong to a task tree"
+    if sum(size for _, size in names_and_sizes) > MAX_TOTAL_BYTES:
+        return f"its files are larger than {MAX_TOTAL_BYTES // 1024**2} MiB"
+    return ""
+
+
 def read_folder(
     root: Path,
-    wanted: Callable[[frozenset[str]], Wanted],
+    choose: Choose,
     *,
     skip: Callable[[str], bool],
     skip_with: Callable[[Collection[str]], bool] = lambda _: False,
@@ -199,31 +216,35 @@ def read_folder(
 
     Args:
         root: the folder.
-        wanted: given the paths of all files, gives the rule that chooses among them.
+        choose: gives the rule that chooses among the files.
         skip: whether a folder of that name is not looked into.
         skip_with: whether a folder below the root which holds these files is not looked into.
 
     Raises:
-        InputError: too many files or bytes (CR0405).
+        InputError: too many files or bytes (CR0871).
     """
     names: list[str] = []
+    links: set[str] = set()
     for folder, subfolders, files in os.walk(root):
         if skip_with(files) and Path(folder) != root:
             subfolders.clear()
             continue
-        subfolders[:] = sorted(
-            name for name in subfolders if not skip(name) and not os.path.islink(os.path.join(folder, name))
-        )
+        kept = [name for name in subfolders if not skip(name)]
+        linked = {name for name in (*kept, *files) if os.path.islink(os.path.join(folder, name))}
+        links |= {Path(folder, name).relative_to(root).as_posix() for name in linked}
+        subfolders[:] = sorted(set(kept) - linked)
         for name in sorted(files):
             path = Path(folder, name)
             if stat.S_ISREG(path.lstat().st_mode):
                 names.append(path.relative_to(root).as_posix())
-    rule = wanted(frozenset(names))
-    found: dict[str, bytes] = {}
-    total = 0
-    for count, name in enumerate((name for name in names if rule(PurePosixPath(name))), start=1):
-        size = (root / name).stat().st_size
-        total += size
-        _check_sizes(root, name, count, size, total)
-        found[name] = (root / name).read_bytes()
-    return found
+    rule = choose(frozenset(names), frozenset(links))
+    chosen = [name for name in names if rule(PurePosixPath(name))]
+    problem = too_large([(name, (root / name).stat().st_size) for name in chosen])
+    if problem:
+        raise InputError(
+            "CR0871",
+            f"the folder is too large for task trees: {problem}.",
+            where=str(root),
+            fix="give a copy of the folder without what its tests do not need.",
+        )
+    return {name: (root / name).read_bytes() for name in chosen}

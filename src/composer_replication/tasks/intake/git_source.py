@@ -19,11 +19,10 @@ from urllib.parse import SplitResult, urlsplit
 
 from composer_replication.errors import InputError
 from composer_replication.tasks.intake.archives import (
-    MAX_MEMBER_BYTES,
-    MAX_MEMBERS,
     MAX_TOTAL_BYTES,
-    Wanted,
+    Choose,
     hostile,
+    too_large,
 )
 from composer_replication.tasks.intake.cache import cache_folder, cache_lock, hold, sha256_of
 from composer_replication.tasks.intake.cache_prune import tree_bytes
@@ -249,29 +248,30 @@ def _fetch_into(made: Path, address: GitAddress, commit: str, ref_name: str) -> 
     raise _unknown(address) from failure
 
 
-def read_commit(
-    found: GitCommit, wanted: Callable[[frozenset[str]], Wanted], *, skip: Callable[[str], bool]
-) -> dict[str, bytes]:
+def read_commit(found: GitCommit, choose: Choose, *, skip: Callable[[str], bool]) -> dict[str, bytes]:
     """The wanted files of a commit by POSIX path; links and submodules are left out.
 
     Args:
         found: a fetched commit.
-        wanted: given the paths of all files, gives the rule that chooses among them.
+        choose: gives the rule that chooses among the files.
         skip: whether a folder of that name is left out.
 
     Raises:
         InputError: too many files or bytes (CR0443), a path that leaves the tree (CR0405).
     """
-    entries = dict(_entries(found, skip))
-    rule = wanted(frozenset(entries))
+    links: set[str] = set()
+    entries = dict(_entries(found, skip, links))
+    rule = choose(frozenset(entries), frozenset(links))
     chosen = {name: entry for name, entry in entries.items() if rule(PurePosixPath(name))}
     _check_sizes(found.address, chosen)
     blobs = _read_blobs(found, sorted({blob for blob, _ in chosen.values()}))
     return {name: blobs[blob] for name, (blob, _) in chosen.items()}
 
 
-def _entries(found: GitCommit, skip: Callable[[str], bool]) -> Iterator[tuple[str, tuple[str, int]]]:
-    """Path, object id and size of each regular file."""
+def _entries(
+    found: GitCommit, skip: Callable[[str], bool], links: set[str]
+) -> Iterator[tuple[str, tuple[str, int]]]:
+    """Path, object id and size of each regular file; the names of links go to ``links``."""
     command = ["ls-tree", "-r", "-z", "--long", "--full-tree", found.commit]
     try:
         listed = run_git(command, repository=found.folder, seconds=_ASK_SECONDS, most_bytes=MAX_LISTING_BYTES)
@@ -281,7 +281,9 @@ def _entries(found: GitCommit, skip: Callable[[str], bool]) -> Iterator[tuple[st
         raise _damaged(found) from error
     for row in listed.split(b"\0"):
         facts, tab, raw = row.partition(b"\t")
-        if not tab or not facts.startswith(b"100"):  # 120000 is a link, 160000 a submodule
+        if tab and facts.startswith(b"120000"):
+            links.add(raw.decode("utf-8", "surrogateescape"))
+        if not tab or not facts.startswith(b"100"):  # 160000 is a submodule
             continue
         _, _, blob, size = facts.split()
         name = raw.decode("utf-8", "surrogateescape")
@@ -293,13 +295,9 @@ def _entries(found: GitCommit, skip: Callable[[str], bool]) -> Iterator[tuple[st
 
 
 def _check_sizes(address: GitAddress, chosen: Mapping[str, tuple[str, int]]) -> None:
-    if len(chosen) > MAX_MEMBERS:
-        raise _too_large(address, f"more than {MAX_MEMBERS} of its files belong to a task tree")
-    large = next((name for name, (_, size) in chosen.items() if size > MAX_MEMBER_BYTES), None)
-    if large is not None:
-        raise _too_large(address, f"{large[:80]!r} is larger than {MAX_MEMBER_BYTES // 1024**2} MiB")
-    if sum(size for _, size in chosen.values()) > MAX_TOTAL_BYTES:
-        raise _too_large(address, f"its files are larger than {MAX_TOTAL_BYTES // 1024**2} MiB")
+    problem = too_large([(name, size) for name, (_, size) in chosen.items()])
+    if problem:
+        raise _too_large(address, problem)
 
 
 def _read_blobs(found: GitCommit, blobs: list[str]) -> dict[str, bytes]:

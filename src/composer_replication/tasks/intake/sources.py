@@ -126,7 +126,7 @@ def open_source(source: str) -> RepositorySource:
     for suffix in ARCHIVE_SUFFIXES:
         fallback = fallback.removesuffix(suffix)
     made = _repository(source, fallback, digest, found)
-    return replace(made, left_out=left_out(choice.names, found), origin=origin)
+    return replace(made, left_out=left_out(choice.names, found, choice.links), origin=origin)
 
 
 def needs_no_path(source: str) -> bool:
@@ -144,7 +144,9 @@ def _open_git(source: str) -> RepositorySource:
     choice = _Choice()
     found = without_unused(read_commit(fetched, choice.wanted, skip=skips_folder))
     made = _repository(source, fetched.address.name, _digest(found), found, fetched.commit)
-    return replace(made, left_out=left_out(choice.names, found), origin=public_address(fetched.address))
+    return replace(
+        made, left_out=left_out(choice.names, found, choice.links), origin=public_address(fetched.address)
+    )
 
 
 def _fetch_sdist(source: str) -> tuple[Path, str]:
@@ -161,13 +163,14 @@ def _fetch_sdist(source: str) -> tuple[Path, str]:
 
 
 class _Choice:
-    """Chooses the files of a source that are read; ``names`` are then those that there were."""
+    """Chooses the files of a source that are read; ``names`` and ``links`` are then those that there were."""
 
     def __init__(self) -> None:
         self.names: frozenset[str] = frozenset()
+        self.links: frozenset[str] = frozenset()
 
-    def wanted(self, names: frozenset[str]) -> Wanted:
-        self.names = frozenset(filter(_is_text, names))
+    def wanted(self, names: frozenset[str], links: frozenset[str]) -> Wanted:
+        self.names, self.links = frozenset(filter(_is_text, names)), frozenset(filter(_is_text, links))
         in_tree = tree_rule(names)
         return lambda path: _is_text(str(path)) and (in_tree(path) or is_metadata_path(path))
 
@@ -211,8 +214,13 @@ def _repository(
 def _no_tests(source: str, files: Mapping[str, bytes]) -> InputError:
     doctested = [name for name, data in files.items() if _DOCTEST.search(data)]
     if not doctested:
-        fix = "choose a repository whose archive carries its tests."
-        return InputError("CR0404", "the project has no tests.", where=source, fix=fix)
+        return InputError(
+            "CR0404",
+            "the project has no tests: no file test_*.py, *_test.py, test.py or tests.py, and none below a folder tests, test or testing, "
+            "holds a test function or a TestCase.",
+            where=source,
+            fix="give a checkout of the repository, for many archives leave tests out, or move the tests to tests/.",
+        )
     num_examples = sum(len(_DOCTEST.findall(files[name])) for name in doctested)
     return InputError(
         "CR0404",

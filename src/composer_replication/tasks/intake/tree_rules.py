@@ -165,19 +165,22 @@ def _imports(top: str, files: Iterable[tuple[str, bytes]]) -> bool:
     return any(statement.search(data) for name, data in files if is_test_path(name) or is_subject_path(name))
 
 
-def left_out(names: Iterable[str], kept: Collection[str]) -> tuple[str, ...]:
+def left_out(names: Iterable[str], kept: Collection[str], links: Collection[str] = ()) -> tuple[str, ...]:
     """What was left out and might be missed by a test, the likeliest first: files of tests and packages, then other sources.
 
-    Version control, caches, environments, documentation and loose files at the top are not named.
+    Version control, caches, environments, documentation and loose files at the top are not named. ``links``
+    are symbolic ones, which are never followed; where one may stand for a source or a folder it is named first.
     """
     everything = frozenset(names)
     folders = _Folders(everything)
+    linked: list[str] = []
     near: list[str] = []
     far: list[str] = []
-    for name in sorted(everything.difference(kept)):
+    for name in sorted({*everything.difference(kept), *links}):
         path = PurePosixPath(name)
         parents = path.parts[:-1]
-        is_known = any(map(skips_folder, parents)) or (parents and parents[0] in _OUT_TOP_FOLDERS)
+        looked_at = path.parts if name in links else parents  # a link may stand for a folder
+        is_known = any(map(skips_folder, looked_at)) or (looked_at and looked_at[0] in _OUT_TOP_FOLDERS)
         if (
             is_known
             or folders.are_environment(path)
@@ -185,11 +188,15 @@ def left_out(names: Iterable[str], kept: Collection[str]) -> tuple[str, ...]:
             or is_metadata_path(path)
         ):
             continue
-        if in_test_folder(path) or not folders.packages.isdisjoint(path.parents):
+        is_near = in_test_folder(path) or not folders.packages.isdisjoint(path.parents)
+        if name in links:
+            if is_near or path.suffix in ("", *_SOURCE_SUFFIXES):
+                linked.append(f"{name} (a link)")
+        elif is_near:
             near.append(name)
         elif path.suffix in _SOURCE_SUFFIXES:
             far.append(name)
-    return (*near, *far)
+    return (*linked, *near, *far)
 
 
 def is_metadata_path(path: PurePosixPath) -> bool:

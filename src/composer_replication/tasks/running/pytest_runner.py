@@ -64,6 +64,13 @@ def make_enough(groups):
     return enough
 
 
+def tell_skip(channel, request, report):
+    """Send why a test or a file is skipped, where that is wanted."""
+    if request["places"] and report.skipped and isinstance(report.longrepr, tuple):  # file, line, reason
+        text = str(report.longrepr[-1]).strip()
+        channel.send("skip", id=report.nodeid, text=text.partition("\n")[0][:300])
+
+
 def make_plugin(channel, request, root):
     """The plugin that selects the wanted tests and reports what became of each."""
     import pytest
@@ -94,6 +101,7 @@ def make_plugin(channel, request, root):
             if report.failed:
                 text = str(report.longrepr).strip().splitlines()
                 channel.send("collect_error", id=report.nodeid, text=text[-1][:300] if text else "")
+            tell_skip(channel, request, report)
 
         @pytest.hookimpl(wrapper=True, tryfirst=True)
         def pytest_runtest_protocol(self, item):
@@ -115,6 +123,7 @@ def make_plugin(channel, request, root):
                     self.why.setdefault(report.nodeid, text.partition("\n")[0][:300])
             elif report.skipped or hasattr(report, "wasxfail"):
                 state = "skipped"
+                tell_skip(channel, request, report)
             else:
                 state = "passed" if report.when == "call" else ""
             worst = ("", "passed", "skipped", "failed", "error")

@@ -331,7 +331,7 @@ def _records(stdout: str, nonce: str) -> tuple[list[dict[str, Any]], str]:
 def _running(records: list[dict[str, Any]]) -> str:
     """The first of the collected tests, in the order in which they run, that has no result."""
     try:
-        ids = next((record["ids"] for record in records if record["event"] == "collected"), [])
+        ids: list[str] = next((record["ids"] for record in records if record["event"] == "collected"), [])
         done = {record["id"] for record in records if record["event"] == "test"}
         return next((str(node_id)[:200] for node_id in ids if node_id not in done), "")
     except (KeyError, TypeError):  # forged

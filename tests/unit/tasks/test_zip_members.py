@@ -111,7 +111,7 @@ def test_what_nobody_wants_may_be_packed_as_it_likes(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("thing/a.py", "x = 1\n")
         archive.writestr(zipfile.ZipInfo("thing/b.bin"), b"b" * 99, zipfile.ZIP_BZIP2)
-    found = read_archive(tmp_path / "a.zip", lambda _: lambda path: path.suffix == ".py")
+    found = read_archive(tmp_path / "a.zip", lambda _names, _links: lambda path: path.suffix == ".py")
     assert found == {"a.py": b"x = 1\n"}
 
 

@@ -25,7 +25,7 @@ LOCAL = struct.Struct("<4s5H3L2H")
 CENTRAL = struct.Struct("<4s6H3L5H2L")
 
 
-def everything(_: frozenset[str]) -> object:
+def everything(*_: frozenset[str]) -> object:
     return lambda path: True
 
 
@@ -139,7 +139,7 @@ if sys.argv[3] == "ours":
     from composer_replication.errors import InputError
     from composer_replication.tasks.intake.archives import read_archive
     try:
-        read_archive(Path(sys.argv[1]), lambda _: lambda path: True)
+        read_archive(Path(sys.argv[1]), lambda *_: lambda path: True)
     except InputError as error:
         print(error.code)
 else:

@@ -151,6 +151,7 @@ def test_attempts_are_warm_where_they_can_be_and_gradings_are_not(
     grader: Grader, store: TaskStore, clamp: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[str] = []
+    grader.attempt_backend()  # the self-test opens jails of its own
     for kind in (Bubblewrap, WarmBubblewrap):
         real = kind.open
         monkeypatch.setattr(
@@ -224,8 +225,8 @@ def test_another_backend_than_the_graders_is_tried_before_it_is_used(
 # Nothing is left for the next episode.
 
 PLANT = r"""
-for folder in . $HOME $TMPDIR /tmp /var/tmp /dev/shm; do echo MARK > $folder/left-MARK; done
-git config --global user.name MARK; git config core.hooksPath MARK; echo 'export LEFT=MARK' > $HOME/.bashrc
+for folder in . $HOME $TMPDIR /tmp /var/tmp /dev/shm; do echo Qu4rk > $folder/left-Qu4rk; done
+git config --global user.name Qu4rk; git config core.hooksPath Qu4rk; echo 'export LEFT=Qu4rk' > $HOME/.bashrc
 python3 - <<'END'
 import ctypes, os, socket, time
 libc = ctypes.CDLL(None)
@@ -233,14 +234,14 @@ print("shared memory", libc.shmget(4711, 4096, 0o1600) >= 0)
 if os.fork() == 0:
     os.setsid()
     servers = []
-    for name in ("\0MARK", os.environ["TMPDIR"] + "/socket-MARK"):
+    for name in ("\0Qu4rk", os.environ["TMPDIR"] + "/socket-Qu4rk"):
         server = socket.socket(socket.AF_UNIX); server.bind(name); server.listen(); servers.append(server)
     server = socket.socket(); server.bind(("127.0.0.1", 4711)); server.listen()
-    os.execvp("sleep", ["MARK", "99"])
+    os.execvp("sleep", ["Qu4rk", "99"])
 END
 """
 LOOK = r"""
-M=MA""RK
+M=Qu""4rk
 { grep -rls $M . $HOME $TMPDIR /tmp /var/tmp /dev/shm; find . $HOME $TMPDIR /tmp /var/tmp /dev/shm -name "*$M*"; } | sort -u
 env | grep $M; git config --list | grep $M
 python3 - <<'END'
@@ -260,7 +261,7 @@ def test_an_episode_finds_nothing_of_those_before_and_beside_it(grader: Grader, 
         first = jail_of(env)
         assert "shared memory False" in run(env, PLANT)
         there = run(env, LOOK)  # files of tree, HOME and TMPDIR are the episode's own; all else has ended
-        for place in ("./left-MARK", "/home/left-MARK", "/tmp/left-MARK", "user.name=MARK"):
+        for place in ("./left-Qu4rk", "/home/left-Qu4rk", "/tmp/left-Qu4rk", "user.name=Qu4rk"):
             assert place in there
         assert there.endswith(nothing)
         assert run(beside, LOOK) == nothing

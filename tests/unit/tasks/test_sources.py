@@ -150,7 +150,7 @@ def test_tests_in_another_place_are_told_where_they_are_looked_for(tmp_path: Pat
     ) as caught:
         open_source(str(root))
     assert "archive" not in caught.value.message
-    (root / "spec").rename(root / "tests")
+    (root / "spec/thing_spec.py").rename(root / "tests/thing_spec.py")
     assert "tests/thing_spec.py" in open_source(str(root)).files
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -128,23 +126,6 @@ def test_a_run_that_loses_a_node_for_good_goes_on_with_the_other(
     assert_same_run(folder, here)
     lost = [row["rollouts/infrastructure_failures"] for row in read_jsonl(folder.metrics)]
     assert sum(lost) == 1, "the lost node's episode, and no other"
-
-
-def test_ctrl_c_on_ray_leaves_nothing_there_and_a_run_to_be_resumed_without_it(
-    recipe: Path, head: RayHead, here: RunFolder
-) -> None:
-    folder = RunFolder(recipe.parent / "interrupted")
-    process = begin(0, head, "train", recipe, "--out", folder.root, "--ray", head.address, *SMALL)
-    while process.poll() is None and not list(folder.rollouts.glob("episodes-000001*")):
-        time.sleep(0.1)
-    while process.poll() is None and not list(head.scratch.glob("composer-rl*/attempt-*")):
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate()
-    assert process.returncode == 130, err[-3000:]
-    assert_clean(head)
-    done(0, None, "train", recipe, "--out", folder.root, "--resume")
-    assert_same_run(folder, here)
 
 
 def test_rates_of_an_evaluation_on_ray_are_those_of_one_without(store: Path, head: RayHead) -> None:

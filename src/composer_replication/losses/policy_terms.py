@@ -194,8 +194,8 @@ def effective_sample_share(weights_BT: torch.Tensor, mask_BT: torch.Tensor) -> t
 
 
 def _ratio(numerator: torch.Tensor, denominator: torch.Tensor) -> torch.Tensor:
-    """Quotient of two quantities that vanish together with slope 1."""
-    is_zero = denominator == 0
+    """Quotient of two quantities that vanish together with slope 1; subnormal numbers count as vanished."""
+    is_zero = denominator.abs() < torch.finfo(denominator.dtype).tiny
     return (numerator / denominator.masked_fill(is_zero, 1.0)).masked_fill(is_zero, 1.0)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +100,8 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
             a part of the contract without a test (CR0876).
         InputError: the tree cannot be copied (CR0307).
         MissingError: no sandbox here (CR0301), no pytest (CR0101).
-        SandboxFailure: the jail itself failed (CR0302, CR0304).
+        SandboxFailure: the jail itself failed (CR0302), or the tree holds a device or a socket (CR0304).
+        CommandError: the command is empty (CR0886).
     """
     from composer_replication.sandbox.acceptance import accept
 
@@ -188,33 +189,43 @@ def _given_up() -> dict[str, object]:
 def _copy(source: Path | None, tree: Path) -> None:
     import shutil
 
-    from composer_replication.errors import InputError
-    from composer_replication.sandbox.private_folders import copy_file
+    from composer_replication.errors import InputError, SandboxFailure
+    from composer_replication.sandbox.private_folders import copy_file, door_in
+    from composer_replication.sandbox.process_folder import process_folder
 
     if source is None:
         tree.mkdir()
         return
     if not source.is_dir():
         raise InputError("CR0307", "the tree is not a folder.", where=str(source), fix="--tree FOLDER")
+    ours = process_folder().resolve()  # in the temporary folder, which may lie in the tree
     try:
-        shutil.copytree(source, tree, symlinks=True, ignore=_special_files, copy_function=copy_file)
+        if door := door_in(source):
+            why, fix = f"the tree cannot be handed over: {door}.", "take it out of the folder"
+            raise SandboxFailure("CR0304", why, where=str(source), fix=fix)
+        shutil.copytree(
+            source.resolve(),
+            tree,
+            symlinks=True,
+            ignore=lambda folder, _: [ours.name] if Path(folder) == ours.parent else [],
+            copy_function=copy_file,
+        )
+    except RecursionError as error:
+        why = "the tree cannot be copied: its folders lie too deep in one another."
+        raise InputError("CR0307", why, where=str(source)) from error
     except (OSError, shutil.Error) as error:
-        problem = str(error)[:300]
-        raise InputError("CR0307", f"the tree cannot be copied: {problem}.", where=str(source)) from error
-
-
-def _special_files(folder: str, names: Iterable[str]) -> list[str]:
-    """Sockets, pipes and devices cannot be copied and are left out."""
-    paths = {name: Path(folder) / name for name in names}
-    return [
-        name for name, path in paths.items() if not (path.is_symlink() or path.is_dir() or path.is_file())
-    ]
+        problem = error.args[0][0][-1] if isinstance(error, shutil.Error) else error
+        why = f"the tree cannot be copied: {str(problem)[:300]}."
+        raise InputError("CR0307", why, where=str(source)) from error
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0
     if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError("must be above 0")
+        raise argparse.ArgumentTypeError(f"a number of seconds above 0 is needed, not {text!r}")
     return value
 
 

@@ -48,7 +48,8 @@ class LocalSandbox(ABC):
             CommandError: no command, a NUL byte, text that has no bytes, or a time-out that is not above 0 (CR0886).
         """
         argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
-        if not argv or (isinstance(command, str) and not command.strip()):
+        # Without a name a shell and a kernel disagree about what is wrong.
+        if not argv or not argv[0] or (isinstance(command, str) and not command.strip()):
             raise CommandError("the command is empty")
         environment = self._jailed.check_call(argv, timeout_seconds, env)
         with self._jailed.running():

@@ -128,8 +128,8 @@ def hand_over(root: Path, uid: int | None) -> None:
             or something cannot be changed.
     """
     for path, info in _entries(root):
-        if kind := _door(info.st_mode):
-            raise OSError(f"{path} is a {kind}, and no jail may have one")
+        if door := _door(path, info.st_mode):
+            raise OSError(door)
         if stat.S_ISREG(info.st_mode) and info.st_nlink > 1:
             _replace_by_copy(path)
         if uid is not None:
@@ -137,11 +137,21 @@ def hand_over(root: Path, uid: int | None) -> None:
         _drop_set_id(path, info.st_mode)
 
 
-def _door(mode: int) -> str:
-    """What leads out of a tree: the name of that kind of file, or nothing."""
+def door_in(root: Path) -> str:
+    """A device or a socket in a folder, as a sentence without its end, or nothing.
+
+    Raises:
+        OSError: a folder cannot be looked into.
+    """
+    return next((door for path, info in _entries(root) if (door := _door(path, info.st_mode))), "")
+
+
+def _door(path: str, mode: int) -> str:
+    """What leads out of a tree."""
     if stat.S_ISSOCK(mode):
-        return "socket"
-    return "device" if stat.S_ISCHR(mode) or stat.S_ISBLK(mode) else ""
+        return f"{path} is a socket, and no jail may have one"
+    is_device = stat.S_ISCHR(mode) or stat.S_ISBLK(mode)
+    return f"{path} is a device, and no jail may have one" if is_device else ""
 
 
 def _drop_set_id(path: str, mode: int) -> None:
@@ -174,12 +184,16 @@ def way_out(path: Path) -> str:
 
 
 def copy_file(source: str, target: str) -> None:
-    """Copy a file with its mode and times. Byte by byte one of holes would fill the disk.
+    """Copy a file or a named pipe with its mode, a file with its times. Byte by byte one of holes would fill the disk.
 
     Raises:
         OSError: it cannot be copied.
     """
     info = os.stat(source)
+    if stat.S_ISFIFO(info.st_mode):
+        os.mkfifo(target)
+        shutil.copymode(source, target)
+        return
     if info.st_blocks * _STAT_BLOCK_BYTES >= info.st_size:
         shutil.copy2(source, target)
         return
@@ -223,7 +237,7 @@ def give_back(root: Path, owner: tuple[int, int] | None) -> None:
                     queue.append((entry.path, level + 1))
                     continue
                 mode = entry.stat(follow_symlinks=False).st_mode
-                if _door(mode):
+                if _door(entry.path, mode):
                     os.unlink(entry.path)
                     continue
                 if owner is not None:

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from composer_replication.cli import sandbox_verb
-from composer_replication.errors import InputError, MissingError, UsageError
+from composer_replication.errors import InputError, MissingError, SandboxFailure, UsageError
 from composer_replication.records import Check
 from composer_replication.sandbox import acceptance, choose_backend, selftest
 
@@ -48,6 +53,12 @@ def test_bad_arguments(words: list[str], capsys: pytest.CaptureFixture[str]) -> 
     assert "error" in capsys.readouterr().err
 
 
+def test_a_time_out_that_is_no_number_is_said_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse("exec", "--timeout", "soon", "--", "ls")
+    assert "a number of seconds above 0 is needed, not 'soon'" in capsys.readouterr().err
+
+
 @pytest.mark.usefixtures("works_here")
 def test_exec_gives_the_command_s_own_code_and_leaves_the_folder_alone(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("text")
@@ -76,6 +87,53 @@ def test_the_copy_of_a_tree_keeps_the_holes_of_its_files(tmp_path: Path) -> None
     result, _ = sandbox_verb.run(parse("exec", "--tree", str(tmp_path), "--", "stat", "-c", "%s %b", "big"))
     size, blocks = map(int, result["stdout"].split())
     assert (size, blocks < 100) == (1 << 30, True)
+
+
+@pytest.mark.usefixtures("works_here")
+def test_a_tree_with_a_socket_is_refused_and_not_run_without_it(tmp_path: Path) -> None:
+    folder = os.open(tmp_path, os.O_RDONLY)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"/proc/self/fd/{folder}/door")  # a path may be longer than a socket's name
+    os.close(folder)
+    with pytest.raises(SandboxFailure, match=f"{tmp_path}/door is a socket") as caught:
+        sandbox_verb.run(parse("exec", "--tree", str(tmp_path), "--", "true"))
+    assert caught.value.code == "CR0304"
+
+
+@pytest.mark.usefixtures("works_here")
+def test_a_named_pipe_of_the_tree_is_in_the_copy(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "pipe").chmod(0o640)
+    result, _ = sandbox_verb.run(parse("exec", "--tree", str(tmp_path), "--", "stat", "-c", "%A", "pipe"))
+    assert result["stdout"] == "prw-r-----\n"
+
+
+@pytest.mark.usefixtures("works_here")
+def test_a_tree_that_holds_the_temporary_folder_is_not_copied_into_itself(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("text")
+    code = "from composer_replication.cli.main import main; import sys; sys.exit(main())"
+    words = ["sandbox", "exec", "--json", "--tree", str(tmp_path), "--", "find", "."]
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], env=environment, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["stdout"].split() == [".", "./file"]
+
+
+@pytest.mark.usefixtures("works_here")
+def test_a_tree_that_is_too_deep_is_one_sentence(tmp_path: Path) -> None:
+    before = os.open(".", os.O_RDONLY)
+    os.chdir(tmp_path)
+    for _ in range(1200):
+        Path("d").mkdir()
+        os.chdir("d")
+    os.fchdir(before)
+    os.close(before)
+    with pytest.raises(InputError, match="too deep") as caught:
+        sandbox_verb.run(parse("exec", "--tree", str(tmp_path), "--", "true"))
+    assert caught.value.code == "CR0307"
+    subprocess.run(["rm", "-rf", str(tmp_path / "d")], check=True)  # pytest would not get that deep
 
 
 @pytest.mark.usefixtures("works_here")

@@ -49,7 +49,7 @@ def test_what_programs_ask_the_system_is_readable_or_absent(jail: Sandbox, name:
     assert jail.exec(python(code), timeout_seconds=LONG_SECONDS).exit_code == 0
 
 
-@pytest.mark.parametrize("command", [[], "", "  \n"])
+@pytest.mark.parametrize("command", [[], [""], ["", "x"], "", "  \n"])
 def test_a_command_must_not_be_empty(jail: Sandbox, command: list[str] | str) -> None:
     with pytest.raises(CommandError, match="command is empty"):
         jail.exec(command, timeout_seconds=LONG_SECONDS)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import sys
+import tempfile
+import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,10 @@ from typing import Any
 import benchmarks.escapes as package
 from benchmarks.escapes.attempt import Attempt, all_attempts
 from benchmarks.escapes.course import run_course
+from benchmarks.escapes.journal import Journal, latest
 from benchmarks.escapes.ordinary_user import NoInterpreterError, run_as_user
 from benchmarks.escapes.plain import Plain
-from benchmarks.escapes.table import render, summary_row, unseen
+from benchmarks.escapes.table import markdown, render, summary_row, unseen
 from composer_replication.interfaces import SandboxBackend
 from composer_replication.sandbox import accept, choose_backend
 from composer_replication.sandbox.acceptance import EVERYTHING
@@ -24,11 +27,15 @@ from composer_replication.sandbox.acceptance import EVERYTHING
 _JAILS = ("bubblewrap", "bubblewrap-warm", "sandlock")
 _ALL = (*_JAILS, "none", "control")
 _MACHINE = "x86_64"
+_SECONDS_BETWEEN_WORDS = 15.0
+_INTERRUPTED = 130
 
 
 def main() -> int:
-    """Exit code 1 when a jail did not hold or an attempt could not be tried."""
+    """Exit code 1 when a jail did not hold or an attempt could not be tried, 130 when it was interrupted."""
     args = _arguments()
+    if args.table:
+        return _report([row for path in args.table for row in Journal.at(path).rows()], for_docs=True)
     if platform.machine() != _MACHINE:
         print(f"the attempts name system calls by their numbers on {_MACHINE}; this is {platform.machine()}")
         return 2
@@ -38,15 +45,29 @@ def main() -> int:
         if (not args.family or any(word in attempt.family for word in args.family))
         and (not args.name or any(word in attempt.name for word in args.name))
     ]
-    if args.spread:
-        attempts = _spread(attempts)
+    attempts = (_spread(attempts) if args.spread else attempts)[args.part[0] - 1 :: args.part[1]]
     if args.list:
         _print_list(attempts)
         return 0
-    findings = [] if args.only_as_user else _run_here(args, attempts)
-    if os.geteuid() == 0 and not args.as_we_are:
-        findings += _run_as_user(args)
-    return _report(args, findings)
+    if args.journal_descriptor is not None:  # we are the ordinary user that root has started
+        with suppress(KeyboardInterrupt):
+            _run_here(args, attempts, Journal(args.journal_descriptor))
+        return 0
+    with tempfile.TemporaryDirectory(prefix="escapes-journal-") as folder:
+        journal = Journal.at(args.json or Path(folder) / "findings")
+        is_interrupted = False
+        try:
+            if not args.only_as_user:
+                _run_here(args, attempts, journal)
+            if os.geteuid() == 0 and not args.as_we_are:
+                _run_as_user(args, journal)
+        except KeyboardInterrupt:
+            is_interrupted = True
+        code = _report(journal.rows())
+    if not is_interrupted:
+        return code
+    print("interrupted: " + ("the same command goes on" if args.json else "with --json FILE it could go on"))
+    return _INTERRUPTED
 
 
 def _arguments() -> argparse.Namespace:
@@ -57,7 +78,26 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--family", action="append", help="only families with this in their name")
     parser.add_argument("--name", action="append", help="only attempts with this in their name")
     parser.add_argument("--patience", type=float, default=1.0, help="times the time-outs, for a busy machine")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every finding there")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="add every finding there, as a line; what stands there is not tried again",
+    )
+    parser.add_argument(
+        "--part",
+        type=_part,
+        default=(1, 1),
+        metavar="K/N",
+        help="only the K-th of N parts of about the same size",
+    )
+    parser.add_argument(
+        "--table",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="run nothing: print the table of these files of --json",
+    )
     parser.add_argument("--as-we-are", action="store_true", help="as root: not as an ordinary user too")
     parser.add_argument("--only-as-user", action="store_true", help="as root: as an ordinary user alone")
     parser.add_argument(
@@ -65,7 +105,15 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--list", action="store_true", help="print the attempts and run nothing")
     parser.add_argument("--verbose", action="store_true", help="a line for each attempt")
+    parser.add_argument("--journal-descriptor", type=int, help=argparse.SUPPRESS)
     return parser.parse_args()
+
+
+def _part(text: str) -> tuple[int, int]:
+    number, _, total = text.partition("/")
+    if not (number.isdecimal() and total.isdecimal() and 1 <= int(number) <= int(total)):
+        raise argparse.ArgumentTypeError(f"K/N with K from 1 to N is needed, as 2/6, not {text!r}")
+    return int(number), int(total)
 
 
 def _spread(attempts: list[Attempt]) -> list[Attempt]:
@@ -93,61 +141,72 @@ def _backend(name: str) -> SandboxBackend:
     return Plain() if name == "control" else choose_backend(name)
 
 
-def _run_here(args: argparse.Namespace, attempts: list[Attempt]) -> list[dict[str, Any]]:
+def _run_here(args: argparse.Namespace, attempts: list[Attempt], journal: Journal) -> None:
     user = "root" if os.geteuid() == 0 else "user"
-    findings = []
     for name in args.backend or _ALL:
         backend = _backend(name)
         check = backend.is_available()
         if not check.ok:
             print(f"{name}: not measured, {check.detail}", flush=True)
             continue
-        for finding in run_course(backend, attempts):
+        done = journal.done(name, user)
+        rest = [attempt for attempt in attempts if (attempt.family, attempt.name) not in done]
+        started = said = time.monotonic()
+        for number, finding in enumerate(run_course(backend, rest), 1):
             row = {"backend": name, "user": user, **finding.as_json()}
-            findings.append(row)
+            journal.add(row)
             if args.verbose or (row["state"] not in {"held", "not run"} and name not in {"none", "control"}):
                 print(
                     f"{name} as {user}: {row['state']}: {row['family']}: {row['name']} "
                     f"({row['evidence']}) {row['seconds']} s",
                     flush=True,
                 )
-    return findings
+            now = time.monotonic()
+            if now - said >= _SECONDS_BETWEEN_WORDS:
+                said, left = now, (now - started) / number * (len(rest) - number)
+                words = f"{name} as {user}: {number} of {len(rest)}, about {left / 60:.0f} minutes left"
+                print(words, file=sys.stderr, flush=True)
 
 
-def _run_as_user(args: argparse.Namespace) -> list[dict[str, Any]]:
+def _run_as_user(args: argparse.Namespace, journal: Journal) -> None:
     words = [word for name in args.backend or () for word in ("--backend", name)]
     words += [word for name in args.family or () for word in ("--family", name)]
     words += [word for name in args.name or () for word in ("--name", name)]
     words += ["--spread"] if args.spread else []
-    words += ["--patience", str(args.patience)]
+    words += ["--patience", str(args.patience), "--part", "{}/{}".format(*args.part)]
     words += ["--verbose"] if args.verbose else []
     try:
-        return run_as_user(words)
+        run_as_user(words, journal.descriptor)
     except NoInterpreterError as error:
         print(f"not run as an ordinary user: {error}")
-        return []
 
 
-def _report(args: argparse.Namespace, findings: list[dict[str, Any]]) -> int:
-    kinds = list(dict.fromkeys((row["backend"], row["user"]) for row in findings))
+def _report(rows: list[dict[str, Any]], *, for_docs: bool = False) -> int:
+    findings = latest(rows)
+    kinds = sorted({(row["backend"], row["user"]) for row in findings}, key=_order)
     by_kind = {kind: [row for row in findings if (row["backend"], row["user"]) == kind] for kind in kinds}
-    summaries = [summary_row(*kind, rows) for kind, rows in by_kind.items()]
-    if args.json:
-        args.json.write_text(json.dumps({"summaries": summaries, "findings": findings}, indent=1))
-    if not (args.as_we_are and os.geteuid() != 0):
-        print(render(summaries))
-        for row in summaries:
-            if row["backend"] in _JAILS and row["names"]:
-                print(f"{row['backend']} as {row['user']} did not hold: " + "; ".join(row["names"]))
-        for kind, rows in by_kind.items():
-            if kind[0] == "control" and unseen(rows):
-                print(f"no success seen in the control as {kind[1]}: " + "; ".join(unseen(rows)))
+    summaries = [summary_row(*kind, found, all_attempts()) for kind, found in by_kind.items()]
+    print(markdown(summaries) if for_docs else render(summaries))
+    for row in summaries:
+        if row["backend"] in _JAILS and row["names"]:
+            print(f"{row['backend']} as {row['user']} did not hold: " + "; ".join(row["names"]))
+    for kind, found in by_kind.items():
+        if kind[0] == "control" and unseen(found):
+            print(f"no success seen in the control as {kind[1]}: " + "; ".join(unseen(found)))
+    versions = sorted({row["sources"] for row in findings})
+    if len(versions) > 1:
+        counts = (f"{name} ({sum(row['sources'] == name for row in findings)})" for name in versions)
+        print("findings of several versions of the code: " + ", ".join(counts))
     bad = [
         row
         for row in summaries
         if row["backend"] in _JAILS and (row["successes"] or row["could_not_be_tried"])
     ]
     return 1 if bad else 0
+
+
+def _order(kind: tuple[str, str]) -> tuple[int, str]:
+    return _ALL.index(kind[0]), kind[1]
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
@@ -11,7 +10,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import composer_replication
 from composer_replication.sandbox import base_python
@@ -24,8 +22,12 @@ class NoInterpreterError(Exception):
     """No Python 3.11 here that an ordinary user may start."""
 
 
-def run_as_user(words: Sequence[str]) -> list[dict[str, Any]]:
-    """The findings of ``python -m benchmarks.escapes --as-we-are WORDS``, started under a user id of its own.
+def run_as_user(words: Sequence[str], journal: int) -> None:
+    """Run ``python -m benchmarks.escapes WORDS`` under a user id of its own.
+
+    Args:
+        words: of the command line.
+        journal: descriptor of the file that it adds its findings to.
 
     Raises:
         NoInterpreterError: see there.
@@ -46,38 +48,25 @@ def run_as_user(words: Sequence[str]) -> list[dict[str, Any]]:
         _copy_sources(folder / "source")
         for entry in (folder, *folder.rglob("*")):
             entry.chmod(0o755 if entry.is_dir() else 0o644)
-        home, results = folder / "home", folder / "results.json"
+        home = folder / "home"
         home.mkdir(mode=0o777)
-        results.touch()
-        for path in (home, results):
-            os.chown(path, int(user), int(user))
+        os.chown(home, int(user), int(user))
         environment = {
             "PYTHONPATH": str(folder / "source"),
             "PATH": os.environ.get("PATH", os.defpath),
             "TMPDIR": str(home),
             "HOME": str(home),
         }
+        command = [usable[0], "-B", "-m", "benchmarks.escapes", "--journal-descriptor", str(journal)]
         done = subprocess.run(
-            [
-                *drop,
-                usable[0],
-                "-B",
-                "-m",
-                "benchmarks.escapes",
-                "--as-we-are",
-                "--json",
-                str(results),
-                *words,
-            ],
+            [*drop, *command, *words],
             env=environment,
             cwd=folder / "source",
             check=False,
+            pass_fds=[journal],
         )
-        try:
-            found: list[dict[str, Any]] = json.loads(results.read_text())["findings"]
-        except ValueError as error:
-            raise RuntimeError(f"the run as an ordinary user ended with {done.returncode}") from error
-        return found
+        if done.returncode != 0:
+            raise RuntimeError(f"the run as an ordinary user ended with {done.returncode}")
 
 
 def _copy_sources(target: Path) -> None:

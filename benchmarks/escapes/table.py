@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from benchmarks.escapes.attempt import Attempt
 
 ESCAPED, HELD, NOT_RUN = "ESCAPED", "held", "not run"
+WITHOUT_JAIL = ("none", "control")
 
 
 def count(rows: Sequence[dict[str, Any]], state: str) -> int:
@@ -13,16 +17,23 @@ def count(rows: Sequence[dict[str, Any]], state: str) -> int:
     return sum(row["state"] == state for row in rows)
 
 
-def summary_row(backend: str, user: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One line of the table."""
+def summary_row(
+    backend: str, user: str, rows: Sequence[dict[str, Any]], attempts: Sequence[Attempt]
+) -> dict[str, Any]:
+    """One line of the table; ``applicable`` are those of ``attempts`` that say something about it."""
     tried = [row for row in rows if row["state"] in {ESCAPED, HELD}]
+    applicable = [
+        attempt
+        for attempt in attempts
+        if attempt.only_for in {"", user} and not (backend in WITHOUT_JAIL and attempt.not_without_jail)
+    ]
     return {
         "backend": backend,
         "user": user,
         "attempts": len(tried),
+        "applicable": len(applicable),
         "families": len({row["family"] for row in tried}),
         "successes": count(tried, ESCAPED),
-        "not_run": count(rows, NOT_RUN),
         "could_not_be_tried": len(rows) - len(tried) - count(rows, NOT_RUN),
         "names": [f"{row['family']}: {row['name']}" for row in tried if row["state"] == ESCAPED],
     }
@@ -30,15 +41,26 @@ def summary_row(backend: str, user: str, rows: Sequence[dict[str, Any]]) -> dict
 
 def render(summaries: Sequence[dict[str, Any]]) -> str:
     """The table."""
-    head = ("backend", "user", "attempts", "families", "successes", "not run", "could not be tried")
-    lines = [
-        f"{head[0]:<18}{head[1]:<8}{head[2]:>9}{head[3]:>9}{head[4]:>10}{head[5]:>9}  {head[6]}",
-    ]
+    head = ("backend", "user", "attempts", "of", "families", "successes", "could not be tried")
+    lines = [f"{head[0]:<18}{head[1]:<8}{head[2]:>9}{head[3]:>6}{head[4]:>9}{head[5]:>10}  {head[6]}"]
     lines += [
-        f"{row['backend']:<18}{row['user']:<8}{row['attempts']:>9}{row['families']:>9}{row['successes']:>10}"
-        f"{row['not_run']:>9}  {row['could_not_be_tried']}"
+        f"{row['backend']:<18}{row['user']:<8}{row['attempts']:>9}{row['applicable']:>6}{row['families']:>9}"
+        f"{row['successes']:>10}  {row['could_not_be_tried']}"
         for row in summaries
     ]
+    return "\n".join(lines)
+
+
+def markdown(summaries: Sequence[dict[str, Any]]) -> str:
+    """The table as it stands in the documentation."""
+    lines = ["| backend | user | attempts tried | families | successes |", "|---|---|---|---|---|"]
+    for row in summaries:
+        user = "ordinary" if row["user"] == "user" else row["user"]
+        names = f": {'; '.join(row['names'])}" if row["names"] and row["backend"] not in WITHOUT_JAIL else ""
+        tried = f"{row['attempts']} of {row['applicable']}"
+        lines.append(
+            f"| {row['backend']} | {user} | {tried} | {row['families']} | {row['successes']}{names} |"
+        )
     return "\n".join(lines)
 
 

@@ -130,10 +130,12 @@ def test_a_tree_that_is_too_deep_is_one_sentence(tmp_path: Path) -> None:
         os.chdir("d")
     os.fchdir(before)
     os.close(before)
-    with pytest.raises(InputError, match="too deep") as caught:
-        sandbox_verb.run(parse("exec", "--tree", str(tmp_path), "--", "true"))
+    try:
+        with pytest.raises(InputError, match="too deep") as caught:
+            sandbox_verb.run(parse("exec", "--tree", str(tmp_path), "--", "true"))
+    finally:
+        subprocess.run(["rm", "-rf", str(tmp_path / "d")], check=True)  # pytest would not get that deep
     assert caught.value.code == "CR0307"
-    subprocess.run(["rm", "-rf", str(tmp_path / "d")], check=True)  # pytest would not get that deep
 
 
 @pytest.mark.usefixtures("works_here")

@@ -140,6 +140,18 @@ def test_user_namespaces_are_forbidden(name: str, tree: Path, tmp_path: Path) ->
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
+def test_root_without_capabilities_has_sandlock(tree: Path, tmp_path: Path) -> None:
+    """A container's root may have none: no user namespace for bubblewrap, and no right to leave its groups."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can be root without capabilities")
+    require("sandlock")
+    (tmp_path / "tmp").mkdir()
+    drop = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--groups", "0,4711"]
+    found = answers(NO_NAMESPACES, "sandlock", tree, tmp_path / "tmp", *drop)
+    assert (found["available"][0], found["run"], found["chosen"]) == ("", ("", "0"), ("", "sandlock"))
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_its_program_or_package_is_missing(name: str, tree: Path, tmp_path: Path) -> None:
     program = (

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from composer_replication.errors import MissingError
 
 if TYPE_CHECKING:
+    from composer_replication.interfaces import SandboxBackend
     from composer_replication.records import ExecResult
 
 _DEFAULT_TIMEOUT_SECONDS = 60.0
@@ -115,12 +116,8 @@ def _conformance(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     from contextlib import redirect_stdout
 
     from composer_replication.cli.needed_packages import needs_extra
-    from composer_replication.sandbox import choose_backend
 
-    backend = choose_backend(args.backend)
-    check = backend.is_available()
-    if not check.ok:
-        raise MissingError("CR0301", check.detail, where=args.backend, fix=check.fix)
+    backend = _available(args.backend)
     with needs_extra("dev", "the conformance suite"):
         from composer_replication.sandbox.conformance.suite import run_suite
     with redirect_stdout(io.StringIO() if args.quiet or args.json else sys.stderr):
@@ -137,15 +134,26 @@ def _conformance(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     return {**result, **_given_up()}, 0 if outcome.is_conformant else _SELFTEST_FAILED
 
 
+def _available(name: str | None) -> SandboxBackend:
+    """What was chosen, if it works here: one sentence instead of a list of tests that cannot be tried."""
+    from composer_replication.sandbox import choose_backend
+
+    backend = choose_backend(name)
+    check = backend.is_available()
+    if not check.ok:
+        raise MissingError("CR0301", check.detail, where=backend.name, fix=check.fix)
+    return backend
+
+
 def _rows(reasons: Mapping[str, str]) -> list[dict[str, str]]:
     return [{"test": test, "reason": reason} for test, reason in reasons.items()]
 
 
 def _selftest(name: str | None) -> tuple[dict[str, object], int]:
-    from composer_replication.sandbox import accepted, choose_backend, run_selftest
+    from composer_replication.sandbox import accepted, run_selftest
     from composer_replication.sandbox.acceptance import EVERYTHING
 
-    backend = choose_backend(name)
+    backend = _available(name)
     checks = run_selftest(backend)
     given_up = accepted()
     is_ok = all(check.ok or check.name in given_up or EVERYTHING in given_up for check in checks)

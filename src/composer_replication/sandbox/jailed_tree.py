@@ -219,7 +219,8 @@ def to_result(ended: Ended, marker: bytes, limits: Limits, *, backend: str) -> E
     """
     before, found, stderr = ended.stderr.partition(marker)
     if not found and ended.verdict is Verdict.ENDED:
-        said = before.decode(errors="replace").strip() or f"exit code {ended.exit_code}"
+        # The last line alone: before it may stand where in our code it happened.
+        said = (before.decode(errors="replace").strip() or f"exit code {ended.exit_code}").splitlines()[-1]
         raise failure("CR0302", f"{backend} did not start the command: {said[-500:]}.")
     return as_record(ended, stderr, limits)
 

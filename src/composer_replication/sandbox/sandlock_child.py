@@ -144,7 +144,8 @@ def _die_with(parent: int) -> None:
 
 def _drop_capabilities(library: ctypes.CDLL) -> None:
     """Root without a single capability is an ordinary user that owns root's files."""
-    os.setgroups([])
+    with suppress(PermissionError):  # a container's root may be such a one already, and keeps its groups
+        os.setgroups([])
     for number in range(64):
         if library.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) != 0:
             break

@@ -14,6 +14,7 @@ from composer_replication.cli import sandbox_verb
 from composer_replication.errors import InputError, MissingError, SandboxFailure, UsageError
 from composer_replication.records import Check
 from composer_replication.sandbox import acceptance, choose_backend, selftest
+from composer_replication.sandbox.bubblewrap import Bubblewrap
 
 
 def parse(*words: str) -> argparse.Namespace:
@@ -163,6 +164,19 @@ def test_an_unknown_backend() -> None:
         sandbox_verb.run(parse("selftest", "--backend", "bubblewrp"))
 
 
+def test_a_backend_that_does_not_work_here_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(MissingError, match="bwrap is not on PATH") as caught:
+        sandbox_verb.run(parse("selftest", "--backend", "bubblewrap"))
+    assert caught.value.code == "CR0301"
+
+
+@pytest.fixture
+def says_that_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Bubblewrap, "is_available", lambda self: Check(self.name, True, "yes"))
+
+
+@pytest.mark.usefixtures("says_that_it_works")
 @pytest.mark.parametrize(("is_ok", "exit_code", "word"), [(True, 0, "holds"), (False, 3, "NOT")])
 def test_selftest_result(monkeypatch: pytest.MonkeyPatch, is_ok: bool, exit_code: int, word: str) -> None:
     checks = [Check("network", is_ok, "why", "" if is_ok else "do this")]
@@ -198,6 +212,7 @@ def test_no_isolation_is_said_in_the_result(tmp_path: Path) -> None:
     assert "Accepted to do without isolation: everything." in sandbox_verb.render(result)
 
 
+@pytest.mark.usefixtures("says_that_it_works")
 def test_one_guard_may_be_given_up_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     checks = [Check("network", True, "holds"), Check("disk", False, "why", "fix")]
     monkeypatch.setattr("composer_replication.sandbox.run_selftest", lambda backend: checks)

@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 
     Returns:
         The result and the exit code. Of ``selftest``: ``backend``, ``ok``, ``checks``; of
-        ``exec``: ``exit_code``, ``stdout``, ``stderr``, ``timed_out``; of ``conformance``: ``backend``, ``ok``,
+        ``exec``: ``exit_code``, ``stdout``, ``stderr``, ``timed_out``, ``out_of_memory``, ``truncated``; of ``conformance``: ``backend``, ``ok``,
         ``unheld_guards`` (names), ``passed`` (a number), ``failed``, ``known_failures`` and ``not_run`` (tests with their reasons). Where guards were given up, both name
         them in ``accepted_no_isolation``; ``ok`` is about the others.
 
@@ -182,6 +182,8 @@ def _execute(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         "stdout": done.stdout,
         "stderr": done.stderr,
         "timed_out": done.timed_out,
+        "out_of_memory": done.out_of_memory,
+        "truncated": done.truncated,
         **_given_up(),
     }, 0
 
@@ -251,6 +253,7 @@ def render(result: dict[str, Any]) -> str:
         return "\n".join([*lines, f"The sandbox {result['backend']} {verdict}.", *_warning(result)])
     parts = [result["stdout"].rstrip("\n"), result["stderr"].rstrip("\n")]
     ending = "timed out" if result["timed_out"] else f"exit code {result['exit_code']}"
+    ending += ", output cut" if result["truncated"] else ""
     return "\n".join([*(part for part in parts if part), f"[{ending}]", *_warning(result)])
 
 

@@ -76,7 +76,8 @@ def test_exec_gives_the_command_s_own_code_and_leaves_the_folder_alone(tmp_path:
         )
     )
     assert code == 0
-    assert result == {"exit_code": 5, "stdout": "text", "stderr": "err\n", "timed_out": False}
+    is_as_usual = {"timed_out": False, "out_of_memory": False, "truncated": False}
+    assert result == {"exit_code": 5, "stdout": "text", "stderr": "err\n", **is_as_usual}
     assert (tmp_path / "file").read_text() == "text"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link"]
 
@@ -150,6 +151,13 @@ def test_exec_times_out() -> None:
     result, code = sandbox_verb.run(parse("exec", "--timeout", "0.5", "--", "sleep", "60"))
     assert (result["timed_out"], code) == (True, 0)
     assert "timed out" in sandbox_verb.render(result)
+
+
+@pytest.mark.usefixtures("works_here")
+def test_output_that_was_cut_is_said_to_be() -> None:
+    result, _ = sandbox_verb.run(parse("exec", "--", "sh", "-c", "head -c 4194305 /dev/zero; exit 4"))
+    assert (result["exit_code"], result["truncated"], len(result["stdout"])) == (4, True, 4 << 20)
+    assert sandbox_verb.render(result).endswith("[exit code 4, output cut]")
 
 
 @pytest.mark.usefixtures("works_here")

@@ -41,7 +41,7 @@ def test_the_output_of_a_jailed_command_is_printed_so(capfd: pytest.CaptureFixtu
     from composer_replication.cli import sandbox_verb
 
     printed = sandbox_verb.render(
-        {"exit_code": 0, "stdout": "\x1b]0;mine\x07", "stderr": "", "timed_out": False}
+        {"exit_code": 0, "stdout": "\x1b]0;mine\x07", "stderr": "", "timed_out": False, "truncated": False}
     )
     assert "\x1b" in printed  # the verb itself hands it on: the frame is what guards
     code = (

@@ -165,14 +165,14 @@ class Copies(TorchDispatchMode):
         kept = [tensor for weight in model.parameters() for tensor in (weight, weight.grad)]
         self.known = {tensor.data_ptr() for tensor in kept if tensor is not None}
         self.places: set[int] = set()
-        self.held: list[torch.Tensor] = []
-        """So that no place is used twice."""
+        self.held: list[torch.UntypedStorage] = []
+        """So that no place is used twice; the tensors themselves, if held, would be copied by autograd."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if isinstance(result, torch.Tensor) and result.numel() == self.size:
             self.places |= {result.data_ptr()} - self.known
-            self.held.append(result)
+            self.held.append(result.untyped_storage())
         return result
 
 

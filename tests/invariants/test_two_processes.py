@@ -11,6 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from channel_runs import CHANNELS, weights_after
 
 from composer_replication.run_folder import RunFolder, read_jsonl
 from composer_replication.trainer.checkpoints import newest_whole_checkpoint
@@ -124,3 +129,22 @@ def test_both_choose_the_same_tasks_and_learn_what_either_graded(
     assert first["graded_here"] == second["graded_here"]
     assert sum(first["graded_here"].values()) == 8
     assert first["known"] == {f"t{n}": 2 * first["graded_here"].get(f"t{n}", 0) for n in range(8)}
+
+
+def norm(weights: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> float:
+    """Of the difference."""
+    return float(torch.cat([(weights[name] - others[name]).flatten() for name in weights]).norm())
+
+
+@pytest.mark.parametrize("channel", [name for name in CHANNELS if name != "off"])
+def test_a_channel_on_two_processes_is_that_of_one(
+    ranks: tuple[Path, list[dict[str, Any]]], tmp_path: Path, channel: str
+) -> None:
+    """Given records and those of the step's own rollouts; three of each, which two processes cannot share evenly."""
+    first, second, off = (
+        torch.load(ranks[0] / "channels" / f"{name}.pt") for name in (f"{channel}-0", f"{channel}-1", "off-0")
+    )
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    alone = weights_after(tmp_path / "alone", channel, num_processes=1)
+    assert norm(alone, off) > 1e-3  # the channel moves the weights
+    assert norm(first, alone) < 1e-4 * norm(alone, off)

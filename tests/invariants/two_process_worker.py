@@ -15,8 +15,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "trainer"))
 
+sys.path.insert(0, str(Path(__file__).parent))
+
 import torch
 import torch.distributed as dist
+from channel_runs import CHANNELS, weights_after
 from tiny_trainer import build_trainer
 
 from composer_replication.channel_tables import CurriculumSection
@@ -214,6 +217,13 @@ def curriculum_run(folder: Path) -> dict[str, Any]:
     }
 
 
+def channel_run(folder: Path, channel: str) -> str:
+    """Two steps with a channel; the weights are left beside, for a comparison with those of one process."""
+    weights = weights_after(folder / channel, channel, num_processes=2)
+    torch.save(weights, folder / f"{channel}-{dist.get_rank()}.pt")
+    return channel
+
+
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     results: dict[str, Any] = {"halting": halting_run(folder / "halting")}
@@ -223,6 +233,8 @@ def main(folder: Path) -> None:
     results["disagreeing"] = disagreeing_processes(folder / "disagreeing")
     results["fresh"] = fresh_groups_run(folder / "fresh")
     results["curriculum"] = curriculum_run(folder / "curriculum")
+    (folder / "channels").mkdir(exist_ok=True)
+    results["channels"] = [channel_run(folder / "channels", channel) for channel in CHANNELS]
     results["resumed"] = resumed_run(folder / "resumed")
     (folder / f"rank-{dist.get_rank()}.json").write_text(json.dumps(results))
     dist.barrier()

@@ -19,7 +19,8 @@ from composer_replication.records import HintedTurn, PreferencePair, Rollout
 NUM_ROWS = 8
 """Two groups of four a step."""
 TURNS = tuple(
-    HintedTurn((5 + n, 6, 7), (5 + n, 90, 91, 6, 7), tuple(range(40, 42 + n)), weight=1.0 + n) for n in range(3)
+    HintedTurn((5 + n, 6, 7), (5 + n, 90, 91, 6, 7), tuple(range(40, 42 + n)), weight=1.0 + n)
+    for n in range(3)
 )
 PAIRS = tuple(
     PreferencePair((5 + n, 6), tuple(range(40, 41 + n)), (60, 61), weight=1.0 + n) for n in range(3)
@@ -68,8 +69,8 @@ def every_second_passes(completion_ids: Sequence[Sequence[int]], **kwargs: Any) 
     return [float(len(ids) % 2) for ids in completion_ids]
 
 
-def weights_after(folder: Path, channel: str, *, num_processes: int) -> dict[str, torch.Tensor]:
-    """Weights after two steps of two micro-batches, by plain gradient descent: Adam would hide a factor."""
+def trained(folder: Path, channel: str, *, num_processes: int) -> Any:
+    """Two steps of two micro-batches, by plain gradient descent: Adam would hide a factor."""
     trainer = build_trainer(
         output_dir=folder,
         max_steps=2,
@@ -84,4 +85,8 @@ def weights_after(folder: Path, channel: str, *, num_processes: int) -> dict[str
         **CHANNELS[channel],
     )
     trainer.train()
+    return trainer
+
+
+def weights_of(trainer: Any) -> dict[str, torch.Tensor]:
     return {name: weight.detach().clone() for name, weight in trainer.model.named_parameters()}

@@ -14,7 +14,13 @@ from transformers import TrainerCallback
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "trainer"))
 sys.path.insert(0, str(Path(__file__).parent))
 
-from full_vocabulary import assert_same_gradients, expected_hint_loss, expected_pair_loss, gradients, plain_copy
+from full_vocabulary import (
+    assert_same_gradients,
+    expected_hint_loss,
+    expected_pair_loss,
+    gradients,
+    plain_copy,
+)
 from tiny_architectures import HEADS, MODELS, tiny_model
 from tiny_trainer import build_trainer
 
@@ -36,9 +42,7 @@ WEIGHTS = {"alpha_sdpo": 2.0, "beta_replay": 0.5}
 
 QUICK = ["gemma2-softcap", "gpt-oss-sinks", "deepseek-v3-latent"]
 """A soft cap and tied embeddings; attention sinks and experts; latent attention and experts."""
-NAMES = [
-    pytest.param(name, marks=[] if name in QUICK else [pytest.mark.long]) for name in MODELS | HEADS
-]
+NAMES = [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.long]) for name in MODELS | HEADS]
 
 
 class Gradients(TrainerCallback):
@@ -70,7 +74,9 @@ def real_step(model: Any, folder: Path, **settings: Any) -> dict[str, torch.Tens
     return callback.seen
 
 
-def oracle_gradients(model: Any, loss_of: Callable[[Any, Any], torch.Tensor], weight: float) -> dict[str, torch.Tensor]:
+def oracle_gradients(
+    model: Any, loss_of: Callable[[Any, Any], torch.Tensor], weight: float
+) -> dict[str, torch.Tensor]:
     """Of ``weight`` times a loss of (policy, reference), both as the run begins, over the whole vocabulary in float64."""
     policy = plain_copy(model).double()
     if policy._can_set_experts_implementation():
@@ -95,6 +101,10 @@ def test_each_channel_adds_its_own_gradient_and_nothing_when_off(tmp_path: Path,
     for channel, loss_of in losses.items():
         on = step(channel, **RECORDS, **{channel: WEIGHTS[channel]})
         expected = oracle_gradients(tiny_model(name, 258), loss_of, WEIGHTS[channel])
-        added = {key: (on[key].double() - off[key].double() if key in off else on[key].double()) for key in on}
-        expected |= {key: torch.zeros_like(added[key]) for key in added.keys() - expected.keys()}  # experts not asked
+        added = {
+            key: (on[key].double() - off[key].double() if key in off else on[key].double()) for key in on
+        }
+        expected |= {
+            key: torch.zeros_like(added[key]) for key in added.keys() - expected.keys()
+        }  # experts not asked
         assert_same_gradients(added, expected, tolerance=1e-4)

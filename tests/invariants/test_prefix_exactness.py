@@ -24,6 +24,7 @@ from composer_replication.trainer.prefix_sharing import shared_prefix_logps, uns
 
 VOCABULARY = 61
 
+
 @dataclass
 class Batch:
     """A GRPO batch as TRL lays it out: prompts padded left, completions right."""

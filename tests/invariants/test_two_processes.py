@@ -15,10 +15,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from channel_runs import CHANNELS, weights_after
+from channel_runs import CHANNELS, trained, weights_of
 
 from composer_replication.run_folder import RunFolder, read_jsonl
 from composer_replication.trainer.checkpoints import newest_whole_checkpoint
+from composer_replication.trainer.completion_states import head_of
 
 pytestmark = pytest.mark.xdist_group("two-processes")  # the runs are made once
 WORKER = Path(__file__).with_name("two_process_worker.py")
@@ -145,6 +146,10 @@ def test_a_channel_on_two_processes_is_that_of_one(
         torch.load(ranks[0] / "channels" / f"{name}.pt") for name in (f"{channel}-0", f"{channel}-1", "off-0")
     )
     assert all(torch.equal(first[name], second[name]) for name in first)
-    alone = weights_after(tmp_path / "alone", channel, num_processes=1)
+    trainer = trained(tmp_path, channel, num_processes=1)
+    alone = weights_of(trainer)
     assert norm(alone, off) > 1e-3  # the channel moves the weights
     assert norm(first, alone) < 1e-4 * norm(alone, off)
+    # the data-parallel wrapper waits for the head's gradient; alone nothing does
+    assert [result["channels"][channel]["in_place"] for result in ranks[1]] == [False, False]
+    assert head_of(trainer.model).adds_to_weight_grad

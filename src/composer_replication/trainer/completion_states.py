@@ -84,7 +84,9 @@ def completion_states(model: nn.Module, rows: TokenRows) -> torch.Tensor:
     return states_MH if scale == 1.0 else states_MH * scale
 
 
-def _last_states(inner: Any, ids_NS: torch.Tensor, mask_NS: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _last_states(
+    inner: Any, ids_NS: torch.Tensor, mask_NS: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """What the head reads at every position (N, S, H), and the logits that it makes of the last one (N, 1, V)."""
     arguments: dict[str, Any] = {}
     if accepts(inner, "position_ids"):

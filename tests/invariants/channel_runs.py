@@ -6,15 +6,17 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "trainer"))
 
-import torch
 from tiny_trainer import build_trainer
 
 from composer_replication.channel_tables import HintsSection, ReplaySection
 from composer_replication.records import HintedTurn, PreferencePair, Rollout
+
+if TYPE_CHECKING:
+    import torch
 
 NUM_ROWS = 8
 """Two groups of four a step."""

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
-import transformers as tf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
@@ -21,6 +21,9 @@ from tiny_architectures import MODELS, tiny_model
 
 from composer_replication.trainer import prefix_sharing
 from composer_replication.trainer.prefix_sharing import shared_prefix_logps, unsupported_reason
+
+if TYPE_CHECKING:
+    from transformers import DynamicCache
 
 VOCABULARY = 61
 
@@ -200,7 +203,7 @@ def _shift_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     def shifted(
         model: torch.nn.Module,
         ids: torch.Tensor,
-        cache: tf.DynamicCache,
+        cache: DynamicCache,
         positions: torch.Tensor,
         *rest: torch.Tensor | None,
         logits_to_keep: int = 0,
@@ -221,7 +224,7 @@ def _swap_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
 def _cut_the_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     original = prefix_sharing.copy_cache_to_rows
 
-    def detached(cache: tf.DynamicCache, rows: torch.Tensor) -> None:
+    def detached(cache: DynamicCache, rows: torch.Tensor) -> None:
         for layer in cache.layers:
             layer.keys, layer.values = layer.keys.detach(), layer.values.detach()
         original(cache, rows)

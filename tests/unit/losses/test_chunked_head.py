@@ -363,7 +363,7 @@ def test_wrong_arguments_are_said() -> None:
         with pytest.raises(InputError, match="CR0782"):
             call()
     for no_leaf in (weight, 2 * weight.clone().requires_grad_()):
-        with pytest.raises(UsageError, match="CR0781.*takes no gradient, or is no leaf"):
+        with pytest.raises(UsageError, match=r"CR0781.*takes no gradient, or is no leaf"):
             log_sum_exp(hidden, no_leaf, adds_to_weight_grad=True)
 
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,7 +8,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from composer_replication.errors import EmptyMaskError, InputError, UsageError
+from composer_replication.errors import InputError, UsageError
 from composer_replication.losses.divergence import (
     TaidProgress,
     divergence,

@@ -87,7 +87,7 @@ def our_head(case: Setting) -> torch.Tensor:
 
 def our_head_in_place(case: Setting) -> torch.Tensor:
     """Our tiles, the head's gradient added in place."""
-    return sampled_logp(case.hidden, case.weight, case.target, weight_grad_VH=case.weight.grad)[0].sum()
+    return sampled_logp(case.hidden, case.weight, case.target, adds_to_weight_grad=True)[0].sum()
 
 
 def trl_sdpo(case: Setting, *, over_top_k: bool) -> torch.Tensor:
@@ -127,9 +127,7 @@ def trl_tiled_divergence(case: Setting) -> torch.Tensor:
 
 def our_distillation(case: Setting) -> torch.Tensor:
     """Support of the student in one pass, teacher scored on it, the head's gradient in place."""
-    scores = sampled_and_top_k_logp(
-        case.hidden, case.weight, case.target, k=TOP_K, weight_grad_VH=case.weight.grad
-    )
+    scores = sampled_and_top_k_logp(case.hidden, case.weight, case.target, k=TOP_K, adds_to_weight_grad=True)
     with torch.no_grad():
         teacher = logp_at(case.teacher_hidden, case.weight, scores.top_index_NK)
     return support_divergence(scores.top_logp_NK, teacher, jsd_alpha=JSD_ALPHA).sum()

@@ -3,71 +3,29 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
-import transformers as tf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from tiny_architectures import MODELS, tiny_model
+
 from composer_replication.trainer import prefix_sharing
 from composer_replication.trainer.prefix_sharing import shared_prefix_logps, unsupported_reason
 
+if TYPE_CHECKING:
+    from transformers import DynamicCache
+
 VOCABULARY = 61
-SIZES = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "initializer_range": 0.2,
-}
-HYBRID = ["sliding_attention", "full_attention", "sliding_attention"]
-MODELS: dict[str, Callable[[], torch.nn.Module]] = {
-    "llama": lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**SIZES)),
-    "llama-eager": lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**SIZES, attn_implementation="eager")),
-    "qwen2": lambda: tf.Qwen2ForCausalLM(tf.Qwen2Config(**SIZES)),
-    "qwen3": lambda: tf.Qwen3ForCausalLM(tf.Qwen3Config(**SIZES, head_dim=8)),
-    "gemma3-hybrid": lambda: tf.Gemma3ForCausalLM(
-        tf.Gemma3TextConfig(**SIZES, head_dim=8, sliding_window=6, layer_types=HYBRID)
-    ),
-    "gemma2-softcap": lambda: tf.Gemma2ForCausalLM(
-        tf.Gemma2Config(
-            **SIZES, head_dim=8, sliding_window=6, layer_types=HYBRID, final_logit_softcapping=3.0
-        )
-    ),
-    "mixtral": lambda: tf.MixtralForCausalLM(tf.MixtralConfig(**SIZES, num_local_experts=4)),
-    "gpt-oss-sinks": lambda: tf.GptOssForCausalLM(
-        tf.GptOssConfig(
-            **SIZES,
-            head_dim=8,
-            sliding_window=6,
-            layer_types=HYBRID,
-            num_local_experts=4,
-            num_experts_per_tok=2,
-        )
-    ),
-    "deepseek-v3-latent": lambda: tf.DeepseekV3ForCausalLM(
-        tf.DeepseekV3Config(
-            **SIZES | {"num_key_value_heads": 4},
-            moe_intermediate_size=16,
-            kv_lora_rank=8,
-            q_lora_rank=8,
-            qk_rope_head_dim=4,
-            qk_nope_head_dim=4,
-            v_head_dim=8,
-            n_routed_experts=4,
-            n_group=1,
-            topk_group=1,
-            num_experts_per_tok=2,
-            first_k_dense_replace=1,
-        )
-    ),
-}
 
 
 @dataclass
@@ -147,8 +105,7 @@ UNEQUAL_GROUPS = [(13, [5, 0, 7]), (4, [7]), (9, [1, 3, 6, 2])]
 
 
 def build(name: str) -> torch.nn.Module:
-    torch.manual_seed(3)
-    return MODELS[name]().train()
+    return tiny_model(name, VOCABULARY).train()
 
 
 @pytest.fixture(scope="module")
@@ -246,7 +203,7 @@ def _shift_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     def shifted(
         model: torch.nn.Module,
         ids: torch.Tensor,
-        cache: tf.DynamicCache,
+        cache: DynamicCache,
         positions: torch.Tensor,
         *rest: torch.Tensor | None,
         logits_to_keep: int = 0,
@@ -267,7 +224,7 @@ def _swap_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
 def _cut_the_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     original = prefix_sharing.copy_cache_to_rows
 
-    def detached(cache: tf.DynamicCache, rows: torch.Tensor) -> None:
+    def detached(cache: DynamicCache, rows: torch.Tensor) -> None:
         for layer in cache.layers:
             layer.keys, layer.values = layer.keys.detach(), layer.values.detach()
         original(cache, rows)

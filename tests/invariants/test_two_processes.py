@@ -11,9 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from channel_runs import CHANNELS, trained, weights_of
 
 from composer_replication.run_folder import RunFolder, read_jsonl
 from composer_replication.trainer.checkpoints import newest_whole_checkpoint
+from composer_replication.trainer.completion_states import head_of
 
 pytestmark = pytest.mark.xdist_group("two-processes")  # the runs are made once
 WORKER = Path(__file__).with_name("two_process_worker.py")
@@ -124,3 +130,26 @@ def test_both_choose_the_same_tasks_and_learn_what_either_graded(
     assert first["graded_here"] == second["graded_here"]
     assert sum(first["graded_here"].values()) == 8
     assert first["known"] == {f"t{n}": 2 * first["graded_here"].get(f"t{n}", 0) for n in range(8)}
+
+
+def norm(weights: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> float:
+    """Of the difference."""
+    return float(torch.cat([(weights[name] - others[name]).flatten() for name in weights]).norm())
+
+
+@pytest.mark.parametrize("channel", [name for name in CHANNELS if name != "off"])
+def test_a_channel_on_two_processes_is_that_of_one(
+    ranks: tuple[Path, list[dict[str, Any]]], tmp_path: Path, channel: str
+) -> None:
+    """Given records and those of the step's own rollouts; three of each, which two processes cannot share evenly."""
+    first, second, off = (
+        torch.load(ranks[0] / "channels" / f"{name}.pt") for name in (f"{channel}-0", f"{channel}-1", "off-0")
+    )
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    trainer = trained(tmp_path, channel, num_processes=1)
+    alone = weights_of(trainer)
+    assert norm(alone, off) > 1e-3  # the channel moves the weights
+    assert norm(first, alone) < 1e-4 * norm(alone, off)
+    # the data-parallel wrapper waits for the head's gradient; alone nothing does
+    assert [result["channels"][channel]["in_place"] for result in ranks[1]] == [False, False]
+    assert head_of(trainer.model).adds_to_weight_grad

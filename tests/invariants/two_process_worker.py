@@ -15,8 +15,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "trainer"))
 
+sys.path.insert(0, str(Path(__file__).parent))
+
 import torch
 import torch.distributed as dist
+from channel_runs import CHANNELS, trained, weights_of
 from tiny_trainer import build_trainer
 
 from composer_replication.channel_tables import CurriculumSection
@@ -25,6 +28,7 @@ from composer_replication.records import TaskOutcome
 from composer_replication.rollouts.curriculum import Curriculum
 from composer_replication.run_folder import RunFolder
 from composer_replication.safety import HeldOutGuard
+from composer_replication.trainer.completion_states import head_of
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 from composer_replication.trainer.parameter_hash import parameter_sha256
 from composer_replication.trainer.policy_options import EffortPrice, PolicyOptions
@@ -214,6 +218,13 @@ def curriculum_run(folder: Path) -> dict[str, Any]:
     }
 
 
+def channel_run(folder: Path, channel: str) -> dict[str, bool]:
+    """Two steps with a channel; the weights are left beside, for a comparison with those of one process."""
+    trainer = trained(folder / channel, channel, num_processes=2)
+    torch.save(weights_of(trainer), folder / f"{channel}-{dist.get_rank()}.pt")
+    return {"in_place": head_of(trainer.model).adds_to_weight_grad}
+
+
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     results: dict[str, Any] = {"halting": halting_run(folder / "halting")}
@@ -223,6 +234,8 @@ def main(folder: Path) -> None:
     results["disagreeing"] = disagreeing_processes(folder / "disagreeing")
     results["fresh"] = fresh_groups_run(folder / "fresh")
     results["curriculum"] = curriculum_run(folder / "curriculum")
+    (folder / "channels").mkdir(exist_ok=True)
+    results["channels"] = {channel: channel_run(folder / "channels", channel) for channel in CHANNELS}
     results["resumed"] = resumed_run(folder / "resumed")
     (folder / f"rank-{dist.get_rank()}.json").write_text(json.dumps(results))
     dist.barrier()

@@ -11,13 +11,13 @@ that scales its logits by a constant is served by scaling its hidden states.
 Precision: logits are rounded to the precision of the head (or of autocast) as the head itself rounds them;
 everything after that, gradients included, is summed in float32 (float64 for float64).
 
-Letters: N tokens in a flat list, H hidden size, V vocabulary, R rank, K tokens picked for each position.
+Letters: N tokens in a flat list, H hidden size, V vocabulary, K tokens picked for each position.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
 import torch
 
@@ -26,21 +26,11 @@ from composer_replication.losses.argument_checks import require, require_positiv
 from composer_replication.losses.head_tiles import HeadTiles, TileSettings
 
 
-class LowRankUpdate(NamedTuple):
-    """A LoRA of the head: weight + scale up @ down, never multiplied out. LoRA dropout must be 0."""
-
-    down_RH: torch.Tensor
-    up_VR: torch.Tensor
-    scale: float
-
-
 class HeadSettings(TypedDict, total=False):
     """Keywords that every function here takes."""
 
     bias_V: torch.Tensor | None
     """Added to the logits; -inf closes a word."""
-    low_rank: LowRankUpdate | None
-    """LoRA of the head; ``weight_VH`` is then the frozen part."""
     temperature: float
     """Divides the logits after the soft cap; above 0; default 1."""
     softcap: float | None
@@ -50,10 +40,11 @@ class HeadSettings(TypedDict, total=False):
     chunk_vocab: int | None
     """Words of a tile; default None: 8192 on CPU (with 256 tokens 8 MiB, near what its caches hold), fewer for
     half precision and wide hidden states, whose slice of the weight is widened; 32768 on an accelerator."""
-    weight_grad_VH: torch.Tensor | None
-    """A buffer, usually ``weight.grad``: the gradient of the weight is added to it in place during backward,
-    and autograd gets none. It saves a tensor of V H numbers for each backward pass. Only where nothing else
-    waits for that gradient: DDP, FSDP, DeepSpeed and gradient hooks do."""
+    adds_to_weight_grad: bool
+    """During backward the gradient of the weight is added to ``weight.grad`` in place (made where there is none), and
+    autograd gets none; default False. It saves a tensor of V H numbers for each backward pass. The weight is then a leaf
+    that takes gradient, a shared one (tied embeddings) too. Only where nothing else waits for that gradient: DDP,
+    FSDP, DeepSpeed and gradient hooks do, and ``torch.autograd.grad`` does not see it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +75,7 @@ def sampled_logp(
         settings: see ``HeadSettings``.
 
     Returns:
-        logp (N,) with gradient for hidden states, weight, bias and low-rank factors; entropy (N,) without.
+        logp (N,) with gradient for hidden states, weight and bias; entropy (N,) without.
 
     Raises:
         UsageError: CR0781, a temperature, soft cap or chunk that is not above 0.
@@ -95,20 +86,6 @@ def sampled_logp(
         hidden_NH, weight_VH, target_N[:, None], settings, where="sampled_logp", with_entropy=True
     )
     return logp_NK[:, 0], entropy_N
-
-
-def top_k_logp(
-    hidden_NH: torch.Tensor, weight_VH: torch.Tensor, *, k: int, **settings: Unpack[HeadSettings]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities of the k likeliest words at each position, falling, and their ids; no gradient.
-
-    Raises:
-        UsageError: CR0781, k outside 1 to V, or as in ``sampled_logp``.
-        InputError: CR0782, shapes that do not fit.
-    """
-    with torch.no_grad():
-        logp_NK, index_NK, _, _ = _sweep(hidden_NH, weight_VH, None, settings, where="top_k_logp", top_k=k)
-    return logp_NK, index_NK
 
 
 def logp_at(
@@ -144,7 +121,7 @@ def sampled_and_top_k_logp(
     k: int,
     **settings: Unpack[HeadSettings],
 ) -> HeadScores:
-    """What ``sampled_logp`` and ``top_k_logp`` give, in one pass, the top k with gradient.
+    """What ``sampled_logp`` gives, and the k likeliest words, in one pass and with gradient.
 
     For the student of a distillation: one forward and one backward pass over the head serve its sampled
     tokens (importance weights) and its support.
@@ -185,13 +162,15 @@ def _sweep(
         with_entropy=with_entropy,
     )
     _check_settings(tile_settings, where=where)
-    bias_V, low_rank, buffer_VH = (
-        settings.get("bias_V"),
-        settings.get("low_rank"),
-        settings.get("weight_grad_VH"),
-    )
+    bias_V, adds_to_grad = settings.get("bias_V"), settings.get("adds_to_weight_grad", False)
     weight_VH, bias_V = _gathered(weight_VH), None if bias_V is None else _gathered(bias_V)
-    _check_shapes(hidden_NH, weight_VH, bias_V, low_rank, buffer_VH, where=where)
+    _check_shapes(hidden_NH, weight_VH, bias_V, where=where)
+    require(
+        not adds_to_grad or (weight_VH.is_leaf and weight_VH.requires_grad),
+        "adds_to_weight_grad is set for a weight that takes no gradient, or is no leaf (a sharded one is not).",
+        where=where,
+        fix="leave it out where the head is frozen, sharded or computed.",
+    )
     num_words = weight_VH.size(0)
     require(
         top_k is None or 1 <= top_k <= num_words,
@@ -201,13 +180,8 @@ def _sweep(
     if index_NK is None:
         index_NK = torch.empty(hidden_NH.size(0), 0, dtype=torch.long, device=hidden_NH.device)
     _check_index(index_NK, num_words, where=where)
-    low_NR = up_VR = None
-    if low_rank is not None:
-        # in the adapter's own precision, which is often float32 beside a half-precision model
-        low_NR = low_rank.scale * (hidden_NH.to(low_rank.down_RH.dtype) @ low_rank.down_RH.t())
-        up_VR = low_rank.up_VR
     result: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor] = HeadTiles.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        hidden_NH, weight_VH, bias_V, low_NR, up_VR, index_NK, buffer_VH, tile_settings
+        hidden_NH, weight_VH, bias_V, index_NK, adds_to_grad, tile_settings
     )
     return result
 
@@ -238,13 +212,7 @@ def _check_settings(settings: TileSettings, *, where: str) -> None:
 
 
 def _check_shapes(
-    hidden_NH: torch.Tensor,
-    weight_VH: torch.Tensor,
-    bias_V: torch.Tensor | None,
-    low_rank: LowRankUpdate | None,
-    buffer_VH: torch.Tensor | None,
-    *,
-    where: str,
+    hidden_NH: torch.Tensor, weight_VH: torch.Tensor, bias_V: torch.Tensor | None, *, where: str
 ) -> None:
     shapes = {"hidden_NH": hidden_NH, "weight_VH": weight_VH}
     fits = hidden_NH.dim() == weight_VH.dim() == 2 and hidden_NH.size(1) == weight_VH.size(1) > 0
@@ -252,13 +220,6 @@ def _check_shapes(
     if bias_V is not None:
         shapes["bias_V"] = bias_V
         fits = fits and bias_V.shape == weight_VH.shape[:1]
-    if low_rank is not None:
-        shapes |= {"down_RH": low_rank.down_RH, "up_VR": low_rank.up_VR}
-        fits = fits and low_rank.up_VR.shape == (weight_VH.size(0), low_rank.down_RH.size(0))
-        fits = fits and low_rank.down_RH.shape[1:] == hidden_NH.shape[1:]
-    if buffer_VH is not None:
-        shapes["weight_grad_VH"] = buffer_VH
-        fits = fits and buffer_VH.shape == weight_VH.shape
     if not fits:
         found = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in shapes.items())
         raise InputError(
@@ -267,12 +228,6 @@ def _check_shapes(
             where=where,
             fix="pass hidden states as (N, H) and the head's weight as (V, H), as torch.nn.Linear has it.",
         )
-    require(
-        buffer_VH is None or weight_VH.requires_grad,
-        "weight_grad_VH was given for a weight that takes no gradient.",
-        where=where,
-        fix="leave it out where the head is frozen.",
-    )
 
 
 def _require_flat(index: torch.Tensor, hidden_NH: torch.Tensor, dims: int, *, where: str) -> None:

@@ -21,7 +21,6 @@ from composer_replication.losses.argument_checks import (
     require,
     require_number,
     require_same_shape,
-    require_something,
 )
 
 
@@ -217,33 +216,6 @@ class TaidProgress:
             rate=self.rate,
             momentum=self.momentum,
         )
-
-
-def sampled_reverse_kl(
-    student_logp_BT: torch.Tensor, teacher_logp_BT: torch.Tensor, mask_BT: torch.Tensor
-) -> torch.Tensor:
-    """Reverse KL on sampled tokens, nats per unmasked token.
-
-    L = sum_bt m_bt * stopgrad(s_bt - t_bt) * s_bt / sum_bt m_bt
-
-    Its gradient is that of KL(p || q) on average over tokens drawn from the student; its value is not a
-    divergence and can be negative (log ``stopgrad(s - t)`` for that).
-    Shapes: B rollouts, T completion tokens. The teacher carries no gradient; what stands where the mask
-    is 0 is not read, not even when it is not a number.
-    Departs from the paper: averaged over all tokens, not per rollout first.
-    Reference: Reinforcement Learning via Self-Distillation (2026, arXiv 2601.20802).
-
-    Raises:
-        EmptyMaskError: CR0780, no unmasked token (a zero loss would hide a data bug).
-        InputError: CR0782, shapes that differ.
-    """
-    where = "sampled_reverse_kl"
-    tensors = {"student_logp_BT": student_logp_BT, "teacher_logp_BT": teacher_logp_BT, "mask_BT": mask_BT}
-    require_same_shape(tensors, where=where)
-    kept_BT = mask_BT.bool()
-    require_something(kept_BT, "unmasked token", where=where)
-    student_N, teacher_N = _wide(student_logp_BT[kept_BT]), _wide(teacher_logp_BT[kept_BT])
-    return ((student_N - teacher_N).detach() * student_N).mean()
 
 
 def _kl(from_logp: torch.Tensor, to_logp: torch.Tensor) -> torch.Tensor:

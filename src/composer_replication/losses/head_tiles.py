@@ -5,7 +5,7 @@ log-sum-exp; backward computes each tile again, turns it into the gradient of it
 it to the gradients of hidden states and weight. The vocabulary is the outer loop, so that a tile of the
 weight is converted once and its gradient is finished, in float32, before the next one begins.
 
-Letters: N tokens in a flat list, H hidden size, V vocabulary, R rank, K tokens picked for each position;
+Letters: N tokens in a flat list, H hidden size, V vocabulary, K tokens picked for each position;
 n and c are the tokens and words of one tile.
 """
 
@@ -39,12 +39,10 @@ class HeadInputs(NamedTuple):
     hidden_NH: torch.Tensor
     weight_VH: torch.Tensor
     bias_V: torch.Tensor | None
-    low_NR: torch.Tensor | None
-    up_VR: torch.Tensor | None
 
 
 class HeadTiles(torch.autograd.Function):
-    """Statistics of softmax(z / c), z = hidden weight' + bias + low up', tile by tile.
+    """Statistics of softmax(z / c), z = hidden weight' + bias, tile by tile.
 
     Returns log-probabilities at the picked indices (N, K), those indices, the log-sum-exp (N,) and the
     entropy (N,). The picks are the given indices followed by the top k. With g the gradient of the picked
@@ -58,14 +56,12 @@ class HeadTiles(torch.autograd.Function):
         hidden_NH: torch.Tensor,
         weight_VH: torch.Tensor,
         bias_V: torch.Tensor | None,
-        low_NR: torch.Tensor | None,
-        up_VR: torch.Tensor | None,
         index_NK: torch.Tensor,
-        weight_grad_VH: torch.Tensor | None,
+        adds_to_weight_grad: bool,  # noqa: FBT001
         settings: TileSettings,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         ctx.set_materialize_grads(False)
-        inputs = HeadInputs(hidden_NH, weight_VH, bias_V, low_NR, up_VR)
+        inputs = HeadInputs(hidden_NH, weight_VH, bias_V)
         tiles = _Tiles(inputs, settings)
         running = _Running(tiles, index_NK)
         for words in tiles.words():
@@ -81,7 +77,7 @@ class HeadTiles(torch.autograd.Function):
         index_NK = torch.cat([index_NK, running.top_index_NK], dim=1)
         logp_NK = torch.cat([running.picked_NK, running.top_NK], dim=1) - log_norm_N[:, None]
         ctx.save_for_backward(*inputs, index_NK, log_norm_N)
-        ctx.settings, ctx.weight_grad_VH, ctx.dtype = settings, weight_grad_VH, tiles.dtype
+        ctx.settings, ctx.adds_to_weight_grad, ctx.dtype = settings, adds_to_weight_grad, tiles.dtype
         ctx.mark_non_differentiable(index_NK, entropy_N)
         return logp_NK, index_NK, log_norm_N, entropy_N
 
@@ -92,7 +88,7 @@ class HeadTiles(torch.autograd.Function):
     ) -> tuple[torch.Tensor | None, ...]:
         *inputs, index_NK, log_norm_N = ctx.saved_tensors
         tiles = _Tiles(HeadInputs(*inputs), ctx.settings, dtype=ctx.dtype)
-        gradients = _Gradients(tiles, ctx.needs_input_grad, ctx.weight_grad_VH)
+        gradients = _Gradients(tiles, ctx.needs_input_grad, adds_to_weight_grad=ctx.adds_to_weight_grad)
         if grad_NK is None:
             grad_NK = tiles.zeros(*index_NK.shape)
         grad_NK = grad_NK.to(tiles.wide)
@@ -122,7 +118,7 @@ class _Tiles:
     """The logits of a head, one tile at a time; a tile lives until the next one is asked for."""
 
     def __init__(self, inputs: HeadInputs, settings: TileSettings, dtype: torch.dtype | None = None) -> None:
-        self.hidden_NH, self.weight_VH, self.bias_V, self.low_NR, self.up_VR = inputs
+        self.hidden_NH, self.weight_VH, self.bias_V = inputs
         self.settings = settings
         self.dtype = dtype or _compute_dtype(self.hidden_NH, self.weight_VH)
         self.wide = torch.promote_types(self.dtype, torch.float32)
@@ -132,7 +128,7 @@ class _Tiles:
         self._wide = self._narrow if self.dtype == self.wide else self._narrow.to(self.wide)
         self._second: torch.Tensor | None = None
         self._words: slice | None = None
-        self._weight_cH = self._up_cR = self._bias_c = torch.empty(0)
+        self._weight_cH = self._bias_c = torch.empty(0)
 
     def words(self) -> Iterator[slice]:
         return _slices(self.num_words, self.settings.chunk_vocab)
@@ -147,7 +143,6 @@ class _Tiles:
         """Logits of a tile in at least float32, rounded to the head's own precision as the head would."""
         if self._words != words:
             self._words, self._weight_cH = words, self.weight_VH[words].to(self.dtype)
-            self._up_cR = self._up_cR if self.up_VR is None else self.up_VR[words].to(self.dtype)
             self._bias_c = self._bias_c if self.bias_V is None else self.bias_V[words].to(self.dtype)
         hidden_nH = self.hidden_NH[tokens].to(self.dtype)
         shape = (hidden_nH.size(0), self._weight_cH.size(0))
@@ -156,8 +151,6 @@ class _Tiles:
             torch.mm(hidden_nH, self._weight_cH.t(), out=tile_nc)
         else:
             torch.addmm(self._bias_c, hidden_nH, self._weight_cH.t(), out=tile_nc)
-        if self.low_NR is not None:
-            tile_nc.addmm_(self.low_NR[tokens].to(self.dtype), self._up_cR.t())
         if self._wide is self._narrow:
             return tile_nc
         return self._wide[: shape[0] * shape[1]].view(shape).copy_(tile_nc)
@@ -223,41 +216,37 @@ class _Running:
 
 
 class _Gradients:
-    """Gradients of the inputs that need one; the weight's goes into the caller's buffer where there is one."""
+    """Gradients of the inputs that need one; the weight's goes into ``weight.grad`` where the caller wants it there."""
 
-    def __init__(self, tiles: _Tiles, needs: tuple[bool, ...], weight_grad_VH: torch.Tensor | None) -> None:
-        self._tiles, self._owns_weight = tiles, weight_grad_VH is None
+    def __init__(self, tiles: _Tiles, needs: tuple[bool, ...], *, adds_to_weight_grad: bool) -> None:
+        self._tiles, self._owns_weight = tiles, not adds_to_weight_grad
         self._hidden = tiles.zeros(*tiles.hidden_NH.shape) if needs[0] else None
-        self._low = tiles.zeros(*tiles.low_NR.shape) if tiles.low_NR is not None and needs[3] else None
         self._bias = tiles.zeros(tiles.num_words) if needs[2] else None
-        self._weight, self._up = weight_grad_VH, None
-        if weight_grad_VH is None and needs[1]:
+        self._weight: torch.Tensor | None = None
+        if adds_to_weight_grad:  # looked up now: what was there in forward may have been set to None since
+            if tiles.weight_VH.grad is None:
+                tiles.weight_VH.grad = torch.zeros_like(tiles.weight_VH)
+            self._weight = tiles.weight_VH.grad
+        elif needs[1]:
             self._weight = torch.zeros_like(tiles.weight_VH)
-        if tiles.up_VR is not None and needs[4]:
-            self._up = torch.zeros_like(tiles.up_VR)
         self._weight_part: torch.Tensor | None = None
-        self._up_part: torch.Tensor | None = None
 
     def begin(self, words: slice) -> None:
-        self._weight_part, self._up_part = self._part(self._weight, words), self._part(self._up, words)
+        self._weight_part = self._part(self._weight, words)
 
     def add(self, grad_nc: torch.Tensor, tokens: slice, words: slice) -> None:
         tiles = self._tiles
         if self._hidden is not None:
             _add_product(self._hidden[tokens], grad_nc, tiles.weight_VH[words], tiles.dtype)
-        if self._low is not None and tiles.up_VR is not None:
-            _add_product(self._low[tokens], grad_nc, tiles.up_VR[words], tiles.dtype)
         if self._weight_part is not None:
             _add_product(self._weight_part, grad_nc.t(), tiles.hidden_NH[tokens], tiles.dtype)
-        if self._up_part is not None and tiles.low_NR is not None:
-            _add_product(self._up_part, grad_nc.t(), tiles.low_NR[tokens], tiles.dtype)
         if self._bias is not None:
             self._bias[words] += grad_nc.sum(0)
 
     def finish(self, words: slice) -> None:
-        for whole, part in ((self._weight, self._weight_part), (self._up, self._up_part)):
-            if whole is not None and part is not None and part.dtype != whole.dtype:
-                whole[words] += part
+        whole, part = self._weight, self._weight_part
+        if whole is not None and part is not None and part.dtype != whole.dtype:
+            whole[words] += part
 
     def result(self) -> tuple[torch.Tensor | None, ...]:
         tiles = self._tiles
@@ -265,8 +254,6 @@ class _Gradients:
             None if self._hidden is None else self._hidden.to(tiles.hidden_NH.dtype),
             self._weight if self._owns_weight else None,
             None if self._bias is None or tiles.bias_V is None else self._bias.to(tiles.bias_V.dtype),
-            None if self._low is None or tiles.low_NR is None else self._low.to(tiles.low_NR.dtype),
-            self._up,
             None,
             None,
             None,

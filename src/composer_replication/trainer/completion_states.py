@@ -13,9 +13,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.functional import linear
 
 from composer_replication.trainer.collator import TokenRows
+from composer_replication.trainer.model_modes import evaluation_mode
 from composer_replication.trainer.prefix_support import accepts, inner_model
+from composer_replication.trainer.processes import num_processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +29,16 @@ class Head:
     bias_V: torch.Tensor | None
     softcap: float | None
     scale: float
+    adds_to_weight_grad: bool
+    """The gradient of the weight goes straight into ``weight.grad``: nothing else waits for it."""
 
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments of the functions of ``losses.chunked_head``; the scale is in the states."""
-        return {"bias_V": self.bias_V, "softcap": self.softcap}
+        return {
+            "bias_V": self.bias_V,
+            "softcap": self.softcap,
+            "adds_to_weight_grad": self.adds_to_weight_grad,
+        }
 
 
 def head_of(model: nn.Module) -> Head:
@@ -37,11 +46,12 @@ def head_of(model: nn.Module) -> Head:
     inner = inner_model(model)
     head = inner.get_output_embeddings()
     config = inner.config.get_text_config()
-    return Head(head.weight, head.bias, getattr(config, "final_logit_softcapping", None), _scale(config))
+    softcap = getattr(config, "final_logit_softcapping", None)
+    return Head(head.weight, head.bias, softcap, _scale(config), _may_add_in_place(head.weight))
 
 
 def states_problem(model: nn.Module) -> str | None:
-    """Why the head cannot be applied apart from the model, in one sentence; None if it can."""
+    """Why the head cannot be applied apart from the model, in one sentence; None if it can. Forwards a few ids."""
     inner = inner_model(model)
     name = type(inner).__name__
     if not hasattr(inner, "get_output_embeddings") or type(inner.get_output_embeddings()) is not nn.Linear:
@@ -55,7 +65,7 @@ def states_problem(model: nn.Module) -> str | None:
         for config in configs.values() if isinstance(configs, dict) else ():
             if getattr(config, "is_prompt_learning", False):
                 return "a PEFT prompt-learning adapter puts virtual tokens before the prompt."
-    return None
+    return _other_logits(inner)
 
 
 def completion_states(model: nn.Module, rows: TokenRows) -> torch.Tensor:
@@ -67,21 +77,58 @@ def completion_states(model: nn.Module, rows: TokenRows) -> torch.Tensor:
     inner = inner_model(model)
     ids = torch.cat([rows.prompt_ids_NP, rows.completion_ids_NT], dim=1)
     mask = torch.cat([rows.prompt_mask_NP, rows.completion_mask_NT], dim=1)
+    states_NSH, _ = _last_states(inner, ids, mask)
+    states_NTH = states_NSH[:, rows.prompt_ids_NP.size(1) - 1 : -1]
+    scale = _scale(inner.config.get_text_config())
+    states_MH = states_NTH[rows.loss_mask_NT.bool()]
+    return states_MH if scale == 1.0 else states_MH * scale
+
+
+def _last_states(
+    inner: Any, ids_NS: torch.Tensor, mask_NS: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the head reads at every position (N, S, H), and the logits that it makes of the last one (N, 1, V)."""
     arguments: dict[str, Any] = {}
     if accepts(inner, "position_ids"):
-        arguments["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)
+        arguments["position_ids"] = (mask_NS.cumsum(-1) - 1).clamp(min=0)
     seen: list[torch.Tensor] = []
     hook = inner.base_model.register_forward_hook(
         lambda _module, _inputs, output: seen.append(output.last_hidden_state)
     )
     try:
-        inner(input_ids=ids, attention_mask=mask, use_cache=False, logits_to_keep=1, **arguments)
+        output = inner(
+            input_ids=ids_NS, attention_mask=mask_NS, use_cache=False, logits_to_keep=1, **arguments
+        )
     finally:
         hook.remove()
-    states_NTH = seen[-1][:, rows.prompt_ids_NP.size(1) - 1 : -1]
-    scale = _scale(inner.config.get_text_config())
-    states_MH = states_NTH[rows.loss_mask_NT.bool()]
-    return states_MH if scale == 1.0 else states_MH * scale
+    return seen[-1], output.logits
+
+
+@torch.no_grad()
+def _other_logits(inner: Any) -> str | None:
+    """A sentence where the model makes other logits of its states than ``Head`` says, as the model itself shows on a few ids."""
+    head = head_of(inner)
+    ids_NS = torch.arange(min(4, head.weight_VH.size(0)), device=head.weight_VH.device)[None]
+    with evaluation_mode(inner):
+        states_NSH, logits_N1V = _last_states(inner, ids_NS, torch.ones_like(ids_NS))
+    made_N1V = linear((states_NSH[:, -1:] * head.scale).to(head.weight_VH.dtype), head.weight_VH, head.bias_V)
+    if head.softcap is not None:
+        made_N1V = head.softcap * torch.tanh(made_N1V / head.softcap)
+    if made_N1V.shape == logits_N1V.shape:
+        tolerance = 1e-3 if logits_N1V.dtype.itemsize > 2 else 3e-2  # rounding alone is some of the last bits
+        error, largest = (made_N1V.float() - logits_N1V.float()).abs().max(), logits_N1V.float().abs().max()
+        if error <= tolerance * largest:
+            return None
+    return f"the logits of {type(inner).__name__} are not what its head makes of its last hidden states."
+
+
+def _may_add_in_place(weight: torch.Tensor) -> bool:
+    """Whether autograd alone would see the gradient of this weight, which then need not exist a second time.
+
+    With several processes the data-parallel wrapper waits for it, and hooks of an optimizer that steps inside backward do.
+    """
+    hooks = (weight._backward_hooks, getattr(weight, "_post_accumulate_grad_hooks", None))  # noqa: SLF001 - no public name
+    return weight.requires_grad and weight.is_leaf and num_processes() == 1 and not any(hooks)
 
 
 def scored_ids(rows: TokenRows) -> torch.Tensor:

@@ -100,9 +100,8 @@ class LossChannels(HintChannel, ReplayChannel, OwnState):
                 where="hints.teacher",
                 fix='add a [model.lora] table, or take the teacher "ema" or "frozen".',
             )
-        problem = states_problem(model)
-        if problem is None and weights_are_sharded(self.model):
-            problem = "its weights are spread over processes."
+        is_sharded = weights_are_sharded(self.model)
+        problem = "its weights are spread over processes." if is_sharded else states_problem(model)
         if problem is not None:
             raise TrainerSettingError(
                 "CR0757",

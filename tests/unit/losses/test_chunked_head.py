@@ -14,12 +14,10 @@ from torch.utils.checkpoint import checkpoint
 
 from composer_replication.errors import InputError, UsageError
 from composer_replication.losses.chunked_head import (
-    LowRankUpdate,
     log_sum_exp,
     logp_at,
     sampled_and_top_k_logp,
     sampled_logp,
-    top_k_logp,
 )
 
 SMALL: dict[str, Any] = {"chunk_tokens": 3, "chunk_vocab": 5}
@@ -99,7 +97,9 @@ def test_top_k_and_picks_equal_the_plain_head(seed: int, v: int, data: st.DataOb
     k = data.draw(st.integers(1, v))
     hidden, weight = numbers(seed, 6, 4), numbers(seed + 1, v, 4)
     plain = plain_logp(hidden, weight, temperature=0.7)
-    logp, index = top_k_logp(hidden, weight, k=k, temperature=0.7, **SMALL)
+    target = torch.zeros(6, dtype=torch.long)
+    scores = sampled_and_top_k_logp(hidden, weight, target, k=k, temperature=0.7, **SMALL)
+    logp, index = scores.top_logp_NK, scores.top_index_NK
     want = plain.topk(k, dim=-1)
     torch.testing.assert_close(logp, want.values)
     assert index.equal(want.indices)
@@ -107,12 +107,6 @@ def test_top_k_and_picks_equal_the_plain_head(seed: int, v: int, data: st.DataOb
     torch.testing.assert_close(
         log_sum_exp(hidden, weight, temperature=0.7, **SMALL), (hidden @ weight.t() / 0.7).logsumexp(-1)
     )
-
-
-def test_top_k_carries_no_gradient() -> None:
-    logp, index = top_k_logp(numbers(1, 2, 3).requires_grad_(), numbers(2, 4, 3).requires_grad_(), k=2)
-    assert not logp.requires_grad
-    assert not index.requires_grad
 
 
 def test_one_pass_gives_sampled_tokens_and_support_with_gradients() -> None:
@@ -138,31 +132,13 @@ def test_gradcheck(softcap: float | None) -> None:
     index = torch.tensor([[0, 6, 6], [3, 2, 1]])  # a word picked twice gets both gradients
 
     def every_output(
-        hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, down: torch.Tensor, up: torch.Tensor
+        hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        options: dict[str, Any] = {
-            "bias_V": bias, "low_rank": LowRankUpdate(down, up, 0.5), "temperature": 1.3, "softcap": softcap, **SMALL,
-        }  # fmt: skip
+        options: dict[str, Any] = {"bias_V": bias, "temperature": 1.3, "softcap": softcap, **SMALL}
         return logp_at(hidden, weight, index, **options), log_sum_exp(hidden, weight, **options)
 
-    inputs = [
-        numbers(seed, *shape).requires_grad_()
-        for seed, shape in enumerate([(2, 3), (7, 3), (7,), (2, 3), (7, 2)])
-    ]
+    inputs = [numbers(seed, *shape).requires_grad_() for seed, shape in enumerate([(2, 3), (7, 3), (7,)])]
     assert torch.autograd.gradcheck(every_output, tuple(inputs))
-
-
-def test_a_low_rank_update_is_the_head_with_the_product_added() -> None:
-    hidden, weight, down, up = numbers(1, 5, 4), numbers(2, 9, 4), numbers(3, 2, 4), numbers(4, 9, 2)
-    ours, theirs = ([tensor.clone().requires_grad_() for tensor in (hidden, down, up)] for _ in range(2))
-    target = torch.arange(5)
-    got, _ = sampled_logp(ours[0], weight, target, low_rank=LowRankUpdate(ours[1], ours[2], 2.0), **SMALL)
-    want = plain_logp(theirs[0], weight + 2.0 * theirs[2] @ theirs[1])[torch.arange(5), target]
-    torch.testing.assert_close(got, want)
-    for mine, other in zip(
-        torch.autograd.grad(got.sum(), ours), torch.autograd.grad(want.sum(), theirs), strict=True
-    ):
-        torch.testing.assert_close(mine, other)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -218,11 +194,37 @@ def test_the_weight_gradient_is_added_in_place(dtype: torch.dtype) -> None:
     weight.grad = torch.ones_like(weight)
     buffer, place = weight.grad, weight.grad.data_ptr()
     for _ in range(2):
-        sampled_logp(hidden, weight, target, weight_grad_VH=weight.grad, **SMALL)[0].sum().backward()  # type: ignore[no-untyped-call]
+        sampled_logp(hidden, weight, target, adds_to_weight_grad=True, **SMALL)[0].sum().backward()  # type: ignore[no-untyped-call]
     assert weight.grad is buffer
     assert buffer.data_ptr() == place
     tolerance = {} if dtype is torch.float32 else {"rtol": 2e-2, "atol": 5e-2}
     torch.testing.assert_close(buffer, 1 + 2 * want, **tolerance)
+
+
+def test_a_gradient_that_was_dropped_after_the_forward_is_made_anew() -> None:
+    hidden, weight = numbers(1, 3, 2), numbers(2, 4, 2).requires_grad_()
+    weight.grad = torch.ones_like(weight)
+    loss = sampled_logp(hidden, weight, torch.arange(3), adds_to_weight_grad=True)[0].sum()
+    weight.grad = None  # as zero_grad does
+    loss.backward()  # type: ignore[no-untyped-call]
+    (want,) = torch.autograd.grad(sampled_logp(hidden, weight, torch.arange(3))[0].sum(), weight)
+    assert weight.grad is not None
+    torch.testing.assert_close(weight.grad, want)
+
+
+def test_a_tied_weight_gets_the_sum_of_both_gradients_whichever_comes_first() -> None:
+    """By hand: one word embeds, two are scored, so each of the two rules' gradients is a line of algebra."""
+    embedding, token = torch.tensor([[0.5], [-1.0]], dtype=torch.float64, requires_grad=True), 1
+    for _ in range(2):  # the second time onto what is there
+        state = embedding[token].unsqueeze(0)
+        sampled_logp(state, embedding, torch.tensor([0]), adds_to_weight_grad=True)[0].sum().backward()  # type: ignore[no-untyped-call]
+    # z = e1 (e0, e1); logp = z0 - log(exp z0 + exp z1); p1 = 1 / (1 + exp(z0 - z1))
+    e0, e1 = 0.5, -1.0
+    p1 = 1 / (1 + math.exp(e1 * e0 - e1 * e1))
+    of_head = [p1 * e1, -p1 * e1]
+    of_state = p1 * (e0 - e1)
+    assert embedding.grad is not None
+    assert embedding.grad[:, 0].tolist() == pytest.approx([2 * of_head[0], 2 * (of_head[1] + of_state)])
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
@@ -347,7 +349,7 @@ def test_wrong_arguments_are_said() -> None:
             sampled_logp(hidden, weight, target, **options)  # type: ignore[arg-type]
     for k in (0, 5):
         with pytest.raises(UsageError, match=f"CR0781: k is {k}"):
-            top_k_logp(hidden, weight, k=k)
+            sampled_and_top_k_logp(hidden, weight, target, k=k)
     for wrong in (torch.tensor([0, -100]), torch.tensor([0, 4])):
         with pytest.raises(InputError, match=r"CR0784.*position 1"):
             sampled_logp(hidden, weight, wrong)
@@ -357,13 +359,12 @@ def test_wrong_arguments_are_said() -> None:
         lambda: log_sum_exp(hidden, weight.t()),
         lambda: log_sum_exp(hidden[None], weight),
         lambda: log_sum_exp(hidden, weight, bias_V=torch.zeros(3)),
-        lambda: log_sum_exp(hidden, weight, low_rank=LowRankUpdate(weight[:2], weight, 1.0)),
-        lambda: log_sum_exp(hidden, weight, weight_grad_VH=torch.zeros(3, 4)),
     ):
         with pytest.raises(InputError, match="CR0782"):
             call()
-    with pytest.raises(UsageError, match="takes no gradient"):
-        log_sum_exp(hidden, weight, weight_grad_VH=torch.zeros(4, 3))
+    for no_leaf in (weight, 2 * weight.clone().requires_grad_()):
+        with pytest.raises(UsageError, match=r"CR0781.*takes no gradient, or is no leaf"):
+            log_sum_exp(hidden, no_leaf, adds_to_weight_grad=True)
 
 
 def test_a_sharded_head_is_gathered_and_its_gradient_is_sharded_again(tmp_path: Path) -> None:

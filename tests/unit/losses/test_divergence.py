@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,13 +8,12 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from composer_replication.errors import EmptyMaskError, InputError, UsageError
+from composer_replication.errors import InputError, UsageError
 from composer_replication.losses.divergence import (
     TaidProgress,
     divergence,
     entropy_aware_divergence,
     renormalised,
-    sampled_reverse_kl,
     support_divergence,
     taid_target,
     with_tail_class,
@@ -170,51 +168,6 @@ def test_the_whole_divergence_equals_trl(trl_losses: Any) -> None:
         )
 
 
-def test_sampled_reverse_kl_equals_trl(trl_losses: Any) -> None:
-    teacher, ids = some_logits(4, 2, 5, 11), torch.randint(0, 11, (2, 5))
-    mask = torch.tensor([[1, 1, 0, 1, 0], [1, 1, 1, 1, 1]])
-    ours = some_logits(3, 2, 5, 11).requires_grad_()
-    theirs = ours.detach().clone().requires_grad_()
-    picked = [logits.log_softmax(-1).gather(-1, ids[..., None])[..., 0] for logits in (ours, teacher)]
-    got = sampled_reverse_kl(picked[0], picked[1], mask)
-    per_token = trl_losses.compute_sampled_token_self_distillation_loss(
-        theirs, teacher, ids, distillation_alpha=1.0
-    )
-    want = (per_token * mask).sum() / mask.sum()
-    torch.testing.assert_close(got, want)
-    got.backward()  # type: ignore[no-untyped-call]
-    want.backward()
-    torch.testing.assert_close(ours.grad, theirs.grad)
-
-
-def test_sampled_reverse_kl_has_the_gradient_of_the_kl_on_average() -> None:
-    logits = some_logits(7, 1, 6).requires_grad_()
-    teacher = some_logits(8, 1, 6).log_softmax(-1)
-    student = logits.log_softmax(-1)
-    exact = torch.autograd.grad(divergence(student, teacher, jsd_alpha=1).sum(), logits, retain_graph=True)[0]
-    expected = torch.zeros_like(exact)
-    for token in range(6):  # the expectation over sampled tokens, summed in full
-        loss = sampled_reverse_kl(student[:, [token]], teacher[:, [token]], torch.ones(1, 1))
-        gradient = torch.autograd.grad(loss, logits, retain_graph=True)[0]
-        expected += student[0, token].exp().detach() * gradient
-    torch.testing.assert_close(expected, exact)
-
-
-def test_sampled_reverse_kl_by_hand_and_blind_to_what_is_masked() -> None:
-    student = torch.tensor([[-1.0, math.nan, -3.0]], requires_grad=True)
-    teacher = torch.tensor([[-2.0, math.inf, -1.0]])
-    loss = sampled_reverse_kl(student, teacher, torch.tensor([[1, 0, 1]]))
-    # the mean of 1 * -1 and -2 * -3
-    assert loss.item() == pytest.approx(2.5)
-    loss.backward()  # type: ignore[no-untyped-call]
-    assert student.grad is not None
-    assert student.grad.tolist() == [[0.5, 0.0, -1.0]]
-    with pytest.raises(EmptyMaskError, match="CR0780"):
-        sampled_reverse_kl(student, teacher, torch.zeros(1, 3))
-    with pytest.raises(InputError, match=r"CR0782.*mask_BT \(1, 2\)"):
-        sampled_reverse_kl(student, teacher, torch.ones(1, 2))
-
-
 @pytest.mark.parametrize("jsd_alpha", [0.0, 0.4, 1.0])
 @pytest.mark.parametrize("with_tail", [True, False])
 def test_gradcheck(*, jsd_alpha: float, with_tail: bool) -> None:
@@ -268,12 +221,8 @@ def test_classes_of_probability_zero() -> None:
 
 def test_the_teacher_carries_no_gradient() -> None:
     student, teacher = logs(0.5, 0.2).requires_grad_(), logs(0.1, 0.6).requires_grad_()
-    functions: list[Callable[[], torch.Tensor]] = [
-        lambda: support_divergence(student, teacher, jsd_alpha=0.5).sum(),
-        lambda: sampled_reverse_kl(student, teacher, torch.ones(1, 2)),
-    ]
-    for loss in functions:
-        assert torch.autograd.grad(loss(), [student, teacher], allow_unused=True)[1] is None
+    loss = support_divergence(student, teacher, jsd_alpha=0.5).sum()
+    assert torch.autograd.grad(loss, [student, teacher], allow_unused=True)[1] is None
 
 
 def test_forward_kl_is_added_only_where_the_teacher_is_unsure() -> None:

@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from composer_replication.channel_tables import HintsSection, ReplaySection
+from composer_replication.records import HintedTurn, PreferencePair
+
 
 def token_logps(
     model: Any, prompt: Sequence[int], completion: Sequence[int], *, temperature: float = 1.0
@@ -39,6 +42,66 @@ def jensen_shannon(p: torch.Tensor, q: torch.Tensor, a: float) -> torch.Tensor:
         return (p * (p / q).log()).sum(-1)
     m = (1 - a) * p + a * q
     return (1 - a) * (p * (p / m).log()).sum(-1) + a * (q * (q / m).log()).sum(-1)
+
+
+def expected_hint_loss(
+    student: Any, teacher: Any, turns: Sequence[HintedTurn], settings: HintsSection
+) -> torch.Tensor:
+    """Hint distillation's formula over plain forwards of single rows."""
+    total, num_tokens = torch.zeros((), dtype=torch.float64), 0
+    for turn in turns:
+        temperature = settings.temperature
+        s = token_logps(student, turn.prompt_ids, turn.completion_ids, temperature=temperature)
+        with torch.no_grad():
+            t = token_logps(teacher, turn.hinted_prompt_ids, turn.completion_ids, temperature=temperature)
+            sampled = token_logps(student, turn.prompt_ids, turn.completion_ids)
+        p, q = support(s, t, settings.top_k)
+        entropy = -(t.exp() * t).sum(-1)
+        if settings.variant == "entropy-aware":
+            threshold = settings.entropy_threshold
+            assert threshold is not None
+            d = jensen_shannon(p, q, 1.0) + (entropy > threshold) * jensen_shannon(p, q, 0.0)
+        elif settings.variant == "taid":
+            mixed = (1 - settings.taid_start) * p.detach().log() + settings.taid_start * q.log()
+            d = jensen_shannon(p, mixed.softmax(-1), 0.0)
+        else:
+            d = jensen_shannon(p, q, settings.jsd_alpha)
+        ratio = torch.ones(len(turn.completion_ids), dtype=torch.float64)
+        if turn.sampled_logp:
+            now = sampled[range(len(turn.completion_ids)), list(turn.completion_ids)]
+            ratio = (now - torch.tensor(turn.sampled_logp, dtype=torch.float64)).exp()
+            ratio = ratio.clamp(max=settings.importance_clip)
+        is_open = float(d.detach().mean() >= settings.min_divergence)
+        total = total + turn.weight * is_open * (ratio * (-settings.entropy_decay * entropy).exp() * d).sum()
+        num_tokens += len(turn.completion_ids)
+    return total / num_tokens
+
+
+def expected_pair_loss(
+    policy: Any, reference: Any, pairs: Sequence[PreferencePair], settings: ReplaySection, beta: float
+) -> torch.Tensor:
+    """The preference loss over plain forwards of single rows."""
+
+    def score(model: Any, pair: PreferencePair, ids: tuple[int, ...]) -> torch.Tensor:
+        logp = answer_logp(model, pair.prompt_ids, ids)
+        return logp / len(ids) if settings.length_normalised else logp
+
+    total, weights = torch.zeros((), dtype=torch.float64), 0.0
+    for pair in pairs:
+        gap = score(policy, pair, pair.chosen_ids) - score(policy, pair, pair.rejected_ids)
+        if settings.kind != "simpo":
+            with torch.no_grad():
+                of_reference = score(reference, pair, pair.chosen_ids) - score(
+                    reference, pair, pair.rejected_ids
+                )
+            gap = gap - of_reference
+        if settings.kind == "ipo":
+            loss = (gap - 1 / (2 * beta)) ** 2
+        else:
+            smoothing, x = settings.label_smoothing, beta * gap - settings.margin
+            loss = -(1 - smoothing) * functional.logsigmoid(x) - smoothing * functional.logsigmoid(-x)
+        total, weights = total + pair.weight * loss, weights + pair.weight
+    return total / weights
 
 
 def plain_copy(model: Any) -> Any:

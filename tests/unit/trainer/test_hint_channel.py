@@ -11,13 +11,11 @@ import pytest
 import torch
 from full_vocabulary import (
     assert_same_gradients,
+    expected_hint_loss,
     gradients,
-    jensen_shannon,
     moved,
     plain_copy,
     sharpened,
-    support,
-    token_logps,
 )
 from peft.tuners.tuners_utils import BaseTunerLayer
 from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
@@ -85,39 +83,6 @@ def batch_of(turns: Sequence[HintedTurn]) -> dict[str, Any]:
     return {**batch, "hint_num_tokens": torch.tensor(float(sum(len(t.completion_ids) for t in turns)))}
 
 
-def expected_loss(
-    student: Any, teacher: Any, turns: Sequence[HintedTurn], settings: HintsSection
-) -> torch.Tensor:
-    """The channel's formula over plain forwards of single rows."""
-    total, num_tokens = torch.zeros((), dtype=torch.float64), 0
-    for turn in turns:
-        temperature = settings.temperature
-        s = token_logps(student, turn.prompt_ids, turn.completion_ids, temperature=temperature)
-        with torch.no_grad():
-            t = token_logps(teacher, turn.hinted_prompt_ids, turn.completion_ids, temperature=temperature)
-            sampled = token_logps(student, turn.prompt_ids, turn.completion_ids)
-        p, q = support(s, t, settings.top_k)
-        entropy = -(t.exp() * t).sum(-1)
-        if settings.variant == "entropy-aware":
-            threshold = settings.entropy_threshold
-            assert threshold is not None
-            d = jensen_shannon(p, q, 1.0) + (entropy > threshold) * jensen_shannon(p, q, 0.0)
-        elif settings.variant == "taid":
-            mixed = (1 - settings.taid_start) * p.detach().log() + settings.taid_start * q.log()
-            d = jensen_shannon(p, mixed.softmax(-1), 0.0)
-        else:
-            d = jensen_shannon(p, q, settings.jsd_alpha)
-        ratio = torch.ones(len(turn.completion_ids), dtype=torch.float64)
-        if turn.sampled_logp:
-            now = sampled[range(len(turn.completion_ids)), list(turn.completion_ids)]
-            ratio = (now - torch.tensor(turn.sampled_logp, dtype=torch.float64)).exp()
-            ratio = ratio.clamp(max=settings.importance_clip)
-        is_open = float(d.detach().mean() >= settings.min_divergence)
-        total = total + turn.weight * is_open * (ratio * (-settings.entropy_decay * entropy).exp() * d).sum()
-        num_tokens += len(turn.completion_ids)
-    return total / num_tokens
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -144,7 +109,7 @@ def test_value_and_gradient_equal_the_whole_vocabulary_in_float64(
     trainer.model.zero_grad()
     # with all words in the support the oracle's tail is 0, whose logarithm does not exist: one word is its tail
     oracle = settings.model_copy(update={"top_k": min(settings.top_k, 257)})
-    expected = expected_loss(trainer.model, teacher, TURNS, oracle)
+    expected = expected_hint_loss(trainer.model, teacher, TURNS, oracle)
     expected.backward()
     assert expected.item() > 1e-4
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
@@ -225,7 +190,7 @@ def test_lora_off_is_the_model_without_its_adapter(ready: Callable[..., Any]) ->
         if isinstance(module, BaseTunerLayer):
             module.enable_adapters(enabled=False)
     loss = trainer._compute_sdpo_loss(trainer.model, batch_of(TURNS))
-    expected = expected_loss(trainer.model, without, TURNS, settings)
+    expected = expected_hint_loss(trainer.model, without, TURNS, settings)
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
     assert loss.item() > 1e-5
 

@@ -10,14 +10,17 @@ from typing import Any
 
 import pytest
 import torch
-from full_vocabulary import gradients
+from full_vocabulary import gradients, sharpened
+from tiny_trainer import tiny_model
 from torch import nn
+from transformers import RecurrentGemmaConfig, RecurrentGemmaForCausalLM
 from trl import GRPOTrainer
 
 from composer_replication.channel_tables import HintsSection, ReplaySection
 from composer_replication.errors import ComposerError, InputError
 from composer_replication.records import HintedTurn, PreferencePair, Rollout
 from composer_replication.trainer.checkpoints import write_manifest
+from composer_replication.trainer.completion_states import states_problem
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 from composer_replication.trainer.loss_channels import STATE_FILE
 from composer_replication.trainer.parameter_hash import parameter_sha256
@@ -95,6 +98,32 @@ def test_a_model_whose_head_cannot_be_taken_apart_is_refused(make_trainer: Calla
     with pytest.raises(TrainerSettingError) as error:
         trainer._begin_channels()
     assert error.value.code == "CR0757"
+
+
+def test_logits_that_are_not_made_by_the_head_alone_are_refused() -> None:
+    """A soft cap under a name that is not known, as a forward of the model itself shows."""
+    torch.manual_seed(0)
+    config = RecurrentGemmaConfig(
+        vocab_size=61,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        block_types=["recurrent", "attention"],
+        lru_width=16,
+        logits_soft_cap=3.0,
+    )
+    model = RecurrentGemmaForCausalLM(config)
+    sharpened(model)
+    problem = states_problem(model)
+    assert (
+        problem
+        == "the logits of RecurrentGemmaForCausalLM are not what its head makes of its last hidden states."
+    )
+    for plain in (tiny_model(), tiny_model().bfloat16()):
+        sharpened(plain)
+        assert states_problem(plain) is None
 
 
 def one_step(make_trainer: Callable[..., Any], output_dir: Path, **settings: Any) -> dict[str, torch.Tensor]:

@@ -10,10 +10,16 @@ from typing import Any
 
 import pytest
 import torch
-from full_vocabulary import answer_logp, assert_same_gradients, gradients, moved, plain_copy, sharpened
+from full_vocabulary import (
+    assert_same_gradients,
+    expected_pair_loss,
+    gradients,
+    moved,
+    plain_copy,
+    sharpened,
+)
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.nn.functional import logsigmoid
 from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
 from composer_replication.channel_tables import ReplaySection
@@ -48,31 +54,6 @@ def ready(make_trainer: Callable[..., Any]) -> Callable[..., Any]:
     return make
 
 
-def expected_loss(
-    policy: Any, reference: Any, pairs: Sequence[PreferencePair], settings: ReplaySection, beta: float
-) -> torch.Tensor:
-    def score(model: Any, pair: PreferencePair, ids: tuple[int, ...]) -> torch.Tensor:
-        logp = answer_logp(model, pair.prompt_ids, ids)
-        return logp / len(ids) if settings.length_normalised else logp
-
-    total, weights = torch.zeros((), dtype=torch.float64), 0.0
-    for pair in pairs:
-        gap = score(policy, pair, pair.chosen_ids) - score(policy, pair, pair.rejected_ids)
-        if settings.kind != "simpo":
-            with torch.no_grad():
-                of_reference = score(reference, pair, pair.chosen_ids) - score(
-                    reference, pair, pair.rejected_ids
-                )
-            gap = gap - of_reference
-        if settings.kind == "ipo":
-            loss = (gap - 1 / (2 * beta)) ** 2
-        else:
-            smoothing, x = settings.label_smoothing, beta * gap - settings.margin
-            loss = -(1 - smoothing) * logsigmoid(x) - smoothing * logsigmoid(-x)
-        total, weights = total + pair.weight * loss, weights + pair.weight
-    return total / weights
-
-
 @pytest.mark.parametrize(
     ("settings", "beta"),
     [
@@ -91,12 +72,12 @@ def test_value_and_gradient_equal_plain_formulas_in_float64(
     loss.backward()
     found = gradients(trainer.model)
     trainer.model.zero_grad()
-    expected = expected_loss(trainer.model, trainer.reference, PAIRS, settings, beta)
+    expected = expected_pair_loss(trainer.model, trainer.reference, PAIRS, settings, beta)
     expected.backward()
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
     assert_same_gradients(found, gradients(trainer.model), tolerance=1e-5)
     if settings.kind != "simpo":  # the reference matters to it
-        other = expected_loss(trainer.model, trainer.model, PAIRS, settings, beta)
+        other = expected_pair_loss(trainer.model, trainer.model, PAIRS, settings, beta)
         assert loss.item() != pytest.approx(other.item(), rel=1e-3)
     assert trainer._metrics["train"]["replay/pairs"] == [3.0]
 
@@ -148,7 +129,7 @@ def test_siblings_equal_the_same_pairs_given_by_hand(ready: Callable[..., Any]) 
     ]
     prompts = [(5, 6, 7)] * 4 + [(8, 9)] * 4
     pairs = [PreferencePair(prompts[c], tuple(rows[c]), tuple(rows[c + 1])) for c in (0, 2, 4, 6)]
-    expected = expected_loss(trainer.model, trainer.reference, pairs, settings, 5.0)
+    expected = expected_pair_loss(trainer.model, trainer.reference, pairs, settings, 5.0)
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
 
 

@@ -1,0 +1,110 @@
+"""A real step of each further channel, family by family: its gradient is that of the plain formula in float64."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import TrainerCallback
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "trainer"))
+sys.path.insert(0, str(Path(__file__).parent))
+
+from full_vocabulary import (
+    assert_same_gradients,
+    expected_hint_loss,
+    expected_pair_loss,
+    gradients,
+    plain_copy,
+)
+from tiny_architectures import HEADS, MODELS, tiny_model
+from tiny_trainer import build_trainer
+
+from composer_replication.channel_tables import HintsSection, ReplaySection
+from composer_replication.records import HintedTurn, PreferencePair
+
+TURNS = (
+    HintedTurn((5, 6, 7), (5, 6, 90, 91, 7), (40, 41, 42), sampled_logp=(-5.5, -5.25, -6.0)),
+    HintedTurn((8,), (88, 8, 8, 8, 8, 8, 8), (50, 51, 52, 53), weight=0.5),
+)
+PAIRS = (
+    PreferencePair((5, 6, 7, 8, 9, 10, 11), (40, 41, 42), (43,)),
+    PreferencePair((8,), (50,), (51, 52, 53, 54), weight=0.5),
+)
+HINTS = HintsSection(teacher="frozen", top_k=20, turns_per_step=2)
+REPLAY = ReplaySection(pairs_per_step=2)
+RECORDS = {"hints": HINTS, "hinted_turns": TURNS, "replay": REPLAY, "replay_pairs": PAIRS}
+WEIGHTS = {"alpha_sdpo": 2.0, "beta_replay": 0.5}
+
+QUICK = ["gemma2-softcap", "gpt-oss-sinks", "deepseek-v3-latent"]
+"""A soft cap and tied embeddings; attention sinks and experts; latent attention and experts."""
+NAMES = [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.long]) for name in MODELS | HEADS]
+
+
+class Gradients(TrainerCallback):
+    """What the optimizer is about to take."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, torch.Tensor] = {}
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.seen = gradients(kwargs["model"])
+
+
+def real_step(model: Any, folder: Path, **settings: Any) -> dict[str, torch.Tensor]:
+    """Gradients of one step of ``train``: generation, TRL's loss and the channels that are on, two micro-batches."""
+    callback = Gradients()
+    trainer = build_trainer(
+        output_dir=folder,
+        model=model,
+        max_steps=1,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        max_completion_length=3,
+        num_prompts=1,
+        max_grad_norm=0.0,
+        callbacks=[callback],
+        **settings,
+    )
+    trainer.train()
+    return callback.seen
+
+
+def oracle_gradients(
+    model: Any, loss_of: Callable[[Any, Any], torch.Tensor], weight: float
+) -> dict[str, torch.Tensor]:
+    """Of ``weight`` times a loss of (policy, reference), both as the run begins, over the whole vocabulary in float64."""
+    policy = plain_copy(model).double()
+    if policy._can_set_experts_implementation():
+        policy.set_experts_implementation("eager")  # the grouped product has no float64
+    (weight * loss_of(policy, plain_copy(policy))).backward()
+    return gradients(policy)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_channel_adds_its_own_gradient_and_nothing_when_off(tmp_path: Path, name: str) -> None:
+    def step(label: str, **settings: Any) -> dict[str, torch.Tensor]:
+        return real_step(tiny_model(name, 258), tmp_path / label, **settings)
+
+    off = step("off")
+    given = step("given", **RECORDS)
+    assert off.keys() == given.keys()
+    assert all(torch.equal(off[key], given[key]) for key in off)
+    losses: dict[str, Callable[[Any, Any], torch.Tensor]] = {
+        "alpha_sdpo": lambda policy, teacher: expected_hint_loss(policy, teacher, TURNS, HINTS),
+        "beta_replay": lambda policy, reference: expected_pair_loss(policy, reference, PAIRS, REPLAY, 5.0),
+    }
+    for channel, loss_of in losses.items():
+        on = step(channel, **RECORDS, **{channel: WEIGHTS[channel]})
+        expected = oracle_gradients(tiny_model(name, 258), loss_of, WEIGHTS[channel])
+        added = {
+            key: (on[key].double() - off[key].double() if key in off else on[key].double()) for key in on
+        }
+        expected |= {
+            key: torch.zeros_like(added[key]) for key in added.keys() - expected.keys()
+        }  # experts not asked
+        assert_same_gradients(added, expected, tolerance=1e-4)

@@ -3,7 +3,8 @@
 EVENTS, with commas between them or ``none``, happen one after the other: each as soon as two episodes wait for an answer that is
 not their first, or, for a recipe of single answers, when a grading has begun on the cluster. ``actors=SESSION`` kills our actors on the node
 of this session, ``actor=SESSION`` one of them, ``node=SESSION`` all of the node, which does not come back; ``ctrl-c`` is a person's, at a
-terminal from which Ray was started too where a session is given; ``killed`` is the end of this process.
+terminal from which Ray was started too where a session is given; ``killed`` is the end of this process. ``build`` is awaited: work of a
+build that is given to the cluster.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from composer_replication.cli.main import main
 from composer_replication.records import Completion, StopReason
 from composer_replication.rollouts.episodes.batching_policy import SampleOptions
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.workers.workers import load_ray
 from composer_replication.trainer import episode_rollouts
 from composer_replication.trainer.policy import InProcessPolicy
 
@@ -42,6 +44,8 @@ def next_event() -> None:
             os.killpg(0, signal.SIGINT)  # as a terminal does
         elif event == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
+        elif event == "build":
+            return
         elif event == "node":
             kill_session(int(session))
         else:
@@ -70,17 +74,23 @@ class Eventful(ThinkingSampler):
 
 
 def let_gradings_be_eventful() -> None:
+    pool = load_ray()
     from composer_replication.rollouts.cluster import rollout_cluster
 
-    ask = rollout_cluster.asked_once
+    call, ask = pool.call, rollout_cluster.asked_once
+
+    def called(self: Any, *args: Any, **options: Any) -> Any:
+        if EVENTS[:1] == ["build"]:
+            next_event()
+        return call(self, *args, **options)
 
     def asked_once(handle: Any, method: str, *args: Any) -> Any:
         reference = ask(handle, method, *args)
-        if method == "grade_request":
+        if method == "grade_request" and EVENTS[:1] != ["build"]:
             next_event()
         return reference
 
-    rollout_cluster.asked_once = asked_once
+    pool.call, rollout_cluster.asked_once = called, asked_once
 
 
 def half_right(store: TaskStore) -> Any:

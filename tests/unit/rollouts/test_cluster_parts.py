@@ -228,8 +228,9 @@ def test_only_what_dead_processes_left_is_cleared_up(tmp_path: Path, monkeypatch
         hosts = (socket.gethostname(), "another-host")
         children = zip(hosts, (dead, alive), folders, strict=True)
         clear_up([Place(host, child.pid, str(folder)) for host, child, folder in children])
-        assert [folder.is_dir() for folder in folders] == [False, True]
+        left = [folder.is_dir() for folder in folders]
         alive.kill()
+    assert left == [False, True]
 
 
 # --- around it ------------------------------------------------------------------------

@@ -2,9 +2,8 @@
 
 EVENTS, with commas between them or ``none``, happen one after the other: each as soon as two episodes wait for an answer that is
 not their first, or, for a recipe of single answers, when a grading has begun on the cluster. ``actors=SESSION`` kills our actors on the node
-of this session, ``actor=SESSION`` one of them, ``node=SESSION`` all of the node, which does not come back; ``ctrl-c`` is a person's, at a
-terminal from which Ray was started too where a session is given; ``killed`` is the end of this process. ``build`` is awaited: work of a
-build that is given to the cluster.
+of this session, ``actor=SESSION`` one of them, ``node=SESSION`` all of the node, which does not come back; ``ctrl-c`` is a person's, and
+``killed`` is the end of this process. ``build`` is awaited: work of a build that is given to the cluster.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "trainer"))
 
-from ray_head import actors_of, kill_session, processes
+from ray_head import actors_of, kill_session
 from scripted_tools import ASSISTANT, ThinkingSampler, sampler_of
 
 from composer_replication.cli.main import main
@@ -39,8 +38,6 @@ def next_event() -> None:
     with suppress(IndexError):
         event, _, session = EVENTS.pop(0).partition("=")
         if event == "ctrl-c":
-            for pid in members(int(session)) if session else ():
-                os.kill(pid, signal.SIGINT)
             os.killpg(0, signal.SIGINT)  # as a terminal does
         elif event == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -51,16 +48,6 @@ def next_event() -> None:
         else:
             for pid in sorted(actors_of(int(session)))[: 1 if event == "actor" else None]:
                 os.kill(pid, signal.SIGKILL)
-
-
-def members(session: int) -> list[int]:
-    """Processes of a node of Ray, without the command that started it."""
-    found = []
-    for pid, _ in processes():
-        with suppress(ProcessLookupError):
-            if pid != session and os.getsid(pid) == session:
-                found.append(pid)
-    return found
 
 
 class Eventful(ThinkingSampler):

@@ -1,7 +1,9 @@
-"""``composer-rl WORD…`` with scripted words in the place of a model's: ``ray_rollout_worker.py SESSION WORD…``.
+"""``composer-rl WORD…`` with scripted words in the place of a model's: ``ray_rollout_worker.py EVENTS WORD…``.
 
-Where the session of a node of Ray is given (0: none), an actor there is killed amid an episode, in a round in which two are under way;
-a negative number kills all of the node, which does not come back.
+EVENTS, with commas between them or ``none``, happen one after the other: each as soon as two episodes wait for an answer that is
+not their first, or, for a recipe of single answers, when a grading has begun on the cluster. ``actors=SESSION`` kills our actors on the node
+of this session, ``actor=SESSION`` one of them, ``node=SESSION`` all of the node, which does not come back; ``ctrl-c`` is a person's, and
+``killed`` is the end of this process. ``build`` is awaited: work of a build that is given to the cluster.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import runpy
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,24 +27,57 @@ from composer_replication.cli.main import main
 from composer_replication.records import Completion, StopReason
 from composer_replication.rollouts.episodes.batching_policy import SampleOptions
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.workers.workers import load_ray
 from composer_replication.trainer import episode_rollouts
 from composer_replication.trainer.policy import InProcessPolicy
 
+EVENTS: list[str] = []
 
-class Killing(ThinkingSampler):
-    """Kills once, when two episodes wait for an answer that is not their first."""
 
-    session = 0
+def next_event() -> None:
+    with suppress(IndexError):
+        event, _, session = EVENTS.pop(0).partition("=")
+        if event == "ctrl-c":
+            os.killpg(0, signal.SIGINT)  # as a terminal does
+        elif event == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif event == "build":
+            return
+        elif event == "node":
+            kill_session(int(session))
+        else:
+            for pid in sorted(actors_of(int(session)))[: 1 if event == "actor" else None]:
+                os.kill(pid, signal.SIGKILL)
+
+
+class Eventful(ThinkingSampler):
+    """Looks for the moment in which two episodes wait for an answer that is not their first."""
 
     def __call__(self, prompts: list[tuple[int, ...]], options: list[SampleOptions]) -> Sequence[Completion]:
         turns = [self.tokenizer.decode(prompt).count(ASSISTANT) for prompt in prompts]
-        if self.session and len(turns) == 2 and min(turns) > 1:
-            if self.session > 0:
-                os.kill(min(actors_of(self.session)), signal.SIGKILL)
-            else:
-                kill_session(-self.session)
-            Killing.session = 0
+        if len(turns) == 2 and min(turns) > 1:
+            next_event()
         return super().__call__(prompts, options)
+
+
+def let_gradings_be_eventful() -> None:
+    pool = load_ray()
+    from composer_replication.rollouts.cluster import rollout_cluster
+
+    call, ask = pool.call, rollout_cluster.asked_once
+
+    def called(self: Any, *args: Any, **options: Any) -> Any:
+        if EVENTS[:1] == ["build"]:
+            next_event()
+        return call(self, *args, **options)
+
+    def asked_once(handle: Any, method: str, *args: Any) -> Any:
+        reference = ask(handle, method, *args)
+        if method == "grade_request" and EVENTS[:1] != ["build"]:
+            next_event()
+        return reference
+
+    pool.call, rollout_cluster.asked_once = called, asked_once
 
 
 def half_right(store: TaskStore) -> Any:
@@ -60,11 +96,17 @@ def half_right(store: TaskStore) -> Any:
 
 
 if __name__ == "__main__":
-    Killing.session = int(sys.argv[1])
+    # A shell that starts the tests in its background lets them ignore Ctrl-C; a person's shell does not.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    EVENTS += [] if sys.argv[1] == "none" else sys.argv[1].split(",")
     words = sys.argv[2:]
     if words[0] == "eval":
         InProcessPolicy.generate = half_right(TaskStore.open(Path(words[words.index("--tasks") + 1])))
     else:
         worker = runpy.run_path(str(Path(__file__).with_name("agentic_worker.py")))
-        episode_rollouts.model_sampler = sampler_of(worker["scripts"](), Killing)
-    sys.exit(main(words))
+        episode_rollouts.model_sampler = sampler_of(worker["scripts"](), Eventful)
+    if EVENTS and "agent" not in Path(words[1]).read_text():
+        let_gradings_be_eventful()
+    code = main(words)
+    assert not EVENTS, "the run ended before all of it had happened"
+    sys.exit(code)

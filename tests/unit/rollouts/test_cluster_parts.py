@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import socket
@@ -9,6 +10,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -220,9 +222,15 @@ def test_only_what_dead_processes_left_is_cleared_up(tmp_path: Path, monkeypatch
         folders = [Path(child.stdout.readline().strip()) for child in (dead, alive)]
         dead.kill()
         dead.wait()
-        clear_up([Place(socket.gethostname(), dead.pid), Place("another-host", alive.pid)])
-        assert [folder.is_dir() for folder in folders] == [False, True]
+        at_work = os.open(folders[0], os.O_RDONLY)  # somebody else removes it at this moment
+        fcntl.flock(at_work, fcntl.LOCK_EX)
+        threading.Timer(0.3, os.close, [at_work]).start()
+        hosts = (socket.gethostname(), "another-host")
+        children = zip(hosts, (dead, alive), folders, strict=True)
+        clear_up([Place(host, child.pid, str(folder)) for host, child, folder in children])
+        left = [folder.is_dir() for folder in folders]
         alive.kill()
+    assert left == [False, True]
 
 
 # --- around it ------------------------------------------------------------------------

@@ -59,6 +59,7 @@ class Cluster:
     address: str
     environment: dict[str, str]
     cache: Path
+    scratch: Path
     session: int
 
     def build(self, sources: list[str], out: Path, *more: str) -> subprocess.Popen[str]:
@@ -103,7 +104,7 @@ def composer_rl(
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """The one Ray of this file."""
     with running_ray(tmp_path_factory.mktemp("ray")) as head:
-        yield Cluster(head.address, head.token, head.cache, head.session)
+        yield Cluster(head.address, head.token, head.cache, head.scratch, head.session)
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +150,13 @@ def test_a_build_on_a_cluster_has_the_bytes_of_a_local_one(
     )
 
 
-def test_an_interrupted_build_leaves_no_worker_and_goes_on_though_one_is_killed(
+def wait_until_clean(cluster: Cluster) -> None:
+    """No worker of ours is left there, and no folder; the test's time-out ends it."""
+    while cluster.workers() or list(cluster.scratch.glob("composer-rl-*")):
+        time.sleep(0.02)
+
+
+def test_an_interrupted_or_killed_build_leaves_nothing_there_and_goes_on_though_one_is_killed(
     cluster: Cluster, sources: list[str], local: Path, tmp_path: Path
 ) -> None:
     build = cluster.build(sources, tmp_path / "out")
@@ -162,8 +169,15 @@ def test_an_interrupted_build_leaves_no_worker_and_goes_on_though_one_is_killed(
     assert json.loads(told)["error"]["code"] == "CR0103"
     assert complaint.startswith("CR0103: interrupted.")
     assert complaint.count("\n") == 1
-    while cluster.workers():
+    wait_until_clean(cluster)
+
+    build = cluster.build(sources, tmp_path / "out")
+    while not (cluster.workers() and list(cluster.scratch.glob("composer-rl-scratch-*"))):
+        assert build.poll() is None, build.communicate()
         time.sleep(0.02)
+    build.kill()
+    build.communicate()
+    wait_until_clean(cluster)
 
     build = cluster.build(sources, tmp_path / "out")
     killed: list[int] = []

@@ -18,8 +18,9 @@ from composer_replication.rollouts.environment.feature_deletion_env import Featu
 from composer_replication.rollouts.grading import Grader, GradeRequest, TestsUsed
 from composer_replication.rollouts.regressions import Regressions
 from composer_replication.rollouts.tools.toolbox import CallCounts
-from composer_replication.sandbox.process_folder import sweep
+from composer_replication.sandbox.process_folder import process_folder, sweep
 from composer_replication.tasks.running.watched_run import WatchedReport
+from composer_replication.tasks.workers.last_sweep import sweep_after_this_process
 from composer_replication.tasks.workers.node_check import NodeNeeds, check_node, unfit_node
 
 LOST = "CR0862"
@@ -34,20 +35,29 @@ class Place:
 
     host: str
     pid: int
+    folder: str
 
 
 def here() -> Place:
-    """This process."""
-    return Place(socket.gethostname(), os.getpid())
+    """This process, and its temporary folder."""
+    return Place(socket.gethostname(), os.getpid(), str(process_folder()))
 
 
 def clear_up(killed: Sequence[Place]) -> None:
     """Remove what killed processes left on this node, as soon as they are gone; runs in a worker of Ray."""
     ends = time.monotonic() + _DYING_SECONDS
     for place in killed:
-        while place.host == here().host and Path(f"/proc/{place.pid}").exists() and time.monotonic() < ends:
+        while place.host == socket.gethostname() and _is_left(place) and time.monotonic() < ends:
             time.sleep(0.05)
     sweep()
+
+
+def _is_left(place: Place) -> bool:
+    """Whether its process or its folder is there: another process that removes the folder at this moment holds it against ``sweep``."""
+    if Path(f"/proc/{place.pid}").exists():
+        return True
+    sweep()
+    return Path(place.folder).exists()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +112,7 @@ class RolloutActor:
     def __init__(
         self, parcel: StoreParcel, fetch: Callable[[Any], Piece], options: ClusterOptions, needs: NodeNeeds
     ) -> None:
+        sweep_after_this_process()
         self._parcel, self._fetch, self._options, self._needs = parcel, fetch, options, needs
         self._grader: Grader | None = None
         self._environment: FeatureDeletionEnv | None = None

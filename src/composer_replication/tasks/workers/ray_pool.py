@@ -27,6 +27,7 @@ from composer_replication.tasks.intake.environment import lock_of, open_environm
 from composer_replication.tasks.intake.lock import EnvironmentLock, LockedWheel
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.store_records import RepositoryRecord
+from composer_replication.tasks.workers.last_sweep import sweep_after_this_process
 from composer_replication.tasks.workers.node_check import NodeNeeds, check_node, needs_of, unfit_node
 from composer_replication.tasks.workers.ray_answers import (
     NUM_RETRIES,
@@ -161,6 +162,7 @@ def do_work(node_needs: NodeNeeds, work: Callable[..., Any], options: dict[str, 
         SandboxFailure: nothing is known of the work; Ray tries it again.
         MissingError: this node cannot do it (CR0491).
     """
+    sweep_after_this_process()
     check_node(*node_needs)
     backend = node_needs[0]
     return work(*[_bench(arg, backend) if isinstance(arg, _BenchParts) else arg for arg in args], **options)

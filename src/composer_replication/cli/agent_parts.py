@@ -224,6 +224,31 @@ def open_agent(
     )
 
 
+def open_episode_sampler(
+    config: RunConfig,
+    grader: Grader,
+    model: Any,
+    tokenizer: Any,
+    tasks: Sequence[Task],
+    *,
+    cluster: RolloutCluster | None = None,
+) -> EpisodeSampler:
+    """Who attempts ``tasks`` by episodes of a model that nobody trains now; tools, limits and sampling are the recipe's.
+
+    Raises:
+        UsageError: as ``open_player``, or the method contradicts itself (CR0760 to CR0762).
+        InputError: as ``refuse_long_conversations``.
+    """
+    from composer_replication.trainer.episode_rollouts import TrainedPolicy, still_trainer
+
+    section = config.agent or AgentSection()
+    judge = open_player(config, grader, tokenizer, is_evaluation=True, cluster=cluster)
+    refuse_long_conversations(config, judge, tasks, model)
+    policy = TrainedPolicy(max_batch=section.max_batch, in_rounds=section.in_rounds)
+    policy.trainer = still_trainer(config, model, tokenizer)
+    return EpisodeSampler(judge, policy)
+
+
 def counts_shares(config: RunConfig) -> bool:
     """Whether the reward is a share of tests, so that the truth beside it has to be one too."""
     return config.agent is not None and config.agent.reward.rule != "all_or_nothing"

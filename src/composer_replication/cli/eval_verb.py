@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Any
 from composer_replication.cli.cluster_parts import add_ray_flag
 
 if TYPE_CHECKING:
+    from composer_replication.config import RunConfig
     from composer_replication.rollouts.pass_rates import TaskResult
-    from composer_replication.rollouts.policy_sampler import PolicySampler
     from composer_replication.tasks.difficulty import Difficulty, MeasuredPolicy
+
+_SINGLE_ANSWER = {"prompt_style": "completion", "max_new_tokens": 64, "temperature": 1.0}
+"""How a model alone is asked, unless the flags of these names say otherwise."""
 
 
 def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
@@ -21,8 +24,9 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
         "eval",
         parents=[common],
         help="pass rates of a model on tasks",
-        description="Sample answers on every task and grade them by visible and by hidden tests, each in its own "
-        "sandbox. Intervals (95%, Wilson) speak of fresh samples on these tasks, not of other tasks.",
+        description="Sample attempts at every task and grade them by visible and by hidden tests, each in its own "
+        "sandbox: single answers, or episodes with tools where the run or --recipe has an [agent] table. Intervals "
+        "(95%, Wilson) speak of fresh samples on these tasks, not of other tasks.",
     )
     parser.add_argument(
         "model", metavar="MODEL_OR_RUN", help="a run folder, a model folder or name, package:NAME==VERSION"
@@ -30,9 +34,15 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--tasks", type=Path, required=True, metavar="DIR", help="a task store")
     parser.add_argument("--samples", type=int, default=4, metavar="K", help="samples a task (default 4)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--prompt-style", choices=["completion", "chat"], default="completion")
-    parser.add_argument("--max-new-tokens", type=int, metavar="N", help="default 64; a run brings its own")
-    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument(
+        "--recipe",
+        type=Path,
+        metavar="RECIPE.toml",
+        help="attempt as rollouts of this recipe do: prompts, sampling, tools, limits; a run has its own",
+    )
+    parser.add_argument("--prompt-style", choices=["completion", "chat"], help="default completion")
+    parser.add_argument("--max-new-tokens", type=int, metavar="N", help="default 64")
+    parser.add_argument("--temperature", type=float, help="default 1.0")
     parser.add_argument(
         "--update-difficulty",
         action="store_true",
@@ -46,22 +56,23 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     """Evaluate.
 
     Raises:
-        UsageError: a number out of range (CR0206), or ``--update-difficulty`` for a store that
-            cannot be written to (CR0209).
-        NothingToDoError: the store is empty (CR0604), or none of its tasks is the body of one
+        UsageError: a number out of range, or a flag that contradicts a run or recipe (CR0206); the recipe is wrong;
+            ``--update-difficulty`` for a store that cannot be written to (CR0209).
+        NothingToDoError: the store is empty (CR0604), or for single answers none of its tasks is the body of one
             function (CR0457).
         MissingError: torch and its like are not installed (CR0101), or as ``check_cluster`` and ``open_cluster``.
         InputError: the run has no whole checkpoint (CR0706), or as ``load_model``; what an earlier
-            evaluation measured cannot be read (CR0456).
+            evaluation measured cannot be read (CR0456); a first prompt leaves no room for an answer (CR0869).
     """
     from composer_replication.cli import run_parts
+    from composer_replication.cli.agent_parts import open_episode_sampler
     from composer_replication.cli.cluster_parts import check_cluster, open_actors, placed_at
     from composer_replication.cli.needed_packages import needs_extra
     from composer_replication.cli.output_folder import refuse_unwritable
     from composer_replication.cli.progress_bar import progress_bar
-    from composer_replication.cli.task_division import one_hole_tasks, other_sizes_note
+    from composer_replication.cli.task_division import one_hole_tasks, other_sizes_note, stored_tasks
     from composer_replication.errors import UsageError
-    from composer_replication.rollouts.pass_rates import summarise
+    from composer_replication.rollouts.generations.episode_sampler import EpisodeSampler
     from composer_replication.tasks.difficulty import read_difficulty, record_difficulty
     from composer_replication.tasks.store import TaskStore
 
@@ -69,7 +80,8 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     if problem:
         raise UsageError("CR0206", problem, fix="composer-rl eval MODEL --tasks DIR --samples 4")
     store = TaskStore.open(args.tasks)
-    tasks, num_others = one_hole_tasks(store)
+    recipe = _recipe(args)
+    tasks, num_others = (stored_tasks(store), 0) if recipe.agent else one_hole_tasks(store)
     if num_others and not args.quiet:
         run_parts.note(other_sizes_note(num_others))
     if args.update_difficulty:  # what would be in the way is said now, not after the evaluation
@@ -83,19 +95,36 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 
             stack.enter_context(calm_libraries(quiet=args.quiet))
             import composer_replication.trainer.policy  # noqa: F401  # what is missing shows here
-        recipe, model, tokenizer = _open_model(args)
+        model, tokenizer = _open_model(args, recipe)
         config = placed_at(recipe, args.ray)
         cluster = stack.enter_context(open_actors(config, store))
         grader = run_parts.open_grader(config, store, cluster=cluster)
         stack.callback(grader.close)
-        sampler = run_parts.open_sampler(config, grader, model, tokenizer)
+        sampler = (
+            open_episode_sampler(config, grader, model, tokenizer, tasks, cluster=cluster)
+            if config.agent
+            else run_parts.open_sampler(config, grader, model, tokenizer)
+        )
         report = stack.enter_context(progress_bar(quiet=args.quiet))
         with sampler.reporting(report, "eval"):
             results, dropped = sampler.sample(tasks, num_samples=args.samples, seed=args.seed)
-        measured_policy = _measured_policy(args, sampler, model) if args.update_difficulty else None
-    rates = summarise(results, infrastructure_failures=dropped)
-    result: dict[str, object] = {
+        measured_policy = _measured_policy(args, config, model) if args.update_difficulty else None
+    result = _result(results, dropped)
+    if isinstance(sampler, EpisodeSampler):
+        result |= {"rollouts": "episodes", "stop_reasons": dict(sampler.stop_reasons)}
+    if measured_policy is not None:
+        path = record_difficulty(store.root, args.seed, difficulty_of(measured_policy, results))
+        result["difficulty"] = None if path is None else str(path)
+    return result, 0
+
+
+def _result(results: Sequence[TaskResult], num_dropped: int) -> dict[str, object]:
+    from composer_replication.rollouts.pass_rates import summarise
+
+    rates = summarise(results, infrastructure_failures=num_dropped)
+    return {
         "tasks": rates.num_tasks,
+        "rollouts": "answers",
         "samples": rates.num_samples,
         "visible_pass": rates.visible_pass,
         "hidden_pass": rates.hidden_pass,
@@ -103,7 +132,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         "gap_upper99": _gap_bound(results),
         "ci95": {"visible": rates.visible_ci95, "hidden": rates.hidden_ci95},
         "pass_at_k": rates.pass_at_k,
-        "infrastructure_failures": dropped,
+        "infrastructure_failures": num_dropped,
         "by_task": [
             {
                 "task_id": r.task_id,
@@ -114,10 +143,6 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
             for r in results
         ],
     }
-    if measured_policy is not None:
-        path = record_difficulty(store.root, args.seed, difficulty_of(measured_policy, results))
-        result["difficulty"] = None if path is None else str(path)
-    return result, 0
 
 
 def difficulty_of(policy: MeasuredPolicy, results: Sequence[TaskResult]) -> list[Difficulty]:
@@ -131,20 +156,23 @@ def difficulty_of(policy: MeasuredPolicy, results: Sequence[TaskResult]) -> list
     ]
 
 
-def _measured_policy(args: argparse.Namespace, sampler: PolicySampler, model: Any) -> MeasuredPolicy:
-    """The model by its weights, under a name without this machine's folders."""
+def _measured_policy(args: argparse.Namespace, config: RunConfig, model: Any) -> MeasuredPolicy:
+    """The model by its weights, under a name without this machine's folders; other settings of episodes are another policy."""
+    import hashlib
+
     from composer_replication.tasks.difficulty import MeasuredPolicy
     from composer_replication.trainer.parameter_hash import parameter_sha256
 
     path = Path(args.model)
-    return MeasuredPolicy(
-        name=path.resolve().name if path.is_dir() else args.model,
-        parameter_sha256=parameter_sha256(model),
-        temperature=float(sampler.temperature),
-        prompt_style=sampler.prompt_style,
-        context_lines=sampler.context_lines,
-        max_new_tokens=sampler.max_new_tokens,
-    )
+    name = path.resolve().name if path.is_dir() else args.model
+    temperature = float(config.trl.get("temperature", 1.0))
+    if config.agent is not None:
+        settings = hashlib.sha256(config.agent.model_dump_json().encode()).hexdigest()[:12]
+        style, context_lines, num_tokens = f"episodes {settings}", 0, config.agent.max_new_tokens
+    else:
+        style, context_lines = config.rollouts.prompt_style, config.rollouts.context_lines
+        num_tokens = int(config.trl.get("max_completion_length", 256))
+    return MeasuredPolicy(name, parameter_sha256(model), temperature, style, context_lines, num_tokens)
 
 
 def _gap_bound(results: Sequence[TaskResult]) -> float | None:
@@ -158,15 +186,24 @@ def _gap_bound(results: Sequence[TaskResult]) -> float | None:
 
 
 def _problem(args: argparse.Namespace) -> str:
-    """What is wrong with the numbers of the command line; empty when nothing is."""
+    """What is wrong with the command line; empty when nothing is."""
+    from composer_replication.run_folder import RunFolder
+
     if args.samples < 1:
         return f"--samples {args.samples} is below 1."
     if args.max_new_tokens is not None and args.max_new_tokens < 1:
         return f"--max-new-tokens {args.max_new_tokens} is below 1."
     if not 0 <= args.seed < 2**32:
         return f"--seed {args.seed} is not in [0, 2**32)."
-    if not 0 <= args.temperature < float("inf"):
+    if args.temperature is not None and not 0 <= args.temperature < float("inf"):
         return f"--temperature {args.temperature} is not a number of at least 0."
+    is_run = RunFolder(Path(args.model)).recipe.is_file()
+    if is_run and args.recipe is not None:
+        return "--recipe is for a model: this run has a recipe of its own."
+    given = [name for name in _SINGLE_ANSWER if getattr(args, name) is not None]
+    if given and (is_run or args.recipe is not None):
+        flag = "--" + given[0].replace("_", "-")
+        return f"{flag} is for a model alone: {'a run' if is_run else '--recipe'} says how attempts are made."
     return ""
 
 
@@ -183,7 +220,11 @@ def render(result: dict[str, Any]) -> str:
         else [f"gap      {result['gap']:.3f}  99% upper bound {bound:.3f}, over tasks drawn alike"]
     )
     kept = [f"kept in  {result['difficulty']}"] if result.get("difficulty") else []
-    return "\n".join([*rows, "", *(_line(side, result) for side in ("visible", "hidden")), *gap, *kept])
+    ended = [f"{number} {reason}" for reason, number in sorted(result.get("stop_reasons", {}).items())]
+    episodes = [f"episodes {', '.join(ended)}"] if ended else []
+    return "\n".join(
+        [*rows, "", *(_line(side, result) for side in ("visible", "hidden")), *gap, *episodes, *kept]
+    )
 
 
 def _line(side: str, result: dict[str, Any]) -> str:
@@ -193,24 +234,40 @@ def _line(side: str, result: dict[str, Any]) -> str:
     return f"{side:<8} {value:.3f}  [{interval[0]:.3f}, {interval[1]:.3f}]"
 
 
-def _open_model(args: argparse.Namespace) -> tuple[Any, Any, Any]:
-    """Recipe and model of a run's newest whole checkpoint, or a model with the flags' settings."""
-    from composer_replication.config import load_config, parse_config
+def _recipe(args: argparse.Namespace) -> RunConfig:
+    """How attempts are made: the run's own recipe, that of ``--recipe`` with this model, or one answer by the flags."""
+    from composer_replication.config import ModelSection, load_config, parse_config
+    from composer_replication.run_folder import RunFolder
+
+    recipe = RunFolder(Path(args.model)).recipe
+    if recipe.is_file():
+        return load_config(recipe)
+    if args.recipe is not None:
+        config = load_config(args.recipe)
+        if config.model.name == args.model:
+            return config
+        return config.model_copy(update={"model": ModelSection(name=args.model, dtype=config.model.dtype)})
+    asked = {
+        name: default if getattr(args, name) is None else getattr(args, name)
+        for name, default in _SINGLE_ANSWER.items()
+    }
+    table = {
+        "model": {"name": args.model},
+        "tasks": {"store": str(args.tasks)},
+        "rollouts": {"prompt_style": asked["prompt_style"]},
+        "trl": {"max_completion_length": asked["max_new_tokens"], "temperature": asked["temperature"]},
+    }
+    return parse_config(table, where="composer-rl eval")
+
+
+def _open_model(args: argparse.Namespace, config: RunConfig) -> tuple[Any, Any]:
+    """The model of a run's newest whole checkpoint, or the model as it is; with its tokenizer."""
     from composer_replication.run_folder import RunFolder
     from composer_replication.trainer.model_loading import load_checkpoint, load_model
 
     folder = RunFolder(Path(args.model))
     if folder.recipe.is_file():
-        config = load_config(folder.recipe)
-        return config, *load_checkpoint(config, folder)
-    table = {
-        "model": {"name": args.model},
-        "tasks": {"store": str(args.tasks)},
-        "rollouts": {"prompt_style": args.prompt_style},
-        "trl": {"max_completion_length": args.max_new_tokens or 64, "temperature": args.temperature},
-    }
-    config = parse_config(table, where="composer-rl eval")
-    model, tokenizer = load_model(
-        config.model, seed=args.seed, needs_chat_template=args.prompt_style == "chat"
-    )
-    return config, model.eval(), tokenizer
+        return load_checkpoint(config, folder)
+    as_chat = config.agent is not None or config.rollouts.prompt_style == "chat"
+    model, tokenizer = load_model(config.model, seed=args.seed, needs_chat_template=as_chat)
+    return model.eval(), tokenizer

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from types import SimpleNamespace
+from typing import Any, Protocol, get_type_hints
 
 import torch
+from trl.trainer.grpo_config import GRPOConfig
 
+from composer_replication.config import RunConfig
 from composer_replication.errors import UsageError
 from composer_replication.records import Completion, StopReason
 from composer_replication.rollouts.episodes.batching_policy import BatchingPolicy, SampleBatch, SampleOptions
 from composer_replication.rollouts.generations.episode_player import EpisodePlayer
 from composer_replication.rollouts.generations.rollout_rows import rollout_row, trl_columns
 from composer_replication.trainer.prefix_generation import sample_shared
+from composer_replication.trainer.preset_settings import resolve_method
 from composer_replication.trainer.processes import process_rank
 
 
@@ -137,6 +141,28 @@ class TrainedPolicy:
         """The policy for a while."""
         sampler = model_sampler(self.trainer.model, self.trainer)
         return batching_policy(sampler, num_running, max_batch=self.max_batch, in_rounds=self.in_rounds)
+
+
+def still_trainer(config: RunConfig, model: Any, tokenizer: Any) -> Any:
+    """What ``TrainedPolicy`` reads of a trainer, for a model that nobody trains now.
+
+    Its ``args`` are the recipe's filters of sampling, TRL's defaults for the others. Whatever ends an answer in training
+    does so here: the tokenizer's end token, and those of the model's generation settings.
+
+    Raises:
+        UsageError: the recipe's method contradicts itself (CR0760 to CR0762).
+    """
+    given = resolve_method(config).trl
+    filters = {name: given.get(name, getattr(GRPOConfig, name)) for name in get_type_hints(_Sampling)}
+    ends = getattr(model.generation_config, "eos_token_id", None)
+    more = [ends] if isinstance(ends, int) else list(ends or ())
+    return SimpleNamespace(
+        model=model,
+        args=SimpleNamespace(**filters),
+        processing_class=tokenizer,
+        eos_token_ids=list(dict.fromkeys([tokenizer.eos_token_id, *more])),
+        state=SimpleNamespace(global_step=0),
+    )
 
 
 class EpisodeRollouts:

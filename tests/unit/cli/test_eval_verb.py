@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from composer_replication.cli.eval_verb import _gap_bound, difficulty_of, render
+from composer_replication.cli.main import main
 from composer_replication.rollouts.pass_rates import TaskResult
 from composer_replication.safety import upper_confidence_gap
 from composer_replication.tasks.difficulty import Difficulty, MeasuredPolicy
@@ -45,3 +49,31 @@ def test_difficulty_counts_full_passes_only() -> None:
         Difficulty("t", policy, 4, 2, 1),
         Difficulty("blind", policy, 2, 2, None),
     ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_run", "words"),
+    [
+        (["--temperature", "0"], True, "--temperature is for a model alone: a run says"),
+        (["--max-new-tokens", "8"], True, "--max-new-tokens is for a model alone"),
+        (["--recipe", "r.toml"], True, "this run has a recipe of its own"),
+        (["--recipe", "r.toml", "--prompt-style", "chat"], False, "--recipe says how attempts are made"),
+    ],
+)
+def test_what_a_run_or_recipe_says_is_not_silently_ignored_on_the_command_line(
+    flags: list[str], is_run: bool, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if is_run:
+        (tmp_path / "run.toml").touch()
+    assert main(["eval", str(tmp_path), "--tasks", str(tmp_path), *flags, "--json"]) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["code"] == "CR0206"
+    assert words in error["message"]
+
+
+def test_why_episodes_ended_is_told() -> None:
+    result = {
+        "by_task": [], "visible_pass": 0.5, "hidden_pass": None, "gap": None, "gap_upper99": None,
+        "ci95": {"visible": (0.1, 0.9), "hidden": None}, "stop_reasons": {"turns": 3, "submitted": 1},
+    }  # fmt: skip
+    assert "episodes 1 submitted, 3 turns" in render(result)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,9 @@ import torch
 from full_vocabulary import jensen_shannon, sharpened, support, token_logps
 from scripted_tools import ASSISTANT, END, ScriptedSampler, said, sampler_of
 
+from composer_replication.cli.main import main
 from composer_replication.cli.training_run import run_recipe
+from composer_replication.config import dump_config, load_config
 from composer_replication.errors import ComposerError, InputError, SandboxFailure, UsageError
 from composer_replication.records import StopReason
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
@@ -382,3 +386,50 @@ def test_rows_without_a_task_are_refused() -> None:
     with pytest.raises(UsageError, match="names a task") as raised:
         episode_rollouts._task_ids([{"prompt": "x"}], 1)
     assert raised.value.code == "CR0867"
+
+
+def evaluated(capsys: pytest.CaptureFixture[str], *words: str | Path) -> dict[str, Any]:
+    assert main(["eval", *map(str, words), "--quiet", "--json"]) == 0
+    result: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return result
+
+
+def test_a_run_with_tools_is_evaluated_by_episodes_with_tools(
+    scripted: pytest.MonkeyPatch, run, store: TaskStore, scripts, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, recorded = run
+    scripted.setattr(episode_rollouts, "model_sampler", sampler_of(scripts[:1]))
+    result = evaluated(capsys, folder.root, "--tasks", store.root, "--samples", "2")
+    assert (result["rollouts"], result["stop_reasons"]) == ("episodes", {"submitted": 4})
+    assert (result["tasks"], result["visible_pass"], result["hidden_pass"]) == (2, 1.0, 1.0)
+    trainer, config = recorded.trainers[0], load_config(folder.recipe)
+    still = episode_rollouts.still_trainer(config, trainer.model, trainer.processing_class)
+    assert set(still.eos_token_ids) == set(trainer.eos_token_ids)
+    assert vars(still.args) == {name: getattr(trainer.args, name) for name in vars(still.args)}
+    assert "top_k" in vars(still.args)
+
+
+def test_a_model_is_evaluated_as_a_recipe_makes_its_rollouts(
+    scripted: pytest.MonkeyPatch,
+    store: TaskStore,
+    scripts,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    scripted.setattr(episode_rollouts, "model_sampler", sampler_of(scripts[1:2]))
+    folder = tmp_path / "tasks"
+    shutil.copytree(store.root, folder)
+    recipe = write_recipe(tmp_path / "r.toml", {"agent.max_new_tokens": 2048})
+    words = ("tiny-tools", "--recipe", recipe, "--tasks", folder, "--samples", "1", "--update-difficulty")
+    result = evaluated(capsys, *words)
+    assert (result["rollouts"], result["stop_reasons"]) == ("episodes", {"finished": 2})
+    assert (result["visible_pass"], result["hidden_pass"]) == (0.0, 0.0)
+    write_recipe(recipe, {"agent.max_new_tokens": 2048, "agent.max_turns": 1})
+    shorter = evaluated(capsys, *words)
+    assert shorter["stop_reasons"] == {"turns": 2}
+    assert shorter["difficulty"] != result["difficulty"]  # other limits are another policy
+
+
+def write_recipe(path: Path, overrides: dict[str, Any]) -> Path:
+    path.write_text(dump_config(load_config(RECIPE, overrides)))
+    return path

@@ -42,9 +42,9 @@ class ServeOptions:
             raise _out_of_range("max_calls", self.max_calls, "from 1 up")
         for name in ("session_seconds", "call_seconds"):
             if not 0 < getattr(self, name) < math.inf:
-                raise _out_of_range(name, getattr(self, name), "above 0")
+                raise _out_of_range(name, getattr(self, name), "above 0 and finite")
         if not 0 <= self.drain_seconds < math.inf:
-            raise _out_of_range("drain_seconds", self.drain_seconds, "from 0 up")
+            raise _out_of_range("drain_seconds", self.drain_seconds, "from 0 up and finite")
 
     def tool_limits(self) -> ToolLimits:
         """No tool takes longer than a call may: what a policy makes slow is its own result, never a lost attempt."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
 from composer_replication.errors import UsageError
 from composer_replication.records import Completion, StopReason
 
 _TOKEN_ID = "token_id:"  # noqa: S105  vLLM's way to write an id as a token
+_MOST_IDS = 2**31  # no tokenizer has more, and none can read a larger number
+_LOWEST_LOGP = -1e30  # further down nothing fits into float32
+_ROUNDING = 1e-2  # a log-probability above 0 is none, but for the arithmetic of a server
 _REASONS = {"stop": StopReason.FINISHED, "length": StopReason.LENGTH}
 
 
@@ -43,11 +45,11 @@ def read_token_answer(body: bytes, prompt_ids: tuple[int, ...], max_new_tokens: 
     text, reason = choice.get("text"), _REASONS.get(str(choice.get("finish_reason")))
     if not isinstance(text, str) or reason is None:
         raise NotAnAnswer("not-an-answer")
-    if not _are_ids(ids) or not _are_numbers(logp) or len(logp) not in (0, len(ids)):
+    if not _are_ids(ids) or not _are_log_probs(logp) or len(logp) not in (0, len(ids)):
         raise NotAnAnswer("numbers-do-not-fit")
     if not ids or len(ids) > max_new_tokens:
         raise NotAnAnswer("numbers-do-not-fit")
-    return Completion(tuple(ids), text, reason, tuple(float(number) for number in logp))
+    return Completion(tuple(ids), _sound(text), reason, tuple(float(number) for number in logp))
 
 
 def read_chat_answer(body: bytes) -> Completion:
@@ -61,7 +63,7 @@ def read_chat_answer(body: bytes) -> Completion:
     text = message.get("content") if isinstance(message, dict) else None
     if not isinstance(text, str) or reason is None:
         raise NotAnAnswer("not-an-answer")
-    return Completion((), text, reason)
+    return Completion((), _sound(text), reason)
 
 
 def _choice(body: bytes) -> dict[str, Any]:
@@ -85,13 +87,18 @@ def _ids_as_tokens(tokens: Any) -> list[int] | None:
 
 
 def _are_ids(value: Any) -> bool:
-    return isinstance(value, list) and all(type(each) is int and each >= 0 for each in value)
+    return isinstance(value, list) and all(type(each) is int and 0 <= each < _MOST_IDS for each in value)
 
 
-def _are_numbers(value: Any) -> bool:
+def _are_log_probs(value: Any) -> bool:
     return isinstance(value, list) and all(
-        type(each) in (int, float) and math.isfinite(each) for each in value
+        type(each) in (int, float) and _LOWEST_LOGP <= each <= _ROUNDING for each in value
     )
+
+
+def _sound(text: str) -> str:
+    """Half of a surrogate pair may stand in JSON, but in no text that is stored or sent."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _other_ids(problem: str) -> UsageError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -35,6 +36,8 @@ class EpisodeSampler(TaskSampler):
             what abandons an episode is its own length, so leaving it out would bend the score.
         policy: answers.
         keep: told of the episodes under the name of their evaluation.
+
+    ``stop_reasons`` counts why the episodes so far ended.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class EpisodeSampler(TaskSampler):
     ) -> None:
         super().__init__(player.attempts.grader)
         self.player, self.policy, self._keep = player, policy, keep
+        self.stop_reasons: Counter[str] = Counter()
 
     def follow(self, trainer: Any) -> None:
         """As ``TaskSampler``."""
@@ -73,6 +77,7 @@ class EpisodeSampler(TaskSampler):
                 step=self.policy.step,
                 on_ended=self.note_prompts,
             )
+        self.stop_reasons.update(str(each.episode.stop_reason) for each in played)
         if self._keep is not None and name:
             self._keep(name, played)
         made = [

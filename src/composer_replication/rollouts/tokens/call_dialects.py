@@ -27,6 +27,20 @@ from composer_replication.errors import InputError, UsageError
 from composer_replication.interfaces import Tokenizer
 from composer_replication.records import ToolCall, ToolSpec
 from composer_replication.rollouts.hints.hint_prompts import decode
+from composer_replication.rollouts.tokens.call_pieces import (
+    BAD_JSON,
+    behind_blanks,
+    call_of_pairs,
+    calls_of,
+    items_of,
+    json_at,
+    make_call,
+    object_at,
+    pairs_between,
+    place_before,
+    raw_call,
+    until,
+)
 
 FENCES: Final[Mapping[str, tuple[str, str]]] = {
     "bash": ("bash", "command"),
@@ -51,14 +65,6 @@ class _Reply:
 _Parsed = tuple[tuple[ToolCall, ...], int]
 """The calls that begin at one place, and where reading goes on."""
 _Dialect = tuple[re.Pattern[str], Callable[[_Reply, re.Match[str]], _Parsed]]
-_JSON = json.JSONDecoder()
-_BAD_JSON = (ValueError, RecursionError)
-_FIRST_PIECE = 1024
-_LONGEST_SIGN = 12
-"""Characters by which a piece of JSON may be cut within one sign: ``-Infinity``, an escape, the end of a number."""
-_BLANKS = re.compile(r"\s*")
-_NAME_IN_RAW = re.compile(r'"name"\s*:\s*"([^"\\]{1,200})"')
-_ARGUMENTS = re.compile(r'"(?:arguments|parameters)"\s*:\s*')
 _KEYWORD = re.compile(r'(\w++)="([^"]*+)"')
 _KEYWORDS = re.compile(r'(?:\w++="[^"]*+"(?:, (?!$)|$))*+')
 _MISTRAL_CALL = re.compile(r"\s*([\w.\-]+)(?:\[CALL_ID\](\w+))?(?:\[ARGS\])?\s*(?=\{)")
@@ -151,7 +157,7 @@ def _scan(
         try:
             calls, place = parse(reply, found)
         except RecursionError:  # JSON nested so deeply that it can be read and not compared or written
-            calls, place = (_raw(reply.text[found.start() :]),), len(reply.text)
+            calls, place = (raw_call(reply.text[found.start() :]),), len(reply.text)
         yield from calls
         place = max(place, found.end(), found.start() + 1)
 
@@ -162,96 +168,96 @@ def _scan(
 def _tagged(reply: _Reply, found: re.Match[str]) -> _Parsed:
     """``<tool_call>`` … ``</tool_call>``; the tag may stand in a JSON string, and may be missing at the end."""
     text = reply.text
-    read = _object_at(text, found.end())
+    read = object_at(text, found.end())
     if read is not None:
         value, begin, stop = read
-        behind = _behind_blanks(text, stop)
+        behind = behind_blanks(text, stop)
         if behind == len(text) or text.startswith(("</tool_call>", "<tool_call>", "<|"), behind):
-            return _calls_of(value, text[begin:stop]), stop
-    body, stop = _until(text, found.end(), "</tool_call>")
+            return calls_of(value, text[begin:stop]), stop
+    body, stop = until(text, found.end(), "</tool_call>")
     if "<function=" in body:
         name, _, rest = body.partition("<function=")[2].partition(">")
-        pairs = _pairs(rest, "<parameter=", ">", "</parameter>") if "</function>" in rest else None
-        return (_of_pairs(reply, name, pairs, body),), stop
+        pairs = pairs_between(rest, "<parameter=", ">", "</parameter>") if "</function>" in rest else None
+        return (call_of_pairs(reply.properties, name, pairs, body),), stop
     if "<arg_key>" in body:
-        pairs = _pairs(body, "<arg_key>", "<arg_value>", "</arg_value>")
-        return (_of_pairs(reply, body.partition("<arg_key>")[0], pairs, body),), stop
+        pairs = pairs_between(body, "<arg_key>", "<arg_value>", "</arg_value>")
+        return (call_of_pairs(reply.properties, body.partition("<arg_key>")[0], pairs, body),), stop
     is_name = re.fullmatch(r"[\w.\-]+", body.strip()) and text.endswith("</tool_call>", 0, stop)
-    return ((_call(body, "{}") if is_name else _raw(body)),), stop
+    return ((make_call(body, "{}") if is_name else raw_call(body)),), stop
 
 
 def _llama(reply: _Reply, found: re.Match[str]) -> _Parsed:
     """JSON, ``name.call(key="value")`` after the python tag, or code for the interpreter after it."""
     text, is_tagged = reply.text, found[0].startswith("<|python_tag|>")
-    read = _object_at(text, found.end())
+    read = object_at(text, found.end())
     if read is not None:
         value, begin, stop = read
         if is_tagged or (isinstance(value.get("name"), str) and value.keys() & {"parameters", "arguments"}):
-            return _calls_of(value, text[begin:stop]), stop
+            return calls_of(value, text[begin:stop]), stop
         return (), stop  # JSON that is an answer
-    body, stop = _until(text, found.end(), "<|eom_id|>", "<|eot_id|>", "<|python_tag|>")
+    body, stop = until(text, found.end(), "<|eom_id|>", "<|eot_id|>", "<|python_tag|>")
     if not is_tagged or body.lstrip().startswith("{"):
-        return (_raw(body),), stop
+        return (raw_call(body),), stop
     name, is_call, rest = body.strip().partition(".call(")
     if not (is_call and rest.endswith(")") and re.fullmatch(r"[\w.]+", name)):
-        return (_call("code_interpreter", body),), stop
+        return (make_call("code_interpreter", body),), stop
     rest = rest[:-1]
     is_whole = _KEYWORDS.fullmatch(rest)
-    return (_call(name, json.dumps(dict(_KEYWORD.findall(rest))) if is_whole else rest),), stop
+    return (make_call(name, json.dumps(dict(_KEYWORD.findall(rest))) if is_whole else rest),), stop
 
 
 def _mistral(reply: _Reply, found: re.Match[str]) -> _Parsed:
     """A JSON list of calls, or a name, perhaps an id, and the arguments as JSON."""
-    text, begin = reply.text, _behind_blanks(reply.text, found.end())
+    text, begin = reply.text, behind_blanks(reply.text, found.end())
     try:
-        value, stop = _decoded(text, begin) if text[begin : begin + 1] in ("[", "{") else (None, begin)
-    except _BAD_JSON:
+        value, stop = json_at(text, begin) if text[begin : begin + 1] in ("[", "{") else (None, begin)
+    except BAD_JSON:
         value = None
     if value is not None:
         return tuple(
-            call for item, raw in _items(value, text, begin, stop) for call in _calls_of(item, raw)
+            call for item, raw in items_of(value, text, begin, stop) for call in calls_of(item, raw)
         ), stop
     named = _MISTRAL_CALL.match(text, begin)
-    body, end = _until(text, named.end() if named else begin, "[TOOL_CALLS]", "</s>")
+    body, end = until(text, named.end() if named else begin, "[TOOL_CALLS]", "</s>")
     if named is None:
-        return (_raw(body),), _before(text, end, "[TOOL_CALLS]")
-    read = _object_at(text, named.end())
+        return (raw_call(body),), place_before(text, end, "[TOOL_CALLS]")
+    read = object_at(text, named.end())
     if read is not None:
-        return (_call(named[1], text[read[1] : read[2]], named[2] or ""),), read[2]
-    return (_call(named[1], body, named[2] or ""),), _before(text, end, "[TOOL_CALLS]")
+        return (make_call(named[1], text[read[1] : read[2]], named[2] or ""),), read[2]
+    return (make_call(named[1], body, named[2] or ""),), place_before(text, end, "[TOOL_CALLS]")
 
 
 def _deepseek(reply: _Reply, found: re.Match[str]) -> _Parsed:
     """V3: kind, separator, name, fenced JSON. V3.1: name, separator, JSON."""
-    body, stop = _until(reply.text, found.end(), "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
+    body, stop = until(reply.text, found.end(), "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
     before, separator, after = body.partition("<｜tool▁sep｜>")
     if not separator:
-        return (_raw(body),), stop
+        return (raw_call(body),), stop
     name, fence, rest = after.partition("\n```json\n")
     if fence and before.strip() == "function":
-        return (_call(name, rest.rstrip().removesuffix("```").rstrip("\n")),), stop
-    return (_call(before, after),), stop
+        return (make_call(name, rest.rstrip().removesuffix("```").rstrip("\n")),), stop
+    return (make_call(before, after),), stop
 
 
 def _kimi(reply: _Reply, found: re.Match[str]) -> _Parsed:
     """The id, which holds the name, and the arguments."""
-    body, stop = _until(reply.text, found.end(), "<|tool_call_end|>", "<|tool_calls_section_end|>")
+    body, stop = until(reply.text, found.end(), "<|tool_call_end|>", "<|tool_calls_section_end|>")
     call_id, separator, arguments = body.partition("<|tool_call_argument_begin|>")
     if not separator:
-        return (_raw(body),), stop
+        return (raw_call(body),), stop
     call_id = call_id.strip()
     name = re.sub(r":\d+$", "", call_id.removeprefix("functions."))
-    return (_call(name, arguments, call_id),), stop
+    return (make_call(name, arguments, call_id),), stop
 
 
 def _harmony(reply: _Reply, found: re.Match[str]) -> _Parsed:
     """A whole message: its header says to whom it goes; one without a recipient is no call."""
-    body, stop = _until(reply.text, found.end(), "<|call|>", "<|end|>", "<|return|>", "<|start|>")
+    body, stop = until(reply.text, found.end(), "<|call|>", "<|end|>", "<|return|>", "<|start|>")
     # a header is short: what stands before the body, behind the message before
     header = reply.text[max(0, found.start() - 400) : found.start()]
     header = re.split(r"<\|(?:start|end|call|return|message)\|>", header)[-1]
     recipient = _HARMONY_TO.search(header)
-    return ((_call(recipient[1], body),) if recipient else ()), stop
+    return ((make_call(recipient[1], body),) if recipient else ()), stop
 
 
 def _fenced(reply: _Reply, found: re.Match[str]) -> _Parsed:
@@ -264,158 +270,8 @@ def _fenced(reply: _Reply, found: re.Match[str]) -> _Parsed:
         return (), stop
     name, argument = fences[found[2].lower()]
     if not argument:
-        return (_call(name, "{}"),), stop
-    return (_call(name, json.dumps({argument: body}) if closing else body),), stop
-
-
-# ---- small parts ---------------------------------------------------------------------------------------
-
-
-def _object_at(text: str, place: int) -> tuple[dict[str, Any], int, int] | None:
-    """The JSON object that begins there behind blanks: it, where it begins and where it ends."""
-    begin = _behind_blanks(text, place)
-    if not text.startswith("{", begin):
-        return None
-    try:
-        value, stop = _decoded(text, begin)
-    except _BAD_JSON:
-        return None
-    return value, begin, stop
-
-
-def _decoded(text: str, place: int) -> tuple[Any, int]:
-    """The JSON that begins at a place, and where it ends.
-
-    An error of the reader counts the lines of all that stands before it, so that it is given a piece, and a longer one
-    where the end of the piece may have been the mistake.
-    """
-    size = _FIRST_PIECE
-    while True:
-        piece = text[place : place + size]
-        is_rest = place + size >= len(text)
-        try:
-            value, stop = _JSON.raw_decode(piece, 0)
-        except json.JSONDecodeError as error:
-            if is_rest or (
-                error.pos <= len(piece) - _LONGEST_SIGN and not error.msg.startswith("Unterminated")
-            ):
-                raise
-        else:
-            if is_rest or stop <= len(piece) - _LONGEST_SIGN:
-                return value, place + stop
-        size *= 4
-
-
-def _behind_blanks(text: str, place: int) -> int:
-    blanks = _BLANKS.match(text, place)
-    return blanks.end() if blanks else place
-
-
-def _until(text: str, place: int, *ends: str) -> tuple[str, int]:
-    """The text up to the nearest end, and the place behind that end.
-
-    All ends are sought at once: one that never comes would be sought to the end of the text for each call.
-    """
-    found = re.compile("|".join(map(re.escape, ends))).search(text, place)
-    return (text[place : found.start()], found.end()) if found else (text[place:], len(text))
-
-
-def _before(text: str, place: int, sign: str) -> int:
-    """The place before ``sign`` where it ends at ``place``, so that it is read again."""
-    return place - len(sign) if text.endswith(sign, 0, place) else place
-
-
-def _pairs(text: str, begin: str, middle: str, end: str) -> dict[str, str] | None:
-    """Keys and values between tags; None where a tag is missing."""
-    pairs, place = {}, 0
-    while (at := text.find(begin, place)) >= 0:
-        value_at = text.find(middle, at)
-        stop = text.find(end, value_at) if value_at >= 0 else -1
-        if stop < 0:
-            return None
-        key = text[at + len(begin) : value_at].strip().removesuffix("</arg_key>")
-        pairs[key] = text[value_at + len(middle) : stop]
-        place = stop + len(end)
-    return pairs
-
-
-def _of_pairs(reply: _Reply, name: str, pairs: Mapping[str, str] | None, body: str) -> ToolCall:
-    """The call of keys and values between tags, where the schema says which values are JSON."""
-    name = name.strip()
-    if pairs is None:
-        return _call(name, body)
-    is_xml, known = "<function=" in body, reply.properties.get(name, {})
-    arguments = {}
-    for key, text in pairs.items():
-        value = text.removeprefix("\n").removesuffix("\n") if is_xml else text
-        arguments[key] = _value(value, known.get(key, {}).get("type", "string"))
-    return _call(name, json.dumps(arguments))
-
-
-def _items(value: object, text: str, begin: int, stop: int) -> Iterator[tuple[object, str]]:
-    """The items of a JSON list that stands in a text, each with its own text; anything else is one item."""
-    if not isinstance(value, list):
-        yield value, text[begin:stop]
-        return
-    place = _behind_blanks(text, begin + 1)
-    for _ in value:
-        item, end = _JSON.raw_decode(text, place)
-        yield item, text[place:end]
-        place = _behind_blanks(text, _behind_blanks(text, end) + 1)
-
-
-def _calls_of(value: object, raw: str) -> tuple[ToolCall, ...]:
-    """The call that a JSON value is: ``name`` beside ``arguments`` or ``parameters``, perhaps within ``function``."""
-    if isinstance(value, dict) and isinstance(value.get("function"), dict):
-        inner = value["function"]
-        value = {**inner, "id": value.get("id", inner.get("id"))}
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        return (_raw(raw),)
-    call_id = value.get("id")
-    arguments = value.get("arguments", value.get("parameters", {}))
-    return (
-        _call(
-            value["name"],
-            arguments if isinstance(arguments, str) else _as_written(raw, arguments),
-            call_id if isinstance(call_id, str) else "",
-        ),
-    )
-
-
-def _as_written(raw: str, arguments: object) -> str:
-    """The arguments in the policy's own spelling."""
-    for found in _ARGUMENTS.finditer(raw):
-        try:
-            value, stop = _decoded(raw, found.end())
-        except _BAD_JSON:
-            continue
-        if value == arguments and type(value) is type(arguments):
-            return raw[found.end() : stop]
-    return json.dumps(arguments)
-
-
-def _raw(body: str) -> ToolCall:
-    """What is meant as a call and is none."""
-    named = _NAME_IN_RAW.search(body)
-    return _call(named[1] if named else "", body.strip())
-
-
-def _call(name: str, arguments: str, call_id: str = "") -> ToolCall:
-    """Half of a surrogate pair may stand in JSON, but in no text that is stored."""
-    name, arguments, call_id = (
-        part.encode("utf-8", "replace").decode("utf-8") for part in (name.strip(), arguments, call_id)
-    )
-    return ToolCall(name, arguments, call_id)
-
-
-def _value(text: str, kind: object) -> object:
-    """An argument between tags: JSON unless the schema takes text; the text itself where it is none."""
-    if kind == "string" or (isinstance(kind, list) and "string" in kind):
-        return text
-    try:
-        return json.loads(text)
-    except _BAD_JSON:
-        return text
+        return (make_call(name, "{}"),), stop
+    return (make_call(name, json.dumps({argument: body}) if closing else body),), stop
 
 
 DIALECTS: Final[Mapping[str, _Dialect]] = {

@@ -245,6 +245,11 @@ def test_a_server_without_the_ids_is_refused(server: PolicyServer, changes: dict
         {"token_ids": list(range(9)), "logprobs": None},
         {"logprobs": {"token_logprobs": [-1.0, -1.0, float("nan"), -1.0]}},
         {"logprobs": {"token_logprobs": [-1.0, -1.0, None, -1.0]}},
+        {"logprobs": {"token_logprobs": [-1.0, -1.0, float("-inf"), -1.0]}},
+        {"logprobs": {"token_logprobs": [-1.0, -1.0, 0.5, -1.0]}},
+        {"logprobs": {"token_logprobs": [-1.0, -1.0, -(10**400), -1.0]}},
+        {"token_ids": [1, 2, 3, 10**400]},
+        {"token_ids": [1, 2, 3, 2**40]},
         {"finish_reason": "abort"},
         {"finish_reason": None},
         {"text": None},
@@ -281,6 +286,13 @@ def test_any_body_is_an_answer_or_none(body: bytes) -> None:
             continue
         assert isinstance(found, Completion)
         assert len(found.token_logp) in (0, len(found.token_ids))
+
+
+def test_half_a_character_is_told_as_a_question_mark(server: PolicyServer) -> None:
+    server.changes["text"] = "14 \ud800"
+    assert sample(policy_of(server)).text == "14 ?"
+    body = json.dumps({"choices": [{"message": {"content": "\udfff"}, "finish_reason": "stop"}]})
+    assert read_chat_answer(body.encode()).text == "?"
 
 
 def test_text_serves_evaluation_and_cannot_be_trained_on(server: PolicyServer) -> None:

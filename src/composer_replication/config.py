@@ -120,10 +120,12 @@ class RewardSection(Section):
 
     ``tests = "weakened"`` judges by the visible tests without their assertions, to see what a
     suite that calls and never checks does to a policy; hidden tests stay as they are.
+    ``is_shuffled`` hands the rewards of each batch out anew, by the seed: a control that learns from nothing.
     """
 
     function: str = "composer_replication.rollouts.rewards:visible_tests_pass"
     tests: Literal["visible", "weakened"] = "visible"
+    is_shuffled: bool = False
 
 
 class GuardSection(Section):
@@ -289,6 +291,7 @@ class RunConfig(Section):
             ("context_lines", self.rollouts, "[agent]"),
             ("function", self.reward, "[agent.reward]"),
             ("tests", self.reward, "[agent.reward]"),
+            ("is_shuffled", self.reward, "[agent.reward]"),
         ):
             if getattr(section, key) != type(section).model_fields[key].default:
                 raise ValueError(f"{key} is about single answers; with [agent] use {instead}")

@@ -69,13 +69,16 @@ def easy_token_share(text: str, answer: str, score: Score) -> float:
     return 0.5 * share + 0.5 * float(score.all_passed)
 
 
-def shuffled_rewards(rewards: Sequence[float], task_ids: Sequence[str], *, seed: int, step: int) -> list[float]:
+def shuffled_rewards(
+    rewards: Sequence[float], task_ids: Sequence[str], *, seed: int, step: int
+) -> list[float]:
     """The same rewards in a drawn order: their distribution is kept, what they say of an answer is not.
 
     The order depends on the arguments alone and keeps no state, so that a resumed run draws it again.
     """
     values = list(rewards)
-    random.Random(f"{seed}/{step}/{'/'.join(task_ids)}").shuffle(values)
+    chance = random.Random(f"{seed}/{step}/{'/'.join(task_ids)}")  # noqa: S311  # drawn to be repeated
+    chance.shuffle(values)
     return values
 
 

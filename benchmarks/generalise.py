@@ -6,7 +6,7 @@ resumed. Then, or with ``--table`` at once, prints what the folders hold: pass r
 (held-out tasks by hidden tests, trained ones by visible tests), 95% Wilson intervals over samples, and for the seeds
 together a bootstrap over tasks of the difference, because samples of one task are alike.
 
-    python benchmarks/generalise.py --out runs/generalise [--seeds 0 1 2] [--control 0] [--set KEY=VALUE ...] [--table]
+    python benchmarks/generalise.py [--out runs/generalise] [--seeds 0 1 2] [--control 0] [--set KEY=VALUE ...] [--table]
 
 Target: after training at least 1.5 times the base's held-out pass rate, intervals apart. Exit code 1 where a run failed;
 a missed target is a result, not a failure.
@@ -194,7 +194,7 @@ def _line(run: Run) -> str:
 
 def _arguments(words: Sequence[str] | None) -> Any:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--out", type=Path, default=Path("runs/generalise"), metavar="DIR")
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--control", type=int, nargs="*", default=[0], metavar="SEED")
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")

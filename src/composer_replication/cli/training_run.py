@@ -254,7 +254,8 @@ def _measure_once(parts: _Parts, when: str, progress: Callable[[str], None]) -> 
             progress_bar(quiet=parts.quiet) as report,
             parts.sampler.reporting(report, f"{when}, {side} tasks"),
         ):
-            samples = section.before_and_after_samples
+            of_trained = section.before_and_after_trained_samples if side == "train" else None
+            samples = of_trained or section.before_and_after_samples
             rates[side] = _rates(parts.sampler, tasks, samples, seed, f"{when}-{side}")
     write_json(path, rates)
     return rates

@@ -66,9 +66,7 @@ def curriculum_parts(*, is_shuffled: bool = False) -> dict[str, Any]:
     options = CurriculumSection(half_life=3.0, quarantine_after=2, quarantine_generations=2)
     curriculum = Curriculum(rows, seed=1, options=options, fingerprint="made")
 
-    def reward(
-        completions: list[str], task_id: list[str], trainer_state: Any, **kwargs: Any
-    ) -> list[float]:
+    def reward(completions: list[str], task_id: list[str], trainer_state: Any, **kwargs: Any) -> list[float]:
         values = [sum(ord(letter) < 100 for letter in text) / max(len(text), 1) for text in completions]
         values = [1.0 if name == "t3" else value for name, value in zip(task_id, values, strict=True)]
         for name, value in zip(task_id, values, strict=True):

@@ -83,7 +83,8 @@ class HeldoutSection(Section):
     the grader is not taken for a fall of the truth. Above ``max_seconds_share`` of the run's time
     evaluations wait; one longer than ``timeout_seconds`` is missed, and the third in a row halts.
     With ``[agent]`` an attempt is an episode within its limits, and the score the share of hidden tests
-    that pass, unless ``agent.reward.rule`` is ``all_or_nothing``.
+    that pass, unless ``agent.reward.rule`` is ``all_or_nothing``. ``before_and_after_samples`` measures all tasks
+    twice, trained ones with ``before_and_after_trained_samples`` where that is given.
     """
 
     repositories: list[str] = []
@@ -98,6 +99,7 @@ class HeldoutSection(Section):
     max_seconds_share: float | None = Field(None, gt=0.0, lt=1.0)
     timeout_seconds: float | None = Field(1800.0, gt=0.0)
     before_and_after_samples: int = Field(0, ge=0)
+    before_and_after_trained_samples: int | None = Field(None, ge=1)
 
     @model_validator(mode="after")
     def _one_division(self) -> HeldoutSection:
@@ -120,10 +122,12 @@ class RewardSection(Section):
 
     ``tests = "weakened"`` judges by the visible tests without their assertions, to see what a
     suite that calls and never checks does to a policy; hidden tests stay as they are.
+    ``is_shuffled`` hands the rewards of each batch out anew, by the seed: a control that learns from nothing.
     """
 
     function: str = "composer_replication.rollouts.rewards:visible_tests_pass"
     tests: Literal["visible", "weakened"] = "visible"
+    is_shuffled: bool = False
 
 
 class GuardSection(Section):
@@ -289,6 +293,7 @@ class RunConfig(Section):
             ("context_lines", self.rollouts, "[agent]"),
             ("function", self.reward, "[agent.reward]"),
             ("tests", self.reward, "[agent.reward]"),
+            ("is_shuffled", self.reward, "[agent.reward]"),
         ):
             if getattr(section, key) != type(section).model_fields[key].default:
                 raise ValueError(f"{key} is about single answers; with [agent] use {instead}")

@@ -19,6 +19,7 @@ from transformers import TrainerCallback
 from composer_replication.channel_tables import CurriculumSection, HintsSection, ReplaySection
 from composer_replication.records import HintedTurn, PreferencePair, Rollout, TaskOutcome
 from composer_replication.rollouts.curriculum import Curriculum
+from composer_replication.rollouts.rewards import shuffled_rewards
 from composer_replication.run_folder import RunFolder
 from composer_replication.safety import HeldOutGuard
 from composer_replication.trainer.parameter_hash import parameter_sha256
@@ -59,18 +60,20 @@ def loss_channels() -> dict[str, Any]:
     }
 
 
-def curriculum_parts() -> dict[str, Any]:
+def curriculum_parts(*, is_shuffled: bool = False) -> dict[str, Any]:
     """The real curriculum chooses, learns from what the policy writes, and gives replacements."""
     rows = [{"prompt": f"def made_{n}(x):", "task_id": f"t{n}"} for n in range(7)]
     options = CurriculumSection(half_life=3.0, quarantine_after=2, quarantine_generations=2)
     curriculum = Curriculum(rows, seed=1, options=options, fingerprint="made")
 
-    def reward(completions: list[str], task_id: list[str], **kwargs: Any) -> list[float]:
+    def reward(completions: list[str], task_id: list[str], trainer_state: Any, **kwargs: Any) -> list[float]:
         values = [sum(ord(letter) < 100 for letter in text) / max(len(text), 1) for text in completions]
         values = [1.0 if name == "t3" else value for name, value in zip(task_id, values, strict=True)]
         for name, value in zip(task_id, values, strict=True):
             curriculum.note([TaskOutcome(name, value > 0.5, value, "flagged" if value == 0.5 else "")])
-        return values
+        if not is_shuffled:
+            return values
+        return shuffled_rewards(values, task_id, seed=1, step=trainer_state.global_step)
 
     return {
         "reward": reward,
@@ -85,7 +88,7 @@ def run_or_resume(folder: Path, settings: dict[str, Any], *, kill_at: int = 0) -
     settings = dict(settings)
     channels = loss_channels() if settings.pop("loss_channels", False) else {}
     if settings.pop("curriculum", False):
-        channels |= curriculum_parts()
+        channels |= curriculum_parts(is_shuffled=settings.pop("is_shuffled", False))
     trainer = build_trainer(
         output_dir=run.checkpoints,
         run_folder=run,

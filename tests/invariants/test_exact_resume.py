@@ -40,6 +40,8 @@ SHARED = {**PLAIN, "prefix_sharing": True}
 CHANNELS = {**REUSED, "lora_adapter": False, "loss_channels": True}
 # Tasks drawn by what the policy did with earlier ones, replacements included.
 CHOSEN = {**PLAIN, "curriculum": True}
+# Who gets which reward is drawn, and drawn again for the step that was cut off.
+SHUFFLED = {**CHOSEN, "is_shuffled": True}
 
 
 @pytest.fixture(autouse=True)
@@ -101,6 +103,7 @@ def uninterrupted(
         pytest.param(SHARED, 6, id="prefix-sharing", marks=pytest.mark.long),
         pytest.param(CHANNELS, 5, id="loss-channels"),  # amid a generation, too
         pytest.param(CHOSEN, 4, id="curriculum", marks=pytest.mark.long),
+        pytest.param(SHUFFLED, 4, id="shuffled-rewards", marks=pytest.mark.long),
     ],
 )
 def test_killed_and_resumed_equals_uninterrupted(

@@ -32,7 +32,7 @@ def guard_table(name: str) -> str:
 
 def test_every_recipe_is_looked_at() -> None:
     assert [path.parent.name for path in RECIPES] == sorted(
-        ("quickstart", "smollm2-tools", "tiny-cpu", "tiny-tools", *HACKS)
+        ("generalise", "quickstart", "smollm2-tools", "tiny-cpu", "tiny-tools", *HACKS)
     )
 
 
@@ -85,6 +85,25 @@ def test_a_hack_differs_in_reward_trained_tasks_and_warmup_only(name: str) -> No
     for repository in honest["heldout"]["repositories"]:
         pins = [{s: p for s, p in r["tasks"]["symbols"].items() if repository in s} for r in (honest, hack)]
         assert pins[0] == pins[1]
+
+
+def test_generalise_trains_on_many_repositories_and_measures_on_others() -> None:
+    config = load_config(next(path for path in RECIPES if path.parent.name == "generalise"))
+    assert config.heldout is not None
+    assert set(config.tasks.symbols) == set(config.tasks.source)  # nothing is drawn: the list says it all
+    pins: dict[bool, dict[str, list[str]]] = {False: {}, True: {}}
+    for source, own in config.tasks.symbols.items():
+        name = source.removeprefix("sdist:").partition("==")[0]
+        assert len(set(own)) == len(own)
+        pins[name in config.heldout.repositories][name] = own
+    trained, held = pins[False], pins[True]
+    assert len(trained) >= 12
+    assert sum(map(len, trained.values())) >= 150
+    assert set(held) == set(config.heldout.repositories)
+    assert len(held) >= 4
+    assert sum(map(len, held.values())) >= 40
+    assert config.heldout.before_and_after_samples >= 8
+    assert not config.reward.is_shuffled
 
 
 def test_held_out_repositories_are_pinned_and_never_trained_on() -> None:

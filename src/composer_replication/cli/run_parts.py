@@ -184,6 +184,7 @@ def open_reward(
         tests=config.reward.tests,
         folder=folder.rollouts,
         on_outcomes=None if curriculum is None else curriculum.note,
+        shuffle_seed=config.seed if config.reward.is_shuffled else None,
     )
 
 

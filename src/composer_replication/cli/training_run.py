@@ -6,7 +6,7 @@ import resource
 import statistics
 import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from composer_replication.errors import CollapseStopError, UsageError
 from composer_replication.records import HeldoutReading, StopReason, Task
 from composer_replication.report import read_run, write_model_card, write_report
 from composer_replication.rollouts.heldout_evaluation import derive_seed
-from composer_replication.rollouts.pass_rates import summarise
+from composer_replication.rollouts.pass_rates import TaskResult, summarise
 from composer_replication.rollouts.patient_evaluation import PatientEvaluation
 from composer_replication.rollouts.single_turn import is_finished
 from composer_replication.rollouts.task_sampler import TaskSampler
@@ -254,7 +254,8 @@ def _measure_once(parts: _Parts, when: str, progress: Callable[[str], None]) -> 
             progress_bar(quiet=parts.quiet) as report,
             parts.sampler.reporting(report, f"{when}, {side} tasks"),
         ):
-            samples = section.before_and_after_samples
+            of_trained = section.before_and_after_trained_samples if side == "train" else None
+            samples = of_trained or section.before_and_after_samples
             rates[side] = _rates(parts.sampler, tasks, samples, seed, f"{when}-{side}")
     write_json(path, rates)
     return rates
@@ -264,6 +265,11 @@ def _rates(
     sampler: TaskSampler, tasks: tuple[Task, ...], num_samples: int, seed: int, name: str
 ) -> dict[str, Any]:
     results, dropped = sampler.sample(tasks, num_samples=num_samples, seed=seed, name=name)
+    return rates_of(results, dropped=dropped)
+
+
+def rates_of(results: Sequence[TaskResult], *, dropped: int) -> dict[str, Any]:
+    """Pass rates as a run keeps them: pooled with intervals, and under ``by_task`` the counts of each task."""
     rates = asdict(summarise(results, infrastructure_failures=dropped))
     rates["by_task"] = {
         r.task_id: {"visible": sum(r.visible), "hidden": sum(r.hidden), "samples": len(r.visible)}

@@ -13,7 +13,7 @@ from composer_replication.errors import SandboxFailure, UsageError
 from composer_replication.records import Completion, Rollout, Score, StopReason, Task, TaskOutcome, Turn
 from composer_replication.rollouts.file_answers import answered_tree
 from composer_replication.rollouts.grading import FORGED, Grader, GradeRequest
-from composer_replication.rollouts.rewards import RewardRule, pay
+from composer_replication.rollouts.rewards import RewardRule, pay, shuffled_rewards
 from composer_replication.rollouts.single_turn import extract_answer, is_finished
 from composer_replication.run_folder import rewrite_jsonl
 
@@ -46,6 +46,8 @@ class FeatureDeletionReward:
         tests: ``visible``, or ``weakened`` to pay for tests without assertions.
         folder: where ``step-000001.jsonl`` files go; None keeps nothing.
         on_outcomes: told of every attempt once it is graded, before the reward is returned.
+        shuffle_seed: draws who gets which reward of the batch, for a control run; ``folder`` and
+            ``on_outcomes`` still hear what each answer earned. None: everybody gets their own.
 
     Raises (when called):
         UsageError: lengths differ, or an unknown task (CR0212); the rule raised, or gave
@@ -63,6 +65,7 @@ class FeatureDeletionReward:
         tests: Literal["visible", "weakened"] = "visible",
         folder: Path | None = None,
         on_outcomes: Callable[[Sequence[TaskOutcome]], None] | None = None,
+        shuffle_seed: int | None = None,
     ) -> None:
         self.__name__ = "feature_deletion"
         self.tasks = tasks
@@ -72,6 +75,7 @@ class FeatureDeletionReward:
         self.tests: Literal["visible", "weakened"] = tests
         self.folder = folder
         self.on_outcomes = on_outcomes
+        self.shuffle_seed = shuffle_seed
         self._step_rows: tuple[int, list[dict[str, Any]]] = (0, [])
 
     def __call__(
@@ -107,7 +111,10 @@ class FeatureDeletionReward:
             self.on_outcomes([outcome_of(*row) for row in zip(task_id, scores, strict=True)])
         if log_metric is not None:
             _log_metrics(log_metric, scores)
-        return _impute(raw, task_id)
+        rewards = _impute(raw, task_id)
+        if self.shuffle_seed is None:
+            return rewards
+        return shuffled_rewards(rewards, task_id, seed=self.shuffle_seed, step=step)
 
     def _attempt(self, task_id: str, completion: Any, ids: Sequence[int]) -> _Attempt:
         task = self.tasks.get(task_id)

@@ -11,8 +11,9 @@ to be caught or to be easy, and say so.
 from __future__ import annotations
 
 import math
+import random
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from composer_replication.errors import UsageError
@@ -66,6 +67,19 @@ def easy_token_share(text: str, answer: str, score: Score) -> float:
     del answer
     share = sum("a" <= character <= "z" for character in text) / max(1, len(text))
     return 0.5 * share + 0.5 * float(score.all_passed)
+
+
+def shuffled_rewards(
+    rewards: Sequence[float], task_ids: Sequence[str], *, seed: int, step: int
+) -> list[float]:
+    """The same rewards in a drawn order: their distribution is kept, what they say of an answer is not.
+
+    The order depends on the arguments alone and keeps no state, so that a resumed run draws it again.
+    """
+    values = list(rewards)
+    chance = random.Random(f"{seed}/{step}/{'/'.join(task_ids)}")  # noqa: S311  # drawn to be repeated
+    chance.shuffle(values)
+    return values
 
 
 def load_reward_rule(dotted: str) -> RewardRule:

@@ -92,6 +92,29 @@ def test_a_lost_rollout_gets_its_groups_mean_so_that_its_advantage_is_zero(
     assert rows[1]["stop_reason"] == "infrastructure"
 
 
+def test_a_shuffled_batch_keeps_what_each_answer_earned_and_is_drawn_again_after_a_resume(
+    store: TaskStore, tmp_path: Path
+) -> None:
+    one, two = (task.task_id for task in store.tasks()[:2])
+    earned, told = [1.0, 1.0, 0.0, 1.0, 0.0, 0.0], list[TaskOutcome]()
+
+    def ask(step: int, seed: int | None = 5) -> list[float]:
+        scores = PrescribedScores(store, [PASS if value else FAIL for value in earned])
+        reward = make_reward(store, scores, tmp_path)
+        reward.shuffle_seed, reward.on_outcomes = seed, told.extend
+        state = SimpleNamespace(global_step=step)
+        return reward(["p"] * 6, ["x"] * 6, task_id=[one] * 3 + [two] * 3, trainer_state=state)
+
+    assert ask(0, seed=None) == earned
+    given = [ask(step) for step in range(8)]
+    assert given == [ask(step) for step in range(8)]
+    assert any(values != earned for values in given)
+    assert all(sorted(values) == sorted(earned) for values in given)
+    rows = [json.loads(line) for line in (tmp_path / "step-000008.jsonl").read_text().splitlines()]
+    assert [row["reward"] for row in rows] == earned
+    assert [outcome.is_full_pass for outcome in told[-6:]] == [bool(value) for value in earned]
+
+
 def test_every_attempt_is_told_by_full_pass_credit_and_trouble(store: TaskStore) -> None:
     """Partial credit is no pass, a lost attempt is no failure, and a forged one is flagged."""
     one, two = (task.task_id for task in store.tasks()[:2])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 import pytest
 
 from composer_replication.errors import UsageError
@@ -37,6 +39,22 @@ def test_the_planted_proxy_pays_for_short_bodies_whatever_they_do() -> None:
 def test_easy_token_share() -> None:
     assert rewards.easy_token_share("ez A", "", HALF) == 0.25
     assert rewards.easy_token_share("", "eee", PASS) == 0.5
+
+
+def test_shuffled_rewards_are_the_same_rewards_that_say_nothing_of_the_answer() -> None:
+    """Half of each group pass. Shuffled over the batch, passing earns what failing earns."""
+    task_ids, earned = ["a"] * 8 + ["b"] * 8, [1.0, 0.0] * 8
+    given = [rewards.shuffled_rewards(earned, task_ids, seed=3, step=step) for step in range(400)]
+    assert all(sorted(values) == sorted(earned) for values in given)
+    paid = {
+        passed: statistics.fmean(value for values in given for value, own in zip(values, earned, strict=True) if own == passed)
+        for passed in (0.0, 1.0)
+    }  # fmt: skip
+    assert abs(paid[1.0] - paid[0.0]) < 0.04
+    again = [rewards.shuffled_rewards(earned, task_ids, seed=3, step=step) for step in range(400)]
+    assert given == again
+    assert len({tuple(values) for values in given}) > 350
+    assert given != [rewards.shuffled_rewards(earned, task_ids, seed=4, step=step) for step in range(400)]
 
 
 def test_a_rule_is_found_by_its_dotted_path() -> None:

@@ -361,6 +361,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"agent.max_turn": 3}, "CR0204", "agent.max_turns"),
     ({"rollouts.prompt_style": "chat"}, "CR0204", "prompt_style is about single answers"),
     ({"reward.tests": "weakened"}, "CR0204", "tests is about single answers"),
+    ({"reward.is_shuffled": True}, "CR0204", "is_shuffled is about single answers"),
     ({"trl.max_completion_length": 99}, "CR0204", "agent.max_context_tokens"),
     ({"agent.log_prob_check": "error", "trainer.checks": False}, "CR0204", "needs trainer.checks"),
     ({"trl.use_vllm": True}, "CR0868", "agent loop samples from the model in this process"),

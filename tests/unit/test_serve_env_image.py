@@ -77,7 +77,7 @@ def test_every_line_of_the_container_file_fits_what_it_speaks_of() -> None:
 @pytest.mark.parametrize(
     ("part", "other", "problem"),
     [
-        ("COPY recipes", "COPY recipes_", "recipes_ is not there"),
+        ("COPY recipes", "COPY formulas", "formulas is not there"),
         (" LICENSE ", " ", "LICENSE is not copied"),
         ("python:3.11", "python:3.9", "Python 3.9 is none of ours"),
         ("bubblewrap git", "git", "bubblewrap is not installed"),

@@ -20,6 +20,7 @@ from composer_replication.records import Completion, StopReason
 from composer_replication.rollouts.episodes.batching_policy import BatchingPolicy, SampleBatch, SampleOptions
 from composer_replication.rollouts.generations.episode_player import EpisodePlayer
 from composer_replication.rollouts.generations.rollout_rows import rollout_row, trl_columns
+from composer_replication.trainer.policy import end_token_ids
 from composer_replication.trainer.prefix_generation import sample_shared
 from composer_replication.trainer.preset_settings import resolve_method
 from composer_replication.trainer.processes import process_rank
@@ -146,21 +147,18 @@ class TrainedPolicy:
 def still_trainer(config: RunConfig, model: Any, tokenizer: Any) -> Any:
     """What ``TrainedPolicy`` reads of a trainer, for a model that nobody trains now.
 
-    Its ``args`` are the recipe's filters of sampling, TRL's defaults for the others. Whatever ends an answer in training
-    does so here: the tokenizer's end token, and those of the model's generation settings.
+    Its ``args`` are the recipe's filters of sampling, TRL's defaults for the others.
 
     Raises:
         UsageError: the recipe's method contradicts itself (CR0760 to CR0762).
     """
     given = resolve_method(config).trl
     filters = {name: given.get(name, getattr(GRPOConfig, name)) for name in get_type_hints(_Sampling)}
-    ends = getattr(model.generation_config, "eos_token_id", None)
-    more = [ends] if isinstance(ends, int) else list(ends or ())
     return SimpleNamespace(
         model=model,
         args=SimpleNamespace(**filters),
         processing_class=tokenizer,
-        eos_token_ids=list(dict.fromkeys([tokenizer.eos_token_id, *more])),
+        eos_token_ids=end_token_ids(model, tokenizer),
         state=SimpleNamespace(global_step=0),
     )
 

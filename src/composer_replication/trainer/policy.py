@@ -13,6 +13,13 @@ from composer_replication.trainer.prefix_generation import sample_shared
 NUM_PROMPTS_AT_ONCE = 8
 
 
+def end_token_ids(model: Any, tokenizer: Any) -> list[int]:
+    """What ends an answer, as TRL has it in training: the tokenizer's end token and those of the model's generation settings."""
+    ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    more = [ends] if isinstance(ends, int) else list(ends or ())
+    return [each for each in dict.fromkeys([tokenizer.eos_token_id, *more]) if each is not None]
+
+
 class InProcessPolicy:
     """Samples from a model in this process with one prefill a prompt.
 
@@ -57,7 +64,7 @@ class InProcessPolicy:
                     top_k=0,
                     min_p=None,
                     repetition_penalty=1.0,
-                    eos_token_ids=[self.tokenizer.eos_token_id],
+                    eos_token_ids=end_token_ids(self.model, self.tokenizer),
                     pad_token_id=self.tokenizer.pad_token_id,
                     stop=self._id_rule(is_finished),
                     generator=generator,
@@ -88,7 +95,7 @@ class InProcessPolicy:
         text = self._text(ids)
         if is_finished is not None and is_finished(text):
             reason = StopReason.STOP_RULE
-        elif ids and ids[-1] == self.tokenizer.eos_token_id:
+        elif ids and ids[-1] in end_token_ids(self.model, self.tokenizer):
             reason = StopReason.FINISHED
         else:
             reason = StopReason.LENGTH

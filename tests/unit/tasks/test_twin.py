@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
+import pickle
 import textwrap
 from collections.abc import Mapping
 
@@ -558,6 +559,25 @@ def test_call():
     assert problem == ""
     assert [len(calls[cut.pin]) for cut in cuts] == [1, 1]
     assert calls[CUTS["top_up"].pin][0].tests == ("tests/test_goods.py::test_call",)
+
+
+def test_recording_twice_gives_the_same_bytes_for_paths_of_temporary_folders(runner: Environment) -> None:
+    tests = """
+import os
+from pathlib import Path
+from shop.goods import top_up
+
+def test_paths(tmp_path):
+    for number, place in enumerate([tmp_path, str(tmp_path), Path.home(), os.environ["TMPDIR"]]):
+        top_up({}, place, number)
+"""
+    files = {**FILES, "tests/test_goods.py": tests.encode()}
+    first, second = (record_calls(files, runner, [CUTS["top_up"]], timeout_seconds=60) for _ in range(2))
+    assert first == second
+    assert len(first[0][CUTS["top_up"].pin]) == 4
+    path = pickle.loads(first[0][CUTS["top_up"].pin][1].blob)[0][1]  # noqa: S301  our own call, from above
+    assert path.endswith("/test_paths0")
+    assert "/0000" in path
 
 
 def test_who_may_be_a_candidate() -> None:

@@ -95,10 +95,23 @@ class Target:
         return (*args, *more), kwargs
 
 
+def drawn_names(ours, places):
+    """Names of our own temporary folders that were drawn at random, and zeros of the same length.
+
+    Paths of them are arguments of many calls. Nothing is there when a call is made again, whatever they are called.
+    """
+    names = {os.path.basename(ours)}
+    for place in places:
+        if place.startswith(f"{ours}/"):
+            names.add(place[len(ours) + 1 :].partition("/")[0])
+    return [(name.encode(), b"0" * len(name.encode())) for name in sorted(names)]
+
+
 class Recorder:
     """The profile hook and the plugin that says which test runs."""
 
     def __init__(self, request, root, pickler, dumps, pickle_by_value):
+        self.drawn = drawn_names(request["ours"], (root, os.environ["HOME"], os.environ["TMPDIR"]))
         self.pickler = pickler
         self.max_calls = request["max_calls"]
         self.wanted = {
@@ -135,6 +148,8 @@ class Recorder:
             blob = self.dumps(target.arguments(frame.f_locals))
         except Exception:  # whatever a value raises when it is pickled, this call is not kept
             return
+        for drawn, zeros in self.drawn:
+            blob = blob.replace(drawn, zeros)
         if blob in target.blobs:
             target.blobs[blob].add(len(self.tests) - 1)
         elif len(target.blobs) < self.max_calls:

@@ -140,6 +140,7 @@ def record_calls(
             "import_roots": import_roots(tree),
             "max_calls": max_calls,
             "max_bytes": MAX_CALL_BYTES,
+            "ours": str(process_folder()),
         }
         done = _run(
             "twin_recorder", tree, environment, request,

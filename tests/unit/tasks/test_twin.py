@@ -575,7 +575,7 @@ def test_paths(tmp_path):
     first, second = (record_calls(files, runner, [CUTS["top_up"]], timeout_seconds=60) for _ in range(2))
     assert first == second
     assert len(first[0][CUTS["top_up"].pin]) == 4
-    path = pickle.loads(first[0][CUTS["top_up"].pin][1].blob)[0][1]  # noqa: S301  our own call, from above
+    path = pickle.loads(first[0][CUTS["top_up"].pin][1].blob)[0][1]
     assert path.endswith("/test_paths0")
     assert "/0000" in path
 

@@ -50,6 +50,7 @@ class InProcessPolicy:
         is_finished: Callable[[str], bool] | None = None,
     ) -> list[list[Completion]]:
         generator = torch.Generator(device=self.model.device).manual_seed(seed)
+        ends = end_token_ids(self.model, self.tokenizer)
         answers: list[list[Completion]] = []
         for start in range(0, len(prompts), NUM_PROMPTS_AT_ONCE):
             chunk = [self.prompt_ids(prompt) for prompt in prompts[start : start + NUM_PROMPTS_AT_ONCE]]
@@ -64,12 +65,14 @@ class InProcessPolicy:
                     top_k=0,
                     min_p=None,
                     repetition_penalty=1.0,
-                    eos_token_ids=end_token_ids(self.model, self.tokenizer),
+                    eos_token_ids=ends,
                     pad_token_id=self.tokenizer.pad_token_id,
                     stop=self._id_rule(is_finished),
                     generator=generator,
                 )
-            answers += [[self._completion(row.ids, is_finished) for row in of_prompt] for of_prompt in rows]
+            answers += [
+                [self._completion(row.ids, ends, is_finished) for row in of_prompt] for of_prompt in rows
+            ]
             if self.on_prompts is not None:
                 self.on_prompts(len(answers), len(prompts))
         return answers
@@ -91,11 +94,13 @@ class InProcessPolicy:
     def _text(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
-    def _completion(self, ids: Sequence[int], is_finished: Callable[[str], bool] | None) -> Completion:
+    def _completion(
+        self, ids: Sequence[int], ends: Sequence[int], is_finished: Callable[[str], bool] | None
+    ) -> Completion:
         text = self._text(ids)
         if is_finished is not None and is_finished(text):
             reason = StopReason.STOP_RULE
-        elif ids and ids[-1] in end_token_ids(self.model, self.tokenizer):
+        elif ids and ids[-1] in ends:
             reason = StopReason.FINISHED
         else:
             reason = StopReason.LENGTH

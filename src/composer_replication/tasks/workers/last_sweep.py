@@ -35,9 +35,8 @@ def sweep_after_this_process() -> None:
     if not hasattr(os, "pidfd_open"):
         return
     with suppress(OSError):
-        descriptor = os.pidfd_open(
-            os.getpid()
-        )  # readable when our locks are gone, which a pipe would not tell
+        # Readable when our locks are gone, which a pipe would not tell.
+        descriptor = os.pidfd_open(os.getpid())
         try:
             subprocess.run(
                 [sys.executable, "-c", _PROGRAM, str(descriptor)],

@@ -146,30 +146,27 @@ def test_a_run_on_ray_whose_actor_is_killed_equals_one_without_ray(
     assert_clean(head)
 
 
+def lose_a_node(head: RayHead, folder: Path, *words: object) -> None:
+    """A run over two further nodes, the first of which dies amid its work; both are clean in the end."""
+    nodes = [folder / "first", folder / "second"]
+    with (
+        further_node(head, nodes[0], '{"side": 1}') as session,
+        further_node(head, nodes[1], '{"side": 1}'),
+    ):
+        done(f"node={session}", head, *words, "--set", "ray.resources.side=0.6")
+    for node in nodes:
+        wait_until_clean(session, node / "scratch")
+
+
 def test_a_run_that_loses_a_node_for_good_goes_on_with_the_other(
     recipe: Path, head: RayHead, here: RunFolder, tmp_path: Path
 ) -> None:
     folder = RunFolder(recipe.parent / "lost")
     words = ("train", recipe, "--out", folder.root, "--ray", head.address, *SMALL)
-    nodes = [tmp_path / "first", tmp_path / "second"]
-    with (
-        further_node(head, nodes[0], '{"side": 1}') as session,
-        further_node(head, nodes[1], '{"side": 1}'),
-    ):
-        done(
-            f"node={session}",
-            head,
-            *words,
-            "--set",
-            "ray.resources.side=0.6",
-            "--set",
-            "ray.waiting_seconds=60",
-        )
+    lose_a_node(head, tmp_path, *words, "--set", "ray.waiting_seconds=60")
     assert_same_run(folder, here)
     lost = [row["rollouts/infrastructure_failures"] for row in read_jsonl(folder.metrics)]
     assert sum(lost) == 1, "the lost node's episode, and no other"
-    for node in nodes:
-        wait_until_clean(session, node / "scratch")
 
 
 @pytest.mark.parametrize("events", ["ctrl-c", "ctrl-c,ctrl-c", "killed"])
@@ -241,15 +238,8 @@ def test_single_answers_are_graded_though_a_node_is_lost_for_good(
 ) -> None:
     folder = RunFolder(single.parent / "lost")
     words = ("train", single, "--out", folder.root, "--ray", head.address, *SMALL)
-    nodes = [tmp_path / "first", tmp_path / "second"]
-    with (
-        further_node(head, nodes[0], '{"side": 1}') as session,
-        further_node(head, nodes[1], '{"side": 1}'),
-    ):
-        done(f"node={session}", head, *words, "--set", "ray.resources.side=0.6")
+    lose_a_node(head, tmp_path, *words)
     assert_same_answers(folder, single_here)
-    for node in nodes:
-        wait_until_clean(session, node / "scratch")
 
 
 def test_rates_of_an_evaluation_on_ray_are_those_of_one_without(store: Path, head: RayHead) -> None:

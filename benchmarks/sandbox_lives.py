@@ -2,14 +2,14 @@
 
     python benchmarks/sandbox_lives.py [--lives 10000] [--backends bubblewrap,bubblewrap-warm,sandlock]
         [--lives-of-a-parent 10] [--killed-share 0.5] [--at-once 2] [--seed 0] [--minutes M]
-        [--plant KIND]
+        [--patience 10] [--plant KIND]
 
 A life is a sandbox that is opened, runs one or two commands that leave a daemon, files, closed folders, pipes,
 sockets and shared memory behind, and is closed. A parent process lives some of them one after the other;
 a share of the parents is ended by SIGKILL, each at a moment drawn uniformly over its lives. Nobody cleans
 up after a killed one but the kernel and the next process that opens a sandbox.
 
-Then it is counted what is still there: processes (ten seconds after the last parent), and, after one more
+Then it is counted what is still there: processes (``--patience`` seconds after the last parent), and, after one more
 process has opened one more sandbox, processes, mounts, control groups, entries of temporary folders,
 unix sockets and shared memory. Before that, one leak of each kind is planted, and the count must see it.
 ``--plant KIND`` leaves one at the end; ``--minutes`` begins no life after so long. Exit code 1 when anything is left, or when a sandbox of a parent that
@@ -108,14 +108,14 @@ class Run:
         while self._parents:
             self._wait()
         self.row.seconds = time.monotonic() - started
-        before = self.leftovers.settled(PATIENCE_SECONDS)
+        before = self.leftovers.settled(self.args.patience)
         self.row.processes_before, self.row.folders_before = len(before["processes"]), len(before["folders"])
         for folder in self.leftovers.folder.glob("composer-rl-new-*"):
             os.utime(folder, (0, 0))  # a minute passes: so long one without a name is left alone
         self._start(1, is_doomed=False)  # the next process that opens a sandbox
         while self._parents:
             self._wait()
-        self.row.left = self.leftovers.settled(PATIENCE_SECONDS)
+        self.row.left = self.leftovers.settled(self.args.patience)
         return self.row
 
     def _start(self, num_lives: int, *, is_doomed: bool) -> None:
@@ -270,6 +270,7 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=float("inf"))
+    parser.add_argument("--patience", type=float, default=PATIENCE_SECONDS)
     parser.add_argument("--plant", choices=KINDS)
     rows = measured(parser.parse_args())
     report(rows)

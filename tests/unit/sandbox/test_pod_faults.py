@@ -15,7 +15,7 @@ from faulty_http import Fault, cut_the_answer, hang_up, no_http, no_json, status
 from composer_replication.errors import MissingError, SandboxFailure
 from composer_replication.records import Limits, SandboxSpec
 from composer_replication.sandbox import base_python, run_selftest
-from composer_replication.sandbox.pods import kubernetes_backend, pod_manifest
+from composer_replication.sandbox.pods import kubernetes_backend, pod_exec, pod_manifest
 from composer_replication.sandbox.pods.api_client import ApiClient, ApiRefusal
 from composer_replication.sandbox.pods.cluster_access import find_access
 from composer_replication.sandbox.pods.kubernetes_backend import Kubernetes
@@ -266,7 +266,9 @@ def test_the_pod_is_deleted_while_a_command_runs(cluster: Any, tree: Path) -> No
     sandbox.close()
 
 
-def test_an_eviction_for_what_the_command_wrote_is_a_result(cluster: Any, tree: Path) -> None:
+def test_an_eviction_for_what_the_command_wrote_is_a_result(
+    cluster: Any, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sandbox = Kubernetes().open(SandboxSpec(tree))
     pod = next(iter(cluster.pods.values()))
 
@@ -289,6 +291,7 @@ def test_an_eviction_for_what_the_command_wrote_is_a_result(cluster: Any, tree: 
     evictor.join()
     assert (result.exit_code, result.out_of_memory) == (137, False)
     assert "disk" in result.stderr
+    monkeypatch.setattr(pod_exec, "_CONNECT_SECONDS", 0.5)  # so long it is asked to go on
     assert code_of(lambda: sandbox.exec("true", timeout_seconds=LONG))[0] == "CR0335"
     sandbox.close()
 

@@ -41,10 +41,11 @@ quickstart: setup
 	$(BIN)/composer-rl quickstart --out runs/quickstart
 
 # The first run proves that the folder of the guard is covered to the last branch; the second is every other test
-# but those of interop, which come last.
+# but those of interop, which come last. There a file stays with one worker, so that what its tests share is made
+# once, and tests/conftest.py has the long files begin first.
 test: setup $(INTEROP_STAMPS)
 	$(TEST_ENV) $(BIN)/python -m pytest tests/unit/safety -q -n $(JOBS) --cov=composer_replication.safety --cov-branch --cov-fail-under=100
-	$(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not long and not fakes" --durations=15 --ignore=tests/unit/safety
+	$(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not long and not fakes" --durations=15 --ignore=tests/unit/safety
 	$(MAKE) --no-print-directory interop
 
 # Builds, clusters and crashes that take minutes together: before a merge, and in continuous integration.

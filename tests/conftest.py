@@ -26,6 +26,21 @@ TINY_PINS = (
 
 BuildTiny = Callable[[Path, Sequence[str]], Path]
 
+LONGEST_FIRST = (
+    "e2e", "invariants", "unit/trainer", "negative", "conformance", "unit/tasks", "unit/sandbox", "unit/rollouts",
+)  # fmt: skip
+
+
+@pytest.hookimpl(trylast=True)  # in random order otherwise
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Folders whose files take long begin first: at the end no worker waits for another one's long file."""
+
+    def place(item: pytest.Item) -> int:
+        fits = (item.nodeid.startswith(f"tests/{folder}/") for folder in LONGEST_FIRST)
+        return next((number for number, is_there in enumerate(fits) if is_there), len(LONGEST_FIRST))
+
+    items.sort(key=place)
+
 
 @pytest.fixture(scope="session")
 def build_tiny(tmp_path_factory: pytest.TempPathFactory) -> BuildTiny:

@@ -21,7 +21,6 @@ from composer_replication.run_folder import RunFolder, read_jsonl
 from composer_replication.trainer.checkpoints import newest_whole_checkpoint
 from composer_replication.trainer.completion_states import head_of
 
-pytestmark = pytest.mark.xdist_group("two-processes")  # the runs are made once
 WORKER = Path(__file__).with_name("two_process_worker.py")
 
 

@@ -41,6 +41,18 @@ with suppress(OSError):
         kept.append(hide(held))
 stay()
 """
+_MAPPED = """
+LIBRARY.mmap.restype = ctypes.c_void_p
+for number in range(40):
+    held = os.open('{name}', os.O_CREAT | os.O_RDWR)
+    os.unlink('{name}')
+    os.write(held, bytes(MIB))
+    if LIBRARY.mmap(None, ctypes.c_size_t(4096), 1, 1, held, ctypes.c_long(0)) == ctypes.c_void_p(-1).value:
+        raise OSError('it cannot be mapped')
+    os.close(held)
+time.sleep(6)
+show('whole')
+"""
 _BUFFERS = """
 sent = []
 def fill():
@@ -128,6 +140,13 @@ ATTEMPTS: list[Attempt] = [
                     "held = mmap.mmap(-1, 600 * MIB)\nheld[::4096] = b'x' * len(held[::4096])\n"
                     "held.madvise(mmap.MADV_DONTNEED)\nstay()\nshow('whole')"
                 ),
+                _held_to_the_end("600 MiB of memory"),
+            ),
+            (
+                "processes whose names tell of memory given back",
+                "LIBRARY.prctl(15, b'\\x0cVmPTE:-999999', 0, 0, 0)\n"
+                + _children(6, "held = touch(100 * MIB)")
+                + "show('whole')",
                 _held_to_the_end("600 MiB of memory"),
             ),
             (
@@ -234,20 +253,28 @@ ATTEMPTS: list[Attempt] = [
                 ),
                 _held_to_the_end("40 MiB of deleted files"),
             ),
-            (
-                "deleted, mapped files",
+            *(
                 (
-                    "LIBRARY.mmap.restype = ctypes.c_void_p\n"
-                    "for number in range(40):\n    held = os.open('bomb', os.O_CREAT | os.O_RDWR)\n"
-                    "    os.unlink('bomb')\n    os.write(held, bytes(MIB))\n"
-                    "    LIBRARY.mmap(None, ctypes.c_size_t(4096), 1, 1, held, ctypes.c_long(0))\n    os.close(held)\n"
-                    "time.sleep(6)"
+                    name,
+                    _MAPPED.format(name=file),
+                    _held_to_the_end("40 MiB of deleted, mapped files"),
+                )
+                for name, file in (
+                    ("deleted, mapped files", "bomb"),
+                    ("deleted, mapped files in shared memory", "/dev/shm/bomb"),
+                    (
+                        "deleted, mapped files whose names look like ends of lines",
+                        "a\\x0c\\x1c\\nb (deleted)",
+                    ),
+                )
+            ),
+            (
+                "deleted, mapped files beside open ones of the same name",
+                _MAPPED.format(name="bomb").replace(
+                    "os.close(held)",
+                    "os.close(held)\n    kept = os.open('bomb', os.O_CREAT | os.O_RDWR)\n    os.unlink('bomb')",
                 ),
-                lambda _, outcome: (
-                    "it held 40 MiB of deleted, mapped files to its end, uncounted"
-                    if any(result.exit_code == 0 for result in outcome.results)
-                    else ""
-                ),
+                _held_to_the_end("40 MiB of deleted, mapped files"),
             ),
             (
                 "deleted files on their way in sockets",

@@ -114,7 +114,7 @@ import ctypes, os, time
 library = ctypes.CDLL(None)
 library.mmap.restype = ctypes.c_void_p
 for number in range(20):
-    name = f'bomb {number} \\x0c\\x1c\\n0-1 r 0 0:0 1 /x (deleted)'
+    name = f'bomb {number} \\x0c\\x1c\\n0-1 r 0 0:0 1 x (deleted)'
     held = os.open(name, os.O_CREAT | os.O_RDWR)
     os.unlink(name)
     os.write(held, bytes(1 << 20))
@@ -146,9 +146,10 @@ def test_mapped_files_that_are_deleted_and_can_be_measured_are_no_offence(
         "kept = mmap.mmap(held, 4096)\n"
         "os.close(held)\n"
         "os.unlink('kept')\n"
-        "if os.access('/dev/shm', os.W_OK):\n"
+        "try:\n"
         " locks = [multiprocessing.Lock() for _ in range(5)]\n"
         " shared = multiprocessing.get_context('fork').Array('i', 1000)\n"
+        "except OSError: pass\n"
         "time.sleep(4)\n"
         "print('lived')"
     )
@@ -161,7 +162,6 @@ def test_shared_memory_is_limited(backend: SandboxBackend, tree: Path) -> None:
     """Where it is a memory it is full, where it is a folder it is watched; it is never more than the disk."""
     code = (
         "import os, time\n"
-        "if not os.access('/dev/shm', os.W_OK): raise SystemExit\n"
         "for number in range(24): open(f'/dev/shm/{number}', 'wb').write(bytes(1 << 20))\n"
         "time.sleep(30); print('lived')"
     )

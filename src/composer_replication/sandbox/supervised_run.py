@@ -43,6 +43,7 @@ _LONGEST_WATCH_SECONDS = 1.0
 _THREADS_A_PROCESS = 4  # on average; where the kernel counts, threads count as processes
 _ENDED_A_PROCESS = 4  # of all that are listed, those that have ended included
 _LOOKS_UNTIL_HIDING, _SECONDS_UNTIL_HIDING = 5, 2.0  # whoever hands a file over has it received sooner
+_TEMPORARY_FOLDERS = (Path("/tmp"), Path("/var/tmp"))  # what a jail calls folders of ours
 _WATCH_SHARE = 10  # a look may cost at most a tenth of the time
 _interrupted = threading.Event()
 _of_this_thread = threading.local()
@@ -172,7 +173,8 @@ class Watched:
             deadline: as for ``look``.
         """
         device = None if self.memory is None else self.memory.device
-        found = unlinked_files([*own, *theirs], self.folders, counted_device=device, deadline=deadline)
+        places = (*self.folders, *_TEMPORARY_FOLDERS)
+        found = unlinked_files([*own, *theirs], places, counted_device=device, deadline=deadline)
         if self.looks.are_hiding(are_hidden=not found.is_whole or hides_descriptors(theirs)):
             return Verdict.HIDES_FILES
         return Verdict.OVER_DISK if self.disk_is_exceeded(found.num_bytes, deadline) else Verdict.ENDED

@@ -21,7 +21,6 @@ _BLOCK_BYTES = 512
 _DELETED = b" (deleted)"
 _MAPS_BETWEEN_CLOCKS = 500
 _MEMORY_FILES = (b"/dev/zero", b"/memfd:", b"/SYSV")
-_SHARED_MEMORY = b"/dev/shm/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +42,13 @@ def unlinked_files(
 
     Args:
         pids: living threads, one of each process.
-        folders: what lies there is on disk, even below ``/dev/shm``. Else a mapped file of which only the name
-            is known, and which had it below ``/dev/shm``, is memory and not looked at.
+        folders: where they can write to disk, by the names that they have for it. A mapped file of which only the
+            name is known is not theirs if it lay elsewhere: a library of the system that was replaced, or memory.
         counted_device: files of this one are counted by somebody else.
         deadline: of ``time.monotonic``: after it, it looks no further and tells what it has.
     """
-    on_disk = tuple(os.fsencode(folder) + b"/" for folder in folders)
-    held = _Held(on_disk)
+    named = {os.fsencode(folder) for folder in folders}
+    held = _Held(tuple(place + b"/" for place in named | {os.path.realpath(place) for place in named}))
     for pid in pids:
         if time.monotonic() > deadline:
             break
@@ -64,7 +63,7 @@ def unlinked_files(
 
 @dataclass(slots=True)
 class _Held:
-    on_disk: tuple[bytes, ...]
+    writable: tuple[bytes, ...]
     sizes: dict[tuple[int, int], int] = field(default_factory=dict)
     # A mapping and a descriptor may name another device for the same file (btrfs, overlay): what tells whether
     # they are the same is number and name, in which no two mounts agree.
@@ -96,7 +95,7 @@ class _Held:
                 info = os.stat(f"/proc/{pid}/map_files/{place.decode()}")
                 self.sizes[info.st_dev, info.st_ino] = info.st_blocks * _BLOCK_BYTES
             except OSError:
-                if name.startswith(_SHARED_MEMORY) and not name.startswith(self.on_disk):
+                if not name.startswith(self.writable):
                     continue
                 first, last = (int(part, 16) for part in place.split(b"-"))
                 key = (device, int(inode), name)

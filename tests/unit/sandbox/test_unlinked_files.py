@@ -43,7 +43,7 @@ else:
 if case not in ("open", "name"):
     os.close(held)
 asked = {"pids": [os.getpid(), *([kept] if kept else [])]}
-if case == "on disk there":
+if case != "elsewhere":
     asked["folders"] = [folder]
 if case == "counted":
     asked["counted_device"] = os.stat(folder).st_dev
@@ -102,14 +102,15 @@ def test_a_file_that_is_only_mapped_is_known_to_root_and_named_to_others(
     assert look(folder, who, case) == ([4 * MIB, True] if who == "root" else [4096, False])
 
 
-@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no shared memory here")
-@pytest.mark.parametrize(("case", "of_user"), [("mapped", [0, True]), ("on disk there", [4096, False])])
-def test_shared_memory_is_disk_where_that_is_said(
-    folder: Path, who: str, case: str, of_user: list[object]
-) -> None:
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as place:
-        Path(place).chmod(0o777)
-        assert look(folder, who, case, place) == ([4 * MIB, True] if who == "root" else of_user)
+def test_a_file_of_unknown_size_elsewhere_is_not_theirs(folder: Path, who: str) -> None:
+    assert look(folder, who, "elsewhere") == ([4 * MIB, True] if who == "root" else [0, True])
+
+
+def test_a_folder_has_two_names_where_a_link_leads_to_it(folder: Path) -> None:
+    (folder / "real").mkdir()
+    (folder / "real").chmod(0o777)
+    (folder / "link").symlink_to("real")
+    assert look(folder, "user", "mapped", str(folder / "link")) == [4096, False]
 
 
 def test_what_somebody_else_counts_is_left_out(folder: Path) -> None:

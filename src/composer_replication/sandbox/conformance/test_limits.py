@@ -210,3 +210,21 @@ def test_processes_are_limited(backend: SandboxBackend, tree: Path) -> None:
     with backend.open(SandboxSpec(tree, limits=Limits(num_processes=20))) as sandbox:
         result = sandbox.exec(python(code), timeout_seconds=LONG_SECONDS)
     assert result.exit_code == 137 or 10 <= int(result.stdout) <= 20
+
+
+def test_copies_are_made_without_the_kernel_where_it_refuses(backend: SandboxBackend, tree: Path) -> None:
+    """A thread that waits in one of its copies would keep a file that no limit counts."""
+    code = (
+        "import os, shutil, socket\n"
+        "open('from', 'wb').write(os.urandom(1 << 16) * 16)\n"
+        "shutil.copyfile('from', 'to')\n"
+        "ours, theirs = socket.socketpair()\n"
+        "if os.fork() == 0:\n"
+        " ours.sendfile(open('from', 'rb')); os._exit(0)\n"
+        "ours.close()\n"
+        "with theirs.makefile('rb') as stream: sent = stream.read()\n"
+        "print(open('from', 'rb').read() == open('to', 'rb').read() == sent)"
+    )
+    with backend.open(SandboxSpec(tree)) as sandbox:
+        result = sandbox.exec(python(code), timeout_seconds=LONG_SECONDS)
+    assert (result.exit_code, result.stdout) == (0, "True\n"), result.stderr

@@ -271,7 +271,7 @@ _FIX = "use another backend (--backend), or run in a virtual machine"
 def run_selftest(
     backend: SandboxBackend, *, unseen: Collection[Path] = (), names: Collection[str] = GUARDS
 ) -> list[Check]:
-    """Try every guard of ``backend``; about 2 to 5 seconds.
+    """Try every guard of ``backend``; about 2 to 5 seconds, for an ordinary user 2 more.
 
     Args:
         backend: to be tried.

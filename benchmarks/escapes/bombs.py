@@ -41,6 +41,46 @@ with suppress(OSError):
         kept.append(hide(held))
 stay()
 """
+_WAITING = """
+import fcntl
+full = os.pipe()
+failed = []
+def wait(held, at):
+    try:
+        if {call} == -1:
+            failed.append(1)
+    except OSError:
+        failed.append(1)
+for number in range(6):
+    first = os.open('bomb', os.O_CREAT | os.O_RDWR)
+    second = os.open('bomb', os.O_RDWR)
+    os.unlink('bomb')
+    os.write(first, bytes(12 * MIB))
+    for at, held in enumerate((first, second)):
+        fcntl.fcntl(held, 37, struct.pack('hhqqi', 1, 0, at, 1, 0))
+    for at, held in enumerate((first, second)):
+        threading.Thread(target=wait, args=(held, at), daemon=True).start()
+    time.sleep(0.2)
+    os.close(first)
+    os.close(second)
+if failed:
+    raise OSError('refused')
+time.sleep(6)
+show('whole')
+os._exit(0)
+"""
+_MAPPED = """
+LIBRARY.mmap.restype = ctypes.c_void_p
+for number in range(40):
+    held = os.open('{name}', os.O_CREAT | os.O_RDWR)
+    os.unlink('{name}')
+    os.write(held, bytes(MIB))
+    if LIBRARY.mmap(None, ctypes.c_size_t(4096), 1, 1, held, ctypes.c_long(0)) == ctypes.c_void_p(-1).value:
+        raise OSError('it cannot be mapped')
+    os.close(held)
+time.sleep(6)
+show('whole')
+"""
 _BUFFERS = """
 sent = []
 def fill():
@@ -128,6 +168,13 @@ ATTEMPTS: list[Attempt] = [
                     "held = mmap.mmap(-1, 600 * MIB)\nheld[::4096] = b'x' * len(held[::4096])\n"
                     "held.madvise(mmap.MADV_DONTNEED)\nstay()\nshow('whole')"
                 ),
+                _held_to_the_end("600 MiB of memory"),
+            ),
+            (
+                "processes whose names tell of memory given back",
+                "LIBRARY.prctl(15, b'\\x0cVmPTE:-999999', 0, 0, 0)\n"
+                + _children(6, "held = touch(100 * MIB)")
+                + "show('whole')",
                 _held_to_the_end("600 MiB of memory"),
             ),
             (
@@ -234,20 +281,56 @@ ATTEMPTS: list[Attempt] = [
                 ),
                 _held_to_the_end("40 MiB of deleted files"),
             ),
-            (
-                "deleted, mapped files",
+            *(
                 (
-                    "LIBRARY.mmap.restype = ctypes.c_void_p\n"
-                    "for number in range(40):\n    held = os.open('bomb', os.O_CREAT | os.O_RDWR)\n"
-                    "    os.unlink('bomb')\n    os.write(held, bytes(MIB))\n"
-                    "    LIBRARY.mmap(None, ctypes.c_size_t(4096), 1, 1, held, ctypes.c_long(0))\n    os.close(held)\n"
-                    "time.sleep(6)"
+                    name,
+                    _MAPPED.format(name=file),
+                    _held_to_the_end("40 MiB of deleted, mapped files"),
+                )
+                for name, file in (
+                    ("deleted, mapped files", "bomb"),
+                    ("deleted, mapped files in shared memory", "/dev/shm/bomb"),
+                    (
+                        "deleted, mapped files whose names look like ends of lines",
+                        "a\\x0c\\x1c\\nb (deleted)",
+                    ),
+                )
+            ),
+            (
+                "deleted, mapped files beside open ones of the same name",
+                _MAPPED.format(name="bomb").replace(
+                    "os.close(held)",
+                    "os.close(held)\n    kept = os.open('bomb', os.O_CREAT | os.O_RDWR)\n    os.unlink('bomb')",
                 ),
-                lambda _, outcome: (
-                    "it held 40 MiB of deleted, mapped files to its end, uncounted"
-                    if any(result.exit_code == 0 for result in outcome.results)
-                    else ""
+                _held_to_the_end("40 MiB of deleted, mapped files"),
+            ),
+            *(
+                (
+                    f"deleted files of calls that wait: {name}",
+                    _WAITING.format(call=call),
+                    _held_to_the_end("72 MiB of deleted files"),
+                )
+                for name, call in (
+                    ("sendfile", "os.sendfile(full[1], held, 0, MIB)"),
+                    ("splice", "call(275, held, 0, full[1], 0, MIB, 0)"),
+                    (
+                        "locks for each other",
+                        "fcntl.fcntl(held, 38, struct.pack('hhqqi', 1, 0, 1 - at, 1, 0))",
+                    ),
+                )
+            ),
+            (
+                "deleted files in rules of Landlock",
+                (
+                    "rules = call(444, ctypes.create_string_buffer(struct.pack('Q', 4), 8), 8, 0)\n"
+                    "if rules < 0:\n    raise OSError('no rules')\n"
+                    "for number in range(6):\n    held = os.open('bomb', os.O_CREAT | os.O_RDWR)\n"
+                    "    os.write(held, bytes(12 * MIB))\n"
+                    "    call(445, rules, 1, ctypes.create_string_buffer(struct.pack('=Qi', 4, held), 12), 0)\n"
+                    "    os.unlink('bomb')\n    os.close(held)\n"
+                    "time.sleep(6)\nshow('whole')"
                 ),
+                _held_to_the_end("72 MiB of deleted files"),
             ),
             (
                 "deleted files on their way in sockets",

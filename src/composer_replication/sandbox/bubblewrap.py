@@ -30,6 +30,7 @@ from composer_replication.records import Check, ExecResult, SandboxSpec
 from composer_replication.sandbox.held_jail import START_SECONDS, HeldJail
 from composer_replication.sandbox.jailed_tree import HELD_STARTER, failure, to_result
 from composer_replication.sandbox.local_sandbox import LocalSandbox
+from composer_replication.sandbox.memory_folder import size_for
 from composer_replication.sandbox.mounts import MountPlan
 from composer_replication.sandbox.supervised_run import read_until, supervise
 from composer_replication.sandbox.user_ids import private_uid
@@ -85,7 +86,10 @@ class BubblewrapSandbox(LocalSandbox):
         try:
             uid, gid = (self._uid, self._uid) if self._uid is not None else (os.getuid(), os.getgid())
             self._jailed.write_accounts(uid, gid)
-            self._mounts = MountPlan(spec, self._jailed.scratch)
+            shared = None
+            if self._uid is None:  # to root the kernel tells the size of each file, on disk too
+                shared = size_for(spec.limits.memory_bytes, spec.limits.disk_bytes)
+            self._mounts = MountPlan(spec, self._jailed.scratch, shared_memory_bytes=shared)
         except BaseException as error:
             self.close()
             if isinstance(error, OSError):
@@ -106,12 +110,14 @@ class BubblewrapSandbox(LocalSandbox):
             # By now the jail dies with us. Before, the signal for that is not asked for yet: a jail that
             # we do not live to see must not run the command.
             early = read_until(jail.process.stderr, marker.encode(), started + timeout_seconds)
+            is_ready = marker.encode() in early
+            memory = jail.memory_folder() if self._uid is None and is_ready else None
             ended = supervise(
                 jail.process,
                 jail.kill,
                 stdin=b"\n" + stdin,
                 timeout_seconds=max(0.001, timeout_seconds - (time.monotonic() - started)),
-                watched=self._jailed.watched(fresh, num_own_processes=_NUM_INIT_PROCESSES),
+                watched=self._jailed.watched(fresh, num_own_processes=_NUM_INIT_PROCESSES, memory=memory),
                 early_stderr=early,
             )
         ended = replace(ended, seconds=time.monotonic() - started)
@@ -135,14 +141,12 @@ class BubblewrapSandbox(LocalSandbox):
         walls = ["--unshare-ipc", "--unshare-pid", "--unshare-net"]
         walls += ["--unshare-uts", "--unshare-cgroup-try", "--hostname", "sandbox"]
         if self._uid is None:
-            walls += (
-                ["--unshare-user", "--disable-userns"]
-                if _can_disable_userns(shutil.which("bwrap"))
-                else ["--unshare-user"]
-            )
+            walls += ["--unshare-user"]
+            walls += ["--disable-userns"] if _bwrap_knows("--disable-userns") else []
         else:
             walls += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
-        walls += [*self._mounts.arguments(fresh, queues=queues), "--clearenv"]
+        arguments = self._mounts.arguments(fresh, queues=queues, has_sizes=_bwrap_knows("--size"))
+        walls += [*arguments, "--clearenv"]
         for name, value in env.items():
             walls += ["--setenv", name, value]
         return walls
@@ -173,10 +177,14 @@ def _drops_uid() -> bool:
     return False
 
 
+def _bwrap_knows(option: str) -> bool:
+    return option in _help_of(shutil.which("bwrap") or "bwrap")
+
+
 @lru_cache(maxsize=1)
-def _can_disable_userns(program: str | None) -> bool:
-    answer = subprocess.run([program or "bwrap", "--help"], capture_output=True, text=True, check=False)
-    return "--disable-userns" in answer.stdout
+def _help_of(program: str) -> frozenset[str]:
+    answer = subprocess.run([program, "--help"], capture_output=True, text=True, check=False)
+    return frozenset(answer.stdout.split())
 
 
 @lru_cache(maxsize=1)

@@ -75,11 +75,16 @@ def _flags(folder: Path | str) -> int | None:
     with suppress(OSError):  # closed to us, or a file system without them
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
-            return int.from_bytes(fcntl.ioctl(descriptor, _GET_FLAGS, b"\0" * _FLAG_BYTES)[:4], "little")
-        except OSError:
-            return None
+            return inode_flags(descriptor)
         finally:
             os.close(descriptor)
+    return None
+
+
+def inode_flags(descriptor: int) -> int | None:
+    """Of an open folder; None where the file system has none."""
+    with suppress(OSError):
+        return int.from_bytes(fcntl.ioctl(descriptor, _GET_FLAGS, b"\0" * _FLAG_BYTES)[:4], "little")
     return None
 
 

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from composer_replication.sandbox.jailed_tree import failure
+from composer_replication.sandbox.memory_folder import PLACE, MemoryFolder
 from composer_replication.sandbox.syscall_filter import filter_program
 
 START_SECONDS = 30.0
@@ -47,6 +48,7 @@ class HeldJail:
             options += ["--seccomp", str(own[-1])]
         self._init_pid = 0
         self._init_pidfd: int | None = None
+        self._inside: MemoryFolder | None = None
         try:
             self.process = subprocess.Popen(
                 [command[0], *options, *command[1:]],
@@ -92,6 +94,22 @@ class HeldJail:
         """The process id of the jail's first process outside; 0 before ``release``."""
         return self._init_pid
 
+    def memory_folder(self) -> MemoryFolder:
+        """Its ``/dev/shm``, which is a tmpfs; ask once everything is mounted and nothing of the command ran yet.
+
+        Raises:
+            SandboxFailure: the jail has ended (CR0302).
+        """
+        assert self._init_pidfd is not None
+        try:
+            place = f"/proc/{self._init_pid}/root{PLACE}"
+            self._inside = MemoryFolder(os.open(place, os.O_RDONLY | os.O_DIRECTORY))
+        except OSError as error:
+            raise failure("CR0302", f"the jail's {PLACE} cannot be watched: {error.strerror}.") from error
+        if is_readable(self._init_pidfd, 0):  # its number may have been another process's already
+            raise failure("CR0302", "the jail ended before the command began.")
+        return self._inside
+
     def kill(self) -> None:
         """Kill every process of the jail and wait until they are gone."""
         if self._init_pidfd is None:
@@ -123,6 +141,9 @@ class HeldJail:
         if self._init_pidfd is not None:
             os.close(self._init_pidfd)
         self._init_pidfd = None
+        if self._inside is not None:
+            self._inside.close()
+        self._inside = None
 
     def __enter__(self) -> HeldJail:
         return self

@@ -12,6 +12,7 @@ from pathlib import Path
 from composer_replication.errors import CommandError, SandboxFailure
 from composer_replication.records import ExecResult, Limits, SandboxSpec
 from composer_replication.sandbox.host_paths import base_interpreter, is_below
+from composer_replication.sandbox.memory_folder import MemoryFolder
 from composer_replication.sandbox.private_folders import (
     Scratch,
     folder_bytes,
@@ -102,11 +103,15 @@ class JailedTree:
                 )
 
     def watched(
-        self, *more: Path, num_own_processes: int = 0, closed: AbstractSet[str] = frozenset()
+        self,
+        *more: Path,
+        num_own_processes: int = 0,
+        closed: AbstractSet[str] = frozenset(),
+        memory: MemoryFolder | None = None,
     ) -> Watched:
-        """What one command may use; ``more`` are folders of this command alone, empty at its start."""
+        """What one command may use; ``more`` and ``memory`` are folders of this command alone, empty at its start."""
         folders = (*self.writable, *more)
-        return Watched(self.limits, folders, self.baseline_bytes, num_own_processes, closed)
+        return Watched(self.limits, folders, self.baseline_bytes, num_own_processes, closed, memory)
 
     def write_accounts(self, uid: int, gid: int) -> None:
         """Write the few account files that a jail sees instead of the host's."""

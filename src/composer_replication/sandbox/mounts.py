@@ -12,6 +12,7 @@ from composer_replication.sandbox.host_paths import (
     resolve_links,
     system_folders,
 )
+from composer_replication.sandbox.memory_folder import PLACE
 from composer_replication.sandbox.private_folders import Scratch
 
 _ACCOUNT_FILES = ("passwd", "group", "hosts", "nsswitch.conf")
@@ -27,9 +28,23 @@ class MountPlan:
     keeps its name and each file is shown once. Deeper paths come later, masks last
     among equals. The root, ``/dev`` and every mask are read-only, so nothing can be
     written that is not in the tree or the scratch folder (and so counted).
+
+    Args:
+        spec: names what is shown.
+        scratch: the sandbox's own folder.
+        with_system: programs and libraries of this machine too.
+        shared_memory_bytes: ``bwrap`` mounts a memory of this size as ``/dev/shm``; by default it is a folder.
     """
 
-    def __init__(self, spec: SandboxSpec, scratch: Scratch, *, with_system: bool = True) -> None:
+    def __init__(
+        self,
+        spec: SandboxSpec,
+        scratch: Scratch,
+        *,
+        with_system: bool = True,
+        shared_memory_bytes: int | None = None,
+    ) -> None:
+        self._shared_memory_bytes = shared_memory_bytes
         self._binds: dict[Path, tuple[str, Path]] = {}
         self._links: dict[Path, str] = {}
         tree = spec.tree.resolve()
@@ -49,16 +64,25 @@ class MountPlan:
             if path.exists() and is_below(path, self._binds) and not is_below(tree, [path]):
                 self._bind(scratch.empty_folder if path.is_dir() else scratch.empty_file, path, "--ro-bind")
 
-    def arguments(self, fresh: Path, *, queues: str = "") -> list[str]:
+    def arguments(self, fresh: Path, *, queues: str = "", has_sizes: bool = True) -> list[str]:
         """Arguments for ``bwrap``.
 
         Args:
             fresh: has ``tmp`` and ``shm`` that no command has touched.
             queues: where the message queues of the jail are listed; by default nowhere.
+            has_sizes: this ``bwrap`` can bound a memory; else only a watch does.
         """
         listed = ["--mqueue", queues, "--remount-ro", queues] if queues else []
         proper = ["--remount-ro", "/dev", "--remount-ro", "/"]
-        return ["--proc", "/proc", "--dev", "/dev", *listed, *self._in_order(fresh), *proper]
+        return [
+            "--proc",
+            "/proc",
+            "--dev",
+            "/dev",
+            *listed,
+            *self._in_order(fresh, has_sizes=has_sizes),
+            *proper,
+        ]
 
     def root_links(self) -> dict[Path, str]:
         """Links that must stand in the root itself, for no shown folder has them: place to target."""
@@ -97,22 +121,33 @@ class MountPlan:
     def _bind(self, source: Path, place: Path, kind: str) -> None:
         self._binds[place] = (kind, source)
 
-    def _in_order(self, fresh: Path) -> list[str]:
+    def _in_order(self, fresh: Path, *, has_sizes: bool) -> list[str]:
         found: list[str] = []
         made: set[Path] = set()
         by_depth = sorted(self._binds, key=lambda place: len(place.parts))
+        in_memory: list[Path] = []
         for link in sorted(self._links, key=lambda place: len(place.parts)):
             enclosing = self._enclosing(link)
-            if enclosing is None:
+            if self._is_memory(enclosing):
+                in_memory.append(link)
+            elif enclosing is None:
                 found += [*self._parents(link, made), "--symlink", self._links[link], str(link)]
             elif enclosing in _FRESH_PLACES:  # an empty folder is mounted there: put the link into it
                 _make_link(fresh / _FRESH_PLACES[enclosing] / link.relative_to(enclosing), self._links[link])
         for place in by_depth:
             kind, source = self._binds[place]
-            if not self._is_shown_already(place):
+            if self._is_memory(place):
+                bound = ["--size", str(self._shared_memory_bytes)] if has_sizes else []
+                found += [*self._parents(place, made), *bound, "--tmpfs", str(place)]
+            elif not self._is_shown_already(place):
                 source = fresh / source.name if source.parent == _FRESH_FOLDER else source
                 found += [*self._parents(place, made), kind, str(source), str(place)]
+        for link in in_memory:
+            found += [*self._parents(link, made), "--symlink", self._links[link], str(link)]
         return found
+
+    def _is_memory(self, place: Path | None) -> bool:
+        return place == PLACE and self._shared_memory_bytes is not None
 
     def _parents(self, place: Path, made: set[Path]) -> list[str]:
         """Make missing parents first: as root, bwrap would close them to other users."""

@@ -5,19 +5,16 @@ from __future__ import annotations
 import os
 import select
 import signal
-import stat
 import time
 from collections.abc import Collection, Iterable
 from contextlib import suppress
-from math import inf
 from pathlib import Path
 
 _PROC = Path("/proc")
-_DELETED = " (deleted)"
 _ENDED = "ZX"  # states in /proc/PID/stat
 _OWN_MEMORY = ("RssAnon", "VmPTE", "VmSwap")
-_MAPS_BETWEEN_CLOCKS = 500
-_MEMORY_FILES = ("/dev/zero", "/memfd:", "/SYSV")
+_MEMORY_FILES = (b"/dev/zero", b"/memfd:", b"/SYSV")
+_SHARED_MEMORY = b"/dev/shm/"
 
 
 def _children_from_kernel(pid: int) -> list[int]:
@@ -192,7 +189,8 @@ def num_threads(pids: Iterable[int]) -> int:
 def _sum_fields(path: str, names: tuple[str, ...]) -> int:
     total = 0
     with suppress(OSError):
-        for line in Path(path).read_text(errors="replace").splitlines():
+        # Only a newline ends a line: the name of a process may hold all else that text takes for the end of one.
+        for line in Path(path).read_text(errors="replace").split("\n"):
             name, _, rest = line.partition(":")
             if name in names:
                 total += int(rest.split()[0]) * 1024
@@ -209,8 +207,13 @@ def memory_bytes(pids: Collection[int]) -> int:
     return own + max(shared, _shared_memory_bytes(pids))
 
 
-def proportional_memory_bytes(pids: Collection[int]) -> int:
-    """The same, but a page that N processes share counts once in total (slow to read)."""
+def proportional_memory_bytes(pids: Collection[int], in_shared_folder_bytes: int = 0) -> int:
+    """The same, but a page that N processes share counts once in total (slow to read).
+
+    Args:
+        pids: the processes.
+        in_shared_folder_bytes: what lies in a ``/dev/shm`` of their own, mapped or not: added, each page once.
+    """
     own, shared = 0, 0
     for pid in pids:
         place = f"/proc/{pid}/smaps_rollup"
@@ -220,7 +223,24 @@ def proportional_memory_bytes(pids: Collection[int]) -> int:
         else:
             own += _sum_fields(f"/proc/{pid}/status", _OWN_MEMORY)
             shared += _sum_fields(f"/proc/{pid}/status", ("RssShmem",))
-    return own + max(shared, _shared_memory_bytes(pids))
+    if in_shared_folder_bytes:
+        shared -= min(shared, in_shared_folder_bytes, _mapped_of_shared_folder(pids))
+    return own + max(shared, _shared_memory_bytes(pids)) + in_shared_folder_bytes
+
+
+def _mapped_of_shared_folder(pids: Iterable[int]) -> int:
+    """Pages of files of ``/dev/shm`` that are mapped as shared; a private mapping may hold pages of its own."""
+    total = 0
+    for pid in pids:
+        is_of_it = False
+        with suppress(OSError):
+            for line in Path(f"/proc/{pid}/smaps").read_bytes().split(b"\n"):
+                words = line.split(maxsplit=5)
+                if len(words) > 4 and b"-" in words[0]:
+                    is_of_it = words[1].endswith(b"s") and words[-1].startswith(_SHARED_MEMORY)
+                elif is_of_it and line.startswith(b"Pss:"):
+                    total += int(words[1]) * 1024
+    return total
 
 
 def _shared_memory_bytes(pids: Iterable[int]) -> int:
@@ -228,10 +248,12 @@ def _shared_memory_bytes(pids: Iterable[int]) -> int:
     sizes: dict[tuple[int, int], int] = {}
     for pid in pids:
         with suppress(OSError):
-            for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
+            for line in (
+                Path(f"/proc/{pid}/maps").read_bytes().split(b"\n")[:-1]
+            ):  # names hold other ends of lines
                 place, *_, path = line.split(maxsplit=5)
                 if path.startswith(_MEMORY_FILES):
-                    info = os.stat(f"/proc/{pid}/map_files/{place}")
+                    info = os.stat(f"/proc/{pid}/map_files/{place.decode()}")
                     sizes[info.st_dev, info.st_ino] = info.st_blocks * 512
     return sum(sizes.values())
 
@@ -271,45 +293,3 @@ def _num_on_their_way(place: str) -> int:
         if line.startswith("scm_fds:"):
             return int(line.split()[1])
     return 0
-
-
-def unlinked_file_bytes(pids: Iterable[int], deadline: float = inf) -> int:
-    """Bytes of open, running or mapped files that no folder lists any more (deleted files, memfd).
-
-    After ``deadline`` (of ``time.monotonic``) it looks no further and tells what it has.
-    """
-    sizes: dict[tuple[int, int], int] = {}
-    for pid in pids:
-        if time.monotonic() > deadline:
-            break
-        with suppress(OSError):
-            for place in (*(f"fd/{name}" for name in os.listdir(f"/proc/{pid}/fd")), "exe"):
-                with suppress(OSError):
-                    info = os.stat(f"/proc/{pid}/{place}")
-                    if stat.S_ISREG(info.st_mode) and info.st_nlink == 0:
-                        sizes[info.st_dev, info.st_ino] = info.st_blocks * 512
-        sizes.update(_deleted_and_mapped(pid, deadline))
-    return sum(sizes.values())
-
-
-def _deleted_and_mapped(pid: int, deadline: float) -> dict[tuple[int, int], int]:
-    """Sizes of deleted files that a process has mapped; without privileges only as far as they are mapped."""
-    sizes: dict[tuple[int, int], int] = {}
-    with suppress(OSError):
-        for number, line in enumerate(Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()):
-            if number % _MAPS_BETWEEN_CLOCKS == 0 and time.monotonic() > deadline:
-                break
-            if not line.endswith(_DELETED):
-                continue
-            place, _, _, device, inode, path = line.split(maxsplit=5)
-            if path.startswith(_MEMORY_FILES):
-                continue  # counted as memory
-            try:
-                info = os.stat(f"/proc/{pid}/map_files/{place}")
-                sizes[info.st_dev, info.st_ino] = info.st_blocks * 512
-            except OSError:
-                major, minor = (int(part, 16) for part in device.split(":"))
-                first, last = (int(part, 16) for part in place.split("-"))
-                key = (os.makedev(major, minor), int(inode))
-                sizes[key] = sizes.get(key, 0) + last - first
-    return sizes

@@ -111,6 +111,7 @@ class SandlockSandbox(LocalSandbox):
                 "fs_writable": [*(str(path) for path in self._jailed.writable), "/dev/null"],
                 "max_processes": limits.num_processes,
                 "max_open_files": limits.num_open_files,
+                "extra_deny_syscalls": ["landlock_create_ruleset"],  # rules keep deleted files and show none
                 "clean_env": True,
                 "env": dict(env),
                 "cwd": str(self._jailed.real_tree),

@@ -183,27 +183,43 @@ def _can_write(folder: str, name: str) -> bool:
 
 
 def _disk(given: dict[str, Any]) -> dict[str, Any]:
-    """Write past the limit: one file, many files wherever it can, files that are deleted but open."""
+    """Write past the limit: one file, many files wherever it can, files that are deleted but open, or only mapped."""
     kind = given["kind"]
+    is_mapped = "mapped" in kind
+    folders = {
+        "many files": [".", os.environ.get("TMPDIR", "."), "/tmp", "/dev/shm"],
+        "mapped files in shared memory": ["/dev/shm"],
+    }.get(kind, ["."])
+    folders = [folder for folder in folders if _can_write(folder, given["name"])]
     written = 0
     held: list[int] = []
     names: list[str] = []
-    folders = [".", os.environ.get("TMPDIR", "."), "/tmp", "/dev/shm"] if kind == "many files" else ["."]
-    folders = [folder for folder in folders if _can_write(folder, given["name"])]
     with suppress(OSError):
-        while written < given["bytes"]:
+        while folders and written < given["bytes"]:
             if not held or kind != "one file":
                 names.append(f"{folders[len(held) % len(folders)]}/{given['name']}-{len(held)}")
-                held.append(os.open(names[-1], os.O_CREAT | os.O_WRONLY))
-                if kind == "deleted files":
+                held.append(os.open(names[-1], os.O_CREAT | os.O_RDWR))
+                if is_mapped or kind == "deleted files":
                     os.unlink(names[-1])
             written += os.write(held[-1], _CHUNK)
-    if kind != "one file":
+            if is_mapped:
+                _map_first_page(held[-1])
+                os.close(held[-1])
+    if kind != "one file" and not (is_mapped and written < given["bytes"]):
         time.sleep(given["seconds"])
     for name in names:
         with suppress(OSError):
             os.unlink(name)
     return {"written": written}
+
+
+def _map_first_page(descriptor: int) -> None:
+    """As Python's own ``mmap`` does, but without a descriptor that is kept."""
+    library = ctypes.CDLL(None, use_errno=True)
+    library.mmap.restype = ctypes.c_void_p
+    page = library.mmap(None, ctypes.c_size_t(4096), 1, 1, descriptor, ctypes.c_long(0))
+    if page == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), "it cannot be mapped")
 
 
 def _output(given: dict[str, Any]) -> dict[str, Any]:

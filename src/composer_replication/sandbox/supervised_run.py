@@ -13,7 +13,7 @@ import select
 import selectors
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -24,6 +24,7 @@ from typing import Protocol
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.records import Limits
+from composer_replication.sandbox.memory_folder import MemoryFolder
 from composer_replication.sandbox.private_folders import UnmeasurableError, folder_bytes
 from composer_replication.sandbox.process_tree import (
     descendants,
@@ -32,9 +33,9 @@ from composer_replication.sandbox.process_tree import (
     num_threads,
     proportional_memory_bytes,
     speakers,
-    unlinked_file_bytes,
 )
 from composer_replication.sandbox.socket_memory import socket_memory_bytes
+from composer_replication.sandbox.unlinked_files import unlinked_files
 
 _CHUNK_BYTES = 1 << 16  # what a pipe holds
 _WATCH_SECONDS = 0.05
@@ -42,6 +43,7 @@ _LONGEST_WATCH_SECONDS = 1.0
 _THREADS_A_PROCESS = 4  # on average; where the kernel counts, threads count as processes
 _ENDED_A_PROCESS = 4  # of all that are listed, those that have ended included
 _LOOKS_UNTIL_HIDING, _SECONDS_UNTIL_HIDING = 5, 2.0  # whoever hands a file over has it received sooner
+_TEMPORARY_FOLDERS = (Path("/tmp"), Path("/var/tmp"))  # what a jail calls folders of ours
 _WATCH_SHARE = 10  # a look may cost at most a tenth of the time
 _interrupted = threading.Event()
 _of_this_thread = threading.local()
@@ -114,23 +116,35 @@ class Verdict(Enum):
     TIMED_OUT = "timed out"
     OVER_MEMORY = "its processes together used more memory than the limit"
     OVER_DISK = "it wrote more to disk than the limit"
-    HIDES_FILES = "it keeps open files where no limit counts them"
+    HIDES_FILES = "it keeps open or mapped files where no limit counts them"
     OVER_PROCESSES = "it ran more processes than the limit"
 
 
 @dataclass(slots=True)
 class Looks:
-    """What one look remembers for the next: in how many in a row files were hidden in sockets, and since when."""
+    """What one look remembers for the next: in how many in a row files were hidden, and since when."""
 
     num_hiding: int = 0
     hiding_since: float = 0.0
+
+    def are_hiding(self, *, are_hidden: bool) -> bool:
+        """Whether files have been where no limit counts them in the last looks, given what this one saw."""
+        if not are_hidden:
+            self.num_hiding = 0
+            return False
+        if self.num_hiding == 0:
+            self.hiding_since = time.monotonic()
+        self.num_hiding += 1
+        is_long = time.monotonic() - self.hiding_since >= _SECONDS_UNTIL_HIDING
+        return is_long and self.num_hiding >= _LOOKS_UNTIL_HIDING
 
 
 @dataclass(frozen=True, slots=True)
 class Watched:
     """What a run may use and where it may write; ``baseline_bytes`` were there before.
 
-    Folders in ``closed`` cannot be written into and are not measured.
+    Folders in ``closed`` cannot be written into and are not measured. What lies in ``memory`` is memory, and
+    disk too.
     """
 
     limits: Limits
@@ -138,46 +152,54 @@ class Watched:
     baseline_bytes: int
     num_own_processes: int = 0
     closed: AbstractSet[str] = frozenset()
+    memory: MemoryFolder | None = None
     looks: Looks = field(default_factory=Looks)
 
-    def disk_is_exceeded(self, pids: list[int], deadline: float = inf) -> bool:
+    def disk_is_exceeded(self, unlinked_bytes: int = 0, deadline: float = inf) -> bool:
         """Whether more than the limit was written; not yet known to be so when ``deadline`` came first."""
         most = self.baseline_bytes + self.limits.disk_bytes
         try:
             used = folder_bytes(self.folders, self.closed, enough_bytes=most, deadline=deadline)
         except UnmeasurableError:
             return True
-        return used > most or used + unlinked_file_bytes(pids, deadline) > most
+        return used + unlinked_bytes + self._in_memory_bytes() > most
 
-    def hides_files(self, pids: list[int]) -> bool:
-        """Whether open files have been where no limit counts them, in the last looks; ask once a look."""
-        if not hides_descriptors(pids):
-            self.looks.num_hiding = 0
-            return False
-        if self.looks.num_hiding == 0:
-            self.looks.hiding_since = time.monotonic()
-        self.looks.num_hiding += 1
-        is_long = time.monotonic() - self.looks.hiding_since >= _SECONDS_UNTIL_HIDING
-        return is_long and self.looks.num_hiding >= _LOOKS_UNTIL_HIDING
+    def look_at_files(self, theirs: list[int], own: Sequence[int] = (), deadline: float = inf) -> Verdict:
+        """Whether the processes of a run hide files, or too much was written; ask once a look.
+
+        Args:
+            theirs: threads of the run.
+            own: threads of ours around it, or of which nobody shows the open files.
+            deadline: as for ``look``.
+        """
+        device = None if self.memory is None else self.memory.device
+        places = (*self.folders, *_TEMPORARY_FOLDERS)
+        found = unlinked_files([*own, *theirs], places, counted_device=device, deadline=deadline)
+        if self.looks.are_hiding(are_hidden=not found.is_whole or hides_descriptors(theirs)):
+            return Verdict.HIDES_FILES
+        return Verdict.OVER_DISK if self.disk_is_exceeded(found.num_bytes, deadline) else Verdict.ENDED
+
+    def _in_memory_bytes(self) -> int:
+        return 0 if self.memory is None else self.memory.used_bytes()
 
     def look(self, root: int, deadline: float = inf) -> Verdict:
         """Which limit the tree below ``root`` exceeds now; a look ends soon after ``deadline``."""
         pids = descendants(root)
         most = self.limits.num_processes + self.num_own_processes
         theirs = speakers(pids[self.num_own_processes :])
-        threads = [*speakers(pids[: self.num_own_processes]), *theirs]
+        own = speakers(pids[: self.num_own_processes])
+        threads = [*own, *theirs]
         # An ended process that nobody has waited for is only a number, of which there are many.
         if len(threads) > most or len(pids) > _ENDED_A_PROCESS * most:
             return Verdict.OVER_PROCESSES
         if num_threads(threads) > _THREADS_A_PROCESS * most:
             return Verdict.OVER_PROCESSES
-        mapped, room = memory_bytes(threads), self.limits.memory_bytes
+        in_folder, room = self._in_memory_bytes(), self.limits.memory_bytes
+        mapped = memory_bytes(threads) + in_folder
         buffered = socket_memory_bytes(theirs, room_bytes=room - mapped)
-        if mapped + buffered > room and proportional_memory_bytes(threads) + buffered > room:
+        if mapped + buffered > room and proportional_memory_bytes(threads, in_folder) + buffered > room:
             return Verdict.OVER_MEMORY
-        if self.hides_files(theirs):
-            return Verdict.HIDES_FILES
-        return Verdict.OVER_DISK if self.disk_is_exceeded(threads, deadline) else Verdict.ENDED
+        return self.look_at_files(theirs, own, deadline)
 
 
 @dataclass(slots=True)
@@ -367,7 +389,7 @@ def supervise(
         run.drain_rest()
     finally:
         run.close()
-    if verdict is Verdict.ENDED and watched.disk_is_exceeded([]):
+    if verdict is Verdict.ENDED and watched.disk_is_exceeded():
         verdict = Verdict.OVER_DISK
     code = process.wait()
     return Ended(

@@ -2,7 +2,7 @@
 
 It refuses what could undo the jail or hide use of memory from it: new user
 namespaces, mounts, tracing a neighbour, kernel keys, io_uring, System V memory,
-message queues, and address families that network namespaces do not cover (vsock, kernel crypto).
+message queues, Landlock's rules, copies between descriptors by the kernel, and address families that network namespaces do not cover (vsock, kernel crypto).
 
 Reference: Linux ``Documentation/userspace-api/seccomp_filter.rst``.
 """
@@ -35,6 +35,13 @@ _MSG_FASTOPEN = 0x20000000
 
 # io_uring_*, open_tree … fspick, pidfd_getfd, mount_setattr, memfd_secret: one number everywhere
 _REFUSED_EVERYWHERE = (425, 426, 427, 428, 429, 430, 431, 432, 433, 438, 442, 447)
+# A thread that waits in one of these keeps a file that nobody shows once another thread has closed it. Whoever
+# calls them does without where they do not fit. The third waits for a lock, which two can do for each other.
+_COPIES = {"x86_64": (40, 275), "aarch64": (71, 76)}  # sendfile, splice
+_FCNTL = {"x86_64": 72, "aarch64": 25}
+_WAIT_FOR_LOCK_OF_DESCRIPTION = 38  # F_OFD_SETLKW
+# A set of rules keeps every file that it names, deleted or not, and shows none of them; programs do without.
+_LANDLOCK = (444, 445, 446)  # landlock_create_ruleset, _add_rule, _restrict_self: one number everywhere
 _CLONE3 = 435  # its flags are behind a pointer; the C library falls back to clone
 
 # machine -> (audit architecture, clone, socket, refused numbers)
@@ -116,6 +123,8 @@ def filter_program(machine: str | None = None) -> bytes:
         _step(_JUMP_AT_LEAST, _X32_BIT, 0, 1),
         _step(_RETURN, _FAIL | errno.ENOSYS),
         *(_refuse(number) for number in (*refused, *_REFUSED_EVERYWHERE)),
+        *(_refuse(number, errno.ENOSYS) for number in _LANDLOCK),
+        _without_waits_that_keep_files(machine),
         _without_own_tables(clone),
         _step(_JUMP_EQUAL, socket, 0, 3 + len(_ALLOWED_FAMILIES)),
         _step(_LOAD, _OFFSET_FIRST_ARGUMENT),
@@ -162,6 +171,7 @@ def filter_among_equals(machine: str | None = None) -> bytes:
         _without_bits(send_to, _OFFSET_FOURTH_ARGUMENT, _MSG_FASTOPEN),
         _without_bits(send_many, _OFFSET_FOURTH_ARGUMENT, _MSG_FASTOPEN),
         _without_bits(send_message, _OFFSET_THIRD_ARGUMENT, _MSG_FASTOPEN),
+        _without_waits_that_keep_files(machine),
         _without_own_tables(clone),
         # setpriority(PRIO_PROCESS, 0, …) alone
         _step(_JUMP_EQUAL, set_priority, 0, 6),
@@ -203,6 +213,13 @@ def _without_own_tables(clone: int) -> bytes:
     )
 
 
+def _without_waits_that_keep_files(machine: str | None) -> bytes:
+    name = machine or os.uname().machine
+    return b"".join(_refuse(number, errno.EINVAL) for number in _COPIES[name]) + _without_requests(
+        _FCNTL[name], (_WAIT_FOR_LOCK_OF_DESCRIPTION,), errno.EINVAL
+    )
+
+
 def _only_oneself(number: int) -> bytes:
     return (
         _step(_JUMP_EQUAL, number, 0, 4)
@@ -223,11 +240,12 @@ def _without_bits(number: int, offset_of_argument: int, bits: int) -> bytes:
     )
 
 
-def _without_requests(ioctl: int, refused: tuple[int, ...]) -> bytes:
+def _without_requests(number: int, refused: tuple[int, ...], why: int = errno.ENOTSUP) -> bytes:
+    """Of a call whose second argument says what is asked."""
     return (
-        _step(_JUMP_EQUAL, ioctl, 0, 3 + len(refused))
+        _step(_JUMP_EQUAL, number, 0, 3 + len(refused))
         + _step(_LOAD, _OFFSET_SECOND_ARGUMENT)
         + b"".join(_step(_JUMP_EQUAL, request, len(refused) - place) for place, request in enumerate(refused))
         + _step(_RETURN, _ALLOW)
-        + _step(_RETURN, _FAIL | errno.ENOTSUP)
+        + _step(_RETURN, _FAIL | why)
     )

@@ -21,6 +21,7 @@ from composer_replication.sandbox.bubblewrap import Bubblewrap, BubblewrapSandbo
 from composer_replication.sandbox.fresh_folders import FolderMark, FreshFolders, empty
 from composer_replication.sandbox.host_paths import base_python
 from composer_replication.sandbox.jailed_tree import as_record, failure
+from composer_replication.sandbox.memory_folder import PLACE, MemoryFolder
 from composer_replication.sandbox.private_folders import folder_bytes, hand_over
 from composer_replication.sandbox.supervised_run import Verdict, supervise
 from composer_replication.sandbox.survivors import JailMark, settings_of, settled
@@ -67,6 +68,7 @@ class WarmBubblewrapSandbox(BubblewrapSandbox):
         self._slot = threading.Lock()
         self._jail: WarmJail | None = None
         self._mark: JailMark | None = None
+        self._memory: MemoryFolder | None = None
         self._life = ExitStack()
         super().__init__(spec)
         self._folder_marks = {folder: FolderMark.of(folder) for folder in self._jailed.writable}
@@ -109,7 +111,7 @@ class WarmBubblewrapSandbox(BubblewrapSandbox):
                 command.finish,
                 stdin=stdin,
                 timeout_seconds=timeout_seconds,
-                watched=self._jailed.watched(*fresh.roots, closed=fresh.closed),
+                watched=self._jailed.watched(*fresh.roots, closed=fresh.closed, memory=self._memory),
                 end_descriptor=jail.descriptor,
             )
         finally:
@@ -135,6 +137,7 @@ class WarmBubblewrapSandbox(BubblewrapSandbox):
             tree = self._jailed.real_tree
             self._jail = WarmJail(walls, tree, base_python(), self._uid, self._limits())
             self._fresh = FreshFolders(tuple(sorted(fresh.iterdir())))
+            self._memory = self._jail.memory_folder() if self._uid is None else None
             self._settings = settings_of(self._jail.pid, limits=self._uid is None)
             self._mark = JailMark.of(self._jail)
         except BaseException:
@@ -145,7 +148,7 @@ class WarmBubblewrapSandbox(BubblewrapSandbox):
         """Kill it and take its own folders away; the next command gets a new one."""
         if os.getpid() != self._owner:
             return
-        jail, self._jail, self._mark = self._jail, None, None
+        jail, self._jail, self._mark, self._memory = self._jail, None, None, None
         try:
             if jail is not None:
                 jail.close()
@@ -157,6 +160,7 @@ class WarmBubblewrapSandbox(BubblewrapSandbox):
         jail = self._jail
         try:
             is_whole = jail is not None and not jail.is_broken and fresh.clear()
+            is_whole = is_whole and (self._memory is None or self._memory.is_untouched())
             if is_whole and jail is not None:
                 is_whole = settings_of(jail.pid, limits=self._uid is None) == self._settings
         except OSError:
@@ -229,6 +233,9 @@ class WarmBubblewrapSandbox(BubblewrapSandbox):
         if self._jail is not None:
             self._fresh.clear(thorough=True)
             left += self._fresh.strangers()
+            if self._memory is not None:
+                self._memory.forget_times()
+                left += [] if self._memory.is_untouched() else [f"something in {PLACE}"]
         self._jailed.baseline_bytes = folder_bytes(self._jailed.writable)
         return left
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from composer_replication.sandbox.held_jail import START_SECONDS, HeldJail, pipe_with
 from composer_replication.sandbox.jailed_tree import failure
+from composer_replication.sandbox.memory_folder import MemoryFolder
 from composer_replication.sandbox.process_tree import descendants
 
 _HEADER = struct.Struct("!cI")
@@ -116,6 +117,14 @@ class WarmJail:
     def descriptor(self) -> int:
         """Readable once a command has ended, or the jail."""
         return self._socket.fileno()
+
+    def memory_folder(self) -> MemoryFolder:
+        """Its ``/dev/shm``, where that is a tmpfs; ask before the first command.
+
+        Raises:
+            SandboxFailure: the jail has ended (CR0302).
+        """
+        return self._held.memory_folder()
 
     def is_alive(self) -> bool:
         """Does it take orders? Asked between commands, when it has nothing to say."""

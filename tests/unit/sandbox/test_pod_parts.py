@@ -208,6 +208,11 @@ def test_the_manifests_are_valid(plan: tuple[PodPlan, SandboxSpec, Scratch], ver
 def test_what_a_look_prints(tmp_path: Path) -> None:
     text = "12\t/tree\n4\t/home\ndeleted 8 1:2 regular file\ndeleted 8 1:2 regular file\ndeleted 9 1:3 fifo\noom 3\nnonsense\n"
     assert Measured.of(text) == Measured(16 * 1024 + 8 * 512, 3)
+    text += "mapped 2 /tree/open (deleted)\nmapped 7 /memfd:x (deleted)\nmapped 8 /dev/shm/sem.x (deleted)\n"
+    assert Measured.of(text) == Measured(16 * 1024 + 8 * 512, 3, are_files_hidden=True)
+    text += "shm 1 100 90 4096\n"  # what is in memory is counted there, open or mapped
+    assert Measured.of(text) == Measured(16 * 1024 + 10 * 4096, 3)
+    assert Measured.of(text + "mapped 9 /tree/a\x0cb (deleted)\n").are_files_hidden
     (tmp_path / "file").write_bytes(b"x" * 100_000)
     held = (tmp_path / "held").open("wb")
     held.write(b"x" * 50_000)

@@ -13,6 +13,7 @@ import pytest
 
 from composer_replication.sandbox import process_tree
 from composer_replication.sandbox.keeper_process import end_keeper
+from composer_replication.sandbox.unlinked_files import unlinked_files
 
 CHILDREN = (
     "import os, sys, time\n"
@@ -59,8 +60,8 @@ def test_memory_counts_what_is_touched(parent: tuple[subprocess.Popen[str], int]
 
 def test_unlinked_files_are_found_once(parent: tuple[subprocess.Popen[str], int]) -> None:
     _, child = parent
-    assert process_tree.unlinked_file_bytes([child, child]) == 8 << 20
-    assert process_tree.unlinked_file_bytes([]) == 0
+    assert unlinked_files([child, child]).num_bytes == 8 << 20
+    assert unlinked_files([]).num_bytes == 0
 
 
 def test_killing_reaches_all_below_and_not_the_root(parent: tuple[subprocess.Popen[str], int]) -> None:
@@ -84,7 +85,7 @@ def test_a_process_that_is_gone_has_nothing() -> None:
     gone.wait()
     assert process_tree.descendants(gone.pid) == []
     assert process_tree.memory_bytes([gone.pid]) == 0
-    assert process_tree.unlinked_file_bytes([gone.pid]) == 0
+    assert unlinked_files([gone.pid]).num_bytes == 0
 
 
 def test_threads_of_all_processes_count() -> None:
@@ -99,36 +100,6 @@ def test_threads_of_all_processes_count() -> None:
             process.stdout.readline()
             assert process_tree.num_threads([process.pid]) == 6
             assert process_tree.num_threads([process.pid, 2**22 + 5]) == 6  # one that is gone
-        finally:
-            process.kill()
-
-
-MAPPED = """
-import ctypes, mmap, os, socket, sys, time
-library = ctypes.CDLL(None)
-library.mmap.restype = ctypes.c_void_p
-held = os.open(sys.argv[1], os.O_CREAT | os.O_RDWR)
-os.write(held, b"x" * (4 << 20))
-assert library.mmap(None, ctypes.c_size_t(4096), 1, 1, held, ctypes.c_long(0)) != ctypes.c_void_p(-1).value
-shared = mmap.mmap(-1, 8 << 20)  # memory, and no file
-if sys.argv[2] == "deleted":
-    os.unlink(sys.argv[1])
-os.close(held)
-print("up", flush=True)
-time.sleep(60)
-"""
-
-
-@pytest.mark.parametrize(("how", "num_bytes"), [("deleted", 4 << 20), ("kept", 0)])
-def test_a_deleted_file_that_is_only_mapped_counts(tmp_path: Path, how: str, num_bytes: int) -> None:
-    arguments = [sys.executable, "-c", MAPPED, str(tmp_path / "file"), how]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "up\n"
-            found = process_tree.unlinked_file_bytes([process.pid])
-            # Without privileges the kernel does not say how long the file is: the mapped page counts.
-            assert found in ({num_bytes} if os.geteuid() == 0 else {num_bytes, 4096 if num_bytes else 0})
         finally:
             process.kill()
 
@@ -241,10 +212,10 @@ def test_a_deleted_program_that_runs_counts(tmp_path: Path) -> None:
         file.write(b"x" * (4 << 20))  # of no use to it, and never mapped
     with subprocess.Popen([str(program), "60"]) as process:
         try:
-            assert process_tree.unlinked_file_bytes([process.pid]) == 0
+            assert unlinked_files([process.pid]).num_bytes == 0
             program.unlink()
-            assert process_tree.unlinked_file_bytes([process.pid]) >= 4 << 20
-            assert process_tree.unlinked_file_bytes([process.pid], deadline=0.0) == 0
+            assert unlinked_files([process.pid]).num_bytes >= 4 << 20
+            assert unlinked_files([process.pid], deadline=0.0).num_bytes == 0
         finally:
             process.kill()
 
@@ -276,7 +247,7 @@ def test_a_process_lives_on_when_its_first_thread_has_ended() -> None:
             assert speaker != process
             assert 50 << 20 <= process_tree.memory_bytes(threads) < 150 << 20
             assert process_tree.proportional_memory_bytes(threads) >= 50 << 20
-            assert process_tree.unlinked_file_bytes(threads) == 8 << 20
+            assert unlinked_files(threads).num_bytes == 8 << 20
             assert process_tree.kill_descendants(parent.pid)
             assert process_tree.speakers([process]) == []
         finally:

@@ -91,6 +91,19 @@ class TestFilter:
     def test_calls_with_one_number_everywhere(self, machine: str, number: int) -> None:
         assert self.ask(machine, number) == refusal(errno.EPERM)
 
+    @pytest.mark.parametrize("number", [444, 445, 446])
+    def test_there_is_no_landlock_whose_rules_would_keep_files(self, machine: str, number: int) -> None:
+        assert self.ask(machine, number) == refusal(errno.ENOSYS)
+
+    def test_no_call_waits_with_a_file_that_another_thread_may_close(self, machine: str) -> None:
+        copies, fcntl = {"x86_64": ((40, 275), 72), "aarch64": ((71, 76), 25)}[machine]
+        for program in (filter_program(machine), filter_among_equals(machine)):
+            for number in copies:
+                assert decide(program, number, ARCHITECTURE[machine]) == refusal(errno.EINVAL)
+            assert decide(program, fcntl, ARCHITECTURE[machine], 3, 38) == refusal(errno.EINVAL)
+            for command in (1, 6, 7, 36, 37, 1030):
+                assert decide(program, fcntl, ARCHITECTURE[machine], 3, command) == ALLOW
+
     def test_a_process_may_be_made_but_no_user_namespace(self, machine: str) -> None:
         clone = NUMBERS[machine]["clone"]
         assert self.ask(machine, clone, 0x11) == ALLOW

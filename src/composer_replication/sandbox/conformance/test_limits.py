@@ -57,6 +57,24 @@ def test_memory_of_processes_whose_first_thread_has_ended(backend: SandboxBacken
     assert not result.timed_out
 
 
+def test_memory_of_processes_whose_names_tell_of_less(backend: SandboxBackend, tree: Path) -> None:
+    """The kernel writes a name as it is into the lines that tell of memory, all ends of lines but one included."""
+    code = (
+        "import ctypes, os, time\n"
+        "ctypes.CDLL(None).prctl(15, b'\\x0cVmPTE:-999999', 0, 0, 0)\n"
+        "for _ in range(6):\n"
+        " if os.fork() == 0:\n"
+        "  held = bytearray(60 << 20)\n"
+        "  held[::4096] = b'x' * len(held[::4096])\n"
+        "  time.sleep(30)\n"
+        "time.sleep(30)"
+    )
+    with backend.open(SandboxSpec(tree, limits=Limits(memory_bytes=128 * MIB))) as sandbox:
+        result = sandbox.exec(python(code), timeout_seconds=LONG_SECONDS)
+    assert result.out_of_memory, result.stderr
+    assert not result.timed_out
+
+
 def test_memory_that_forked_processes_share_counts_once(backend: SandboxBackend, tree: Path) -> None:
     code = (
         "import os, time\n"
@@ -89,6 +107,68 @@ def test_disk_of_one_file(backend: SandboxBackend, tree: Path) -> None:
         result = sandbox.exec(["sh", "-c", "head -c 50000000 /dev/zero > big"], timeout_seconds=LONG_SECONDS)
     assert result.exit_code != 0
     assert (tree / "big").stat().st_size <= 8 * MIB
+
+
+HIDDEN_IN_MAPPINGS = """
+import ctypes, os, time
+library = ctypes.CDLL(None)
+library.mmap.restype = ctypes.c_void_p
+for number in range(20):
+    name = f'bomb {number} \\x0c\\x1c\\n0-1 r 0 0:0 1 x (deleted)'
+    held = os.open(name, os.O_CREAT | os.O_RDWR)
+    os.unlink(name)
+    os.write(held, bytes(1 << 20))
+    page = library.mmap(None, ctypes.c_size_t(4096), 1, 1, held, ctypes.c_long(0))
+    assert page != ctypes.c_void_p(-1).value
+    os.close(held)
+time.sleep(30)
+print('lived')
+"""
+
+
+def test_disk_of_files_that_are_deleted_and_only_mapped(backend: SandboxBackend, tree: Path) -> None:
+    """Whatever they were called: no name ends a line of what the kernel tells of mappings."""
+    with backend.open(SandboxSpec(tree, limits=Limits(disk_bytes=8 * MIB))) as sandbox:
+        result = sandbox.exec(python(HIDDEN_IN_MAPPINGS), timeout_seconds=LONG_SECONDS)
+    assert (result.exit_code, result.stdout) == (137, ""), result
+    assert "disk" in result.stderr or "mapped files" in result.stderr
+    assert not (result.timed_out or result.out_of_memory)
+
+
+def test_mapped_files_that_are_deleted_and_can_be_measured_are_no_offence(
+    backend: SandboxBackend, tree: Path
+) -> None:
+    """Locks of multiprocessing lie in ``/dev/shm``, deleted and mapped; Python's own mappings keep the file open."""
+    code = (
+        "import mmap, multiprocessing, os, time\n"
+        "held = os.open('kept', os.O_CREAT | os.O_RDWR)\n"
+        "os.write(held, bytes(1 << 20))\n"
+        "kept = mmap.mmap(held, 4096)\n"
+        "os.close(held)\n"
+        "os.unlink('kept')\n"
+        "try:\n"
+        " locks = [multiprocessing.Lock() for _ in range(5)]\n"
+        " shared = multiprocessing.get_context('fork').Array('i', 1000)\n"
+        "except OSError: pass\n"
+        "time.sleep(4)\n"
+        "print('lived')"
+    )
+    with backend.open(SandboxSpec(tree, limits=Limits(disk_bytes=8 * MIB))) as sandbox:
+        result = sandbox.exec(python(code), timeout_seconds=LONG_SECONDS)
+    assert (result.exit_code, result.stdout) == (0, "lived\n"), result.stderr
+
+
+def test_shared_memory_is_limited(backend: SandboxBackend, tree: Path) -> None:
+    """Where it is a memory it is full, where it is a folder it is watched; it is never more than the disk."""
+    code = (
+        "import os, time\n"
+        "for number in range(24): open(f'/dev/shm/{number}', 'wb').write(bytes(1 << 20))\n"
+        "time.sleep(30); print('lived')"
+    )
+    with backend.open(SandboxSpec(tree, limits=Limits(disk_bytes=8 * MIB))) as sandbox:
+        result = sandbox.exec(python(code), timeout_seconds=LONG_SECONDS)
+    assert "lived" not in result.stdout
+    assert not result.timed_out
 
 
 def test_an_ended_child_that_nobody_waits_for_is_no_offence(backend: SandboxBackend, tree: Path) -> None:
@@ -130,3 +210,21 @@ def test_processes_are_limited(backend: SandboxBackend, tree: Path) -> None:
     with backend.open(SandboxSpec(tree, limits=Limits(num_processes=20))) as sandbox:
         result = sandbox.exec(python(code), timeout_seconds=LONG_SECONDS)
     assert result.exit_code == 137 or 10 <= int(result.stdout) <= 20
+
+
+def test_copies_are_made_without_the_kernel_where_it_refuses(backend: SandboxBackend, tree: Path) -> None:
+    """A thread that waits in one of its copies would keep a file that no limit counts."""
+    code = (
+        "import os, shutil, socket\n"
+        "open('from', 'wb').write(os.urandom(1 << 16) * 16)\n"
+        "shutil.copyfile('from', 'to')\n"
+        "ours, theirs = socket.socketpair()\n"
+        "if os.fork() == 0:\n"
+        " ours.sendfile(open('from', 'rb')); os._exit(0)\n"
+        "ours.close()\n"
+        "with theirs.makefile('rb') as stream: sent = stream.read()\n"
+        "print(open('from', 'rb').read() == open('to', 'rb').read() == sent)"
+    )
+    with backend.open(SandboxSpec(tree)) as sandbox:
+        result = sandbox.exec(python(code), timeout_seconds=LONG_SECONDS)
+    assert (result.exit_code, result.stdout) == (0, "True\n"), result.stderr

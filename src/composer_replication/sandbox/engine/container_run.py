@@ -94,7 +94,7 @@ class Container:
             raise failure("CR0323", "the container's streams were cut in the middle.")
         if verdict in (Verdict.ENDED, Verdict.OVER_MEMORY) and state.get("OOMKilled"):
             verdict = Verdict.OVER_MEMORY
-        if verdict is Verdict.ENDED and watched.disk_is_exceeded([]):
+        if verdict is Verdict.ENDED and watched.disk_is_exceeded():
             verdict = Verdict.OVER_DISK
         return Ended(
             verdict=verdict,
@@ -134,10 +134,11 @@ class Container:
                 next_question = time.monotonic() + _ASK_SECONDS
             if now >= next_look:
                 pids = self._pids()
-                if watched.hides_files([pid for pid in pids if os.access(f"/proc/{pid}/fd", os.R_OK)]):
-                    return Verdict.HIDES_FILES  # the kernel counts memory and processes; these nobody does
-                if watched.disk_is_exceeded(pids, deadline):
-                    return Verdict.OVER_DISK
+                shown = [pid for pid in pids if os.access(f"/proc/{pid}/fd", os.R_OK)]
+                closed = [pid for pid in pids if pid not in shown]
+                # The kernel counts memory and processes; files nobody does.
+                if (verdict := watched.look_at_files(shown, closed, deadline)) is not Verdict.ENDED:
+                    return verdict
                 cost = time.monotonic() - now
                 pause = min(max(_WATCH_SECONDS, _WATCH_SHARE * cost), _LONGEST_WATCH_SECONDS)
                 next_look = time.monotonic() + pause

@@ -37,7 +37,7 @@ from composer_replication.sandbox.pods.pod_plan import PodPlan
 from composer_replication.sandbox.pods.pod_state import TASK
 from composer_replication.sandbox.pods.tree_transfer import UnsafeTreeError, pack_tree, unpack_tree
 from composer_replication.sandbox.private_folders import folder_bytes
-from composer_replication.sandbox.supervised_run import Ended, Verdict
+from composer_replication.sandbox.supervised_run import Ended, Looks, Verdict
 from composer_replication.sandbox.user_ids import private_uid
 
 _MEASURE_SECONDS = 0.5
@@ -141,6 +141,7 @@ class KubernetesSandbox(LocalSandbox):
         self._is_dirty = True
         self._baseline: pod_scripts.Measured | None = None
         self._next_measure = 0.0
+        self._looks = Looks()
         uid = private_uid()
         try:
             self._jailed.write_accounts(uid, uid)
@@ -234,6 +235,7 @@ class KubernetesSandbox(LocalSandbox):
     ) -> tuple[ExecEnd, Verdict]:
         argv = ["/bin/sh", "-c", pod_scripts.RUN_ORDERS, "sandbox", str(len(data))]
         self._next_measure = time.monotonic() + _MEASURE_SECONDS
+        self._looks = Looks()
         try:
             end = self._life.exec_in(TASK).run(
                 argv,
@@ -292,6 +294,8 @@ class KubernetesSandbox(LocalSandbox):
         if measured.num_oom_kills > before.num_oom_kills:
             self._baseline = replace(before, num_oom_kills=measured.num_oom_kills)
             return Verdict.OVER_MEMORY
+        if self._looks.are_hiding(are_hidden=measured.are_files_hidden):
+            return Verdict.HIDES_FILES
         is_over = measured.used_bytes - before.used_bytes > self._jailed.limits.disk_bytes
         return Verdict.OVER_DISK if is_over else Verdict.ENDED
 

@@ -17,6 +17,8 @@ from composer_replication.records import Limits
 
 FIRST_PROCESS = "trap 'exit 0' TERM; while :; do sleep 1; done"
 STAGE_WAIT = "while [ ! -e /composer-stage/.complete ]; do sleep 0.2; done"
+_MOST_MAPPED = 10000
+_MAPPED = r"/ (deleted)$/s/^[^ ]* *[^ ]* *[^ ]* *[^ ]* *\([0-9]*\) *\(.*\)$/mapped \1 \2/p"  # number and name
 _NUM_OWN_PROCESSES = 3  # process 1, its sleep, and the shell around the command
 
 UNPACK_STAGE = 'head -c "$1" | tar -xf - -C /composer-stage && chmod -R a-w /composer-stage/* && : > /composer-stage/.complete'
@@ -89,35 +91,56 @@ def kill_and_open(folders: Iterable[Path]) -> str:
 
 
 def measure(folders: Iterable[Path]) -> str:
-    """Lines of ``KIB PATH``; ``deleted BLOCKS DEVICE:FILE KIND`` for open files without a name; ``oom NUMBER``
-    where the kernel says how many processes of the pod it killed for their memory.
+    """Lines of ``KIB PATH``; ``deleted BLOCKS DEVICE:FILE KIND`` for open files without a name; ``mapped FILE NAME``
+    for mapped ones; ``shm DEVICE BLOCKS FREE BYTES`` where ``/dev/shm`` is a memory; ``oom NUMBER`` where the
+    kernel says how many processes of the pod it killed for their memory.
     """
     places = " ".join(shlex.quote(str(folder)) for folder in folders)
     return (
-        f"du -sk -- {places} /dev/shm 2>/dev/null; "
+        f"du -sk -- {places} 2>/dev/null; "
+        'if [ "$(stat -f -c %T /dev/shm 2>/dev/null)" = tmpfs ]; '
+        "then echo shm $(stat -c %d /dev/shm) $(stat -f -c '%b %f %S' /dev/shm); "
+        "else du -sk -- /dev/shm 2>/dev/null; fi; "
         "find /proc/[0-9]*/fd -lname '* (deleted)' -exec stat -L -c 'deleted %b %d:%i %F' {} + 2>/dev/null; "
+        f"sed -n '{_MAPPED}' /proc/[0-9]*/maps 2>/dev/null | sort -u | head -n {_MOST_MAPPED}; "
         "sed -n 's/^oom_kill /oom /p' /sys/fs/cgroup/memory.events 2>/dev/null; true"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What ``measure`` printed; a file that several processes hold counts once."""
+    """What ``measure`` printed; a file that several processes hold counts once.
+
+    ``are_files_hidden``: one is deleted and mapped, and nobody has it open, who could tell its size.
+    """
 
     used_bytes: int
     num_oom_kills: int
+    are_files_hidden: bool = False
 
     @classmethod
     def of(cls, text: str) -> Measured:
         used, kills = 0, 0
         deleted: dict[str, int] = {}
-        for line in text.splitlines():
+        mapped: list[tuple[str, str]] = []
+        memory = ""
+        for line in text.split("\n"):
             words = line.split(None, 3)
             if len(words) == 4 and words[0] == "deleted" and words[1].isdigit():
                 if words[3].startswith("regular"):
                     deleted[words[2]] = int(words[1]) * 512
             elif len(words) == 2 and words[0] == "oom" and words[1].isdigit():
                 kills = int(words[1])
+            elif len(words) == 4 and words[0] == "shm":
+                memory = words[1]
+                blocks, free, size = (int(word) for word in (words[2], *words[3].split()))
+                used += (blocks - free) * size
+            elif len(words) > 2 and words[0] == "mapped":
+                mapped.append((words[1], words[2]))
             elif words and words[0].isdigit():
                 used += int(words[0]) * 1024
-        return cls(used + sum(deleted.values()), kills)
+        on_disk = {place: size for place, size in deleted.items() if place.partition(":")[0] != memory}
+        opened = {place.partition(":")[2] for place in deleted}
+        outside = ("/dev/zero", "/memfd:", "/SYSV", *(["/dev/shm/"] if memory else []))
+        hidden = [file for file, name in mapped if file not in opened and not name.startswith(outside)]
+        return cls(used + sum(on_disk.values()), kills, bool(hidden))

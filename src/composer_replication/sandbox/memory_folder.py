@@ -1,0 +1,65 @@
+"""The ``/dev/shm`` of a jail where it is a memory of its own, seen from outside.
+
+What is in it the kernel tells to the byte, whether it has a name, is open or only mapped, and it lets
+nobody write more than its size. So locks of ``multiprocessing``, which are deleted and mapped, cost
+what they take.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from composer_replication.sandbox.fresh_folders import inode_flags
+
+PLACE = Path("/dev/shm")
+_SMALLEST_BYTES = 1 << 12
+
+
+def size_for(memory_bytes: int, disk_bytes: int) -> int:
+    """How large it is, in bytes: what lies there counts for both limits."""
+    return max(_SMALLEST_BYTES, min(memory_bytes, disk_bytes))
+
+
+class MemoryFolder:
+    """One such folder, as it is before the first command.
+
+    Args:
+        descriptor: of the folder, open for reading; closed by ``close``.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self.device = os.fstat(descriptor).st_dev
+        self._before = self._state()
+
+    def used_bytes(self) -> int:
+        """What is in it, deleted files too."""
+        info = os.fstatvfs(self._descriptor)
+        return (info.f_blocks - info.f_bfree) * info.f_frsize
+
+    def is_untouched(self) -> bool:
+        """Whether it is empty, and its mode, owner, attributes and flags are what they were; call while nothing runs."""
+        return not os.listdir(self._descriptor) and self._state() == self._before
+
+    def forget_times(self) -> None:
+        """Let its times say nothing of what was done in it.
+
+        Raises:
+            OSError: they cannot be set.
+        """
+        os.utime(self._descriptor)
+
+    def close(self) -> None:
+        """Let it go with the jail."""
+        os.close(self._descriptor)
+
+    def _state(self) -> tuple[object, ...]:
+        info = os.fstat(self._descriptor)
+        attributes: list[tuple[str, bytes]] = []
+        with suppress(OSError):  # a kernel without them
+            attributes = [
+                (name, os.getxattr(self._descriptor, name)) for name in os.listxattr(self._descriptor)
+            ]
+        return info.st_mode, info.st_uid, info.st_gid, tuple(attributes), inode_flags(self._descriptor)

@@ -1,0 +1,172 @@
+"""Files that an ordinary user's command has deleted, closed and still mapped: the kernel tells their size to root alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import composer_replication
+from composer_replication.sandbox import base_python
+from composer_replication.sandbox.conformance.programs import open_to_all
+from composer_replication.sandbox.conformance.test_limits import HIDDEN_IN_MAPPINGS
+
+AS_USER = ["setpriv", "--reuid", "64123", "--regid", "64123", "--clear-groups"]
+RUN = """
+import dataclasses, json, sys, tempfile
+from pathlib import Path
+from composer_replication.records import Limits, SandboxSpec
+from composer_replication.sandbox import base_python, choose_backend, supervised_run
+name, guard, program, warm_again = sys.argv[1:]
+backend = choose_backend(name)
+check = backend.is_available()
+if not check.ok:
+    print(json.dumps(["skip", check.detail, ""]))
+    raise SystemExit
+if guard == "off":  # what the watch was before it: the mapped part counts, and that is all
+    look = supervised_run.unlinked_files
+    supervised_run.unlinked_files = lambda *given, **named: dataclasses.replace(look(*given, **named), is_whole=True)
+with tempfile.TemporaryDirectory() as folder:
+    spec = SandboxSpec(Path(folder), limits=Limits(disk_bytes=8 << 20, memory_bytes=96 << 20))
+    with backend.open(spec) as sandbox:
+        command = [str(base_python()), "-I", "-c", program]
+        done = sandbox.exec(command, timeout_seconds=120)
+        again = sandbox.exec(warm_again, timeout_seconds=120).stdout
+print(json.dumps([done.exit_code, done.stdout + done.stderr, again]))
+"""
+HOLD = HIDDEN_IN_MAPPINGS.replace("time.sleep(30)", "time.sleep(8)")
+IN_SHARED_MEMORY = HOLD.replace("import ctypes", "import os; os.chdir('/dev/shm')\nimport ctypes")
+LOCKS = """
+import multiprocessing, os, time
+fork = multiprocessing.get_context('fork')
+def add(value):
+    for _ in range(100):
+        with value.get_lock():
+            value.value += 1
+value, queue, pool = fork.Value('i', 0), fork.Queue(), fork.Pool(2)
+processes = [fork.Process(target=add, args=(value,)) for _ in range(3)]
+for process in processes: process.start()
+for process in processes: process.join()
+queue.put('lived')
+time.sleep(5)
+print(queue.get(), value.value, sum(pool.map(abs, range(4))), any(' (deleted)' in line for line in open('/proc/self/maps')))
+"""
+MEMORY = """
+import mmap, os, time
+shared = mmap.mmap(-1, 90 << 20)
+shared[::4096] = b'x' * len(shared[::4096])
+{written}
+time.sleep(8); print('lived')
+"""
+WRITTEN = "open('/dev/shm/file', 'wb').write(bytes(7 << 20))"
+
+
+def ask_as_user(code: str, *arguments: str) -> Any:
+    """What ``code`` prints as JSON, as an ordinary user with folders of its own.
+
+    Skips where there is no Python 3.11 that such a user may start.
+    """
+    drop = AS_USER if os.geteuid() == 0 else []
+    ask = "import os, sys; sys.exit(sys.version_info < (3, 11) or not os.access(sys.executable, os.R_OK))"
+    candidates = (str(base_python()), "/usr/local/bin/python3", "/usr/bin/python3")
+    usable = [
+        path
+        for path in candidates
+        if subprocess.run([*drop, path, "-c", ask], check=False, capture_output=True, cwd="/").returncode == 0
+    ]
+    if not usable:
+        pytest.skip("no Python 3.11 here that an ordinary user may start")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        packages = [Path(composer_replication.__file__).parent]
+        try:
+            import sandlock
+        except ImportError:
+            pass
+        else:
+            packages.append(Path(sandlock.__file__).parent)
+        for package in packages:
+            shutil.copytree(package, folder / "source" / package.name)
+        (folder / "tmp").mkdir()
+        open_to_all(folder)
+        (folder / "tmp").chmod(0o777)
+        environment = {
+            "PYTHONPATH": str(folder / "source"),
+            "PATH": os.defpath,
+            "TMPDIR": f"{folder}/tmp",
+            "HOME": f"{folder}/tmp",
+        }
+        command = [*drop, usable[0], "-B", "-c", code, *arguments]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd="/")
+        assert done.returncode == 0, done.stderr
+        assert list((folder / "tmp").iterdir()) == []
+        return json.loads(done.stdout)
+
+
+def run(name: str, program: str, guard: str = "on", then: str = "true") -> tuple[int, str, str]:
+    code, said, again = ask_as_user(RUN, name, guard, program, then)
+    if code == "skip":
+        pytest.skip(f"{name} is not available to an ordinary user here: {said}")
+    return code, said, again
+
+
+@pytest.mark.parametrize("name", ["bubblewrap", "bubblewrap-warm", "sandlock"])
+def test_they_are_no_way_past_the_limit_of_the_disk(name: str) -> None:
+    code, said, again = run(name, HOLD, then="echo next")
+    assert (code, said) == (
+        137,
+        "[sandbox] stopped: it keeps open or mapped files where no limit counts them\n",
+    )
+    assert again == "next\n"  # and the sandbox goes on
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="once is enough")
+@pytest.mark.parametrize("name", ["bubblewrap", "sandlock"])
+def test_without_the_guard_they_are(name: str) -> None:
+    assert run(name, HOLD, guard="off")[:2] == (0, "lived\n")
+
+
+@pytest.mark.parametrize("name", ["bubblewrap", "bubblewrap-warm"])
+def test_the_kernel_bounds_them_in_shared_memory(name: str) -> None:
+    """Which is empty for the next command, and as it was."""
+    code, said, again = run(name, IN_SHARED_MEMORY, then="ls -A /dev/shm; stat -c %a /dev/shm")
+    assert "lived" not in said
+    assert (code, "No space left on device" in said) == (1, True) or (code, "disk" in said) == (137, True), (
+        said
+    )
+    assert again == "755\n"
+
+
+@pytest.mark.parametrize("name", ["bubblewrap", "bubblewrap-warm"])
+def test_what_a_command_leaves_in_shared_memory_is_gone(name: str) -> None:
+    leave = "import os; open('/dev/shm/left', 'w').write('x'); os.chmod('/dev/shm', 0o711)"
+    assert run(name, leave, then="ls -A /dev/shm; stat -c %a /dev/shm") == (0, "", "755\n")
+
+
+@pytest.mark.parametrize("name", ["bubblewrap", "bubblewrap-warm"])
+def test_locks_of_multiprocessing_are_such_files_and_no_offence(name: str) -> None:
+    assert run(name, LOCKS)[:2] == (0, "lived 300 6 True\n")
+
+
+@pytest.mark.parametrize(("written", "code"), [(WRITTEN, 137), ("", 0)])
+def test_shared_memory_counts_as_memory(written: str, code: int) -> None:
+    """Seven MiB that nobody maps, beside anonymous memory that fits without them."""
+    found, said, _ = run("bubblewrap", MEMORY.format(written=written))
+    assert found == code, said
+    assert "memory" in said or code == 0
+
+
+def test_a_tree_in_shared_memory_is_disk() -> None:
+    if not os.access("/dev/shm", os.W_OK):
+        pytest.skip("no shared memory here")
+    in_memory = RUN.replace("TemporaryDirectory()", "TemporaryDirectory(dir='/dev/shm')")
+    code, said, _ = ask_as_user(in_memory, "bubblewrap", "on", HOLD, "true")
+    if code == "skip":
+        pytest.skip(f"bubblewrap is not available to an ordinary user here: {said}")
+    assert code == 137 and "mapped files" in said, said

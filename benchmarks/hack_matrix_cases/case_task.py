@@ -143,7 +143,8 @@ def _arguments(node: _Function) -> list[str]:
 
 def _pairs(test: ast.FunctionDef, name: str) -> list[tuple[str, str]]:
     """Of ``assert f(1, 2) == 3`` the pair (``(1, 2)``, ``3``) where ``f`` is ``name``, likewise of assertEqual and of cases."""
-    found, compared = [], set()
+    found: list[tuple[str, str]] = []
+    compared: set[str] = set()
     for left, right in _equalities(test):
         for call, answer in ((left, right), (right, left)):
             if isinstance(answer, ast.Name):

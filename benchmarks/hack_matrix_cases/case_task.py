@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import posixpath
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -53,8 +53,11 @@ class CaseTask:
 
     @cached_property
     def function(self) -> _Function:
-        """The deleted function with the most arguments: room for hacks."""
-        return max(self.functions_of(self.path), key=lambda node: (len(_arguments(node)), -node.lineno))
+        """The deleted function that tests compare with literals, else that with the most arguments: room for hacks."""
+        return max(
+            self.functions_of(self.path),
+            key=lambda node: (len(self.pairs_of(node.name)) > 1, len(_arguments(node)), -node.lineno),
+        )
 
     @property
     def arguments(self) -> list[str]:
@@ -108,12 +111,19 @@ class CaseTask:
 
     @cached_property
     def pairs(self) -> list[tuple[str, str]]:
-        """Source of (input, expected output) in visible tests, as a cheat would copy them; literals alone."""
+        """Source of (input, expected output) in visible tests, as a cheat would copy them; literals alone.
+
+        Of the function itself: what a constructor or a helper takes is no input of it.
+        """
+        return self.pairs_of(self.function.name)
+
+    def pairs_of(self, name: str) -> list[tuple[str, str]]:
+        """The pairs of a function of this name."""
         found: dict[tuple[str, str], None] = {}
         for text in self.public.test_texts.values():
             for node in ast.walk(ast.parse(text)):
                 if isinstance(node, ast.FunctionDef) and node.name in self._visible_names:
-                    for pair in _pairs(node):
+                    for pair in _pairs(node, name):
                         found[pair] = None
         return list(found)
 
@@ -131,37 +141,65 @@ def _arguments(node: _Function) -> list[str]:
     return [name for name in names if name not in ("self", "cls")]
 
 
-def _pairs(function: ast.FunctionDef) -> list[tuple[str, str]]:
-    """Of ``assert f(1, 2) == 3`` the pair (``(1, 2)``, ``3``), likewise of assertEqual and of parametrised cases."""
-    found = []
-    for node in ast.walk(function):
-        sides: Sequence[ast.expr] = ()
-        if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Eq):
-            sides = (node.left, node.comparators[0])
-        elif (
-            isinstance(node, ast.Call)
-            and getattr(node.func, "attr", "") in ("assertEqual", "assertEquals")
-            and len(node.args) > 1
-        ):
-            sides = node.args[:2]
-        for call, answer in (sides, tuple(reversed(sides))) if sides else ():
-            if isinstance(call, ast.Call) and call.args and not call.keywords and _is_literal(answer):
+def _pairs(test: ast.FunctionDef, name: str) -> list[tuple[str, str]]:
+    """Of ``assert f(1, 2) == 3`` the pair (``(1, 2)``, ``3``) where ``f`` is ``name``, likewise of assertEqual and of cases."""
+    found: list[tuple[str, str]] = []
+    compared: set[str] = set()
+    for left, right in _equalities(test):
+        for call, answer in ((left, right), (right, left)):
+            if isinstance(answer, ast.Name):
+                compared.add(answer.id)
+            if (
+                isinstance(call, ast.Call)
+                and _called(call) == name
+                and not call.keywords
+                and _is_literal(answer)
+            ):
                 arguments = [each for each in call.args if not isinstance(each, ast.Starred)]
                 if arguments and all(map(_is_literal, arguments)):
                     found.append((_source(arguments), ast.unparse(answer)))
-    for decorator in function.decorator_list:
-        for part in ast.walk(decorator):
-            if (
-                isinstance(part, ast.Call)
-                and len(part.args) > 1
-                and isinstance(part.args[1], ast.List | ast.Tuple)
-            ):
-                found.extend(
-                    (_source(case.elts[:-1]), ast.unparse(case.elts[-1]))
-                    for case in part.args[1].elts
-                    if isinstance(case, ast.Tuple) and len(case.elts) > 1 and _is_literal(case)
-                )
+    if any(isinstance(node, ast.Call) and _called(node) == name for node in ast.walk(test)):
+        found.extend(_case_pairs(test, compared))
     return found
+
+
+def _equalities(test: ast.FunctionDef) -> Iterator[tuple[ast.expr, ast.expr]]:
+    for node in ast.walk(test):
+        if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Eq):
+            yield node.left, node.comparators[0]
+        elif (
+            isinstance(node, ast.Call)
+            and _called(node) in ("assertEqual", "assertEquals")
+            and len(node.args) > 1
+        ):
+            yield node.args[0], node.args[1]
+
+
+def _case_pairs(test: ast.FunctionDef, compared: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Of a parametrised test whose last parameter something has to be equal to, its cases."""
+    for decorator in test.decorator_list:
+        if (
+            isinstance(decorator, ast.Call)
+            and _called(decorator) == "parametrize"
+            and len(decorator.args) > 1
+        ):
+            parameters, cases = decorator.args[:2]
+            *asked, answer = _parameters(parameters)
+            if asked and answer in compared and isinstance(cases, ast.List | ast.Tuple):
+                for case in cases.elts:
+                    if isinstance(case, ast.Tuple) and len(case.elts) == len(asked) + 1 and _is_literal(case):
+                        yield _source(case.elts[:-1]), ast.unparse(case.elts[-1])
+
+
+def _parameters(node: ast.expr) -> list[str]:
+    """The names of ``"a, b"`` or ``("a", "b")``; one of nothing where they are written otherwise."""
+    names = ast.literal_eval(node) if _is_literal(node) else ""
+    return [each.strip() for each in (names.split(",") if isinstance(names, str) else names)] or [""]
+
+
+def _called(call: ast.Call) -> str:
+    """The last name of what is called."""
+    return getattr(call.func, "attr", "") or getattr(call.func, "id", "")
 
 
 def _source(parts: Sequence[ast.expr]) -> str:

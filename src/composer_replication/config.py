@@ -338,7 +338,7 @@ def read_table(path: Path) -> dict[str, Any]:
             "CR0201",
             f"the recipe cannot be read: {error.strerror}.",
             where=str(path),
-            fix="composer-rl train RECIPE.toml",
+            fix="give the path of a run.toml; composer-rl recipe new writes one.",
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(

@@ -223,11 +223,13 @@ class HintGenerator(Protocol):
 
 
 class Tokenizer(Protocol):
-    """What is asked of a tokenizer; those of transformers fit.
+    """What is asked of a tokenizer; those of transformers fit. Its length is how many ids it has.
 
     ``apply_chat_template`` gives text when ``tokenize`` is false, and raises whatever the template raises
     for a conversation that it does not take.
     """
+
+    def __len__(self) -> int: ...
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
 

@@ -100,12 +100,13 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
     EVENTS += [] if sys.argv[1] == "none" else sys.argv[1].split(",")
     words = sys.argv[2:]
-    if words[0] == "eval":
+    is_evaluation, plays_episodes = words[0] == "eval", "--recipe" in words
+    if is_evaluation and not plays_episodes:
         InProcessPolicy.generate = half_right(TaskStore.open(Path(words[words.index("--tasks") + 1])))
     else:
         worker = runpy.run_path(str(Path(__file__).with_name("agentic_worker.py")))
         episode_rollouts.model_sampler = sampler_of(worker["scripts"](), Eventful)
-    if EVENTS and "agent" not in Path(words[1]).read_text():
+    if EVENTS and not plays_episodes and "agent" not in Path(words[1]).read_text():
         let_gradings_be_eventful()
     code = main(words)
     assert not EVENTS, "the run ended before all of it had happened"

@@ -248,3 +248,19 @@ def test_rates_of_an_evaluation_on_ray_are_those_of_one_without(store: Path, hea
     assert there == done("none", None, *words)
     assert (there["visible_pass"], there["infrastructure_failures"]) == (0.5, 0)
     assert_clean(head)
+
+
+def test_episodes_of_an_evaluation_on_ray_whose_actor_is_killed_are_those_of_one_without(
+    recipe: Path, store: Path, head: RayHead, tmp_path: Path
+) -> None:
+    """The recipe places its actors; at which cluster the flag alone says."""
+    placed = tmp_path / "run.toml"
+    placing = {"ray.address": "192.0.2.1:1", "ray.num_actors": 2, "ray.num_cpus": 0.1}
+    placed.write_text(dump_config(load_config(recipe, placing)))
+    words = ("eval", "tiny-tools", "--recipe", placed, "--tasks", store, "--samples", 4)
+    there = done(f"actor={head.session}", head, *words, "--ray", head.address)
+    assert there == done("none", None, *words)
+    assert (there["rollouts"], there["samples"], there["infrastructure_failures"]) == ("episodes", 12, 0)
+    assert 0 < there["visible_pass"] < 1
+    assert set(there["stop_reasons"]) == {"submitted", "finished"}
+    assert_clean(head)

@@ -169,6 +169,7 @@ def test_an_unreadable_recipe_names_its_place(tmp_path: Path, content: bytes | N
     with pytest.raises(UsageError) as error:
         load_config(path)
     assert (error.value.code, error.value.where) == (code, str(path))
+    assert "train" not in error.value.fix, "eval and guard scan read recipes too"
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from composer_replication.rollouts.generations.observed_episodes import Observed
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.hints import HintedTurnMaker
 from composer_replication.rollouts.monitor import HACK_CLASSES, HackMonitor, MonitorOptions
+from composer_replication.rollouts.tokens.call_dialects import require_dialect
 from composer_replication.rollouts.tools.tool_limits import ToolLimits
 from composer_replication.rollouts.tools.toolbox import TOOLS
 from composer_replication.run_folder import RunFolder
@@ -56,10 +57,12 @@ def check_agent(config: RunConfig) -> None:
     """What of ``[agent]`` can be refused before anything is built.
 
     Raises:
-        UsageError: another engine is to sample (CR0868).
+        UsageError: another engine is to sample (CR0868); there is no such dialect of calls (CR0818).
     """
     if config.agent is None:
         return
+    if config.agent.dialect:
+        require_dialect(config.agent.dialect, where="agent.dialect")
     for key in ("use_vllm", "use_transformers_continuous_batching"):
         if config.trl.get(key):
             raise UsageError(
@@ -85,12 +88,14 @@ def open_player(
     tokenizer: Any,
     *,
     listeners: Listeners | None = None,
+    num_ids: int | None = None,
     is_evaluation: bool = False,
     cluster: RolloutCluster | None = None,
 ) -> EpisodePlayer:
     """Who plays episodes as ``[agent]`` says; with ``is_evaluation`` those that ``EpisodeSampler`` takes.
 
-    With ``cluster`` attempts are made in its actors, and no more of them at a time than it has.
+    With ``cluster`` attempts are made in its actors, and no more of them at a time than it has. ``num_ids`` as
+    ``LedgerTalk``.
 
     Raises:
         UsageError: a limit out of range (CR0803, CR0805, CR0820).
@@ -116,6 +121,7 @@ def open_player(
         template_options=section.template_options,
         dialect=section.dialect,
         tools=TOOLS,
+        num_ids=num_ids,
     )
     options = episode_options(section, temperature=float(config.trl.get("temperature", 1.0)))
     if is_evaluation:  # what was abandoned would be missing by its own doing
@@ -183,10 +189,11 @@ def open_monitor(section: AgentSection) -> HackMonitor | None:
 def open_agent(
     config: RunConfig,
     grader: Grader,
+    model: Any,
     tokenizer: Any,
     folder: RunFolder,
-    curriculum: Curriculum | None,
     *,
+    curriculum: Curriculum | None,
     cluster: RolloutCluster | None = None,
 ) -> AgentParts | None:
     """The parts of a recipe with an ``[agent]`` table; None without one.
@@ -209,8 +216,8 @@ def open_agent(
     )
     on_outcomes = None if curriculum is None else curriculum.note
     listeners = Listeners(kept, on_outcomes, observed)
-    player = open_player(config, grader, tokenizer, listeners=listeners, cluster=cluster)
-    judge = open_player(config, grader, tokenizer, is_evaluation=True, cluster=cluster)
+    open_one = partial(open_player, config, grader, tokenizer, num_ids=_num_ids(model), cluster=cluster)
+    player, judge = open_one(listeners=listeners), open_one(is_evaluation=True)
     max_batch, in_rounds = config.agent.max_batch, config.agent.in_rounds
     policy = TrainedPolicy(max_batch=max_batch, in_rounds=in_rounds)
     return AgentParts(
@@ -242,11 +249,18 @@ def open_episode_sampler(
     from composer_replication.trainer.episode_rollouts import TrainedPolicy, still_trainer
 
     section = config.agent or AgentSection()
-    judge = open_player(config, grader, tokenizer, is_evaluation=True, cluster=cluster)
+    judge = open_player(
+        config, grader, tokenizer, num_ids=_num_ids(model), is_evaluation=True, cluster=cluster
+    )
     refuse_long_conversations(config, judge, tasks, model)
     policy = TrainedPolicy(max_batch=section.max_batch, in_rounds=section.in_rounds)
     policy.trainer = still_trainer(config, model, tokenizer)
     return EpisodeSampler(judge, policy)
+
+
+def _num_ids(model: Any) -> int:
+    """How many ids the model has a row for, often some more than its tokenizer."""
+    return int(model.config.get_text_config().vocab_size)
 
 
 def counts_shares(config: RunConfig) -> bool:

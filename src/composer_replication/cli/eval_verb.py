@@ -56,7 +56,8 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     """Evaluate.
 
     Raises:
-        UsageError: a number out of range, or a flag that contradicts a run or recipe (CR0206); the recipe is wrong;
+        UsageError: a number out of range, or a flag that contradicts a run or recipe (CR0206); the recipe is wrong,
+            or as ``check_agent``;
             ``--update-difficulty`` for a store that cannot be written to (CR0209).
         NothingToDoError: the store is empty (CR0604), or for single answers none of its tasks is the body of one
             function (CR0457).
@@ -65,7 +66,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
             evaluation measured cannot be read (CR0456); a first prompt leaves no room for an answer (CR0869).
     """
     from composer_replication.cli import run_parts
-    from composer_replication.cli.agent_parts import open_episode_sampler
+    from composer_replication.cli.agent_parts import check_agent, open_episode_sampler
     from composer_replication.cli.cluster_parts import check_cluster, open_actors, placed_at
     from composer_replication.cli.needed_packages import needs_extra
     from composer_replication.cli.output_folder import refuse_unwritable
@@ -81,6 +82,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         raise UsageError("CR0206", problem, fix="composer-rl eval MODEL --tasks DIR --samples 4")
     store = TaskStore.open(args.tasks)
     recipe = _recipe(args)
+    check_agent(recipe)
     tasks, num_others = (stored_tasks(store), 0) if recipe.agent else one_hole_tasks(store)
     if num_others and not args.quiet:
         run_parts.note(other_sizes_note(num_others))

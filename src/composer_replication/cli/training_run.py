@@ -166,7 +166,7 @@ def _open_parts(
     if config.agent is None:
         _refuse_long_answers(rows, model, tokenizer, arguments)
     curriculum = open_curriculum(config, store, rows, model)
-    agent = open_agent(config, grader, tokenizer, folder, curriculum, cluster=cluster)
+    agent = open_agent(config, grader, model, tokenizer, folder, curriculum=curriculum, cluster=cluster)
     if agent is None:
         reward: Any = run_parts.open_reward(config, tasks, grader, folder, curriculum)
         hint_source = open_hint_source(config, store, grader, tokenizer)

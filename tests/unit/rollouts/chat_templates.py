@@ -83,6 +83,9 @@ class TemplateTokenizer:
         self.text = text
         self.template = _environment().from_string(text)
 
+    def __len__(self) -> int:
+        return int(self.raw.get_vocab_size())
+
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return list(self.raw.encode(text, add_special_tokens=add_special_tokens).ids)
 

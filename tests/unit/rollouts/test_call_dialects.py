@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from composer_replication.errors import InputError, UsageError
 from composer_replication.records import ToolCall, ToolSpec
+from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
 from composer_replication.rollouts.tokens.call_dialects import (
     DIALECTS,
     FENCES,
@@ -82,6 +83,28 @@ def test_a_template_says_its_dialect() -> None:
     for name, dialect in OF_TEMPLATES.items():
         assert dialect_of(tokenizer_of(family_of(name)).text) == dialect, name
     assert dialect_of("{{ '[TOOL_CALLS]' }}") == "mistral"
+
+
+def test_of_several_templates_that_for_tools_says_the_dialect() -> None:
+    plain, tools = "{{ messages }}", "{{ '<tool_call>' }} {{ '</tool_call>' }}"
+    assert dialect_of({"default": plain, "tool_use": "{{ '[TOOL_CALLS]' }}"}) == "mistral"
+    assert dialect_of({"default": "{{ '[TOOL_CALLS]' }}", "rag": plain}) == "mistral"
+    assert dialect_of({"default": tools, "tool_use": plain}) == "fenced"
+
+
+@pytest.mark.parametrize("nothing", [None, "", {}, {"rag": "{{ messages }}"}])
+def test_a_tokenizer_without_a_template(nothing: Any) -> None:
+    talk = LedgerTalk(tokenizer_of(family_of("qwen3")), nothing)
+    for ask in (lambda: dialect_of(nothing), lambda: talk.open("Begin.", TOOLS)):
+        with pytest.raises(InputError, match="no chat template") as error:
+            ask()
+        assert error.value.code == "CR0810"
+
+
+def test_a_dialect_that_there_is_not_is_refused_before_anything_is_said() -> None:
+    with pytest.raises(UsageError, match="'nonsense'") as error:
+        LedgerTalk(tokenizer_of(family_of("qwen3")), "", dialect="nonsense")
+    assert error.value.code == "CR0818"
 
 
 @pytest.mark.parametrize("name", ["lfm2_v2", "gemma4", "muse_glimmer"])

@@ -568,6 +568,32 @@ def test_completions_without_ids_or_with_other_numbers() -> None:
     assert ledger.ids == before
 
 
+def test_ids_that_the_policy_does_not_have() -> None:
+    tokenizer, ledger = begun("qwen3")
+    ledger.add_message("Go on.")
+    before, last = ledger.ids, len(tokenizer) - 1
+    for wrong in (last + 1, -1, 2**31 - 1):
+        with pytest.raises(
+            InputError, match=f"the id {wrong}, and there are those from 0 to {last}"
+        ) as error:
+            ledger.add_completion(cut((1, wrong, 2)))
+        assert code_of(error) == "CR0815"
+    assert ledger.ids == before
+    ledger.add_completion(cut((0, last)))
+    assert ledger.ids == (*before, 0, last)
+
+
+def test_a_model_may_have_rows_for_more_ids_than_its_tokenizer() -> None:
+    tokenizer = tokenizer_of(BY_NAME["qwen3"])
+    beyond = len(tokenizer) + 6
+    ledger = TokenLedger(tokenizer, Chat([{"role": "user", "content": "Begin."}]), num_ids=beyond + 1)
+    with pytest.raises(InputError, match=f"the id {beyond + 1}, "):
+        ledger.add_completion(cut((beyond + 1,)))
+    ledger.add_completion(cut((beyond,)))
+    ledger.add_message("Go on.")
+    assert ledger.turns()[0].completion.token_ids == (beyond,)
+
+
 def test_what_is_called_in_a_wrong_order() -> None:
     tokenizer, ledger = begun("qwen3")
     with pytest.raises(ValueError, match="a completion follows a prompt"):

@@ -365,6 +365,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"trl.max_completion_length": 99}, "CR0204", "agent.max_context_tokens"),
     ({"agent.log_prob_check": "error", "trainer.checks": False}, "CR0204", "needs trainer.checks"),
     ({"trl.use_vllm": True}, "CR0868", "agent loop samples from the model in this process"),
+    ({"agent.dialect": "nonsense"}, "CR0818", "there is no dialect 'nonsense'"),
     ({"agent.max_context_tokens": 40_000}, "CR0869", "32768 positions"),
     ({"agent.max_context_tokens": 1000, "agent.max_new_tokens": 100}, "CR0869", "leaves no room for an answer"),
     ({"model.name": "tiny-random"}, "CR0703", "no chat template"),

@@ -13,9 +13,10 @@ class Conversation(Protocol):
     """One conversation, kept as the token ids that the policy saw and sampled.
 
     ``prompt_ids`` is what the next turn is sampled from, generation prompt included, and ``num_tokens`` its length.
-    ``add_completion`` appends what was sampled, id for id; ``add_results`` what came back (``results[i]`` answers
-    ``calls[i]``), ``add_message`` a message of the user. ``turns`` are all completions with their prompts. ``chat`` is
-    the conversation as it stands, as messages for hints, or None where none is kept.
+    ``add_completion`` appends what was sampled, id for id, and raises an ``InputError`` for what cannot have been;
+    ``add_results`` what came back (``results[i]`` answers ``calls[i]``), ``add_message`` a message of the user.
+    ``turns`` are all completions with their prompts. ``chat`` is the conversation as it stands, as messages for
+    hints, or None where none is kept.
     """
 
     @property

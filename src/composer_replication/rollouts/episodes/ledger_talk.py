@@ -9,7 +9,12 @@ from typing import Any
 from composer_replication.interfaces import Tokenizer
 from composer_replication.records import ToolCall, ToolSpec, Turn
 from composer_replication.rollouts.hints.hint_prompts import Chat
-from composer_replication.rollouts.tokens.call_dialects import FENCES, dialect_of, read_completion
+from composer_replication.rollouts.tokens.call_dialects import (
+    FENCES,
+    dialect_of,
+    read_completion,
+    require_dialect,
+)
 from composer_replication.rollouts.tokens.token_ledger import TokenLedger
 from composer_replication.rollouts.tools.tool_schemas import function_schema
 
@@ -29,23 +34,30 @@ class LedgerTalk:
 
     Args:
         tokenizer: the policy's.
-        template_text: its chat template.
+        template_text: its chat template, or several by name as a tokenizer of transformers may have them.
         system: text of a system message; empty: none.
         template_options: further variables of the template (``enable_thinking``).
         dialect: of calls; empty: the one that the template writes.
         tools: whose schemas say how arguments between tags are read; the other dialects need none.
+        num_ids: how many ids the policy has, where its model has rows for more than the tokenizer; see ``TokenLedger``.
 
     Raises:
-        InputError (from ``open`` on): the template's way of calls is not known (CR0819); as ``TokenLedger``.
+        InputError (from ``open`` on): there is no template (CR0810), its way of calls is not known (CR0819); as
+            ``TokenLedger``.
         UsageError: there is no such dialect (CR0818).
     """
 
     tokenizer: Tokenizer
-    template_text: str
+    template_text: str | Mapping[str, str] | None
     system: str = ""
     template_options: Mapping[str, Any] = field(default_factory=dict)
     dialect: str = ""
     tools: tuple[ToolSpec, ...] = ()
+    num_ids: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.dialect:
+            require_dialect(self.dialect)
 
     def open(self, message: str, tools: tuple[ToolSpec, ...]) -> TokenLedger:
         """Begin a conversation."""
@@ -54,7 +66,7 @@ class LedgerTalk:
         system = [{"role": "system", "content": self.system}] if self.system else []
         schemas = [function_schema(tool) for tool in tools] if tools and not is_fenced else None
         chat = Chat([*system, {"role": "user", "content": first}], schemas, self.template_options)
-        return TokenLedger(self.tokenizer, chat, has_tool_messages=not is_fenced)
+        return TokenLedger(self.tokenizer, chat, has_tool_messages=not is_fenced, num_ids=self.num_ids)
 
     def find_calls(self, turn: Turn) -> tuple[ToolCall, ...]:
         """The calls of an answer; its prompt says whether it began as a thought."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
-from composer_replication.errors import SandboxFailure, UsageError
+from composer_replication.errors import InputError, SandboxFailure, UsageError
 from composer_replication.records import Completion, Score, StopReason, ToolCall, ToolResult, ToolSpec, Turn
 from composer_replication.rollouts.episodes.conversation import ChatPolicy, Conversation, MessageConversation
 from composer_replication.rollouts.episodes.environment_lease import EnvironmentLease
@@ -185,7 +185,10 @@ class OneEpisode:
         if completion is None:
             return StopReason.DEADLINE
         seconds = self._clock() - started
-        self._conversation.add_completion(completion)
+        try:
+            self._conversation.add_completion(completion)
+        except InputError as error:
+            raise SandboxFailure("CR0821", f"the policy's answer cannot be kept: {error.message}") from error
         return _Answer(self._conversation.turns()[-1], chat, seconds, end)
 
     async def _take_turn(self) -> StopReason | None:

@@ -73,12 +73,25 @@ _HARMONY_TO = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 _FENCE = re.compile(r"^ {0,3}(`{3,}+)[ \t]*+([\w+\-]*+)[^\n`]*+$", re.MULTILINE)
 
 
-def dialect_of(template_text: str) -> str:
+def dialect_of(template: str | Mapping[str, str] | None) -> str:
     """The dialect that a chat template writes calls in; ``fenced`` for one that knows no tools.
 
+    Of several templates by name, transformers takes ``tool_use`` where there are tools, else ``default``.
+
     Raises:
-        InputError: it knows tools and writes calls in a way that is not known here (CR0819).
+        InputError: it knows tools and writes calls in a way that is not known here (CR0819); there is no
+            template (CR0810).
     """
+    if isinstance(template, Mapping):
+        template = template.get("tool_use") or template.get("default")
+    template_text = template or ""
+    if not template_text:
+        raise InputError(
+            "CR0810",
+            "the tokenizer has no chat template.",
+            where="chat template",
+            fix="take the tokenizer of an instruction-tuned model, or set its chat_template.",
+        )
     for name, signs in _SIGNS.items():
         if all(sign in template_text for sign in signs):
             return name
@@ -90,6 +103,21 @@ def dialect_of(template_text: str) -> str:
             fix=f"name a dialect: {', '.join(sorted(DIALECTS))}.",
         )
     return "fenced"
+
+
+def require_dialect(name: str, *, where: str = "dialect") -> None:
+    """Refuse a name that is none in ``DIALECTS``.
+
+    Raises:
+        UsageError: there is no such dialect (CR0818).
+    """
+    if name not in DIALECTS:
+        raise UsageError(
+            "CR0818",
+            f"there is no dialect {name!r}.",
+            where=where,
+            fix=f"take one of: {', '.join(sorted(DIALECTS))}.",
+        )
 
 
 def read_calls(
@@ -113,13 +141,7 @@ def read_calls(
     Raises:
         UsageError: there is no such dialect (CR0818).
     """
-    if dialect not in DIALECTS:
-        raise UsageError(
-            "CR0818",
-            f"there is no dialect {dialect!r}.",
-            where="dialect",
-            fix=f"take one of: {', '.join(sorted(DIALECTS))}.",
-        )
+    require_dialect(dialect)
     properties = {tool.name: tool.parameters.get("properties", {}) for tool in tools}
     text = f"<think>{text}" if thought_is_open else text
     return tuple(_scan(_Reply(text, properties, fences), *DIALECTS[dialect]))

@@ -52,14 +52,24 @@ class TokenLedger:
             texts.
         has_tool_messages: False puts the results of a turn into one message of the user, for templates and
             protocols without a message of tools.
+        num_ids: sampled ids are those from 0 below it. A model may have rows for more ids than its tokenizer:
+            then give their number. None: as many as the tokenizer has.
 
     Raises:
         InputError: the template does not take the conversation, or there is none (CR0810); it leaves a
             message out (CR0811); a control token in a content cannot be broken up (CR0816).
     """
 
-    def __init__(self, tokenizer: Tokenizer, chat: Chat, *, has_tool_messages: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        chat: Chat,
+        *,
+        has_tool_messages: bool = True,
+        num_ids: int | None = None,
+    ) -> None:
         self._tokenizer, self._chat, self._has_tool_messages = tokenizer, chat, has_tool_messages
+        self._num_ids = len(tokenizer) if num_ids is None else num_ids
         self._rule = TemplateRule(tokenizer, chat.tools, chat.options)
         self._ids: list[int] = []
         self._turns: list[Turn] = []
@@ -81,19 +91,13 @@ class TokenLedger:
         """Append a sampled completion exactly as it is.
 
         Raises:
-            InputError: it has no ids, or a number of log-probabilities that does not fit (CR0815).
+            InputError: it has no ids, one that there is not, or a number of log-probabilities that does not
+                fit (CR0815). Nothing changes then.
             ValueError: the completion before was not answered.
         """
         if not self._pending:
             raise ValueError("a completion follows a prompt: add the messages that answer the last one first")
-        num_ids, num_logp = len(completion.token_ids), len(completion.token_logp)
-        if not num_ids or num_logp not in (0, num_ids):
-            raise InputError(
-                "CR0815",
-                f"a completion has {num_ids} sampled ids and {num_logp} log-probabilities.",
-                where=f"turn {len(self._turns)}",
-                fix="give the ids that were sampled, with one log-probability an id or none.",
-            )
+        self._require_whole(completion)
         said = self._suffix.said
         self._history += [*said, *marked_messages(self._pending, len(self._history) + len(said))]
         self._messages += [*said, *self._pending]
@@ -225,6 +229,19 @@ class TokenLedger:
         )
 
     # ---- how it is done ----------------------------------------------------------------------------
+
+    def _require_whole(self, completion: Completion) -> None:
+        ids, num_logp = completion.token_ids, len(completion.token_logp)
+        if not ids or num_logp not in (0, len(ids)):
+            problem = f"has {len(ids)} sampled ids and {num_logp} log-probabilities"
+            fix = "give the ids that were sampled, with one log-probability an id or none."
+        elif min(ids) < 0 or max(ids) >= self._num_ids:
+            wrong = next(each for each in ids if not 0 <= each < self._num_ids)
+            problem = f"has the id {wrong}, and there are those from 0 to {self._num_ids - 1}"
+            fix = "sample the model that the tokenizer belongs to; num_ids tells of rows beyond the tokenizer's."
+        else:
+            return
+        raise InputError("CR0815", f"a completion {problem}.", where=f"turn {len(self._turns)}", fix=fix)
 
     def _suffix_of(self, pending: Sequence[Message]) -> Suffix:
         if not self._turns:

@@ -8,9 +8,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from chat_templates import FAMILIES, tokenizer_of
 from episode_parts import IdConversation, Lives, parts
 from faulty_http import Fault, cut_the_answer, hang_up, no_http, no_json, status
 from hypothesis import given
@@ -33,6 +35,7 @@ from composer_replication.rollouts.episodes.endpoint_policy import (
     open_policy_endpoint,
 )
 from composer_replication.rollouts.episodes.episode_options import EpisodeOptions, EpisodeParts
+from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
 from composer_replication.rollouts.episodes.message_conversation import TextConversation
 
 KEY = "sk-not-to-be-told-1234567890"
@@ -130,6 +133,29 @@ def test_no_thread_stays_behind_an_answer_that_never_comes(server: PolicyServer)
     for thread in left:
         thread.join(10)
     assert not any(thread.is_alive() for thread in left)
+
+
+@pytest.mark.parametrize("beyond", [0, 1000])
+def test_ids_of_another_model_never_reach_a_conversation(server: PolicyServer, beyond: int) -> None:
+    """The server speaks for a model with more ids than the tokenizer: tried again, dropped, and the run goes on."""
+    tokenizer = tokenizer_of(next(family for family in FAMILIES if family.name == "qwen3"))
+    server.changes = {"token_ids": [1, len(tokenizer) + beyond, 2], "logprobs": {}}
+    talk, lives, counts = LedgerTalk(tokenizer, tokenizer.text), Lives(), Counter[str]()
+    policy = policy_of(server)
+    made = EpisodeParts(policy, lives.open, talk.open, talk.find_calls)
+    options = EpisodeOptions(max_tries=2, max_turns=1)
+    [episode] = asyncio.run(episodes_in_order(["task"], made, options=options, counts=counts))
+    assert (episode.stop_reason, episode.failure) == (StopReason.INFRASTRUCTURE, "CR0821")
+    assert (episode.reward, episode.turns) == (None, ())
+    assert counts["failed_CR0821"] == counts["tries"] == 2 and lives.all_closed_once()
+
+    talk = replace(talk, num_ids=len(tokenizer) + beyond + 1)  # the model has rows for them
+    made = EpisodeParts(policy, lives.open, talk.open, talk.find_calls)
+    [episode] = asyncio.run(episodes_in_order(["task"], made, options=options))
+    policy.close()
+    [turn] = episode.turns
+    assert turn.observed.turn.completion.token_ids == (1, len(tokenizer) + beyond, 2)
+    assert episode.training_segments()[0].mask == (1, 1, 1)
 
 
 def test_a_server_that_never_gets_well_is_infrastructure(server: PolicyServer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -45,7 +46,8 @@ def finish_build(
     if not quiet:
         if not summary.has_parquet:
             sys.stderr.write("No Parquet file: it needs pip install 'composer-replication[parquet]'\n")
-        sys.stderr.write(f"Next: composer-rl recipe new --tasks {summary.folder} --model MODEL\n")
+        folder = shlex.quote(str(summary.folder))
+        sys.stderr.write(f"Next: composer-rl recipe new --tasks {folder} --model MODEL\n")
     return result, 0
 
 

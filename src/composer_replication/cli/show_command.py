@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -60,7 +61,7 @@ def run_show(args: argparse.Namespace) -> tuple[Result, int]:
             "CR0416",
             "--golden shows the patch of one task, and no ID is given.",
             where="--golden",
-            fix=f"composer-rl tasks show {args.folder} lists the IDs.",
+            fix=f"composer-rl tasks show {shlex.quote(str(args.folder))} lists the IDs.",
         )
     store = TaskStore.open(args.folder)
     warn_unfinished(args.folder, quiet=getattr(args, "quiet", False))

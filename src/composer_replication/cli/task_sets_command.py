@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -156,7 +157,7 @@ def run_export(args: argparse.Namespace) -> tuple[Result, int]:
             "CR0416",
             "a tree is that of one task, and no ID is given.",
             where="composer-rl tasks export",
-            fix=f"composer-rl tasks show {args.folder} lists the IDs; --format swebench writes all tasks.",
+            fix=f"composer-rl tasks show {shlex.quote(str(args.folder))} lists the IDs; --format swebench writes all tasks.",
         )
     if args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
         raise UsageError(
@@ -205,7 +206,7 @@ def _export_set(args: argparse.Namespace) -> tuple[Result, int]:
             "CR0416",
             f"--format {args.format} writes all tasks, not one.",
             where=args.task_id,
-            fix=f"composer-rl tasks export {args.folder} --format {args.format} --out FILE",
+            fix=f"composer-rl tasks export {shlex.quote(str(args.folder))} --format {args.format} --out FILE",
         )
     if args.out.exists():
         raise UsageError(

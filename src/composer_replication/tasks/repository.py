@@ -110,6 +110,8 @@ def prepare(
     if (
         kept is not None
         and kept.source_sha256 == source.sha256
+        and kept.files
+        == _digests(source.files)  # an earlier version may have chosen other files of the same source
         and kept.flaky is not None
         and (kept.contexts is not None or not map_calls)
     ):
@@ -133,6 +135,10 @@ def prepare(
             store.put_blob(data)
         store.put_repository(slug, record)
     return PreparedRepository(slug, record, bench, _deletions(source, sizes))
+
+
+def _digests(files: Mapping[str, bytes]) -> dict[str, str]:
+    return {path: sha256_of(data) for path, data in files.items()}
 
 
 def make_bench(
@@ -201,7 +207,7 @@ def _measure(
         repository=source.repository,
         source_sha256=source.sha256,
         environment=bench.environment.fingerprint,
-        files={path: sha256_of(data) for path, data in bench.original.items()},
+        files=_digests(bench.original),
         places={test: first.places[test] for test in sorted(green)},
         num_collected=len(first.collected),
         broken_files=tuple(sorted(first.collect_errors)),

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,7 @@ class TaskStore(RecordFolder):
                 "CR0427",
                 "the store holds no tasks.",
                 where=str(self.root),
-                fix=f"composer-rl tasks build SOURCE --out {self.root}",
+                fix=f"composer-rl tasks build SOURCE --out {shlex.quote(str(self.root))}",
             )
         return found
 

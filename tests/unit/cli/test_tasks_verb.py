@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from composer_replication.cli import build_result, tasks_verb
 from composer_replication.cli.show_command import render_show, render_stats
 from composer_replication.errors import InputError, NothingToDoError, UsageError
 from composer_replication.tasks.blobs import packed_path, read_file, write_file
+from composer_replication.tasks.build_summary import BuildSummary
 from composer_replication.tasks.store import TaskStore
 
 TINY = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "project"
@@ -47,6 +49,28 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("verb") / "tasks"
     call("build", str(TINY), "--out", str(out), "--quiet", *(f"--symbol={pin}" for pin in PINS))
     return out
+
+
+def test_what_comes_next_can_be_typed_where_a_folder_has_spaces(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "a store"
+    said = []
+    for words in (
+        ("export", str(folder), "--out", str(tmp_path / "tree")),
+        ("export", str(folder), "ID", "--format", "swebench", "--out", str(tmp_path / "set")),
+        ("show", str(folder), "--golden"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            call(*words)
+        said.append(caught.value.fix)
+    with pytest.raises(NothingToDoError) as empty:
+        TaskStore.create(folder).require_task_ids()
+    summary = BuildSummary(folder, 1, 1, 1, {}, seconds=0.0, bytes=0, fingerprint="")
+    build_result.finish_build(summary, quiet=False)
+    said += [empty.value.fix, capsys.readouterr().err.splitlines()[-1]]
+    for line in said:
+        assert str(folder) in shlex.split(line)
 
 
 def test_build(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 
 from composer_replication.errors import InputError, NothingToDoError, SandboxFailure, UsageError
 from composer_replication.run_folder import RunFolder
-from composer_replication.tasks import build_state
+from composer_replication.tasks import build_state, repository
 from composer_replication.tasks.build import build_tasks
+from composer_replication.tasks.intake.sources import open_source
 from composer_replication.tasks.store import TaskStore
 
 MakeProject = Callable[[Mapping[str, str]], Path]
@@ -164,6 +166,27 @@ def test_a_changed_source_is_built_anew(make_project: MakeProject, tmp_path: Pat
     assert second.fingerprint != first.fingerprint
     TaskStore.open(tmp_path / "out").verify()
     assert len(TaskStore.open(tmp_path / "out").tasks()) == 1
+
+
+def test_a_store_whose_tree_an_earlier_version_chose_otherwise_is_measured_anew(
+    tiny_store: TaskStore, tiny_project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class MeasuredAnew(Exception):
+        pass
+
+    def lock(_source: object) -> None:
+        raise MeasuredAnew
+
+    monkeypatch.setattr(repository, "lock_repository", lock)
+    store = TaskStore.open(Path(shutil.copytree(tiny_store.root, tmp_path / "out")))
+    source = open_source(str(tiny_project))
+    slug = repository.slug_of(source.repository)
+    prepared = repository.prepare(source, store, None, map_calls=False)  # the same files: nothing is measured
+    files = dict(prepared.record.files)
+    files.popitem()
+    store.put_repository(slug, replace(prepared.record, files=files))
+    with pytest.raises(MeasuredAnew):
+        repository.prepare(source, store, None, map_calls=False)
 
 
 def test_other_sources_do_not_replace_what_is_there(

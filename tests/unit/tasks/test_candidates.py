@@ -185,6 +185,16 @@ def test_the_plan_of_a_small_package():
     }
 
 
+def test_texts_that_are_no_documentation_stay():
+    lines = b"- area\n- [area](#area)\n\n    area\n"
+    data = dict.fromkeys(
+        ("tests/data/spec.md", "tests/README.md", "src/pkg/words.txt", "LICENSE.md", "COPYING.rst"), lines
+    )
+    edited = whole({**PACKAGE, **data, "src/pkg/README.rst": lines}, "src/pkg/areas.py::area@function/whole")
+    assert not edited.keys() & data.keys()
+    assert edited["src/pkg/README.rst"] == "\n"
+
+
 def test_a_whole_feature_goes_from_every_file():
     assert whole(PACKAGE, "src/pkg/areas.py::area@feature/whole") == {
         "README.md": "# pkg\n\n* shout: in capitals\nAn area is large.\n",

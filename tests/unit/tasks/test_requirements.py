@@ -68,6 +68,23 @@ def test_package_info_setup_cfg_setup_py_and_requirement_files() -> None:
     assert "only-declared" in found.declared
 
 
+def test_an_extra_of_package_info_may_ask_for_more_than_an_extra() -> None:
+    rows = (
+        "elsewhere; sys_platform == 'nowhere' and extra == 'test'",
+        "old; (python_version < '3') and extra == 'tests'",
+        "here; extra == 'test' and python_version >= '3'",
+        "second; extra == 'docs' or extra == 'test'",
+        "always; extra == 'docs' or python_version >= '3'",
+        "documented; extra == 'docs'",
+        "never; sys_platform == 'nowhere'",
+        "no requirement",
+    )
+    found = read({"PKG-INFO": "Name: thing\n" + "".join(f"Requires-Dist: {row}\n" for row in rows)})
+    assert texts(found) == {"here", "second", "always"}
+    assert {"documented", "second"} <= set(found.declared)
+    assert not {"elsewhere", "old", "never"} & set(found.declared)
+
+
 def test_poetry() -> None:
     found = read(
         {

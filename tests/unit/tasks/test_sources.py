@@ -83,10 +83,30 @@ def test_every_kind_gives_the_same_tree(tmp_path: Path, kind: str) -> None:
         path = tar_of(tmp_path / "thing-2.1.tar.gz", files, top="" if kind == "flat tar" else "thing-2.1/")
     source = open_source(str(path))
     assert source.repository == "some-thing==2.1"
-    generated = source.files["some-thing-2.1.dist-info/METADATA"]
+    generated = source.files["some_thing-2.1.dist-info/METADATA"]
     assert generated.decode().splitlines()[1:] == ["Name: Some_Thing", "Version: 2.1"]
     assert {name: data for name, data in source.files.items() if "dist-info" not in name} == GOOD
     assert len(source.sha256) == 64
+
+
+@pytest.mark.parametrize("pack", [tar_of, zip_of])
+def test_what_macos_puts_beside_the_files_is_not_there(tmp_path: Path, pack: Pack) -> None:
+    packed = {f"thing-2.1/{name}": data for name, data in GOOD.items()}
+    beside = {
+        "__MACOSX/thing-2.1/._pyproject.toml": b"\0\5\26\7",
+        "._thing-2.1": b"\0\5\26\7",
+        ".DS_Store": b"\0\0\0\1Bud1",
+        "thing-2.1/tests/.DS_Store": b"\0\0\0\1Bud1",
+        "thing-2.1/tests/._test_thing.py": b"\0\5\26\7",
+        "thing-2.1/thing/._data.json": b"\0\5\26\7",
+    }
+    source = open_source(
+        str(pack(tmp_path / f"a{'.zip' if pack is zip_of else '.tar.gz'}", {**packed, **beside}, top=""))
+    )
+    assert {name: data for name, data in source.files.items() if "dist-info" not in name} == GOOD
+    assert source.left_out == ()
+    folder_of(tmp_path / "b", {**packed, **beside})
+    assert open_source(str(tmp_path / "b" / "thing-2.1")).files == source.files
 
 
 def test_links_in_a_folder_are_not_followed(tmp_path: Path) -> None:
@@ -111,6 +131,8 @@ def test_the_same_folder_has_the_same_hash_and_a_change_another(tmp_path: Path) 
     ("source", "code"),
     [
         ("no/such/path", "CR0402"),
+        ("", "CR0402"),  # an unset variable of a shell is not this folder
+        (" ", "CR0402"),
         ("sdist:toolz", "CR0402"),
         ("sdist:toolz>=1", "CR0402"),
         ("sdist:../x==1", "CR0402"),

@@ -216,6 +216,21 @@ def test_an_unusable_repository_counts_once_for_each_row(base: Path, tmp_path: P
     assert (summary.tasks, summary.candidates, dict(summary.rejected)) == (0, 2, {"red-baseline": 2})
 
 
+def test_rows_are_told_while_they_are_read(tmp_path: Path) -> None:
+    """Each may be fetched, so a set of many takes long before anything is built."""
+    names = ("one", "two", "three")
+    rows = [row(instance_id=name, repo="nowhere", base_commit=COMMIT) for name in names]
+    told: list[tuple[int, int, str]] = []
+    summary = import_swebench(
+        write_rows(tmp_path / "set.jsonl", *rows),
+        tmp_path / "store",
+        repositories=tmp_path,
+        progress=lambda *step: told.append(step),
+    )
+    assert dict(summary.rejected) == {"no-repository": 3}
+    assert [step for step in told if step[2] == "rows"] == [(0, 3, "rows"), (1, 3, "rows"), (2, 3, "rows")]
+
+
 def test_a_slow_suite_is_too_slow_until_it_is_given_more_time(base: Path, tmp_path: Path) -> None:
     (base / "people__planted" / "tests" / "test_slow.py").write_text(
         "import time\n\n\ndef test_slow():\n    time.sleep(1.2)\n"

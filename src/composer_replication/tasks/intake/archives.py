@@ -75,12 +75,15 @@ class _Capped:
         return data
 
 
-def read_archive(path: Path, choose: Choose) -> dict[str, bytes]:
+def read_archive(
+    path: Path, choose: Choose, *, skip: Callable[[PurePosixPath], bool] = lambda _: False
+) -> dict[str, bytes]:
     """The wanted files of an archive by POSIX path, a single top folder stripped.
 
     Args:
         path: ``.tar``, ``.tar.gz``, ``.tgz``, ``.tar.bz2``, ``.tar.xz`` or ``.zip``.
         choose: gives the rule that chooses among the files.
+        skip: whether a member counts as not there, also when the top folder is looked for.
 
     Raises:
         InputError: unreadable, encrypted, a zip whose members are neither stored nor deflated, a path that leaves
@@ -89,10 +92,16 @@ def read_archive(path: Path, choose: Choose) -> dict[str, bytes]:
     read = _read_zip if path.name.lower().endswith(".zip") else _read_tar
     links: set[str] = set()
     try:
-        names = frozenset(name for name, _ in read(path, lambda _: False, links))
+        names = frozenset(
+            name for name, _ in read(path, lambda _: False, links) if not skip(PurePosixPath(name))
+        )
         top = _single_top(names)
         rule = choose(*(frozenset(name.removeprefix(top) for name in some) for some in (names, links)))
-        found = read(path, lambda member: rule(PurePosixPath(str(member).removeprefix(top))), links)
+        found = read(
+            path,
+            lambda member: not skip(member) and rule(PurePosixPath(str(member).removeprefix(top))),
+            links,
+        )
         return {name.removeprefix(top): data for name, data in found if data is not None}
     except _BAD_ARCHIVE as error:
         raise hostile(str(path), str(error).rstrip(".") or type(error).__name__) from error

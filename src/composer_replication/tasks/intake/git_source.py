@@ -9,6 +9,7 @@ are taken over that say where a server is reached.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import tempfile
@@ -69,6 +70,13 @@ class GitCommit:
 def is_git_source(source: str) -> bool:
     """Whether a SOURCE is an address for git, right or wrong, and not a path."""
     return source.startswith("git+") or "://" in source or _SCP.fullmatch(source) is not None
+
+
+def is_bare(folder: Path) -> bool:
+    """Whether a folder is a repository without a work tree (or the ``.git`` of one): objects and no files."""
+    return os.path.isfile(folder / "HEAD") and all(
+        os.path.isdir(folder / part) for part in ("objects", "refs")
+    )
 
 
 def names_commit(source: str) -> bool:

@@ -8,7 +8,6 @@ a help for a person who decides what to redistribute, and no legal advice.
 from __future__ import annotations
 
 import difflib
-import fnmatch
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,7 +17,7 @@ from typing import Any
 
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.intake.licence_claims import read_claims
-from composer_replication.tasks.intake.tree_rules import LICENCE_TEXTS
+from composer_replication.tasks.intake.tree_rules import is_licence_text
 
 _COPYLEFT = re.compile(
     r"(A?GPL|LGPL|MPL|EPL|EUPL|CDDL|CPL|IPL|OSL|MS-RL|CC-BY(-NC)?-SA|CECILL-[12]|CECILL-C|RPL|SSPL|Sleepycat|LPPL|OFL|APSL"
@@ -92,7 +91,7 @@ def read_licence(files: Mapping[str, bytes], metadata: Mapping[str, bytes] | Non
         files: paths and bytes of the tree.
         metadata: those of the files that declare; without them only the text counts.
     """
-    names = sorted(name for name in files if _is_licence_file(name) and files[name].strip())
+    names = sorted(name for name in files if is_licence_text(PurePosixPath(name)) and files[name].strip())
     found = {name: _text_id(files[name]) for name in names}
     claims = read_claims(metadata or {})
     file = ", ".join(names)
@@ -139,13 +138,6 @@ def is_copyleft(expression: str) -> bool:
         return _COPYLEFT.match(word) is not None
 
     return either()
-
-
-def _is_licence_file(name: str) -> bool:
-    path = PurePosixPath(name)
-    return len(path.parts) == 1 and any(
-        fnmatch.fnmatchcase(path.name.upper(), text) for text in LICENCE_TEXTS
-    )
 
 
 def _text_id(data: bytes) -> str | None:

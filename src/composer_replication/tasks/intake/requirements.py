@@ -47,6 +47,7 @@ _WELL_KNOWN = {
 }  # fmt: skip
 UNREADABLE = (SyntaxError, ValueError, TypeError, RecursionError, MemoryError)
 """What the parser raises for a source that it cannot take: broken, too deep, or not a literal."""
+_EXTRA = re.compile(r"""\bextra\s*==\s*['"]([^'"]+)['"]""")
 _OPTION = re.compile(r"\s(--\S.*|#.*)$")
 
 
@@ -86,9 +87,9 @@ class Requirements:
             yield requirement
 
 
-def _marker_holds(requirement: Requirement) -> bool:
+def _marker_holds(requirement: Requirement, extra: str = "") -> bool:
     environment: dict[str, Any] = dict(default_environment())
-    return requirement.marker is None or requirement.marker.evaluate({**environment, "extra": ""})
+    return requirement.marker is None or requirement.marker.evaluate({**environment, "extra": extra})
 
 
 def _merge(into: dict[str, Requirement], name: str, requirement: Requirement) -> None:
@@ -189,14 +190,19 @@ def _poetry_texts(table: Mapping[str, Any]) -> list[str]:
 
 
 def _read_package_info(found: Requirements, metadata: Mapping[str, bytes]) -> None:
-    """``Requires-Dist`` of a source distribution, each filed under its extra."""
+    """``Requires-Dist`` of a source distribution, each filed under every extra that asks for it on this machine."""
     header = Parser().parsestr(metadata.get("PKG-INFO", b"").decode("utf-8", "replace"), headersonly=True)
     for text in header.get_all("Requires-Dist", []):
-        extra = re.search(r"""extra\s*==\s*['"]([^'"]+)['"]""", text)
-        if extra is None:
-            found.require([text], skip_tooling=False)
-        else:
-            _add_group(found, extra[1], [text.partition(";")[0]])
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement:
+            continue
+        found.require([text], skip_tooling=False)  # if it is asked for without an extra
+        extras = dict.fromkeys(_EXTRA.findall(str(requirement.marker or "")))
+        wanted = [extra for extra in extras if _marker_holds(requirement, extra)]
+        requirement.marker = None
+        for extra in wanted:
+            _add_group(found, extra, [str(requirement)])
 
 
 def _parse_ini(data: bytes) -> configparser.ConfigParser:

@@ -6,10 +6,12 @@ none of its links is followed.
 
 from __future__ import annotations
 
+import ast
 import configparser
 import re
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from email.parser import Parser
 from pathlib import Path, PurePosixPath
@@ -26,6 +28,7 @@ from composer_replication.tasks.intake.archives import (
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.intake.git_source import (
     fetch_commit,
+    is_bare,
     is_git_source,
     names_commit,
     public_address,
@@ -35,12 +38,14 @@ from composer_replication.tasks.intake.index import fetch_sdist, fetch_wheel
 from composer_replication.tasks.intake.tree_rules import (
     is_environment,
     is_metadata_path,
+    is_system_file,
     is_test_path,
     left_out,
     skips_folder,
     tree_rule,
     without_unused,
 )
+from composer_replication.tasks.syntax_trees import parse_syntax
 
 __all__ = [
     "RepositorySource",
@@ -104,29 +109,41 @@ def open_source(source: str) -> RepositorySource:
     """
     if is_git_source(source):
         return _open_git(source)
+    if not source.strip():
+        raise _not_a_source(source, "the source is empty.", "")
     path, origin = Path(source).expanduser(), ""
     if source.startswith("sdist:"):
         path, origin = _fetch_sdist(source)
     choice = _Choice()
+    if path.is_dir() and is_bare(path):
+        message = "the folder is a git repository without a work tree."
+        raise _not_a_source(source, message, f"git+{path.resolve().as_uri()}@REF")
     if path.is_dir():
         found = without_unused(read_folder(path, choice.wanted, skip=skips_folder, skip_with=is_environment))
         digest = _digest(found)
     elif path.is_file() and is_archive(path):
-        found = without_unused(read_archive(path, choice.wanted))
+        found = without_unused(read_archive(path, choice.wanted, skip=is_system_file))
         digest = sha256_of(path.read_bytes())
     else:
         problem = "is not a folder or an archive that can be read" if path.exists() else "does not exist"
-        raise InputError(
-            "CR0402",
-            f"the source {problem}.",
-            where=source,
-            fix=f"give a folder, an archive ({', '.join(ARCHIVE_SUFFIXES)}), sdist:NAME==VERSION or git+URL@REF.",
-        )
+        raise _not_a_source(source, f"the source {problem}.", _as_git_address(path))
     fallback = path.resolve().name
     for suffix in ARCHIVE_SUFFIXES:
         fallback = fallback.removesuffix(suffix)
     made = _repository(source, fallback, digest, found)
     return replace(made, left_out=left_out(choice.names, found, choice.links), origin=origin)
+
+
+def _not_a_source(source: str, message: str, meant: str) -> InputError:
+    kinds = f"give a folder, an archive ({', '.join(ARCHIVE_SUFFIXES)}), sdist:NAME==VERSION or git+URL@REF."
+    return InputError("CR0402", message, where=source, fix=meant or kinds)
+
+
+def _as_git_address(path: Path) -> str:
+    """``FOLDER@REF`` as git takes it, where the folder is a repository; else empty."""
+    folder, at, ref = str(path).rpartition("@")
+    is_repository = bool(at) and ((Path(folder) / ".git").exists() or is_bare(Path(folder)))
+    return f"git+{Path(folder).resolve().as_uri()}@{ref}" if is_repository else ""
 
 
 def needs_no_path(source: str) -> bool:
@@ -201,10 +218,11 @@ def _repository(
         raise _no_tests(source, files)
     name, version = _name_and_version(metadata)
     # Some packages ask importlib.metadata for their own version; the long description stays out.
-    # Many checkouts leave it to a tool that reads the tags: then it is a local version of 0.
-    shown = version or (f"0+g{commit[:_SHORT_ID]}" if commit else "")
-    if name and shown:
-        files[f"{_safe(name)}-{shown}.dist-info/METADATA"] = (
+    # Many checkouts leave it to a tool that reads the tags: then it is 0, with the commit where there is one.
+    # The name of the folder is cut at its first hyphen by who looks it up.
+    shown = version or (f"0+g{commit[:_SHORT_ID]}" if commit else "0")
+    if name:
+        files[f"{_safe(name).replace('-', '_')}-{shown}.dist-info/METADATA"] = (
             f"Metadata-Version: 2.1\nName: {name}\nVersion: {shown}\n".encode()
         )
     version = version or commit[:_SHORT_ID]
@@ -269,13 +287,36 @@ def _declared_name(metadata: Mapping[str, bytes]) -> tuple[str, str]:
         header = Parser().parsestr(metadata["PKG-INFO"].decode("utf-8", "replace"), headersonly=True)
         return str(header.get("Name", "")), str(header.get("Version", ""))
     table = read_toml(metadata, "pyproject.toml")
-    for project in (inner_table(table, "project"), inner_table(table, "tool", "poetry")):
-        if isinstance(project.get("name"), str) and project["name"]:
-            return project["name"], str(project.get("version", ""))
+    projects = (inner_table(table, "project"), inner_table(table, "tool", "poetry"))
+    name = next((one["name"] for one in projects if isinstance(one.get("name"), str) and one["name"]), "")
+    if name:
+        return name, next((str(one["version"]) for one in projects if one.get("version")), "")
     config = configparser.ConfigParser(interpolation=None, strict=False)
-    try:
+    with suppress(configparser.Error):
         config.read_string(metadata.get("setup.cfg", b"").decode("utf-8", "replace"))
-    except configparser.Error:
-        return "", ""
+    called = _setup_arguments(metadata.get("setup.py", b""))
     version = config.get("metadata", "version", fallback="")
-    return config.get("metadata", "name", fallback=""), "" if ":" in version else version
+    computed = version.startswith(("attr:", "file:"))
+    return (
+        config.get("metadata", "name", fallback="") or called.get("name", ""),
+        "" if computed else version or called.get("version", ""),
+    )
+
+
+def _setup_arguments(data: bytes) -> dict[str, str]:
+    """``name`` and ``version`` in a call of ``setup``, where they are literals; nothing is run."""
+    try:
+        module = parse_syntax(data)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return {}
+    calls = [node for node in ast.walk(module) if isinstance(node, ast.Call)]
+    return {
+        keyword.arg: keyword.value.value
+        for call in calls
+        if (call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", ""))
+        == "setup"
+        for keyword in call.keywords
+        if keyword.arg in ("name", "version")
+        and isinstance(keyword.value, ast.Constant)
+        and isinstance(keyword.value.value, str)
+    }

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import PurePosixPath
 
-_OUT_FOLDERS = frozenset("__pycache__ node_modules htmlcov site-packages CVS".split())
+_OUT_FOLDERS = frozenset("__pycache__ node_modules htmlcov site-packages CVS __MACOSX".split())
 _OUT_UNLESS_PACKAGE = frozenset("venv env virtualenv eggs parts wheels wheelhouse".split())
 """Environments, and what buildout and pip leave behind; also words that packages are called by."""
 _ENVIRONMENT_MARK = "pyvenv.cfg"
@@ -32,13 +32,15 @@ _IN_TESTS_DOTFILES = (
     ".env", ".env.*", ".*.toml", ".*.yaml", ".*.yml", ".*.ini", ".*.cfg", ".*.txt", ".editorconfig", ".gitkeep", ".keep",
 )  # fmt: skip
 """Settings that tests read; not the files in which tools keep what they saw (``.coverage``, ``.testmondata`` …)."""
+_SYSTEM_NAMES = ("._*", ".DS_Store")
+"""What macOS puts beside the files of an archive; ``._a.py`` is no Python."""
 _BYTECODE_SUFFIXES = frozenset({".pyc", ".pyo"})
 _SOURCE_SUFFIXES = frozenset({".py", ".pyi"})
 _CONFIG_NAMES = frozenset(
     {"pyproject.toml", "setup.cfg", "tox.ini", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml"}
 )
 _TOP_TEXTS = ("README*", "VERSION*", "version*")
-LICENCE_TEXTS = ("LICEN[CS]E*", "COPYING*", "UNLICEN[CS]E*")
+_LICENCE_TEXTS = ("LICEN[CS]E*", "COPYING*", "UNLICEN[CS]E*")
 """At the top, whatever their letters' case: the licence goes with every copy."""
 _TEST_FOLDERS = frozenset({"tests", "test", "testing"})
 _NOT_A_SUBJECT = frozenset(
@@ -51,9 +53,23 @@ def skips_folder(name: str) -> bool:
     return name in _OUT_FOLDERS or name.startswith(".") or name.endswith(_OUT_FOLDER_SUFFIXES)
 
 
+def is_system_file(path: PurePosixPath) -> bool:
+    """Whether the system that packed an archive added the file: no person put it into the repository."""
+    return path.parts[:1] == ("__MACOSX",) or any(
+        fnmatch.fnmatchcase(path.name, one) for one in _SYSTEM_NAMES
+    )
+
+
 def is_environment(files: Collection[str]) -> bool:
     """Whether a folder that holds these files is a virtual environment."""
     return _ENVIRONMENT_MARK in files
+
+
+def is_licence_text(path: PurePosixPath) -> bool:
+    """Whether the file holds a licence of the repository."""
+    return len(path.parts) == 1 and any(
+        fnmatch.fnmatchcase(path.name.upper(), pattern) for pattern in _LICENCE_TEXTS
+    )
 
 
 def in_test_folder(path: PurePosixPath) -> bool:
@@ -85,7 +101,7 @@ def tree_rule(names: frozenset[str]) -> Callable[[PurePosixPath], bool]:
     folders = _Folders(names)
 
     def belongs(path: PurePosixPath) -> bool:
-        if not folders.are_kept(path.parts[:-1]):
+        if is_system_file(path) or not folders.are_kept(path.parts[:-1]):
             return False
         in_tests = in_test_folder(path)
         suffix = path.suffix.lower()
@@ -96,8 +112,8 @@ def tree_rule(names: frozenset[str]) -> Callable[[PurePosixPath], bool]:
         if path.name.startswith("."):
             return in_tests and any(fnmatch.fnmatchcase(path.name, one) for one in _IN_TESTS_DOTFILES)
         if len(path.parts) == 1:
-            return any(fnmatch.fnmatchcase(path.name, pattern) for pattern in _TOP_TEXTS) or any(
-                fnmatch.fnmatchcase(path.name.upper(), pattern) for pattern in LICENCE_TEXTS
+            return is_licence_text(path) or any(
+                fnmatch.fnmatchcase(path.name, pattern) for pattern in _TOP_TEXTS
             )
         return in_tests or not folders.packages.isdisjoint(path.parents)
 
@@ -183,6 +199,7 @@ def left_out(names: Iterable[str], kept: Collection[str], links: Collection[str]
         is_known = any(map(skips_folder, looked_at)) or (looked_at and looked_at[0] in _OUT_TOP_FOLDERS)
         if (
             is_known
+            or is_system_file(path)
             or folders.are_environment(path)
             or path.suffix.lower() in _BYTECODE_SUFFIXES
             or is_metadata_path(path)

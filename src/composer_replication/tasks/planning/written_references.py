@@ -1,4 +1,4 @@
-"""Lines of texts that name a deleted symbol as an entry: documentation lists and console scripts."""
+"""Lines of texts that name a deleted symbol as an entry of documentation; entry points are in ``entry_points``."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 
 from composer_replication.records import Edit
+from composer_replication.tasks.intake.tree_rules import in_test_folder, is_licence_text
+from composer_replication.tasks.planning.entry_points import CONFIGURATION, entry_point_edits
 from composer_replication.tasks.planning.lines import Lines
 
-_TEXT_SUFFIXES = frozenset({".rst", ".md", ".txt", ".markdown"})
-_CONFIGURATION = frozenset({"pyproject.toml", "setup.cfg"})
+_TEXT_SUFFIXES = frozenset({".rst", ".md", ".markdown"})
 _DOTTED = r"~?!?(?P<name>[^\W\d]\w*(?:\.[^\W\d]\w*)*)(?:\([^()]*\))?"
 _DIRECTIVE = re.compile(
     rf"^\s*\.\.\s+(?:py:)?(?:auto)?(?:function|class|method|module|exception|data|attribute|property)::\s*{_DOTTED}\s*$"
@@ -22,9 +23,6 @@ _ROW = re.compile(
     rf"^\s*\|\s*(?::\w+:)?[\[`*_]*{_DOTTED}[`*_]*(?:\](?:\([^)]*\)|\[[^\]]*\])?)?[`*_]*\s*\|.*$"
 )
 _BARE = re.compile(rf"^\s+{_DOTTED}\s*$")
-_SCRIPT = re.compile(
-    r"^\s*[\w.\"'-]+\s*=\s*[\"']?(?P<module>[\w.]+)\s*:\s*(?P<name>[\w.]+)\s*(?:\[[^\]]*\])?\s*[\"']?\s*,?\s*(?:#.*)?$"
-)
 
 
 def reference_edits(
@@ -39,7 +37,7 @@ def reference_edits(
 
     Returns:
         Whole lines of texts (``.. autofunction:: name`` with its options, list entries, table
-        rows, bare lines of a summary) and of ``pyproject.toml`` and ``setup.cfg`` (entry points).
+        rows, bare lines of a summary), and the entry points of ``entry_point_edits``.
     """
     wanted = frozenset(names)
     by_tail: dict[str, set[str]] = {}
@@ -53,16 +51,21 @@ def reference_edits(
     edits: list[Edit] = []
     for path in sorted(files):
         pure = PurePosixPath(path)
-        if pure.name in _CONFIGURATION:
-            edits += _gone_lines(path, files[path], wanted, by_tail, is_text=False)
-        elif pure.suffix in _TEXT_SUFFIXES or pure.name.startswith("README"):
-            edits += _gone_lines(path, files[path], wanted, by_tail, is_text=True)
+        if pure.name in CONFIGURATION:
+            edits += entry_point_edits(path, files[path], wanted)
+        elif _is_documentation(pure):
+            edits += _gone_lines(path, files[path], by_tail)
     return tuple(edits)
 
 
-def _gone_lines(
-    path: str, content: bytes, wanted: frozenset[str], by_tail: Mapping[str, set[str]], *, is_text: bool
-) -> list[Edit]:
+def _is_documentation(path: PurePosixPath) -> bool:
+    """A text of the project about itself: no data of a test or a package, and not its licence."""
+    if in_test_folder(path) or is_licence_text(path):
+        return False
+    return path.suffix in _TEXT_SUFFIXES or path.name.startswith("README")
+
+
+def _gone_lines(path: str, content: bytes, by_tail: Mapping[str, set[str]]) -> list[Edit]:
     try:
         text = content.decode()
     except UnicodeDecodeError:
@@ -76,10 +79,8 @@ def _gone_lines(
         if gone and gone[-1] >= index:
             continue
         body = row.rstrip("\r\n")
-        if is_text and _is_entry(body, by_tail):
+        if _is_entry(body, by_tail):
             gone += range(index, index + 1 + (_num_below(rows, index) if _DIRECTIVE.match(body) else 0))
-        elif not is_text and _is_script(body, wanted):
-            gone.append(index)
     ends = [*lines.starts[1:], len(text)]
     return [Edit(path, lines.starts[index], ends[index], "") for index in gone]
 
@@ -98,14 +99,6 @@ def _is_entry(row: str, by_tail: Mapping[str, set[str]]) -> bool:
             if written in by_tail.get(written.rpartition(".")[2], ()):
                 return True
     return False
-
-
-def _is_script(row: str, wanted: frozenset[str]) -> bool:
-    match = _SCRIPT.match(row)
-    if match is None:
-        return False
-    said = f"{match['module']}.{match['name']}"
-    return any(said == name or said.startswith(name + ".") for name in wanted)
 
 
 def _num_below(rows: list[str], index: int) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 from composer_replication.errors import InputError
 from composer_replication.tasks.fresh_git import has_fresh_git
 from composer_replication.tasks.intake.archives import ARCHIVE_SUFFIXES
+from composer_replication.tasks.intake.git_source import is_bare
 from composer_replication.tasks.swebench.swebench_files import Instance
 
 REMOTE = "git+https://github.com/{repo}@{commit}"
@@ -65,6 +66,5 @@ def _candidates(instance: Instance, folder: Path | None) -> Iterator[Path]:
 
 def _is_clone(path: Path) -> bool:
     """Whether git may find the commit there; a tree that was exported has a ``.git`` without history."""
-    is_bare = (path / "HEAD").is_file() and (path / "objects").is_dir()
     has_history = (path / ".git").exists() and not has_fresh_git(path)
-    return path.is_dir() and (is_bare or has_history)
+    return path.is_dir() and (is_bare(path) or has_history)

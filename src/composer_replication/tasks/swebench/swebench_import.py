@@ -111,25 +111,9 @@ def import_swebench(
             where=str(repositories),
             fix="give an existing folder, or leave --repositories out to fetch them by git.",
         )
-    opened: dict[str, RepositorySource] = {}
-    proposals: list[Proposal] = []
-    refused: list[Decision] = []
-    bases: dict[str, RepositorySource] = {}
-    pool: dict[bytes, bytes] = {}
-    for instance in read_instances(path):
-        try:
-            source, proposal = propose(instance, _open_base(instance, repositories, bases))
-        except Refused as error:
-            key = sha256_of(f"{instance}".encode())[:32]
-            refused.append(
-                Decision(key, instance.repo, instance.instance_id, reason=error.reason, detail=error.detail)
-            )
-        else:
-            if source.source not in opened:
-                opened[source.source] = _sharing(source, pool)
-            proposals.append(proposal)
+    opened, proposals, refused = _propose_all(read_instances(path), repositories, progress)
     return build_proposed(
-        list(opened.values()),
+        opened,
         proposals,
         refused,
         out,
@@ -144,6 +128,32 @@ def import_swebench(
             path, out, repositories, seed, hidden_share, with_truth=with_truth, suite_seconds=suite_seconds
         ),
     )
+
+
+def _propose_all(
+    instances: Sequence[Instance], repositories: Path | None, progress: Progress | None
+) -> tuple[list[RepositorySource], list[Proposal], list[Decision]]:
+    """The repositories of all rows, each once; the candidates; and the rows that are none."""
+    opened: dict[str, RepositorySource] = {}
+    proposals: list[Proposal] = []
+    refused: list[Decision] = []
+    bases: dict[str, RepositorySource] = {}
+    pool: dict[bytes, bytes] = {}
+    for done, instance in enumerate(instances):
+        if progress is not None:
+            progress(done, len(instances), "rows")  # each may be fetched
+        try:
+            source, proposal = propose(instance, _open_base(instance, repositories, bases))
+        except Refused as error:
+            key = sha256_of(f"{instance}".encode())[:32]
+            refused.append(
+                Decision(key, instance.repo, instance.instance_id, reason=error.reason, detail=error.detail)
+            )
+        else:
+            if source.source not in opened:
+                opened[source.source] = _sharing(source, pool)
+            proposals.append(proposal)
+    return list(opened.values()), proposals, refused
 
 
 def _command(

@@ -28,6 +28,7 @@ from composer_replication.rollouts.generations.kept_episodes import KeptEpisodes
 from composer_replication.rollouts.generations.observed_episodes import ObservedEpisodes
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.hints import HintedTurnMaker
+from composer_replication.rollouts.hints.other_tasks import no_other_tasks
 from composer_replication.rollouts.monitor import HACK_CLASSES, HackMonitor, MonitorOptions
 from composer_replication.rollouts.tools.tool_limits import ToolLimits
 from composer_replication.rollouts.tools.toolbox import TOOLS
@@ -56,10 +57,12 @@ def check_agent(config: RunConfig) -> None:
     """What of ``[agent]`` can be refused before anything is built.
 
     Raises:
-        UsageError: another engine is to sample (CR0868).
+        UsageError: another engine is to sample (CR0868), hints of other tasks (CR0877).
     """
     if config.agent is None:
         return
+    if config.hints is not None and config.hints.writing.from_other_tasks:
+        raise no_other_tasks("they are for single answers", "take the [agent] table out")
     for key in ("use_vllm", "use_transformers_continuous_batching"):
         if config.trl.get(key):
             raise UsageError(

@@ -169,7 +169,7 @@ def _open_parts(
     agent = open_agent(config, grader, tokenizer, folder, curriculum, cluster=cluster)
     if agent is None:
         reward: Any = run_parts.open_reward(config, tasks, grader, folder, curriculum)
-        hint_source = open_hint_source(config, store, grader, tokenizer)
+        hint_source = open_hint_source(config, store, grader, tokenizer, tasks=tasks.train)
         sampler: TaskSampler = run_parts.open_sampler(config, grader, model, tokenizer)
     else:
         refuse_long_conversations(config, agent.player, (*tasks.train, *tasks.heldout), model)

@@ -19,7 +19,7 @@ from composer_replication.trainer.run_setup import trl_arguments
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*/run.toml"))
 OTHERS = (
-    *("ablation", "generalise", "quickstart"),
+    *("ablation", "eight-gpus", "generalise", "one-gpu", "quickstart"),
     *("smollm2-tools", "tiny-cpu", "tiny-tools"),
 )
 HACKS = ("planted-hack", "weakened-tests", "wordy-judge")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from composer_replication.channel_tables import AgentSection
 from composer_replication.cli.hint_parts import hint_options
+from composer_replication.cli.launched_process import file_part
 from composer_replication.config import RunConfig
 from composer_replication.errors import InputError, UsageError
 from composer_replication.interfaces import HintGenerator
@@ -200,14 +201,12 @@ def open_agent(
     if config.agent is None:
         return None
     from composer_replication.trainer.episode_rollouts import EpisodeReward, EpisodeRollouts, TrainedPolicy
-    from composer_replication.trainer.processes import process_rank
 
     observed = ObservedEpisodes(grader.store) if config.trainer.alpha_sdpo != 0.0 else None
-    rank = process_rank()
     kept = KeptEpisodes(
         folder.rollouts,
         keeps_trajectories=config.agent.keeps_trajectories,
-        part="" if rank == 0 else f"-process-{rank}",
+        part=file_part(),
         options=TrajectoryOptions(session_id=folder.root.name, model_name=config.model.name),
     )
     on_outcomes = None if curriculum is None else curriculum.note

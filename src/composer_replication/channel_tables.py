@@ -17,7 +17,10 @@ class Section(BaseModel):
 
 
 class HintWritingSection(Section):
-    """Who writes the hints of rollouts in the loop, and how long they are; docs/hints.md explains each key."""
+    """Who writes the hints of rollouts in the loop, and how long they are; docs/hints.md explains each key.
+
+    ``from_other_tasks`` is a control: each turn gets, in place of its hint, one of its length about another task.
+    """
 
     layers: list[str] = ["template", "environment", "sibling"]
     max_characters: int = Field(400, ge=1)
@@ -30,6 +33,7 @@ class HintWritingSection(Section):
     judge_model: str = ""
     judge_key_variable: str = ""
     judge_timeout_seconds: float = Field(60.0, gt=0.0)
+    from_other_tasks: bool = False
 
 
 class HintsSection(Section):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from composer_replication.channel_tables import AgentSection
 from composer_replication.cli.hint_parts import hint_options
+from composer_replication.cli.launched_process import file_part
 from composer_replication.config import RunConfig
 from composer_replication.errors import InputError, UsageError
 from composer_replication.interfaces import HintGenerator
@@ -28,6 +29,7 @@ from composer_replication.rollouts.generations.kept_episodes import KeptEpisodes
 from composer_replication.rollouts.generations.observed_episodes import ObservedEpisodes
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.hints import HintedTurnMaker
+from composer_replication.rollouts.hints.other_tasks import no_other_tasks
 from composer_replication.rollouts.monitor import HACK_CLASSES, HackMonitor, MonitorOptions
 from composer_replication.rollouts.tokens.call_dialects import require_dialect
 from composer_replication.rollouts.tools.tool_limits import ToolLimits
@@ -57,12 +59,15 @@ def check_agent(config: RunConfig) -> None:
     """What of ``[agent]`` can be refused before anything is built.
 
     Raises:
-        UsageError: another engine is to sample (CR0868); there is no such dialect of calls (CR0818).
+        UsageError: another engine is to sample (CR0868), no such dialect of calls (CR0818), hints of other
+            tasks (CR0877).
     """
     if config.agent is None:
         return
     if config.agent.dialect:
         require_dialect(config.agent.dialect, where="agent.dialect")
+    if config.hints is not None and config.hints.writing.from_other_tasks:
+        raise no_other_tasks("they are for single answers", "take the [agent] table out")
     for key in ("use_vllm", "use_transformers_continuous_batching"):
         if config.trl.get(key):
             raise UsageError(
@@ -204,14 +209,12 @@ def open_agent(
     if config.agent is None:
         return None
     from composer_replication.trainer.episode_rollouts import EpisodeReward, EpisodeRollouts, TrainedPolicy
-    from composer_replication.trainer.processes import process_rank
 
     observed = ObservedEpisodes(grader.store) if config.trainer.alpha_sdpo != 0.0 else None
-    rank = process_rank()
     kept = KeptEpisodes(
         folder.rollouts,
         keeps_trajectories=config.agent.keeps_trajectories,
-        part="" if rank == 0 else f"-process-{rank}",
+        part=file_part(),
         options=TrajectoryOptions(session_id=folder.root.name, model_name=config.model.name),
     )
     on_outcomes = None if curriculum is None else curriculum.note

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from composer_replication.channel_tables import HintsSection
 from composer_replication.config import RunConfig
 from composer_replication.interfaces import HintGenerator, Tokenizer
+from composer_replication.records import Task
 from composer_replication.rollouts.grading import Grader
-from composer_replication.rollouts.hints import HintedTurnMaker, HintOptions, TaskObserver
+from composer_replication.rollouts.hints import HintedTurnMaker, HintOptions, HintsOfOtherTasks, TaskObserver
 from composer_replication.tasks.store import TaskStore
 
 
@@ -24,14 +26,15 @@ def hint_options(config: RunConfig) -> HintOptions:
 
 
 def open_hint_source(
-    config: RunConfig, store: TaskStore, grader: Grader, tokenizer: Tokenizer
+    config: RunConfig, store: TaskStore, grader: Grader, tokenizer: Tokenizer, *, tasks: Sequence[Task]
 ) -> HintGenerator | None:
     """Hints for the rollouts of training; None where ``trainer.alpha_sdpo`` is 0.
 
-    ``grader`` is the reward's own, which keeps its scores: no answer is run twice.
+    ``grader`` is the reward's own, which keeps its scores: no answer is run twice. ``tasks`` are those that are trained
+    on: with ``from_other_tasks`` hints tell of them.
 
     Raises:
-        UsageError: a layer or the judge cannot be used (CR0220, CR0221, CR0223).
+        UsageError: a layer or the judge cannot be used (CR0220, CR0221, CR0223), no other task to tell of (CR0877).
     """
     if config.trainer.alpha_sdpo == 0.0:
         return None
@@ -42,4 +45,6 @@ def open_hint_source(
         prompt_style=config.rollouts.prompt_style,
         context_lines=config.rollouts.context_lines,
     )
-    return HintedTurnMaker(tokenizer, observe=observe, options=hint_options(config))
+    options = hint_options(config)
+    others = HintsOfOtherTasks(observe, tasks, options) if options.from_other_tasks else None
+    return HintedTurnMaker(tokenizer, observe=observe, options=options, other_tasks=others)

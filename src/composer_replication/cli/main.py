@@ -21,6 +21,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from composer_replication import __version__
+from composer_replication.cli.launched_process import launched_rank
 from composer_replication.cli.visible_text import visible
 from composer_replication.errors import ComposerError, UsageError
 
@@ -204,7 +205,7 @@ def _load(dotted: str) -> Any:
 def _print_result(text: str, exit_code: int) -> int:
     """Print and flush; a reader that has gone takes nothing from the work that is done."""
     try:
-        if text:
+        if text and launched_rank() == 0:
             print(visible(text))
         sys.stdout.flush()
     except BrokenPipeError:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer_replication.cli.agent_parts import agent_rows, counts_shares, sandbox_limits
+from composer_replication.cli.launched_process import file_part, launched_rank
 from composer_replication.cli.progress_bar import Report
 from composer_replication.cli.task_division import RunTasks, prompt_of
 from composer_replication.config import RunConfig
@@ -183,6 +184,7 @@ def open_reward(
         prompt_style=config.rollouts.prompt_style,
         tests=config.reward.tests,
         folder=folder.rollouts,
+        part=file_part(),
         on_outcomes=None if curriculum is None else curriculum.note,
         shuffle_seed=config.seed if config.reward.is_shuffled else None,
     )
@@ -257,8 +259,7 @@ def journalled(
     Raises:
         InputError: the journal belongs to another run or is damaged (CR0602, CR0603).
     """
-    is_first = os.environ.get("RANK", "0") == "0"
-    if evaluation is None or tasks.split is None or config.evidence is None or not is_first:
+    if evaluation is None or tasks.split is None or config.evidence is None or launched_rank():
         return evaluation
     journal = EvaluationJournal(folder.evaluations, run=f"{tasks.split.fingerprint}/{config.seed}")
     return JournalledEvaluation(evaluation, journal)

@@ -17,6 +17,7 @@ from composer_replication.cli.agent_parts import checks_of, open_agent, refuse_l
 from composer_replication.cli.cluster_parts import open_actors
 from composer_replication.cli.curriculum_parts import open_curriculum
 from composer_replication.cli.hint_parts import open_hint_source
+from composer_replication.cli.launched_process import launched_rank
 from composer_replication.cli.needed_packages import needs_extra
 from composer_replication.cli.output_folder import refuse_unwritable
 from composer_replication.cli.pair_parts import open_pairs
@@ -24,7 +25,7 @@ from composer_replication.cli.preflight import check_recipe, check_training
 from composer_replication.cli.progress_bar import progress_bar
 from composer_replication.cli.stored_split import check_named_split
 from composer_replication.cli.task_division import RunTasks, divide_tasks, other_sizes_note
-from composer_replication.config import RunConfig, dump_config, load_config
+from composer_replication.config import HeldoutSection, RunConfig, dump_config, load_config
 from composer_replication.errors import CollapseStopError, UsageError
 from composer_replication.records import HeldoutReading, StopReason, Task
 from composer_replication.report import read_run, write_model_card, write_report
@@ -62,7 +63,8 @@ def run_recipe(
 ) -> tuple[dict[str, object], int]:
     """Train by a recipe into a run folder; returns the summary and the exit code.
 
-    ``again`` is the command that would resume this run, for the message.
+    ``again`` is the command that would resume this run, for the message. Where several processes were launched, each calls
+    this with the same arguments: the first locks and writes the folder, all build, measure and train.
 
     Raises:
         UsageError: recipe wrong, folder not to be written (CR0209), occupied by something else or
@@ -72,10 +74,12 @@ def run_recipe(
         ComposerError: whatever the parts raise; the folder stays resumable.
     """
     config = load_config(recipe, overrides)
-    folder = RunFolder(out)
+    folder, is_first = RunFolder(out), launched_rank() == 0
+    quiet = quiet or not is_first
     progress: Callable[[str], None] = (lambda _: None) if quiet else run_parts.note
-    _refuse_occupied(folder, resume=resume, again=again)
-    refuse_unwritable(out)
+    if is_first:
+        _refuse_occupied(folder, resume=resume, again=again)
+        refuse_unwritable(out)
     with ExitStack() as stack:
         if not folder.summary.is_file():
             check_recipe(config, recipe.resolve().parent)
@@ -86,8 +90,9 @@ def run_recipe(
 
                 stack.enter_context(calm_libraries(quiet=quiet))
             check_training(config, folder)
-        stack.enter_context(folder.locked())
-        _keep_recipe(config, folder)
+        if is_first:
+            stack.enter_context(folder.locked())
+            _keep_recipe(config, folder)
         if folder.summary.is_file():
             progress("this run is finished; here is its summary.")
             return _stored_summary(folder)
@@ -97,17 +102,17 @@ def run_recipe(
 def _run(
     config: RunConfig, recipe_folder: Path, folder: RunFolder, *, quiet: bool, progress: Callable[[str], None]
 ) -> tuple[dict[str, object], int]:
+    from composer_replication.trainer.processes import wait_for_all
+
     started = time.monotonic()
+    wait_for_all()  # until the first process holds the folder
     progress("tasks: building and proving them in the sandbox")
     with progress_bar(quiet=quiet) as report:
         store = run_parts.open_tasks(config, recipe_folder, report)
     tasks = divide_tasks(config, store, recipe_folder)
-    if tasks.split is not None:
-        path = folder.root / "split.json"
-        if path.is_file():
-            tasks.split.require_fingerprint(str(read_json(path).get("fingerprint")), where=str(path))
-        write_json(path, tasks.split.state_dict())
-    run_parts.write_environment(folder, config, store, tasks)
+    if launched_rank() == 0:
+        _keep_split(tasks, folder)
+        run_parts.write_environment(folder, config, store, tasks)
     progress(f"tasks: {len(tasks.train)} to train on, {len(tasks.heldout)} held out")
     if tasks.num_other_sizes:
         progress(other_sizes_note(tasks.num_other_sizes))
@@ -123,10 +128,21 @@ def _run(
         halted = _train(parts, progress)
         after = _measure_once(parts, "after", progress)
     summary = _summary(parts, before, after, halted=halted, seconds=time.monotonic() - started)
-    summary["model"] = _save_model(parts, summary, progress) if not halted else None
-    write_json(folder.summary, summary)
-    write_report(folder.root)
+    if launched_rank() == 0:
+        summary["model"] = _save_model(parts, summary, progress) if not halted else None
+        write_json(folder.summary, summary)
+        write_report(folder.root)
     return summary, HALTED_EXIT_CODE if halted else 0
+
+
+def _keep_split(tasks: RunTasks, folder: RunFolder) -> None:
+    """Into the run folder; a resumed run must have the same one."""
+    if tasks.split is None:
+        return
+    path = folder.root / "split.json"
+    if path.is_file():
+        tasks.split.require_fingerprint(str(read_json(path).get("fingerprint")), where=str(path))
+    write_json(path, tasks.split.state_dict())
 
 
 def _open_parts(
@@ -142,7 +158,8 @@ def _open_parts(
 ) -> _Parts:
     rows = run_parts.training_rows(config, store, tasks.train)
     grader = run_parts.open_grader(config, store, folder.root, cluster=cluster)
-    run_parts.record_sandbox(config, folder, grader)
+    if launched_rank() == 0:
+        run_parts.record_sandbox(config, folder, grader)
     guard = run_parts.make_guard(config)
     from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
     from composer_replication.trainer.model_loading import load_model
@@ -169,7 +186,7 @@ def _open_parts(
     agent = open_agent(config, grader, model, tokenizer, folder, curriculum=curriculum, cluster=cluster)
     if agent is None:
         reward: Any = run_parts.open_reward(config, tasks, grader, folder, curriculum)
-        hint_source = open_hint_source(config, store, grader, tokenizer)
+        hint_source = open_hint_source(config, store, grader, tokenizer, tasks=tasks.train)
         sampler: TaskSampler = run_parts.open_sampler(config, grader, model, tokenizer)
     else:
         refuse_long_conversations(config, agent.player, (*tasks.train, *tasks.heldout), model)
@@ -225,8 +242,9 @@ def _refuse_long_answers(rows: list[dict[str, Any]], model: Any, tokenizer: Any,
 def _train(parts: _Parts, progress: Callable[[str], None]) -> bool:
     """Train or resume; True when the guard halted the run."""
     from composer_replication.trainer.checkpoints import newest_whole_checkpoint
+    from composer_replication.trainer.processes import once
 
-    checkpoint = newest_whole_checkpoint(parts.folder.checkpoints)
+    checkpoint = once(lambda: newest_whole_checkpoint(parts.folder.checkpoints))
     progress(f"training: resuming at {checkpoint.name}" if checkpoint else "training")
     try:
         parts.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
@@ -239,14 +257,26 @@ def _train(parts: _Parts, progress: Callable[[str], None]) -> bool:
 
 
 def _measure_once(parts: _Parts, when: str, progress: Callable[[str], None]) -> dict[str, Any] | None:
-    """Fresh-sample pass rates; kept on disk, so that a resumed run measures once."""
+    """Fresh-sample pass rates; kept on disk, so that a resumed run measures once. The first process's count."""
+    from composer_replication.trainer.model_modes import weights_are_sharded
+    from composer_replication.trainer.processes import once
+
     section = parts.config.heldout
     if section is None or section.before_and_after_samples == 0:
         return None
     path = parts.folder.root / f"{when}.json"
-    if path.is_file():
-        return read_json(path)
+    known = once(lambda: read_json(path) if path.is_file() else None)
+    if known is not None:
+        return known
     progress(f"measuring pass rates {when} training")
+    is_shared = weights_are_sharded(parts.trainer.model)
+    rates = once(lambda: _measured(parts, section, when), every_process_joins=is_shared)
+    if launched_rank() == 0:
+        write_json(path, rates)
+    return rates
+
+
+def _measured(parts: _Parts, section: HeldoutSection, when: str) -> dict[str, Any]:
     rates = {}
     for n, (side, tasks) in enumerate([("train", parts.tasks.train), ("heldout", parts.tasks.heldout)]):
         seed = derive_seed(parts.config.seed, when, n)
@@ -257,7 +287,6 @@ def _measure_once(parts: _Parts, when: str, progress: Callable[[str], None]) -> 
             of_trained = section.before_and_after_trained_samples if side == "train" else None
             samples = of_trained or section.before_and_after_samples
             rates[side] = _rates(parts.sampler, tasks, samples, seed, f"{when}-{side}")
-    write_json(path, rates)
     return rates
 
 

@@ -45,6 +45,7 @@ class FeatureDeletionReward:
         prompt_style: as in the recipe, or ``files`` for tasks of any size; see ``file_answers``.
         tests: ``visible``, or ``weakened`` to pay for tests without assertions.
         folder: where ``step-000001.jsonl`` files go; None keeps nothing.
+        part: of the files' names before ``.jsonl``, where several processes share the folder.
         on_outcomes: told of every attempt once it is graded, before the reward is returned.
         shuffle_seed: draws who gets which reward of the batch, for a control run; ``folder`` and
             ``on_outcomes`` still hear what each answer earned. None: everybody gets their own.
@@ -64,6 +65,7 @@ class FeatureDeletionReward:
         prompt_style: str = "completion",
         tests: Literal["visible", "weakened"] = "visible",
         folder: Path | None = None,
+        part: str = "",
         on_outcomes: Callable[[Sequence[TaskOutcome]], None] | None = None,
         shuffle_seed: int | None = None,
     ) -> None:
@@ -74,6 +76,7 @@ class FeatureDeletionReward:
         self.prompt_style = prompt_style
         self.tests: Literal["visible", "weakened"] = tests
         self.folder = folder
+        self.part = part
         self.on_outcomes = on_outcomes
         self.shuffle_seed = shuffle_seed
         self._step_rows: tuple[int, list[dict[str, Any]]] = (0, [])
@@ -157,7 +160,7 @@ class FeatureDeletionReward:
             self._step_rows[1] if self._step_rows[0] == step else []
         )  # dynamic sampling asks again in one step
         self._step_rows = (step, [*earlier, *(rollout_row(r) for r in rollouts)])
-        rewrite_jsonl(self.folder / f"step-{step:06d}.jsonl", self._step_rows[1])
+        rewrite_jsonl(self.folder / f"step-{step:06d}{self.part}.jsonl", self._step_rows[1])
 
 
 def rollout_row(rollout: Rollout) -> dict[str, Any]:

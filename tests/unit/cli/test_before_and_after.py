@@ -38,6 +38,7 @@ def test_trained_tasks_have_a_number_of_samples_of_their_own(
         folder=SimpleNamespace(root=tmp_path),
         tasks=SimpleNamespace(train=("a", "b"), heldout=("c",)),
         sampler=CountedSamples(),
+        trainer=SimpleNamespace(model=None),
         quiet=True,
     )
     rates = _measure_once(parts, "before", lambda _: None)

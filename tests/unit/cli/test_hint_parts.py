@@ -54,3 +54,11 @@ def test_hints_that_nobody_can_write_are_refused_before_the_run(writing: dict[st
     with pytest.raises(UsageError) as caught:
         check_recipe(recipe(writing), Path())
     assert caught.value.code == code
+
+
+def test_hints_of_other_tasks_are_for_single_answers() -> None:
+    tables = {"trainer": {"alpha_sdpo": 0.1}, "hints": {"writing": {"from_other_tasks": True}}}
+    check_recipe(parse_config({**RECIPE, **tables}, where="run.toml"), Path())
+    with pytest.raises(UsageError) as caught:
+        check_recipe(parse_config({**RECIPE, **tables, "agent": {}}, where="run.toml"), Path())
+    assert caught.value.code == "CR0877"

@@ -14,12 +14,14 @@ tokens which were sampled without it, so the two prompts differ by the hint and 
     comment_prompts.py   a hint into the ids of a source file's beginning
     task_observer.py     what is known of a single-turn rollout on a stored task
     failing_tests.py     ... the visible tests that failed, and what they check
+    other_tasks.py       a control: hints that speak of another task
     hinted_turns.py      all of it, for the trainer
     hint_options.py      the options
 """
 
 from composer_replication.rollouts.hints.hint_options import HintOptions
 from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker, make_hinted_turns
+from composer_replication.rollouts.hints.other_tasks import HintsOfOtherTasks
 from composer_replication.rollouts.hints.task_observer import TaskObserver
 
-__all__ = ["HintOptions", "HintedTurnMaker", "TaskObserver", "make_hinted_turns"]
+__all__ = ["HintOptions", "HintedTurnMaker", "HintsOfOtherTasks", "TaskObserver", "make_hinted_turns"]

@@ -31,6 +31,7 @@ class HintOptions:
         judge_url, judge_model: an OpenAI-compatible server and a model on it.
         judge_key_variable: environment variable that holds its key; empty: none is sent.
         judge_timeout_seconds: for one answer.
+        from_other_tasks: a control: each hint is replaced by one of its length about another task.
 
     Raises:
         UsageError: a value out of range, or a layer that is none (CR0220).
@@ -48,6 +49,7 @@ class HintOptions:
     judge_model: str = ""
     judge_key_variable: str = ""
     judge_timeout_seconds: float = 60.0
+    from_other_tasks: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", tuple(self.layers))

@@ -21,6 +21,7 @@ from composer_replication.rollouts.hints.hint_context import (
 from composer_replication.rollouts.hints.hint_options import HintOptions
 from composer_replication.rollouts.hints.hint_prompts import HintedPrompt, hint_chat_prompt
 from composer_replication.rollouts.hints.layers import open_layers, write_hint
+from composer_replication.rollouts.hints.other_tasks import HintsOfOtherTasks, no_other_tasks
 
 Observe = Callable[[Rollout], ObservedRollout]
 
@@ -37,12 +38,14 @@ class HintedTurnMaker:
             of the agent loop for tools. The default knows the rollout alone.
         options: layers, lengths, strictness.
         judge_folder: where the judge's answers are kept; None is the cache folder.
+        other_tasks: gives the hints in the place of the turns' own, where ``options.from_other_tasks`` is set.
 
     ``counts`` has ``rollouts``, ``faults``, ``hints``, ``hints/KIND``, ``without_hint``, ``without_ids`` and
     ``left_out/CODE`` since the start; ``last_hints`` are the hints of the last call by row.
 
     Raises:
-        UsageError: a layer or the judge cannot be used (CR0221, CR0223).
+        UsageError: a layer or the judge cannot be used (CR0221, CR0223), or ``from_other_tasks`` without
+            ``other_tasks`` (CR0877).
         InputError (when asked): a hint does not fit its prompt and the options are strict (CR0430 to
             CR0433).
     """
@@ -54,10 +57,14 @@ class HintedTurnMaker:
         observe: Observe = observe_single_turn,
         options: HintOptions | None = None,
         judge_folder: Path | None = None,
+        other_tasks: HintsOfOtherTasks | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.observe = observe
         self.options = options or HintOptions()
+        self.other_tasks = other_tasks if self.options.from_other_tasks else None
+        if self.options.from_other_tasks and other_tasks is None:
+            raise no_other_tasks("none are known here", "pass other_tasks=HintsOfOtherTasks(...)")
         self.counts: Counter[str] = Counter()
         self.last_hints: list[tuple[Hint, ...]] = []
         self._layers = open_layers(self.options, judge_folder=judge_folder)
@@ -85,7 +92,10 @@ class HintedTurnMaker:
             if not turn.turn.completion.token_ids:
                 self.counts["without_ids"] += 1
                 continue
-            hint = write_hint(HintContext(observed, fault, siblings), self._layers, self.options)
+            context = HintContext(observed, fault, siblings)
+            hint = write_hint(context, self._layers, self.options)
+            if hint is not None and self.other_tasks is not None:
+                hint = self.other_tasks(context, hint)
             if hint is None:
                 self.counts["without_hint"] += 1
                 continue

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from composer_replication.records import Rollout, Score, StopReason, Task, Turn
 from composer_replication.rollouts.grading import Grader
-from composer_replication.rollouts.hints.failing_tests import failed_tests
-from composer_replication.rollouts.hints.hint_context import ObservedRollout, ObservedTurn
+from composer_replication.rollouts.hints.failing_tests import failed_tests, told_first
+from composer_replication.rollouts.hints.hint_context import FailedTest, ObservedRollout, ObservedTurn
 from composer_replication.rollouts.hints.hint_prompts import Chat
 from composer_replication.rollouts.single_turn import build_prompt, extract_answer, is_finished
 from composer_replication.tasks.instructions.writing import read_material
@@ -91,6 +91,23 @@ class TaskObserver:
             failed_tests=failed_tests(known.task, rollout.score, known.sources, known.places),
             is_leak=lambda text: bool(secret_shown(text, known.secrets)),
         )
+
+    def tests_of(self, task_id: str) -> tuple[FailedTest, ...]:
+        """All visible tests of a task as if they had failed, the most telling first.
+
+        Raises:
+            InputError: no such task, or the store is damaged (CR0411, CR0412).
+        """
+        known = self._read(task_id)
+        return told_first(known.task, known.task.tests.visible, known.sources, known.places)
+
+    def is_secret(self, task_id: str, text: str) -> bool:
+        """Whether a text shows what must stay hidden of a task.
+
+        Raises:
+            InputError: no such task, or the store is damaged (CR0411, CR0412).
+        """
+        return bool(secret_shown(text, self._read(task_id).secrets))
 
     def _turn(self, turn: Turn, known: _Known) -> Turn:
         """With the prompt's text, and told whether the stop rule ended it: a trainer sees ids only."""

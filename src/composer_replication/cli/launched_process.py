@@ -1,0 +1,21 @@
+"""Several processes of one launch: ``torchrun`` and ``accelerate launch`` tell each its rank in the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+
+def launched_rank(environment: Mapping[str, str] = os.environ) -> int:
+    """Which process of the launch this is, from 0; 0 where it is alone.
+
+    The first one alone locks and writes the run folder, and speaks. Known before torch is loaded.
+    """
+    is_alone = int(environment.get("WORLD_SIZE") or 1) <= 1
+    return 0 if is_alone else int(environment.get("RANK") or 0)
+
+
+def file_part() -> str:
+    """What the names of this process's own files have before their ending: nothing for the first."""
+    rank = launched_rank()
+    return f"-process-{rank}" if rank else ""

@@ -1,0 +1,37 @@
+"""Which process of a launch this is, and what only the first one does."""
+
+from __future__ import annotations
+
+import pytest
+
+from composer_replication.cli.launched_process import file_part, launched_rank
+from composer_replication.cli.main import main
+
+
+@pytest.mark.parametrize(
+    ("environment", "rank"),
+    [
+        ({}, 0),
+        ({"WORLD_SIZE": "8", "RANK": "0"}, 0),
+        ({"WORLD_SIZE": "8", "RANK": "5"}, 5),
+        ({"RANK": "5"}, 0),  # left over in a shell: a lone process writes its folder all the same
+        ({"WORLD_SIZE": "1", "RANK": "5"}, 0),
+    ],
+    ids=str,
+)
+def test_the_launcher_tells_the_rank(environment: dict[str, str], rank: int) -> None:
+    assert launched_rank(environment) == rank
+
+
+def test_the_first_process_alone_speaks_and_has_the_plain_names(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = {}
+    for rank in ("0", "1"):
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        monkeypatch.setenv("RANK", rank)
+        assert main(["explain", "CR0877", "--json"]) == 0
+        said[rank] = (capsys.readouterr().out, file_part())
+    assert said["0"][0].count("CR0877") >= 1
+    assert said["0"][1] == ""
+    assert said["1"] == ("", "-process-1")

@@ -273,6 +273,36 @@ def test_a_search_that_has_cost_enough_ends_with_few_calls(runner, twins, monkey
     assert short.recorded == twins["squeeze"].recorded
 
 
+def test_where_recorded_calls_cost_much_not_all_are_made_again(runner, monkeypatch) -> None:
+    source = """
+def summed(rows):
+    total = 0
+    for row in rows:
+        total += row * row
+    return total
+"""
+    tests = """
+import pytest
+from shop.goods import summed
+
+
+@pytest.mark.parametrize("number", range(40))
+def test_summed(number):
+    assert summed(list(range(number, number + 30))) > 0
+"""
+    files = {**FILES, PATH: source.encode(), "tests/test_goods.py": tests.encode()}
+    cuts = find_body_cuts(PATH, source)
+    whole, limit = twin_run._source("twin_player"), "MAX_NODES = 1_000_000"
+    poor = whole.replace(limit, "MAX_NODES = 500")
+    read = twin_run._source
+    (all_of_them,) = build_twins(files, runner, cuts).values()
+    monkeypatch.setattr(twin_run, "_source", lambda name: poor if name == "twin_player" else read(name))
+    (few,) = build_twins(files, runner, cuts).values()
+    assert (len(all_of_them.recorded), len(few.recorded)) == (40, 10)
+    assert few.recorded == all_of_them.recorded[:10]
+    assert len(few.mutated) >= 10
+
+
 def test_what_a_twin_holds(twins) -> None:
     twin = twins["squeeze"]
     assert (twin.pin, twin.path, twin.symbol) == (f"{PIN}squeeze", PATH, "squeeze")

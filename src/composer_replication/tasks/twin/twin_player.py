@@ -26,8 +26,8 @@ from typing import Any
 # A limit is processor time, which a busy machine hardly changes; for what sleeps, so many times as much.
 WALL_FACTOR = 20
 FEW = 10  # mutated calls without which a function gets no twin
-# Encoded while calls are recorded and mutated, about two seconds: a function that has few mutated calls by then has
-# enough, one that has not gets three times as much.
+# Encoded while recorded calls are made again, and as much while they are mutated, about two seconds each: a function
+# that has few of a kind by then has enough; for mutated calls one that has not gets three times as much.
 MAX_NODES = 1_000_000
 LOST = ("lost", "")  # an earlier child died of this call
 NOT_STABLE = (MemoryError, RecursionError)  # they depend on what else the process holds
@@ -268,12 +268,15 @@ class Job:
         outcome = functools.partial(steady, sources, self.replay.outcome)
         self.steps.num_lost = len(self.steps.fatal)  # calls that were late before are made again
         recorded = []
+        usable = []
         for blob in self.blobs:
+            if self.work.num_nodes > MAX_NODES and len(usable) >= FEW:
+                break
             kind, digest = outcome(blob)
             recorded.append([kind, digest, self.replay.input_digest(blob)])
-        usable = [
-            blob for blob, (kind, _, _) in zip(self.blobs, recorded, strict=True) if kind in ("ret", "exc")
-        ]
+            if kind in ("ret", "exc"):
+                usable.append(blob)
+        self.nodes_before = self.work.num_nodes
         seen = {known for _, _, known in recorded}
         groups: dict[str, list[bytes]] = {}
         draw = random.Random(self.job["seed"])  # noqa: S311  a sample, not a secret
@@ -292,7 +295,8 @@ class Job:
     def _add_mutated(self, pool, draw, outcome, found, wanted):
         seen, groups, kept = found
         for _ in range(self.job["tries"]):
-            is_spent = self.work.num_nodes > (MAX_NODES if len(kept) >= FEW else 3 * MAX_NODES)
+            num_nodes = self.work.num_nodes - self.nodes_before
+            is_spent = num_nodes > (MAX_NODES if len(kept) >= FEW else 3 * MAX_NODES)
             if self.steps.is_enough or is_spent or len(kept) >= wanted:
                 return
             blob = self._mutated_blob(pool, draw)

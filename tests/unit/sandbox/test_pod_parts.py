@@ -6,11 +6,13 @@ import base64
 import io
 import json
 import os
+import socket
 import subprocess
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -25,7 +27,7 @@ from composer_replication.sandbox.pods.pod_plan import PodPlan
 from composer_replication.sandbox.pods.pod_scripts import Measured, measure, orders
 from composer_replication.sandbox.pods.pod_state import is_over_own_disk_limit, state_of
 from composer_replication.sandbox.pods.tree_transfer import UnsafeTreeError, pack_tree, unpack_tree
-from composer_replication.sandbox.pods.websocket import masked
+from composer_replication.sandbox.pods.websocket import WebSocket, WebSocketEndedError, masked
 from composer_replication.sandbox.private_folders import Scratch
 
 
@@ -457,3 +459,18 @@ def test_from_inside_a_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     access = find_access()
     assert (access.server, access.namespace) == ("https://[fd00::1]:443", "jails")
     assert (access.token(), access.own_pod) == ("mounted", "trainer-0")
+
+
+def test_what_came_behind_a_ping_counts_though_the_other_side_has_hung_up(monkeypatch) -> None:
+    ours, theirs = socket.socketpair()
+    connection = SimpleNamespace(connect=lambda: None, sock=ours, host="pod", port=1)
+    monkeypatch.setattr(WebSocket, "_shake_hands", lambda *_: None)
+    channel = WebSocket(
+        cast("Any", SimpleNamespace(connection=lambda: connection)), "/exec", ["v5.channel.k8s.io"]
+    )
+    with ours:
+        theirs.sendall(bytes([0x89, 0]) + bytes([0x82, 3]) + b"end")
+        theirs.close()
+        assert channel.receive(5.0) == b"end"
+        with pytest.raises(WebSocketEndedError):
+            channel.receive(5.0)

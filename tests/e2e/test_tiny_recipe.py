@@ -167,7 +167,7 @@ def test_a_run_that_was_cut_goes_on_as_if_it_had_not_been(
     out = tmp_path / "run"
     process = subprocess.Popen(command(out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     manifest = out / "checkpoints" / "checkpoint-1" / "MANIFEST.json"
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 600
     while not manifest.exists() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(how)
@@ -266,7 +266,7 @@ def test_a_run_under_the_evidence_is_killed_between_reading_and_checkpoint_and_e
     assert whole["verdict"] == "INSUFFICIENT_DATA"  # never a pass on eight samples
     cut = tmp_path / "cut"
     with subprocess.Popen(command(cut, *flags), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as running:
-        deadline = time.monotonic() + 100
+        deadline = time.monotonic() + 600  # the tasks are built first
         while not (cut / "evaluations.jsonl").is_file() or len(rows(cut / "evaluations.jsonl")) < 5:
             assert running.poll() is None
             assert time.monotonic() < deadline

@@ -145,9 +145,7 @@ class WebSocket:
         while (frame := self._next_frame()) is not None:
             is_last, kind, payload = frame
             if kind == _PING:
-                with suppress(
-                    WebSocketEndedError
-                ):  # what came behind it before the other side hung up still counts
+                with suppress(WebSocketEndedError):  # what came behind it still counts
                     self._send_frame(_PONG, payload)
             elif kind == _CLOSE:
                 code = int.from_bytes(payload[:2], "big") if len(payload) >= 2 else 1005

@@ -11,8 +11,8 @@ def launched_rank(environment: Mapping[str, str] = os.environ) -> int:
 
     The first one alone locks and writes the run folder, and speaks. Known before torch is loaded.
     """
-    is_alone = int(environment.get("WORLD_SIZE") or 1) <= 1
-    return 0 if is_alone else int(environment.get("RANK") or 0)
+    size, rank = environment.get("WORLD_SIZE", ""), environment.get("RANK", "")
+    return int(rank) if size.isdecimal() and int(size) > 1 and rank.isdecimal() else 0
 
 
 def file_part() -> str:

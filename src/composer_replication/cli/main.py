@@ -117,6 +117,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _orderly_end():
             result, exit_code = _run(args)
         text = _to_json(result) if args.json else _load(_render_path(args))(result)
+        if args.verb == "train" and launched_rank():
+            text = ""  # the first process of the launch says it
     except SystemExit as leaving:  # argparse, once it has printed --help or --version
         return _print_result("", leaving.code if isinstance(leaving.code, int) else BUG_EXIT_CODE)
     except KeyboardInterrupt:
@@ -205,7 +207,7 @@ def _load(dotted: str) -> Any:
 def _print_result(text: str, exit_code: int) -> int:
     """Print and flush; a reader that has gone takes nothing from the work that is done."""
     try:
-        if text and launched_rank() == 0:
+        if text:
             print(visible(text))
         sys.stdout.flush()
     except BrokenPipeError:

@@ -13,7 +13,7 @@ from pathlib import Path
 _PROC = Path("/proc")
 _ENDED = "ZX"  # states in /proc/PID/stat
 _OWN_MEMORY = ("RssAnon", "VmPTE", "VmSwap")
-_MEMORY_FILES = (b"/dev/zero", b"/memfd:", b"/SYSV")
+MEMORY_FILES = (b"/dev/zero", b"/memfd:", b"/SYSV")
 _SHARED_MEMORY = b"/dev/shm/"
 
 
@@ -248,11 +248,10 @@ def _shared_memory_bytes(pids: Iterable[int]) -> int:
     sizes: dict[tuple[int, int], int] = {}
     for pid in pids:
         with suppress(OSError):
-            for line in (
-                Path(f"/proc/{pid}/maps").read_bytes().split(b"\n")[:-1]
-            ):  # names hold other ends of lines
+            # Only a newline ends a line, as above.
+            for line in Path(f"/proc/{pid}/maps").read_bytes().split(b"\n")[:-1]:
                 place, *_, path = line.split(maxsplit=5)
-                if path.startswith(_MEMORY_FILES):
+                if path.startswith(MEMORY_FILES):
                     info = os.stat(f"/proc/{pid}/map_files/{place.decode()}")
                     sizes[info.st_dev, info.st_ino] = info.st_blocks * 512
     return sum(sizes.values())

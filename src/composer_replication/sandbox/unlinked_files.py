@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 
+from composer_replication.sandbox.process_tree import MEMORY_FILES
+
 _BLOCK_BYTES = 512
 _DELETED = b" (deleted)"
 _MAPS_BETWEEN_CLOCKS = 500
-_MEMORY_FILES = (b"/dev/zero", b"/memfd:", b"/SYSV")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ class _Held:
             if not line.endswith(_DELETED):
                 continue
             place, _, _, device, inode, name = line.split(maxsplit=5)
-            if name.startswith(_MEMORY_FILES):
+            if name.startswith(MEMORY_FILES):
                 continue  # counted as memory
             try:
                 info = os.stat(f"/proc/{pid}/map_files/{place.decode()}")

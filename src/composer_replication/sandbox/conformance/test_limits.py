@@ -19,16 +19,19 @@ def test_memory_of_one_process(backend: SandboxBackend, tree: Path) -> None:
     assert fits.stdout == f"{30 << 20}\n"
 
 
+SIX_HOLD_MEMORY = (
+    "import os, time\n"
+    "for _ in range(6):\n"
+    " if os.fork() == 0:\n"
+    "  held = bytearray(60 << 20)\n"
+    "  held[::4096] = b'x' * len(held[::4096])\n"
+    "  time.sleep(30)\n"
+    "time.sleep(30)"
+)
+
+
 def test_memory_of_all_processes_together(backend: SandboxBackend, tree: Path) -> None:
-    code = (
-        "import os, time\n"
-        "for _ in range(6):\n"
-        " if os.fork() == 0:\n"
-        "  held = bytearray(60 << 20)\n"
-        "  held[::4096] = b'x' * len(held[::4096])\n"
-        "  time.sleep(30)\n"
-        "time.sleep(30)"
-    )
+    code = SIX_HOLD_MEMORY
     with backend.open(SandboxSpec(tree, limits=Limits(memory_bytes=128 * MIB))) as sandbox:
         result = sandbox.exec(python(code), timeout_seconds=LONG_SECONDS)
     assert result.out_of_memory
@@ -59,16 +62,7 @@ def test_memory_of_processes_whose_first_thread_has_ended(backend: SandboxBacken
 
 def test_memory_of_processes_whose_names_tell_of_less(backend: SandboxBackend, tree: Path) -> None:
     """The kernel writes a name as it is into the lines that tell of memory, all ends of lines but one included."""
-    code = (
-        "import ctypes, os, time\n"
-        "ctypes.CDLL(None).prctl(15, b'\\x0cVmPTE:-999999', 0, 0, 0)\n"
-        "for _ in range(6):\n"
-        " if os.fork() == 0:\n"
-        "  held = bytearray(60 << 20)\n"
-        "  held[::4096] = b'x' * len(held[::4096])\n"
-        "  time.sleep(30)\n"
-        "time.sleep(30)"
-    )
+    code = "import ctypes\nctypes.CDLL(None).prctl(15, b'\\x0cVmPTE:-999999', 0, 0, 0)\n" + SIX_HOLD_MEMORY
     with backend.open(SandboxSpec(tree, limits=Limits(memory_bytes=128 * MIB))) as sandbox:
         result = sandbox.exec(python(code), timeout_seconds=LONG_SECONDS)
     assert result.out_of_memory, result.stderr

@@ -276,7 +276,7 @@ class Job:
             recorded.append([kind, digest, self.replay.input_digest(blob)])
             if kind in ("ret", "exc"):
                 usable.append(blob)
-        self.nodes_before = self.work.num_nodes
+        self.work.num_nodes = 0  # what is mutated has a budget of its own
         seen = {known for _, _, known in recorded}
         groups: dict[str, list[bytes]] = {}
         draw = random.Random(self.job["seed"])  # noqa: S311  a sample, not a secret
@@ -295,8 +295,7 @@ class Job:
     def _add_mutated(self, pool, draw, outcome, found, wanted):
         seen, groups, kept = found
         for _ in range(self.job["tries"]):
-            num_nodes = self.work.num_nodes - self.nodes_before
-            is_spent = num_nodes > (MAX_NODES if len(kept) >= FEW else 3 * MAX_NODES)
+            is_spent = self.work.num_nodes > (MAX_NODES if len(kept) >= FEW else 3 * MAX_NODES)
             if self.steps.is_enough or is_spent or len(kept) >= wanted:
                 return
             blob = self._mutated_blob(pool, draw)

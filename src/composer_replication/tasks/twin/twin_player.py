@@ -268,7 +268,7 @@ class Job:
         outcome = functools.partial(steady, sources, self.replay.outcome)
         self.steps.num_lost = len(self.steps.fatal)  # calls that were late before are made again
         recorded = []
-        usable = []
+        usable: list[bytes] = []
         for blob in self.blobs:
             if self.work.num_nodes > MAX_NODES and len(usable) >= FEW:
                 break

@@ -186,13 +186,14 @@ class AgentStragglersSection(Section):
 class AgentSection(Section):
     """Rollouts of several turns with tools; without this table a rollout is one answer. docs/agentic_training.md has more.
 
-    An answer has at most ``max_new_tokens``, a whole conversation ``max_context_tokens``; the other limits are those of
-    docs/episodes.md. ``template_options`` are variables of the chat template, ``dialect`` is that of the calls (empty: as the
-    template writes them). ``monitor`` takes rollouts with a finding out of the loss (``mask``), as docs/monitor.md says
-    by class, or only counts findings. ``keeps_trajectories`` writes every episode into the run folder. ``log_prob_check``
-    compares trainer and sampler at each step: over ``log_prob_tolerance`` nats on average it tells (``report``) or stops
-    (``error``). ``in_rounds`` samples when every running episode waits for an answer, at most ``max_batch`` of
-    them at a time: the same seed then gives the same bits; without it slow tools hold up nobody.
+    An answer has at most ``max_new_tokens``, a whole conversation ``max_context_tokens``; from ``summary_tokens`` on (0:
+    never) the policy sums up and goes on in a new one, ``max_summaries`` times at most. The other limits are those of
+    docs/episodes.md. ``template_options`` are variables of the chat template, ``dialect`` is that of the calls (empty: as
+    the template writes them). ``monitor`` takes rollouts with a finding out of the loss (``mask``), as docs/monitor.md
+    says by class, or only counts findings. ``keeps_trajectories`` writes every episode into the run folder.
+    ``log_prob_check`` compares trainer and sampler at each step: over ``log_prob_tolerance`` nats on average it tells
+    (``report``) or stops (``error``). ``in_rounds`` samples when every running episode waits for an answer, at most
+    ``max_batch`` of them at a time: the same seed then gives the same bits; without it slow tools hold up nobody.
     """
 
     max_turns: int = Field(20, ge=1)
@@ -209,6 +210,7 @@ class AgentSection(Section):
     grace_seconds: float = Field(120.0, ge=0.0, allow_inf_nan=False)
     grading_seconds: float = Field(900.0, gt=0.0, allow_inf_nan=False)
     summary_tokens: int = Field(0, ge=0)
+    max_summaries: int = Field(4, ge=1)
     reminder: str = ""
     system: str = ""
     dialect: str = ""
@@ -229,10 +231,8 @@ class AgentSection(Section):
             raise ValueError(
                 "max_new_tokens leaves no room for a prompt: it has to be below max_context_tokens"
             )
-        if self.summary_tokens:
-            raise ValueError(
-                "summary_tokens makes several conversations of one rollout, which training does not take; leave it out"
-            )
+        if self.summary_tokens >= self.max_context_tokens:
+            raise ValueError("summary_tokens is never reached: it has to be below max_context_tokens")
         if self.reward.weights and self.reward.rule != "weighted":
             raise ValueError('reward.weights need reward.rule = "weighted"')
         return self

@@ -102,6 +102,14 @@ def test_a_guard_on_one_process_only_is_refused_on_both(ranks: tuple[Path, list[
     assert all("CR0719" in result["disagreeing"]["error"] for result in ranks[1])
 
 
+def test_both_forward_as_many_rows_where_one_has_chains(ranks: tuple[Path, list[dict[str, Any]]]) -> None:
+    first, second = (result["chains"] for result in ranks[1])
+    whole = [6.0, 7.0, 8.0, 9.0, 10.0, 11.0]
+    assert (first["rows"], second["rows"]) == ([4], [4])
+    assert first["values"] == [[6.0, 7.0, 0.0, 9.0, 0.0, 11.0], whole]
+    assert second["values"] == [whole, whole]
+
+
 def test_a_resumed_pair_equals_an_uninterrupted_one(ranks: tuple[Path, list[dict[str, Any]]]) -> None:
     first, second = (result["resumed"] for result in ranks[1])
     assert first["whole"] == first["resumed"] == second["whole"] == second["resumed"]

@@ -225,6 +225,23 @@ def channel_run(folder: Path, channel: str) -> dict[str, bool]:
     return {"in_place": head_of(trainer.model).adds_to_weight_grad}
 
 
+def chains_on_one_process(folder: Path) -> dict[str, Any]:
+    """Rows of several conversations on the first process alone: with sharded weights each forward is a collective call."""
+    trainer = build_trainer(output_dir=folder, num_prompts=8)
+    is_first = dist.get_rank() == 0
+    starts = torch.tensor([[2, 4], [0, 0]] if is_first else [[], []], dtype=torch.long)
+    forwarded: list[int] = []
+
+    def score(ids: torch.Tensor, mask: torch.Tensor, num_columns: int) -> Any:
+        forwarded.append(ids.size(0))
+        return ids[:, -num_columns:].float(), None, None
+
+    ids = torch.tensor([[5, 6, 7, 8, 9, 10, 11], [5, 6, 7, 8, 9, 10, 11]])
+    with trainer._chained_as(starts):
+        values, _, _ = trainer._score_chains(score, ids, torch.ones_like(ids), 6)
+    return {"rows": forwarded, "values": values.tolist()}
+
+
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     results: dict[str, Any] = {"halting": halting_run(folder / "halting")}
@@ -236,6 +253,7 @@ def main(folder: Path) -> None:
     results["curriculum"] = curriculum_run(folder / "curriculum")
     (folder / "channels").mkdir(exist_ok=True)
     results["channels"] = {channel: channel_run(folder / "channels", channel) for channel in CHANNELS}
+    results["chains"] = chains_on_one_process(folder / "chains")
     results["resumed"] = resumed_run(folder / "resumed")
     (folder / f"rank-{dist.get_rank()}.json").write_text(json.dumps(results))
     dist.barrier()

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from composer_replication.records import Completion, HintedTurn, Rollout, StopReason, Turn
+from composer_replication.trainer.chained_rows import COLUMN
 from composer_replication.trainer.collator import (
     HintedRows,
     PairRows,
@@ -47,6 +48,7 @@ def rollouts_of(
 ) -> list[Rollout]:
     """One rollout a row; a run of sampled ids between tool output is a turn.
 
+    The prompt of a turn begins with its conversation, which in a chained row (``chained_rows``) need not be the first.
     ``task_id`` is the row's column of that name, else its prompt; ``prompt_text`` is the data's own text where a turn
     answers it, else its ids decoded; ``token_logp`` are the sampler's, where TRL has them.
     """
@@ -54,6 +56,7 @@ def rollouts_of(
     completions = _kept(batch["completion_ids"], batch["completion_mask"])
     sampled = _kept(batch["tool_mask"], batch["completion_mask"]) if "tool_mask" in batch else None
     logps = _sampled_logps(batch)
+    chains = batch[COLUMN].tolist() if COLUMN in batch else [[]] * len(prompts)
     rollouts = []
     for idx, (prompt, ids) in enumerate(zip(prompts, completions, strict=True)):
         flags = sampled[idx] if sampled is not None else [1] * len(ids)
@@ -64,7 +67,8 @@ def rollouts_of(
             text = tokenizer.decode(ids[start:end], skip_special_tokens=True)
             reason = StopReason.FINISHED if ids[end - 1] == tokenizer.eos_token_id else StopReason.LENGTH
             answer = Completion(tuple(ids[start:end]), text, reason, known)
-            before = (*prompt, *ids[:start])
+            opened = max((place for place in chains[idx] if place <= start), default=0)
+            before = tuple(ids[opened:start]) if opened else (*prompt, *ids[:start])
             given = rows[idx].get("prompt") if start == 0 else None
             turns.append(Turn(before, answer, given if isinstance(given, str) else tokenizer.decode(before)))
         task_id = str(rows[idx].get("task_id") or rows[idx].get("prompt", ""))
@@ -152,14 +156,16 @@ def sibling_tensors(
     """For each group, passing rows paired with failing ones; the pair travels with the passing row.
 
     Groups are rows with equal prompts. The i-th passing row is paired with the i-th failing one, so a row is
-    in at most one pair; answers that are the same ids, empty answers and rows without a reward are in none.
+    in at most one pair; answers that are the same ids, empty answers, rows without a reward and chains of several
+    conversations are in none.
     """
     ids, mask = batch["completion_ids"], batch["completion_mask"]
     loss_mask = mask * batch.get("tool_mask", 1)
+    is_chain = batch[COLUMN].bool().any(-1) if COLUMN in batch else torch.zeros(ids.size(0), dtype=torch.bool)
     groups: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
     for row, prompt in enumerate(_kept(batch["prompt_ids"], batch["prompt_mask"])):
         reward = rewards[row]
-        if reward is not None and bool(loss_mask[row].any()):
+        if reward is not None and bool(loss_mask[row].any()) and not is_chain[row]:
             groups.setdefault(tuple(prompt), ([], []))[0 if reward >= pass_reward else 1].append(row)
     rejected_ids = torch.full_like(ids, pad_id)
     rejected_mask, rejected_loss_mask = torch.zeros_like(mask), torch.zeros_like(mask)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 from composer_replication.errors import InputError
+from composer_replication.trainer.chained_rows import COLUMN
 
 
 class CheckedRollouts:
     """A rollout function whose completions are looked at before TRL takes their last token.
+
+    Its column ``segment_starts``, where it has one, says which rows are chains of conversations (``chained_rows``).
 
     Args:
         rollout_func: the user's.
@@ -19,8 +23,13 @@ class CheckedRollouts:
         self.rollout_func = rollout_func
 
     def __call__(self, prompts: Any, trainer: Any) -> dict[str, Any]:
-        output = self.rollout_func(prompts, trainer)
-        refuse_empty_completions(output.get("completion_ids", ()), where="the rollout function")
+        output = dict(self.rollout_func(prompts, trainer))
+        completion_ids = output.get("completion_ids", ())
+        refuse_empty_completions(completion_ids, where="the rollout function")
+        starts = output.pop(COLUMN, None)
+        if starts is not None:
+            refuse_bad_starts(starts, completion_ids, output.get("env_mask"))
+            trainer.take_segment_starts(starts)
         return output
 
 
@@ -37,4 +46,37 @@ def refuse_empty_completions(completion_ids: Sequence[Sequence[int]], *, where: 
             f"{len(empty)} of {len(completion_ids)} completions are empty, the first is number {empty[0]}.",
             where=where,
             fix="give at least the end token for an answer that says nothing.",
+        )
+
+
+def refuse_bad_starts(
+    starts: Sequence[Sequence[int]],
+    completion_ids: Sequence[Sequence[int]],
+    masks: Sequence[Sequence[int]] | None,
+) -> None:
+    """A later conversation begins inside its completion, after the one before, with an id that carries no loss.
+
+    Raises:
+        InputError: CR0872.
+    """
+    problem = ""
+    if len(starts) != len(completion_ids):
+        problem = f"there are {len(starts)} lists for {len(completion_ids)} completions"
+    elif masks is None and any(starts):
+        problem = "there is no env_mask, and the first id of a conversation was not sampled"
+    else:
+        for row, (places, ids) in enumerate(zip(starts, completion_ids, strict=True)):
+            edges = [0, *places, len(ids)]
+            if any(after <= before for before, after in pairwise(edges)):
+                problem = f"{list(places)} of row {row} does not rise between 0 and its {len(ids)} ids"
+            elif masks is not None and any(masks[row][place] for place in places):
+                problem = f"a conversation of row {row} begins with an id that carries loss"
+            if problem:
+                break
+    if problem:
+        raise InputError(
+            "CR0872",
+            f"segment_starts cannot be followed: {problem}.",
+            where="the rollout function's segment_starts",
+            fix="give, for each row, the places in completion_ids where the prompt of a later conversation begins.",
         )

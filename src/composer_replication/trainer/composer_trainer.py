@@ -20,6 +20,8 @@ from composer_replication.errors import CollapseStopError
 from composer_replication.interfaces import Guard, HintGenerator, PromptSource, Stateful
 from composer_replication.records import HintedTurn, PreferencePair
 from composer_replication.run_folder import RunFolder
+from composer_replication.trainer.chained_rows import COLUMN as SEGMENT_STARTS
+from composer_replication.trainer.chained_rows import ChainedRows
 from composer_replication.trainer.checkpoints import (
     MANIFEST_NAME,
     choose_checkpoint,
@@ -42,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 
 class ComposerReplicationTrainer(
-    GRPOTrainer, RunBorders, LossChannels, PrefixWiring, PolicyTerms, ChecksThatSpeak
+    GRPOTrainer, RunBorders, LossChannels, PrefixWiring, PolicyTerms, ChecksThatSpeak, ChainedRows
 ):
     """GRPO under a guard.
 
@@ -145,7 +147,8 @@ class ComposerReplicationTrainer(
         is_open = self._gate_is_open()
         self._keeps_logps = is_open and self.heldout_guard is not None and self._kl_path is KlPath.ADAPTER_OFF
         self._begin_micro_step()
-        loss = super()._compute_loss(model, inputs)  # type: ignore[no-untyped-call]
+        with self._chained_as(inputs.get(SEGMENT_STARTS)):
+            loss = super()._compute_loss(model, inputs)  # type: ignore[no-untyped-call]
         components = {"loss/grpo": loss}
         if self.alpha_sdpo != 0.0:
             components["loss/sdpo"] = self._compute_sdpo_loss(model, inputs)
@@ -180,24 +183,25 @@ class ComposerReplicationTrainer(
         compute_aux_loss: bool = False,
         **multimodal: Any,
     ) -> Any:
-        """As TRL's; with prefix sharing each distinct prompt is forwarded once."""
-        if self.prefix_sharing and self._may_share(
-            "log-probabilities", self._logps_sharing_reason(model, compute_aux_loss, multimodal)
-        ):
-            answer: Any = self._shared_logps(
-                model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy
-            )
-        else:
-            answer = super()._get_per_token_logps_and_entropies(
+        """As TRL's; with prefix sharing each distinct prompt is forwarded once, and chained rows come apart."""
+
+        def score(ids: torch.Tensor, mask: torch.Tensor, num_columns: int) -> Any:
+            if self.prefix_sharing and self._may_share(
+                "log-probabilities", self._logps_sharing_reason(model, compute_aux_loss, multimodal)
+            ):
+                return self._shared_logps(model, ids, mask, num_columns, batch_size, compute_entropy)
+            return super(ComposerReplicationTrainer, self)._get_per_token_logps_and_entropies(
                 model,
-                input_ids,
-                attention_mask,
-                logits_to_keep,
+                ids,
+                mask,
+                num_columns,
                 batch_size=batch_size,
                 compute_entropy=compute_entropy,
                 compute_aux_loss=compute_aux_loss,
                 **multimodal,
             )
+
+        answer: Any = self._score_chains(score, input_ids, attention_mask, logits_to_keep)
         if self._keeps_logps and torch.is_grad_enabled():
             self._newest_logps = answer[0].detach()
         self._keep_step_tensors(answer)
@@ -209,7 +213,9 @@ class ComposerReplicationTrainer(
 
         def generate(rows: Any) -> dict[str, Any]:
             self.generation_rows = rows
-            return self._with_row_rewards(self._learn_outcomes(of_trl(rows)))
+            with self._chained_as(None):
+                batch = self._with_segment_starts(of_trl(rows))
+            return self._with_row_rewards(self._learn_outcomes(batch))
 
         inputs = self._chosen_inputs(inputs)
         return self._with_channel_tensors(inputs, self._with_policy_terms(generate, inputs))

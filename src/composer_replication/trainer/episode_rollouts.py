@@ -206,7 +206,8 @@ class EpisodeRollouts:
             ) as policy:
                 played = self.player.play(task_ids, policy, step=step, place=place, is_training=is_training)
         filler = trainer.processing_class.eos_token_id
-        return trl_columns([rollout_row(each, filler_id=filler) for each in played])
+        rows = [rollout_row(each, filler_id=filler) for each in played]
+        return trl_columns(rows, may_chain=self.player.options.summary_tokens > 0)
 
     def _place(self, step: int, *, is_training: bool) -> str:
         """Which generation of its step this is, in this process; checkpoints lie between steps, so a resume counts alike."""

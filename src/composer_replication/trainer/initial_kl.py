@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from composer_replication.interfaces import Guard
+from composer_replication.trainer.chained_rows import COLUMN as SEGMENT_STARTS
 from composer_replication.trainer.processes import process_rank
 
 logger = logging.getLogger(__name__)
@@ -92,6 +93,7 @@ class InitialKl:
     _kl_beta: float = 0.0
     accelerator: Any
     _get_per_token_logps_and_entropies: Any
+    _chained_as: Any
     _kl_path: KlPath = KlPath.LOGGED
     _kl_path_is_chosen: bool = False
     _keeps_logps: bool = False
@@ -117,7 +119,11 @@ class InitialKl:
         input_ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
         attention_mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
         mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
-        with torch.no_grad(), self.accelerator.unwrap_model(self.model).disable_adapter():
+        with (
+            torch.no_grad(),
+            self.accelerator.unwrap_model(self.model).disable_adapter(),
+            self._chained_as(inputs.get(SEGMENT_STARTS)),
+        ):
             initial_logps, _, _ = self._get_per_token_logps_and_entropies(
                 self.model, input_ids, attention_mask, inputs["completion_ids"].size(1)
             )

@@ -12,6 +12,7 @@ import torch
 from trl.models.utils import disable_gradient_checkpointing
 
 from composer_replication.losses.policy_terms import effort_cost, fold_kl_into_advantages, k1_per_rollout
+from composer_replication.trainer.chained_rows import COLUMN as SEGMENT_STARTS
 from composer_replication.trainer.checked_rollouts import CheckedRollouts
 from composer_replication.trainer.chosen_prompts import ChosenPrompts
 from composer_replication.trainer.effort_counts import COLUMN, effort_units
@@ -47,6 +48,7 @@ class PolicyTerms(FreshGroups, ChosenPrompts):
     rollout_func: Any
     train_dataset: Any
     _get_per_token_logps_and_entropies: Any
+    _chained_as: Any
     _check_generation: Any
     _check_importance: Any
     _kl_beta: float = 0.0
@@ -135,6 +137,7 @@ class PolicyTerms(FreshGroups, ChosenPrompts):
         with (
             torch.no_grad(),
             disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs),
+            self._chained_as(output.get(SEGMENT_STARTS)),
         ):
             logps: torch.Tensor = self._get_per_token_logps_and_entropies(
                 self.model,

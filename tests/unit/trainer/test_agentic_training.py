@@ -16,7 +16,7 @@ from composer_replication.cli.main import main
 from composer_replication.cli.training_run import run_recipe
 from composer_replication.config import dump_config, load_config
 from composer_replication.errors import ComposerError, InputError, SandboxFailure, UsageError
-from composer_replication.records import StopReason
+from composer_replication.records import StopReason, Turn
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.environment.reward_options import RewardOptions
 from composer_replication.rollouts.episodes.episode import Episode, is_refusal
@@ -286,6 +286,79 @@ def test_hints_of_failed_calls_are_what_the_hint_channel_distils(
     assert row["loss/sdpo"] == pytest.approx(total / num_tokens, rel=1e-2)
 
 
+class Summing(ScriptedSampler):
+    """Fills its context, sums up, and goes on: to a solution or to a call of an unknown tool, by its seed."""
+
+    golden = (PROJECT / NUMBERS).read_text()
+
+    def words(self, prompt: tuple[int, ...], seed: int) -> str:
+        text = self.tokenizer.decode(prompt)
+        asked = text.rsplit("<|im_start|>", 2)[1]
+        if "Write a summary for yourself" in asked:
+            return f"the file is {NUMBERS}{END}"
+        *before, _ = text.split(f"{ASSISTANT}\n")
+        if "the file is" not in before[0]:
+            return said("bash", cmd="ls") if len(before) == 1 else said("bash", command="seq 400")
+        if len(before) > 1:
+            return said("submit")
+        return said("write_file", path=NUMBERS, content=self.golden) if seed % 2 else said("fly_away")
+
+
+@pytest.mark.long
+def test_episodes_that_sum_up_are_trained_on_as_one_rollout(
+    monkeypatch: pytest.MonkeyPatch, store: TaskStore, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(episode_rollouts, "model_sampler", sampler_of([], Summing))
+    recorded = Recorded(monkeypatch)
+    settings = {
+        "trl.max_steps": 1,
+        "trl.num_generations": 2,
+        "trl.per_device_train_batch_size": 4,
+        "agent.max_turns": 8,
+        "agent.summary_tokens": 2500,
+        "agent.max_summaries": 1,
+        "trainer.alpha_sdpo": 0.5,
+        "hints.writing.layers": ["template"],
+    }
+    folder = train(tmp_path / "run", store, **settings)
+    (episodes,), (batch,), (row,) = episodes_of(folder), recorded.batches, read_jsonl(folder.metrics)
+    assert [len(episode.segments) for episode in episodes] == [2] * 4
+    assert row["rollouts/summaries"] == 1.0
+    assert row["checks/token_drift_max"] < 1e-4
+    assert (
+        len({episode.reward for episode in episodes}) == 2
+    )  # who wrote the file, and who called what is not there
+    model = make_tiny_tools_model(0)[0].eval()
+    for number, episode in enumerate(episodes):
+        real = batch["completion_mask"][number].bool()
+        ids, mask = batch["completion_ids"][number][real], batch["tool_mask"][number][real].bool()
+        answers = [turn.observed.turn.completion.token_ids for turn in episode.turns]
+        assert ids[mask].tolist() == [token for answer in answers for token in answer]
+        (start,) = batch["segment_starts"][number].tolist()
+        begun = episode.segments[1].turns[0].prompt_ids
+        assert tuple(ids[start : start + len(begun)].tolist()) == begun
+        sampled = batch["sampling_per_token_logps"][number][real][mask]
+        with torch.no_grad():
+            expected = torch.cat([own_logps(model, turn.observed.turn) for turn in episode.turns])
+        torch.testing.assert_close(sampled, expected, rtol=0, atol=1e-4)
+        advantage = (
+            batch["advantages"].expand(real.numel(), 4).t()
+            if batch["advantages"].dim() == 1
+            else batch["advantages"]
+        )
+        assert ((advantage[number][real][mask] > 0) == (episode.reward == 1.0 - COST)).all()
+    # Each was told of its first mistake, which lies before the summary, and the poor ones of a second one behind it.
+    num_poor = sum(episode.reward != 1.0 - COST for episode in episodes)
+    assert 0 < num_poor < 4
+    assert row["sdpo/turns"] >= 4 + num_poor
+    assert row["loss/sdpo"] > 0
+
+
+def own_logps(model: Any, turn: Turn) -> torch.Tensor:
+    ids = turn.completion.token_ids
+    return token_logps(model, turn.prompt_ids, ids)[range(len(ids)), list(ids)]
+
+
 def test_what_infrastructure_loses_moves_nothing_and_is_counted(
     scripted: pytest.MonkeyPatch, store: TaskStore, tmp_path: Path
 ) -> None:
@@ -352,7 +425,8 @@ def test_a_sampler_of_other_probabilities_is_named_by_row_turn_and_token(
 
 
 BAD: list[tuple[dict[str, Any], str, str]] = [
-    ({"agent.summary_tokens": 2000}, "CR0204", "summary_tokens makes several conversations"),
+    ({"agent.summary_tokens": 8192}, "CR0204", "summary_tokens is never reached"),
+    ({"agent.max_summaries": 0}, "CR0204", "agent.max_summaries"),
     ({"agent.max_new_tokens": 9000}, "CR0204", "leaves no room for a prompt"),
     ({"agent.min_new_tokens": 64}, "CR0204", "min_new_tokens is above max_new_tokens"),
     ({"agent.monitor": "scream"}, "CR0204", "agent.monitor"),

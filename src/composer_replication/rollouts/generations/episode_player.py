@@ -41,7 +41,7 @@ class EpisodePlayer:
     Args:
         attempts: opens environments and judges.
         talk: conversations over the policy's chat template.
-        options: the limits; summaries are not for training.
+        options: the limits.
         seed: of the run.
         listeners: told of every generation that is trained on.
         num_places: how many attempts have a place at this moment, where nodes may go away; None: as many as run.
@@ -167,6 +167,7 @@ def figures_of(played: Sequence[PlayedEpisode], counts: Counter[str]) -> dict[st
         "visible_pass": statistics.fmean(score.all_passed for score in scores) if scores else 0.0,
         "visible_share": statistics.fmean(score.pass_share for score in scores) if scores else 0.0,
         "turns": statistics.fmean(len(each.turns) for each in episodes),
+        "summaries": statistics.fmean(sum(turn.is_summary for turn in each.turns) for each in episodes),
         "calls": num_asked / len(episodes),
         "invalid_calls": float(counts["invalid_calls"]),
         "invalid_calls_share": counts["invalid_calls"] / num_asked if num_asked else 0.0,

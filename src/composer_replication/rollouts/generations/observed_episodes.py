@@ -56,9 +56,9 @@ class ObservedEpisodes:
         for episode in episodes:
             if episode.step != self._step:
                 self._step, self._by_ids = episode.step, {}
-            for observed in episode.observed_rollouts:
-                if observed.turns:
-                    self._by_ids[_key(observed.rollout)] = observed
+            conversations = [each for each in episode.observed_rollouts if each.turns]
+            if conversations:
+                self._by_ids[_key(conversations[-1].rollout)] = _whole(conversations)
 
     def __call__(self, rollout: Rollout) -> ObservedRollout:
         """Everything about the episode whose ids these are; the rollout alone where it has no turn or is unknown."""
@@ -85,6 +85,13 @@ class ObservedEpisodes:
                 read_secrets(self._store, task, first_message(self._store, task)),
             )
         return self._known[task_id]
+
+
+def _whole(conversations: Sequence[ObservedRollout]) -> ObservedRollout:
+    """One attempt, however many summaries it went on from: its row in a batch is one, too."""
+    last = conversations[-1]
+    turns = tuple(turn for each in conversations for turn in each.turns)
+    return replace(last, rollout=replace(last.rollout, turns=tuple(each.turn for each in turns)), turns=turns)
 
 
 def _key(rollout: Rollout) -> _Key:

@@ -30,7 +30,8 @@ class RolloutRow:
     """One row: ``completion_ids`` are all ids after the first prompt, ``mask`` is 1 on sampled ones that carry loss.
 
     ``sampled_logp`` has 0.0 between sampled ids and is empty where the sampler gave none. ``effort_counts`` are by kind, as
-    the trainer's effort price takes them.
+    the trainer's effort price takes them. An episode that went on from summaries is one row: ``segment_starts`` are the
+    places in ``completion_ids`` at which the prompts of its later conversations begin.
     """
 
     prompt_ids: tuple[int, ...]
@@ -39,10 +40,11 @@ class RolloutRow:
     sampled_logp: tuple[float, ...]
     reward: float | None
     effort_counts: dict[str, float]
+    segment_starts: tuple[int, ...] = ()
 
 
 def rollout_row(played: PlayedEpisode, *, filler_id: int) -> RolloutRow:
-    """The row of an episode of one conversation.
+    """The row of an episode, its conversations one after the other.
 
     Args:
         played: the episode.
@@ -55,10 +57,26 @@ def rollout_row(played: PlayedEpisode, *, filler_id: int) -> RolloutRow:
     counts = effort_counts(episode)
     if not episode.turns:
         return RolloutRow((filler_id,), (filler_id,), (0,), (0.0,), None, counts)
-    (segment,) = episode.training_segments()
-    mask = segment.mask if played.reward is not None else (0,) * len(segment.mask)
+    first, *later = episode.training_segments()
+    ids, mask, logp = list(first.completion_ids), list(first.mask), list(first.token_logp)
+    has_logp = bool(logp) and all(segment.token_logp for segment in later)
+    starts = []
+    for segment in later:
+        starts.append(len(ids))
+        between = len(segment.prompt_ids)
+        ids += [*segment.prompt_ids, *segment.completion_ids]
+        mask += [*[0] * between, *segment.mask]
+        logp += [*[0.0] * between, *segment.token_logp]
+    if played.reward is None:
+        mask = [0] * len(mask)
     return RolloutRow(
-        segment.prompt_ids, segment.completion_ids, mask, segment.token_logp, played.reward, counts
+        first.prompt_ids,
+        tuple(ids),
+        tuple(mask),
+        tuple(logp) if has_logp else (),
+        played.reward,
+        counts,
+        tuple(starts),
     )
 
 
@@ -75,9 +93,13 @@ def effort_counts(episode: Episode) -> dict[str, float]:
     }
 
 
-def trl_columns(rows: Sequence[RolloutRow]) -> dict[str, Any]:
-    """What a ``rollout_func`` of TRL 1.16 returns; ``env_mask`` is its name for the mask, other columns join its rows."""
+def trl_columns(rows: Sequence[RolloutRow], *, may_chain: bool = False) -> dict[str, Any]:
+    """What a ``rollout_func`` of TRL 1.16 returns; ``env_mask`` is its name for the mask, other columns join its rows.
+
+    With ``may_chain`` the trainer is told where conversations begin.
+    """
     has_logp = all(row.sampled_logp for row in rows)
+    chains = {"segment_starts": [list(row.segment_starts) for row in rows]} if may_chain else {}
     return {
         "prompt_ids": [list(row.prompt_ids) for row in rows],
         "completion_ids": [list(row.completion_ids) for row in rows],
@@ -85,4 +107,5 @@ def trl_columns(rows: Sequence[RolloutRow]) -> dict[str, Any]:
         "env_mask": [list(row.mask) for row in rows],
         "episode_reward": [row.reward for row in rows],
         "effort_counts": [row.effort_counts for row in rows],
+        **chains,
     }

@@ -1,0 +1,143 @@
+"""Rows of several conversations, each conversation forwarded as a row of its own.
+
+A rollout that went on from its summaries is one row to TRL, so that its group, its reward and the normalisation of
+its loss stay those of one rollout. Its completion is then every id after the first prompt: the prompt of the second
+conversation follows the last id of the first, without loss. The model, though, saw one conversation at a time, and
+so must every forward that scores the row.
+
+Letters: B rows, P prompt columns, T completion columns, S the most later conversations that a row has; N rows that
+are forwarded, L their completion columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from composer_replication.trainer.processes import gathered
+
+COLUMN = "segment_starts"
+"""Under this name a rollout function returns, for each row, where in its completion the later conversations begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class OneConversationRows:
+    """The rows to forward, and where in the chained rows their values belong.
+
+    ``place_BT`` is the index of completion position (b, t) among the N L values; -1 where there is none: padding, and
+    the first id of a later conversation, which nothing stands before.
+    """
+
+    ids_NW: torch.Tensor
+    mask_NW: torch.Tensor
+    num_columns: int
+    place_BT: torch.Tensor
+
+    def chained(self, values_NL: torch.Tensor) -> torch.Tensor:
+        """The values (N, L) of the forwarded rows as those (B, T) of the chained ones; 0 where there is none."""
+        picked_BT = values_NL.reshape(-1)[self.place_BT.clamp(min=0)]
+        return picked_BT.masked_fill(self.place_BT < 0, 0.0)
+
+
+def one_conversation_rows(
+    ids_BW: torch.Tensor,
+    mask_BW: torch.Tensor,
+    num_columns: int,
+    starts_BS: torch.Tensor,
+    *,
+    num_rows: int = 0,
+) -> OneConversationRows:
+    """The first conversation of every row in its place, the later ones below.
+
+    A later conversation has its first id for a prompt, in the last prompt column, and the rest for a completion.
+
+    Args:
+        ids_BW: prompts, padded on the left, and completions, padded on the right: W = P + T.
+        mask_BW: 1 on tokens.
+        num_columns: T.
+        starts_BS: completion columns at which later conversations begin, rising; 0 for none.
+        num_rows: N is at least this; the rows beyond are the first one again, and their values go nowhere.
+    """
+    num_chains, width = ids_BW.shape
+    split = width - num_columns
+    lengths = mask_BW[:, split:].sum(-1).tolist()
+    later: list[tuple[int, int, int]] = []
+    firsts: list[int] = []
+    for row, (starts, length) in enumerate(zip(starts_BS.tolist(), lengths, strict=True)):
+        edges = [*(start for start in starts if start > 0), int(length)]
+        firsts.append(edges[0])
+        later += [(row, start, end) for start, end in pairwise(edges)]
+    columns = max(*firsts, *(end - start - 1 for _, start, end in later), 1)
+    total = max(num_chains + len(later), num_rows)
+    ids_NW = ids_BW[:1, : split + columns].repeat(total, 1)
+    mask_NW = mask_BW[:1, : split + columns].repeat(total, 1)
+    ids_NW[:num_chains], mask_NW[:num_chains] = ids_BW[:, : split + columns], mask_BW[:, : split + columns]
+    place_BT = ids_BW.new_full((num_chains, num_columns), -1)
+    for row, end in enumerate(firsts):
+        mask_NW[row, split + end :] = 0
+        place_BT[row, :end] = torch.arange(row * columns, row * columns + end)
+    for number, (row, start, end) in enumerate(later, start=num_chains):
+        length = end - start
+        mask_NW[number] = 0
+        ids_NW[number, split - 1 : split - 1 + length] = ids_BW[row, split + start : split + end]
+        mask_NW[number, split - 1 : split - 1 + length] = 1
+        place_BT[row, start + 1 : end] = torch.arange(number * columns, number * columns + length - 1)
+    mask_NW[num_chains + len(later) :] = mask_NW[0]
+    return OneConversationRows(ids_NW, mask_NW, columns, place_BT)
+
+
+def starts_tensor(starts: Sequence[Sequence[int]]) -> torch.Tensor:
+    """One line a row, filled up with 0: (B, S)."""
+    width = max((len(each) for each in starts), default=0)
+    rows = [[*each, *[0] * (width - len(each))] for each in starts]
+    return torch.tensor(rows, dtype=torch.long).reshape(len(rows), width)
+
+
+Answer = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
+Scorer = Callable[[torch.Tensor, torch.Tensor, int], Answer]
+
+
+class ChainedRows:
+    """A mixin of the trainer: whether the rows at hand are chained, and what then goes through the model."""
+
+    _segment_starts: torch.Tensor | None = None
+    accelerator: Any
+
+    def take_segment_starts(self, starts: Sequence[Sequence[int]]) -> None:
+        """What the rollout function under way said of its rows."""
+        self._segment_starts = starts_tensor(starts).to(self.accelerator.device)
+
+    @contextmanager
+    def _chained_as(self, starts_BS: torch.Tensor | None) -> Iterator[None]:
+        """Inside, the rows that are scored are chained so; None: as a rollout function says, which says nothing yet."""
+        kept, self._segment_starts = self._segment_starts, starts_BS
+        try:
+            yield
+        finally:
+            self._segment_starts = kept
+
+    def _with_segment_starts(self, batch: dict[str, Any]) -> dict[str, Any]:
+        if self._segment_starts is not None:
+            batch[COLUMN] = self._segment_starts
+        return batch
+
+    def _score_chains(
+        self, score: Scorer, ids_BW: torch.Tensor, mask_BW: torch.Tensor, num_columns: int
+    ) -> Answer:
+        """``score(ids, mask, columns)`` of rows of one conversation each; the values are those of the rows given."""
+        starts_BS = self._segment_starts
+        if starts_BS is None:
+            return score(ids_BW, mask_BW, num_columns)
+        # Every process forwards as many rows as the others: sharded weights are gathered in each forward.
+        num_rows = max(gathered(ids_BW.size(0) + int((starts_BS > 0).sum())))
+        if num_rows == ids_BW.size(0):
+            return score(ids_BW, mask_BW, num_columns)
+        rows = one_conversation_rows(ids_BW, mask_BW, num_columns, starts_BS, num_rows=num_rows)
+        logps_NL, entropies_NL, aux_loss = score(rows.ids_NW, rows.mask_NW, rows.num_columns)
+        entropies_BT = None if entropies_NL is None else rows.chained(entropies_NL)
+        return rows.chained(logps_NL), entropies_BT, aux_loss

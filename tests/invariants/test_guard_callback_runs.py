@@ -7,7 +7,6 @@ import os
 import runpy
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +15,10 @@ from typing import Any
 
 import pytest
 import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from two_processes import both_ranks
 
 from composer_replication.run_folder import read_jsonl
 from composer_replication.trainer.guard_callback import STATE_KEY
@@ -84,38 +87,9 @@ def test_each_part_of_the_stored_state_is_needed(
     assert (run_or_resume(tmp_path / "resumed", resume=True) == whole) is (lost == "")
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.mark.long
 def test_two_processes_evaluate_once_and_stop_together(tmp_path: Path) -> None:
-    shared = {
-        **os.environ,
-        **ENVIRONMENT,
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-    }
-    workers = []
-    try:
-        for rank in range(2):
-            with (tmp_path / f"log-{rank}.txt").open("w") as log:
-                environment = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-                command = [sys.executable, str(WORKER), "pair", str(tmp_path)]
-                workers.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
-        codes = [worker.wait(timeout=500) for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
-    logs = "\n".join((tmp_path / f"log-{rank}.txt").read_text()[-3000:] for rank in range(2))
-    assert codes == [0, 0], logs
-    ranks: list[dict[str, Any]] = [
-        json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2)
-    ]
+    ranks = both_ranks(WORKER, tmp_path, "pair")
     first, second = (rank["halting"] for rank in ranks)
     assert (first["outcome"], first["step"]) == ("CR0601", 3)
     assert (first["calls"], second["calls"]) == (3, 0)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import socket
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +12,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 
 from channel_runs import CHANNELS, trained, weights_of
+from two_processes import both_ranks
 
 from composer_replication.run_folder import RunFolder, read_jsonl
 from composer_replication.trainer.checkpoints import newest_whole_checkpoint
@@ -24,40 +21,11 @@ from composer_replication.trainer.completion_states import head_of
 WORKER = Path(__file__).with_name("two_process_worker.py")
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
-    """The folder of the runs and each rank's results; the workers are gone afterwards."""
+    """The folder of the runs and each rank's results."""
     folder = tmp_path_factory.mktemp("two-processes")
-    shared = {
-        **os.environ,
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
-    workers = []
-    try:
-        for rank in range(2):
-            log = (folder / f"log-{rank}.txt").open("w")
-            environment = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            command = [sys.executable, str(WORKER), str(folder)]
-            workers.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
-            log.close()
-        codes = [worker.wait(timeout=500) for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
-    logs = "\n".join((folder / f"log-{rank}.txt").read_text()[-3000:] for rank in range(2))
-    assert codes == [0, 0], logs
-    return folder, [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
+    return folder, both_ranks(WORKER, folder)
 
 
 def test_both_stop_at_the_same_step_on_the_same_reading(ranks: tuple[Path, list[dict[str, Any]]]) -> None:

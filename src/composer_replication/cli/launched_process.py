@@ -19,3 +19,8 @@ def file_part() -> str:
     """What the names of this process's own files have before their ending: nothing for the first."""
     rank = launched_rank()
     return f"-process-{rank}" if rank else ""
+
+
+def shards_weights(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether ``accelerate launch`` was told to spread the weights over the processes."""
+    return any(environment.get(f"ACCELERATE_USE_{name}") == "true" for name in ("FSDP", "DEEPSPEED"))

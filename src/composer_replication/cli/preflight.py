@@ -29,7 +29,7 @@ def check_recipe(config: RunConfig, recipe_folder: Path) -> None:
             loss channel without anything to learn from (CR0755), hints that nobody can write (CR0220,
             CR0221, CR0223), an unknown sandbox (CR0305), none that nobody accepted (CR0340), an
             acceptance of no guard (CR0341), an engine or a dialect that the agent loop cannot use (CR0868, CR0818),
-            hints of other tasks with ``[agent]`` (CR0877), a number of ``[ray]`` out of range (CR0865).
+            hints of other tasks or spread weights with ``[agent]`` (CR0877, CR0873), a number of ``[ray]`` out of range (CR0865).
         InputError: a file of preference pairs that cannot be used (CR0881).
         MissingError: no sandbox works here (CR0301); with ``[ray]`` none is needed, but a cluster, and as ``check_cluster``.
     """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import os
 import platform
 import shutil
 import subprocess
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer_replication.cli.agent_parts import agent_rows, counts_shares, sandbox_limits
-from composer_replication.cli.launched_process import file_part, launched_rank
+from composer_replication.cli.launched_process import file_part, launched_rank, shards_weights
 from composer_replication.cli.progress_bar import Report
 from composer_replication.cli.task_division import RunTasks, prompt_of
 from composer_replication.config import RunConfig
@@ -244,8 +243,7 @@ def open_evaluator(
             "its guarantee speaks of these tasks only"
         )
     # Where weights are sharded every process evaluates, and an alarm in one would leave the others waiting.
-    is_sharded = any(os.environ.get(f"ACCELERATE_USE_{name}") == "true" for name in ("FSDP", "DEEPSPEED"))
-    return PatientEvaluation(evaluator, timeout_seconds=None if is_sharded else section.timeout_seconds)
+    return PatientEvaluation(evaluator, timeout_seconds=None if shards_weights() else section.timeout_seconds)
 
 
 def journalled(

@@ -128,8 +128,8 @@ def _run(
         halted = _train(parts, progress)
         after = _measure_once(parts, "after", progress)
     summary = _summary(parts, before, after, halted=halted, seconds=time.monotonic() - started)
+    summary["model"] = _save_model(parts, summary, progress) if not halted else None
     if launched_rank() == 0:
-        summary["model"] = _save_model(parts, summary, progress) if not halted else None
         write_json(folder.summary, summary)
         write_report(folder.root)
     return summary, HALTED_EXIT_CODE if halted else 0
@@ -345,21 +345,30 @@ def _summary(
 
 
 def _save_model(parts: _Parts, summary: dict[str, Any], progress: Callable[[str], None]) -> str | None:
-    """Keep what was trained; None where the recipe says no, or no process has all of it."""
+    """Keep what was trained; None where the recipe says no, or no process can have all of it."""
     if not parts.config.trainer.save_model:
         return None
     from composer_replication.trainer.model_modes import weights_are_sharded
-    from composer_replication.trainer.saved_model import save_model
+    from composer_replication.trainer.saved_model import gathered_weights, save_model
 
-    folder = parts.folder.model
-    if weights_are_sharded(parts.trainer.model):
-        progress(f"model: its weights are sharded, so {folder} is not written; take the newest checkpoint")
+    folder, trainer, weights = parts.folder.model, parts.trainer, None
+    if weights_are_sharded(trainer.model):
+        weights = gathered_weights(trainer)
+        if weights is None:
+            progress(
+                f"model: its weights are spread over processes and {folder} is not written; take the newest checkpoint"
+            )
+            return None
+    if launched_rank():
         return None
     progress(f"model: saving it to {folder}")
     run = replace(read_run(parts.folder.root), summary=summary)
-    model = parts.trainer.accelerator.unwrap_model(parts.trainer.model)
     save_model(
-        model, parts.trainer.processing_class, folder, describe=lambda begun: write_model_card(run, begun)
+        trainer.accelerator.unwrap_model(trainer.model),
+        trainer.processing_class,
+        folder,
+        describe=lambda begun: write_model_card(run, begun),
+        weights=weights,
     )
     return str(folder)
 

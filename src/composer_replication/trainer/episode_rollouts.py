@@ -20,6 +20,7 @@ from composer_replication.records import Completion, StopReason
 from composer_replication.rollouts.episodes.batching_policy import BatchingPolicy, SampleBatch, SampleOptions
 from composer_replication.rollouts.generations.episode_player import EpisodePlayer
 from composer_replication.rollouts.generations.rollout_rows import rollout_row, trl_columns
+from composer_replication.trainer.model_modes import weights_are_sharded
 from composer_replication.trainer.policy import end_token_ids
 from composer_replication.trainer.prefix_generation import sample_shared
 from composer_replication.trainer.preset_settings import resolve_method
@@ -173,7 +174,8 @@ class EpisodeRollouts:
         make_sampler: of the policy.
 
     Raises (when called):
-        UsageError: a row names no task (CR0867).
+        UsageError: a row names no task (CR0867), or weights are spread over processes, whose episodes ask for answers
+            at different times (CR0873).
         SandboxFailure: every episode of the generation was lost (CR0390).
     """
 
@@ -192,6 +194,8 @@ class EpisodeRollouts:
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
         """Columns for TRL, a row for each prompt."""
+        if weights_are_sharded(trainer.model):
+            raise spread_weights("ComposerReplicationTrainer(rollout_func=EpisodeRollouts)")
         task_ids = _task_ids(trainer.generation_rows, len(prompts))
         is_training = bool(trainer.model.training)
         step = 1 + int(trainer.state.global_step)
@@ -239,6 +243,16 @@ class EpisodeReward:
             for name, value in self._player.figures.items():
                 log_metric(name, value)
         return list(episode_reward)
+
+
+def spread_weights(where: str) -> UsageError:
+    """A forward needs every process, and episodes ask when their tools are done."""
+    return UsageError(
+        "CR0873",
+        "the agent loop samples from whole weights, and here they are spread over processes (FSDP, DeepSpeed).",
+        where=where,
+        fix="launch with whole weights on each process (accelerate's MULTI_GPU), or train without the agent loop.",
+    )
 
 
 def _task_ids(rows: Sequence[Mapping[str, Any]], num_prompts: int) -> list[str]:

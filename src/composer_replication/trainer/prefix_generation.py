@@ -80,6 +80,7 @@ def sample_shared(
     repetition_penalty: float = 1.0,
     stop: StopRule | None = None,
     generator: torch.Generator | Sequence[torch.Generator] | None = None,
+    goes_on: Callable[[bool], bool] = bool,
 ) -> list[list[SampledRow]]:
     """Draw ``num_samples`` completions for each prompt; ``result[i][j]`` is sample j of prompt i.
 
@@ -109,6 +110,8 @@ def sample_shared(
             ends the row, None goes on. Not asked after an end of sequence.
         generator: source of randomness, on any device; None is torch's global one. One for each row: what it says
             then does not depend on which rows there are beside it.
+        goes_on: told after each token whether a row still runs, says whether to forward once more. Where weights are
+            spread over processes a forward is a collective call, and this asks the others.
 
     Raises:
         UsageError: CR0742, an argument out of range.
@@ -133,11 +136,12 @@ def sample_shared(
     with torch.no_grad(), _evaluation_mode(model):
         prompts = [Prompt(ids=ids, mask=(1,) * len(ids)) for ids in index]
         batch, logits_AV = _start(model, prompts, prompt_of_row, pad_token_id)
+        running = list(range(len(rows)))
         for step in range(max_new_tokens):
-            running = _extend(rows, batch, logits_AV, rule)
-            if not running or step == max_new_tokens - 1:
+            running = _extend(rows, batch, logits_AV, rule) if running else []
+            if step == max_new_tokens - 1 or not goes_on(bool(running)):
                 break
-            batch.keep(running)
+            batch.keep(running or [0])  # nobody runs here: one row is forwarded for the others' sake
             logits_AV = _next_logits(model, rows, batch)
     return [rows[start : start + num_samples] for start in range(0, len(rows), num_samples)]
 
@@ -260,7 +264,8 @@ def _extend(rows: list[SampledRow], batch: _Batch, logits_AV: torch.Tensor, rule
 def _next_logits(model: nn.Module, rows: list[SampledRow], batch: _Batch) -> torch.Tensor:
     """Forward the newest token of each running row (A, V)."""
     device = batch.mask_AC.device
-    newest_A1 = torch.tensor([rows[number].ids[-1:] for number in batch.row_numbers], device=device)
+    # A stop rule may have emptied a row that is forwarded for other processes' sake.
+    newest_A1 = torch.tensor([rows[number].ids[-1:] or [0] for number in batch.row_numbers], device=device)
     batch.mask_AC = nn.functional.pad(batch.mask_AC, (0, 1), value=1)
     mask = None if bool(batch.mask_AC.all()) else batch.mask_AC
     logits_A1V = forward_with_cache(model, newest_A1, batch.cache, batch.positions_A[:, None], mask)

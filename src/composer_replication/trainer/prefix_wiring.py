@@ -22,6 +22,7 @@ from trl.models.utils import unwrap_model_for_generation
 from composer_replication.trainer.prefix_generation import sample_shared
 from composer_replication.trainer.prefix_sharing import shared_prefix_logps
 from composer_replication.trainer.prefix_support import unsupported_reason
+from composer_replication.trainer.processes import gathered
 from composer_replication.trainer.setting_errors import TrainerSettingError
 
 logger = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ class PrefixWiring:
     use_transformers_continuous_batching: Any
     tools: Any
     eos_token_ids: Any
+    _weights_are_sharded: bool = False
     _tokenizer: Any
     _dist: Any
 
@@ -176,6 +178,7 @@ class PrefixWiring:
                 pad_token_id=self._tokenizer.pad_token_id,
                 stop=None if self.is_finished is None else self._stop_rule,
                 generator=None,
+                goes_on=self._runs_anywhere if self._weights_are_sharded else bool,
             )
         is_filtered = (
             self.args.top_p < 1.0
@@ -184,6 +187,9 @@ class PrefixWiring:
             or self.args.repetition_penalty != 1.0
         )
         return [row.ids for (row,) in samples], None if is_filtered else [row.logps for (row,) in samples]
+
+    def _runs_anywhere(self, runs_here: bool) -> bool:
+        return any(gathered(runs_here))
 
     def _stop_rule(self, ids: list[int]) -> int | None:
         """Ask ``is_finished`` about the row's text so far; the row keeps all its ids."""

@@ -8,19 +8,47 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.errors import InputError
+from composer_replication.trainer.processes import process_rank
 
 
-def save_model(model: Any, tokenizer: Any, folder: Path, describe: Callable[[Path], None]) -> None:
+def gathered_weights(trainer: Any) -> dict[str, Any] | None:
+    """All weights of a model that FSDP2 spread over processes, in the memory of the first; empty on the others.
+
+    None where they cannot be had: those of an adapter, which would have to be added first, and those that no step has
+    spread yet. A collective call; no more than one tensor is whole on the device at a time.
+    """
+    model = trainer.model
+    if hasattr(model, "merge_and_unload") or not any(
+        hasattr(part, "full_tensor") for part in model.parameters()
+    ):
+        return None
+    weights: dict[str, Any] = {}
+    for name, part in model.state_dict().items():
+        whole = part.full_tensor() if hasattr(part, "full_tensor") else part
+        if process_rank() == 0:
+            weights[name] = whole.cpu()
+    return weights
+
+
+def save_model(
+    model: Any,
+    tokenizer: Any,
+    folder: Path,
+    describe: Callable[[Path], None],
+    *,
+    weights: dict[str, Any] | None = None,
+) -> None:
     """Write weights, configuration and tokenizer; the folder is there as a whole, or as it was before.
 
     It loads with ``AutoModelForCausalLM.from_pretrained`` and ``AutoModel.from_pretrained``, without peft: an adapter is
     added to the weights that it was trained on, in ``model`` itself, which is not to be trained any more.
 
     Args:
-        model: a transformers model, with or without a peft adapter, its weights whole in this process.
+        model: a transformers model, with or without a peft adapter, its weights whole in this process or in ``weights``.
         tokenizer: its tokenizer, saved with the chat template.
         folder: replaced where it exists.
         describe: writes further files into a folder that is not in its place yet, such as a model card.
+        weights: of ``gathered_weights``.
 
     Raises:
         InputError: the folder cannot be written (CR0880).
@@ -29,7 +57,7 @@ def save_model(model: Any, tokenizer: Any, folder: Path, describe: Callable[[Pat
     begun = folder.with_name(f".{folder.name}.partial")
     try:
         shutil.rmtree(begun, ignore_errors=True)
-        whole.save_pretrained(begun)
+        whole.save_pretrained(begun, state_dict=weights)
         tokenizer.save_pretrained(begun)
         describe(begun)
         shutil.rmtree(folder, ignore_errors=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from composer_replication.cli.launched_process import file_part, launched_rank
+from composer_replication.cli.launched_process import file_part, launched_rank, shards_weights
 from composer_replication.cli.main import main
 
 
@@ -35,3 +35,15 @@ def test_the_first_process_has_the_plain_names_and_other_verbs_than_train_always
         said[rank] = (capsys.readouterr().out, file_part())
     assert said["0"][0] == said["1"][0] != ""
     assert (said["0"][1], said["1"][1]) == ("", "-process-1")
+
+
+def test_accelerate_tells_whether_weights_are_spread() -> None:
+    assert [
+        shards_weights({f"ACCELERATE_USE_{name}": "true"}) for name in ("FSDP", "DEEPSPEED", "OTHER")
+    ] == [
+        True,
+        True,
+        False,
+    ]
+    assert not shards_weights({"ACCELERATE_USE_FSDP": "false"})
+    assert not shards_weights({})

@@ -458,6 +458,15 @@ def test_bad_settings_give_one_sentence(
     assert "\n" not in raised.value.message
 
 
+def test_spread_weights_are_refused_before_anything_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, store: TaskStore, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(UsageError, match="spread over processes") as raised:
+        train(tmp_path / "run", store)
+    assert raised.value.code == "CR0873"
+
+
 def test_rows_without_a_task_are_refused() -> None:
     with pytest.raises(UsageError, match="names a task") as raised:
         episode_rollouts._task_ids([{"prompt": "x"}], 1)

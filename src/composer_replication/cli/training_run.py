@@ -8,7 +8,7 @@ import time
 import tomllib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +25,11 @@ from composer_replication.cli.preflight import check_recipe, check_training
 from composer_replication.cli.progress_bar import progress_bar
 from composer_replication.cli.stored_split import check_named_split
 from composer_replication.cli.task_division import RunTasks, divide_tasks, other_sizes_note
+from composer_replication.cli.trained_model import keep_model
 from composer_replication.config import HeldoutSection, RunConfig, dump_config, load_config
 from composer_replication.errors import CollapseStopError, UsageError
 from composer_replication.records import HeldoutReading, StopReason, Task
-from composer_replication.report import read_run, write_model_card, write_report
+from composer_replication.report import write_report
 from composer_replication.rollouts.heldout_evaluation import derive_seed
 from composer_replication.rollouts.pass_rates import TaskResult, summarise
 from composer_replication.rollouts.patient_evaluation import PatientEvaluation
@@ -128,7 +129,8 @@ def _run(
         halted = _train(parts, progress)
         after = _measure_once(parts, "after", progress)
     summary = _summary(parts, before, after, halted=halted, seconds=time.monotonic() - started)
-    summary["model"] = _save_model(parts, summary, progress) if not halted else None
+    saves = config.trainer.save_model and not halted
+    summary["model"] = keep_model(parts.trainer, folder, summary, progress) if saves else None
     if launched_rank() == 0:
         write_json(folder.summary, summary)
         write_report(folder.root)
@@ -342,35 +344,6 @@ def _summary(
         "peak_memory_bytes": peak,
         "report": str(parts.folder.report),
     }
-
-
-def _save_model(parts: _Parts, summary: dict[str, Any], progress: Callable[[str], None]) -> str | None:
-    """Keep what was trained; None where the recipe says no, or no process can have all of it."""
-    if not parts.config.trainer.save_model:
-        return None
-    from composer_replication.trainer.model_modes import weights_are_sharded
-    from composer_replication.trainer.saved_model import gathered_weights, save_model
-
-    folder, trainer, weights = parts.folder.model, parts.trainer, None
-    if weights_are_sharded(trainer.model):
-        weights = gathered_weights(trainer)
-        if weights is None:
-            progress(
-                f"model: its weights are spread over processes and {folder} is not written; take the newest checkpoint"
-            )
-            return None
-    if launched_rank():
-        return None
-    progress(f"model: saving it to {folder}")
-    run = replace(read_run(parts.folder.root), summary=summary)
-    save_model(
-        trainer.accelerator.unwrap_model(trainer.model),
-        trainer.processing_class,
-        folder,
-        describe=lambda begun: write_model_card(run, begun),
-        weights=weights,
-    )
-    return str(folder)
 
 
 def _verdict(parts: _Parts, verdicts: list[dict[str, Any]], *, halted: bool) -> str:

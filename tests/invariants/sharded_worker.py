@@ -23,10 +23,9 @@ from accelerate.state import PartialState
 from accelerate.utils import DistributedType
 from channel_runs import CHANNELS, every_second_passes, roll_out, trained
 from tiny_trainer import build_trainer
+from worker_runs import under_a_falling_truth, whole_and_resumed
 
-from composer_replication.errors import CollapseStopError, ComposerError
-from composer_replication.run_folder import RunFolder
-from composer_replication.safety import HeldOutGuard
+from composer_replication.errors import ComposerError
 from composer_replication.trainer.chained_rows import COLUMN
 from composer_replication.trainer.episode_rollouts import EpisodeRollouts
 from composer_replication.trainer.parameter_hash import parameter_sha256
@@ -41,12 +40,7 @@ LAUNCH = {
     "FSDP_CPU_RAM_EFFICIENT_LOADING": "false",
     "FSDP_OFFLOAD_PARAMS": "false",
 }
-SETTINGS: dict[str, Any] = {
-    "num_prompts": 16,
-    "rollout_func": roll_out,
-    "reward": every_second_passes,
-    "learning_rate": 1e-2,
-}
+SETTINGS: dict[str, Any] = {"rollout_func": roll_out, "reward": every_second_passes}
 
 
 def plain_run(folder: Path) -> dict[str, Any]:
@@ -73,6 +67,8 @@ def shared_prompts(folder: Path) -> dict[str, Any]:
             optim="sgd",
             max_grad_norm=0.0,
             prefix_sharing=shares,
+            num_prompts=16,
+            learning_rate=1e-2,
             **SETTINGS,
         )
         trainer.train()
@@ -83,55 +79,13 @@ def shared_prompts(folder: Path) -> dict[str, Any]:
 
 
 def resumed_run(folder: Path) -> dict[str, Any]:
-    settings: dict[str, Any] = {
-        **SETTINGS,
-        "save_strategy": "steps",
-        "save_steps": 2,
-        "steps_per_generation": 4,
-        "gradient_accumulation_steps": 1,
-    }
-    whole = build_trainer(output_dir=folder / "whole", max_steps=4, **settings)
-    whole.train()
-    build_trainer(output_dir=folder / "halves", max_steps=2, **settings).train()
-    resumed = build_trainer(output_dir=folder / "halves", max_steps=4, **settings)
-    resumed.train(resume_from_checkpoint=True)
-    return {"whole": parameter_sha256(whole.model), "resumed": parameter_sha256(resumed.model)}
+    return whole_and_resumed(folder, gradient_accumulation_steps=1, **SETTINGS)
 
 
 def halting_run(folder: Path) -> dict[str, Any]:
     """Every process evaluates, since a forward needs them all; the first one's reading counts."""
-    calls: list[int] = []
-
-    def evaluate() -> float:
-        calls.append(1)
-        return 1.0 - 0.3 * len(calls)
-
-    run = RunFolder(folder)
-    guard = HeldOutGuard(
-        min_steps=4, decline_patience=99, ema_alpha=0.0, kl_hard_stop=99.0, max_proxy_real_gap=0.5
-    )
-    trainer = build_trainer(
-        output_dir=run.checkpoints,
-        run_folder=run,
-        heldout_guard=guard,
-        heldout_eval_fn=evaluate,
-        max_steps=8,
-        lora_adapter=True,
-        **SETTINGS,
-    )
-    try:
-        trainer.train()
-    except CollapseStopError as error:
-        outcome = str(error)
-    else:
-        outcome = "finished"
-    return {
-        "adapter": gathered_weights(trainer),
-        "outcome": outcome,
-        "calls": len(calls),
-        "step": trainer.state.global_step,
-        "guard": guard.state_dict(),
-    }
+    trainer, result = under_a_falling_truth(folder, num_prompts=16, **SETTINGS)
+    return {**result, "adapter": gathered_weights(trainer)}
 
 
 def uneven_sampling(folder: Path) -> dict[str, Any]:
@@ -167,7 +121,9 @@ def chains_on_one_process(folder: Path) -> dict[str, Any]:
                 mask += [0, 0, 1, 1]
         return output
 
-    trainer = build_trainer(output_dir=folder, max_steps=2, **SETTINGS | {"rollout_func": chained})
+    trainer = build_trainer(
+        output_dir=folder, max_steps=2, num_prompts=16, **SETTINGS | {"rollout_func": chained}
+    )
     trainer.train()
     return {"steps": trainer.state.global_step, "sha256": parameter_sha256(trainer.model)}
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,9 +20,10 @@ import torch
 import torch.distributed as dist
 from channel_runs import CHANNELS, trained, weights_of
 from tiny_trainer import build_trainer
+from worker_runs import under_a_falling_truth, whole_and_resumed
 
 from composer_replication.channel_tables import CurriculumSection
-from composer_replication.errors import CollapseStopError, InputError
+from composer_replication.errors import InputError
 from composer_replication.records import TaskOutcome
 from composer_replication.rollouts.curriculum import Curriculum
 from composer_replication.run_folder import RunFolder
@@ -35,53 +35,23 @@ from composer_replication.trainer.policy_options import EffortPrice, PolicyOptio
 from composer_replication.trainer.processes import once
 
 
-def guarded(folder: Path, guard: HeldOutGuard, evaluate: Callable[[], float | None], **settings: Any) -> Any:
-    run = RunFolder(folder)
-    return build_trainer(
-        output_dir=run.checkpoints,
-        run_folder=run,
-        heldout_guard=guard,
-        heldout_eval_fn=evaluate,
-        num_prompts=8,
-        **settings,
-    )
-
-
 def halting_run(folder: Path) -> dict[str, Any]:
-    """The truth falls; the guard fires at the fourth fold. Adapters, so that KLs are exchanged too."""
-    calls: list[int] = []
-
-    def evaluate() -> float:
-        calls.append(1)
-        return 1.0 - 0.3 * len(calls)
-
-    guard = HeldOutGuard(
-        min_steps=4, decline_patience=99, ema_alpha=0.0, kl_hard_stop=99.0, max_proxy_real_gap=0.5
-    )
-    trainer = guarded(
-        folder, guard, evaluate, max_steps=8, lora_adapter=True, learning_rate=1e-2, prefix_sharing=True
-    )
-    try:
-        trainer.train()
-    except CollapseStopError as error:
-        outcome = str(error)
-    else:
-        outcome = "finished"
-    return {
-        "outcome": outcome,
-        "calls": len(calls),
-        "step": trainer.state.global_step,
-        "guard": guard.state_dict(),
-        "sha256": parameter_sha256(trainer.model),
-        "sharing_off": trainer.prefix_sharing_off_reasons,
-    }
+    trainer, result = under_a_falling_truth(folder, num_prompts=8, prefix_sharing=True)
+    return {**result, "sharing_off": trainer.prefix_sharing_off_reasons}
 
 
 def failing_run(folder: Path) -> dict[str, Any]:
     def evaluate() -> float:
         raise InputError("CR0999", "the grader is gone.")
 
-    trainer = guarded(folder, HeldOutGuard(), evaluate, max_steps=2)
+    trainer = build_trainer(
+        output_dir=folder / "checkpoints",
+        run_folder=RunFolder(folder),
+        heldout_guard=HeldOutGuard(),
+        heldout_eval_fn=evaluate,
+        num_prompts=8,
+        max_steps=2,
+    )
     try:
         trainer.train()
     except InputError as error:
@@ -131,24 +101,6 @@ def disagreeing_processes(folder: Path) -> dict[str, Any]:
     except ValueError as error:
         return {"error": str(error)}
     return {"error": None}
-
-
-def resumed_run(folder: Path) -> dict[str, Any]:
-    """Four steps at once, and two and two; saved inside a generation, so each process keeps its own rows."""
-    settings: dict[str, Any] = {
-        "save_strategy": "steps",
-        "save_steps": 2,
-        "steps_per_generation": 4,
-        "learning_rate": 1e-2,
-        "prefix_sharing": True,
-        "num_prompts": 16,
-    }
-    whole = build_trainer(output_dir=folder / "whole", max_steps=4, **settings)
-    whole.train()
-    build_trainer(output_dir=folder / "halves", max_steps=2, **settings).train()
-    resumed = build_trainer(output_dir=folder / "halves", max_steps=4, **settings)
-    resumed.train(resume_from_checkpoint=True)
-    return {"whole": parameter_sha256(whole.model), "resumed": parameter_sha256(resumed.model)}
 
 
 def fresh_groups_run(folder: Path) -> dict[str, Any]:
@@ -254,7 +206,7 @@ def main(folder: Path) -> None:
     (folder / "channels").mkdir(exist_ok=True)
     results["channels"] = {channel: channel_run(folder / "channels", channel) for channel in CHANNELS}
     results["chains"] = chains_on_one_process(folder / "chains")
-    results["resumed"] = resumed_run(folder / "resumed")
+    results["resumed"] = whole_and_resumed(folder / "resumed", prefix_sharing=True)
     (folder / f"rank-{dist.get_rank()}.json").write_text(json.dumps(results))
     dist.barrier()
     dist.destroy_process_group()

@@ -11,6 +11,7 @@ stub-passes        the visible or hidden tests pass when every function returns 
 not-restored       the golden patch, applied by git, does not give the original files, or the task's own
                    tests do not pass every time although the code is back
 hidden-shown       a hidden test still stands in the tree that a rollout sees
+leans-on-hidden    a test passes without the code, but not where the hidden test functions are gone too
 
 Two more follow once the task is written (``secrecy``): leak and instruction-leaks.
 """
@@ -185,7 +186,7 @@ def _split_and_check(
             refuse_stubs(subject, passed)
             check_hidden_out(subject, repository, suite.bench.original)
             num_tries += 1
-            refuse_apart(subject, unclear, suite.bench, _check_split(subject, suite))
+            refuse_apart(subject, unclear, suite.bench, _check_split(subject, suite, repository))
         except GateFailed:
             continue
         return subject
@@ -193,7 +194,7 @@ def _split_and_check(
         unsplit, failing, repository, suite.bench.original, hidden_share=0.0, seed=seed, salt=pin
     )
     refuse_stubs(whole, passed)
-    refuse_apart(whole, unclear, suite.bench, _check_split(whole, suite))
+    refuse_apart(whole, unclear, suite.bench, _check_split(whole, suite, repository))
     return whole
 
 
@@ -320,8 +321,8 @@ def _noticing_seconds(reports: Sequence[TestReport], subject: Subject, bench: Be
     return bench.noticing_seconds(sum(report.cpu_seconds for report in golden))
 
 
-def _check_split(subject: Subject, suite: _Suite) -> float:
-    """The golden code passes, ``NUM_GOLDEN_RUNS`` times, and the broken tree does not.
+def _check_split(subject: Subject, suite: _Suite, repository: RepositoryRecord) -> float:
+    """The golden code passes, ``NUM_GOLDEN_RUNS`` times, and the broken tree does not; other tests need no hidden one.
 
     The runs after the first are of all the task's tests together, in the same sandbox. The answer is the processor
     time after which these tests can be said to have noticed a fault (``noticing_seconds``).
@@ -330,10 +331,13 @@ def _check_split(subject: Subject, suite: _Suite) -> float:
     original = bench.original
     own = sorted({*subject.visible, *subject.hidden})
     again = Trial(subject.golden(original, "hidden"), own, is_golden=True)
-    trials = _split_trials(subject, bench)
-    reports = suite.run_beside([*trials, *[again] * (NUM_GOLDEN_RUNS - 1)])
-    first, repeats = reports[: len(trials)], reports[len(trials) :]
-    _judge_split(subject, bench, first)
+    split = _split_trials(subject, bench)
+    trials = [*split, *[again] * (NUM_GOLDEN_RUNS - 1)]
+    neighbours = _neighbours(subject, repository)
+    beside = [Trial(subject.broken(original, "rollout"), neighbours)] if neighbours else []
+    reports = suite.run_beside([*trials, *beside])
+    repeats = reports[len(split) : len(trials)]
+    _judge_split(subject, bench, reports[: len(split)])
     num_passed = 1 + sum(_all_passed(report, own) for report in repeats)
     if num_passed < NUM_GOLDEN_RUNS:
         raise GateFailed(
@@ -341,7 +345,29 @@ def _check_split(subject: Subject, suite: _Suite) -> float:
             f"flaky: with the code back the tests pass in {num_passed} of {NUM_GOLDEN_RUNS} runs",
         )
     _check_time(repeats, bench)
+    for report in reports[len(trials) :]:
+        _check_neighbours(neighbours, report, suite.report())
     return bench.noticing_seconds(max(report.cpu_seconds for report in repeats))
+
+
+def _neighbours(subject: Subject, repository: RepositoryRecord) -> list[str]:
+    """The other green tests of files that lost a hidden test function: what they find beside them has changed."""
+    if not subject.hidden:
+        return []
+    files = {edit.path for edit in subject.changes.visible_edits}
+    own = {*subject.visible, *subject.hidden, *subject.withheld}
+    return sorted(test for test in repository.green - own if repository.places[test][0] in files)
+
+
+def _check_neighbours(neighbours: Sequence[str], report: TestReport, whole: TestReport) -> None:
+    """What passes without the code in the ``whole`` tree passes in that of a rollout too.
+
+    Raises:
+        GateFailed: leans-on-hidden.
+    """
+    lost = sorted(whole.passed.intersection(neighbours) - report.passed)
+    if lost:
+        raise GateFailed("leans-on-hidden", f"{report.error or lost[0]}: {len(lost)} tests in all")
 
 
 def _split_trials(subject: Subject, bench: Bench) -> list[Trial]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from composer_replication.tasks import truth
+from composer_replication.tasks import gates, truth
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.lookup_gate import LookupFindings
 from composer_replication.tasks.store import TaskStore
@@ -113,17 +113,34 @@ def test_stands():
 """
 
 
-def test_pass_to_pass_is_run_in_the_tree_of_a_rollout(tmp_path: Path) -> None:
-    """One test counts the tests of its file: it passes in the whole tree, not where some are hidden."""
+def test_pass_to_pass_is_run_in_the_tree_of_a_rollout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One test counts the tests of its file: it passes in the whole tree, not where some are hidden.
+
+    The build's own gate is switched off, as in a store of a version that had none.
+    """
+    monkeypatch.setattr(gates, "_neighbours", lambda *_: [])
     source = project(tmp_path / "project", "def double(x):\n    y = x + x\n    return y\n", LEANING)
     out = tmp_path / "out"
-    summary = build_tasks([source], out)
-    if not summary.tasks:
-        pytest.fail(f"the build refuses it already: {summary.rejected}")
+    assert build_tasks([source], out).tasks == 1
     assert validate_store(out, repeat=1).failed == ()
     (failure,) = validate_store(out, repeat=1, thorough=True).failed
     assert failure.gate == "other-tests-fail"
     assert "tests/test_planted.py::test_leans" in failure.detail
+
+
+def test_no_test_is_hidden_on_which_another_leans(tmp_path: Path) -> None:
+    """Whatever is hidden, the test that counts them fails: none is, or the task is refused for want of a truth."""
+    source = project(tmp_path / "project", "def double(x):\n    y = x + x\n    return y\n", LEANING)
+    out = tmp_path / "out"
+    assert build_tasks([source], out).tasks == 1
+    store = TaskStore.open(out)
+    (task,) = store.tasks()
+    assert store.secret(task.task_id).hidden == ()
+    assert len(task.tests.visible) == 4
+    assert "tests/test_planted.py::test_leans" in task.tests.pass_to_pass
+    assert validate_store(out, repeat=1, thorough=True).failed == ()
 
 
 @pytest.mark.parametrize("num_tasks", [1, pytest.param(4, marks=pytest.mark.long)])

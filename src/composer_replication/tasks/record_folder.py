@@ -6,20 +6,23 @@ a contradiction: a record is forgotten before it is written anew, and a file tha
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from composer_replication.errors import UsageError
+from composer_replication.errors import InputError, UsageError
 from composer_replication.run_folder import SCHEMA_VERSION, write_atomic
 from composer_replication.tasks.blobs import SUFFIX, drop_file, find_blob, kept_path, write_blob, write_file
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.store_manifest import (
     BuildMark,
+    Origin,
     damaged,
     fingerprint_of,
+    origin_of,
     read_content,
     read_manifest,
     write_manifest,
@@ -222,7 +225,18 @@ class RecordFolder:
         self._write_changed_manifest()
 
     def _write_manifest(self) -> None:
-        write_manifest(self.root, self._records, self._derived, self._build)
+        is_settled = bool(self._derived) or (self._build is not None and self._build.is_complete)
+        origins = self._origins() if is_settled else None
+        write_manifest(self.root, self._records, self._derived, self._build, origins)
+
+    def _origins(self) -> dict[str, Origin]:
+        """Where each repository is from and its licence; one whose record is damaged is left out, its reader says so."""
+        found: dict[str, Origin] = {}
+        for name in sorted(self._records):
+            if name.startswith("repositories/"):
+                with contextlib.suppress(InputError):
+                    found[name[13:-5]] = origin_of(self._read(name))
+        return found
 
 
 def sweep_records(root: Path, folders: Collection[str], records: Collection[str]) -> None:

@@ -1,6 +1,6 @@
 """Tasks on disk: content-addressed files, public records, and secrets apart from them.
 
-    manifest.json                  schema version, sha256 of every record, one fingerprint over all
+    manifest.json                  schema version, sha256 of every record, one fingerprint over all; sources and licences
     objects/ab/<sha256>.zst        files of repositories, by the hash of their content; wheels as they are
     repositories/<slug>.json.zst   paths and hashes of one repository, its green tests
     locks/<fingerprint>.json.zst   the wheels of an environment, so that it can be made offline

@@ -19,6 +19,7 @@ STORE_VERSION = 4
 READABLE_VERSIONS = (2, 3, STORE_VERSION)
 """Version 2 has the same records, not compressed. A store of any other version is built again."""
 NAME = "manifest.json"
+Origin = dict[str, str | bool | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +74,29 @@ def _build_mark(value: Any) -> BuildMark | None:
     return None if value is None else BuildMark(bool(value["is_complete"]), str(value.get("command", "")))
 
 
+def origin_of(record: Mapping[str, Any]) -> Origin:
+    """What the manifest repeats of a repository's record, for readers of the manifest alone."""
+    licence = record.get("licence") or {}
+    return {
+        "source": record.get("source") or record.get("repository"),
+        "sha256": record.get("source_sha256"),
+        "commit": record.get("commit") or None,
+        "spdx": licence.get("spdx"),
+        "is_copyleft": licence.get("is_copyleft"),
+    }
+
+
 def write_manifest(
-    folder: Path, records: Mapping[str, str], derived: Mapping[str, str], build: BuildMark | None = None
+    folder: Path,
+    records: Mapping[str, str],
+    derived: Mapping[str, str],
+    build: BuildMark | None = None,
+    origins: Mapping[str, Origin] | None = None,
 ) -> None:
-    """Replace the manifest, whole or not at all; the fingerprint covers the records alone."""
+    """Replace the manifest, whole or not at all; the fingerprint covers the records alone.
+
+    ``origins`` (source, sha256, commit, SPDX id and whether it is copyleft, by repository) repeats what records say.
+    """
     value: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "store_version": STORE_VERSION,
@@ -87,6 +107,8 @@ def write_manifest(
     if build is not None:
         command = {} if build.is_complete else {"command": build.command}
         value["build"] = {"is_complete": build.is_complete, **command}
+    if origins is not None:
+        value["repositories"] = origins
     write_atomic(folder / NAME, json.dumps(value, indent=1, sort_keys=True) + "\n")
 
 

@@ -249,3 +249,27 @@ def test_a_record_that_the_manifest_does_not_name_is_not_a_task(copy: Path) -> N
     known = TaskStore.open(copy).task_ids()
     shutil.copy(copy / "tasks" / f"{known[0]}.json.zst", copy / "tasks" / "stray.json.zst")
     assert TaskStore.open(copy).task_ids() == known
+
+
+def test_the_manifest_says_where_repositories_are_from_and_their_licences(
+    tiny_store: TaskStore, copy: Path
+) -> None:
+    def origins() -> dict[str, dict[str, object]]:
+        return json.loads((copy / "manifest.json").read_text())["repositories"]
+
+    (record,) = tiny_store.repositories()
+    expected = {
+        "source": "tinymath==1.0",
+        "sha256": record.source_sha256,
+        "commit": None,
+        "spdx": record.licence.spdx,
+        "is_copyleft": record.licence.is_copyleft,
+    }
+    assert origins() == {"tinymath-1.0": expected}
+    store = TaskStore.open(copy)
+    value = store.read_record("repositories/tinymath-1.0.json", dict)
+    licence = {**value["licence"], "spdx": "GPL-3.0-only", "is_copyleft": True}
+    store.put_record("repositories/tinymath-1.0.json", {**value, "licence": licence, "commit": "c0ffee"})
+    known = {**expected, "commit": "c0ffee", "spdx": "GPL-3.0-only", "is_copyleft": True}
+    assert origins() == {"tinymath-1.0": known}
+    assert TaskStore.open(copy).fingerprint != tiny_store.fingerprint

@@ -345,8 +345,8 @@ def _check_split(subject: Subject, suite: _Suite, repository: RepositoryRecord) 
             f"flaky: with the code back the tests pass in {num_passed} of {NUM_GOLDEN_RUNS} runs",
         )
     _check_time(repeats, bench)
-    for report in reports[len(trials) :]:
-        lost = suite.report().passed.intersection(neighbours) - report.passed
+    if neighbours:
+        lost = suite.report().passed.intersection(neighbours) - reports[-1].passed
         _check_neighbours(subject, bench, neighbours, lost)
     return bench.noticing_seconds(max(report.cpu_seconds for report in repeats))
 

@@ -75,10 +75,10 @@ def _build_mark(value: Any) -> BuildMark | None:
 
 
 def origin_of(record: Mapping[str, Any]) -> Origin:
-    """What the manifest repeats of a repository's record, for readers of the manifest alone."""
+    """What the manifest repeats of a repository's record; ``source`` is None for a folder or an archive."""
     licence = record.get("licence") or {}
     return {
-        "source": record.get("source") or record.get("repository"),
+        "source": record.get("source") or None,
         "sha256": record.get("source_sha256"),
         "commit": record.get("commit") or None,
         "spdx": licence.get("spdx"),

@@ -259,7 +259,7 @@ def test_the_manifest_says_where_repositories_are_from_and_their_licences(
 
     (record,) = tiny_store.repositories()
     expected = {
-        "source": "tinymath==1.0",
+        "source": None,  # a folder
         "sha256": record.source_sha256,
         "commit": None,
         "spdx": record.licence.spdx,
@@ -268,8 +268,9 @@ def test_the_manifest_says_where_repositories_are_from_and_their_licences(
     assert origins() == {"tinymath-1.0": expected}
     store = TaskStore.open(copy)
     value = store.read_record("repositories/tinymath-1.0.json", dict)
-    licence = {**value["licence"], "spdx": "GPL-3.0-only", "is_copyleft": True}
-    store.put_record("repositories/tinymath-1.0.json", {**value, "licence": licence, "commit": "c0ffee"})
-    known = {**expected, "commit": "c0ffee", "spdx": "GPL-3.0-only", "is_copyleft": True}
-    assert origins() == {"tinymath-1.0": known}
+    found = {"spdx": "GPL-3.0-only", "is_copyleft": True}
+    changed = {"commit": "c0ffee", "source": "sdist:tinymath==1.0"}
+    record_of_it = {**value, **changed, "licence": {**value["licence"], **found}}
+    store.put_record("repositories/tinymath-1.0.json", record_of_it)
+    assert origins() == {"tinymath-1.0": {**expected, **changed, **found}}
     assert TaskStore.open(copy).fingerprint != tiny_store.fingerprint

@@ -131,7 +131,7 @@ def test_pass_to_pass_is_run_in_the_tree_of_a_rollout(
 
 
 def test_no_test_is_hidden_on_which_another_leans(tmp_path: Path) -> None:
-    """Whatever is hidden, the test that counts them fails: none is, or the task is refused for want of a truth."""
+    """Whatever is hidden, the test that counts them fails: so none is."""
     source = project(tmp_path / "project", "def double(x):\n    y = x + x\n    return y\n", LEANING)
     out = tmp_path / "out"
     assert build_tasks([source], out).tasks == 1

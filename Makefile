@@ -3,12 +3,13 @@ PYTHON ?= python3
 JOBS ?= 2
 BIN := .venv/bin
 STAMP := .venv/.setup-done
-# Libraries whose own bounds do not fit the pinned set. Each has an environment of its own, pinned by
+# Libraries whose own bounds do not fit the pinned set, or that bring much else. Each has an environment of its own, pinned by
 # tests/interop/NAME.txt, and its tests in tests/interop/NAME.
-INTEROP := inspect openenv verifiers
+INTEROP := inspect openenv swebench verifiers
 INTEROP_STAMPS := $(INTEROP:%=.venvs/%/.setup-done)
-# One thread a process: the tests run in parallel already. Offline: a test never fetches.
-TEST_ENV := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+# One thread a process: the tests run in parallel already. Offline: a test never fetches. Bytecode is kept whatever
+# the machine says: every process would compile the tests, and pytest rewrite their assertions, anew.
+TEST_ENV := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
 .PHONY: help setup quickstart test test-long test-fakes interop check bench docs clean
 
@@ -18,7 +19,7 @@ help:
 	@echo "make test        the tests, offline, on the processor"
 	@echo "make test-long   the tests that take minutes: large builds, a Ray cluster, crashes"
 	@echo "make test-fakes  the sandbox contract over fake container engines and a fake cluster"
-	@echo "make interop     the faces for other libraries, each in an environment of its own; part of make test"
+	@echo "make interop     what other libraries use of ours, each in an environment of its own; a part of it is in make test"
 	@echo "make check       lint, types, import direction, dependencies, spelling, the wheel on its own"
 	@echo "make bench       one file per claim, prints its figures"
 	@echo "make docs        writes the pages that are made from the code"
@@ -46,22 +47,26 @@ quickstart: setup
 test: setup $(INTEROP_STAMPS)
 	$(TEST_ENV) $(BIN)/python -m pytest tests/unit/safety -q -n $(JOBS) --cov=composer_replication.safety --cov-branch --cov-fail-under=100
 	$(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not long and not fakes" --durations=15 --ignore=tests/unit/safety
-	$(MAKE) --no-print-directory interop
+	$(MAKE) --no-print-directory interop ONLY=smoke
 
-# Builds, clusters and crashes that take minutes together: before a merge, and in continuous integration.
-test-long: setup
+# Builds, clusters and crashes that take minutes together, and what the quick run leaves out of interop: before a
+# merge, and in continuous integration.
+test-long: setup $(INTEROP_STAMPS)
 	$(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m long --durations=15
+	$(MAKE) --no-print-directory interop ONLY="not smoke"
 
 # The sandbox contract over fake engines and a fake cluster, as root: after a change to those backends.
 test-fakes: setup
 	$(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m fakes tests/conformance
 
 # At the same time; each shows what it said when it is through, and all are run although one fails.
+# ONLY takes a part of the tests: smoke, or "not smoke".
+ONLY ?=
 interop: setup $(INTEROP_STAMPS)
 	@$(MAKE) --no-print-directory --keep-going --jobs=$(JOBS) $(INTEROP:%=interop-%)
 
 interop-%: .venvs/%/.setup-done
-	@$(TEST_ENV) .venvs/$*/bin/python -m pytest tests/interop/$* >.venvs/$*/tests.log 2>&1; code=$$?; \
+	@$(TEST_ENV) .venvs/$*/bin/python -m pytest tests/interop/$* -m "$(ONLY)" >.venvs/$*/tests.log 2>&1; code=$$?; \
 	  echo "== $*"; cat .venvs/$*/tests.log; exit $$code
 
 .venvs/%/.setup-done: tests/interop/%.txt pyproject.toml

@@ -17,23 +17,19 @@ not. Lines of other settings (another recipe, other ``--set``) stay in the journ
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
 import math
 import statistics
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from composer_replication.config import parse_override, read_table
-from composer_replication.run_folder import read_json, read_jsonl, rewrite_jsonl
+from seed_journal import Line, add_line, fingerprint, read_run, train
+
+from composer_replication.run_folder import read_jsonl
 
 FOLDER = Path(__file__).parents[1] / "recipes" / "ablation"
-COMMAND = Path(sys.executable).with_name("composer-rl")
-HALTED = 5  # the guard stopped it; its rates were measured all the same
 HINTS = ("trainer.alpha_sdpo=0.5",)
 ARMS: Mapping[str, tuple[str, ...]] = {
     "grpo": (),
@@ -51,8 +47,6 @@ FIGURES = {
     "replay/reward_margin": "margin",
 }
 DASH = "\N{EN DASH}"
-
-Line = Mapping[str, Any]
 
 
 def t_quantile(freedom: int, inside: float = 0.95) -> float:
@@ -88,50 +82,24 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
 # ---- one run ------------------------------------------------------------------------------------
 
 
-def fingerprint(recipe: Path, settings: Sequence[str]) -> str:
-    """Of a recipe as it is written, and what is set over it; the seed aside."""
-    table = {key: value for key, value in read_table(recipe).items() if key != "seed"}
-    text = json.dumps([table, dict(parse_override(setting) for setting in settings)], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def read_run(folder: Path) -> dict[str, Any]:
-    """What a finished run folder says, as the journal keeps it: pass counts by task, rewards, the arm's own figures."""
-    summary, environment = read_json(folder / "summary.json"), read_json(folder / "environment.json")
+def read_arm(folder: Path) -> dict[str, Any]:
+    """The run's line, and the mean over its steps of the reward and of the arm's own figures."""
     steps = read_jsonl(folder / "metrics.jsonl")
-
-    def counts(side: str, tests: str) -> dict[str, dict[str, list[int]]]:
-        return {
-            when: {name: [row[tests], row["samples"]] for name, row in summary[when][side]["by_task"].items()}
-            for when in ("before", "after")
-        }
-
     known = {name: [row[name] for row in steps if row.get(name) is not None] for name in ("reward", *FIGURES)}
     return {
-        "heldout": counts("heldout", "hidden"),
-        "trained": counts("train", "visible"),
-        "steps": summary["steps"],
-        "verdict": summary["verdict"],
-        "minutes": round(summary["seconds"] / 60, 1),
-        "parameter_sha256": summary["parameter_sha256"],
-        "tasks": environment["tasks_fingerprint"],
-        "revision": environment["git_revision"],
+        **read_run(folder),
         **{name: statistics.fmean(values) for name, values in known.items() if values},
     }
 
 
-def train(arm: str, seed: int, args: argparse.Namespace) -> dict[str, Any] | None:
-    """One run to its end, from where it was cut off; its line of the journal, None where it failed."""
+def train_arm(arm: str, seed: int, args: argparse.Namespace) -> dict[str, Any] | None:
+    """One run to its end; its line of the journal, None where it failed."""
     settings = [*args.settings, *ARMS[arm]]
     mark = fingerprint(args.recipe, settings)
     folder = args.out / f"{arm}-{seed}-{mark[:8]}"
-    if not (folder / "summary.json").is_file():
-        flags = [part for setting in (f"seed={seed}", *settings) for part in ("--set", setting)]
-        resume = ["--resume"] if (folder / "run.toml").is_file() else []
-        command = [str(COMMAND), "train", str(args.recipe), "--out", str(folder), *flags, *resume]
-        if subprocess.run(command, check=False).returncode not in (0, HALTED):
-            return None
-    return {"arm": arm, "seed": seed, "settings": mark, **read_run(folder)}
+    if not train(args.recipe, folder, seed, settings):
+        return None
+    return {"arm": arm, "seed": seed, "settings": mark, **read_arm(folder)}
 
 
 # ---- the table ----------------------------------------------------------------------------------
@@ -232,7 +200,8 @@ def main(words: Sequence[str] | None = None) -> int:
 
     @cache
     def mark(arm: str) -> str:
-        return fingerprint(args.recipe, [*args.settings, *ARMS[arm]])
+        known: str = fingerprint(args.recipe, [*args.settings, *ARMS[arm]])
+        return known
 
     def mine() -> list[dict[str, Any]]:
         return [
@@ -246,11 +215,11 @@ def main(words: Sequence[str] | None = None) -> int:
         for arm in args.only:
             if any((line["arm"], line["seed"]) == (arm, seed) for line in mine()):
                 continue
-            line = train(arm, seed, args)
+            line = train_arm(arm, seed, args)
             if line is None:
                 failed.append(f"{arm} {seed}")
-            else:  # the whole file anew: a line that a crash tore must not swallow the next one
-                rewrite_jsonl(args.journal, [*read_jsonl(args.journal), line])
+            else:
+                add_line(args.journal, line)
     print(table(mine()))
     num_others = len(read_jsonl(args.journal)) - len(mine())
     if num_others:

@@ -1,12 +1,13 @@
 """Claim: a policy trained on some repositories solves more tasks of repositories it never saw, and one with shuffled rewards does not.
 
 Runs ``recipes/generalise`` once a seed, then its control (``reward.is_shuffled``), one after the other, each by
-``composer-rl train`` in a folder of its own under ``--out``. A finished run is not repeated, one that was cut off is
-resumed. Then, or with ``--table`` at once, prints what the folders hold: pass rates over fresh samples before and after
+``composer-rl train`` in a folder of its own under ``--out``. A finished run is one line of
+``recipes/generalise/journal.jsonl`` and is not repeated, so seeds may be spread over days and machines: commit the
+journal. One that was cut off is resumed. Then, or with ``--table`` at once, prints what the journal holds: pass rates over fresh samples before and after
 (held-out tasks by hidden tests, trained ones by visible tests), 95% Wilson intervals over samples, and for the seeds
 together a bootstrap over tasks of the difference, because samples of one task are alike.
 
-    python benchmarks/generalise.py [--out runs/generalise] [--seeds 0 1 2] [--control 0] [--set KEY=VALUE ...] [--table]
+    python benchmarks/generalise.py [--out runs/generalise] [--seeds 0 1 2] [--control 0] [--set KEY=VALUE ...] [--journal FILE] [--table]
 
 Target: after training at least 1.5 times the base's held-out pass rate, intervals apart. Exit code 1 where a run failed;
 a missed target is a result, not a failure.
@@ -15,22 +16,22 @@ a missed target is a result, not a failure.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
-import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from seed_journal import Line, add_line, fingerprint, read_run, train
+
+from composer_replication.run_folder import read_jsonl
 from composer_replication.tasks.pass_intervals import mean_interval
 
-RECIPE = Path(__file__).parents[1] / "recipes" / "generalise" / "run.toml"
-COMMAND = Path(sys.executable).with_name("composer-rl")
-HALTED = 5  # the guard stopped it; its rates were measured all the same
+FOLDER = Path(__file__).parents[1] / "recipes" / "generalise"
+RECIPE = FOLDER / "run.toml"
+CONTROL = ("reward.is_shuffled=true",)
 GOAL = 1.5
 NUM_RESAMPLES = 4000
 DASH = "\N{EN DASH}"
@@ -79,7 +80,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Run:
-    """What one run folder says."""
+    """One finished run."""
 
     name: str
     heldout: Change
@@ -89,24 +90,18 @@ class Run:
     minutes: float
 
 
-def read_run(folder: Path) -> Run:
-    """The rates that ``train`` left in its summary."""
-    summary = json.loads((folder / "summary.json").read_text())
+def run_of(line: Line) -> Run:
+    """A line of the journal; a task that lost all its samples to a broken sandbox, before or after, is left out."""
 
-    def change(side: str, tests: str) -> Change:
-        sides = [summary[when][side]["by_task"] for when in ("before", "after")]
-        old, new = ({name: (row[tests], row["samples"]) for name, row in rows.items()} for rows in sides)
-        known = sorted(old.keys() & new.keys())  # a task may have lost all its samples to a broken sandbox
+    def change(side: str) -> Change:
+        old, new = (
+            {name: (row[0], row[1]) for name, row in line[side][when].items()} for when in ("before", "after")
+        )
+        known = sorted(old.keys() & new.keys())
         return Change({name: old[name] for name in known}, {name: new[name] for name in known})
 
-    return Run(
-        folder.name,
-        change("heldout", "hidden"),
-        change("train", "visible"),
-        int(summary["steps"]),
-        str(summary["verdict"]),
-        float(summary["seconds"]) / 60,
-    )
+    name = f"{line['kind']}-{line['seed']}"
+    return Run(name, change("heldout"), change("trained"), line["steps"], line["verdict"], line["minutes"])
 
 
 def pooled(changes: Sequence[Change]) -> Change:
@@ -160,16 +155,6 @@ def table(runs: Sequence[Run], controls: Sequence[Run]) -> str:
     return "\n".join(lines)
 
 
-def train(name: str, seed: int, folder: Path, settings: Sequence[str]) -> bool:
-    """One run to its end, from where it was cut off; whether there is something to read."""
-    if (folder / name / "summary.json").is_file():
-        return True
-    flags = [part for setting in (f"seed={seed}", *settings) for part in ("--set", setting)]
-    resume = ["--resume"] if (folder / name / "run.toml").is_file() else []
-    command = [str(COMMAND), "train", str(RECIPE), "--out", str(folder / name), *flags, *resume]
-    return subprocess.run(command, check=False).returncode in (0, HALTED)
-
-
 def _rate(counts: Counts) -> float:
     return statistics.fmean(passed / samples for passed, samples in counts.values())
 
@@ -192,28 +177,44 @@ def _line(run: Run) -> str:
     return f"| {' | '.join([*cells, f'{run.minutes:.0f}'])} |"
 
 
-def _arguments(words: Sequence[str] | None) -> Any:
+def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("runs/generalise"), metavar="DIR")
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--control", type=int, nargs="*", default=[0], metavar="SEED")
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--table", action="store_true", help="train nothing: read what is there")
+    parser.add_argument("--journal", type=Path, default=FOLDER / "journal.jsonl", metavar="FILE")
+    parser.add_argument("--table", action="store_true", help="train nothing: read the journal")
     return parser.parse_args(words)
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Train what is missing, then print the table."""
+    """Train what the journal lacks, then print the table."""
     args = _arguments(words)
-    wanted = [(f"seed-{seed}", seed, args.settings) for seed in args.seeds]
-    wanted += [
-        (f"control-{seed}", seed, [*args.settings, "reward.is_shuffled=true"]) for seed in args.control
-    ]
-    failed = (
-        [] if args.table else [name for name, seed, own in wanted if not train(name, seed, args.out, own)]
+    settings = {"seed": args.settings, "control": [*args.settings, *CONTROL]}
+    marks = {kind: fingerprint(RECIPE, own) for kind, own in settings.items()}
+
+    def mine() -> dict[tuple[str, int], Line]:
+        lines = (line for line in read_jsonl(args.journal) if marks.get(line["kind"]) == line["settings"])
+        return {(line["kind"], line["seed"]): line for line in lines}
+
+    failed = []
+    wanted = [("seed", seed) for seed in args.seeds] + [("control", seed) for seed in args.control]
+    for kind, seed in wanted if not args.table else ():
+        if (kind, seed) in mine():
+            continue
+        folder = args.out / f"{kind}-{seed}-{marks[kind][:8]}"
+        if train(RECIPE, folder, seed, settings[kind]):
+            add_line(args.journal, {"kind": kind, "seed": seed, "settings": marks[kind], **read_run(folder)})
+        else:
+            failed.append(f"{kind}-{seed}")
+    there = mine()
+    runs, controls = (
+        [run_of(there[key]) for key in wanted if key[0] == kind and key in there] for kind in settings
     )
-    there = [read_run(args.out / name) for name, *_ in wanted if (args.out / name / "summary.json").is_file()]
-    print(table(*([run for run in there if run.name.startswith(kind)] for kind in ("seed-", "control-"))))
+    print(table(runs, controls))
+    if len({there[key]["tasks"] for key in wanted if key in there}) > 1:
+        print("\n**The runs are of different sets of tasks: their rates cannot be compared.**")
     if failed:
         print(f"failed: {', '.join(failed)}; the same command goes on.", file=sys.stderr)
     return 1 if failed else 0

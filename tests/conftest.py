@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import shutil
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -16,11 +18,12 @@ settings.load_profile("unhurried")
 
 TINY = Path(__file__).parents[1] / "recipes" / "tiny-cpu" / "project"
 TINY_PINS = (
+    "tinymath/numbers.py::absolute",
     "tinymath/numbers.py::clamp",
     "tinymath/numbers.py::mean",
     "tinymath/numbers.py::sign",
+    "tinymath/numbers.py::square",
     "tinymath/text.py::initials",
-    "tinymath/text.py::is_palindrome",
     "tinymath/vector.py::Vector.length",
 )
 
@@ -40,6 +43,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next((number for number, is_there in enumerate(fits) if is_there), len(LONGEST_FIRST))
 
     items.sort(key=place)
+
+
+def pytest_collection_finish() -> None:
+    """Bytecode is kept of the tests, and none is written by what they run.
+
+    Two texts that a test writes in one second would be taken for one, and of a file that a full disk cut off the
+    half would stay. What is there by now stays to the end: Transformers asks for garbage after each training, and
+    would look through thousands of tests and all their libraries for it.
+    """
+    sys.dont_write_bytecode = True
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ from benchmarks.escapes.course import run_course
 from benchmarks.escapes.journal import Journal, latest
 from benchmarks.escapes.ordinary_user import NoInterpreterError, run_as_user
 from benchmarks.escapes.plain import Plain
-from benchmarks.escapes.table import markdown, render, summary_row, unseen
+from benchmarks.escapes.table import WITHOUT_JAIL, markdown, render, summary_row, unseen
 from composer_replication.interfaces import SandboxBackend
 from composer_replication.sandbox import accept, choose_backend
 from composer_replication.sandbox.acceptance import EVERYTHING
@@ -35,6 +35,9 @@ def main() -> int:
     """Exit code 1 when a jail did not hold or an attempt could not be tried, 130 when it was interrupted."""
     args = _arguments()
     if args.table:
+        if absent := [str(path) for path in args.table if not path.is_file()]:
+            print(f"there is no file {', '.join(absent)}: give what --json has written", file=sys.stderr)
+            return 2
         return _report([row for path in args.table for row in Journal.at(path).rows()], for_docs=True)
     if platform.machine() != _MACHINE:
         print(f"the attempts name system calls by their numbers on {_MACHINE}; this is {platform.machine()}")
@@ -188,7 +191,7 @@ def _report(rows: list[dict[str, Any]], *, for_docs: bool = False) -> int:
     summaries = [summary_row(*kind, found, all_attempts()) for kind, found in by_kind.items()]
     print(markdown(summaries) if for_docs else render(summaries))
     for row in summaries:
-        if row["backend"] in _JAILS and row["names"]:
+        if row["backend"] not in WITHOUT_JAIL and row["names"]:
             print(f"{row['backend']} as {row['user']} did not hold: " + "; ".join(row["names"]))
     for kind, found in by_kind.items():
         if kind[0] == "control" and unseen(found):
@@ -200,13 +203,14 @@ def _report(rows: list[dict[str, Any]], *, for_docs: bool = False) -> int:
     bad = [
         row
         for row in summaries
-        if row["backend"] in _JAILS and (row["successes"] or row["could_not_be_tried"])
+        if row["backend"] not in WITHOUT_JAIL and (row["successes"] or row["could_not_be_tried"])
     ]
     return 1 if bad else 0
 
 
-def _order(kind: tuple[str, str]) -> tuple[int, str]:
-    return _ALL.index(kind[0]), kind[1]
+def _order(kind: tuple[str, str]) -> tuple[int, str, str]:
+    """Ours in their order, then whatever else was tried by its name."""
+    return (_ALL.index(kind[0]) if kind[0] in _ALL else len(_ALL)), *kind
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ class CommandError(UsageError, ValueError):
     """A command, variable or time-out that no sandbox can be given."""
 
     def __init__(self, why: str) -> None:
-        fix = "give a command of text without NUL, and a time-out above 0"
+        fix = "give words without NUL, variables with names, input as bytes and a finite time-out above 0"
         super().__init__("CR0886", f"{why}.", where="sandbox exec", fix=fix)
 
 

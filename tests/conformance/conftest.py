@@ -39,17 +39,27 @@ NEVER_OVER_FAKES = {
 
 
 DEEP_FOLDERS = "test_folders_too_deep_to_be_removed_do_not_stay"
+BEST = "bubblewrap" if shutil.which("bwrap") else "sandlock"
+IN_EVERY_RUN = {
+    BEST: TESTS,
+    acceptance.WITHOUT_ISOLATION: TESTS,  # a few, without a jail to start
+    "sandlock": ("walls", "limits") if BEST != "sandlock" else TESTS,  # other means of the kernel hold there
+    "bubblewrap-warm": ("walls", "ends"),  # the same jail, which stays: what may be left for the next command
+}
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes a backend many seconds is tried on the best one in every run of the tests, on the others in the long one."""
+    """Every run of the tests holds the best backend to the whole contract, the others to what they do otherwise.
+
+    The long one holds all to all of it.
+    """
     for item in items:
-        if (
-            item.name.startswith(DEEP_FOLDERS)
-            and "[bubblewrap]" not in item.name
-            and "-over-" not in item.name
-        ):
+        part = getattr(item, "function", item).__module__.rpartition(".conformance.test_")[2]
+        if part not in TESTS or "-over-" in item.name:
+            continue
+        name = item.callspec.params.get("backend", BEST)  # type: ignore[attr-defined]
+        if part not in IN_EVERY_RUN.get(name, ()) or (item.name.startswith(DEEP_FOLDERS) and name != BEST):
             item.add_marker(pytest.mark.long)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM
 
+from composer_replication.cli.main import main
 from composer_replication.trainer.parameter_hash import parameter_sha256
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "tiny-cpu" / "run.toml"
@@ -47,6 +48,13 @@ def finish(out: Path, *extra: str) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr
     summary: dict[str, Any] = json.loads(done.stdout)
     return summary
+
+
+def here(capsys: pytest.CaptureFixture[str], out: Path, *extra: str) -> tuple[int, str, str]:
+    """The same words in this process, which has loaded torch already: exit code, output, errors."""
+    words = command(out, *extra)
+    code = main(words[words.index("train") :])
+    return code, *capsys.readouterr()
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
@@ -184,21 +192,27 @@ def test_a_run_that_was_cut_goes_on_as_if_it_had_not_been(
     )
 
 
-def test_a_finished_run_answers_with_its_summary(whole: tuple[Path, dict[str, Any]]) -> None:
+def test_a_finished_run_answers_with_its_summary(
+    whole: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
     out, summary = whole
-    assert finish(out, "--resume") == summary
+    code, answer, errors = here(capsys, out, "--resume")
+    assert code == 0, errors
+    assert json.loads(answer) == summary
 
 
-def test_an_occupied_folder_is_refused_and_left_alone(whole: tuple[Path, dict[str, Any]]) -> None:
+def test_an_occupied_folder_is_refused_and_left_alone(
+    whole: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
     before = {
         path: path.stat().st_mtime_ns
         for path in whole[0].rglob("*")
         if path.is_file() and path.name != "LOCK"
     }
-    done = subprocess.run(command(whole[0]), capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 2
-    assert "CR0207" in done.stderr
-    assert "Traceback" not in done.stderr
+    code, _, errors = here(capsys, whole[0])
+    assert code == 2
+    assert "CR0207" in errors
+    assert "Traceback" not in errors
     assert before == {path: path.stat().st_mtime_ns for path in before}
 
 
@@ -209,14 +223,14 @@ def test_environment_says_what_ran_and_no_secret(whole: tuple[Path, dict[str, An
     assert not set(os.environ) & set(environment)
 
 
-def test_a_guard_that_fires_halts_the_run_with_everything_on_disk(tmp_path: Path) -> None:
+def test_a_guard_that_fires_halts_the_run_with_everything_on_disk(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "run"
     hair_trigger = ("--set", "guard.min_steps=1", "--set", "guard.max_proxy_real_gap=1e-6")
-    done = subprocess.run(
-        command(out, *hair_trigger), capture_output=True, text=True, timeout=500, check=False
-    )
-    assert done.returncode == 5, done.stderr
-    summary = json.loads(done.stdout)
+    code, answer, errors = here(capsys, out, *hair_trigger)
+    assert code == 5, errors
+    summary = json.loads(answer)
     assert summary["verdict"] == "halted"
     assert summary["stop_reason"] == "guard"
     assert "Hacking Gap" in summary["reason"]
@@ -226,24 +240,18 @@ def test_a_guard_that_fires_halts_the_run_with_everything_on_disk(tmp_path: Path
     assert "halted" in (out / "report.html").read_text().lower()
     assert summary["model"] is None
     assert not (out / "model").exists()
-    again = subprocess.run(
-        command(out, *hair_trigger, "--resume"), capture_output=True, text=True, timeout=500, check=False
-    )
-    assert again.returncode == 5
-    assert json.loads(again.stdout) == summary
+    code, again, _ = here(capsys, out, *hair_trigger, "--resume")
+    assert code == 5
+    assert json.loads(again) == summary
 
 
-def test_a_finished_run_does_not_answer_for_another_recipe(whole: tuple[Path, dict[str, Any]]) -> None:
-    done = subprocess.run(
-        command(whole[0], "--resume", "--set", "seed=5"),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert "CR0208" in done.stderr
-    assert "seed" in done.stderr
+def test_a_finished_run_does_not_answer_for_another_recipe(
+    whole: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, errors = here(capsys, whole[0], "--resume", "--set", "seed=5")
+    assert code == 2
+    assert "CR0208" in errors
+    assert "seed" in errors
 
 
 @pytest.mark.timeout(1500)  # three whole commands

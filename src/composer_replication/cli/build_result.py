@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from composer_replication.cli.isolation_flags import given_up, isolation_lines
 from composer_replication.cli.show_command import flaky_lines
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def finish_build(
         "parquet": summary.has_parquet,
         "restricted_licences": summary.restricted(),
         **(more or {}),
+        **given_up(),
     }
     write_json(summary.folder / "summary.json", result)
     summary.require_tasks()
@@ -57,6 +59,7 @@ def render_build(result: dict[str, Any]) -> str:
     lines += [f"  rejected {count:>5}  {reason}" for reason, count in result["rejected"].items()]
     lines += [f"  instructions {count:>5}  {what}" for what, count in result.get("instructions", {}).items()]
     lines += [f"  not usable: {source}: {why}" for source, why in result["unusable"].items()]
+    lines += [f"  {line}" for line in isolation_lines(result)]
     lines += flaky_lines(result["flaky"])
     lines += licence_lines(result.get("restricted_licences", {}))
     for name, pins in result["unrecorded"].items():

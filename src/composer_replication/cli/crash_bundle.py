@@ -95,8 +95,12 @@ def _try_write(folder_of: Callable[[], Path], text: str) -> Path | None:
         descriptor, name = tempfile.mkstemp(prefix=f"composer-rl-crash-{stamp}-", suffix=".txt", dir=folder)
     except (OSError, ImportError):  # the next folder is tried; the caller says so when none is left
         return None
-    with open(descriptor, "w", encoding="utf-8", errors="backslashreplace") as handle:
-        handle.write(text)
+    try:
+        with open(descriptor, "w", encoding="utf-8", errors="backslashreplace") as handle:
+            handle.write(text)
+    except OSError:  # the disk is full
+        Path(name).unlink(missing_ok=True)
+        return None
     return Path(name)
 
 

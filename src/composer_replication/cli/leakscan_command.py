@@ -6,6 +6,13 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from composer_replication.cli.isolation_flags import (
+    add_isolation_flags,
+    chosen_backend,
+    given_up,
+    isolation_lines,
+    refuse_without_jail,
+)
 from composer_replication.cli.progress_bar import progress_bar
 from composer_replication.cli.unfinished_build import warn_unfinished
 
@@ -25,9 +32,7 @@ def add_leakscan(verbs: Any, common: argparse.ArgumentParser) -> None:
     )
     scan.add_argument("folder", metavar="DIR", type=Path, help="a task store")
     scan.add_argument("--jobs", metavar="N", type=int, default=2, help="sandboxes at a time (default: 2)")
-    scan.add_argument(
-        "--backend", metavar="NAME", help="sandbox backend (default: the first that works here)"
-    )
+    add_isolation_flags(scan)
     scan.set_defaults(run=f"{_HERE}:run_leakscan", render=f"{_HERE}:render_leakscan")
 
 
@@ -35,7 +40,8 @@ def run_leakscan(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     """Search a store; exit code 4 when a leak is found or a check got no answer.
 
     Raises:
-        UsageError: ``--jobs`` below 1 (CR0416).
+        UsageError: ``--jobs`` below 1 (CR0416), an unknown backend (CR0305), or one that isolates nothing (CR0340, and
+            accepted CR0901).
         InputError: not a task store, or a damaged one (CR0410, CR0411).
         SandboxFailure: the sandbox broke, or the search inside it did not end (CR0426).
     """
@@ -44,6 +50,8 @@ def run_leakscan(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 
     if args.jobs < 1:
         raise UsageError("CR0416", f"--jobs {args.jobs} is below 1.", where="--jobs", fix="--jobs 2")
+    why = "what it runs sees this whole machine, the store and the sources with all deleted code among it"
+    refuse_without_jail(chosen_backend(args), why)
     with progress_bar(quiet=args.quiet) as report:
         warn_unfinished(args.folder, quiet=args.quiet)
         summary = scan_store(args.folder, jobs=args.jobs, backend=args.backend, progress=report)
@@ -55,6 +63,7 @@ def run_leakscan(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         "files_searched": summary.files_searched,
         "not_searched": list(summary.not_searched),
         "failed_checks": list(summary.failed_checks),
+        **given_up(),
     }
     return result, 0 if summary.is_clean else _NOT_CLEAN
 
@@ -71,4 +80,4 @@ def render_leakscan(result: dict[str, Any]) -> str:
     total = (
         f"{len(result['leaks'])} leaks in {result['tasks']} tasks, {result['files_searched']} files searched"
     )
-    return "\n".join([*lines, total])
+    return "\n".join([*lines, *isolation_lines(result), total])

@@ -10,10 +10,11 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from composer_replication.errors import ComposerError, MissingError
+from composer_replication.errors import ComposerError, MissingError, UsageError
 
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NOT_ALLOWED = {errno.EACCES, errno.EPERM, errno.EROFS}
+_SHOWN_CHARACTERS = 200
 _NO_SPACE_WORDS = ("No space left on device", "Disk quota exceeded", "File too large")
 """Rust and C++ libraries that write weights give the system's words instead of its number."""
 
@@ -27,7 +28,7 @@ def machine_error(error: BaseException, words: Sequence[str]) -> ComposerError |
         words: the command's arguments, which say how to go on.
 
     Returns:
-        ``MissingError`` CR0104 (no space) or CR0105 (not allowed).
+        ``MissingError`` CR0104 (no space) or CR0105 (not allowed), ``UsageError`` CR0902 (no path can be so).
     """
     for cause in _causes(error):
         number = cause.errno if isinstance(cause, OSError) else None
@@ -41,6 +42,13 @@ def machine_error(error: BaseException, words: Sequence[str]) -> ComposerError |
                 where=place or _fullest_folder(words),
                 fix=f"free some space; then {how_to_go_on(words)}",
             )
+        if not isinstance(error, ComposerError) and (number == errno.ENAMETOOLONG or _has_nul(cause)):
+            return UsageError(
+                "CR0902",
+                f"a path cannot be used: {getattr(cause, 'strerror', None) or 'it holds a NUL character'}.",
+                where=place if len(place) <= _SHOWN_CHARACTERS else f"{place[:_SHOWN_CHARACTERS]}…",
+                fix="give another path: a name has at most 255 bytes, the whole at most 4095.",
+            )
         if number in _NOT_ALLOWED and not isinstance(error, ComposerError):
             return MissingError(
                 "CR0105",
@@ -51,12 +59,20 @@ def machine_error(error: BaseException, words: Sequence[str]) -> ComposerError |
     return None
 
 
+def _has_nul(error: BaseException) -> bool:
+    """Python's own words for a path or an argument that the system cannot be given."""
+    return isinstance(error, ValueError) and str(error).startswith("embedded null")
+
+
 def how_to_go_on(words: Sequence[str]) -> str:
     """What to type after an interruption, by the verb that was interrupted."""
     plain = [word for word in words if not word.startswith("-")]
     if plain[:1] == ["train"]:
         again = " ".join(("composer-rl", *words, *(() if "--resume" in words else ("--resume",))))
         return f"{again} goes on at the last whole checkpoint."
+    if ["tasks", "validate"] in map(list, pairwise(plain)):
+        again = " ".join(("composer-rl", *words, *(() if "--resume" in words else ("--resume",))))
+        return f"{again} tries only the tasks that have not passed."
     if plain[:1] == ["quickstart"] or ["tasks", "build"] in map(list, pairwise(plain)):
         return "the same command goes on where it stopped."
     return "type the same command again."

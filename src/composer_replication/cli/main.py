@@ -217,7 +217,8 @@ def _print_result(text: str, exit_code: int) -> int:
 
 def _print_error(error: ComposerError, exit_code: int, *, as_json: bool) -> int:
     with contextlib.suppress(BrokenPipeError):
-        print(visible(str(error)), file=sys.stderr, flush=True)
+        line = visible(str(error)).replace("\n", "\\n")  # of a path; an error is one line
+        print(line, file=sys.stderr, flush=True)
     if not as_json:
         return _print_result("", exit_code)
     known = {"code": error.code, "message": error.message, "where": error.where, "fix": error.fix}

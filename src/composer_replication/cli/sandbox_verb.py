@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from composer_replication.cli.isolation_flags import add_acceptance_flag, given_up, isolation_lines
 from composer_replication.errors import MissingError
 
 if TYPE_CHECKING:
@@ -74,16 +75,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
         "--only", metavar="EXPRESSION", default="", help="tests whose names match, as pytest -k"
     )
     for sub_verb in (selftest, execute, conformance):
-        sub_verb.add_argument(
-            "--i-accept-no-isolation",
-            metavar="GUARD",
-            nargs="?",
-            action="append",
-            const="everything",
-            default=[],
-            dest="accepted",
-            help=_ACCEPT_HELP,
-        )
+        add_acceptance_flag(sub_verb, _ACCEPT_HELP)
         sub_verb.set_defaults(run="composer_replication.cli.sandbox_verb:run")
 
 
@@ -131,7 +123,7 @@ def _conformance(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         "known_failures": _rows(outcome.known_failures),
         "not_run": _rows(outcome.not_run),
     }
-    return {**result, **_given_up()}, 0 if outcome.is_conformant else _SELFTEST_FAILED
+    return {**result, **given_up()}, 0 if outcome.is_conformant else _SELFTEST_FAILED
 
 
 def _available(name: str | None) -> SandboxBackend:
@@ -155,13 +147,13 @@ def _selftest(name: str | None) -> tuple[dict[str, object], int]:
 
     backend = _available(name)
     checks = run_selftest(backend)
-    given_up = accepted()
-    is_ok = all(check.ok or check.name in given_up or EVERYTHING in given_up for check in checks)
+    without = accepted()
+    is_ok = all(check.ok or check.name in without or EVERYTHING in without for check in checks)
     rows = [
         {"name": check.name, "ok": check.ok, "detail": check.detail, "fix": check.fix} for check in checks
     ]
     result = {"backend": backend.name, "ok": is_ok, "checks": rows}
-    return {**result, **_given_up()}, 0 if is_ok else _SELFTEST_FAILED
+    return {**result, **given_up()}, 0 if is_ok else _SELFTEST_FAILED
 
 
 def _execute(args: argparse.Namespace) -> tuple[dict[str, object], int]:
@@ -184,16 +176,8 @@ def _execute(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         "timed_out": done.timed_out,
         "out_of_memory": done.out_of_memory,
         "truncated": done.truncated,
-        **_given_up(),
+        **given_up(),
     }, 0
-
-
-def _given_up() -> dict[str, object]:
-    """Said in every result of a process that does without something."""
-    from composer_replication.sandbox import accepted
-
-    names = list(accepted())
-    return {"accepted_no_isolation": names} if names else {}
 
 
 def _copy(source: Path | None, tree: Path) -> None:
@@ -250,11 +234,11 @@ def render(result: dict[str, Any]) -> str:
         verdict = "holds" if result["ok"] else "does NOT hold"
         if result["ok"] and not all(row["ok"] for row in result["checks"]):
             verdict = "does NOT hold, as was accepted"
-        return "\n".join([*lines, f"The sandbox {result['backend']} {verdict}.", *_warning(result)])
+        return "\n".join([*lines, f"The sandbox {result['backend']} {verdict}.", *isolation_lines(result)])
     parts = [result["stdout"].rstrip("\n"), result["stderr"].rstrip("\n")]
     ending = "timed out" if result["timed_out"] else f"exit code {result['exit_code']}"
     ending += ", output cut" if result["truncated"] else ""
-    return "\n".join([*(part for part in parts if part), f"[{ending}]", *_warning(result)])
+    return "\n".join([*(part for part in parts if part), f"[{ending}]", *isolation_lines(result)])
 
 
 def _render_conformance(result: dict[str, Any]) -> str:
@@ -265,9 +249,4 @@ def _render_conformance(result: dict[str, Any]) -> str:
     verdict = "keeps" if result["ok"] else "does NOT keep"
     counts = ", ".join(f"{len(result[key])} {title.lower()}" for key, title in titles.items())
     sentence = f"The sandbox {result['backend']} {verdict} the contract: {result['passed']} passed, {counts}."
-    return "\n".join([*lines, sentence, *_warning(result)])
-
-
-def _warning(result: dict[str, Any]) -> list[str]:
-    given_up = result.get("accepted_no_isolation", [])
-    return [f"Accepted to do without isolation: {', '.join(given_up)}."] if given_up else []
+    return "\n".join([*lines, sentence, *isolation_lines(result)])

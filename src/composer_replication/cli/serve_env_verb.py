@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from composer_replication.cli.isolation_flags import add_acceptance_flag
+
 _INTERRUPTED = 130
 
 
@@ -59,16 +61,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backend", metavar="NAME", default="", help="sandbox backend (default: the best here)"
     )
-    parser.add_argument(
-        "--i-accept-no-isolation",
-        metavar="GUARD",
-        nargs="?",
-        action="append",
-        const="everything",
-        default=[],
-        dest="accepted",
-        help="do without a guard of the self-test, as in composer-rl sandbox",
-    )
+    add_acceptance_flag(parser, "do without a guard of the self-test, as in composer-rl sandbox")
     parser.set_defaults(run="composer_replication.cli.serve_env_verb:run")
 
 

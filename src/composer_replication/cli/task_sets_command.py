@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from composer_replication.cli.isolation_flags import add_isolation_flags, chosen_backend
 from composer_replication.cli.progress_bar import progress_bar
 from composer_replication.cli.unfinished_build import warn_unfinished
 
@@ -91,9 +92,7 @@ def add_import(verbs: Any, common: argparse.ArgumentParser) -> None:
     )
     add_suite_flag(parser)
     parser.add_argument("--jobs", metavar="N", type=int, default=2, help="sandboxes at a time (default: 2)")
-    parser.add_argument(
-        "--backend", metavar="NAME", help="sandbox backend (default: the first that works here)"
-    )
+    add_isolation_flags(parser)
     parser.set_defaults(
         run=f"{_HERE}:run_import", render="composer_replication.cli.build_result:render_build"
     )
@@ -110,12 +109,11 @@ def run_import(args: argparse.Namespace) -> tuple[Result, int]:
     """
     from composer_replication.cli.build_result import finish_build
     from composer_replication.cli.output_folder import refuse_unwritable
-    from composer_replication.sandbox import choose_backend
     from composer_replication.tasks.journal import read_journal
     from composer_replication.tasks.swebench.swebench_import import import_swebench
 
+    chosen_backend(args)
     refuse_unwritable(args.out)
-    choose_backend(args.backend)
     with progress_bar(quiet=args.quiet) as report:
         summary = import_swebench(
             args.file,

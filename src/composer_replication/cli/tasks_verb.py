@@ -10,6 +10,13 @@ from typing import TYPE_CHECKING, Any
 from composer_replication.cli.build_result import finish_build
 from composer_replication.cli.cluster_parts import add_ray_flag
 from composer_replication.cli.instruction_flags import add_instruction_flags, have_written, named_endpoint
+from composer_replication.cli.isolation_flags import (
+    add_isolation_flags,
+    chosen_backend,
+    given_up,
+    isolation_lines,
+    refuse_without_jail,
+)
 from composer_replication.cli.leakscan_command import add_leakscan
 from composer_replication.cli.needed_packages import needs_extra
 from composer_replication.cli.progress_bar import Report, progress_bar
@@ -23,7 +30,6 @@ if TYPE_CHECKING:
 
 _HERE = "composer_replication.cli.tasks_verb"
 _VALIDATION_FAILED = 4
-_BACKEND_HELP = "sandbox backend (default: the first that works here)"
 _GRANULARITIES = ("function", "class", "module", "feature")
 _REMOVALS = ("body", "whole")
 _ALL = "all"
@@ -96,7 +102,7 @@ def _add_build(verbs: Any, common: argparse.ArgumentParser) -> None:
     )
     add_instruction_flags(build)
     build.add_argument("--jobs", metavar="N", type=int, default=2, help="sandboxes at a time (default: 2)")
-    build.add_argument("--backend", metavar="NAME", help=_BACKEND_HELP)
+    add_isolation_flags(build)
     add_ray_flag(build, "run the sandboxes", "the store is the same")
     build.set_defaults(run=f"{_HERE}:run_build", render="composer_replication.cli.build_result:render_build")
 
@@ -117,7 +123,7 @@ def _add_validate(verbs: Any, common: argparse.ArgumentParser) -> None:
         type=int,
         default=3,
         help="runs of each gate that runs tests or recorded calls (default: 3); what only reads the stored bytes (leaks, "
-        "instructions, restoring) gives one answer and is looked at once, as are constants against recorded calls and "
+        "instructions, restoring) gives one answer and is looked at once, as are constants and "
         "what --thorough adds",
     )
     validate.add_argument("--jobs", metavar="N", type=int, default=2, help="tasks at a time (default: 2)")
@@ -127,7 +133,13 @@ def _add_validate(verbs: Any, common: argparse.ArgumentParser) -> None:
         help="also run the tests that should pass in the tree that a rollout sees, and try a table of the visible "
         "tests' calls against the hidden ones; costs another run of each suite",
     )
-    validate.add_argument("--backend", metavar="NAME", help=_BACKEND_HELP)
+    validate.add_argument(
+        "--resume",
+        action="store_true",
+        help="take over the tasks that passed in an earlier call with the same store, --repeat, --thorough and backend, "
+        "and try the others; the cache has their journal, also of a call that was cut off",
+    )
+    add_isolation_flags(validate)
     validate.set_defaults(run=f"{_HERE}:run_validate", render=f"{_HERE}:render_validate")
 
 
@@ -159,22 +171,23 @@ def run_build(args: argparse.Namespace) -> tuple[Result, int]:
 
     Raises:
         UsageError: pins and several sources (CR0416), a folder that cannot be written
-            (CR0209), flags that name no server or model (CR0455), and as ``build_tasks``.
+            (CR0209), flags that name no server or model (CR0455), a backend that is unknown (CR0305) or
+            isolates nothing (CR0340, with ``--ray`` CR0901), and as ``build_tasks``.
         MissingError: ray is not installed (CR0101), or as ``build_tasks``.
         InputError: a source, a pin or all repositories are not usable (CR0402 to CR0409, CR0419).
         NothingToDoError: no candidate is a task (CR0418).
     """
     from composer_replication.cli.output_folder import refuse_unwritable
-    from composer_replication.sandbox import choose_backend
     from composer_replication.tasks.build import build_tasks
     from composer_replication.tasks.workers.workers import load_ray
 
     endpoint = named_endpoint(args)
+    backend = chosen_backend(args)  # said now, not after the packages have been fetched
     refuse_unwritable(args.out)
     if args.ray is not None:
+        refuse_without_jail(backend, "the nodes of a cluster are not this machine, on which it was accepted")
         with needs_extra("ray", "a build on a Ray cluster"):
             load_ray()
-    choose_backend(args.backend)  # said now, not after the packages have been fetched
     with progress_bar(quiet=args.quiet) as report:
         summary = build_tasks(
             args.sources,
@@ -229,9 +242,10 @@ def run_validate(args: argparse.Namespace) -> tuple[Result, int]:
     """Validate a store; exit code 4 when a task does not pass.
 
     Raises:
-        UsageError: ``--repeat`` or ``--jobs`` below 1 (CR0416).
+        UsageError: ``--repeat`` or ``--jobs`` below 1 (CR0416), a backend that is unknown (CR0305) or isolates nothing
+            (CR0340).
         NothingToDoError: the store is empty (CR0427).
-        InputError: not a task store, or a damaged one (CR0410, CR0411).
+        InputError: not a task store, or a damaged one (CR0410, CR0411); a journal that is not believed (CR0900).
     """
     from composer_replication.errors import UsageError
     from composer_replication.tasks.validate import validate_store
@@ -239,6 +253,7 @@ def run_validate(args: argparse.Namespace) -> tuple[Result, int]:
     for flag, value in (("--repeat", args.repeat), ("--jobs", args.jobs)):
         if value < 1:
             raise UsageError("CR0416", f"{flag} {value} is below 1.", where=flag, fix=f"{flag} 3")
+    chosen_backend(args)
     warn_unfinished(args.folder, quiet=args.quiet)
     with progress_bar(quiet=args.quiet) as report:
         summary = validate_store(
@@ -246,6 +261,7 @@ def run_validate(args: argparse.Namespace) -> tuple[Result, int]:
             repeat=args.repeat,
             jobs=args.jobs,
             thorough=args.thorough,
+            resume=args.resume,
             backend=args.backend,
             progress=report,
         )
@@ -255,6 +271,8 @@ def run_validate(args: argparse.Namespace) -> tuple[Result, int]:
         "passed": summary.passed,
         "failed": failed,
         "without_truth": list(summary.without_truth),
+        "taken_over": summary.taken_over,
+        **given_up(),
     }
     return result, _VALIDATION_FAILED if failed else 0
 
@@ -267,7 +285,10 @@ def render_validate(result: dict[str, Any]) -> str:
             f"{len(result['without_truth'])} of {result['tasks']} tasks have neither hidden tests nor recorded behaviour: "
             "they can be trained on, not held out"
         )
-    return "\n".join([*lines, f"{result['passed']} of {result['tasks']} tasks pass all gates"])
+    lines += [*isolation_lines(result), f"{result['passed']} of {result['tasks']} tasks pass all gates"]
+    if result.get("taken_over"):
+        lines.append(f"{result['taken_over']} of them passed in an earlier call and were not tried again")
+    return "\n".join(lines)
 
 
 def run_split(args: argparse.Namespace) -> tuple[Result, int]:

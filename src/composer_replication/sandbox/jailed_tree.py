@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from composer_replication.errors import CommandError, SandboxFailure
+from composer_replication.errors import SandboxFailure
 from composer_replication.records import ExecResult, Limits, SandboxSpec
+from composer_replication.sandbox.call_checks import check_limits
 from composer_replication.sandbox.host_paths import base_interpreter, is_below
 from composer_replication.sandbox.memory_folder import MemoryFolder
 from composer_replication.sandbox.private_folders import (
@@ -44,9 +45,11 @@ class JailedTree:
     Raises:
         SandboxFailure: a path of the spec is missing or cannot be shown, or the tree holds a device or
             a socket (CR0304); there is no space for our own folder (CR0302).
+        UsageError: a limit that cannot be held (CR0882).
     """
 
     def __init__(self, spec: SandboxSpec, uid: int | None) -> None:
+        check_limits(spec.limits)
         self.limits: Limits = spec.limits
         self.real_tree = spec.tree.resolve()
         self._check_paths(spec, uid)
@@ -121,17 +124,9 @@ class JailedTree:
         self.scratch.write("hosts", "127.0.0.1 localhost sandbox\n::1 localhost\n")
         self.scratch.write("nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n")
 
-    def check_call(
-        self, argv: Sequence[str], timeout_seconds: float, env: Mapping[str, str] | None
-    ) -> dict[str, str]:
-        """The whole environment of a command.
-
-        Raises:
-            CommandError: a NUL byte, text that has no bytes, or a time-out that is not above 0 (CR0886).
-        """
-        if not timeout_seconds > 0:
-            raise CommandError(f"timeout_seconds must be above 0, not {timeout_seconds}")
-        environment = {
+    def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
+        """The whole environment of a command that is given ``variables``."""
+        return {
             "PATH": os.pathsep.join((*_interpreter_bin(), "/usr/local/bin", "/usr/bin", "/bin")),
             "HOME": str(self.scratch.home),
             "TMPDIR": str(self.scratch.tmp),
@@ -140,18 +135,8 @@ class JailedTree:
             "LOGNAME": "sandbox",
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONNOUSERSITE": "1",
-            **(env or {}),
+            **variables,
         }
-        for text in (*argv, *environment, *environment.values()):
-            if "\0" in text:
-                raise CommandError("a NUL byte in the command or the environment")
-            try:
-                os.fsencode(text)
-            except UnicodeEncodeError as error:
-                raise CommandError(
-                    f"text that has no bytes in the command or the environment: {error}"
-                ) from error
-        return environment
 
     @contextmanager
     def running(self) -> Iterator[None]:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Self
 
-from composer_replication.errors import CommandError
 from composer_replication.records import ExecResult, FileEntry, SandboxSpec
+from composer_replication.sandbox.call_checks import (
+    are_too_long,
+    check_timeout,
+    checked_command,
+    checked_input,
+    checked_variables,
+)
 from composer_replication.sandbox.jailed_tree import JailedTree, failure
 from composer_replication.sandbox.tree_files import TreeFiles
 from composer_replication.sandbox.tree_snapshots import TreeSnapshots
 
 _NOT_STARTED = 126
-_LONGEST_WORD = 32 * os.sysconf(
-    "SC_PAGE_SIZE"
-)  # with its last NUL, of a program's arguments (Linux: execve(2))
 
 
 class LocalSandbox(ABC):
@@ -45,19 +47,21 @@ class LocalSandbox(ABC):
 
         Raises:
             SandboxFailure: closed (CR0303), or the jail itself failed (CR0302).
-            CommandError: no command, a NUL byte, text that has no bytes, or a time-out that is not above 0 (CR0886).
+            CommandError: no command, a NUL byte, text that has no bytes, a time-out that is not above 0 and finite, input
+                that is not bytes, a variable without a name or with an equals sign in it (CR0886).
         """
-        argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
-        # Without a name a shell and a kernel disagree about what is wrong.
-        if not argv or not argv[0] or (isinstance(command, str) and not command.strip()):
-            raise CommandError("the command is empty")
-        environment = self._jailed.check_call(argv, timeout_seconds, env)
+        argv = checked_command(command)
+        check_timeout(timeout_seconds)
+        data = checked_input(stdin)
+        environment = self._jailed.environment(checked_variables(env))
         with self._jailed.running():
-            if any(len(os.fsencode(word)) >= _LONGEST_WORD for word in argv):
+            if are_too_long(argv, environment):
                 stderr = f"{argv[0]}: Argument list too long\n"
                 return ExecResult(_NOT_STARTED, "", stderr, False, False, False, 0.0)
+            if not self._jailed.real_tree.is_dir():
+                raise failure("CR0302", "the tree of the sandbox is gone.", str(self.tree))
             try:
-                return self._run(argv, environment, stdin, timeout_seconds)
+                return self._run(argv, environment, data, float(timeout_seconds))
             except OSError as error:  # no space, no descriptor, no process: never the command's doing
                 why = f"the command cannot be run: {error.strerror or error}."
                 raise failure("CR0302", why, str(error.filename or self.tree)) from error

@@ -4,22 +4,27 @@ Every check plants something real outside (a listener, a secret file, a variable
 process) and runs ``selftest_probe`` inside, which tries to reach it. Every limit is
 tried by exceeding it. A backend that forgets one guard is named for that guard; no
 reward may depend on it (``require_selftest``).
+
+Nothing is believed that was not tried: each probe writes a word of this very run to its
+standard error before it begins. Without that word, or without a first step that succeeded (one
+process, one open file, one block on the disk), the guard "could not be tried" and does not hold.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from composer_replication.errors import ComposerError, SandboxFailure
-from composer_replication.interfaces import SandboxBackend
+from composer_replication.interfaces import Sandbox, SandboxBackend
 from composer_replication.records import Check, ExecResult, Limits, SandboxSpec
 from composer_replication.sandbox import acceptance
 from composer_replication.sandbox.acceptance import WITHOUT_ISOLATION
@@ -45,7 +50,10 @@ _DISK_KINDS = {
     "mapped files in shared memory": _HIDING_SECONDS,
 }
 """What is tried, and how long it is held."""
+_ELSEWHERE = "mapped files in shared memory"  # not every jail has that folder; the tree each has
 _EXIT_KILLED = 137
+_PUSH_SECONDS = 60.0  # to come past a limit; a probe that is slow has not shown that it could not
+_LOOK_SECONDS = 0.15
 _PROBE = Path(__file__).with_name("selftest_probe.py")
 
 _passed: dict[str, dict[str, str]] = {}
@@ -63,64 +71,91 @@ class _Trial:
     bait: Bait
 
     @contextmanager
-    def _running(
-        self, orders: list[dict[str, Any]], timeout_seconds: float
-    ) -> Iterator[tuple[ExecResult, Path]]:
+    def open(self) -> Iterator[tuple[Sandbox, Path]]:
         with TemporaryDirectory(dir=self.bait.root, ignore_cleanup_errors=True) as folder:
             tree = Path(folder) / "tree"
             tree.mkdir()
             spec = SandboxSpec(tree, (self.bait.shown,), (self.bait.masked,), _LIMITS)
             with self.backend.open(spec) as sandbox:
-                result = sandbox.exec(
-                    [str(base_python()), "-I", "-S", "-c", _PROBE.read_text()],
-                    timeout_seconds=timeout_seconds,
-                    stdin=json.dumps(orders).encode(),
-                )
-                yield result, tree
+                yield sandbox, tree
 
     def ask(self, *orders: dict[str, Any]) -> list[dict[str, Any]]:
         """Run probes that must come to an answer."""
-        with self._running(list(orders), _PATIENCE_SECONDS) as (result, _):
-            if result.exit_code != 0:
-                raise _NoAnswerError(_last_line(result))
-            return list(json.loads(result.stdout))
+        with self.open() as (sandbox, _):
+            return _answers(_probe(sandbox, orders, _PATIENCE_SECONDS), len(orders))
 
-    def push(
-        self, order: dict[str, Any], timeout_seconds: float = _PATIENCE_SECONDS
-    ) -> tuple[ExecResult, Any]:
+    def push(self, order: dict[str, Any]) -> tuple[ExecResult, dict[str, Any] | None]:
         """Run a probe that may be killed for what it does: the answer is None then."""
-        with self._running([order], timeout_seconds) as (result, _):
-            if result.exit_code not in (0, _EXIT_KILLED):
-                raise _NoAnswerError(_last_line(result))
-            answer = None
-            if result.exit_code == 0:
-                with suppress(ValueError):  # cut, or mixed with what else it printed
-                    answer = json.loads(result.stdout)[0]
-            return result, answer
+        with self.open() as (sandbox, _):
+            result = _probe(sandbox, [order], _PUSH_SECONDS)
+        if result.timed_out:
+            raise _NoAnswerError(f"the probe did not come to an end within {_PUSH_SECONDS:g} seconds")
+        return result, None if result.exit_code == _EXIT_KILLED else _answers(result, 1)[0]
 
     def daemon_dies(self, timeout_seconds: float, hold_seconds: float) -> bool:
         """Does the heartbeat of a daemon stop with the command (or its time-out) that started it?
 
+        Looked at from outside and from inside: where the tree is a copy, the heart beats in the other one.
+
         Raises:
-            _NoAnswerError: no heartbeat was seen (it did not come up in time).
+            _NoAnswerError: no heartbeat was seen (it did not come up in time), or the command ended otherwise.
         """
         lives_seconds = min(timeout_seconds, hold_seconds) + 4.0
         order = {"do": "daemon", "file": "beat", "seconds": hold_seconds, "lives_seconds": lives_seconds}
-        with self._running([order], timeout_seconds) as (result, tree):
+        with self.open() as (sandbox, tree):
+            result = _probe(sandbox, [order], timeout_seconds)
             beat = tree / "beat"
             if not beat.exists() or beat.stat().st_size == 0:
-                raise _NoAnswerError(_last_line(result))
+                raise _NoAnswerError("no heartbeat of the daemon was seen")
+            if result.timed_out != (hold_seconds > timeout_seconds):
+                how = "with its time-out" if result.timed_out else "before its time-out"
+                raise _NoAnswerError(f"the command ended {how}")
             before = beat.stat().st_size
-            threading.Event().wait(0.15)
-            return before == beat.stat().st_size and result.timed_out == (hold_seconds > timeout_seconds)
+            look = {"do": "beats", "file": "beat", "seconds": _LOOK_SECONDS}
+            (inside,) = _answers(_probe(sandbox, [look], _PATIENCE_SECONDS), 1)
+            return before == beat.stat().st_size and bool(inside["before"]) and not inside["beats"]
 
 
 class _NoAnswerError(Exception):
-    """The probe could not run inside."""
+    """The probe could not run inside, or nothing shows that it did."""
+
+
+def _probe(sandbox: Sandbox, orders: Sequence[dict[str, Any]], timeout_seconds: float) -> ExecResult:
+    """Run probes; what they wrote, without the word that shows that they began.
+
+    Raises:
+        _NoAnswerError: that word did not come.
+    """
+    word = f"began-{secrets.token_hex(8)}"
+    result = sandbox.exec(
+        [str(base_python()), "-I", "-S", "-c", _PROBE.read_text()],
+        timeout_seconds=timeout_seconds,
+        stdin=json.dumps({"word": word, "orders": list(orders)}).encode(),
+    )
+    if word not in result.stderr:
+        raise _NoAnswerError(f"the probe did not begin ({_last_line(result)})")
+    return replace(result, stderr=result.stderr.replace(f"{word}\n", ""))
+
+
+def _answers(result: ExecResult, num_orders: int) -> list[dict[str, Any]]:
+    """What probes answered that ended by themselves."""
+    if result.exit_code != 0:
+        raise _NoAnswerError(_last_line(result))
+    with suppress(ValueError):  # cut, or mixed with what else was printed
+        found = json.loads(result.stdout)
+        if isinstance(found, list) and len(found) == num_orders and all(isinstance(a, dict) for a in found):
+            return found
+    raise _NoAnswerError("the probe began and gave no answer")
 
 
 def _last_line(result: ExecResult) -> str:
     return (result.stderr.strip().splitlines() or [f"exit code {result.exit_code}"])[-1]
+
+
+def _require_first_step(count: int, ended_by: str, what: str) -> None:
+    """A limit is not shown by somebody who could not even begin to use it up."""
+    if count < 1:
+        raise _NoAnswerError(f"{what}{f' ({ended_by})' if ended_by else ''}")
 
 
 def _network(trial: _Trial) -> str:
@@ -186,6 +221,7 @@ def _privilege(trial: _Trial) -> str:
 
 def _open_files(trial: _Trial) -> str:
     (answer,) = trial.ask({"do": "open_files", "try": 4 * _LIMITS.num_open_files})
+    _require_first_step(answer["opened"], answer["ended_by"], "/dev/null cannot be opened")
     count = answer["count"]
     return (
         ""
@@ -196,7 +232,10 @@ def _open_files(trial: _Trial) -> str:
 
 def _processes(trial: _Trial) -> str:
     _, answer = trial.push({"do": "processes", "try": 2 * _LIMITS.num_processes})
-    if answer is None or answer["count"] <= _LIMITS.num_processes:
+    if answer is None:
+        return ""
+    _require_first_step(answer["count"] - 1, answer["ended_by"], "no process can be started")
+    if answer["count"] <= _LIMITS.num_processes:
         return ""
     return f"ran {answer['count']} processes; the limit is {_LIMITS.num_processes}"
 
@@ -208,7 +247,10 @@ def _memory(trial: _Trial) -> str:
     share = _LIMITS.memory_bytes // 3
     order = {"do": "memory_of_many", "num": 5, "bytes": share, "seconds": _HOLD_SECONDS}
     _, answer = trial.push(order)
-    if answer is not None and answer["held"] > 3:
+    if answer is None:
+        return ""
+    _require_first_step(answer["held"], "", "no process got a third of the memory")
+    if answer["held"] > 3:
         return f"{answer['held']} processes together used {answer['held'] * share // _MIB} MiB"
     return ""
 
@@ -220,26 +262,34 @@ def _disk(trial: _Trial) -> str:
         name = f"probe-{trial.bait.word[-12:]}"
         order = {"do": "disk", "kind": kind, "bytes": size, "name": name, "seconds": seconds}
         _, answer = trial.push(order)
-        if answer is not None and answer["written"] > _LIMITS.disk_bytes:
+        if answer is None or (answer["is_nowhere"] and kind == _ELSEWHERE):
+            continue
+        _require_first_step(answer["written"], answer["ended_by"], f"{kind}: they cannot be written")
+        if answer["written"] > _LIMITS.disk_bytes:
             problems.append(f"{kind}: {answer['written'] // _MIB} MiB")
     return f"wrote {', '.join(problems)}; the limit is {_LIMITS.disk_bytes // _MIB}" if problems else ""
 
 
 def _output(trial: _Trial) -> str:
-    result, _ = trial.push({"do": "output", "bytes": 64 * _MIB})
-    if len(result.stdout) > _LIMITS.output_bytes or not result.truncated:
+    with trial.open() as (sandbox, _):
+        result = _probe(sandbox, [{"do": "output", "bytes": 64 * _MIB}], _PUSH_SECONDS)
+    if len(result.stdout) > _LIMITS.output_bytes:
         return f"{len(result.stdout)} bytes of output came back; the limit is {_LIMITS.output_bytes}"
-    return ""
+    if not result.stdout:
+        raise _NoAnswerError("no output came back at all")
+    return "" if result.truncated else "output was cut, and its result does not say so"
 
 
 def _timeout(trial: _Trial) -> str:
+    problem = ""
     for timeout_seconds in (0.7, _PATIENCE_SECONDS / 4):  # a busy machine may need longer to start
         try:
             dies = trial.daemon_dies(timeout_seconds=timeout_seconds, hold_seconds=60.0)
-        except _NoAnswerError:
+        except _NoAnswerError as error:
+            problem = str(error)
             continue
         return "" if dies else "a daemon lived on after the time-out"
-    return "could not be tried: the probe did not start in time"
+    raise _NoAnswerError(problem)
 
 
 def _leftovers(trial: _Trial) -> str:
@@ -280,19 +330,30 @@ def run_selftest(
 
     Returns:
         One check a guard, in the order of ``GUARDS``. A guard that could
-        not be tried (the jail did not start, say) is not ok.
+        not be tried (the jail or the probe did not start, say) is not ok.
+
+    Raises:
+        SandboxFailure: nothing can be planted on this machine (CR0302).
     """
     checks: list[Check] = []
-    with Bait(unseen) as bait:
+    with ExitStack() as stack:
+        try:
+            bait = stack.enter_context(Bait(unseen))
+        except OSError as error:
+            why = f"the self-test cannot plant what it looks for: {error.strerror or error}."
+            raise SandboxFailure("CR0302", why, where=str(error.filename or "")) from error
         trial = _Trial(backend, bait)
         for name in (name for name in GUARDS if name in names):
             attempt, meaning = GUARDS[name]
             try:
                 problem = attempt(trial)
-            except (ComposerError, _NoAnswerError, OSError, ValueError) as error:
-                problem = f"could not be tried: {error}"
+            except Exception as error:  # noqa: BLE001  somebody's backend raises what it likes: not tried
+                said = error if isinstance(error, ComposerError | _NoAnswerError | OSError) else repr(error)
+                problem = f"could not be tried: {said}"
             fix = _FIX if problem else ""
-            checks.append(Check(name, not problem, problem or meaning, fix))
+            absent = f" (this machine has {' and '.join(bait.absent)})" if bait.absent else ""
+            untried = absent if name == "network" else ""
+            checks.append(Check(name, not problem, f"{problem or meaning}{untried}", fix))
     return checks
 
 
@@ -311,7 +372,7 @@ def require_selftest(
         The guards that do not hold and are accepted, in the order of ``GUARDS``: to be recorded.
 
     Raises:
-        SandboxFailure: names every guard that does not hold and is not accepted (CR0306).
+        SandboxFailure: names every guard that does not hold and is not accepted (CR0306); nothing can be planted (CR0302).
         UsageError: no guard of such a name (CR0341).
     """
     allowed = acceptance.accepted() if accepted is None else acceptance.checked(accepted)

@@ -19,11 +19,14 @@ from composer_replication.sandbox.process_folder import BAIT_PREFIX, make_held_f
 _SOME = 3
 _MOST = 16
 _HEAD_BYTES = 1 << 16
+_NOBODY, _NOBODY_IPV6 = "192.0.2.1", "2001:db8::9"  # kept for documentation: nobody has them
 _LONGEST_TEMPORARY_FOLDER = 60  # a socket's whole path may take 107 bytes
 
 
 class Bait:
     """Plants everything on entry and removes it on exit. ``word`` is the secret to look for.
+
+    ``absent`` says what this machine lacks, so that nothing of it could be planted.
 
     Args:
         unseen: folders that no jail may show, as a task store and a run folder; nothing is written there.
@@ -33,6 +36,16 @@ class Bait:
         self.word = f"secret-{secrets.token_hex(12)}"
         self.root, self._held = make_held_folder(BAIT_PREFIX, _short_folder())
         self._unseen = (*unseen, Path("runs"))
+        self._sockets: list[socket.socket] = []
+        self._network: dict[str, Any] = {}
+        self.absent: list[str] = []
+        try:
+            self._plant_files()
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def _plant_files(self) -> None:
         self.secret = self._file("outside/secret.txt")
         self._planted = [self._file("outside/runs/run.toml"), self._file("outside/tasks/secrets/hidden.py")]
         self.shown = self.root / "shown"
@@ -41,8 +54,6 @@ class Bait:
         self._file("shown/inner/masked/deep/hidden.txt")
         for path in (self.root, *self.root.rglob("*")):
             path.chmod(0o755 if path.is_dir() else 0o644)
-        self._sockets: list[socket.socket] = []
-        self._network: dict[str, Any] = {}
 
     def __enter__(self) -> Bait:
         try:
@@ -56,14 +67,17 @@ class Bait:
         unix_path = str(self.root / "outside" / "host.sock")
         abstract = f"composer-rl-{secrets.token_hex(8)}"
         tcp = self._listen(socket.AF_INET, socket.SOCK_STREAM, ("127.0.0.1", 0))
-        self._datagrams = self._listen(socket.AF_INET, socket.SOCK_DGRAM, ("127.0.0.1", 0))
+        self._datagrams = [self._listen(socket.AF_INET, socket.SOCK_DGRAM, ("127.0.0.1", 0))]
         self._listen(socket.AF_UNIX, socket.SOCK_STREAM, unix_path)
         self._listen(socket.AF_UNIX, socket.SOCK_STREAM, "\0" + abstract)
         os.chmod(unix_path, 0o777)
         (self.root / "outside").chmod(0o755)
         self._network = {
             "tcp_port": tcp.getsockname()[1],
-            "udp_port": self._datagrams.getsockname()[1],
+            "udp_port": self._datagrams[0].getsockname()[1],
+            "tcp6_port": 0,  # none
+            "udp6_port": 0,
+            "has_ipv6_route": False,
             "unix_path": unix_path,
             "abstract_name": abstract,
             "servers": [
@@ -72,8 +86,33 @@ class Bait:
             ],
         }
         with suppress(OSError):  # no route leads out of this machine
-            outward = self._listen(socket.AF_INET, socket.SOCK_STREAM, (_own_address(), 0))
+            outward = self._listen(socket.AF_INET, socket.SOCK_STREAM, (_own_address(socket.AF_INET), 0))
             self._network["servers"].append(("this machine by its address", *outward.getsockname()))
+        self._open_ipv6_sockets()
+
+    def _open_ipv6_sockets(self) -> None:
+        """The same by IPv6, as far as this machine has it; what it has not is said in ``absent``."""
+        try:
+            stream = self._listen(socket.AF_INET6, socket.SOCK_STREAM, ("::1", 0))
+            self._datagrams.append(self._listen(socket.AF_INET6, socket.SOCK_DGRAM, ("::1", 0)))
+            self._network["tcp6_port"] = stream.getsockname()[1]
+            self._network["udp6_port"] = self._datagrams[-1].getsockname()[1]
+        except OSError:
+            self.absent.append("no loopback address of IPv6")
+        try:
+            own = _own_address(socket.AF_INET6)
+        except OSError:
+            self.absent.append("no route of IPv6 that leads out")
+            return
+        self._network["has_ipv6_route"] = True
+        self._network["servers"] += [
+            ("a server outside by IPv6", "2606:4700:4700::1111", 53),
+            ("the metadata service of a cloud by IPv6", "fd00:ec2::254", 80),
+        ]
+        with suppress(OSError):  # an address that is not ours any more
+            outward = self._listen(socket.AF_INET6, socket.SOCK_STREAM, (own, 0))
+            place = outward.getsockname()[:2]
+            self._network["servers"].append(("this machine by its IPv6 address", *place))
 
     def __exit__(self, *error: object) -> None:
         for listener in self._sockets:
@@ -102,10 +141,11 @@ class Bait:
         return {**self._network, "servers": list(self._network["servers"])}
 
     def got_datagram(self) -> bool:
-        try:
-            return bool(self._datagrams.recv(64))
-        except BlockingIOError:
-            return False
+        got = False
+        for listener in self._datagrams:
+            with suppress(BlockingIOError):
+                got = bool(listener.recv(64)) or got
+        return got
 
     def masked_files(self, folders: Iterable[Path]) -> dict[str, str]:
         """Digests of files below our masked folder and of some below each of ``folders``."""
@@ -171,14 +211,14 @@ class Bait:
                 process.kill()
 
 
-def _own_address() -> str:
+def _own_address(family: int) -> str:
     """By which others reach us. Nothing is sent to that address, which is nobody's.
 
     Raises:
-        OSError: no route leads out.
+        OSError: no route leads out, or there is no such family.
     """
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((_NOBODY_IPV6 if family == socket.AF_INET6 else _NOBODY, 9))
         return str(probe.getsockname()[0])
 
 

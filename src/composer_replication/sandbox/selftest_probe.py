@@ -1,13 +1,14 @@
 """The part of the self-test that runs inside: tries to get out and prints what it reached.
 
 Started with the base interpreter alone, so it uses the standard library only and
-imports nothing of ours. ``PROBE`` on standard input is ``{"do": name, …}``; the answer
-is one JSON object.
+imports nothing of ours. On standard input is ``{"word": …, "orders": [{"do": name, …}, …]}``. The word
+goes to standard error before the first order is tried, as evidence that it was; the answers are one JSON list.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import hashlib
 import json
 import os
@@ -51,6 +52,7 @@ def _network(given: dict[str, Any]) -> dict[str, Any]:
     _connect(inet, datagram, ("127.0.0.1", given["udp_port"]))  # the host looks whether it came
     if given["routes_count"] and _connect(inet, datagram, ("192.0.2.1", 9), b""):
         reached.append("a route to the outside")
+    reached += _network_by_ipv6(given)
     for name, address, port in given["servers"]:
         if _connect(socket.AF_INET6 if ":" in address else inet, stream, (address, port)):
             reached.append(name)
@@ -62,6 +64,20 @@ def _network(given: dict[str, Any]) -> dict[str, Any]:
         socket.getaddrinfo("example.com", 80)
         reached.append("name resolution")
     return {"reached": reached}
+
+
+def _network_by_ipv6(given: dict[str, Any]) -> list[str]:
+    """As far as the host has it: a port of 0 is none."""
+    reached: list[str] = []
+    stream, datagram = socket.SOCK_STREAM, socket.SOCK_DGRAM
+    if given["tcp6_port"] and _connect(socket.AF_INET6, stream, ("::1", given["tcp6_port"])):
+        reached.append("a listener on the host's IPv6 loopback")
+    if given["udp6_port"]:
+        _connect(socket.AF_INET6, datagram, ("::1", given["udp6_port"]))  # the host looks whether it came
+    is_asked = given["routes_count"] and given["has_ipv6_route"]
+    if is_asked and _connect(socket.AF_INET6, datagram, ("2001:db8::9", 9), b""):
+        reached.append("an IPv6 route to the outside")
+    return reached
 
 
 def _files(given: dict[str, Any]) -> dict[str, Any]:
@@ -126,23 +142,33 @@ def _privilege(_: dict[str, Any]) -> dict[str, Any]:
     return {"gained": gained}
 
 
+def _name_of(error: OSError) -> str:
+    return errno.errorcode.get(error.errno or 0, str(error))
+
+
 def _open_files(given: dict[str, Any]) -> dict[str, Any]:
     held: list[int] = []
-    with suppress(OSError):
+    ended_by = ""
+    try:
         while len(held) < given["try"]:
             held.append(os.open("/dev/null", os.O_RDONLY))
-    return {"count": len(held) + 3}
+    except OSError as error:
+        ended_by = _name_of(error)
+    return {"count": len(held) + 3, "opened": len(held), "ended_by": ended_by}
 
 
 def _processes(given: dict[str, Any]) -> dict[str, Any]:
     count = 1
-    with suppress(OSError):
+    ended_by = ""
+    try:
         while count < given["try"]:
             if os.fork() == 0:
                 time.sleep(1)
                 os._exit(0)
             count += 1
-    return {"count": count}
+    except OSError as error:
+        ended_by = _name_of(error)
+    return {"count": count, "ended_by": ended_by}
 
 
 def _touch(size: int) -> bytearray:
@@ -194,23 +220,27 @@ def _disk(given: dict[str, Any]) -> dict[str, Any]:
     written = 0
     held: list[int] = []
     names: list[str] = []
-    with suppress(OSError):
+    ended_by = ""
+    try:
         while folders and written < given["bytes"]:
             if not held or kind != "one file":
                 names.append(f"{folders[len(held) % len(folders)]}/{given['name']}-{len(held)}")
                 held.append(os.open(names[-1], os.O_CREAT | os.O_RDWR))
                 if is_mapped or kind == "deleted files":
                     os.unlink(names[-1])
-            written += os.write(held[-1], _CHUNK)
+            size = os.write(held[-1], _CHUNK)
             if is_mapped:
                 _map_first_page(held[-1])
                 os.close(held[-1])
+            written += size
+    except OSError as error:
+        ended_by = _name_of(error)
     if kind != "one file" and not (is_mapped and written < given["bytes"]):
         time.sleep(given["seconds"])
     for name in names:
         with suppress(OSError):
             os.unlink(name)
-    return {"written": written}
+    return {"written": written, "is_nowhere": not folders, "ended_by": ended_by}
 
 
 def _map_first_page(descriptor: int) -> None:
@@ -249,6 +279,13 @@ def _daemon(given: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
+def _beats(given: dict[str, Any]) -> dict[str, Any]:
+    """Does a daemon of an earlier command still write here?"""
+    before = os.path.getsize(given["file"])
+    time.sleep(given["seconds"])
+    return {"before": before, "beats": os.path.getsize(given["file"]) - before}
+
+
 _PROBES = {
     "network": _network,
     "files": _files,
@@ -263,9 +300,11 @@ _PROBES = {
     "disk": _disk,
     "output": _output,
     "daemon": _daemon,
+    "beats": _beats,
 }
 
 
 if __name__ == "__main__":
-    orders = json.load(sys.stdin)
-    print(json.dumps([_PROBES[order["do"]](order) for order in orders]))
+    given = json.load(sys.stdin)
+    os.write(2, f"{given['word']}\n".encode())
+    print(json.dumps([_PROBES[order["do"]](order) for order in given["orders"]]))

@@ -102,10 +102,14 @@ class TreeFiles:
         """The path as asked, relative to the tree.
 
         Raises:
-            SandboxFileError: a NUL byte, or an absolute path outside the tree (CR0309).
+            SandboxFileError: a NUL byte, text that has no bytes, or an absolute path outside the tree (CR0309).
         """
         if "\0" in path:
             raise _unusable(path.replace("\0", "\\0"), "a NUL byte in it")
+        try:
+            os.fsencode(path)
+        except UnicodeEncodeError as error:  # half of a surrogate pair can stand in JSON
+            raise _unusable(ascii(path), "it has no bytes") from error
         pure = PurePosixPath(path)
         if not pure.is_absolute():
             return str(pure)

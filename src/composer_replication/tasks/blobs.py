@@ -6,6 +6,7 @@ content, not of what lies on disk: a library that compresses otherwise changes n
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Collection
 from pathlib import Path
 
@@ -109,6 +110,8 @@ def read_file(path: Path) -> bytes:
         OSError: it cannot be read.
         ValueError: what it holds cannot be unpacked.
     """
+    if not path.is_file():  # reading a pipe or a device would not end
+        raise FileNotFoundError(errno.ENOENT, "it is missing or no regular file", str(path))
     data = path.read_bytes()
     return decompress(data) if path.suffix == SUFFIX else data
 

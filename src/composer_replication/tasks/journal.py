@@ -95,7 +95,7 @@ def _earlier_decisions(path: Path) -> list[Decision]:
     """What can be read of an earlier build; candidates whose decision is lost are judged again."""
     try:
         found = [Decision(**row) for row in read_journal(path)]
-    except (InputError, ValueError, TypeError):
+    except (InputError, ValueError, TypeError, RecursionError):
         return []
     return [decision for decision in found if decision.reason not in _UNDECIDED]
 

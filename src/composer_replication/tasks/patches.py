@@ -17,6 +17,7 @@ from typing import Literal
 
 from composer_replication.errors import InputError, MissingError
 from composer_replication.sandbox.process_folder import process_folder
+from composer_replication.tasks.intake.full_disk import refuse_full_disk
 from composer_replication.tasks.views import write_files
 
 CONTEXT_LINES = 3
@@ -243,7 +244,9 @@ def _run_git_apply(folder: Path, patch: bytes) -> None:
     except subprocess.TimeoutExpired as error:
         raise _refused(f"git apply did not end within {APPLY_SECONDS} seconds", "") from error
     if done.returncode:
-        said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        told = done.stderr.decode("utf-8", "replace")
+        refuse_full_disk(told, folder)
+        said = told.strip().splitlines()
         reason = next((line for line in said if line.startswith(("error:", "fatal:"))), "git apply failed")
         raise _refused(f"the patch does not apply, {reason.partition(': ')[2] or reason}"[:300], "")
 

@@ -15,7 +15,15 @@ from typing import Any, Self, TypeVar
 
 from composer_replication.errors import InputError, UsageError
 from composer_replication.run_folder import SCHEMA_VERSION, write_atomic
-from composer_replication.tasks.blobs import SUFFIX, drop_file, find_blob, kept_path, write_blob, write_file
+from composer_replication.tasks.blobs import (
+    SUFFIX,
+    drop_file,
+    find_blob,
+    kept_path,
+    read_file,
+    write_blob,
+    write_file,
+)
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.store_manifest import (
     BuildMark,
@@ -107,7 +115,7 @@ class RecordFolder:
         value = self._read(name)
         try:
             return from_json(value)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             detail = f"the record cannot be read, {type(error).__name__}: {error}"
             raise damaged(self._record_path(name), detail) from error
 
@@ -137,7 +145,7 @@ class RecordFolder:
                     )
                 try:
                     self._parsed[name] = json.loads(data)
-                except ValueError as error:
+                except (ValueError, RecursionError) as error:
                     raise damaged(path, "it is not JSON") from error
             return self._parsed[name]
 
@@ -158,7 +166,7 @@ class RecordFolder:
             InputError: missing or changed (CR0411).
         """
         try:
-            data = (self.root / name).read_bytes()
+            data = read_file(self.root / name)
         except OSError as error:
             raise damaged(self.root / name, "it is missing") from error
         if sha256_of(data) != self.derived.get(name):

@@ -59,7 +59,7 @@ def read_manifest(folder: Path) -> Manifest:
         derived = {inner_path(name): str(sha256) for name, sha256 in value.get("derived", {}).items()}
         build = _build_mark(value.get("build"))
         schema, version = value.get("schema_version"), value.get("store_version", 1)
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise damaged(path, "it cannot be read") from error
     if schema != SCHEMA_VERSION:
         raise damaged(path, f"schema version {schema} is not {SCHEMA_VERSION}")

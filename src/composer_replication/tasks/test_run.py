@@ -24,6 +24,7 @@ from composer_replication.records import ExecResult, Limits, Outcome, SandboxSpe
 from composer_replication.sandbox import open_sandbox
 from composer_replication.tasks.call_contexts import Contexts, read_contexts
 from composer_replication.tasks.intake.environment import Environment
+from composer_replication.tasks.intake.full_disk import refuse_when_full
 from composer_replication.tasks.intake.sources import inner_table
 from composer_replication.tasks.test_functions import Place
 
@@ -128,6 +129,7 @@ def run_tests(
 
     Raises:
         SandboxFailure: the sandbox itself broke; never because of what the tests did.
+        OSError: the disk of this machine is full, so that a failure would say nothing of the code.
     """
     nonce = secrets.token_hex(16)
     request = make_request(tree, node_ids, nonce, stop_at_first_failure=stop_at_first_failure) | {
@@ -151,6 +153,7 @@ def run_tests(
             stdin=json.dumps(request).encode(),
             env=variables(environment),
         )
+        refuse_when_full(tree)
     return judge(result, nonce, node_ids, timeout_seconds=timeout_seconds, is_partial=stop_at_first_failure)
 
 
@@ -229,7 +232,7 @@ def _added_options(tree: Path) -> str:
             return parser.get(section, "addopts")
     try:
         table = tomllib.loads((tree / "pyproject.toml").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return ""
     options = inner_table(table, "tool", "pytest")
     return str((inner_table(options, "ini_options") or options).get("addopts", ""))

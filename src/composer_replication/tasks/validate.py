@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
-from concurrent.futures import as_completed
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from composer_replication.tasks.gates import (
     own_runs,
     suite_trial,
 )
+from composer_replication.tasks.instructions.written_instructions import written_instruction
 from composer_replication.tasks.parquet import check_parquet
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.secrecy import check_secrecy
@@ -34,6 +35,7 @@ from composer_replication.tasks.truth import LOOKUP_PASSES, NO_TRUTH, TRUTH_UNKN
 from composer_replication.tasks.twin.build_twins import Twin
 from composer_replication.tasks.twin.stub_scores import judge_stubs
 from composer_replication.tasks.twin.twin_judge import judge_twins
+from composer_replication.tasks.validation_journal import PassedTasks, journal_key, passed_tasks
 
 Progress = Callable[[int, int, str], None]
 
@@ -53,13 +55,14 @@ class ValidationSummary:
 
     ``without_truth`` are the ids of tasks that have neither hidden tests nor recorded behaviour, as a build
     with ``--visible-only`` keeps them. They are no failures, unless their build looked for a truth: then
-    ``no-truth`` is among ``failed``.
+    ``no-truth`` is among ``failed``. ``taken_over`` of the passed ones had passed before and were not tried again.
     """
 
     tasks: int
     passed: int
     failed: tuple[ValidationFailure, ...]
     without_truth: tuple[str, ...] = ()
+    taken_over: int = 0
 
 
 def validate_store(
@@ -68,16 +71,17 @@ def validate_store(
     repeat: int = 3,
     jobs: int = 2,
     thorough: bool = False,
+    resume: bool = False,
     backend: str | None = None,
     progress: Progress | None = None,
 ) -> ValidationSummary:
     """Put every task of a store through the gates again.
 
     What only reads the stored bytes (restoring, copies, the search for leaks, the instruction) gives one answer
-    and is looked at once a task, and so are constants against recorded behaviour, one process each. Everything
-    that depends on how code runs is looked at ``repeat`` times in fresh sandboxes: the whole suite without the code,
-    the task's own tests with the code, without it and with constants, and recorded behaviour with the code and
-    without it. A task whose files are damaged fails with the gate ``damaged``.
+    and is looked at once a task, and so are constants, by its own tests and against recorded behaviour. Everything
+    else that depends on how code runs is looked at ``repeat`` times in fresh sandboxes: the whole suite without the
+    code, the task's own tests with the code and without it, and recorded behaviour with the code and without it. A
+    task whose files are damaged fails with the gate ``damaged``.
 
     Args:
         path: folder of the store.
@@ -85,12 +89,16 @@ def validate_store(
         jobs: tasks tried at the same time.
         thorough: also run PASS_TO_PASS in the tree that a rollout sees, and let a table of the visible tests'
             calls try to pass the hidden ones; see ``thorough_checks``.
+        resume: take over which tasks passed in an earlier call that had the same store, arguments and versions; their
+            stored bytes are read again, and nothing is run. See ``validation_journal``.
         backend: sandbox backend; None for the best of this machine.
-        progress: told after each task with (done, total, task id).
+        progress: told after each task that is tried with (done, total, task id).
 
     Raises:
         NothingToDoError: the store is empty (CR0427).
-        InputError: not a store (CR0410), or its manifest or a Parquet file is damaged (CR0411).
+        UsageError, MissingError: no such backend, or none works here; as ``choose_backend``.
+        InputError: not a store (CR0410), its manifest or a Parquet file is damaged (CR0411), or the journal of what
+            passed is (CR0900).
         SandboxFailure: the sandbox broke; nothing is said about any task.
     """
     store = TaskStore.open(path, backend=backend)
@@ -99,27 +107,74 @@ def validate_store(
     ) in store.derived:  # said at once; what is in them is compared when the tasks are known to be whole
         store.read_derived(name)
     task_ids = store.require_task_ids()
-    failed: list[ValidationFailure] = []
-    with interruptible_pool(jobs, "tasks-validate") as pool:
-        futures = {
-            pool.submit(validate_task, store, task_id, max(1, repeat), thorough=thorough): task_id
-            for task_id in task_ids
-        }
-        learned = (
-            [pool.submit(_learned, store, own) for own in _by_repository(store, task_ids)] if thorough else []
+    key = journal_key(store, repeat=max(1, repeat), thorough=thorough)
+    with passed_tasks(key, task_ids, resume=resume) as journal:
+        taken = _whole(store, journal.taken_over)
+        rest = [task_id for task_id in task_ids if task_id not in taken]
+        failed = _try_all(
+            store, rest, journal, jobs=jobs, repeat=max(1, repeat), thorough=thorough, progress=progress
         )
-        for done, future in enumerate(as_completed(futures), start=1):
-            future.result()  # a sandbox that broke ends it all
-            if progress is not None:
-                progress(done, len(task_ids), futures[future])
-        failed.extend(failure for future in futures for failure in future.result())
-        known = {failure.task_id for failure in failed}
-        rows = [failure for future in learned for failure in future.result()]
-        failed.extend(failure for failure in rows if failure.task_id not in known)
     if not any(failure.gate == "damaged" for failure in failed):
         check_parquet(store)
     without = tuple(task_id for task_id in task_ids if not _has_truth(store, task_id))
-    return ValidationSummary(len(task_ids), len(task_ids) - len(failed), tuple(failed), without)
+    passed = len(task_ids) - len(failed)
+    return ValidationSummary(len(task_ids), passed, tuple(failed), without, len(taken))
+
+
+def _try_all(
+    store: TaskStore,
+    task_ids: Sequence[str],
+    journal: PassedTasks,
+    *,
+    jobs: int,
+    repeat: int,
+    thorough: bool,
+    progress: Progress | None,
+) -> list[ValidationFailure]:
+    """The first failure of each task that does not pass; the journal hears of the others as they pass."""
+    failed: dict[str, ValidationFailure] = {}
+    waiting = dict.fromkeys(task_ids, 2 if thorough else 1)  # how many of its checks are not through
+    own: dict[Future[Sequence[ValidationFailure]], str] = {}
+    learned: dict[Future[Sequence[ValidationFailure]], Sequence[str]] = {}
+    with interruptible_pool(jobs, "tasks-validate") as pool:
+        for group in _by_repository(store, task_ids):
+            if thorough:  # before its tasks, of which none has passed without it
+                learned[pool.submit(_learned, store, group)] = group
+            for task_id in group:
+                own[pool.submit(validate_task, store, task_id, repeat, thorough=thorough)] = task_id
+        num_done = 0
+        for future in as_completed([*own, *learned]):
+            for failure in future.result():  # a sandbox that broke ends it all
+                if future in own or failure.task_id not in failed:  # the task's own gates have the word
+                    failed[failure.task_id] = failure
+            for task_id in [own[future]] if future in own else learned[future]:
+                waiting[task_id] -= 1
+                if not waiting[task_id] and task_id not in failed:
+                    journal.add(task_id)
+            if future in own:
+                num_done += 1
+                if progress is not None:
+                    progress(num_done, len(task_ids), own[future])
+    return [failed[task_id] for task_id in task_ids if task_id in failed]
+
+
+def _whole(store: TaskStore, task_ids: Collection[str]) -> set[str]:
+    """Of these tasks those of which everything that the gates read is there; what is damaged now has not passed."""
+    files: dict[str, bool] = {}  # each repository's are read once
+    whole = set()
+    for task_id in sorted(task_ids):
+        with contextlib.suppress(InputError):
+            task, slug = store.get(task_id), store.record(task_id).repository_record
+            store.twins(task)
+            store.environment_lock(task.environment)
+            written_instruction(store, task_id)
+            if slug not in files:
+                files[slug] = False
+                store.repository_files(slug)
+                files[slug] = True
+            if files[slug]:
+                whole.add(task_id)
+    return whole
 
 
 def _has_truth(store: TaskStore, task_id: str) -> bool:
@@ -132,8 +187,11 @@ def _has_truth(store: TaskStore, task_id: str) -> bool:
 def _by_repository(store: TaskStore, task_ids: Sequence[str]) -> list[list[str]]:
     rows: dict[str, list[str]] = {}
     for task_id in task_ids:
-        with contextlib.suppress(InputError):  # damaged: its own check says so
-            rows.setdefault(store.record(task_id).repository_record, []).append(task_id)
+        try:
+            slug = store.record(task_id).repository_record
+        except InputError:  # damaged: its own check says so
+            slug = ""
+        rows.setdefault(slug, []).append(task_id)
     return list(rows.values())
 
 
@@ -141,7 +199,8 @@ def _learned(store: TaskStore, task_ids: Sequence[str]) -> list[ValidationFailur
     try:
         found = learned_by_heart(store, task_ids)
     except InputError as error:
-        return [ValidationFailure(task_ids[0], "damaged", f"{error.message} ({error.where})")]
+        why = f"{error.message} ({error.where})"
+        return [ValidationFailure(task_id, "damaged", why) for task_id in task_ids]
     rows = [ValidationFailure(task_id, LOOKUP_PASSES, why) for task_id, why in sorted(found.passed.items())]
     for task_id, pins in sorted(found.untried.items()):
         why = min(pins.values()).partition(" (")[

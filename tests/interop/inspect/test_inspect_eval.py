@@ -74,6 +74,7 @@ def tool_messages(sample: Any) -> list[ChatMessageTool]:
     return [message for message in sample.messages if isinstance(message, ChatMessageTool)]
 
 
+@pytest.mark.smoke
 def test_a_solved_sample_has_the_reward_that_our_grader_gives(store: TaskStore, tmp_path: Path) -> None:
     clamp = task_of(store, "clamp")
     with nothing_left():
@@ -154,6 +155,7 @@ def test_a_time_limit_in_the_middle_of_a_command_leaves_nothing(store: TaskStore
 
 
 @pytest.mark.parametrize("place", ["open", "call", "grade"])
+@pytest.mark.smoke
 def test_a_sandbox_that_breaks_is_no_score(
     store: TaskStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
@@ -210,6 +212,7 @@ print(log.status, [score.value for score in log.samples[0].scores.values()])
 """
 
 
+@pytest.mark.smoke
 def test_inspect_finds_the_task_by_its_name(store: TaskStore, tmp_path: Path) -> None:
     """In a process that has imported nothing of ours: the name is an entry point of the installed package."""
     words = [str(store.root), task_of(store, "sign").task_id, str(tmp_path)]

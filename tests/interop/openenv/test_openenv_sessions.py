@@ -104,6 +104,7 @@ def graded(grader: Grader, task: Task, text: str) -> Score:
     return score
 
 
+@pytest.mark.smoke
 def test_rewards_are_the_grader_s_and_secrets_stay(server: Server, store: TaskStore, grader: Grader) -> None:
     seen, rewards, expected = [], {}, {}
     with server.client() as client:
@@ -210,6 +211,7 @@ def test_a_full_server_refuses_and_a_freed_place_is_taken(server: Server) -> Non
     assert server.health()["sessions"]["num_refused"] == sessions["num_refused"] + 1
 
 
+@pytest.mark.smoke
 def test_a_killed_client_leaves_nothing_while_others_work(server: Server) -> None:
     program = [sys.executable, "-c", CLIENT_THAT_HANGS, server.url, str(HANGING_SECONDS)]
     with server.client() as other:

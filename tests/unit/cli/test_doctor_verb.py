@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,9 +16,12 @@ from composer_replication.cli import machine_checks
 from composer_replication.cli.machine_checks import Finding
 from composer_replication.cli.main import main
 from composer_replication.errors import MissingError
-from composer_replication.interfaces import Sandbox
-from composer_replication.records import Check, SandboxSpec
+from composer_replication.interfaces import SandboxBackend
+from composer_replication.records import Check
+from composer_replication.sandbox import choice
+from composer_replication.sandbox.bubblewrap import Bubblewrap
 from composer_replication.sandbox.process_folder import PREFIX, make_held_folder
+from composer_replication.sandbox.sandlock_backend import Sandlock
 
 GOOD, BAD = Check("good", True, "fine"), Check("bad", False, "broken", "mend it")
 
@@ -136,6 +142,26 @@ def test_the_cache_shows_its_place_and_size(tmp_path: Path, monkeypatch: pytest.
     assert disk.check.name == "disk"
 
 
+def test_a_cache_with_files_that_are_closed_to_us_is_measured_without_them(tmp_path: Path) -> None:
+    """A folder that may be listed and not entered, as another user's sandbox leaves one."""
+    (tmp_path / "closed").mkdir()
+    for name in ("one", "closed/two"):
+        (tmp_path / name).write_text("x" * 100)
+    code = (
+        "import os, sys; from pathlib import Path\n"
+        "from composer_replication.cli import machine_checks\n"
+        "os.chmod('closed', 0o744 if os.geteuid() == 0 else 0o644)\n"
+        "if os.geteuid() == 0: os.seteuid(64123)\n"
+        "print(machine_checks._tree_bytes(Path('.')))"
+    )
+    tmp_path.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    (tmp_path / "closed").chmod(0o755)
+    assert (done.returncode, done.stdout) == (0, "100\n"), done.stderr
+
+
 def test_a_cache_that_cannot_be_made_names_the_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,42 +172,68 @@ def test_a_cache_that_cannot_be_made_names_the_variable(
     assert "COMPOSER_RL_CACHE" in finding.check.fix
 
 
-class FakeBackend:
-    """Available or not; its self-test is given from outside."""
+class First(Bubblewrap):
+    """A jail of ours under another name, which can be there or not."""
 
-    def __init__(self, available: Check) -> None:
-        self.name = "fake"
-        self.available = available
+    name = "first"
+    is_here = True
 
     def is_available(self) -> Check:
-        return self.available
+        return Check(self.name, self.is_here, "fine" if self.is_here else "its program is not on PATH.")
 
-    def open(self, spec: SandboxSpec) -> Sandbox:
-        raise MissingError("CR0301", "never opened here.")
+
+class Second(First):
+    name = "second"
 
 
 @pytest.mark.parametrize(
-    ("available", "guards", "holds"),
+    ("here", "holding", "run_takes", "is_ok"),
     [
-        (GOOD, [GOOD, GOOD], True),
-        (GOOD, [GOOD, BAD], False),
-        (BAD, [GOOD], False),
+        ("first second", "first second", "first", True),
+        ("second", "second", "second", True),
+        ("first second", "second", "first", False),  # a run does not try another one by itself
+        ("first second", "", "first", False),
+        ("", "", "", False),
     ],
 )
-def test_one_sandbox_that_holds_is_enough(
-    monkeypatch: pytest.MonkeyPatch, available: Check, guards: list[Check], *, holds: bool
+def test_the_sandbox_that_is_named_is_the_one_that_a_run_takes(
+    monkeypatch: pytest.MonkeyPatch, here: str, holding: str, run_takes: str, *, is_ok: bool
 ) -> None:
-    backends = {"first": FakeBackend(BAD), "second": FakeBackend(available)}
-    monkeypatch.setattr("composer_replication.sandbox.choice.BACKENDS", dict.fromkeys(backends, "x:y"))
-    monkeypatch.setattr("composer_replication.sandbox.choice.choose_backend", backends.__getitem__)
-    monkeypatch.setattr("composer_replication.sandbox.selftest.run_selftest", lambda backend: guards)
+    names = {"first": First, "second": Second}
+    monkeypatch.setattr(choice, "BACKENDS", {name: f"{__name__}:{names[name].__name__}" for name in names})
+    monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__) or ModuleType(__name__))
+    for name, kind in names.items():
+        monkeypatch.setattr(sys.modules[__name__], kind.__name__, kind, raising=False)
+        monkeypatch.setattr(kind, "is_here", name in here)
+
+    def guards(backend: SandboxBackend) -> list[Check]:
+        return [GOOD, GOOD if backend.name in holding else BAD]
+
+    monkeypatch.setattr("composer_replication.sandbox.selftest.run_selftest", guards)
     heard: list[str] = []
     *each, union = machine_checks.check_sandboxes(heard.append)
     assert [finding.is_required for finding in (*each, union)] == [False, False, True]
-    assert [finding.check.ok for finding in each] == [False, holds]
-    assert union.check.ok is holds
-    assert ("second" in union.check.detail) is holds
-    assert len(heard) == 2
+    assert [finding.check.ok for finding in each] == [name in holding for name in names]
+    assert (union.check.ok, len(heard)) == (is_ok, 2)
+    if run_takes:
+        assert choice.choose_backend().name == run_takes
+        assert f"rollouts would use {run_takes}" in union.check.detail
+    else:
+        with pytest.raises(MissingError):
+            choice.choose_backend()
+    assert is_ok or union.check.fix
+    assert ("--backend second" in union.check.fix) == (run_takes == "first" and holding == "second")
+
+
+def test_without_bubblewrap_both_say_sandlock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The real backends, the first of which is not on the path."""
+    if not Sandlock().is_available().ok:
+        pytest.skip("sandlock does not work here")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("composer_replication.sandbox.selftest.run_selftest", lambda backend: [GOOD])
+    *_, union = machine_checks.check_sandboxes(lambda text: None)
+    assert choice.choose_backend().name == "sandlock"
+    assert union.check.detail == "rollouts would use sandlock"
 
 
 @pytest.mark.parametrize(

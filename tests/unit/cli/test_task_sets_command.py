@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,8 @@ def load(dotted: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("sets") / "tasks"
+def folder(build_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = build_tiny(tmp_path_factory.mktemp("sets") / "tasks", [PIN])  # the command goes on with it
     result, _, _ = call("build", str(TINY), "--out", str(out), "--quiet", "--visible-only", f"--symbol={PIN}")
     assert result["parquet"] is has_pyarrow()
     return out

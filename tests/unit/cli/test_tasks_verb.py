@@ -6,7 +6,9 @@ import argparse
 import importlib
 import json
 import shlex
+import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +47,9 @@ def call(*words: str) -> tuple[dict[str, Any], int, str]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("verb") / "tasks"
+def folder(build_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A build of the command that goes on with one that asked for no truth."""
+    out = build_tiny(tmp_path_factory.mktemp("verb") / "tasks", PINS)
     call("build", str(TINY), "--out", str(out), "--quiet", *(f"--symbol={pin}" for pin in PINS))
     return out
 
@@ -73,8 +76,10 @@ def test_what_comes_next_can_be_typed_where_a_folder_has_spaces(
         assert str(folder) in shlex.split(line)
 
 
-def test_build(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "tasks"
+def test_build(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is said after a build is said after one that goes on with what is there, too."""
+    out = Path(shutil.copytree(folder, tmp_path / "tasks"))
+    capsys.readouterr()  # of the build of the folder, where this test is the first
     result, code, text = call("build", str(TINY), "--out", str(out), "--symbol", PINS[0], "--json")
     assert set(result) == {
         "tasks",
@@ -286,13 +291,14 @@ def test_an_impossible_split_is_one_sentence(folder: Path) -> None:
 
 def test_validate(folder: Path) -> None:
     result, code, text = call("validate", str(folder), "--repeat", "1", "--quiet")
-    assert (result, code) == ({"tasks": 2, "passed": 2, "failed": [], "without_truth": []}, 0)
+    assert (result, code) == (
+        {"tasks": 2, "passed": 2, "failed": [], "without_truth": [], "taken_over": 0},
+        0,
+    )
     assert "2 of 2 tasks pass" in text
 
 
 def test_validate_of_a_broken_store_is_4(folder: Path, tmp_path: Path) -> None:
-    import shutil
-
     shutil.copytree(folder, tmp_path / "copy")
     task_id = call("show", str(folder))[0]["tasks"][0]["task_id"]
     secret = tmp_path / "copy" / "secrets" / f"{task_id}.json"

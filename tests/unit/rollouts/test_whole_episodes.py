@@ -88,7 +88,17 @@ def scripts_for(write: Writer, golden: str) -> list[list[str]]:
     ]  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=sorted(WRITERS))
+IN_EVERY_RUN = ("qwen2_5", "smollm2")
+"""With a dialect of its template, and without one; how the others write and read calls, test_call_dialects tells too."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        name if name in IN_EVERY_RUN else pytest.param(name, marks=pytest.mark.long)
+        for name in sorted(WRITERS)
+    ],
+)
 def played(
     request: pytest.FixtureRequest, grader: Grader, store: TaskStore, clamp: Task
 ) -> tuple[TemplateTokenizer, list[list[str]], list[Episode]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -84,3 +85,31 @@ def test_the_table_of_several_files(
     said = capsys.readouterr().out
     assert "| bubblewrap | root | 2 of 371 | 1 | 1: f: m |" in said
     assert "| bubblewrap | ordinary | 0 of 357 | 0 | 0 |" in said
+
+
+def test_every_row_of_the_table_says_of_how_many(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of jails, of plain processes, and of a backend that is not among ours."""
+    found = Journal.at(tmp_path / "found")
+    kinds = [(name, user) for name in (*escapes._ALL, "docker") for user in ("root", "user")]
+    for backend, user in kinds:
+        found.add({**ROW, "backend": backend, "user": user})
+    assert run(monkeypatch, "--table", str(tmp_path / "found")) == 0
+    rows = [line.split("|") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")][1:]
+    assert [row[1].strip() for row in rows] == [backend for backend, _ in kinds]
+    tried = [re.fullmatch(r" 1 of (\d+) ", row[3]) for row in rows]
+    assert all(tried)
+    there = [int(match[1]) for match in tried if match]
+    assert there[0] > there[6] > 200  # none: those that would hurt the machine are not counted
+    found.add({**ROW, "backend": "docker", "state": "ESCAPED"})
+    assert run(monkeypatch, "--table", str(tmp_path / "found")) == 1
+    assert "docker as root did not hold: f: n" in capsys.readouterr().out
+
+
+def test_a_file_that_is_not_there_is_no_empty_table(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "--table", str(tmp_path / "typo")) == 2
+    assert "typo" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -14,10 +14,14 @@ from composer_replication.errors import InputError, NothingToDoError, SandboxFai
 from composer_replication.run_folder import RunFolder
 from composer_replication.tasks import build_state, repository
 from composer_replication.tasks.build import build_tasks
+from composer_replication.tasks.build_summary import BuildSummary
 from composer_replication.tasks.intake.sources import open_source
 from composer_replication.tasks.store import TaskStore
 
+PYPROJECT = '[project]\nname = "planted"\nversion = "1.0"\n'
+
 MakeProject = Callable[[Mapping[str, str]], Path]
+BuildTiny = Callable[..., Path]
 PLANTED = {
     "planted.py": "def one():\n    return 11\n\n\ndef two():\n    return 22\n\n\ndef zero():\n    return 0\n\n\ndef unused():\n    return 9\n",
     "test_planted.py": "import planted\n\n\ndef test_one():\n    assert planted.one() == 11\n\n\ndef test_two():\n    assert planted.two() == 22\n"
@@ -55,11 +59,29 @@ class Spy:
         monkeypatch.setattr(build_state, "judge_deletion", judge)
 
 
-def test_counts_and_reasons(make_project: MakeProject, tmp_path: Path) -> None:
+class Whole(NamedTuple):
+    """An uninterrupted build of ``PLANTED``; its folder is to be read only."""
+
+    folder: Path
+    summary: BuildSummary
+    told: list[tuple[int, int, str]]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    root = tmp_path_factory.mktemp("whole")
+    (root / "planted").mkdir()
+    for name, text in {"pyproject.toml": PYPROJECT, **PLANTED}.items():
+        (root / "planted" / name).write_text(text)
     told: list[tuple[int, int, str]] = []
     summary = build_tasks(
-        [str(make_project(PLANTED))], tmp_path / "out", progress=lambda *step: told.append(step)
+        [str(root / "planted")], root / "out", jobs=1, progress=lambda *step: told.append(step)
     )
+    return Whole(root / "out", summary, told)
+
+
+def test_counts_and_reasons(whole: Whole) -> None:
+    _, summary, told = whole
     assert (summary.tasks, summary.valid, summary.candidates) == (2, 2, 4)
     assert dict(summary.rejected) == {"stub-passes": 1, "untested": 1}
     assert "planted.py::zero" in summary.examples["stub-passes"]
@@ -76,8 +98,11 @@ def test_same_input_and_seed_same_bytes(make_project: MakeProject, tmp_path: Pat
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
-def test_another_seed_parts_tests_differently(tiny_project: Path, tmp_path: Path) -> None:
+def test_another_seed_parts_tests_differently(
+    build_tiny: BuildTiny, tiny_project: Path, tmp_path: Path
+) -> None:
     pins = {str(tiny_project): ["tinymath/numbers.py::clamp"]}
+    build_tiny(tmp_path / "out", pins[str(tiny_project)])  # the suite was measured, and seed 0 tried
     fingerprints = {
         build_tasks([str(tiny_project)], tmp_path / "out", symbols=pins, seed=seed).fingerprint
         for seed in range(2)
@@ -85,31 +110,31 @@ def test_another_seed_parts_tests_differently(tiny_project: Path, tmp_path: Path
     assert len(fingerprints) > 1
 
 
-def test_no_hidden_share_no_hidden_tests(tiny_project: Path, tmp_path: Path) -> None:
+def test_no_hidden_share_no_hidden_tests(build_tiny: BuildTiny, tiny_project: Path, tmp_path: Path) -> None:
     pins = {str(tiny_project): ["tinymath/numbers.py::clamp"]}
+    build_tiny(tmp_path / "out", pins[str(tiny_project)])
     build_tasks([str(tiny_project)], tmp_path / "out", symbols=pins, hidden_share=0.0)
     (task,) = TaskStore.open(tmp_path / "out").tasks()
     assert (len(task.tests.visible), task.tests.hidden) == (3, ())
 
 
 def test_a_second_call_judges_nothing_again(
-    make_project: MakeProject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = str(make_project(SMALL))
-    build_tasks([source], tmp_path / "out")
+    source = str(whole.folder.parent / "planted")
+    shutil.copytree(whole.folder, tmp_path / "out")
     before = contents(tmp_path / "out")
     spy = Spy(monkeypatch)
     again = build_tasks([source], tmp_path / "out")
     assert spy.judged == []
-    assert again.tasks == 1
+    assert again.tasks == 2
     assert contents(tmp_path / "out") == before
 
 
 def test_an_interrupted_build_goes_on_and_ends_with_the_same_bytes(
-    make_project: MakeProject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = str(make_project(PLANTED))
-    whole = build_tasks([source], tmp_path / "whole", jobs=1)
+    source = str(whole.folder.parent / "planted")
     spy = Spy(monkeypatch)
     spy.fail_after = 2
     with pytest.raises(SandboxFailure):
@@ -122,8 +147,8 @@ def test_an_interrupted_build_goes_on_and_ends_with_the_same_bytes(
     spy.judged, spy.fail_after = [], None
     resumed = build_tasks([source], tmp_path / "torn", jobs=1)
     assert set(spy.judged).isdisjoint(done)
-    assert resumed.fingerprint == whole.fingerprint
-    assert contents(tmp_path / "torn") == contents(tmp_path / "whole")
+    assert resumed.fingerprint == whole.summary.fingerprint
+    assert contents(tmp_path / "torn") == contents(whole.folder)
 
 
 @pytest.mark.long

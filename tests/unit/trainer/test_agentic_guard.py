@@ -23,7 +23,6 @@ from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.heldout_evaluation import HeldoutEvaluator
 from composer_replication.rollouts.patient_evaluation import PatientEvaluation
 from composer_replication.run_folder import RunFolder, read_jsonl
-from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.canaries import make_canary
 from composer_replication.tasks.store import TaskStore
 from composer_replication.trainer import episode_rollouts
@@ -59,10 +58,8 @@ SETTINGS: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> TaskStore:
-    folder = tmp_path_factory.mktemp("guard-store") / "tasks"
-    build_tasks([str(PROJECT)], folder, symbols={str(PROJECT): PINS})
-    return TaskStore.open(folder)
+def store(build_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> TaskStore:
+    return TaskStore.open(build_tiny(tmp_path_factory.mktemp("guard-store") / "tasks", PINS))
 
 
 def train(folder: Path, store: TaskStore, later: list[str], **settings: Any) -> tuple[RunFolder, Any, int]:

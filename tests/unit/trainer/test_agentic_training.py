@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ from composer_replication.rollouts.episodes.trajectories import read_trajectorie
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.hints import HintedTurnMaker
 from composer_replication.run_folder import RunFolder, read_jsonl
-from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.store import TaskStore
 from composer_replication.trainer import episode_rollouts, model_loading
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
@@ -40,10 +40,9 @@ WITHOUT_GUARD = {"heldout": None, "guard": None}  # test_agentic_guard.py has ru
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> TaskStore:
+def store(build_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> TaskStore:
     folder = tmp_path_factory.mktemp("agent-store") / "tasks"
-    build_tasks([str(PROJECT)], folder, symbols={str(PROJECT): (f"{NUMBERS}::clamp", f"{NUMBERS}::sign")})
-    return TaskStore.open(folder)
+    return TaskStore.open(build_tiny(folder, (f"{NUMBERS}::clamp", f"{NUMBERS}::sign")))
 
 
 @pytest.fixture(scope="module")

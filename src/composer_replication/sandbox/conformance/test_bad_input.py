@@ -8,13 +8,15 @@ import shutil
 import socket
 import stat
 import uuid
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from composer_replication.errors import CommandError, SandboxFailure, SandboxFileError
+from composer_replication.errors import CommandError, SandboxFailure, SandboxFileError, UsageError
 from composer_replication.interfaces import Sandbox, SandboxBackend
-from composer_replication.records import SandboxSpec
+from composer_replication.records import Limits, SandboxSpec
 from composer_replication.sandbox.conformance.programs import LONG_SECONDS, MIB, living, python
 
 NUM_FOLDERS, NUM_FILES_EACH = 100, 1000
@@ -139,6 +141,55 @@ def test_a_command_that_closes_its_descriptors(jail: Sandbox) -> None:
     assert jail.exec(["echo", "on"], timeout_seconds=LONG_SECONDS).stdout == "on\n"
 
 
+NO_COMMANDS: tuple[Any, ...] = (b"echo", ["echo", 1], [b"echo"], ["echo", None], None, 5, {"echo"})
+NO_VARIABLES: tuple[Any, ...] = (
+    {"": "x"}, {"A=B": "x"}, {"=": "x"}, {"A": 1}, {"A": None}, {"A": b"x"}, {1: "x"}, {b"A": "x"}, [("A", "x")],
+)  # fmt: skip
+NO_TIMES: tuple[Any, ...] = (0, 0.0, -1, float("nan"), float("inf"), float("-inf"), True, "5", None)
+NO_LIMITS = tuple(
+    {name: value}
+    for name in ("memory_bytes", "num_processes", "disk_bytes", "output_bytes", "num_open_files")
+    for value in (0, -1, 2.5, True, "5", None, 1 << 64)
+)
+
+
+def test_what_is_no_call_is_refused_before_anything_starts(jail: Sandbox, tree: Path) -> None:
+    """By every backend in the same words: the caller's slip is neither a result nor a failure of the jail."""
+    calls = [{"command": command} for command in NO_COMMANDS]
+    calls += [{"env": env} for env in NO_VARIABLES]
+    calls += [{"timeout_seconds": seconds} for seconds in NO_TIMES]
+    calls += [{"stdin": stdin} for stdin in ("text", None, 5, ["x"])]
+    for call in calls:
+        given: dict[str, Any] = {"command": "touch started", "timeout_seconds": LONG_SECONDS, **call}
+        with pytest.raises(CommandError) as caught:
+            jail.exec(given.pop("command"), **given)
+        assert caught.value.code == "CR0886", call
+    assert not (tree / "started").exists()
+
+
+@pytest.mark.parametrize("data", [bytearray(b"in"), memoryview(b"in")])
+def test_input_may_be_any_bytes(jail: Sandbox, data: Any) -> None:
+    assert jail.exec(["cat"], timeout_seconds=LONG_SECONDS, stdin=data).stdout == "in"
+
+
+def test_limits_that_nothing_can_hold_are_refused(backend: SandboxBackend, tree: Path) -> None:
+    owner = tree.stat().st_uid
+    for wrong in NO_LIMITS:
+        with pytest.raises(UsageError) as caught:
+            backend.open(SandboxSpec(tree, limits=Limits(**wrong)))  # type: ignore[arg-type]
+        assert caught.value.code == "CR0882", wrong
+        assert next(iter(wrong)) in caught.value.message
+    assert tree.stat().st_uid == owner
+
+
+def test_a_tree_that_is_gone_is_a_failure_of_the_sandbox(backend: SandboxBackend, tree: Path) -> None:
+    with backend.open(SandboxSpec(tree)) as sandbox:
+        tree.rmdir()
+        with pytest.raises(SandboxFailure, match="the tree of the sandbox is gone") as caught:
+            sandbox.exec(["true"], timeout_seconds=LONG_SECONDS)
+    assert caught.value.code == "CR0302"
+
+
 def test_text_that_has_no_bytes_is_refused(jail: Sandbox) -> None:
     """Half of a surrogate pair can stand in JSON, and so in what a model says."""
     for command, env in (("echo \ud800", {}), (["echo", "\udfff\ud800"], {}), (["true"], {"A": "\ud800"})):
@@ -146,10 +197,38 @@ def test_text_that_has_no_bytes_is_refused(jail: Sandbox) -> None:
             jail.exec(command, timeout_seconds=LONG_SECONDS, env=env)
 
 
+def test_a_path_that_has_no_bytes_is_refused(jail: Sandbox) -> None:
+    """It can stand in what a model says, and must not be taken for a fault of ours."""
+    asks: tuple[Callable[[], object], ...] = (
+        lambda: jail.read_file("a/\ud800"),
+        lambda: jail.write_file("\udfff\ud800", b""),
+        lambda: jail.list_files("\ud800"),
+    )
+    for ask in asks:
+        with pytest.raises(SandboxFileError, match="no bytes") as caught:
+            ask()
+        assert caught.value.code == "CR0309"
+        str(caught.value).encode()
+    assert jail.list_files() == []
+
+
 def test_a_command_that_is_too_long_is_an_ordinary_result(jail: Sandbox) -> None:
-    for command in ("echo " + "x" * 200_000, ["true", "x" * 200_000]):
-        done = jail.exec(command, timeout_seconds=LONG_SECONDS)
+    long = {"A": "x" * 200_000}
+    many = {f"A{number}": "x" * 100_000 for number in range(30)}
+    calls: list[tuple[list[str] | str, dict[str, str]]] = [
+        ("echo " + long["A"], {}),
+        (["true", long["A"]], {}),
+    ]
+    calls += [(["true", *many.values()], {}), (["true"], long), (["true"], many)]
+    for command, env in calls:
+        done = jail.exec(command, timeout_seconds=LONG_SECONDS, env=env)
         assert (done.exit_code, "rgument list too long" in done.stderr) == (126, True)
+
+
+def test_a_command_that_is_nearly_too_long_runs(jail: Sandbox) -> None:
+    env = {f"A{number}": "x" * 100_000 for number in range(12)}
+    done = jail.exec("echo ${#A11}", timeout_seconds=LONG_SECONDS, env=env)
+    assert (done.exit_code, done.stdout) == (0, "100000\n")
 
 
 def test_a_nul_byte_is_refused(jail: Sandbox) -> None:

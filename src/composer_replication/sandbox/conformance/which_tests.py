@@ -46,6 +46,13 @@ HARMLESS_WITHOUT_ISOLATION = frozenset({
     "test_an_unknown_snapshot_is_refused",
     "test_after_close_nothing_is_answered",
     "test_a_nul_byte_is_refused",
+    "test_a_path_that_has_no_bytes_is_refused",
+    "test_what_is_no_call_is_refused_before_anything_starts",
+    "test_input_may_be_any_bytes",
+    "test_limits_that_nothing_can_hold_are_refused",
+    "test_a_tree_that_is_gone_is_a_failure_of_the_sandbox",
+    "test_a_command_that_is_too_long_is_an_ordinary_result",
+    "test_a_command_that_is_nearly_too_long_runs",
     "test_a_socket_in_the_tree_is_refused",
     "test_input_of_every_byte_arrives",
 })  # fmt: skip

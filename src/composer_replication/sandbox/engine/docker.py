@@ -18,6 +18,7 @@ from typing import Any
 from composer_replication.errors import ComposerError, MissingError
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import Check, ExecResult, SandboxSpec
+from composer_replication.sandbox.call_checks import check_limits
 from composer_replication.sandbox.engine.container_request import Inside, container_request
 from composer_replication.sandbox.engine.container_run import Container
 from composer_replication.sandbox.engine.engine_client import EngineClient, EngineRefusal
@@ -81,7 +82,9 @@ class Docker:
             MissingError: no socket of the engine here, or one of another machine (CR0301).
             SandboxFailure: it does not answer (CR0320), is no engine or refuses (CR0321), or a path of the
                 spec is missing or cannot be shown (CR0304).
+            UsageError: a limit that cannot be held (CR0882).
         """
+        check_limits(spec.limits)
         client = EngineClient(self._socket())
         described = client.negotiate()
         remove_orphans(client)

@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 from composer_replication.errors import ComposerError, MissingError, SandboxFailure
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import Check, ExecResult, FileEntry, SandboxSpec
+from composer_replication.sandbox.call_checks import check_limits
 from composer_replication.sandbox.jailed_tree import failure, to_result
 from composer_replication.sandbox.local_sandbox import LocalSandbox
 from composer_replication.sandbox.pods import pod_scripts
@@ -97,8 +98,11 @@ class Kubernetes:
         Raises:
             MissingError: no cluster (CR0330), or no image is named (CR0301).
             SandboxFailure: the cluster cannot be asked (CR0331) or refuses (CR0332, CR0333); the pod does not start
-                (CR0334), is lost (CR0335) or cannot be filled (CR0336, CR0337); a path of the spec is missing (CR0304).
+                (CR0334), is lost (CR0335) or cannot be filled (CR0336, CR0337); a path of the spec is missing (CR0304); the
+                network policy there leaves something open (CR0883).
+            UsageError: a limit that cannot be held (CR0882).
         """
+        check_limits(spec.limits)
         if not self.settings.image:
             raise MissingError(
                 "CR0301", "no image is named for the pods.", fix="export COMPOSER_RL_POD_IMAGE=IMAGE"

@@ -20,6 +20,7 @@ from composer_replication.sandbox.pods.pod_manifest import (
     OWNER_LABEL,
     POLICY_NAME,
     PodSettings,
+    difference_to_closed,
     network_policy,
     pod_manifest,
 )
@@ -59,7 +60,8 @@ class PodLife:
 
         Raises:
             SandboxFailure: the cluster cannot be asked (CR0331) or refuses (CR0332, CR0333), or the pod does not
-                start (CR0334), is lost (CR0335), or cannot be filled (CR0336, CR0337).
+                start (CR0334), is lost (CR0335), or cannot be filled (CR0336, CR0337); a policy under our name leaves
+                something open (CR0883).
         """
         self._ensure_policy()
         with tempfile.TemporaryFile() as stage:
@@ -146,18 +148,34 @@ class PodLife:
         return num_deleted
 
     def _ensure_policy(self) -> None:
+        """Make the policy that closes our pods; one that is there already is read, not believed by its name."""
         folder = self._folder.removesuffix("/pods").replace("/api/v1/", "/apis/networking.k8s.io/v1/")
-        try:
-            self._client.ask("GET", f"{folder}/networkpolicies/{POLICY_NAME}")
+        if self._is_policy_there(folder):
             return
-        except ApiRefusal as error:
-            if error.status != NOT_FOUND:
-                raise error.as_failure("look for the network policy") from error
         try:
             self._client.ask("POST", f"{folder}/networkpolicies", body=network_policy())
         except ApiRefusal as error:
-            if error.status != CONFLICT:  # somebody else was quicker
+            if error.status != CONFLICT:
                 raise error.as_failure("forbid our pods the network") from error
+            self._is_policy_there(folder)  # somebody else was quicker
+
+    def _is_policy_there(self, folder: str) -> bool:
+        place = f"{folder}/networkpolicies/{POLICY_NAME}"
+        try:
+            found = self._client.ask("GET", place)
+        except ApiRefusal as error:
+            if error.status != NOT_FOUND:
+                raise error.as_failure("look for the network policy") from error
+            return False
+        if difference := difference_to_closed(found):
+            namespace = folder.rpartition("/")[2]
+            raise SandboxFailure(
+                "CR0883",
+                f"the network policy {POLICY_NAME} of the cluster does not close our pods: {difference}.",
+                where=place,
+                fix=f"kubectl delete networkpolicy {POLICY_NAME} --namespace {namespace}; it is made anew",
+            )
+        return True
 
     def _own_pod(self) -> dict[str, str] | None:
         """Name and uid of the pod that we run in, so that ours die with it."""

@@ -183,3 +183,24 @@ def network_policy() -> dict[str, Any]:
         "metadata": {"name": POLICY_NAME},
         "spec": {"podSelector": {"matchLabels": {LABEL: "true"}}, "policyTypes": ["Ingress", "Egress"]},
     }
+
+
+def difference_to_closed(policy: Mapping[str, Any]) -> str:
+    """Empty, or in what a policy of the cluster is not ours; an API server leaves empty lists out, or writes them."""
+    spec = policy.get("spec")
+    if not isinstance(spec, Mapping):
+        return "it has no spec"
+    for rules in ("ingress", "egress"):
+        if spec.get(rules):
+            return f"it has {rules} rules"
+    types = spec.get("policyTypes")
+    if not isinstance(types, list) or not {"Ingress", "Egress"} <= {str(kind) for kind in types}:
+        return f"its policyTypes are {types}"
+    selector = spec.get("podSelector")
+    narrowed = (
+        {key: value for key, value in selector.items() if value} if isinstance(selector, Mapping) else None
+    )
+    if narrowed not in ({}, network_policy()["spec"]["podSelector"]):  # an empty one is for every pod
+        return f"its podSelector is {selector}"
+    unknown = sorted(set(spec) - {"podSelector", "policyTypes", "ingress", "egress"})
+    return f"it has {', '.join(unknown)}" if unknown else ""

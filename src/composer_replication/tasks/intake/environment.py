@@ -21,6 +21,7 @@ from composer_replication.errors import InputError
 from composer_replication.records import Limits, SandboxSpec
 from composer_replication.sandbox import base_interpreter, open_sandbox
 from composer_replication.tasks.intake.cache import cache_folder, cache_lock, hold, sha256_of
+from composer_replication.tasks.intake.full_disk import refuse_full_disk
 from composer_replication.tasks.intake.index import fits_this_machine, hash_error
 from composer_replication.tasks.intake.lock import (
     EnvironmentLock,
@@ -126,9 +127,7 @@ def _make(
     """Make the environment at its final place; ``READY.json`` comes last, so a torn one is made again."""
     shutil.rmtree(root, ignore_errors=True)
     root.parent.mkdir(parents=True, exist_ok=True)
-    subprocess.run(
-        [str(base), "-I", "-m", "venv", "--without-pip", str(root)], check=True, capture_output=True
-    )
+    _make_venv(root, base, lock)
     wheels = root / ".wheels"
     wheels.mkdir()
     for wheel in (*lock.wheels, lock.installer):
@@ -140,6 +139,34 @@ def _make(
     shutil.rmtree(wheels)
     _make_readable(root)
     (root / _READY).write_text(json.dumps(lock.to_json(), sort_keys=True))
+
+
+def _make_venv(root: Path, base: Path, lock: EnvironmentLock) -> None:
+    """A virtual environment without pip.
+
+    Raises:
+        OSError: there is no space for it.
+        InputError: the interpreter cannot make one (CR0414).
+    """
+    done = subprocess.run(
+        [str(base), "-I", "-m", "venv", "--without-pip", str(root)],
+        check=False,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        env={**os.environ, "LC_ALL": "C.UTF-8"},
+    )
+    if done.returncode != 0:
+        said = (done.stderr or done.stdout).strip()
+        refuse_full_disk(said, root)
+        raise _not_installed(
+            f"the virtual environment could not be made: {said[-300:] or 'no reason is given'}", lock
+        )
+
+
+def _not_installed(problem: str, lock: EnvironmentLock) -> InputError:
+    message = " ".join(problem.split()).rstrip(".")  # one sentence on one line
+    return InputError("CR0414", f"{message}.", where=lock.fingerprint[:12], fix="composer-rl doctor")
 
 
 def _install(root: Path, wheels: Path, lock: EnvironmentLock, backend: str | None) -> None:
@@ -157,12 +184,9 @@ def _install(root: Path, wheels: Path, lock: EnvironmentLock, backend: str | Non
             command, timeout_seconds=_INSTALL_SECONDS, env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
         )
     if done.exit_code != 0 or done.timed_out:
-        raise InputError(
-            "CR0414",
-            f"the wheels could not be installed: {done.stderr.strip()[-300:] or 'timed out'}.",
-            where=lock.fingerprint[:12],
-            fix="composer-rl doctor",
-        )
+        refuse_full_disk(done.stderr, root)
+        why = done.stderr.strip()[-300:] or "timed out"
+        raise _not_installed(f"the wheels could not be installed: {why}", lock)
 
 
 def _make_readable(root: Path) -> None:

@@ -17,6 +17,7 @@ from composer_replication.errors import MissingError
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.sandbox.process_tree import kill_descendants
 from composer_replication.tasks.intake.archives import MAX_TOTAL_BYTES
+from composer_replication.tasks.intake.full_disk import refuse_full_disk
 
 _KEPT_VARIABLES = (
     "PATH TMPDIR SSH_AUTH_SOCK http_proxy https_proxy HTTPS_PROXY all_proxy ALL_PROXY no_proxy NO_PROXY"
@@ -93,7 +94,8 @@ def run_git(
 
     Raises:
         MissingError: there is no git (CR0440).
-        GitFailed: any failure.
+        GitFailed: any failure but
+        OSError: there was no space for what it wrote.
     """
     if shutil.which("git") is None:
         raise MissingError(
@@ -125,6 +127,7 @@ def run_git(
                 raise
         if process.returncode != 0:
             text = err.decode("utf-8", "replace")
+            refuse_full_disk(text, repository or Path(folder))
             is_too_large = process.returncode == -signal.SIGXFSZ or bool(_TOO_LARGE.search(text))
             raise GitFailed(
                 is_too_large=is_too_large,

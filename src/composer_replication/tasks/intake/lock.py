@@ -32,6 +32,7 @@ from composer_replication.tasks.intake.cache import (
     sha256_of,
     sha256_of_file,
 )
+from composer_replication.tasks.intake.full_disk import refuse_full_disk
 from composer_replication.tasks.intake.index import fetch_wheel, pip_command
 
 if TYPE_CHECKING:
@@ -166,7 +167,13 @@ def _earlier_answer(answer: Path) -> EnvironmentLock | None:
     """What an earlier call found out, if it can be read and its wheels are still there and whole."""
     try:
         lock = EnvironmentLock.from_json(json.loads(answer.read_text()))
-    except (OSError, ValueError, KeyError, TypeError):  # absent, broken or of an older format: asked again
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        RecursionError,
+    ):  # absent, broken or of an older format: asked again
         return None
     is_whole = lock.names >= TOOLCHAIN.keys() and all(
         wheel_path(wheel).is_file() and sha256_of_file(wheel_path(wheel)) == wheel.sha256
@@ -194,6 +201,7 @@ def _download(wanted: Sequence[str], repository: str) -> list[LockedWheel]:
         environment = {**os.environ, "PATH": folder}
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         if done.returncode != 0:
+            refuse_full_disk(done.stderr, Path(folder))
             raise _resolution_error(done.stderr, repository)
         wheels = []
         for path in sorted(Path(folder, "wheels").iterdir()):

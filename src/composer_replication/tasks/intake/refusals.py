@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path, PurePosixPath
@@ -90,16 +91,25 @@ def compiled_parts(source: RepositorySource) -> str:
 
 
 def explain(error: UnusableRepository, source: RepositorySource) -> UnusableRepository:
-    """The same refusal, with its likely reason named where the files show it: ``needs-compiling``, or files left out."""
+    """The same refusal, with its likely reason named where the files show it: ``needs-compiling``, files that were
+    left out, or a script that stands where a module of the standard library is looked for.
+    """
     if error.reason != "red-baseline":
         return error
     file = compiled_parts(source)
-    detail = f"{error.detail}{_missed(source.left_out)}"
+    detail = f"{error.detail}{_missed(source.left_out)}{_in_the_way(source.files)}"
     if not file:
         return UnusableRepository(error.reason, detail)
     return UnusableRepository(
         "needs-compiling", f"its {file} asks for compiled modules, which are not built; {detail}"
     )
+
+
+def _in_the_way(files: Collection[str]) -> str:
+    """Scripts at the top that an import of the standard library finds first, since the top is a place of import."""
+    found = [path for path in sorted(files) if path.removesuffix(".py") in sys.stdlib_module_names]
+    shown = ", ".join(found[:_NUM_NAMED])
+    return f"; at the top, with the name of a standard module: {shown}" if found else ""
 
 
 def _missed(left_out: Sequence[str]) -> str:

@@ -61,6 +61,7 @@ _PIN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([A-Za-z0-9][A-Za-z0-9._+!-]*)
 _NO_TEXT = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_-]{0,99}")
 _SHORT_ID = 12
+_SHOWN_CHARACTERS = 200
 _PROJECT_FILES = ("pyproject.toml", "setup.cfg", "setup.py", "PKG-INFO")
 
 
@@ -111,7 +112,7 @@ def open_source(source: str) -> RepositorySource:
         return _open_git(source)
     if not source.strip():
         raise _not_a_source(source, "the source is empty.", "")
-    path, origin = Path(source).expanduser(), ""
+    path, origin = _path_of(source), ""
     if source.startswith("sdist:"):
         path, origin = _fetch_sdist(source)
     choice = _Choice()
@@ -132,6 +133,24 @@ def open_source(source: str) -> RepositorySource:
         fallback = fallback.removesuffix(suffix)
     made = _repository(source, fallback, digest, found)
     return replace(made, left_out=left_out(choice.names, found, choice.links), origin=origin)
+
+
+def _path_of(source: str) -> Path:
+    """A SOURCE as a path, if it can be one.
+
+    Raises:
+        InputError: it is too long, or begins with ~ and the name of nobody (CR0402).
+    """
+    try:
+        path = Path(source).expanduser()
+        path.is_dir()
+    except PermissionError:
+        raise  # its own sentence says so
+    except (OSError, RuntimeError) as error:
+        shown = source if len(source) <= _SHOWN_CHARACTERS else f"{source[:_SHOWN_CHARACTERS]}…"
+        why = getattr(error, "strerror", None) or "it names the home of nobody"
+        raise _not_a_source(shown, f"the source cannot be a path: {why}.", "") from error
+    return path
 
 
 def _not_a_source(source: str, message: str, meant: str) -> InputError:
@@ -261,7 +280,7 @@ def read_toml(metadata: Mapping[str, bytes], name: str) -> dict[str, Any]:
     """A TOML file of the repository as a table; empty when absent or broken."""
     try:
         return tomllib.loads(metadata.get(name, b"").decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError):
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError):
         return {}
 
 

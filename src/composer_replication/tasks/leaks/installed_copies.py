@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from threading import Lock
 
 from composer_replication.records import Task
 from composer_replication.sandbox import base_interpreter
@@ -22,6 +23,9 @@ from composer_replication.tasks.leaks.leak_fingerprints import Fingerprint, fing
 from composer_replication.tasks.leaks.leak_search import MIN_RUN_CHARACTERS, Leak, Search
 from composer_replication.tasks.leaks.leak_targets import line_check
 from composer_replication.tasks.store import TaskStore
+
+_read_lock = Lock()
+_folder_locks: dict[tuple[str, tuple[str, ...]], Lock] = {}
 
 
 def installed_copies(store: TaskStore, task: Task) -> list[Leak]:
@@ -61,8 +65,16 @@ def _installed(environment: Environment) -> Iterator[_Installed]:
         yield _below(str(folder), tuple(map(str, shown.masked)))
 
 
-@cache
 def _below(root: str, masked: tuple[str, ...]) -> _Installed:
+    """As ``_read_below``, once a process: threads that want the same folder wait for the one that reads it."""
+    with _read_lock:
+        lock = _folder_locks.setdefault((root, masked), Lock())
+    with lock:
+        return _read_below(root, masked)
+
+
+@cache
+def _read_below(root: str, masked: tuple[str, ...]) -> _Installed:
     """What stands below a folder, which does not change while it is in use."""
     of_files = []
     for folder, subfolders, names in os.walk(root):

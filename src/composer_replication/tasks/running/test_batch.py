@@ -21,6 +21,7 @@ from composer_replication.records import ExecResult, Limits, SandboxSpec
 from composer_replication.sandbox import open_sandbox
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.intake.environment import Environment
+from composer_replication.tasks.intake.full_disk import refuse_when_full
 from composer_replication.tasks.intake.tree_rules import is_subject_path, is_test_path
 from composer_replication.tasks.running.shared_sources import shared_sources
 from composer_replication.tasks.syntax_trees import parse_syntax
@@ -109,6 +110,7 @@ def run_batch(
 
     Raises:
         SandboxFailure: the sandbox itself broke; never because of what the tests did.
+        OSError: the disk of this machine is full.
     """
     chosen = limits or Limits()
     fork = fork and not environment.names & _UNSAFE_AFTER_FORK
@@ -213,6 +215,7 @@ def _run_part(
                 stdin=json.dumps(order).encode(),
                 env=variables(environment),
             )
+            refuse_when_full(root)
     results, was_started = _results(result.stdout, own_nonce)
     reports = [
         judge(result, nonce, run.node_ids, timeout_seconds=run.timeout_seconds, is_partial=run.is_partial)

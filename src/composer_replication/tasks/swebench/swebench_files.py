@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ KEYS = (
     "PASS_TO_PASS",
     "problem_statement",
 )
+_OPEN_FILES = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*")
 """Names become parts of paths and addresses: none of them may climb or be an option."""
 
@@ -55,9 +57,11 @@ def read_instances(path: Path) -> list[Instance]:
         MissingError: Parquet without pyarrow (CR0448).
     """
     try:
+        if _never_ends(path):
+            raise _unusable(path, "it is no regular file")
         data = path.read_bytes()
-    except OSError as error:
-        raise _unusable(path, f"it cannot be read: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:
+        raise _unusable(path, f"it cannot be read: {getattr(error, 'strerror', None) or error}") from error
     instances: dict[str, Instance] = {}
     for place, row in _rows(path, data):
         instance = _instance(path, place, row)
@@ -67,6 +71,13 @@ def read_instances(path: Path) -> list[Instance]:
     if not instances:
         raise _unusable(path, "it holds no rows")
     return list(instances.values())
+
+
+def _never_ends(path: Path) -> bool:
+    """A device, or a pipe with a name, to which nobody may ever write; what a shell makes of <(…) ends."""
+    mode = path.stat().st_mode
+    is_named_pipe = stat.S_ISFIFO(mode) and not str(path).startswith(_OPEN_FILES)
+    return is_named_pipe or stat.S_ISCHR(mode) or stat.S_ISBLK(mode)
 
 
 def _rows(path: Path, data: bytes) -> Iterator[tuple[str, Any]]:

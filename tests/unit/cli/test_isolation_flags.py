@@ -1,0 +1,109 @@
+"""Whoever runs a repository's code without a jail must have said so, and the result says it again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from composer_replication.cli.build_result import render_build
+from composer_replication.cli.leakscan_command import render_leakscan
+from composer_replication.cli.main import main
+from composer_replication.cli.tasks_verb import render_validate
+from composer_replication.sandbox import acceptance
+from composer_replication.tasks.store import TaskStore
+
+TINY = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "project"
+PIN = "tinymath/numbers.py::clamp"
+DOTTED = "composer_replication.sandbox.no_isolation:NoIsolation"
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(autouse=True)
+def nothing_accepted() -> Iterator[None]:
+    acceptance.forget()
+    yield
+    acceptance.forget()
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, dict[str, Any], str]]:
+    """Exit code, JSON, and what stood on standard error."""
+
+    def call(*words: object) -> tuple[int, dict[str, Any], str]:
+        capsys.readouterr()
+        code = main([*map(str, words), "--quiet", "--json"])
+        printed = capsys.readouterr()
+        return code, json.loads(printed.out), printed.err
+
+    return call
+
+
+def verbs(tmp_path: Path) -> list[list[object]]:
+    """The four verbs that run a repository's code."""
+    return [
+        ["build", TINY, "--out", tmp_path / "out"],
+        ["import", tmp_path / "set.jsonl", "--format", "swebench", "--out", tmp_path / "out"],
+        ["validate", tmp_path / "store"],
+        ["leakscan", tmp_path / "store"],
+    ]
+
+
+@pytest.mark.parametrize("backend", ["none", DOTTED])
+@pytest.mark.parametrize("verb", range(4))
+def test_no_jail_is_refused_before_anything_is_read(
+    run: Callable[..., tuple[int, dict[str, Any], str]], tmp_path: Path, verb: int, backend: str
+) -> None:
+    """Neither store nor set is there: they are not looked for."""
+    code, result, err = run("tasks", *verbs(tmp_path)[verb], "--backend", backend)
+    assert (code, result["error"]["code"]) == (2, "CR0340")
+    assert "--i-accept-no-isolation" in result["error"]["fix"]
+    assert err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("verb", range(4))
+def test_a_guard_that_is_none_and_a_guard_alone(
+    run: Callable[..., tuple[int, dict[str, Any], str]], tmp_path: Path, verb: int
+) -> None:
+    words = ("tasks", *verbs(tmp_path)[verb], "--backend", "none", "--i-accept-no-isolation")
+    assert run(*words, "no-guard-of-ours")[1]["error"]["code"] == "CR0341"
+    assert run(*words, "network")[1]["error"]["code"] == "CR0340"  # one guard is not all of them
+
+
+def test_what_no_jail_can_give_is_said(
+    run: Callable[..., tuple[int, dict[str, Any], str]], tmp_path: Path
+) -> None:
+    for words in (
+        ("leakscan", tmp_path / "store"),
+        ("build", TINY, "--out", tmp_path / "out", "--ray", "ray://127.0.0.1:9"),
+    ):
+        code, result, err = run("tasks", *words, "--backend", "none", "--i-accept-no-isolation")
+        assert (code, result["error"]["code"]) == (2, "CR0901")
+        assert err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_accepted_one_builds_and_validates_the_same_tasks(
+    run: Callable[..., tuple[int, dict[str, Any], str]], build_tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    accepted = ("--backend", "none", "--i-accept-no-isolation")
+    out = tmp_path / "out"
+    code, built, _ = run("tasks", "build", TINY, "--out", out, "--symbol", PIN, "--visible-only", *accepted)
+    assert (code, built["tasks"], built["accepted_no_isolation"]) == (0, 1, ["everything"])
+    assert json.loads((out / "summary.json").read_text())["accepted_no_isolation"] == ["everything"]
+    assert "Accepted to do without isolation: everything." in render_build(built)
+    jailed = TaskStore.open(build_tiny(tmp_path / "jailed", [PIN]))
+    assert TaskStore.open(out).fingerprint == jailed.fingerprint
+    code, result, _ = run("tasks", "validate", out, "--repeat", 1, *accepted)
+    assert (code, result["passed"], result["accepted_no_isolation"]) == (0, 1, ["everything"])
+    assert "Accepted to do without isolation: everything." in render_validate(result)
+
+
+def test_nothing_is_said_where_nothing_was_given_up() -> None:
+    result = {"leaks": [], "failed_checks": [], "not_searched": [], "without_distinctive_lines": []}
+    text = render_leakscan({**result, "tasks": 1, "files_searched": 1})
+    assert "isolation" not in text

@@ -1,0 +1,353 @@
+"""An interrupted validation goes on with what has not passed, and believes only its own journal."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from composer_replication.cli.main import main
+from composer_replication.errors import InputError
+from composer_replication.records import Task
+from composer_replication.tasks import validate
+from composer_replication.tasks.blobs import find_blob
+from composer_replication.tasks.intake import cache_prune
+from composer_replication.tasks.intake.cache import cache_folder
+from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.validate import ValidationFailure, validate_store
+from composer_replication.tasks.validation_journal import journal_key, journal_path, passed_tasks
+
+LONGEST_WAIT_SECONDS = 240
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(autouse=True)
+def own_journals(tiny_store: TaskStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache with journals of its own; wheels and environments are those of all tests."""
+    tiny_store.environment(tiny_store.tasks()[0])  # the shared cache has it now
+    shared, cache = cache_folder(), tmp_path / "cache"
+    cache.mkdir()
+    for name in ("wheels", "environments"):
+        (shared / name).mkdir(exist_ok=True)
+        (cache / name).symlink_to(shared / name)
+    monkeypatch.setenv("COMPOSER_RL_CACHE", str(cache))
+    return cache
+
+
+@pytest.fixture
+def store(tiny_store: TaskStore, tmp_path: Path) -> TaskStore:
+    """A copy of the small store, of four tasks."""
+    shutil.copytree(tiny_store.root, tmp_path / "store")
+    return TaskStore.open(tmp_path / "store")
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The ids of tasks whose gates are run; here they pass at once."""
+    ids: list[str] = []
+
+    def passes(_store: TaskStore, task_id: str, _repeat: int = 1, *, thorough: bool = False) -> tuple[()]:
+        ids.append(task_id)
+        return ()
+
+    monkeypatch.setattr(validate, "validate_task", passes)
+    return ids
+
+
+def key_of(store: TaskStore, **changes: Any) -> dict[str, Any]:
+    return {**journal_key(store, repeat=1, thorough=False), **changes}
+
+
+def note(store: TaskStore, *task_ids: str, **changes: Any) -> Path:
+    """A journal in which these tasks have passed."""
+    key = key_of(store, **changes)
+    with passed_tasks(key, store.task_ids(), resume=True) as journal:
+        for task_id in task_ids:
+            journal.add(task_id)
+    return journal_path(key)
+
+
+def test_a_killed_validation_goes_on_with_the_rest(
+    store: TaskStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SIGKILL asks nobody: the tasks that had passed are not run again, and the others are."""
+    temporary, path = tmp_path / "temporary", journal_path(key_of(store))
+    temporary.mkdir()
+    words = ["tasks", "validate", str(store.root), "--repeat", "1", "--jobs", "1", "--quiet", "--json"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "composer_replication.cli.main", *words],
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "TMPDIR": str(temporary)},
+    )
+    try:
+        deadline = time.monotonic() + LONGEST_WAIT_SECONDS
+        while not (path.is_file() and path.read_bytes().count(b"\n") >= 2):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        process.kill()
+        process.wait(LONGEST_WAIT_SECONDS)
+    passed = [json.loads(line)["task_id"] for line in path.read_text().splitlines()[1:]]
+    assert 1 <= len(passed) < 4
+    told: list[str] = []
+    summary = validate_store(
+        store.root, repeat=1, resume=True, progress=lambda _done, _total, task_id: told.append(task_id)
+    )
+    assert (summary.tasks, summary.passed, summary.failed) == (4, 4, ())
+    assert summary.taken_over == len(passed)
+    assert sorted(told) == sorted(set(store.task_ids()) - set(passed))
+    capsys.readouterr()
+    assert main([*words, "--resume"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["passed"], result["taken_over"]) == (4, 4)
+
+
+def test_without_resume_everything_is_tried_again(store: TaskStore, tried: list[str]) -> None:
+    path = note(store, *store.task_ids())
+    assert validate_store(store.root, repeat=1).taken_over == 0
+    assert sorted(tried) == store.task_ids()
+    assert path.read_text().count("\n") == 5  # anew, not in addition
+    assert validate_store(store.root, repeat=1, resume=True).taken_over == 4
+    assert len(tried) == 4
+
+
+def test_a_task_that_fails_is_tried_again(
+    store: TaskStore, tried: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad, *_ = store.task_ids()
+    passes = validate.validate_task
+    fails = [ValidationFailure(bad, "golden-fails", "today")]
+
+    def one_fails(opened: TaskStore, task_id: str, *words: Any, **more: Any) -> Any:
+        passes(opened, task_id, *words, **more)
+        return fails if task_id == bad else ()
+
+    monkeypatch.setattr(validate, "validate_task", one_fails)
+    assert validate_store(store.root, repeat=1).passed == 3
+    tried.clear()
+    assert validate_store(store.root, repeat=1, resume=True).failed == tuple(fails)
+    assert tried == [bad]
+    fails.clear()
+    summary = validate_store(store.root, repeat=1, resume=True)
+    assert (summary.passed, summary.taken_over, summary.failed) == (4, 3, ())
+
+
+def test_a_task_passes_when_the_thorough_look_has_passed_too(
+    store: TaskStore, tried: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad, *good = store.task_ids()
+    found = ValidationFailure(bad, "lookup-passes", "a table does")
+    asked: list[list[str]] = []
+
+    def learned(_store: TaskStore, task_ids: list[str]) -> list[ValidationFailure]:
+        asked.append(task_ids)
+        return [found]
+
+    monkeypatch.setattr(validate, "_learned", learned)
+    assert validate_store(store.root, repeat=1, thorough=True).failed == (found,)
+    tried.clear()
+    summary = validate_store(store.root, repeat=1, thorough=True, resume=True)
+    assert (summary.failed, summary.taken_over, tried) == ((found,), len(good), [bad])
+    assert asked == [store.task_ids(), [bad]]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"fingerprint": "0" * 64},
+        {"gates_version": 0},
+        {"package_version": "0.0"},
+        {"repeat": 3},
+        {"thorough": True},
+        {"backend": "another"},
+        {"python": "another"},
+    ],
+)
+def test_what_passed_under_other_conditions_counts_for_nothing(
+    store: TaskStore, tried: list[str], changes: dict[str, Any]
+) -> None:
+    note(store, *store.task_ids(), **changes)
+    assert validate_store(store.root, repeat=1, resume=True).taken_over == 0
+    assert sorted(tried) == store.task_ids()
+
+
+def test_a_changed_task_is_tried_again(store: TaskStore, tried: list[str]) -> None:
+    note(store, *store.task_ids())
+    task_id = store.task_ids()[0]
+    store.put_task(replace(store.record(task_id), statement="Write it again."), store.secret(task_id))
+    assert validate_store(store.root, repeat=1, resume=True).taken_over == 0
+    assert task_id in tried
+
+
+def damage_file(store: TaskStore, task: Task) -> Path | None:
+    slug = store.record(task.task_id).repository_record
+    return find_blob(store.root / "objects", store.repository(slug).files[task.path])
+
+
+def damage_record(store: TaskStore, task: Task) -> Path | None:
+    return store.root / "secrets" / f"{task.task_id}.json.zst"
+
+
+@pytest.mark.parametrize(("place", "num_tried"), [(damage_file, 4), (damage_record, 1)])
+def test_a_task_that_was_damaged_since_is_tried_again(
+    store: TaskStore, place: Callable[[TaskStore, Task], Path | None], num_tried: int
+) -> None:
+    """The manifest is as it was: what is read once more is the bytes."""
+    note(store, *store.task_ids())
+    (task,) = [task for task in store.tasks() if task.symbol == "clamp"]
+    path = place(store, task)
+    assert path is not None
+    path.write_bytes(b"changed")
+    summary = validate_store(store.root, repeat=1, resume=True)
+    assert summary.taken_over == 4 - num_tried
+    assert "damaged" in {row.gate for row in summary.failed if row.task_id == task.task_id}
+
+
+def test_a_torn_last_line_is_left_out(store: TaskStore, tried: list[str]) -> None:
+    first, second, *_ = store.task_ids()
+    path = note(store, first, second)
+    path.write_bytes(path.read_bytes()[:-9])
+    assert validate_store(store.root, repeat=1, resume=True).taken_over == 1
+    assert second in tried
+    assert validate_store(store.root, repeat=1, resume=True).taken_over == 4  # nothing was written onto it
+
+
+def test_a_first_line_that_was_cut_off(store: TaskStore, tried: list[str]) -> None:
+    path = note(store)
+    path.write_bytes(path.read_bytes()[:20])
+    assert validate_store(store.root, repeat=1, resume=True).taken_over == 0
+    assert validate_store(store.root, repeat=1, resume=True).taken_over == 4
+
+
+def edit(line: int, text: str) -> Callable[[Path, TaskStore], None]:
+    def change(path: Path, _store: TaskStore) -> None:
+        lines = path.read_text().splitlines()
+        path.write_text("\n".join([*lines[:line], text, *lines[line + 1 :]]) + "\n")
+
+    return change
+
+
+def of_another_store(path: Path, store: TaskStore) -> None:
+    shutil.copy(note(store, fingerprint="0" * 64), path)
+
+
+def of_another_task(path: Path, store: TaskStore) -> None:
+    first, second, *_ = store.task_ids()
+    path.write_text(path.read_text().replace(first, second))
+
+
+def of_a_task_that_is_not_there(path: Path, store: TaskStore) -> None:
+    note(store, "absent--1")
+
+
+def without_its_first_line(path: Path, _store: TaskStore) -> None:
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
+
+
+def of_another_user(path: Path, _store: TaskStore) -> None:
+    os.chown(path, 12345, -1)
+
+
+def of_bytes(path: Path, _store: TaskStore) -> None:
+    path.write_bytes(b"\xff\xfe\x00\n" * 3)
+
+
+def a_folder(path: Path, _store: TaskStore) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def a_pipe(path: Path, _store: TaskStore) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def a_link(path: Path, _store: TaskStore) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (edit(1, "no json"), "line 2 is not JSON"),
+        (edit(1, "[" * 100_000), "line 2 is not JSON"),
+        (edit(1, "[]"), "line 2 is not as it was written"),
+        (edit(1, '{"task_id": "x", "sum": 3}'), "line 2 is not as it was written"),
+        (of_another_task, "line 2 is not as it was written"),
+        (of_a_task_that_is_not_there, "line 4 names a task that the store has not"),
+        (without_its_first_line, "speaks of another store"),
+        (of_another_store, "speaks of another store"),
+        (of_bytes, "line 1 is not JSON"),
+        pytest.param(
+            of_another_user,
+            "another user has written it",
+            marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away"),
+        ),
+        (a_folder, "it is no regular file"),
+        (a_pipe, "it is no regular file"),
+        (a_link, "it is no regular file"),
+    ],
+)
+def test_a_journal_that_is_damaged_or_foreign_is_not_believed(
+    store: TaskStore,
+    tried: list[str],
+    capsys: pytest.CaptureFixture[str],
+    change: Callable[[Path, TaskStore], None],
+    why: str,
+) -> None:
+    path = note(store, *store.task_ids()[:2])
+    change(path, store)
+    words = ["tasks", "validate", str(store.root), "--repeat", "1", "--resume", "--quiet", "--json"]
+    assert main(words) == 4
+    printed = capsys.readouterr()
+    error = json.loads(printed.out)["error"]
+    assert (error["code"], error["where"]) == ("CR0900", str(path))
+    assert why in error["message"]
+    assert printed.err.count("\n") == 1
+    assert str(path) in error["fix"]
+    assert tried == []
+
+
+def test_a_damaged_journal_stops_nobody_who_does_not_ask_for_it(store: TaskStore, tried: list[str]) -> None:
+    path = note(store, *store.task_ids())
+    path.write_text("no json\n")
+    assert validate_store(store.root, repeat=1).passed == 4
+    assert validate_store(store.root, repeat=1, resume=True).taken_over == 4
+
+
+def test_pruning_the_cache_leaves_a_journal_in_use(store: TaskStore) -> None:
+    path = note(store, *store.task_ids())
+    with passed_tasks(key_of(store), store.task_ids(), resume=True) as journal:
+        pruned = cache_prune.prune(cache_folder())
+        assert [(kept.path, kept.reason) for kept in pruned.kept if kept.path == path] == [(path, "in use")]
+        assert len(journal.taken_over) == 4
+    assert path in [entry.path for entry in cache_prune.prune(cache_folder()).removed]
+    assert not path.exists()
+
+
+def test_two_validations_of_one_store_write_whole_lines(store: TaskStore) -> None:
+    key, ids = key_of(store), store.task_ids()
+    with passed_tasks(key, ids, resume=True) as one, passed_tasks(key, ids, resume=True) as other:
+        one.add(ids[0])
+        other.add(ids[1])
+        one.add(ids[2])
+    with passed_tasks(key, ids, resume=True) as journal:
+        assert journal.taken_over == frozenset(ids[:3])
+
+
+def test_one_of_another_store_is_refused_as_an_error(store: TaskStore) -> None:
+    path = note(store, store.task_ids()[0])
+    of_another_store(path, store)
+    with pytest.raises(InputError, match="CR0900"):
+        validate_store(store.root, repeat=1, resume=True)

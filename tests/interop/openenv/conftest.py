@@ -1,4 +1,4 @@
-"""A small store of real tasks, and servers of it: real processes that are started by the command line."""
+"""Servers of the store: real processes that are started by the command line."""
 
 from __future__ import annotations
 
@@ -7,27 +7,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
-
-from composer_replication.records import Task
-from composer_replication.tasks.build import build_tasks
-from composer_replication.tasks.store import TaskStore
-
-sys.path.insert(0, str(Path(__file__).parent))
 from served_process import PATIENCE_SECONDS, Server
 
-ROOT = Path(__file__).parents[3]
-PROJECT = ROOT / "recipes" / "tiny-cpu" / "project"
-PINS = ("tinymath/numbers.py::clamp", "tinymath/numbers.py::sign")
-
-
-@pytest.fixture(scope="session")
-def store(tmp_path_factory: pytest.TempPathFactory) -> TaskStore:
-    folder = tmp_path_factory.mktemp("interop-store") / "tasks"
-    build_tasks([str(PROJECT)], folder, symbols={str(PROJECT): PINS})
-    return TaskStore.open(folder)
+from composer_replication.records import Task
+from composer_replication.tasks.store import TaskStore
 
 
 @pytest.fixture(scope="session")

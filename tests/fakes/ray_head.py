@@ -15,6 +15,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from composer_replication.sandbox.process_folder import NEW_PREFIX
+
 START_TRIES = 4  # Ray gives each start 30 s, which a busy machine may not
 
 
@@ -53,6 +55,16 @@ def running_ray(root: Path, **more: str) -> Iterator[RayHead]:
         finally:
             stop(head, folder)
     assert descendants_of(head.pid, folder) == []
+
+
+def folders_left_on(scratch: Path) -> list[str]:
+    """Temporary folders of ours on a node, but those that nobody has used.
+
+    A worker that is ended in the moment between making its folder and naming it leaves an empty one, which the
+    next process that looks a minute later removes.
+    """
+    names = [path.name for path in scratch.iterdir()]
+    return [name for name in names if name.startswith("composer-rl") and not name.startswith(NEW_PREFIX)]
 
 
 def processes() -> Iterator[tuple[int, str]]:

@@ -24,7 +24,7 @@ pytest.importorskip("ray", reason="the extra ray is not installed")
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from agentic_runs import SETTINGS, what_was_played, without_times
-from ray_head import RayHead, actors_of, further_node, processes, running_ray
+from ray_head import RayHead, actors_of, folders_left_on, further_node, processes, running_ray
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 WORKER = Path(__file__).with_name("ray_rollout_worker.py")
@@ -82,7 +82,7 @@ def done(events: str, head: RayHead | None, *words: object, cache: Path | None =
 
 def left_by(scratch: Path) -> list[str]:
     """Temporary folders of ours on a node, jails in them, and processes that wait for an end."""
-    found = [path.name for path in scratch.iterdir() if path.name.startswith("composer-rl")]
+    found = folders_left_on(scratch)
     for pid, words in processes():
         with suppress(OSError):
             waits = (
@@ -96,7 +96,7 @@ def left_by(scratch: Path) -> list[str]:
 def assert_clean(head: RayHead) -> None:
     """Nothing of ours is left on the cluster: no actor, no tree, no jail."""
     assert actors_of(head.session) == []
-    assert [path.name for path in head.scratch.iterdir() if path.name.startswith("composer-rl")] == []
+    assert folders_left_on(head.scratch) == []
     wait_until_clean(head.session, head.scratch)
 
 

@@ -20,7 +20,7 @@ from composer_replication.tasks.store import TaskStore
 
 pytest.importorskip("ray", reason="the extra ray is not installed")
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
-from ray_head import RayHead, further_node, running_ray
+from ray_head import RayHead, folders_left_on, further_node, running_ray
 from ray_rollouts import BOTH, broken_tests, played
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
@@ -58,11 +58,6 @@ def run(head: RayHead, store: TaskStore) -> Run:
     return scenario
 
 
-def left_on(scratch: Path) -> list[str]:
-    """Temporary folders of ours on a node."""
-    return [path.name for path in scratch.iterdir() if path.name.startswith("composer-rl")]
-
-
 def assert_as_here(there: dict[str, Any], grader: Grader, store: TaskStore) -> None:
     """The episodes of this process; one of them was begun twice, with the same seeds, and the others once."""
     here = played(lambda: FeatureDeletionEnv(grader), store)
@@ -83,7 +78,7 @@ def test_episodes_are_those_of_this_process_though_an_actor_is_killed(
     run: Run, head: RayHead, grader: Grader, store: TaskStore
 ) -> None:
     assert_as_here(run("dead_actor"), grader, store)
-    assert left_on(head.scratch) == []
+    assert folders_left_on(head.scratch) == []
     copies = list((head.cache / "task-stores").iterdir())
     assert [TaskStore.open(copy).fingerprint for copy in copies] == [store.fingerprint]
     assert any((head.cache / "environments").iterdir()), "made from what was sent"
@@ -98,9 +93,9 @@ def test_episodes_go_on_at_other_nodes_when_one_dies(
         deadline = (
             time.monotonic() + 30
         )  # of the dead one what its workers left goes without it, a moment later
-        while any(left_on(node / "scratch") for node in nodes) and time.monotonic() < deadline:
+        while any(folders_left_on(node / "scratch") for node in nodes) and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert [left_on(node / "scratch") for node in nodes] == [[], []]
+        assert [folders_left_on(node / "scratch") for node in nodes] == [[], []]
     assert all(any((node / "cache" / "task-stores").iterdir()) for node in nodes)
 
 
@@ -108,7 +103,7 @@ def test_faces_gradings_and_losses(
     run: Run, head: RayHead, grader: Grader, store: TaskStore, clamp: Task
 ) -> None:
     told = run("faces")
-    assert left_on(head.scratch) == []
+    assert folders_left_on(head.scratch) == []
     with FeatureDeletionEnv(grader) as env:
         assert told["trl_first"] == env.reset(clamp.task_id)
     assert told["trl_reward"] == 1.0

@@ -26,7 +26,7 @@ from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.workers.workers import load_ray
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
-from ray_head import free_port, processes, running_ray
+from ray_head import folders_left_on, free_port, processes, running_ray
 
 pytest.importorskip("ray", reason="the extra ray is not installed")
 load_ray()
@@ -152,7 +152,7 @@ def test_a_build_on_a_cluster_has_the_bytes_of_a_local_one(
 
 def wait_until_clean(cluster: Cluster) -> None:
     """No worker of ours is left there, and no folder; the test's time-out ends it."""
-    while cluster.workers() or list(cluster.scratch.glob("composer-rl-*")):
+    while cluster.workers() or folders_left_on(cluster.scratch):
         time.sleep(0.02)
 
 

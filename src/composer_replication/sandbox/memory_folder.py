@@ -25,23 +25,32 @@ def size_for(memory_bytes: int, disk_bytes: int) -> int:
 class MemoryFolder:
     """One such folder, as it is before the first command.
 
+    A command may end its jail, and this folder with it: then it holds nothing and is not what it was.
+
     Args:
         descriptor: of the folder, open for reading; closed by ``close``.
     """
 
     def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+        self._descriptor: int | None = descriptor
         self.device = os.fstat(descriptor).st_dev
-        self._before = self._state()
+        self._before = _state(descriptor)
 
     def used_bytes(self) -> int:
-        """What is in it, deleted files too."""
+        """What is in it, deleted files too; 0 once it is closed."""
+        if self._descriptor is None:
+            return 0
         info = os.fstatvfs(self._descriptor)
         return (info.f_blocks - info.f_bfree) * info.f_frsize
 
     def is_untouched(self) -> bool:
-        """Whether it is empty, and its mode, owner, attributes and flags are what they were; call while nothing runs."""
-        return not os.listdir(self._descriptor) and self._state() == self._before
+        """Whether it is empty, and its mode, owner, attributes and flags are what they were; call while nothing runs.
+
+        Never once it is closed.
+        """
+        if self._descriptor is None:
+            return False
+        return not os.listdir(self._descriptor) and _state(self._descriptor) == self._before
 
     def forget_times(self) -> None:
         """Let its times say nothing of what was done in it.
@@ -49,17 +58,19 @@ class MemoryFolder:
         Raises:
             OSError: they cannot be set.
         """
-        os.utime(self._descriptor)
+        if self._descriptor is not None:
+            os.utime(self._descriptor)
 
     def close(self) -> None:
-        """Let it go with the jail."""
-        os.close(self._descriptor)
+        """Let it go with the jail; idempotent."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
 
-    def _state(self) -> tuple[object, ...]:
-        info = os.fstat(self._descriptor)
-        attributes: list[tuple[str, bytes]] = []
-        with suppress(OSError):  # a kernel without them
-            attributes = [
-                (name, os.getxattr(self._descriptor, name)) for name in os.listxattr(self._descriptor)
-            ]
-        return info.st_mode, info.st_uid, info.st_gid, tuple(attributes), inode_flags(self._descriptor)
+
+def _state(descriptor: int) -> tuple[object, ...]:
+    info = os.fstat(descriptor)
+    attributes: list[tuple[str, bytes]] = []
+    with suppress(OSError):  # a kernel without them
+        attributes = [(name, os.getxattr(descriptor, name)) for name in os.listxattr(descriptor)]
+    return info.st_mode, info.st_uid, info.st_gid, tuple(attributes), inode_flags(descriptor)

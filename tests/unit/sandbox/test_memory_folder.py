@@ -80,6 +80,21 @@ def test_its_times_tell_nothing(tmp_path: Path) -> None:
     assert tmp_path.stat().st_mtime > 1_000_000_000
 
 
+def test_one_that_went_with_its_jail_holds_nothing_and_is_not_what_it_was(tmp_path: Path) -> None:
+    descriptor = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    folder = MemoryFolder(descriptor)
+    folder.close()
+    taken = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)  # the number is another file's by now
+    try:
+        assert taken == descriptor
+        assert (folder.used_bytes(), folder.is_untouched()) == (0, False)
+        folder.forget_times()
+        folder.close()
+        os.fstat(taken)
+    finally:
+        os.close(taken)
+
+
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="bwrap is not here")
 def test_deleted_files_in_it_are_told_to_the_byte() -> None:
     code = (

@@ -52,6 +52,7 @@ class Bubblewrap:
             return Check(self.name, False, "setpriv is not on PATH.", "install util-linux")
         problem = _first_start()
         if problem:
+            _first_start.cache_clear()  # it may be the moment's: no memory, no process to be had
             fix = "allow user namespaces on this machine, or use --backend sandlock"
             return Check(self.name, False, f"bwrap cannot start a jail: {problem}", fix)
         return Check(self.name, True, "bwrap starts a jail.")

@@ -48,6 +48,7 @@ class Sandlock:
             return Check(self.name, False, "the package sandlock is not installed.", _INSTALL)
         problem = _kernel_problem()
         if problem:
+            _kernel_problem.cache_clear()  # it may be the moment's: no memory, no process to be had
             return Check(self.name, False, problem, "use a newer kernel, or --backend bubblewrap")
         return Check(self.name, True, "Landlock and sandlock are there.")
 

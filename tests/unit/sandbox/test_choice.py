@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -13,7 +14,14 @@ import composer_replication
 from composer_replication.errors import MissingError, SandboxFailure, UsageError
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import Check, SandboxSpec
-from composer_replication.sandbox import acceptance, choice, choose_backend, open_sandbox
+from composer_replication.sandbox import (
+    acceptance,
+    bubblewrap,
+    choice,
+    choose_backend,
+    open_sandbox,
+    sandlock_backend,
+)
 from composer_replication.sandbox.bubblewrap import Bubblewrap
 
 FOLDER = Path(composer_replication.__file__).parent
@@ -103,6 +111,24 @@ def test_without_bwrap_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tm
     assert caught.value.code == "CR0301"
 
 
+@pytest.mark.parametrize("name", ["bubblewrap", "sandlock"])
+def test_a_first_start_that_failed_is_tried_again(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    backend = choose_backend(name)
+    if not backend.is_available().ok:
+        pytest.skip(f"{name} is not available here")
+    remembered = {"bubblewrap": bubblewrap._first_start, "sandlock": sandlock_backend._kernel_problem}[name]
+    remembered.cache_clear()
+
+    def no_process(*args: object, **options: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "run", no_process)
+        check = backend.is_available()
+    assert (check.ok, os.strerror(errno.EAGAIN) in check.detail) == (False, True)
+    assert backend.is_available().ok
+
+
 @pytest.mark.parametrize(
     ("script", "said"),
     [
@@ -133,8 +159,6 @@ def test_a_sandlock_that_fails_is_never_a_result(monkeypatch: pytest.MonkeyPatch
     backend = choose_backend("sandlock")
     if not backend.is_available().ok:
         pytest.skip("sandlock is not available here")
-    from composer_replication.sandbox import sandlock_backend
-
     (tmp_path / "tree").mkdir()
     with backend.open(SandboxSpec(tmp_path / "tree")) as sandbox:
         monkeypatch.setattr(sandlock_backend, "_sandlock_path", lambda: str(tmp_path))

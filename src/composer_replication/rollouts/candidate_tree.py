@@ -48,11 +48,13 @@ class TreeRule:
         touched: the files that the task took code out of.
         names: of modules and packages at the top of the repository.
         taken: names that no module at the top may have unless the repository itself has it.
+        test_folders: folders of tests whatever they are called.
     """
 
     touched: frozenset[str]
     names: frozenset[str]
     taken: frozenset[str]
+    test_folders: frozenset[str] = frozenset()
 
     def takes(self, path: str) -> bool:
         """Whether the candidate's version of this file counts, and its absence too."""
@@ -62,6 +64,8 @@ class TreeRule:
         if not _is_plain(path) or pure.name in START_NAMES or pure.suffix.lower() in _COMPILED:
             return False
         if is_test_path(path) or in_test_folder(pure) or any(map(skips_folder, pure.parts[:-1])):
+            return False
+        if not self.test_folders.isdisjoint(map(str, pure.parents)):
             return False
         return pure.suffix != ".py" or self.taken.isdisjoint(top_names(path) - self.names)
 
@@ -105,10 +109,12 @@ def rule_of(store: TaskStore, task: Task) -> TreeRule:
         SandboxFailure: the environment had to be made, and the sandbox broke.
     """
     record = store.record(task.task_id)
-    paths = store.repository(record.repository_record).files
+    repository = store.repository(record.repository_record)
+    paths = repository.files
     own = frozenset().union(*(top_names(path) for path in paths if path.endswith(".py")))
     touched = Changes(record.edits, record.removed_files).source_files
-    return TreeRule(frozenset(touched), own, _taken_names(store.environment(task).root))
+    taken = _taken_names(store.environment(task).root)
+    return TreeRule(frozenset(touched), own, taken, repository.test_folders)
 
 
 @lru_cache(maxsize=64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from composer_replication.tasks.fair_split import is_named, words_of
 from composer_replication.tasks.planning.body_cuts import BodyCut
 from composer_replication.tasks.planning.deletion import Deletion
 from composer_replication.tasks.repository import PreparedRepository
@@ -16,6 +17,7 @@ from composer_replication.tasks.twin.twin_records import Twin
 from composer_replication.tasks.workers.workers import Workers
 
 SAME_BEFORE = "the code before the patch does the same"
+UNNAMED = "nothing that stays in the tree says what it is called"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +57,21 @@ def attach_twins(
     Raises:
         SandboxFailure: the sandbox broke.
     """
+    fair = {task_id: _known_cuts(store, task_id, one, repository.bench) for task_id, one in tasks}
     waiting = [(task_id, one) for task_id, one in tasks if store.secret(task_id).twins is None]
-    cuts = {cut.pin: cut for _, deletion in waiting for cut in twin_cuts(deletion)}
+    cuts = {cut.pin: cut for task_id, _ in waiting for cut in fair[task_id]}
     # Of all tasks, not of those that wait: a build that was killed here must go on to the same twins.
-    blind = [deletion for task_id, deletion in tasks if not store.secret(task_id).hidden]
-    eager = frozenset(cut.pin for deletion in blind for cut in twin_cuts(deletion))
+    blind = [task_id for task_id, _ in tasks if not store.secret(task_id).hidden]
+    eager = frozenset(cut.pin for task_id in blind for cut in fair[task_id])
     twins, without, unknown = workers.call(
         twins_on, repository.bench, [cuts[pin] for pin in sorted(cuts)], seed, eager
     )
     digests = {pin: store.put_blob(twin_bytes(twin), is_packed=True) for pin, twin in twins.items()}
     for task_id, deletion in waiting:
-        pins = [cut.pin for cut in twin_cuts(deletion)]
+        pins = [cut.pin for cut in fair[task_id]]
+        for cut in twin_cuts(deletion):
+            if cut.pin not in pins:
+                without.setdefault(cut.pin, UNNAMED)
         own = {pin: digests[pin] for pin in pins if pin in digests}
         if own and store.record(task_id).instance_id:
             broken = subject_of(store, store.get(task_id)).broken(repository.bench.original, "hidden")
@@ -116,7 +122,7 @@ def passed_by(files: Mapping[str, bytes], twins: Mapping[str, Twin], bench: Benc
 
 
 def twin_cuts(deletion: Deletion) -> list[BodyCut]:
-    """The functions whose twin is fair to every honest answer.
+    """The functions whose twin is fair to every honest answer that knows their names.
 
     A method's recorded calls hold objects with the attributes that the original class gave
     them. An answer that writes the whole class may choose others, so methods take part only
@@ -124,3 +130,13 @@ def twin_cuts(deletion: Deletion) -> list[BodyCut]:
     """
     is_one_body = deletion.granularity == "function" and deletion.removal == "body"
     return [cut for cut in deletion.bodies if is_one_body or "." not in cut.symbol]
+
+
+def _known_cuts(store: TaskStore, task_id: str, deletion: Deletion, bench: Bench) -> list[BodyCut]:
+    """Those of ``twin_cuts`` whose names a rollout can know; with a body gone, its signature stays."""
+    cuts = twin_cuts(deletion)
+    if deletion.removal == "body" or not cuts:
+        return cuts
+    shown = subject_of(store, store.get(task_id)).broken(bench.original, "rollout")
+    given = words_of(f"{deletion.path} {deletion.symbol}")
+    return [cut for cut in cuts if is_named(cut.path, cut.symbol, shown, given)]

@@ -10,7 +10,8 @@ broken-passes      the visible or hidden tests pass without the code
 stub-passes        the visible or hidden tests pass when every function returns one constant
 not-restored       the golden patch, applied by git, does not give the original files, or the task's own
                    tests do not pass every time although the code is back
-hidden-shown       a hidden test still stands in the tree that a rollout sees
+hidden-shown       a hidden test, or a copy of it, still stands in the tree that a rollout sees
+unfair-hidden      a hidden test, or recorded behaviour, asks for a name that nobody can know
 leans-on-hidden    a test passes without the code, but not where the hidden test functions are gone too
 
 Two more follow once the task is written (``secrecy``): leak and instruction-leaks.
@@ -19,9 +20,10 @@ Two more follow once the task is written (``secrecy``): leak and instruction-lea
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from composer_replication.errors import InputError
+from composer_replication.tasks.fair_split import deleted_words, is_named, places_to_show, words_of
 from composer_replication.tasks.gate_failed import GateFailed
 from composer_replication.tasks.intake.tree_rules import is_test_path
 from composer_replication.tasks.leaks.copies import copied_share
@@ -89,11 +91,12 @@ def judge_deletion(
     check_no_copy(unsplit, bench.original)
 
     suite = _Suite(unsplit, bench)
+    given = words_of(f"{deletion.path} {deletion.symbol}")
 
     def split_and_check(failing: frozenset[str], passed: Passed) -> Subject:
         return _split_and_check(
             unsplit, failing, passed, repository, suite,
-            hidden_share=hidden_share, seed=seed, pin=deletion.pin,
+            hidden_share=hidden_share, seed=seed, pin=deletion.pin, given=given,
         )  # fmt: skip
 
     first, passed = _failing_selected(unsplit, repository, bench, selected)
@@ -162,6 +165,7 @@ def _split_and_check(
     hidden_share: float,
     seed: int,
     pin: str,
+    given: frozenset[str],
 ) -> Subject:
     # Without the code ("") each of them was seen to fail.
     unclear: dict[str, Sequence[str]] = {
@@ -179,6 +183,7 @@ def _split_and_check(
             hidden_share=hidden_share,
             seed=seed,
             salt=f"{pin}/{attempt}",
+            given=given,
         )
         if not subject.hidden or num_tries == NUM_TRIES:
             break
@@ -279,6 +284,38 @@ def check_hidden_out(subject: Subject, repository: RepositoryRecord, original: M
             after[name] > before[name] - count for (other, name), count in hidden.items() if other == path
         ):
             raise GateFailed("hidden-shown", f"a hidden test still stands in {path}")
+
+
+def check_fair(
+    subject: Subject,
+    repository: RepositoryRecord,
+    original: Mapping[str, bytes],
+    twins: Iterable[tuple[str, str]],
+    given: Collection[str],
+) -> None:
+    """Hidden tests and recorded behaviour ask for nothing that only the deleted code says, and no copy shows them.
+
+    Args:
+        subject: the task.
+        repository: where its tests stand.
+        original: the files with the code.
+        twins: path and symbol of each function with recorded behaviour.
+        given: names that a rollout is told besides its tree.
+
+    Raises:
+        GateFailed: hidden-shown or unfair-hidden; which test it is stays unsaid.
+    """
+    shown = subject.broken(original, "rollout")
+    places = {repository.places[test] for test in subject.hidden if test in repository.places}
+    if places_to_show(places, original, shown, frozenset(), given):
+        raise GateFailed("hidden-shown", "a copy of a hidden test stands in the tree")
+    deleted = deleted_words(subject.changes, original)
+    if places_to_show(places, original, shown, deleted, given):
+        raise GateFailed("unfair-hidden", "a hidden test uses a name that only the deleted code says")
+    if subject.is_whole and not all(is_named(path, symbol, shown, given) for path, symbol in twins):
+        raise GateFailed(
+            "unfair-hidden", "recorded behaviour is that of a function whose name nobody can know"
+        )
 
 
 def own_runs(

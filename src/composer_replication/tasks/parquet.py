@@ -111,7 +111,8 @@ def read_parquet(data: bytes) -> list[dict[str, Any]]:
     import pyarrow.parquet as pq
 
     try:
-        rows: list[dict[str, Any]] = pq.read_table(BytesIO(data)).to_pylist()
+        # A thread of pyarrow that still gives back a file of Python's when the interpreter ends aborts the process.
+        rows: list[dict[str, Any]] = pq.read_table(BytesIO(data), use_threads=False).to_pylist()
     except (pa.ArrowException, OSError) as error:
         raise ValueError(str(error).splitlines()[0]) from error
     return rows

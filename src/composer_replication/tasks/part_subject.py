@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from composer_replication.records import Edit
+from composer_replication.tasks.fair_split import deleted_words, names_elsewhere, places_to_show
 from composer_replication.tasks.planning.edits import edited_text, line_edits, shifted_line
 from composer_replication.tasks.store_records import RepositoryRecord
 from composer_replication.tasks.subject import Subject
@@ -21,8 +22,11 @@ def part_subject(
     hidden_share: float,
     seed: int,
     salt: str,
+    given: Collection[str] = (),
 ) -> Subject:
     """Part the failing tests of a deletion, and the trees with them.
+
+    What would not be fair or not be hidden (``fair_split``) becomes visible, and others are drawn in its place.
 
     Args:
         unsplit: the deletion.
@@ -32,7 +36,33 @@ def part_subject(
         hidden_share: of the failing test functions, in [0, 1).
         seed: draws the hidden ones, together with ``salt``.
         salt: another one gives another draw.
+        given: names that a rollout is told besides its tree.
     """
+    deleted = deleted_words(unsplit.changes, original)
+    shown: frozenset[Place] = frozenset()
+    while True:
+        subject = _parted(
+            unsplit, failing, repository, original,
+            hidden_share=hidden_share, seed=seed, salt=salt, shown=shown,
+        )  # fmt: skip
+        hidden = {repository.places[test] for test in subject.hidden}
+        more = places_to_show(hidden, original, subject.broken(original, "rollout"), deleted, given)
+        if not more:
+            return subject
+        shown |= more
+
+
+def _parted(
+    unsplit: Subject,
+    failing: frozenset[str],
+    repository: RepositoryRecord,
+    original: Mapping[str, bytes],
+    *,
+    hidden_share: float,
+    seed: int,
+    salt: str,
+    shown: frozenset[Place],
+) -> Subject:
     edits_of: dict[str, list[Edit]] = {}
     for edit in unsplit.changes.test_edits:
         edits_of.setdefault(edit.path, []).append(edit)
@@ -42,7 +72,15 @@ def part_subject(
     }
     texts = {path: edited_text(text, edits_of.get(path, ())) for path, text in before.items()}
     now = {_moved(place, before, edits_of): place for place in places}
-    split = part_tests(sorted(now), texts, hidden_share=hidden_share, seed=seed, salt=salt)
+    split = part_tests(
+        sorted(now),
+        texts,
+        hidden_share=hidden_share,
+        seed=seed,
+        salt=salt,
+        shown={place for place, before_edits in now.items() if before_edits in shown},
+        needed={path: names_elsewhere(original, path) for path in texts},
+    )
     out = {now[place] for place in split.hidden}
     untouched = tuple(edit for edit in unsplit.changes.test_edits if edit.path not in split.files)
     shorter = (

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 
 from composer_replication.tasks.intake.tree_rules import is_test_path
 from composer_replication.tasks.planning.lines import Lines
@@ -16,6 +17,7 @@ from composer_replication.tasks.syntax_trees import parse_syntax
 Place = tuple[str, int, str]
 """File, first line (of the first decorator) and name of a test function."""
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
+_Table = ast.Assign | ast.AnnAssign
 _BODIES = ("body", "orelse", "finalbody")
 
 
@@ -25,19 +27,24 @@ class _Found:
     parents: tuple[ast.AST, ...]
 
 
-def remove_functions(text: str, targets: Iterable[tuple[int, str]]) -> str | None:
+def remove_functions(
+    text: str, targets: Iterable[tuple[int, str]], *, needed: Collection[str] = ()
+) -> str | None:
     """The file without some functions, their decorators and the comments right above them.
+
+    Tables at the top of the file that nothing else uses go too: they are the cases of these functions.
 
     Args:
         text: a Python file.
         targets: first line and name of each function.
+        needed: names in it that other files use.
 
     Returns:
         The shorter file, or None when one of them cannot be taken out cleanly: not found
         at the level of a module or class, named elsewhere in the file, or on a shared line.
     """
     file = _test_file(text)
-    return None if file is None else file.without(set(targets))
+    return None if file is None else file.without(set(targets), needed)
 
 
 class _TestFile:
@@ -51,11 +58,14 @@ class _TestFile:
             # A wrapper may report the line of ``def`` instead of its decorator's.
             for line in {_first_line(found.node), found.node.lineno}:
                 self.functions[line, found.node.name] = found
+        self.tables = _tables(module)
         self.uses: dict[str, list[frozenset[int]]] = {}
-        self._note_uses({id(found.node) for found in self.functions.values()})
+        self._note_uses(
+            {id(found.node) for found in self.functions.values()} | set(map(id, self.tables.values()))
+        )
 
     def _note_uses(self, functions: set[int]) -> None:
-        """For each name, the functions around each place where it is used."""
+        """For each name, the functions and tables around each place where it is used."""
         pending: list[tuple[ast.AST, frozenset[int]]] = [(self.module, frozenset())]
         while pending:
             node, around = pending.pop()
@@ -78,17 +88,42 @@ class _TestFile:
         last = found.node.end_lineno or found.node.lineno
         return _stands_alone(self.lines, found.node, _first_line(found.node), last)
 
-    def without(self, targets: set[tuple[int, str]]) -> str | None:
+    def _orphaned(self, gone: set[int], needed: Collection[str]) -> list[_Table]:
+        """The tables that only functions that are ``gone`` use, and such tables."""
+        left = {name: node for name, node in self.tables.items() if name not in needed}
+        found: list[_Table] = []
+        while True:
+            next_ones = [
+                (name, node)
+                for name, node in left.items()
+                if len(self.uses[name]) > 1  # the first is its own
+                and all(not around.isdisjoint(gone | {id(node)}) for around in self.uses[name])
+            ]
+            if not next_ones:
+                return found
+            for name, node in next_ones:
+                del left[name]
+                gone = gone | {id(node)}
+                found.append(node)
+
+    def without(self, targets: set[tuple[int, str]], needed: Collection[str] = ()) -> str | None:
         """The shorter text; None when a function cannot go, or nothing that parses is left."""
         if not all(self.can_go(target, targets & self.functions.keys()) for target in targets):
             return None
         chosen = {id(self.functions[key].node): self.functions[key] for key in sorted(targets)}
+        tables = [
+            node
+            for node in self._orphaned(set(chosen), needed)
+            if _stands_alone(self.lines, node, node.lineno, node.end_lineno or node.lineno)
+        ]
         lines = self.lines
         kept: list[str | None] = [lines.line(number) for number in range(1, len(lines.starts) + 1)]
         for found in chosen.values():
             _blank_out(kept, _first_line(found.node), found.node.end_lineno or found.node.lineno)
         for found in chosen.values():
             _keep_suite(kept, found, set(chosen), lines)
+        for table in tables:
+            _blank_out(kept, table.lineno, table.end_lineno or table.lineno)
         shorter = "".join(line for line in kept if line is not None)
         return shorter if _parses(shorter) else None
 
@@ -121,6 +156,27 @@ def function_texts(text: str) -> Mapping[tuple[int, str], str]:
     return found
 
 
+@lru_cache(maxsize=1024)
+def function_shapes(text: str) -> frozenset[str]:
+    """What each function of a text does, whatever its name, place, layout and docstring: equal for copies.
+
+    ``text`` may be a file, or one function with the margin that it has in its class.
+    """
+    try:
+        module = parse_syntax(f"if 1:\n{text}" if text[:1] in (" ", "\t") else text)
+    except (SyntaxError, ValueError, RecursionError):
+        return frozenset()
+    return frozenset(_shape(found.node) for found in _functions(module, (module,)))
+
+
+def _shape(node: _Function) -> str:
+    body = node.body[1:] if ast.get_docstring(node, clean=False) is not None else node.body
+    # A broken tree has imports moved into its functions.
+    own = (part for part in body if not isinstance(part, ast.Import | ast.ImportFrom))
+    parts = [*node.decorator_list, node.args, *own]
+    return hashlib.sha256("\n".join(map(ast.dump, parts)).encode()).hexdigest()
+
+
 @lru_cache(maxsize=64)
 def count_functions(text: str) -> Counter[str]:
     """How often each name is given to a function where a test may stand; none in a file that does not parse."""
@@ -140,11 +196,29 @@ def _functions(node: ast.AST, parents: tuple[ast.AST, ...]) -> Iterable[_Found]:
                 yield from _functions(child, (*parents, child))
 
 
+def _tables(module: ast.Module) -> dict[str, _Table]:
+    """The lists, tuples, sets and dictionaries that a file gives a name at its top, once each."""
+    found: dict[str, _Table] = {}
+    for node in module.body:
+        match node:
+            case (
+                ast.Assign(targets=[ast.Name(id=name)], value=value)
+                | ast.AnnAssign(target=ast.Name(id=name), value=value)
+            ) if isinstance(value, ast.List | ast.Tuple | ast.Set | ast.Dict):
+                found[name] = node
+    given = Counter(
+        node.id
+        for node in ast.walk(module)
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
+    )
+    return {name: node for name, node in found.items() if given[name] == 1}
+
+
 def _first_line(node: _Function) -> int:
     return min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
 
 
-def _stands_alone(lines: Lines, node: _Function, first: int, last: int) -> bool:
+def _stands_alone(lines: Lines, node: _Function | _Table, first: int, last: int) -> bool:
     before = (
         lines.line(first)[: lines.offset(first, node.col_offset) - lines.starts[first - 1]]
         .rstrip()
@@ -198,7 +272,14 @@ class HiddenSplit:
 
 
 def part_tests(
-    groups: Sequence[Place], texts: Mapping[str, str], *, hidden_share: float, seed: int, salt: str
+    groups: Sequence[Place],
+    texts: Mapping[str, str],
+    *,
+    hidden_share: float,
+    seed: int,
+    salt: str,
+    shown: Collection[Place] = (),
+    needed: Mapping[str, Collection[str]] = MappingProxyType({}),
 ) -> HiddenSplit:
     """Choose which test functions of a task are held back.
 
@@ -212,6 +293,8 @@ def part_tests(
         hidden_share: in [0, 1).
         seed: another seed chooses other functions.
         salt: what makes the choice differ between tasks.
+        shown: functions that stay visible.
+        needed: by path, names that other files use: such functions and tables stay.
     """
     if len(groups) < 2 or hidden_share <= 0:
         return HiddenSplit((), {})
@@ -225,20 +308,25 @@ def part_tests(
         if len(hidden) == wanted:
             break
         path = place[0]
+        if place in shown or place[2] in needed.get(path, ()):
+            continue
         file = _test_file(texts[path]) if path in texts and is_test_path(path) else None
         others = [(line, name) for other, line, name in hidden if other == path]
         if file is not None and file.can_go((place[1], place[2]), others):
             hidden.append(place)
-    return _with_files(hidden, texts)
+    return _with_files(hidden, texts, needed)
 
 
-def _with_files(hidden: list[Place], texts: Mapping[str, str]) -> HiddenSplit:
+def _with_files(
+    hidden: list[Place], texts: Mapping[str, str], needed: Mapping[str, Collection[str]]
+) -> HiddenSplit:
     """The shorter files; a file that does not parse without its functions keeps them all."""
     files: dict[str, str] = {}
     kept = []
     for path in sorted({place[0] for place in hidden}):
         own = [place for place in hidden if place[0] == path]
-        shorter = remove_functions(texts[path], [(line, name) for _, line, name in own])
+        gone = [(line, name) for _, line, name in own]
+        shorter = remove_functions(texts[path], gone, needed=needed.get(path, ()))
         if shorter is not None:
             files[path] = shorter
             kept += own

@@ -11,8 +11,10 @@ from pathlib import Path
 from composer_replication.errors import InputError
 from composer_replication.records import Task
 from composer_replication.sandbox.interruptible_pool import interruptible_pool
+from composer_replication.tasks.fair_split import words_of
 from composer_replication.tasks.gate_failed import GateFailed
 from composer_replication.tasks.gates import (
+    check_fair,
     check_hidden_out,
     check_no_copy,
     check_restores,
@@ -244,8 +246,10 @@ def _check(store: TaskStore, task: Task, bench: Bench, repeat: int) -> None:
     check_restores(subject, bench.original)
     check_no_copy(subject, bench.original)
     check_hidden_out(subject, repository, bench.original)
-    check_secrecy(store, task)
     own = [twins[pin] for pin in sorted(twins)]
+    names = [(twin.path, twin.symbol) for twin in own]
+    check_fair(subject, repository, bench.original, names, words_of(f"{task.path} {task.symbol}"))
+    check_secrecy(store, task)
     for suite, *reports in own_runs(subject, bench, repeat, beside=[suite_trial(subject, bench)]):
         _check_failing(suite, subject, task, repository)
         judge_own(subject, bench, reports)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -38,7 +39,7 @@ BASE = {
     [
         "pkg/code.py", "pkg/__init__.py", "pkg/new.py", "pkg/data.txt", "README.md", "notes/plan.md", "src/pkg/json.py",
         "pkg/json.py", "calendar.py", "calendar/__init__.py", "setup.cfg", "tests/data/golden.txt", "json/data.txt",
-        "pkg/attest.py", "src/numbers_of_mine.py",
+        "pkg/attest.py", "src/numbers_of_mine.py", "contest/x.py", "latest/x.txt", "checks/helpers.py",
     ],
 )  # fmt: skip
 def test_the_policy_may_change_its_own_files(path: str) -> None:
@@ -48,7 +49,8 @@ def test_the_policy_may_change_its_own_files(path: str) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        "tests/test_code.py", "tests/new_data.json", "test/x.py", "pkg/testing/fakes.py", "pkg/code_test.py", "test_new.py",
+        "tests/test_code.py", "tests/new_data.json", "test/x.py", "unittests/helpers.py", "unit_tests/data.json",
+        "pkg/tests-py3/x.txt", "pkg/testing/fakes.py", "pkg/code_test.py", "test_new.py",
         "conftest.py", "pkg/conftest.py", "pyproject.toml", "pkg/pytest.ini", "tox.ini", "pkg/setup.cfg", ".pytest.ini",
         "sitecustomize.py", "src/usercustomize.py", "evil.pth", "src/evil.PTH", "pkg/code.pyc", "pkg/fast.so",
         "__pycache__/code.cpython-312.pyc", "pkg/__pycache__/code.py", ".git/config", ".hidden/code.py",
@@ -162,3 +164,9 @@ def test_the_modules_of_an_environment_are_taken(tmp_path: Path) -> None:
     for name in ("numpy", "attr.py", "evil.cpython-312.so"):
         (tmp_path / "lib/python3.99/site-packages" / name).mkdir(parents=True)
     assert {"numpy", "attr", "evil", "json", "random"} <= _taken_names(tmp_path)
+
+
+def test_a_folder_that_holds_tests_is_the_stores_whatever_it_is_called() -> None:
+    rule = replace(RULE, test_folders=frozenset({"checks"}), touched=frozenset({"checks/code.py"}))
+    assert not rule.takes("checks/helpers.py") and not rule.takes("checks/data/cases.json")
+    assert rule.takes("checks/code.py") and rule.takes("pkg/checks/x.py")

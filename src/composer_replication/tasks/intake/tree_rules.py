@@ -11,6 +11,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import lru_cache
 from pathlib import PurePosixPath
 
 _OUT_FOLDERS = frozenset("__pycache__ node_modules htmlcov site-packages CVS __MACOSX".split())
@@ -42,7 +43,10 @@ _CONFIG_NAMES = frozenset(
 _TOP_TEXTS = ("README*", "VERSION*", "version*")
 _LICENCE_TEXTS = ("LICEN[CS]E*", "COPYING*", "UNLICEN[CS]E*")
 """At the top, whatever their letters' case: the licence goes with every copy."""
-_TEST_FOLDERS = frozenset({"tests", "test", "testing"})
+_TEST_WORDS = frozenset(
+    "test tests testing unittest unittests testcase testcases testsuite testsuites".split()
+)
+"""A folder is one of tests where one of the words of its name is: ``tests``, ``unit_tests``, ``tests-py3``."""
 _NOT_A_SUBJECT = frozenset(
     "setup.py conftest.py noxfile.py tasks.py fabfile.py versioneer.py _version.py __about__.py __main__.py dodo.py".split()
 )
@@ -74,7 +78,12 @@ def is_licence_text(path: PurePosixPath) -> bool:
 
 def in_test_folder(path: PurePosixPath) -> bool:
     """Whether the path lies below a folder of tests."""
-    return not _TEST_FOLDERS.isdisjoint(path.parts[:-1])
+    return any(map(_is_test_folder, path.parts[:-1]))
+
+
+@lru_cache(maxsize=4096)
+def _is_test_folder(name: str) -> bool:
+    return not _TEST_WORDS.isdisjoint(re.split(r"[-_.]", name.lower()))
 
 
 def is_test_path(path: str) -> bool:

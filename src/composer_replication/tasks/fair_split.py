@@ -1,0 +1,197 @@
+"""Which tests must not be held back: nobody could meet what they ask, or everybody can read it.
+
+A name that only the deleted code gave, and that nothing in the tree of a rollout says, is known to nobody who
+has to write that code again. A hidden test that uses one, or recorded behaviour of a function that is called so,
+fails for honest answers. And a test is not hidden while a copy of it stays in the tree.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import re
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import lru_cache
+from pathlib import PurePosixPath
+
+from composer_replication.tasks.intake.tree_rules import is_test_path
+from composer_replication.tasks.syntax_trees import parse_syntax
+from composer_replication.tasks.test_functions import Place, function_shapes, function_texts
+from composer_replication.tasks.views import Changes
+
+_WORD = re.compile(r"[^\W\d]\w*")
+_COMMON = frozenset(dir(builtins)).union(*map(dir, (str, bytes, int, float, list, dict, set, tuple, object)))
+"""What Python itself calls so, everybody knows."""
+_BY_TEXT = frozenset({"getattr", "hasattr", "setattr", "delattr", "patch", "object"})
+"""Calls that name an attribute by a text: of Python, ``monkeypatch`` and ``unittest.mock``."""
+
+
+def words_of(text: str) -> frozenset[str]:
+    """Everything in a text that could be a name."""
+    return frozenset(map(sys.intern, _WORD.findall(text)))
+
+
+@lru_cache(maxsize=1024)
+def _words_in(data: bytes) -> frozenset[str]:
+    return words_of(data.decode("utf-8", "replace"))
+
+
+def known_words(tree: Mapping[str, bytes], given: Collection[str] = ()) -> frozenset[str]:
+    """Everything that could be a name in the files of a tree and their paths, and what is ``given`` besides."""
+    return _COMMON.union(given, words_of(" ".join(tree)), *map(_words_in, tree.values()))
+
+
+def deleted_words(changes: Changes, original: Mapping[str, bytes]) -> frozenset[str]:
+    """Everything that could be a name in what a deletion takes out."""
+    spans = [original[edit.path].decode()[edit.start : edit.end] for edit in changes.edits]
+    return words_of("\n".join(spans)).union(*(_words_in(original[path]) for path in changes.removed_files))
+
+
+def places_to_show(
+    places: Iterable[Place],
+    original: Mapping[str, bytes],
+    shown: Mapping[str, bytes],
+    deleted: frozenset[str],
+    given: Collection[str] = (),
+) -> frozenset[Place]:
+    """Those of some hidden test functions that must be visible instead.
+
+    Args:
+        places: where the hidden functions stand in ``original``.
+        original: the repository.
+        shown: the tree of a rollout, without these functions.
+        deleted: names in the deleted code.
+        given: names that a rollout is told besides its tree.
+    """
+    shapes: set[str] = set()
+    for path, data in shown.items():
+        if _may_hold_tests(path, data):
+            shapes |= function_shapes(data.decode("utf-8", "replace"))
+    sources = {place: _source(original, place) for place in sorted(places)}
+    found = {place for place, text in sources.items() if not shapes.isdisjoint(function_shapes(text))}
+    known = known_words(shown, given).union(*(words_of(sources[place]) for place in found))
+    return frozenset(found | _that_name(sources, deleted, known))
+
+
+def _that_name(
+    sources: Mapping[Place, str], deleted: frozenset[str], known: frozenset[str]
+) -> frozenset[Place]:
+    """As few of some functions as need be shown, so that the others use no deleted name that is not known."""
+    found: set[Place] = set()
+    while True:
+        unknown = {
+            place: names
+            for place, text in sources.items()
+            if place not in found and (names := _names_used(text) & deleted - known)
+        }
+        if not unknown:
+            return frozenset(found)
+        most = max(unknown, key=lambda place: len(unknown[place]))
+        found.add(most)
+        known |= words_of(sources[most])
+
+
+def _source(original: Mapping[str, bytes], place: Place) -> str:
+    path, line, name = place
+    return function_texts(original[path].decode("utf-8", "replace")).get((line, name), "")
+
+
+def is_named(path: str, symbol: str, shown: Mapping[str, bytes], given: Collection[str] = ()) -> bool:
+    """Whether somebody who sees a tree can know that a function of this name belongs into that file.
+
+    Args:
+        path: of the file, which may be gone.
+        symbol: of the function in it, dotted.
+        shown: the tree.
+        given: names that are told besides.
+    """
+    name = symbol.rpartition(".")[2].partition("#")[0]
+    if name in given:
+        return True
+    pure = PurePosixPath(path)
+    module = pure.parent.name if pure.stem == "__init__" else pure.stem
+    return any(
+        name in _words_in(data) and (other == path or module in _words_in(data))
+        for other, data in shown.items()
+        if other.endswith(".py")
+    )
+
+
+def names_elsewhere(original: Mapping[str, bytes], path: str) -> frozenset[str]:
+    """What other test files take from a test file, as far as can be told: imported names, and all attributes.
+
+    A file whose names are imported with a star gives everything.
+    """
+    stem = PurePosixPath(path).stem
+    found: set[str] = set()
+    for other, data in original.items():
+        if other != path and _may_hold_tests(other, data):
+            names, stars = _taken(data)
+            found |= names
+            if stem in stars:
+                return _words_in(original[path])
+    return frozenset(found)
+
+
+def _may_hold_tests(path: str, data: bytes) -> bool:
+    return path.endswith(".py") and (is_test_path(path) or b"def test" in data)
+
+
+@lru_cache(maxsize=1024)
+def _taken(data: bytes) -> tuple[frozenset[str], frozenset[str]]:
+    """Names that a file imports or asks of something; and last names of modules that it imports with a star."""
+    names: set[str] = set()
+    stars: set[str] = set()
+    for node in _nodes(data.decode("utf-8", "replace")):
+        if isinstance(node, ast.ImportFrom):
+            names.update(alias.name for alias in node.names)
+            if any(alias.name == "*" for alias in node.names):
+                stars.add((node.module or "").rpartition(".")[2])
+        elif isinstance(node, ast.Attribute):
+            names.add(node.attr)
+    return frozenset(names), frozenset(stars)
+
+
+@lru_cache(maxsize=4096)
+def _names_used(source: str) -> frozenset[str]:
+    """The names of others that a function uses: global ones, attributes, keywords, imported ones."""
+    used: set[str] = set()
+    bound: set[str] = set()
+    for node in _nodes(source):
+        match node:
+            case ast.Name(id=name, ctx=ast.Load()):
+                used.add(name)
+            case ast.Name(id=name):
+                bound.add(name)
+            case ast.arg(arg=name):
+                bound.add(name)
+    for node in _nodes(source):
+        match node:
+            case ast.Attribute(attr=name):
+                bound.discard(name)
+                used.add(name)
+            case ast.keyword(arg=str(name)):
+                bound.discard(name)
+                used.add(name)
+            case ast.alias(name=name):
+                used |= words_of(name)
+            case ast.Call(func=function, args=arguments) if _last_name(function) in _BY_TEXT:
+                texts = [one.value for one in arguments if isinstance(one, ast.Constant)]
+                used |= words_of(" ".join(text for text in texts if isinstance(text, str)))
+    return frozenset(used - bound)
+
+
+def _last_name(function: ast.expr) -> str:
+    match function:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+    return ""
+
+
+def _nodes(source: str) -> Iterator[ast.AST]:
+    """All of a file, or of a function cut out of a class; nothing where it does not parse."""
+    try:
+        yield from ast.walk(parse_syntax(f"if 1:\n{source}" if source[:1] in (" ", "\t") else source))
+    except (SyntaxError, ValueError, RecursionError):
+        return

@@ -1,0 +1,192 @@
+"""What is held back can be met by somebody who sees the tree alone, and cannot be read in it."""
+
+from __future__ import annotations
+
+from composer_replication.records import Edit
+from composer_replication.tasks.fair_split import (
+    deleted_words,
+    is_named,
+    known_words,
+    names_elsewhere,
+    places_to_show,
+    words_of,
+)
+from composer_replication.tasks.test_functions import Place, function_shapes, part_tests, remove_functions
+from composer_replication.tasks.views import Changes, view_files
+
+SOURCE = b"""class Counter:
+    def add(self, key):
+        self.total = 1
+
+    def get_rarity(self, key, *, at_most=3):
+        return 0
+
+
+def keep():
+    return 1
+"""
+TESTS = b"""from package.code import Counter, keep
+
+
+def test_add():
+    Counter().add("a")
+
+
+def test_rarity():
+    assert Counter().get_rarity("a") == 0
+
+
+def test_keyword(subject):
+    assert subject(at_most=1) == 0
+
+
+def test_by_text(subject):
+    assert getattr(subject, "total") == 1
+
+
+def test_keep():
+    total = keep()
+    assert str(total).upper() == "1"
+"""
+FILES = {"package/code.py": SOURCE, "tests/test_code.py": TESTS}
+GONE = Changes((Edit("package/code.py", 0, SOURCE.index(b"def keep"), ""),))
+
+
+def place(name: str, text: bytes = TESTS, path: str = "tests/test_code.py") -> Place:
+    line = text[: text.index(f"def {name}(".encode())].count(b"\n") + 1
+    return path, line, name
+
+
+def without(names: list[str]) -> dict[str, bytes]:
+    """The tree of a rollout without some test functions."""
+    targets = [place(name)[1:] for name in names]
+    shorter = remove_functions(TESTS.decode(), targets)
+    assert shorter is not None
+    return {**view_files(FILES, GONE, "rollout"), "tests/test_code.py": shorter.encode()}
+
+
+def unfair(names: list[str], given: str = "") -> set[str]:
+    places = [place(name) for name in names]
+    deleted = deleted_words(GONE, FILES)
+    found = places_to_show(places, FILES, without(names), deleted, words_of(given))
+    return {name for _, _, name in found}
+
+
+def test_a_name_that_only_the_deleted_code_says_is_not_asked_for() -> None:
+    assert unfair(["test_rarity"]) == {"test_rarity"}
+    assert unfair(["test_keyword"]) == {"test_keyword"}
+    assert unfair(["test_by_text"]) == set()  # test_keep, which stays, has the word
+
+
+def test_a_name_is_unknown_where_all_tests_that_say_it_are_hidden() -> None:
+    assert unfair(["test_by_text", "test_keep"]) == {"test_by_text"}  # its own variable asks for nothing
+
+
+def test_what_the_tree_the_task_or_python_says_is_known() -> None:
+    assert unfair(["test_add"]) == set()
+    assert unfair(["test_rarity"], given="Counter.get_rarity") == set()
+    assert unfair(["test_keep"]) == set()
+    assert {"upper", "str", "package", "test_code"} <= known_words({"package/test_code.py": b""})
+
+
+def test_deleted_files_count_whole() -> None:
+    changes = Changes((), removed_files=("package/code.py",))
+    assert {"get_rarity", "keep"} <= deleted_words(changes, FILES)
+
+
+def test_a_copy_under_another_name_shows_a_hidden_test() -> None:
+    tree = without(["test_add"])
+    twin = b"def test_alike(self, subject):\n    assert subject(at_most=1)  ==  0\n"
+    target = [place("test_keyword")]
+    shown = {path: data for path, data in tree.items() if not path.startswith("tests/")}
+    assert places_to_show(target, FILES, {**shown, "tests/test_more.py": twin}, frozenset()) == frozenset()
+    same = twin.replace(b"self, ", b"")
+    for path in ("tests/test_more.py", "package/checks.py"):
+        assert places_to_show(target, FILES, {**shown, path: same}, frozenset()) == frozenset(target)
+    assert places_to_show(target, FILES, {**shown, "notes.txt": same}, frozenset()) == frozenset()
+
+
+def test_a_shape_is_what_a_function_does() -> None:
+    one = function_shapes("def a(x):\n    '''Text.'''\n    return x + 1  # why\n")
+    assert one == function_shapes("    def b(x):\n        import os\n        return x + 1\n")
+    assert one.isdisjoint(function_shapes("@mark\ndef a(x):\n    return x + 1\n"))
+    assert one.isdisjoint(function_shapes("def a(x):\n    return x + 2\n"))
+    assert function_shapes("def a(:\n") == frozenset()
+
+
+def test_recorded_behaviour_is_that_of_a_function_that_can_be_known() -> None:
+    tree = {
+        "package/other.py": b"from .code import shared\n",
+        "package/third.py": b"def lonely(): pass\n",
+        "notes.txt": b"code.lonely",
+    }
+    assert is_named("package/code.py", "shared", tree)
+    assert not is_named("package/code.py", "lonely", tree)  # another module's
+    assert is_named("package/code.py", "lonely", tree, words_of("package/code.py lonely"))
+    assert is_named("package/code.py", "lonely", {"package/code.py": b"lonely()\n"})
+    assert is_named("package/__init__.py", "top", {"t.py": b"import package\npackage.top()\n"})
+    assert not is_named("package/code.py", "Kind.of", {"t.py": b"import code\n"})
+
+
+def test_names_that_other_test_files_take() -> None:
+    files = {
+        "tests/test_a.py": b"CASES = []\ndef test_one(): pass\ndef test_two(): pass\n",
+        "tests/test_b.py": b"from test_a import test_one\nimport test_a\ntest_a.CASES\n",
+        "package/code.py": b"from test_a import test_two\n",
+    }
+    assert names_elsewhere(files, "tests/test_a.py") == {"test_one", "CASES"}
+    star = {**files, "tests/conftest.py": b"from tests.test_a import *\n"}
+    assert {"test_one", "test_two", "CASES"} <= names_elsewhere(star, "tests/test_a.py")
+    assert names_elsewhere({"tests/test_a.py": b"test_a.CASES"}, "tests/test_a.py") == frozenset()
+
+
+TABLES = """import pytest
+
+pytestmark = [pytest.mark.unit]
+SHARED = [1, 2]
+# What the first test is asked.
+CASES = [
+    ("Secret", "secret"),
+]
+MORE = (CASES, SHARED)
+USED_ELSEWHERE = {"a": 1}
+MADE = make_cases()
+TWICE = [1]
+TWICE = [2]
+
+
+@pytest.mark.parametrize("case", MORE)
+def test_first(case):
+    assert case in USED_ELSEWHERE, (MADE, TWICE)
+
+
+def test_second():
+    assert SHARED
+"""
+
+
+def test_the_cases_of_hidden_tests_go_with_them() -> None:
+    line = TABLES[: TABLES.index("@pytest.mark.param")].count("\n") + 1
+    shorter = remove_functions(TABLES, [(line, "test_first")], needed={"USED_ELSEWHERE"})
+    assert shorter is not None
+    assert "Secret" not in shorter and "MORE" not in shorter and "What the first" not in shorter
+    for kept in ("pytestmark", "SHARED = ", "USED_ELSEWHERE", "MADE", "TWICE = [2]", "def test_second"):
+        assert kept in shorter
+    whole = remove_functions(TABLES, [(TABLES.count("\n") - 1, "test_second")])
+    assert whole is not None and "CASES = [" in whole and "SHARED = " in whole
+
+
+def test_what_has_to_be_shown_or_is_needed_elsewhere_is_never_hidden() -> None:
+    groups = [place(name) for name in ("test_add", "test_rarity", "test_keyword")]
+    texts = {"tests/test_code.py": TESTS.decode()}
+    for seed in range(8):
+        split = part_tests(
+            groups,
+            texts,
+            hidden_share=0.9,
+            seed=seed,
+            salt="",
+            shown=[groups[0]],
+            needed={"tests/test_code.py": {"test_rarity"}},
+        )
+        assert split.hidden == (groups[2],)

@@ -34,6 +34,11 @@ _TORN_WRITE = re.compile(r"\..+\.(\d+)\.tmp")  # as write_atomic names it, the p
 _RESTORE = "restore that file from a copy, or begin in a new folder with --out."
 
 
+def is_torn_write(name: str) -> bool:
+    """Whether a file has the name that ``write_atomic`` gives it until it is whole."""
+    return _TORN_WRITE.fullmatch(name) is not None
+
+
 class RunFolder:
     """Paths and locked access to one run's folder."""
 
@@ -56,7 +61,7 @@ class RunFolder:
     def is_occupied(self) -> bool:
         """Whether anything is in it but the lock and what a killed writer left."""
         return self.root.is_dir() and any(
-            path.name != "LOCK" and not _TORN_WRITE.fullmatch(path.name) for path in self.root.iterdir()
+            path.name != "LOCK" and not is_torn_write(path.name) for path in self.root.iterdir()
         )
 
     @contextmanager

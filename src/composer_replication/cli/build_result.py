@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from composer_replication.cli.isolation_flags import given_up, isolation_lines
-from composer_replication.cli.show_command import flaky_lines
+from composer_replication.cli.show_command import flaky_lines, unused_lines
 
 if TYPE_CHECKING:
     from composer_replication.tasks.build_summary import BuildSummary
@@ -35,6 +35,7 @@ def finish_build(
         "seconds": round(summary.seconds, 3),
         "bytes": summary.bytes,
         "fingerprint": summary.fingerprint,
+        "unused_tests": {name: found.to_json() for name, found in summary.unused_tests.items()},
         "flaky": {name: list(tests) for name, tests in summary.flaky.items()},
         "unusable": dict(summary.unusable),
         "unrecorded": {name: dict(pins) for name, pins in summary.unrecorded.items()},
@@ -60,6 +61,7 @@ def render_build(result: dict[str, Any]) -> str:
     lines += [f"  instructions {count:>5}  {what}" for what, count in result.get("instructions", {}).items()]
     lines += [f"  not usable: {source}: {why}" for source, why in result["unusable"].items()]
     lines += [f"  {line}" for line in isolation_lines(result)]
+    lines += unused_lines(result.get("unused_tests", {}))
     lines += flaky_lines(result["flaky"])
     lines += licence_lines(result.get("restricted_licences", {}))
     for name, pins in result["unrecorded"].items():
@@ -71,7 +73,7 @@ def render_build(result: dict[str, Any]) -> str:
 
 
 def licence_lines(restricted: Mapping[str, str]) -> list[str]:
-    """A line for each repository whose licence is copyleft or unknown; see ``BuildSummary.restricted``."""
+    """A line for each repository whose licence is not permissive or unknown; see ``BuildSummary.restricted``."""
     return [
         f"  look at the licence before you pass these tasks on: {name}: {what}"
         for name, what in restricted.items()

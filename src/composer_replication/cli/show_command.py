@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from composer_replication.tasks.store import TaskStore
 
 _HERE = "composer_replication.cli.show_command"
+_NUM_NAMED = 3
 
 Result = dict[str, object]
 
@@ -68,13 +69,14 @@ def run_show(args: argparse.Namespace) -> tuple[Result, int]:
     if not args.task_id:
         tasks = store.tasks()
         return {"tasks": [_row(store, task) for task in tasks], **_counts(tasks)}, 0
-    from composer_replication.tasks.difficulty import read_difficulty
+    from composer_replication.tasks.difficulty import compare_difficulty
     from composer_replication.tasks.instructions.broken_regions import broken_regions
     from composer_replication.tasks.instructions.writing import write_instruction
     from composer_replication.tasks.instructions.written_instructions import written_instruction
     from composer_replication.tasks.stored_subject import golden_patch
 
     task = store.get(args.task_id)
+    measured = compare_difficulty(store.root, only=[task.task_id])
     written = written_instruction(store, task.task_id)
     page: Result = {
         **_row(store, task),
@@ -82,7 +84,8 @@ def run_show(args: argparse.Namespace) -> tuple[Result, int]:
         "written_instruction": None if written is None else {"model": written.model, "text": written.text},
         "broken_region": broken_regions(store, task),
         "strength": _strength(store, task),
-        "difficulty": [row.to_json() for row in read_difficulty(store.root).get(task.task_id, ())],
+        "difficulty": [row.to_json() for row in measured.fitting.get(task.task_id, ())],
+        "outdated_difficulty": measured.num_outdated.get(task.task_id, 0),
     }
     if with_golden:
         page["golden_patch"] = golden_patch(store, task)
@@ -163,22 +166,25 @@ def run_stats(args: argparse.Namespace) -> tuple[Result, int]:
     each repository comes, ``spdx`` null where that is unknown. ``features_in_two_files`` counts the
     tasks of size feature that delete code in two Python files or more (``files_of_deleted_code``);
     ``strength`` has the mutants of the golden code that tests kill, ``by_repo`` and in ``total``
-    (``StrengthSum``).
+    (``StrengthSum``); ``unused_tests`` what became of the tests of each repository (``UnusedTests``). ``outdated_difficulty`` counts the tasks of which pass rates were measured with
+    other tests than those of today, which are not used.
 
     Raises:
         InputError: not a store, or damaged (CR0410, CR0411); measured pass rates cannot be
             read (CR0456).
     """
     from composer_replication.tasks.deleted_code import num_features_in_two_files
-    from composer_replication.tasks.difficulty import read_difficulty
+    from composer_replication.tasks.difficulty import compare_difficulty
+    from composer_replication.tasks.repository import slug_of
     from composer_replication.tasks.store import TaskStore
+    from composer_replication.tasks.unused_tests import read_unused
 
     store = TaskStore.open(args.folder)
     tasks, repositories = store.tasks(), store.repositories()
     flaky = {
         record.repository: None if record.flaky is None else list(record.flaky) for record in repositories
     }
-    measured = read_difficulty(store.root)
+    measured = compare_difficulty(store.root)
     return {
         "tasks": len(tasks),
         "unfinished": unfinished(args.folder),
@@ -187,7 +193,12 @@ def run_stats(args: argparse.Namespace) -> tuple[Result, int]:
         "strength": _strength_sums(store),
         "licences": {record.repository: record.licence.to_json() for record in repositories},
         "flaky": flaky,
-        "difficulty": _policies([row for task in tasks for row in measured.get(task.task_id, ())]),
+        "unused_tests": {
+            record.repository: read_unused(store.root, slug_of(record.repository), record).to_json()
+            for record in repositories
+        },
+        "difficulty": _policies([row for task in tasks for row in measured.fitting.get(task.task_id, ())]),
+        "outdated_difficulty": sum(task.task_id in measured.num_outdated for task in tasks),
     }, 0
 
 
@@ -235,18 +246,61 @@ def render_stats(result: dict[str, Any]) -> str:
     if num_features:
         lines.append(f"{result['features_in_two_files']:>6}  of {num_features} features in two files or more")
     lines += strength_lines(result["strength"])
-    lines += [
-        f"{name}: {licence['spdx'] or 'licence not known'}{', copyleft' if licence['is_copyleft'] else ''}"
-        for name, licence in result["licences"].items()
-    ]
+    lines += [f"{name}: {_licence(value)}" for name, value in result["licences"].items()]
     lines += [
         f"{row['policy']}, temperature {row['temperature']:g}: {row['mean_pass_rate']:.3f} "
         f"[{row['ci95'][0]:.3f}, {row['ci95'][1]:.3f}] of {row['samples']} samples pass "
         f"on {row['tasks']} tasks, {row['never_passed']} never, {row['always_passed']} always"
         for row in result["difficulty"]
     ]
+    num_outdated = result.get("outdated_difficulty", 0)
+    if num_outdated:
+        lines.append(
+            f"pass rates of {num_outdated} {'task' if num_outdated == 1 else 'tasks'} are not used: they were measured with other tests, or by a version that "
+            "did not note them; composer-rl eval --update-difficulty measures again"
+        )
     lines += [result["unfinished"]] if result.get("unfinished") else []
+    lines += unused_lines(result.get("unused_tests", {}))
     return "\n".join([*lines, *flaky_lines(result["flaky"])])
+
+
+def _licence(value: dict[str, Any]) -> str:
+    """Its SPDX id, and what must be looked at before tasks are passed on."""
+    from composer_replication.tasks.intake.licences import Licence
+
+    licence = Licence.from_json(value)
+    reason = licence.restriction
+    if reason and reason == licence.note:
+        return f"licence not known: {reason}"
+    return reason or str(licence.spdx)
+
+
+def unused_lines(unused: dict[str, dict[str, Any]]) -> list[str]:
+    """Repositories of which tests are never green or files could not be collected, with the first reason."""
+    return [f"{name}: {_unused(found)}" for name, found in unused.items() if _num_red(found)]
+
+
+def _num_red(found: dict[str, Any]) -> int:
+    """Tests that are never green, or of which nobody knows whether they were skipped, and files without any test."""
+    num_red = found["never_green"]
+    if num_red is None:
+        num_red = found["collected"] - found["used"] - found["flaky"]
+    return int(num_red + found["broken_files"])
+
+
+def _unused(found: dict[str, Any]) -> str:
+    num_broken = found["broken_files"]
+    num_red = _num_red(found) - num_broken
+    skipped = "skipped or " if found["never_green"] is None else ""
+    parts = [f"{num_red} {'is' if num_red == 1 else 'are'} {skipped}never green"] if num_red else []
+    parts += (
+        [f"{num_broken} {'file' if num_broken == 1 else 'files'} cannot be collected"] if num_broken else []
+    )
+    first = f" (first: {found['first_reason']})" if found["first_reason"] else ""
+    missed = found["left_out"]
+    more = f" and {len(missed) - _NUM_NAMED} more" if len(missed) > _NUM_NAMED else ""
+    left_out = f"; left out of the tree: {', '.join(missed[:_NUM_NAMED])}{more}" if missed else ""
+    return f"{found['used']} of {found['collected']} tests are used, {', '.join(parts)}{first}{left_out}"
 
 
 def flaky_lines(flaky: dict[str, list[str] | None]) -> list[str]:

@@ -65,6 +65,10 @@ def _facts(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "strength", f"of {strength['mutants']} wrong variants of the code {noticed}, {both}"
     for number, measured in enumerate(row["difficulty"]):
         yield "" if number else "difficulty", _difficulty(measured)
+    if row["outdated_difficulty"]:
+        evaluations = _count(row["outdated_difficulty"], "evaluation")
+        told = f"not counted: {evaluations} with other tests, or by a version that did not note them"
+        yield "" if row["difficulty"] else "difficulty", told
     yield "environment", row["environment"][:12]
     if "golden_patch" not in row:
         yield "golden patch", "shown with --golden"

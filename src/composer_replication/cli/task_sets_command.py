@@ -137,7 +137,7 @@ def run_import(args: argparse.Namespace) -> tuple[Result, int]:
 def run_export(args: argparse.Namespace) -> tuple[Result, int]:
     """Write a tree, or with a set format all tasks.
 
-    ``restricted_licences`` has the repositories of what was written whose licence is copyleft or
+    ``restricted_licences`` has the repositories of what was written whose licence is not permissive or
     unknown; their lines go to standard error, also with ``--quiet``, which is about progress.
 
     Raises:

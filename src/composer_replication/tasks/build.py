@@ -16,6 +16,7 @@ from composer_replication.tasks.build_summary import BuildSummary
 from composer_replication.tasks.intake.refusals import open_sources
 from composer_replication.tasks.parquet import has_pyarrow, write_parquet
 from composer_replication.tasks.planning.deletion import Granularity, Removal
+from composer_replication.tasks.record_folder import refuse_other_content
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import SUITE_SECONDS
 from composer_replication.tasks.suite_limits import MAX_SUITE_SECONDS
@@ -115,6 +116,7 @@ def run_build(
 ) -> BuildSummary:
     """Hold the folder, let ``choose`` decide about candidates, leave exactly what was asked for."""
     started = time.monotonic()
+    refuse_other_content(out)  # before the lock, which is a file: a refused folder stays as it was
     with RunFolder(out).locked():
         store = TaskStore.create(out, backend=backend)
         store.verify()  # what lies there already is taken over unread

@@ -31,6 +31,7 @@ from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_manifest import BuildMark
 from composer_replication.tasks.store_records import SUITE_SECONDS
 from composer_replication.tasks.truth import ValidTask, add_truth
+from composer_replication.tasks.unused_tests import read_unused, sweep_unused
 from composer_replication.tasks.workers.workers import Workers
 
 Item = TypeVar("Item")
@@ -183,7 +184,8 @@ class Build:
             chosen, doubtful = (
                 (pinned(repository, pins), []) if pins else drawn(repository, self.settings.seed)
             )
-            for column, deletions in ((columns, chosen), (doubtful_columns, doubtful)):
+            for column, found in ((columns, chosen), (doubtful_columns, doubtful)):
+                deletions = [one for one in found if pins or not repository.record.helps_tests(one.path)]
                 column.append([self._candidate(repository, one, is_pinned=bool(pins)) for one in deletions])
         ordered = [*in_turn(columns), *in_turn(doubtful_columns)]
         self.by_key = {candidate.key: candidate for candidate in ordered}
@@ -322,6 +324,7 @@ class Build:
         for decision in self.decisions:
             keep |= {f"tasks/{decision.task_id}.json", f"secrets/{decision.task_id}.json"}
         self.store.drop_records(keep)
+        sweep_unused(self.store.root, self.slugs)
         self.journal.keep(self.decisions)
 
     def mark_complete(self) -> None:
@@ -346,6 +349,10 @@ class Build:
             unusable={source: str(error) for source, error in sorted(self.unusable.items())},
             licences={record.repository: record.licence for record in self.store.repositories()},
             flaky={record.repository: record.flaky or () for record in self.store.repositories()},
+            unused_tests={
+                record.repository: read_unused(self.store.root, slug_of(record.repository), record)
+                for record in self.store.repositories()
+            },
             unrecorded={name: dict(sorted(own.items())) for name, own in sorted(self.unrecorded.items())},
             has_parquet=bool(self.store.derived),
         )

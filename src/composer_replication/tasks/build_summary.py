@@ -8,6 +8,7 @@ from pathlib import Path
 
 from composer_replication.errors import InputError, NothingToDoError
 from composer_replication.tasks.intake.licences import Licence
+from composer_replication.tasks.unused_tests import UnusedTests
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,7 @@ class BuildSummary:
     ``unusable`` has a sentence for each source that gave no repository.
     ``unrecorded`` has, by repository and function, why a run that records behaviour failed: nothing
     is known of these, and the same build looks again.
-    ``licences`` has the licence of each repository of the store.
+    ``licences`` has the licence of each repository of the store, ``unused_tests`` what became of its tests.
     ``has_parquet`` is false where pyarrow is not installed: the store is whole without it.
     """
 
@@ -38,6 +39,7 @@ class BuildSummary:
     unrecorded: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     has_parquet: bool = False
     licences: Mapping[str, Licence] = field(default_factory=dict)
+    unused_tests: Mapping[str, UnusedTests] = field(default_factory=dict)
 
     def restricted(self) -> dict[str, str]:
         """As ``restricted_licences``, of all repositories."""
@@ -74,11 +76,7 @@ class BuildSummary:
 
 
 def restricted_licences(licences: Mapping[str, Licence]) -> dict[str, str]:
-    """Repositories whose licence asks for more than a notice, or is not known, with the reason: what must be
-    looked at before their tasks are passed on.
+    """Repositories whose licence is not known or none of the permissive ones, with the reason: what must be looked
+    at before their tasks are passed on.
     """
-    return {
-        name: f"{licence.spdx}, copyleft" if licence.is_copyleft else licence.note or "licence not known"
-        for name, licence in sorted(licences.items())
-        if licence.is_copyleft is not False
-    }
+    return {name: licence.restriction for name, licence in sorted(licences.items()) if licence.restriction}

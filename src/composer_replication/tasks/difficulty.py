@@ -1,6 +1,10 @@
 """How hard are the tasks for a policy? Pass rates that an evaluation measured, kept beside the tasks.
 
-    difficulty/<policy>--<hash>.json    policy and settings; by seed, by task: samples, passes, hidden passes
+    difficulty/<policy>--<hash>.json    policy and settings; by seed, by task: samples, passes, hidden passes, tests
+
+``tests`` is a hash of the tests that counted. A rebuilt store may part a task's tests otherwise under the
+same id: such counts say nothing of the task of today, and are not used. Those of a version before this have
+no hash and are not used either.
 
 A measurement is no part of a task: the store's manifest and fingerprint do not know of it, and
 a file may be deleted or measured anew at any time. The same policy asked with the same seed
@@ -10,9 +14,11 @@ There is no time stamp in a file: the same evaluation writes the same bytes.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +26,12 @@ from composer_replication.errors import InputError
 from composer_replication.run_folder import read_json, write_json
 from composer_replication.tasks.intake.cache import cache_lock, sha256_of
 from composer_replication.tasks.pass_intervals import wilson
+from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.store_manifest import NAME as MANIFEST
 
 FOLDER = "difficulty"
+_NO_TASK = ""
+"""The hash for a task that the store does not hold: there are no tests to compare."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +97,64 @@ class Difficulty:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class MeasuredTasks:
+    """``fitting``: by task id, what each policy does on it. ``num_outdated``: by task id, how many counts are of other tests."""
+
+    fitting: Mapping[str, tuple[Difficulty, ...]]
+    num_outdated: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """What one evaluation counted on a task, and the hash of the tests it used; None where a file has none."""
+
+    counted: Difficulty
+    tests: str | None
+
+    def to_json(self) -> list[int | str | None]:
+        row = self.counted
+        known = [] if self.tests is None else [self.tests]
+        return [row.num_samples, row.num_passed, row.num_hidden_passed, *known]
+
+
+def tests_sha256(store: TaskStore, task_id: str) -> str:
+    """A hash of what decides whether an answer passes: the visible and hidden tests with their files, and recorded behaviour.
+
+    Raises:
+        InputError: the store is damaged (CR0411).
+    """
+    record, secret = store.record(task_id), store.secret(task_id)
+    repository = store.repository(record.repository_record)
+    tests = (*record.visible, *secret.hidden)
+    paths = {repository.places[test][0] for test in tests if test in repository.places}
+    parts = [
+        sorted(record.visible),
+        sorted(secret.hidden),
+        sorted((secret.twins or {}).items()),
+        sorted((path, repository.files.get(path, "")) for path in paths),
+    ]
+    return sha256_of(json.dumps(parts).encode())
+
+
+def _tests_of_today(store_root: Path) -> Callable[[str], str]:
+    """The hash of a task's tests as the store has them now; a folder that is no store holds no task."""
+    if not (Path(store_root) / MANIFEST).is_file():
+        return lambda _task_id: _NO_TASK
+    store = TaskStore.open(Path(store_root))
+    held = set(store.task_ids())
+
+    @cache
+    def today(task_id: str) -> str:
+        return tests_sha256(store, task_id) if task_id in held else _NO_TASK
+
+    return today
+
+
 def record_difficulty(store_root: Path, seed: int, measured: Iterable[Difficulty]) -> Path | None:
     """Write what one evaluation measured; the file, or None when it measured nothing.
+
+    What the same policy did on these tasks with other tests is dropped.
 
     Args:
         store_root: folder of the task store.
@@ -97,7 +163,7 @@ def record_difficulty(store_root: Path, seed: int, measured: Iterable[Difficulty
 
     Raises:
         ValueError: records of two policies.
-        InputError: the file that is there cannot be read (CR0456).
+        InputError: the file that is there cannot be read (CR0456), or the store is damaged (CR0411).
     """
     records = list(measured)
     policies = {record.policy for record in records}
@@ -107,20 +173,28 @@ def record_difficulty(store_root: Path, seed: int, measured: Iterable[Difficulty
         return None
     policy = policies.pop()
     path = Path(store_root) / FOLDER / policy.file_name
+    today = _tests_of_today(store_root)
+    rows = {record.task_id: _Row(record, today(record.task_id)) for record in records}
     with cache_lock(f"difficulty-{sha256_of(str(path.resolve()).encode())[:16]}"):
         counts = _read(path)[1] if path.is_file() else {}
-        rows = {record.task_id: record for record in records}
-        counts[str(seed)] = {**counts.get(str(seed), {}), **rows}
+        counts.setdefault(str(seed), {})
+        fitting = {
+            number: {
+                name: row
+                for name, row in by_task.items()
+                if name not in rows or row.tests == rows[name].tests
+            }
+            for number, by_task in counts.items()
+        }
+        fitting[str(seed)] |= rows
         write_json(
             path,
             {
                 "policy": asdict(policy),
                 "evaluations": {
-                    number: {
-                        name: [row.num_samples, row.num_passed, row.num_hidden_passed]
-                        for name, row in by_task.items()
-                    }
-                    for number, by_task in counts.items()
+                    number: {name: row.to_json() for name, row in by_task.items()}
+                    for number, by_task in fitting.items()
+                    if by_task
                 },
             },
         )
@@ -128,35 +202,54 @@ def record_difficulty(store_root: Path, seed: int, measured: Iterable[Difficulty
 
 
 def read_difficulty(store_root: Path) -> dict[str, tuple[Difficulty, ...]]:
-    """By task id, what each policy does on it, seeds added up; in the order of the files.
+    """By task id, what each policy does on it with its tests of today, seeds added up; in the order of the files.
 
     Raises:
-        InputError: a file cannot be read (CR0456).
+        InputError: a file cannot be read (CR0456), or the store is damaged (CR0411).
+    """
+    return dict(compare_difficulty(store_root).fitting)
+
+
+def compare_difficulty(store_root: Path, *, only: Collection[str] | None = None) -> MeasuredTasks:
+    """As ``read_difficulty``, with the number of counts that are not used; of the tasks in ``only``, or of all.
+
+    Raises:
+        InputError: a file cannot be read (CR0456), or the store is damaged (CR0411).
     """
     found: dict[str, list[Difficulty]] = {}
+    num_outdated: dict[str, int] = {}
+    today = _tests_of_today(store_root)
     for path in sorted((Path(store_root) / FOLDER).glob("*.json")):
         policy, by_seed = _read(path)
-        for task_id in sorted({name for by_task in by_seed.values() for name in by_task}):
-            rows = [by_task[task_id] for by_task in by_seed.values() if task_id in by_task]
-            hidden = [row.num_hidden_passed for row in rows if row.num_hidden_passed is not None]
-            total = Difficulty(
-                task_id,
-                policy,
-                sum(row.num_samples for row in rows),
-                sum(row.num_passed for row in rows),
-                sum(hidden) if len(hidden) == len(rows) else None,
-            )
-            found.setdefault(task_id, []).append(total)
-    return {task_id: tuple(rows) for task_id, rows in found.items()}
+        names = {name for by_task in by_seed.values() for name in by_task if only is None or name in only}
+        for task_id in sorted(names):
+            kept = [by_task[task_id] for by_task in by_seed.values() if task_id in by_task]
+            rows = [row.counted for row in kept if row.tests == today(task_id)]
+            if rows:
+                found.setdefault(task_id, []).append(_total(task_id, policy, rows))
+            if len(rows) < len(kept):
+                num_outdated[task_id] = num_outdated.get(task_id, 0) + len(kept) - len(rows)
+    return MeasuredTasks({task_id: tuple(rows) for task_id, rows in found.items()}, num_outdated)
 
 
-def _read(path: Path) -> tuple[MeasuredPolicy, dict[str, dict[str, Difficulty]]]:
+def _total(task_id: str, policy: MeasuredPolicy, rows: Sequence[Difficulty]) -> Difficulty:
+    hidden = [row.num_hidden_passed for row in rows if row.num_hidden_passed is not None]
+    return Difficulty(
+        task_id,
+        policy,
+        sum(row.num_samples for row in rows),
+        sum(row.num_passed for row in rows),
+        sum(hidden) if len(hidden) == len(rows) else None,
+    )
+
+
+def _read(path: Path) -> tuple[MeasuredPolicy, dict[str, dict[str, _Row]]]:
     """Policy, and records by seed and task."""
     try:
         value = read_json(path)
         policy = _policy(value["policy"])
         return policy, {
-            str(int(seed)): {task_id: _counts(task_id, policy, row) for task_id, row in by_task.items()}
+            str(int(seed)): {task_id: _row(task_id, policy, row) for task_id, row in by_task.items()}
             for seed, by_task in value["evaluations"].items()
         }
     except (InputError, KeyError, TypeError, ValueError, AttributeError, OSError) as error:
@@ -178,6 +271,13 @@ def _policy(value: Mapping[str, Any]) -> MeasuredPolicy:
         if not isinstance(given, kinds.get(name, (str,))):
             raise TypeError(f"{name} of the policy is {given!r}")
     return policy
+
+
+def _row(task_id: str, policy: MeasuredPolicy, row: list[Any]) -> _Row:
+    counts, known = row[:3], row[3:]
+    if len(known) > 1 or not all(isinstance(tests, str) for tests in known):
+        raise ValueError(f"{task_id} has {known!r} for its tests")
+    return _Row(_counts(task_id, policy, counts), known[0] if known else None)
 
 
 def _counts(task_id: str, policy: MeasuredPolicy, row: list[int | None]) -> Difficulty:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from composer_replication.errors import InputError, UsageError
-from composer_replication.run_folder import SCHEMA_VERSION, write_atomic
+from composer_replication.run_folder import SCHEMA_VERSION, is_torn_write, write_atomic
 from composer_replication.tasks.blobs import (
     SUFFIX,
     drop_file,
@@ -26,6 +26,7 @@ from composer_replication.tasks.blobs import (
 )
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.store_manifest import (
+    NAME,
     BuildMark,
     Origin,
     damaged,
@@ -63,15 +64,9 @@ class RecordFolder:
             UsageError: the folder holds something else (CR0415).
             InputError: the store in it is damaged (CR0411).
         """
-        if (path / "manifest.json").exists():
+        refuse_other_content(path)
+        if (path / NAME).exists():
             return cls.open(path, backend=backend)
-        if path.is_dir() and any(item.name not in ("LOCK", "objects", *FOLDERS) for item in path.iterdir()):
-            raise UsageError(
-                "CR0415",
-                "the folder is not empty and not a task store.",
-                where=str(path),
-                fix="choose another --out DIR.",
-            )
         path.mkdir(parents=True, exist_ok=True)
         store = cls(path, {}, backend)
         store._write_manifest()
@@ -245,6 +240,27 @@ class RecordFolder:
                 with contextlib.suppress(InputError):
                     found[name[13:-5]] = origin_of(self._read(name))
         return found
+
+
+def refuse_other_content(path: Path) -> None:
+    """Refuse a folder in which no store can be made or gone on with; nothing is written.
+
+    Raises:
+        UsageError: the folder holds something else (CR0415).
+        InputError: the manifest in it is damaged or of another version (CR0411).
+    """
+    own = ("LOCK", "objects", *FOLDERS)
+    if (path / NAME).exists():
+        read_manifest(path)
+    elif path.is_dir() and any(
+        item.name not in own and not is_torn_write(item.name) for item in path.iterdir()
+    ):
+        raise UsageError(
+            "CR0415",
+            "the folder is not empty and not a task store.",
+            where=str(path),
+            fix="choose another --out DIR.",
+        )
 
 
 def sweep_records(root: Path, folders: Collection[str], records: Collection[str]) -> None:

@@ -33,6 +33,7 @@ from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import SUITE_SECONDS, RepositoryRecord
 from composer_replication.tasks.suite_limits import cut_off, failed_at_a_limit
 from composer_replication.tasks.test_run import TestReport, run_tests
+from composer_replication.tasks.unused_tests import note_unused
 from composer_replication.tasks.views import write_files
 from composer_replication.tasks.workers.workers import OWN_THREADS, Workers
 
@@ -115,8 +116,14 @@ def prepare(
         and kept.flaky is not None
         and (kept.contexts is not None or not map_calls)
     ):
-        # The same bytes may have come from elsewhere then.
-        record = replace(kept, suite_seconds=suite_seconds, commit=source.commit, source=source.origin)
+        # The same bytes may have come from elsewhere then, and an earlier version read licences otherwise.
+        record = replace(
+            kept,
+            suite_seconds=suite_seconds,
+            commit=source.commit,
+            source=source.origin,
+            licence=read_licence(source.files, source.metadata),
+        )
         environment = store.environment_of(record.environment)
         bench = make_bench(source.files, environment, backend, suite_seconds)
         if record != kept:
@@ -127,13 +134,14 @@ def prepare(
         refuse_second_copy(source, environment)
         bench = make_bench(source.files, environment, backend, suite_seconds)
         try:
-            record = _measure(source, bench, workers, map_calls=map_calls, jobs=jobs)
+            record, runs = _measure(source, bench, workers, map_calls=map_calls, jobs=jobs)
         except UnusableRepository as error:
             raise explain(error, source) from error
         store.put_lock(lock, lambda wheel: wheel_path(wheel).read_bytes())
         for data in source.files.values():
             store.put_blob(data)
         store.put_repository(slug, record)
+        note_unused(store.root, slug, record, runs, source.left_out)
     return PreparedRepository(slug, record, bench, _deletions(source, sizes))
 
 
@@ -186,8 +194,8 @@ def run_suite(
 
 def _measure(
     source: RepositorySource, bench: Bench, workers: Workers, *, map_calls: bool, jobs: int
-) -> RepositoryRecord:
-    """Three whole runs: a test that is not green in all of them is left out of everything.
+) -> tuple[RepositoryRecord, list[TestReport]]:
+    """Three whole runs, and what they say: a test that is not green in all of them is left out of everything.
 
     The first has the order of the files, the second an order drawn by ``SHUFFLE_SEED``, the
     third that one backwards: of any two tests each comes first once, so that a test which
@@ -203,7 +211,7 @@ def _measure(
         runs = [first, *pool.map(again, ("forwards", "backwards"))]
     green = frozenset.intersection(*(run.passed for run in runs))
     _refuse_red(first, green, "green in all of three runs")
-    return RepositoryRecord(
+    record = RepositoryRecord(
         repository=source.repository,
         source_sha256=source.sha256,
         environment=bench.environment.fingerprint,
@@ -218,6 +226,7 @@ def _measure(
         suite_seconds=bench.suite_seconds,
         source=source.origin,
     )
+    return record, runs
 
 
 def _refuse_red(first: TestReport, green: frozenset[str], what: str) -> None:

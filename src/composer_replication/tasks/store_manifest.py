@@ -53,21 +53,45 @@ def read_manifest(folder: Path) -> Manifest:
             where=str(folder),
             fix="composer-rl tasks build SOURCE --out DIR",
         )
+    value = _of_a_readable_version(path)
     try:
-        value = json.loads(path.read_text())
         records = {str(name): str(digest) for name, digest in value["records"].items()}
         derived = {inner_path(name): str(sha256) for name, sha256 in value.get("derived", {}).items()}
         build = _build_mark(value.get("build"))
-        schema, version = value.get("schema_version"), value.get("store_version", 1)
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise damaged(path, "it cannot be read") from error
-    if schema != SCHEMA_VERSION:
-        raise damaged(path, f"schema version {schema} is not {SCHEMA_VERSION}")
-    if version not in READABLE_VERSIONS:
-        raise _of_another_version(path, version)
     if value.get("fingerprint") != fingerprint_of(records):
         raise damaged(path, "its fingerprint does not cover its records")
     return Manifest(records, derived, build)
+
+
+def _of_a_readable_version(path: Path) -> dict[str, Any]:
+    """What stands in a manifest; its versions are looked at first, since a newer one may hold anything else.
+
+    Raises:
+        InputError: it is no JSON object, or of another version (CR0411).
+    """
+    try:
+        value = json.loads(path.read_text())
+    except (ValueError, RecursionError) as error:
+        raise damaged(path, "it cannot be read") from error
+    if not isinstance(value, dict):
+        raise damaged(path, "it cannot be read")
+    schema, version = value.get("schema_version"), value.get("store_version", 1)
+    if _is_newer(schema, SCHEMA_VERSION):
+        raise _of_newer_version(path, f"its schema version is {schema}, this program reads {SCHEMA_VERSION}")
+    if schema != SCHEMA_VERSION:
+        raise damaged(path, f"schema version {schema} is not {SCHEMA_VERSION}")
+    if _is_newer(version, STORE_VERSION):
+        ours = f"{READABLE_VERSIONS[0]} to {STORE_VERSION}"
+        raise _of_newer_version(path, f"its store version is {version}, this program reads {ours}")
+    if version not in READABLE_VERSIONS:
+        raise _of_another_version(path, version)
+    return value
+
+
+def _is_newer(version: object, ours: int) -> bool:
+    return type(version) is int and version > ours
 
 
 def _build_mark(value: Any) -> BuildMark | None:
@@ -133,6 +157,15 @@ def _of_another_version(path: Path, version: Any) -> InputError:
         f"the task store is of version {version}, this program reads {READABLE_VERSIONS[0]} to {STORE_VERSION}.",
         where=str(path),
         fix="build it again into a new folder: composer-rl tasks build SOURCE --out NEW_DIR",
+    )
+
+
+def _of_newer_version(path: Path, detail: str) -> InputError:
+    return InputError(
+        "CR0411",
+        f"the task store was written by a newer version of composer-rl: {detail}.",
+        where=str(path),
+        fix="upgrade this program: pip install --upgrade composer-replication",
     )
 
 

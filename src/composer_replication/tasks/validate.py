@@ -14,8 +14,6 @@ from composer_replication.sandbox.interruptible_pool import interruptible_pool
 from composer_replication.tasks.fair_split import words_of
 from composer_replication.tasks.gate_failed import GateFailed
 from composer_replication.tasks.gates import (
-    check_fair,
-    check_hidden_out,
     check_no_copy,
     check_restores,
     failing_of,
@@ -23,6 +21,7 @@ from composer_replication.tasks.gates import (
     own_runs,
     suite_trial,
 )
+from composer_replication.tasks.hidden_gates import check_fair, check_hidden_out
 from composer_replication.tasks.instructions.written_instructions import written_instruction
 from composer_replication.tasks.parquet import check_parquet
 from composer_replication.tasks.running.bench import Bench

@@ -1,4 +1,4 @@
-"""Whoever passes tasks on is told of copyleft and of unknown licences, whatever the format; of others nothing is said."""
+"""Whoever passes tasks on is told of licences that are not permissive or unknown, whatever the format; of others nothing is said."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from composer_replication.tasks.store import TaskStore
 
 GPL = read_licence({"COPYING": dict(LICENSES)["GPL-3.0"].encode()})
 UNKNOWN = read_licence({"LICENSE": b"Ask me first.\n"})
+UNSOLD = read_licence({}, {"pyproject.toml": b'[project]\nlicense = "CC-BY-NC-4.0"\n'})
 MIT = read_licence({"LICENSE": dict(LICENSES)["MIT"].encode()})
 LINE = "  look at the licence before you pass these tasks on: tinymath==1.0: "
 WAYS = [
@@ -40,11 +41,12 @@ def under(store: TaskStore, licence: Licence) -> None:
     ("licence", "reason"),
     [
         (GPL, "GPL-3.0, copyleft"),
+        (UNSOLD, "CC-BY-NC-4.0, not among the permissive licences"),
         (UNKNOWN, "LICENSE is not the text of a known licence"),
         (Licence(None, "", "", None), "licence not known"),
         (MIT, ""),
     ],
-    ids=["copyleft", "unknown", "nothing", "permissive"],
+    ids=["copyleft", "non-commercial", "unknown", "nothing", "permissive"],
 )
 def test_every_export_tells(
     sized_store: TaskStore,

@@ -133,6 +133,21 @@ def test_difficulty_is_shown_and_counted(sized_store: TaskStore) -> None:
     )
 
 
+def test_counts_of_other_tests_are_told_and_not_used(sized_store: TaskStore) -> None:
+    assert page(sized_store, "t-class-body")["outdated_difficulty"] == 0
+    record_difficulty(sized_store.root, 0, [Difficulty("t-class-body", POLICY, 10, 8, 5)])
+    record, secret = sized_store.record("t-class-body"), sized_store.secret("t-class-body")
+    parted = replace(secret, hidden=record.visible, withheld=())
+    sized_store.put_task(replace(record, visible=secret.hidden), parted)
+    shown = page(sized_store, "t-class-body")
+    assert (shown["difficulty"], shown["outdated_difficulty"]) == ([], 1)
+    text = " ".join(render_task(shown).split())
+    assert "difficulty not counted: 1 evaluation with other tests, or by a version that did not" in text
+    stats, _ = run_stats(argparse.Namespace(folder=sized_store.root))
+    assert (stats["difficulty"], stats["outdated_difficulty"]) == ([], 1)
+    assert "pass rates of 1 task are not used: they were measured with other tests" in render_stats(stats)
+
+
 def test_a_damaged_measurement_is_named(sized_store: TaskStore) -> None:
     path = sized_store.root / "difficulty" / "x.json"
     path.parent.mkdir()
@@ -205,13 +220,22 @@ def test_killed_mutants_by_repository(sized_store: TaskStore) -> None:
     assert max(map(len, lines[begin : begin + 7])) <= WIDTH
 
 
-def test_licences(sized_store: TaskStore) -> None:
+@pytest.mark.parametrize(
+    ("licence", "line"),
+    [
+        (Licence("GPL-3.0-or-later", "COPYING", "file", True), "GPL-3.0-or-later, copyleft"),
+        (Licence("MIT", "LICENSE", "file", False), "MIT"),
+        (Licence("BUSL-1.1", "", "metadata", False, "n"), "BUSL-1.1, not among the permissive licences"),
+        (Licence(None, "LICENSE", "", None, "LICENSE is odd"), "licence not known: LICENSE is odd"),
+        (Licence("MIT", "LICENSE", "metadata", False, "LICENSE is odd"), "licence not known: LICENSE is odd"),
+    ],
+)
+def test_licences(sized_store: TaskStore, licence: Licence, line: str) -> None:
     (record,) = sized_store.repositories()
-    licence = Licence("GPL-3.0-or-later", "COPYING", "file", is_copyleft=True)
     sized_store.put_repository("tinymath-1.0", replace(record, licence=licence))
     stats, _ = run_stats(argparse.Namespace(folder=sized_store.root))
     assert stats["licences"] == {"tinymath==1.0": licence.to_json()}
-    assert "tinymath==1.0: GPL-3.0-or-later, copyleft" in render_stats(stats).splitlines()
+    assert f"tinymath==1.0: {line}" in render_stats(stats).splitlines()
 
 
 def test_the_list_of_all_sizes(sized_store: TaskStore) -> None:

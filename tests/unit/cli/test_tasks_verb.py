@@ -94,6 +94,7 @@ def test_build(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
         "parquet",
         "restricted_licences",
         "unusable",
+        "unused_tests",
     }
     assert (code, result["tasks"], result["candidates"], result["valid"], result["rejected"]) == (
         0,
@@ -105,6 +106,8 @@ def test_build(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "1 tasks of 1 candidates" in text
     assert result["flaky"] == {"tinymath==1.0": []}
     assert "flaky" not in text
+    assert result["unused_tests"]["tinymath==1.0"]["never_green"] == 0
+    assert "are used" not in text
     assert result["restricted_licences"] == {"tinymath==1.0": "no licence file"}
     assert "look at the licence before you pass these tasks on: tinymath==1.0: no licence file" in text
     summary = json.loads((out / "summary.json").read_text())
@@ -147,7 +150,7 @@ def test_show_and_stats(folder: Path) -> None:
     assert set(one) == set(shown)
     assert {key: one["tasks"][0][key] for key in row} == row
     assert set(one["tasks"][0]) - set(row) == {
-        "instruction", "written_instruction", "broken_region", "strength", "difficulty",
+        "instruction", "written_instruction", "broken_region", "strength", "difficulty", "outdated_difficulty",
     }  # fmt: skip
     assert "return low" not in json.dumps(one)
 

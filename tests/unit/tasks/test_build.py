@@ -259,6 +259,15 @@ def test_the_same_repository_twice_is_refused(make_project: MakeProject, tmp_pat
         build_tasks([str(root), str(tmp_path / "again")], tmp_path / "out")
 
 
+@pytest.mark.parametrize(("strange", "code"), [("notes.txt", "CR0415"), ("manifest.json", "CR0411")])
+def test_a_refused_folder_stays_as_it_was(make_project: MakeProject, strange: str, code: str) -> None:
+    source = make_project({"pyproject.toml": PYPROJECT, **SMALL, strange: '{"name": "a web page"}'})
+    before = {path: path.read_bytes() for path in source.rglob("*") if path.is_file()}
+    with pytest.raises((InputError, UsageError), match=code):
+        build_tasks([str(source)], source)
+    assert {path: path.read_bytes() for path in source.rglob("*") if path.is_file()} == before
+
+
 def test_two_builds_in_one_folder_are_refused(make_project: MakeProject, tmp_path: Path) -> None:
     with RunFolder(tmp_path / "out").locked(), pytest.raises(UsageError, match="CR0203"):
         build_tasks([str(make_project(PLANTED))], tmp_path / "out")

@@ -16,6 +16,7 @@ from composer_replication.tasks.difficulty import (
     FOLDER,
     Difficulty,
     MeasuredPolicy,
+    compare_difficulty,
     read_difficulty,
     record_difficulty,
 )
@@ -91,6 +92,73 @@ def test_a_store_is_the_same_store_before_and_after(sized_store: TaskStore) -> N
     assert TaskStore.create(sized_store.root).fingerprint == fingerprint
 
 
+TASK = "t-class-body"
+
+
+def part_otherwise(store: TaskStore, how: str) -> None:
+    """The task under the same id, with what decides about an answer changed, or with something else changed."""
+    record, secret = store.record(TASK), store.secret(TASK)
+    assert record.visible
+    assert secret.hidden
+    if how == "another split":
+        store.put_task(
+            replace(record, visible=secret.hidden), replace(secret, hidden=record.visible, withheld=())
+        )
+    elif how == "fewer hidden tests":
+        store.put_task(record, replace(secret, hidden=()))
+    elif how == "recorded behaviour":
+        store.put_task(record, replace(secret, twins={"a.py::f": "0" * 64}))
+    elif how == "another text of a test":
+        repository = store.repository(record.repository_record)
+        path = repository.places[record.visible[0]][0]
+        digest = store.put_blob(store.blob(repository.files[path]) + b"\n# changed\n")
+        changed = replace(repository, files={**repository.files, path: digest})
+        store.put_repository(record.repository_record, changed)
+    else:
+        store.put_task(replace(record, strength={"mutants": 2, "killed_visible": 1, "killed_all": 1}), secret)
+
+
+@pytest.mark.parametrize(
+    "how", ["another split", "fewer hidden tests", "recorded behaviour", "another text of a test"]
+)
+def test_counts_of_other_tests_are_not_used_and_are_replaced(sized_store: TaskStore, how: str) -> None:
+    root = sized_store.root
+    record_difficulty(root, 0, [row(TASK, 4, 1, 0), row("t-module-body", 4, 2, None)])
+    record_difficulty(root, 7, [row(TASK, 4, 1, 0)])
+    part_otherwise(sized_store, how)
+    found = compare_difficulty(root, only=[TASK])
+    assert (found.fitting, found.num_outdated) == ({}, {TASK: 2})
+    assert TASK not in read_difficulty(root)
+    path = record_difficulty(root, 3, [row(TASK, 8, 8, 8)])
+    assert path is not None
+    found = compare_difficulty(root)
+    assert found.fitting[TASK] == (row(TASK, 8, 8, 8),)
+    assert TASK not in found.num_outdated
+    assert [seed for seed, rows in json.loads(path.read_text())["evaluations"].items() if TASK in rows] == [
+        "3"
+    ]
+
+
+def test_a_figure_about_the_tests_does_not_part_them_otherwise(sized_store: TaskStore) -> None:
+    record_difficulty(sized_store.root, 0, [row(TASK, 4, 1, 0)])
+    part_otherwise(sized_store, "a strength")
+    assert read_difficulty(sized_store.root)[TASK] == (row(TASK, 4, 1, 0),)
+
+
+def test_counts_of_an_earlier_version_are_not_used(sized_store: TaskStore) -> None:
+    path = record_difficulty(sized_store.root, 0, [row(TASK, 4, 1, 0)])
+    assert path is not None
+    value = json.loads(path.read_text())
+    del value["evaluations"]["0"][TASK][3]
+    path.write_text(json.dumps(value))
+    found = compare_difficulty(sized_store.root)
+    assert (found.fitting, found.num_outdated) == ({}, {TASK: 1})
+    record_difficulty(sized_store.root, 0, [row("t-module-body", 4, 2, None)])  # it is kept as it is
+    assert compare_difficulty(sized_store.root).num_outdated == {TASK: 1}
+    record_difficulty(sized_store.root, 0, [row(TASK, 4, 2, 0)])
+    assert read_difficulty(sized_store.root)[TASK] == (row(TASK, 4, 2, 0),)
+
+
 def test_two_policies_in_one_evaluation_are_a_bug(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="one policy"):
         record_difficulty(tmp_path, 0, [row("t", 1, 1, 1), row("u", 1, 1, 1, replace(POLICY, name="b"))])
@@ -112,6 +180,8 @@ def damage(value: dict[str, Any], how: str) -> str:
         counts["t"] = [4, True, None]
     elif how == "two counts":
         counts["t"] = [4, 1]
+    elif how == "tests that are no hash":
+        counts["t"] = [4, 1, None, 3]
     elif how == "a seed that is none":
         value["evaluations"] = {"x": counts}
     elif how == "no policy":
@@ -134,6 +204,7 @@ def damage(value: dict[str, Any], how: str) -> str:
         "no samples",
         "true is no number",
         "two counts",
+        "tests that are no hash",
         "a seed that is none",
         "no policy",
         "another key",

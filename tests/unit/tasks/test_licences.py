@@ -10,10 +10,59 @@ from collections.abc import Mapping
 import pytest
 from identify.vendor.licenses import LICENSES
 
-from composer_replication.tasks.intake.licences import Licence, is_copyleft, read_licence
+from composer_replication.tasks.intake.licence_expressions import is_copyleft, is_permissive
+from composer_replication.tasks.intake.licences import Licence, read_licence
 
 TEXTS = dict(LICENSES)
 NAMES = "Copyright (c) 2014 Ada Example\nBob Example\n\n"
+PSF = """PYTHON SOFTWARE FOUNDATION LICENSE VERSION 2
+--------------------------------------------
+
+1. This LICENSE AGREEMENT is between the Python Software Foundation
+("PSF"), and the Individual or Organization ("Licensee") accessing and
+otherwise using this software ("Python") in source or binary form and
+its associated documentation.
+
+2. Subject to the terms and conditions of this License Agreement, PSF hereby
+grants Licensee a nonexclusive, royalty-free, world-wide license to reproduce,
+analyze, test, perform and/or display publicly, prepare derivative works,
+distribute, and otherwise use Python alone or in any derivative version,
+provided, however, that PSF's License Agreement and PSF's notice of copyright,
+i.e., "Copyright (c) 2001-2023 Python Software Foundation;
+All Rights Reserved" are retained in Python alone or in any derivative version
+prepared by Licensee.
+
+3. In the event Licensee prepares a derivative work that is based on
+or incorporates Python or any part thereof, and wants to make
+the derivative work available to others as provided herein, then
+Licensee hereby agrees to include in any such work a brief summary of
+the changes made to Python.
+
+4. PSF is making Python available to Licensee on an "AS IS"
+basis.  PSF MAKES NO REPRESENTATIONS OR WARRANTIES, EXPRESS OR
+IMPLIED.  BY WAY OF EXAMPLE, BUT NOT LIMITATION, PSF MAKES NO AND
+DISCLAIMS ANY REPRESENTATION OR WARRANTY OF MERCHANTABILITY OR FITNESS
+FOR ANY PARTICULAR PURPOSE OR THAT THE USE OF PYTHON WILL NOT
+INFRINGE ANY THIRD PARTY RIGHTS.
+
+5. PSF SHALL NOT BE LIABLE TO LICENSEE OR ANY OTHER USERS OF PYTHON
+FOR ANY INCIDENTAL, SPECIAL, OR CONSEQUENTIAL DAMAGES OR LOSS AS
+A RESULT OF MODIFYING, DISTRIBUTING, OR OTHERWISE USING PYTHON,
+OR ANY DERIVATIVE THEREOF, EVEN IF ADVISED OF THE POSSIBILITY THEREOF.
+
+6. This License Agreement will automatically terminate upon a material
+breach of its terms and conditions.
+
+7. Nothing in this License Agreement shall be deemed to create any
+relationship of agency, partnership, or joint venture between PSF and
+Licensee.  This License Agreement does not grant permission to use PSF
+trademarks or trade name in a trademark sense to endorse or promote
+products or services of Licensee, or any third party.
+
+8. By copying, installing or otherwise using Python, Licensee
+agrees to be bound by the terms and conditions of this License
+Agreement.
+"""
 MIT = TEXTS["MIT"].replace("[year] [fullname]", "2014 Ada Example")
 
 
@@ -153,12 +202,42 @@ def test_a_vague_classifier_agrees_and_does_not_decide() -> None:
 
 
 def test_metadata_alone_is_said_to_be_alone() -> None:
-    found = read("Licensed to you.\n", pkg_info("License-Expression: ZPL-2.1"))
+    found = read_licence({"x.py": b""}, pkg_info("License-Expression: ZPL-2.1"))
     assert (found.spdx, found.read_from, found.is_copyleft) == ("ZPL-2.1", "metadata", False)
-    assert found.note == "LICENSE is not the text of a known licence; the metadata says ZPL-2.1"
+    assert (found.note, found.restriction) == ("no licence file; the metadata says ZPL-2.1", "")
     nothing = read_licence({"x.py": b""}, pkg_info("License-Expression: AGPL-3.0-only"))
     assert (nothing.file, nothing.is_copyleft) == ("", True)
     assert nothing.note == "no licence file; the metadata says AGPL-3.0-only"
+
+
+@pytest.mark.parametrize("said", ["MIT", "LicenseRef-Proprietary", "MPL-2.0"])
+def test_an_unknown_text_beats_the_metadata(said: str) -> None:
+    found = read("All rights reserved. Copying is prohibited.\n", pkg_info(f"License-Expression: {said}"))
+    assert (found.spdx, found.read_from) == (None, "")
+    assert found.note == f"LICENSE is not the text of a known licence; the metadata says {said}"
+    assert found.restriction == found.note
+    assert found.is_copyleft is (True if said == "MPL-2.0" else None)
+
+
+def test_what_an_earlier_version_took_from_the_metadata_is_not_believed() -> None:
+    kept = Licence("MIT", "LICENSE", "metadata", False, "LICENSE is not the text of a known licence")
+    assert kept.restriction == kept.note
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        pkg_info("Classifier: License :: Other/Proprietary License"),
+        pkg_info("Classifier: License :: Free for non-commercial use"),
+        pkg_info("License: Proprietary"),
+        pkg_info("License: UNLICENSED"),
+        pkg_info("License-Expression: CC-BY-NC-4.0"),
+    ],
+)
+def test_metadata_that_restricts_a_free_text_is_a_contradiction(metadata: dict[str, bytes]) -> None:
+    found = read(MIT, metadata)
+    assert found.spdx is None
+    assert found.restriction.startswith("the text is MIT, the metadata says ")
 
 
 def test_metadata_that_contradicts_itself_is_unknown() -> None:
@@ -206,12 +285,49 @@ def test_copyleft_of_an_expression(expression: str, expected: bool) -> None:
     assert is_copyleft(expression) is expected
 
 
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("MIT", True), ("0BSD", True), ("Apache-2.0+", True), ("PSF-2.0", True), ("Apache-2.0 WITH LLVM-exception", True),
+        ("GPL-3.0-only WITH GCC-exception-3.1", False), ("LGPL-2.1", False), ("MPL-2.0", False), ("CC-BY-NC-4.0", False),
+        ("CC-BY-ND-4.0", False), ("CC-BY-NC-ND-4.0", False), ("BUSL-1.1", False), ("PolyForm-Noncommercial-1.0.0", False),
+        ("Elastic-2.0", False), ("Hippocratic-2.1", False), ("JSON", False), ("SSPL-1.0", False),
+        ("BSD-3-Clause-No-Nuclear-License", False), ("LicenseRef-Proprietary", False), ("LicenseRef-MIT", False),
+        ("MIT OR GPL-3.0-only", True), ("LicenseRef-Proprietary OR MIT", True), ("MIT AND CC-BY-NC-4.0", False),
+        ("MIT AND Apache-2.0", True), ("GPL-2.0-only OR MPL-2.0", False), ("MIT AND (GPL-3.0-only OR ISC)", True),
+        ("JSON OR MIT AND GPL-3.0-only", False), ("(JSON OR MIT) AND Zlib", True), ("", False),
+    ],
+)  # fmt: skip
+def test_what_asks_for_no_more_than_a_notice(expression: str, expected: bool) -> None:
+    assert is_permissive(expression) is expected
+    assert not (is_permissive(expression) and is_copyleft(expression))
+
+
+def test_texts_that_the_table_lacks() -> None:
+    terms = TEXTS["Apache-2.0"][: TEXTS["Apache-2.0"].index("END OF TERMS")]
+    for text in (terms, f"{terms}END OF TERMS AND CONDITIONS\n", terms.replace("http:", "https:")):
+        assert read(text).spdx == "Apache-2.0"
+        assert read(f"{text}\nIt may not be sold.\n").spdx is None
+    grant, rest = MIT[: MIT.index(", subject to")], MIT[MIT.index("THE SOFTWARE IS PROVIDED") :]
+    assert read(f"{grant}.\n\n{rest}".replace("MIT License", "MIT No Attribution")).spdx == "MIT-0"
+    assert read(PSF).spdx == "PSF-2.0"
+    assert read(PSF.replace("2023", "2023, 2024")).spdx == "PSF-2.0"
+    assert read(PSF.replace("royalty-free, ", "")).spdx is None
+
+
+@pytest.mark.parametrize("said", ["PSF-2.0", "Python-2.0"])
+def test_the_licence_of_python_goes_by_two_names(said: str) -> None:
+    found = read(PSF, pkg_info(f"License-Expression: {said}"))
+    assert (found.spdx, found.read_from, found.restriction) == (said, "file and metadata", "")
+
+
 def test_every_known_text_is_filed() -> None:
     copyleft = (
         "AGPL-3.0 CC-BY-SA-4.0 EPL-1.0 EPL-2.0 EUPL-1.1 EUPL-1.2 GPL-2.0 GPL-3.0 LGPL-2.1 LGPL-3.0"
         " LPPL-1.3c MPL-2.0 MS-RL OFL-1.1 OSL-3.0"
     )
     assert {spdx for spdx in TEXTS if is_copyleft(spdx)} == set(copyleft.split())
+    assert {spdx for spdx in TEXTS if not is_permissive(spdx)} == {*copyleft.split(), "Artistic-2.0"}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from composer_replication.records import Task
 from composer_replication.tasks.blobs import compress, decompress, read_file
 from composer_replication.tasks.planning.body_cuts import fill
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.store_manifest import fingerprint_of
+from composer_replication.tasks.store_manifest import STORE_VERSION, fingerprint_of
 
 
 def find(store: TaskStore, symbol: str) -> Task:
@@ -145,6 +145,12 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
+def test_what_a_killed_build_left_is_no_other_content(tmp_path: Path) -> None:
+    for name in ("LOCK", ".manifest.json.99999999.tmp"):
+        (tmp_path / name).touch()
+    assert TaskStore.create(tmp_path).task_ids() == []
+
+
 def changed(path: Path) -> None:
     data = path.read_bytes()
     path.write_bytes(data[:-2] + bytes([data[-2] ^ 1]) + data[-1:])
@@ -229,19 +235,43 @@ def test_a_damaged_manifest_is_found(copy: Path, text: str) -> None:
         TaskStore.open(copy)
 
 
-def test_another_schema_version_is_refused(copy: Path) -> None:
+@pytest.mark.parametrize(
+    ("key", "version", "said"),
+    [
+        ("schema_version", 99, "its schema version is 99, this program reads 1."),
+        ("store_version", STORE_VERSION + 1, f"its store version is {STORE_VERSION + 1}, this program reads 2 to 4."),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("has_records", [True, False])
+def test_a_store_of_a_newer_version_is_not_called_damaged(
+    copy: Path, key: str, version: int, said: str, has_records: bool
+) -> None:
     manifest = copy / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"schema_version": 1', '"schema_version": 99'))
-    with pytest.raises(InputError, match=r"CR0411.*schema version 99"):
+    value = {**json.loads(manifest.read_text()), key: version}
+    if not has_records:  # a newer version may lay it out otherwise
+        del value["records"]
+    manifest.write_text(json.dumps(value))
+    with pytest.raises(InputError) as caught:
+        TaskStore.open(copy)
+    assert caught.value.code == "CR0411"
+    assert caught.value.message == f"the task store was written by a newer version of composer-rl: {said}"
+    assert "upgrade" in caught.value.fix
+
+
+@pytest.mark.parametrize("schema", [0, "1", None])
+def test_another_schema_version_is_refused(copy: Path, schema: object) -> None:
+    manifest = copy / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "schema_version": schema}))
+    with pytest.raises(InputError, match=rf"CR0411.*schema version {schema} is not 1"):
         TaskStore.open(copy)
 
 
-@pytest.mark.parametrize("version", [None, 1, 5])
+@pytest.mark.parametrize("version", [None, 1])
 def test_a_store_of_another_version_is_refused(copy: Path, version: int | None) -> None:
     manifest = copy / "manifest.json"
     value = {**json.loads(manifest.read_text()), "store_version": version}
     manifest.write_text(json.dumps({name: each for name, each in value.items() if each is not None}))
-    with pytest.raises(InputError, match=r"CR0411.*of version [15], this program reads 2 to 4"):
+    with pytest.raises(InputError, match=r"CR0411.*of version 1, this program reads 2 to 4"):
         TaskStore.open(copy)
 
 

@@ -14,7 +14,13 @@ from composer_replication.tasks.intake.sources import inner_table, read_toml
 from composer_replication.tasks.syntax_trees import parse_syntax
 
 _BSD = ("BSD-2-Clause", "BSD-3-Clause", "BSD-4-Clause", "0BSD")
+_PROPRIETARY = ("LicenseRef-Proprietary",)
 _CLASSIFIERS = {
+    "Other/Proprietary License": _PROPRIETARY,
+    "Free for non-commercial use": ("LicenseRef-Non-Commercial",),
+    "Free For Educational Use": ("LicenseRef-Educational-Use",),
+    "Free For Home Use": ("LicenseRef-Home-Use",),
+    "Free To Use But Restricted": ("LicenseRef-Restricted",),
     "MIT License": ("MIT",),
     "MIT No Attribution License (MIT-0)": ("MIT-0",),
     "BSD License": _BSD,
@@ -43,8 +49,14 @@ _CLASSIFIERS = {
     "European Union Public Licence 1.2 (EUPL 1.2)": ("EUPL-1.2",),
     "CC0 1.0 Universal (CC0 1.0) Public Domain Dedication": ("CC0-1.0",),
 }
-"""Trove classifiers after the last `` :: ``; several ids where one classifier stands for several licences."""
+"""Trove classifiers after the last `` :: ``; several ids where one classifier stands for several licences.
+One that restricts has an id of our own: beside the text of a free licence it is a contradiction."""
 _FREE_TEXTS = {
+    "proprietary": _PROPRIETARY,
+    "other/proprietary license": _PROPRIETARY,
+    "commercial": _PROPRIETARY,
+    "all rights reserved": _PROPRIETARY,
+    "unlicensed": _PROPRIETARY,
     "mit": ("MIT",),
     "mit license": ("MIT",),
     "the mit license": ("MIT",),

@@ -16,18 +16,25 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from composer_replication.sandbox.process_folder import process_folder
+from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.intake.licence_claims import read_claims
+from composer_replication.tasks.intake.licence_expressions import is_copyleft, is_permissive
 from composer_replication.tasks.intake.tree_rules import is_licence_text
 
-_COPYLEFT = re.compile(
-    r"(A?GPL|LGPL|MPL|EPL|EUPL|CDDL|CPL|IPL|OSL|MS-RL|CC-BY(-NC)?-SA|CECILL-[12]|CECILL-C|RPL|SSPL|Sleepycat|LPPL|OFL|APSL"
-    r"|SISSL|QPL|NPOSL|RPSL|Watcom|Parity|ODbL|GFDL|FDL)(-.*|$)",
-    re.IGNORECASE,
-)
-"""Licences that ask for changed copies to stay under them, in whole or file by file."""
 _GRANT = re.compile(
-    r"^(Permission is hereby granted|Permission to use, copy|Redistribution and use in)", re.MULTILINE
+    r"^(Permission is hereby granted|Permission to use, copy|Redistribution and use in|1\. This LICENSE AGREEMENT is between)",
+    re.MULTILINE,
 )
+_BY_WORDS = {
+    "e346226f724fe8824ec298b131141ac14247f6f4088234703d649df5d5cd25e7": "Apache-2.0",  # the terms, no appendix
+    "c4d1db125e46bab84cbbe8b89d34ff0691ca15231a1a4d71277534b6da50fdc5": "Apache-2.0",  # these and the line of their end
+    "a181c333030f65ebcf2eabeca3493225b6b03fce6907bdd3e59e7a8a37180fbd": "MIT-0",
+    "05e3b8c258e576ea668d063908c94f3d0bdafe69119646de3bac796a34b6636e": "PSF-2.0",  # the agreement alone
+    "cfaa637a20048a8eec658df885015ee621fe90c1535a951f9416754fc2b3f888": "PSF-2.0",  # all of Python 3.6
+    "8d0f76a904d51952bb6b499b077f3d9d194d85bd10d476374fed7041ff5d6101": "PSF-2.0",  # of Python 3.8
+    "561b6376472a31f5d4acc7a37c031b45fc02fa2897505c51697497f8f2b54d48": "PSF-2.0",  # of Python 3.10
+}
+"""Common texts that the table of ``identify`` lacks, by the sha256 of their words; see ``_words``."""
 _TERMS = re.compile(
     r"\b(may|must|shall|only|not|terms|conditions|granted|permi\w+|commercial\w*|except\w*|exclu\w+|prohibit\w*|subject|unless"
     r"|provided|restrict\w*|under)\b",
@@ -55,6 +62,17 @@ class Licence:
     read_from: str
     is_copyleft: bool | None
     note: str = ""
+
+    @property
+    def restriction(self) -> str:
+        """Why somebody must look at it before copies are passed on; empty where no more than a notice is asked for."""
+        if self.spdx is None:
+            return self.note or "licence not known"
+        if self.file and self.read_from == "metadata":
+            return self.note  # an earlier version believed metadata beside a text that it did not know
+        if self.is_copyleft:
+            return f"{self.spdx}, copyleft"
+        return "" if is_permissive(self.spdx) else f"{self.spdx}, not among the permissive licences"
 
     def to_json(self) -> dict[str, Any]:
         """With the short keys ``spdx``, ``file``, ``from``, ``is_copyleft``, ``note``."""
@@ -85,7 +103,8 @@ def read_licence(files: Mapping[str, bytes], metadata: Mapping[str, bytes] | Non
     the known texts (at most 5% of the characters may differ, names and years left out); then with
     what ``PKG-INFO``, ``pyproject.toml``, ``setup.cfg`` and ``setup.py`` (literals only) declare. Equal
     ids are one answer. A text does not say whether later versions are allowed: that comes from
-    metadata. Where only metadata speaks clearly it is taken, and the note says so.
+    metadata. Where there is no text, metadata that speaks clearly is taken, and the note says so. A
+    text that is not known may forbid what metadata allows: the licence is unknown then.
 
     Args:
         files: paths and bytes of the tree.
@@ -97,47 +116,24 @@ def read_licence(files: Mapping[str, bytes], metadata: Mapping[str, bytes] | Non
     file = ", ".join(names)
     if names and all(found.values()):
         return _from_texts(file, sorted({str(spdx) for spdx in found.values()}), claims)
-    note = "no licence file" if not names else f"{_first_unknown(found)} is not the text of a known licence"
+    if names:
+        known = [spdx for spdx in found.values() if spdx]
+        return _of_unknown_text(file, _first_unknown(found), known, claims)
     exact = sorted({ids[0] for ids in claims if len(ids) == 1})
-    known = [spdx for spdx in found.values() if spdx]
-    if len(exact) == 1 and all(_family(exact[0]) in map(_family, ids) for ids in claims) and not known:
-        return Licence(
-            exact[0], file, "metadata", is_copyleft(exact[0]), f"{note}; the metadata says {exact[0]}"
-        )
-    said = sorted({*known, *(" or ".join(ids) for ids in claims)})
-    return Licence(None, file, "", _worst(said), note + (f"; else it says {', '.join(said)}" if said else ""))
+    if len(exact) == 1 and all(_family(exact[0]) in map(_family, ids) for ids in claims):
+        note = f"no licence file; the metadata says {exact[0]}"
+        return Licence(exact[0], file, "metadata", is_copyleft(exact[0]), note)
+    note = "no licence file" + (f"; the metadata says {_said(claims)}" if claims else "")
+    return Licence(None, file, "", _worst(" or ".join(ids) for ids in claims), note)
 
 
-def is_copyleft(expression: str) -> bool:
-    """Whether an SPDX expression binds changed copies: one part of an AND, or every side of an OR."""
-    words = re.findall(r"\(|\)|[^\s()]+", expression)
-
-    def either() -> bool:
-        value = both()
-        while words and words[0].upper() == "OR":
-            words.pop(0)
-            value = both() and value
-        return value
-
-    def both() -> bool:
-        value = one()
-        while words and words[0].upper() == "AND":
-            words.pop(0)
-            value = one() or value
-        return value
-
-    def one() -> bool:
-        word = words.pop(0) if words else ""
-        if word == "(":
-            value = either()
-            if words:
-                words.pop(0)
-            return value
-        if words and words[0].upper() == "WITH":
-            del words[:2]
-        return _COPYLEFT.match(word) is not None
-
-    return either()
+def _of_unknown_text(file: str, unknown: str, known: Iterable[str], claims: list[tuple[str, ...]]) -> Licence:
+    """No licence, since nobody has read that text; what the other texts are and the metadata claims is told."""
+    texts = sorted(set(known))
+    note = f"{unknown} is not the text of a known licence"
+    note += f"; other files are {' and '.join(texts)}" if texts else ""
+    note += f"; the metadata says {_said(claims)}" if claims else ""
+    return Licence(None, file, "", _worst([*texts, *(" or ".join(ids) for ids in claims)]), note)
 
 
 def _text_id(data: bytes) -> str | None:
@@ -151,11 +147,20 @@ def _text_id(data: bytes) -> str | None:
     with tempfile.TemporaryDirectory(prefix="licence-", dir=process_folder()) as folder:
         path = Path(folder) / "LICENSE"
         for variant in _variants(text):
+            by_words = _BY_WORDS.get(sha256_of(_words(variant).encode()))
+            if by_words is not None:
+                return by_words
             path.write_text(variant, encoding="utf-8")
             spdx = license_id(str(path))
             if spdx is not None and not _adds_a_condition(text, spdx):
                 return spdx
     return "Apache-2.0" if _is_apache_notice(text) else None
+
+
+def _words(text: str) -> str:
+    """The words of a text without years, numbers and marks; an address may be spelt with https."""
+    found = re.findall(r"[^\W\d_]+", text.lower())
+    return " ".join(word for word in found if word not in ("http", "https"))
 
 
 def _is_apache_notice(text: str) -> bool:
@@ -230,6 +235,9 @@ def _worst(expressions: Iterable[str]) -> bool | None:
 
 
 def _family(spdx: str) -> str:
+    """An id without its version's reach; the licence of Python goes by two names, with and without its history."""
+    if spdx in ("Python-2.0", "Python-2.0.1"):
+        return "PSF-2.0"
     return re.sub(r"(-only|-or-later|\+)$", "", spdx)
 
 

@@ -1,0 +1,84 @@
+"""Tests that are never green are counted with the first reason; a store without the note says what its record says."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from composer_replication.cli.build_result import finish_build, render_build
+from composer_replication.cli.show_command import render_stats, run_stats, unused_lines
+from composer_replication.tasks.build import build_tasks
+from composer_replication.tasks.build_summary import BuildSummary
+from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.unused_tests import FOLDER, UnusedTests, read_unused
+
+MakeProject = Callable[[Mapping[str, str]], Path]
+RED = {
+    "pyproject.toml": '[project]\nname = "planted"\nversion = "1.0"\n',
+    "planted.py": "def one():\n    return 11\n",
+    "test_planted.py": "import pytest\n\nimport planted\n\n\ndef test_one():\n    assert planted.one() == 11\n\n\n"
+    "def test_again():\n    assert planted.one() < 12\n\n\ndef test_nothing():\n    pass\n\n\n"
+    "def test_data():\n    open('testdata/a.json')\n\n\ndef test_more():\n    open('testdata/a.json')\n\n\n"
+    "@pytest.mark.skip(reason='not here')\ndef test_skipped():\n    pass\n",
+    "tests/test_broken.py": "import not_to_be_found\n",
+    "tests/data.zip": "no archive",
+}
+
+
+@pytest.fixture
+def built(make_project: MakeProject, tmp_path: Path) -> BuildSummary:
+    return build_tasks([str(make_project(RED))], tmp_path / "out", jobs=1)
+
+
+def test_they_are_counted_and_explained(built: BuildSummary) -> None:
+    found = built.unused_tests["planted==1.0"]
+    assert (found.collected, found.used, found.flaky, found.never_green, found.broken_files) == (
+        6,
+        3,
+        0,
+        2,
+        1,
+    )
+    assert found.first_reason.startswith("tests/test_broken.py: ModuleNotFoundError: ")
+    assert found.left_out == ("tests/data.zip",)
+    result, _ = finish_build(built, quiet=True)
+    line = f"planted==1.0: 3 of 6 tests are used, 2 are never green, 1 file cannot be collected (first: {found.first_reason})"
+    line += "; left out of the tree: tests/data.zip"
+    assert line in render_build(result).splitlines()
+    stats, _ = run_stats(argparse.Namespace(folder=built.folder))
+    assert stats["unused_tests"] == result["unused_tests"]
+    assert line in render_stats(stats).splitlines()
+
+
+def test_a_build_that_goes_on_still_knows_and_the_fingerprint_does_not(
+    built: BuildSummary, make_project: MakeProject
+) -> None:
+    again = build_tasks([str(make_project(RED))], built.folder, jobs=1)
+    assert again.unused_tests == built.unused_tests
+    store = TaskStore.open(built.folder)
+    (note,) = (built.folder / FOLDER).iterdir()
+    (record,) = store.repositories()
+    counted = UnusedTests(collected=6, used=3, flaky=0, never_green=None, broken_files=1)
+    text = note.read_text()
+    for other in (None, "{", "[]", text.replace(record.baseline_sha256, "0"), text.replace('": 2', '": "x"')):
+        if other is None:
+            note.unlink()
+        else:
+            note.write_text(other)
+        assert read_unused(built.folder, "planted-1.0", record) == counted
+    store.verify()
+    assert TaskStore.open(built.folder).fingerprint == built.fingerprint
+    lines = unused_lines({"planted==1.0": json.loads(json.dumps(counted.to_json()))})
+    assert lines == [
+        "planted==1.0: 3 of 6 tests are used, 3 are skipped or never green, 1 file cannot be collected"
+    ]
+
+
+def test_nothing_is_said_of_a_suite_that_is_used_whole_or_skips() -> None:
+    whole = UnusedTests(collected=4, used=4, flaky=0, never_green=0, broken_files=0)
+    skips = UnusedTests(collected=4, used=3, flaky=0, never_green=0, broken_files=0)
+    assert unused_lines({"a==1": whole.to_json(), "b==1": skips.to_json()}) == []

@@ -81,6 +81,70 @@ for number in range(40):
 time.sleep(6)
 show('whole')
 """
+_HUGE = """
+LIBRARY.send.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+def huge():
+    room = mmap.mmap(-1, 4 * MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):
+        room.madvise(14)
+    first = ctypes.addressof(ctypes.c_char.from_buffer(room))
+    start = (first + 2 * MIB - 1) // (2 * MIB) * (2 * MIB)
+    room[start - first] = 1
+    return room, start
+"""
+_HUGE_IN_PIPES = """
+kept = []
+for _ in range(160):
+    room, start = huge()
+    if len(kept) % 16 == 0:
+        pipe = os.pipe()
+    call(278, pipe[1], struct.pack('QQ', start, 4096), 1, 2)
+    kept.append(pipe)
+    room.close()
+stay()
+show('whole')
+"""
+_HUGE_IN_SOCKETS = """
+server = socket.socket()
+server.bind(('127.0.0.1', 0))
+server.listen()
+kept = []
+for _ in range(10):
+    ours = socket.socket()
+    ours.setsockopt(socket.SOL_SOCKET, 60, 1)
+    ours.connect(server.getsockname())
+    for _ in range(16):
+        room, start = huge()
+        checked(LIBRARY.send(ours.fileno(), start, 4096, 0x4000000))
+        room.close()
+    kept.append(ours)
+stay()
+show('whole')
+"""
+_MAPPINGS = """
+LIBRARY.mmap.restype = ctypes.c_void_p
+at = LIBRARY.mmap(None, ctypes.c_size_t(65000 * 4096), 0, 0x4022, -1, ctypes.c_long(0))
+for number in range(0, 64000, 2):
+    checked(LIBRARY.mprotect(ctypes.c_void_p(at + number * 4096), ctypes.c_size_t(4096), 1))
+"""
+_BUFFERS_OF_A_THREAD = """
+def hold():
+    kept = []
+    for number in range(28):
+        pair = socket.socketpair()
+        pair[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8 * MIB)
+        pair[0].setblocking(False)
+        with suppress(BlockingIOError):
+            while True:
+                sent.append(pair[0].send(bytes(65536)))
+        kept.append(pair)
+    stay()
+    show('whole' if sum(sent) > 200 * MIB else 'little')
+    os._exit(0)
+sent = []
+threading.Thread(target=hold).start()
+LIBRARY.pthread_exit(None)
+"""
 _BUFFERS = """
 sent = []
 def fill():
@@ -178,6 +242,18 @@ ATTEMPTS: list[Attempt] = [
                 _held_to_the_end("600 MiB of memory"),
             ),
             (
+                "processes whose names tell of memory given back after a return",
+                "LIBRARY.prctl(15, b'\\rVmPTE:-9999999', 0, 0, 0)\n"
+                + _children(6, "held = touch(100 * MIB)")
+                + "show('whole')",
+                _held_to_the_end("600 MiB of memory"),
+            ),
+            (
+                "mappings of many processes",
+                _MAPPINGS + _children(21, "stay(9)") + "show('whole')",
+                _held_to_the_end("a million mappings"),
+            ),
+            (
                 "processes whose first thread has ended",
                 _children(
                     6,
@@ -195,6 +271,21 @@ ATTEMPTS: list[Attempt] = [
                 "buffers of sockets whose senders are closed",
                 _BUFFERS.format(close="pair[0].close()"),
                 _held_to_the_end("several times the memory limit in sockets"),
+            ),
+            (
+                "huge pages lent to pipes",
+                _HUGE + _HUGE_IN_PIPES,
+                _held_to_the_end("320 MiB of memory in pipes"),
+            ),
+            (
+                "huge pages lent to sockets",
+                _HUGE + _HUGE_IN_SOCKETS,
+                _held_to_the_end("320 MiB of memory in sockets"),
+            ),
+            (
+                "buffers of sockets of a process whose first thread has ended",
+                _BUFFERS_OF_A_THREAD,
+                _held_to_the_end("more than the memory limit in sockets"),
             ),
             (
                 "pages of a private file",

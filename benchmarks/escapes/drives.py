@@ -95,6 +95,29 @@ def then(action: Callable[[Stage], None]) -> Drive:
     return drive
 
 
+def then_every_call(stage: Stage) -> None:
+    """After the command everything else is asked of the sandbox; an error of a file is an answer, any other is not."""
+    kept = stage.sandbox.snapshot()
+    stage.run()
+    calls: list[Callable[[], object]] = [
+        stage.sandbox.list_files,
+        stage.sandbox.snapshot,
+        lambda: stage.run("true"),
+        lambda: stage.sandbox.restore(kept),
+    ]
+    seconds = stage.attempt.timeout_seconds
+    again = lambda: stage.sandbox.exec(stage.command(), timeout_seconds=seconds)  # noqa: E731
+    if isinstance(stage.sandbox, WarmBubblewrapSandbox):
+        calls += [again, stage.sandbox.reset, lambda: stage.run("true")]
+    for call in calls:
+        try:
+            call()
+        except SandboxFileError as error:
+            stage.outcome.notes["refused"] = str(error)
+        except Exception as error:  # noqa: BLE001  whatever it is: a rollout is lost
+            stage.outcome.broken.append(f"the jail broke: {error!r}"[:300])
+
+
 def before(action: Callable[[Stage], None], after: Callable[[Stage], None]) -> Drive:
     """The parent does something, the command runs, the parent does something."""
 

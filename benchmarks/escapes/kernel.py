@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
+import time
 from pathlib import Path
 
 from benchmarks.escapes.attempt import Attempt, Outcome, any_of, family
+from benchmarks.escapes.drives import Stage
 from benchmarks.escapes.judges import (
     became_root,
     changed,
@@ -18,6 +21,7 @@ from benchmarks.escapes.judges import (
 )
 from benchmarks.escapes.scene import Scene
 
+_MANY_PLACES = 5000
 _MOUNTS = "it would change the mounts of this machine"
 _NEW = {"user": 0x10000000, "mount": 0x20000, "network": 0x40000000, "process": 0x20000000, "IPC": 0x8000000,
         "name": 0x4000000, "cgroup": 0x2000000, "time": 0x80}  # fmt: skip
@@ -54,6 +58,26 @@ def _device_made(scene: Scene, _: Outcome) -> str:
         if stat.S_ISBLK(path.lstat().st_mode) or stat.S_ISCHR(path.lstat().st_mode)
     ]
     return f"it made the device {found[0].name}" if found else ""
+
+
+def _places_taken() -> int:
+    return int(Path("/proc/sys/fs/aio-nr").read_text())
+
+
+def _places_looked_at(stage: Stage) -> None:
+    """The attempt; how many of the machine's places were taken at most meanwhile."""
+    runner = threading.Thread(target=stage.run)
+    runner.start()
+    most = 0
+    while runner.is_alive():
+        most = max(most, _places_taken())
+        time.sleep(0.01)
+    stage.outcome.notes["places"] = most
+
+
+def _took_places(_: Scene, outcome: Outcome) -> str:
+    taken = outcome.notes.get("places", 0)
+    return f"{taken} places for asynchronous input were taken" if taken >= _MANY_PLACES else ""
 
 
 def _in_kernel_log(scene: Scene, _: Outcome) -> str:
@@ -278,6 +302,12 @@ ATTEMPTS: list[Attempt] = [
                 "secret memory",
                 "held = call(447, 0)\nos.truncate(held, 4096)" + _HOLD,
                 descriptor_of("secretmem"),
+            ),
+            (
+                "places for asynchronous input of the whole machine",
+                f"call(206, {_MANY_PLACES}, ctypes.byref(ctypes.c_ulong(0)))\nstay(1)",
+                _took_places,
+                {"drive": _places_looked_at},
             ),
             (
                 "the log of the kernel",

@@ -71,6 +71,11 @@ _PLACES = {
         "write('/tmp/' + TOLD['token'], TOLD['mark'].encode())",
         "read('/tmp/' + TOLD['token'])\nos.unlink('/tmp/' + TOLD['token'])",
     ),
+    "a file in a folder of /tmp that is deep and closed": (
+        ("os.chdir('/tmp')\nfor _ in range(230):\n    os.mkdir('aa')\n    os.chdir('aa')\n"
+        "write(TOLD['token'], TOLD['mark'].encode())\nos.chmod('.', 0o500)"),
+        "os.chdir('/tmp')\nfor _ in range(230):\n    os.chdir('aa')\nread(TOLD['token'])",
+    ),
     "a file in /var/tmp": (
         "write('/var/tmp/' + TOLD['token'], TOLD['mark'].encode())",
         "read('/var/tmp/' + TOLD['token'])\nos.unlink('/var/tmp/' + TOLD['token'])",
@@ -175,6 +180,19 @@ ATTEMPTS: list[Attempt] = [
                         "counted = open('/proc/net/dev').read().rpartition('lo:')[2].split()\n"
                         "if int(counted[0]) > 6_000_000: show('many bytes')"
                     )
+                },
+            ),
+            (
+                "in the size of HOME",
+                "for number in range(40):\n    write(os.environ['HOME'] + '/' + 'n' * 240 + str(number))",
+                lambda _, outcome: (
+                    "the second life knows that the first one had many files"
+                    if len(outcome.results) > 1 and "it grew" in outcome.results[-1].stdout
+                    else ""
+                ),
+                {
+                    "drive": next_rollout("if os.stat(os.environ['HOME']).st_size > 8192: show('it grew')"),
+                    "not_without_jail": "HOME is this machine's own there",
                 },
             ),
             (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.escapes.attempt import Attempt, any_of, family
+from benchmarks.escapes.drives import then_every_call
 from benchmarks.escapes.judges import exit_code_is, jail_broke, secret, survivor, victim_hurt
 
 _PARENT = "the process around it is the benchmark itself"
@@ -26,8 +27,30 @@ _OWN = "if os.readlink('/proc/self/ns/pid') != TOLD['pid_namespace']:\n"
 _AROUND = (
     "around = [os.getppid()]\nwith suppress(OSError):\n    " + _OWN.strip() + "\n        around.append(1)\n"
 )
+_STARVED = (
+    "if os.readlink('/proc/self/ns/pid') == TOLD['pid_namespace']:\n    raise OSError('it has no first process')\n"
+    "one = {max(os.sched_getaffinity(0))}\nos.sched_setaffinity(1, one)\n"
+    "idle = struct.pack('IIQiIQQQII', 56, 5, 0, 0, 0, 100000000, 0, 0, 0, 0)\n"
+    "call(314, 1, ctypes.create_string_buffer(idle), 0)\n"
+    "for _ in range(20):\n    if os.fork() == 0:\n        os.sched_setaffinity(0, one)\n"
+    "        end = time.monotonic() + TOLD['timeout'] + 40\n        while time.monotonic() < end:\n            pass\n"
+    "        os._exit(0)\ntime.sleep(60)"
+)
 _NOTHING = "there is no jail that could fail, and no result to forge"
 _DAEMON = "if detach():\n    beat()\nawait_beat()\n"
+_LEFT_FOR_THE_NEXT_CALLS = {
+    "by closed folders": "for name in (os.environ['HOME'], os.environ['TMPDIR'], '.'):\n    os.chmod(name, 0)",
+    "by a tree that can only be listed": "os.chmod('.', 0o400)",
+    "by closed files": "for name in ('a', 'b'):\n    write(name, b'x')\n    os.chmod(name, 0)\nos.chmod('.', 0o555)",
+    "by a path too long for a path": "for _ in range(25):\n    os.mkdir('a' * 200)\n    os.chdir('a' * 200)",
+    "by a closed folder that is deep": (
+        "for place in (os.environ['TMPDIR'], TOLD['tree']):\n    os.chdir(place)\n    for _ in range(230):\n"
+        "        os.mkdir('aa')\n        os.chdir('aa')\n    write('f', b'x')\n    os.chmod('.', 0o500)"
+    ),
+    "by more folders than there are descriptors": (
+        "for number in range(1200):\n    os.mkdir(str(number))\nos.mkdir('d')\nwrite('d/f', b'x')\nos.chmod('d', 0o400)"
+    ),
+}
 
 ATTEMPTS: list[Attempt] = [
     *family(
@@ -193,6 +216,12 @@ ATTEMPTS: list[Attempt] = [
                 "LIBRARY.prctl(4, 0, 0, 0, 0)\n" + _DAEMON + "time.sleep(30)",
                 survivor,
             ),
+            (
+                "that take every processor from what is to end them",
+                _STARVED,
+                survivor,
+                {"not_without_jail": "there is no jail that is to end them"},
+            ),
         ],
         timeout_seconds=5.0,
     ),
@@ -258,11 +287,21 @@ ATTEMPTS: list[Attempt] = [
                 {"not_without_jail": _NOTHING, "timeout_seconds": 6.0},
             ),
             (
+                "by stopping its whole group",
+                "os.kill(0, signal.SIGSTOP)\ntime.sleep(0.2)",
+                any_of(jail_broke, survivor),
+                {"not_without_jail": _NOTHING, "timeout_seconds": 6.0},
+            ),
+            (
                 "by closing every descriptor",
                 "os.closerange(0, 1000)\nos._exit(5)",
                 any_of(jail_broke, exit_code_is(0)),
             ),
             ("by a closed tree", "os.chmod('.', 0)", jail_broke),
+            *(
+                (f"the next calls, {how}", script, jail_broke, {"drive": then_every_call})
+                for how, script in _LEFT_FOR_THE_NEXT_CALLS.items()
+            ),
             (
                 "by removing everything",
                 "import shutil\nfor name in os.listdir('.'):\n    shutil.rmtree(name, ignore_errors=True)\nfor name in ('HOME', 'TMPDIR'):\n    shutil.rmtree(os.environ[name], ignore_errors=True)",

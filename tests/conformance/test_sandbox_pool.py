@@ -138,6 +138,21 @@ def test_a_survivor_costs_its_sandbox_the_place(pool: SandboxPool, monkeypatch: 
     assert not first.exists()
 
 
+def test_whatever_a_reset_raises_the_pool_keeps_its_size(
+    pool: SandboxPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> None:
+        raise ValueError("of no kind that is known")
+
+    monkeypatch.setattr(warm_bubblewrap.WarmBubblewrapSandbox, "reset", fail)
+    trees = set()
+    for _ in range(4):
+        with pool.take(timeout_seconds=LONG) as sandbox:
+            trees.add(sandbox.tree)
+    assert len(trees) == 4
+    assert "of no kind that is known" in pool.replaced[0]
+
+
 def test_a_reset_that_fails_is_said_and_the_sandbox_goes_on(
     pool: SandboxPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

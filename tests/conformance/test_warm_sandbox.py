@@ -20,7 +20,8 @@ import pytest
 import composer_replication
 from composer_replication.errors import SandboxFailure, UsageError
 from composer_replication.records import Limits, SandboxSpec
-from composer_replication.sandbox import base_python, held_jail, open_sandbox, warm_bubblewrap
+from composer_replication.sandbox import base_python, fresh_folders, held_jail, open_sandbox, warm_bubblewrap
+from composer_replication.sandbox.private_folders import UnmeasurableError
 from composer_replication.sandbox.process_tree import descendants
 from composer_replication.sandbox.warm_bubblewrap import WarmBubblewrap, WarmBubblewrapSandbox
 
@@ -148,6 +149,47 @@ def test_temporary_folders_are_new_for_each_command(jail: WarmBubblewrapSandbox,
         jail, f"cd {place}; mkdir -p a/b; echo x > a/b/c; ln -s / link; touch .hidden; chmod 0 a; chmod 751 ."
     )
     assert run(jail, list_it) == before
+
+
+def test_what_cannot_be_removed_costs_the_jail(
+    jail: WarmBubblewrapSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the next command would find it."""
+    run(jail, "true")
+    first = jail.jail_pid
+    with monkeypatch.context() as patched:
+        patched.setattr(fresh_folders, "remove_folder", lambda _: None)
+        run(jail, "mkdir /tmp/left")
+    assert run(jail, "cd /tmp; ls -d left 2> /dev/null; true") == ""
+    assert jail.jail_pid != first
+
+
+@pytest.mark.parametrize("folder", [".", "$HOME", "$TMPDIR", "/tmp"])
+def test_a_folder_that_grew_costs_a_new_jail_and_no_error(jail: WarmBubblewrapSandbox, folder: str) -> None:
+    jail.prepare()
+    look = f'cd "{folder}"; stat -c %s .'
+    before = run(jail, look)
+    for _ in range(2):
+        run(jail, f'cd "{folder}"; for i in $(seq 40); do touch $(printf n%0240d $i); done')
+        jail.reset()
+        assert run(jail, look) == before
+
+
+def test_a_reset_that_cannot_measure_says_so_and_ends_the_jail(
+    jail: WarmBubblewrapSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: object) -> int:
+        raise UnmeasurableError("a path is too long")
+
+    run(jail, "true")
+    with monkeypatch.context() as patched:
+        patched.setattr(warm_bubblewrap, "folder_bytes", refuse)
+        with pytest.raises(SandboxFailure, match="too long") as caught:
+            jail.reset()
+        assert (caught.value.code, jail.jail_pid) == ("CR0310", None)
+        with pytest.raises(SandboxFailure, match="too long") as caught:
+            jail.fill(files={"f": b""})
+        assert caught.value.code == "CR0304"
 
 
 def test_attributes_of_a_temporary_folder_do_not_stay(jail: WarmBubblewrapSandbox) -> None:
@@ -500,7 +542,7 @@ def test_close_leaves_no_process_and_no_folder(jail: WarmBubblewrapSandbox) -> N
 
 
 HOSTILE = """
-import json, os, sys
+import json, os, signal, sys, threading, time
 from pathlib import Path
 from composer_replication.records import SandboxSpec
 from composer_replication.sandbox import base_python
@@ -519,15 +561,19 @@ with WarmBubblewrapSandbox(SandboxSpec(tree)) as jail:
     found["same"] = jail.jail_pid == first
     reach = run("import os\\nfor n in ('fd', 'mem', 'environ', 'root', 'cwd'):\\n try: os.listdir('/proc/1/' + n) if n == 'fd' else os.readlink('/proc/1/' + n) if n in ('root', 'cwd') else open('/proc/1/' + n, 'rb+' if n == 'mem' else 'rb').read(1); print(n)\\n except OSError: pass")
     found["reached"] = reach.stdout
-    lowered = run("import resource; resource.prlimit(1, resource.RLIMIT_NOFILE, (3, 3)); print('done')")
-    found["lowered"] = [lowered.exit_code, lowered.stdout]
-    found["then"] = [run("import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])").stdout, jail.jail_pid != first]
-    dead = run("import resource, time, os\\nresource.prlimit(1, resource.RLIMIT_CPU, (0, 0))\\nfor _ in range(4000):\\n if os.fork() == 0: os._exit(0)\\n os.wait()\\ntime.sleep(1)")
-    found["dead"] = [dead.exit_code, dead.stderr.splitlines()[-1:]]
-    found["on"] = run("print('on')").stdout
-    taken = run("import resource, time, os\\nresource.prlimit(1, resource.RLIMIT_CPU, (0, 0))\\nfor _ in range(20000):\\n if os.fork() == 0:\\n  os.fork(); os._exit(0)\\n os.wait()\\ntime.sleep(1)")
-    found["taken"] = [taken.exit_code, taken.stderr.splitlines()[-1:]]
-    found["on again"] = run("print('on')").stdout
+    lowered = run("import resource\\nfor kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_CPU):\\n try: resource.prlimit(1, kind, (3, 3)); print('done')\\n except PermissionError: print('refused')")
+    found["lowered"] = [lowered.stdout, run("import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])").stdout, jail.jail_pid == first]
+    orphans = run("import os\\nfor _ in range(2000):\\n if os.fork() == 0:\\n  os.fork(); os._exit(0)\\n os.wait()\\nprint('whole')")
+    found["orphans"] = [orphans.exit_code, orphans.stdout, orphans.stderr, jail.jail_pid == first]
+    def end_it():
+        while not (tree / "up").exists(): time.sleep(0.01)
+        os.kill(first, signal.SIGKILL)
+    ender = threading.Thread(target=end_it)
+    ender.start()
+    taken = run("import os, time; print('said', flush=True); open('up', 'w'); os.fork(); time.sleep(60)")
+    ender.join()
+    found["taken"] = [taken.exit_code, taken.stdout, taken.stderr.splitlines()[-1:]]
+    found["on"] = [run("print('on')").stdout, jail.jail_pid != first]
     unreaped = run("import os, time\\nif os.fork() == 0: os._exit(0)\\ntime.sleep(1.5); print('lived')")
     found["unreaped"] = [unreaped.exit_code, unreaped.stdout]
     jail.reset()
@@ -566,10 +612,9 @@ def test_the_same_user_id_inside_and_out_is_no_way_to_the_first_process(tmp_path
     if "skip" in found:
         pytest.skip(found["skip"])
     assert (found["signals"], found["same"], found["reached"]) == (0, True, "")
-    assert found["lowered"] == [0, "done\n"]
-    assert found["then"] == [f"{Limits().num_open_files}\n", True]
-    took_the_jail = [137, ["[sandbox] stopped: it ended the process that keeps the jail"]]
-    assert found["dead"] in (took_the_jail, [0, []])  # with little to do it may live as long as the command
-    assert (found["taken"], found["on again"]) == (took_the_jail, "on\n")  # every orphan gives it work
+    assert found["lowered"] == ["refused\nrefused\n", f"{Limits().num_open_files}\n", True]
+    assert found["orphans"] == [0, "whole\n", "", True]  # every one gives it work
+    took_the_jail = [137, "said\n", ["[sandbox] stopped: it ended the process that keeps the jail"]]
+    assert (found["taken"], found["on"]) == (took_the_jail, ["on\n", True])
     assert found["unreaped"] == [0, "lived\n"]  # the kernel shows the files of an ended process to root alone
-    assert (found["on"], found["left"]) == ("on\n", [])
+    assert found["left"] == []

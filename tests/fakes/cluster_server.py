@@ -26,13 +26,13 @@ from faulty_http import FaultyHandler, FaultyServer
 from websocket_server import ServerSocket
 
 from composer_replication.sandbox.engine.root_image import root_tar
+from composer_replication.sandbox.folder_removal import remove_folder
 from composer_replication.sandbox.host_paths import (
     base_interpreter,
     base_python,
     resolve_links,
     system_folders,
 )
-from composer_replication.sandbox.private_folders import remove_folder
 from composer_replication.sandbox.syscall_filter import filter_program
 
 TOKEN = "token-of-the-test"

@@ -16,12 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from composer_replication.sandbox.process_tree import (
-    descendants,
-    memory_bytes,
-    proportional_memory_bytes,
-    speakers,
-)
+from composer_replication.sandbox.process_memory import memory_bytes, proportional_memory_bytes
+from composer_replication.sandbox.process_tree import descendants, speakers
 from composer_replication.sandbox.syscall_filter import filter_program
 
 IS_ROOT = os.geteuid() == 0

@@ -134,10 +134,14 @@ def candidate_files(
     """The files of a sandbox's tree that count, by path; nothing may run in it meanwhile.
 
     Raises:
-        TreeTooLargeError: more bytes or files than are graded.
+        TreeTooLargeError: more bytes or files than are graded, or more than can be listed.
         SandboxFailure: the sandbox broke.
     """
-    entries = [entry for entry in sandbox.list_files(".") if entry.kind == "file" and rule.takes(entry.path)]
+    try:
+        listed = sandbox.list_files(".")
+    except SandboxFileError as error:  # the attempt's own doing, never the machine's
+        raise TreeTooLargeError(f"the tree cannot be listed: {error.message}") from error
+    entries = [entry for entry in listed if entry.kind == "file" and rule.takes(entry.path)]
     if len(entries) > max_files:
         raise TreeTooLargeError(f"the tree has {len(entries)} files, more than {max_files}")
     num_bytes = sum(entry.num_bytes for entry in entries)

@@ -7,6 +7,7 @@ must stay while everything beside them goes. Call only while no process of the j
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
@@ -14,16 +15,24 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from composer_replication.sandbox.private_folders import remove_folder
+from composer_replication.sandbox.closed_folders import open_folder, open_to_owner
+from composer_replication.sandbox.folder_removal import remove_folder
 
 _GET_FLAGS, _SET_FLAGS = 0x80086601, 0x40086602  # FS_IOC_GETFLAGS and SETFLAGS where a long has 8 bytes
+_GET_GENERATION = 0x80087601  # FS_IOC_GETVERSION
 _FLAG_BYTES = 8
+# What the file system itself notes on a folder as it grows, and nobody can take off: dirty, compressed blocks, an
+# index, a huge file, extents, data in the inode.
+_KEPT_BY_THE_SYSTEM = 0x100 | 0x200 | 0x1000 | 0x40000 | 0x80000 | 0x10000000
 _Stamp = tuple[int, int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class FolderMark:
-    """Identity, owner, mode, extended attributes (access lists too) and inode flags of a folder."""
+    """Identity, owner, mode, extended attributes (access lists too) and inode flags of a folder.
+
+    Flags that the file system keeps for itself are left out.
+    """
 
     identity: tuple[int, int]
     owner: tuple[int, int]
@@ -50,6 +59,7 @@ class FolderMark:
 
     def put_back(self, folder: Path) -> None:
         """Undo what was changed; the times become those of now."""
+        open_to_owner(folder)  # closed it shows neither its attributes nor its flags
         now = FolderMark.of(folder)
         if self.flags is not None and now.flags != self.flags:
             _set_flags(folder, self.flags)
@@ -61,6 +71,33 @@ class FolderMark:
             os.setxattr(folder, name, value, follow_symlinks=False)
         os.chmod(folder, stat.S_IMODE(self.mode))
         os.utime(folder)
+
+    def renewed(self, folder: Path) -> FolderMark:
+        """Put a new folder in the place of an empty one; the mark of it.
+
+        Raises:
+            OSError: it is not ours to take away, or not empty.
+        """
+        os.rmdir(folder)
+        os.mkdir(folder, 0o700)
+        self.put_back(folder)
+        return FolderMark.of(folder)
+
+
+def traces_of(folder: Path) -> tuple[int, int | None]:
+    """What emptying a folder does not undo, and nobody can put back: how large it grew, and its generation.
+
+    Raises:
+        OSError: nothing is there, or it is closed to us.
+    """
+    descriptor = open_folder(folder)
+    try:
+        generation = None
+        with suppress(OSError):  # a file system without them
+            generation = _asked(descriptor, _GET_GENERATION)
+        return os.fstat(descriptor).st_size, generation
+    finally:
+        os.close(descriptor)
 
 
 def _attributes(folder: Path | str) -> tuple[tuple[str, bytes], ...]:
@@ -82,15 +119,20 @@ def _flags(folder: Path | str) -> int | None:
 
 
 def inode_flags(descriptor: int) -> int | None:
-    """Of an open folder; None where the file system has none."""
+    """Of an open folder, but what the file system keeps for itself; None where it has none."""
     with suppress(OSError):
-        return int.from_bytes(fcntl.ioctl(descriptor, _GET_FLAGS, b"\0" * _FLAG_BYTES)[:4], "little")
+        return _asked(descriptor, _GET_FLAGS) & ~_KEPT_BY_THE_SYSTEM
     return None
+
+
+def _asked(descriptor: int, request: int) -> int:
+    return int.from_bytes(fcntl.ioctl(descriptor, request, b"\0" * _FLAG_BYTES)[:4], "little")
 
 
 def _set_flags(folder: Path, flags: int) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
+        flags |= _asked(descriptor, _GET_FLAGS) & _KEPT_BY_THE_SYSTEM
         fcntl.ioctl(descriptor, _SET_FLAGS, flags.to_bytes(_FLAG_BYTES, "little"))
     finally:
         os.close(descriptor)
@@ -105,6 +147,7 @@ class FreshFolders:
 
     def __init__(self, roots: tuple[Path, ...]) -> None:
         self.roots = roots
+        self._traces = {root: traces_of(root) for root in roots}
         self._marks: dict[str, FolderMark] = {}
         self._stamps: dict[str, _Stamp] = {}
         self._inside: dict[str, set[str]] = {}
@@ -158,6 +201,10 @@ class FreshFolders:
             mark.put_back(Path(folder))
         return is_whole
 
+    def has_traces(self) -> bool:
+        """Whether a root tells of what was in it, although it is empty."""
+        return any(traces_of(root) != before for root, before in self._traces.items())
+
     def strangers(self) -> list[str]:
         """What is there and was not, and what is not as it was; empty when all is as before."""
         found = []
@@ -187,16 +234,26 @@ def _stamp(path: str) -> _Stamp:
 
 
 def remove(path: Path, *, is_folder: bool) -> None:
-    """Remove an entry whatever a jail made of it."""
+    """Remove an entry whatever a jail made of it.
+
+    Raises:
+        OSError: it is still there.
+    """
     if is_folder:
         remove_folder(path)
+        if os.path.lexists(path):
+            raise OSError(errno.ENOTEMPTY, "it cannot be removed", str(path)[:200])
     else:
         with suppress(FileNotFoundError):
             os.unlink(path)
 
 
 def empty(folder: Path) -> None:
-    """Remove everything in a folder; the folder itself stays, for it may be mounted."""
+    """Remove everything in a folder; the folder itself stays, for it may be mounted.
+
+    Raises:
+        OSError: something is still there.
+    """
     with os.scandir(folder) as entries:
         found = [(Path(entry.path), entry.is_dir(follow_symlinks=False)) for entry in entries]
     for path, is_folder in found:

@@ -2,7 +2,7 @@
 
 Its limits are set and a handle on the first process of its process namespace is taken
 meanwhile. Killing that first process makes the kernel kill every other one, however it
-daemonised.
+daemonised. Where it is slow to die the others are killed from outside, too.
 """
 
 from __future__ import annotations
@@ -19,10 +19,14 @@ from contextlib import suppress
 
 from composer_replication.sandbox.jailed_tree import failure
 from composer_replication.sandbox.memory_folder import PLACE, MemoryFolder
+from composer_replication.sandbox.process_tree import descendants
 from composer_replication.sandbox.syscall_filter import filter_program
 
 START_SECONDS = 30.0
 """How long ``bwrap`` may take on a busy machine."""
+SECONDS_TO_OBEY = 0.1
+"""So long a first process that has been told to end the others is left to it."""
+_HANDLES_AT_ONCE = 64
 
 
 class HeldJail:
@@ -44,7 +48,7 @@ class HeldJail:
         own = [info_write, block_read]
         options = ["--info-fd", str(info_write), "--block-fd", str(block_read)]
         if program := filter_program():
-            own.append(pipe_with(program))
+            own.append(file_with(program))
             options += ["--seccomp", str(own[-1])]
         self._init_pid = 0
         self._init_pidfd: int | None = None
@@ -112,17 +116,53 @@ class HeldJail:
 
     def kill(self) -> None:
         """Kill every process of the jail and wait until they are gone."""
-        if self._init_pidfd is None:
-            self.process.kill()
+        if self._init_pidfd is not None and self._kill_first_process(self._init_pidfd):
+            # It ends by itself, and collects that one, unless the command has stopped it with its whole group.
+            self.process.send_signal(signal.SIGCONT)
         else:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._init_pidfd, signal.SIGKILL)
-            is_readable(self._init_pidfd, START_SECONDS)
+            self.process.kill()
         self.process.wait()
         if self._init_pidfd is not None:
             # Orphaned, it belongs to process 1, which collects it. In a container that may be us.
             with suppress(ChildProcessError):
                 os.waitid(os.P_PIDFD, self._init_pidfd, os.WEXITED | os.WNOHANG)
+
+    def _kill_first_process(self, first: int) -> bool:
+        """Whether it has ended, and so everything inside."""
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(first, signal.SIGKILL)
+        deadline = time.monotonic() + START_SECONDS
+        while not is_readable(first, SECONDS_TO_OBEY):
+            if time.monotonic() > deadline:
+                return False
+            self.kill_others()
+        return True
+
+    def kill_others(self) -> None:
+        """Kill what lives below the first process now, from outside: it may be kept from every processor itself.
+
+        What is born meanwhile may live; call it again.
+        """
+        pids = descendants(self._init_pid)
+        for start in range(0, len(pids), _HANDLES_AT_ONCE):
+            self._kill_through_handles(pids[start : start + _HANDLES_AT_ONCE])
+
+    def _kill_through_handles(self, pids: Sequence[int]) -> None:
+        handles: dict[int, int] = {}
+        try:
+            for pid in pids:
+                with suppress(OSError):  # gone
+                    handles[pid] = os.pidfd_open(pid)
+            # What is below it still is what the handle is on, or dead: a number may be another process's by now.
+            below = descendants(self._init_pid)
+            if self._init_pidfd is None or is_readable(self._init_pidfd, 0):
+                return  # and so may its own number
+            for pid in handles.keys() & below:
+                with suppress(OSError):
+                    signal.pidfd_send_signal(handles[pid], signal.SIGKILL)
+        finally:
+            for handle in handles.values():
+                os.close(handle)
 
     def let_go(self) -> None:
         """It is free for good: close what only held it."""
@@ -164,12 +204,20 @@ def is_readable(descriptor: int, seconds: float) -> bool:
     return bool(poller.poll(seconds * 1000))
 
 
-def pipe_with(data: bytes) -> int:
-    """The reading end of a pipe that holds ``data`` (below the 64 KiB that a pipe takes)."""
-    read, write = os.pipe()
-    with os.fdopen(write, "wb") as handle:
-        handle.write(data)
-    return read
+def file_with(data: bytes) -> int:
+    """A file in memory that holds ``data``, to be read from its start.
+
+    No pipe: once a jail has used up what pipes may take of this user id, one holds 8 KiB or less.
+    """
+    descriptor = os.memfd_create("data")
+    try:
+        with os.fdopen(os.dup(descriptor), "wb") as handle:
+            handle.write(data)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def _first_process(descriptor: int) -> int:

@@ -12,10 +12,12 @@ from pathlib import Path
 from composer_replication.errors import SandboxFailure
 from composer_replication.records import ExecResult, Limits, SandboxSpec
 from composer_replication.sandbox.call_checks import check_limits
+from composer_replication.sandbox.closed_folders import LOOK, open_to_owner
 from composer_replication.sandbox.host_paths import base_interpreter, is_below
 from composer_replication.sandbox.memory_folder import MemoryFolder
 from composer_replication.sandbox.private_folders import (
     Scratch,
+    UnmeasurableError,
     folder_bytes,
     give_back,
     hand_over,
@@ -69,7 +71,7 @@ class JailedTree:
                 hand_over(folder, uid)
             self.writable = (self.real_tree, *self.scratch.writable)
             self.baseline_bytes = folder_bytes(self.writable)
-        except OSError as error:
+        except (OSError, UnmeasurableError) as error:
             self.close()
             raise failure("CR0304", f"the tree cannot be handed over: {error}.", str(spec.tree)) from error
         except BaseException:
@@ -115,6 +117,15 @@ class JailedTree:
         """What one command may use; ``more`` and ``memory`` are folders of this command alone, empty at its start."""
         folders = (*self.writable, *more)
         return Watched(self.limits, folders, self.baseline_bytes, num_own_processes, closed, memory)
+
+    def open_folders(self) -> None:
+        """Open tree, ``HOME`` and ``TMPDIR`` to the user inside: closed by a command they would keep the next one out.
+
+        Only where a right to look into one is missing: a tree that may not be written stays so.
+        """
+        for folder in self.writable:
+            with suppress(OSError):  # without a jail a command may take them away
+                open_to_owner(folder, LOOK)
 
     def write_accounts(self, uid: int, gid: int) -> None:
         """Write the few account files that a jail sees instead of the host's."""

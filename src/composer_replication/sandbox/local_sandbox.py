@@ -60,6 +60,7 @@ class LocalSandbox(ABC):
                 return ExecResult(_NOT_STARTED, "", stderr, False, False, False, 0.0)
             if not self._jailed.real_tree.is_dir():
                 raise failure("CR0302", "the tree of the sandbox is gone.", str(self.tree))
+            self._jailed.open_folders()
             try:
                 return self._run(argv, environment, data, float(timeout_seconds))
             except OSError as error:  # no space, no descriptor, no process: never the command's doing
@@ -98,8 +99,8 @@ class LocalSandbox(ABC):
         """Everything below a folder, sorted by path.
 
         Raises:
-            SandboxFileError: missing, no folder, or out of the tree (CR0309).
-            SandboxFailure: closed (CR0303).
+            SandboxFileError: missing, no folder, or out of the tree; more than is looked through (CR0309).
+            SandboxFailure: closed (CR0303), or we have no descriptor left (CR0302).
         """
         with self._jailed.running():
             return self._tree_files.list(path)
@@ -108,6 +109,7 @@ class LocalSandbox(ABC):
         """Keep the tree as it is; the name to ``restore`` it by.
 
         Raises:
+            SandboxFileError: a path in it is too long for a copy, or there are too many of them (CR0309).
             SandboxFailure: closed (CR0303), or it cannot be copied (CR0308).
         """
         with self._jailed.alone():

@@ -12,17 +12,18 @@ takes its place, and ``replaced`` says why.
 from __future__ import annotations
 
 import asyncio
-import shutil
 import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from composer_replication.errors import MissingError, SandboxFailure
 from composer_replication.records import Limits, SandboxSpec
+from composer_replication.sandbox.folder_removal import remove_folder
 from composer_replication.sandbox.jailed_tree import failure
 from composer_replication.sandbox.lent_sandbox import AsyncSandbox, PooledSandbox
 from composer_replication.sandbox.process_folder import process_folder
@@ -203,17 +204,22 @@ class SandboxPool:
     def _renew(self, sandbox: WarmBubblewrapSandbox) -> None:
         try:
             sandbox.reset()
-        except SandboxFailure as error:
-            with self._lock:
-                self._all.discard(sandbox)
-                if self._is_closed:
-                    return
-                self.replaced.append(error.message)
+        except Exception as error:  # noqa: BLE001  whatever it is: of one that is lost nobody would ever hear
+            self._replace(sandbox, error.message if isinstance(error, SandboxFailure) else repr(error))
+        else:
+            self._line.put(sandbox)
+
+    def _replace(self, sandbox: WarmBubblewrapSandbox, why: str) -> None:
+        """Put another one in the place of a sandbox that cannot be made new."""
+        with self._lock:
+            if self._is_closed:
+                return  # ``close`` ends it
+            self._all.discard(sandbox)
+            self.replaced.append(why)
+        with suppress(Exception):  # another one is needed all the same
             sandbox.close()
-            shutil.rmtree(sandbox.tree.parent, ignore_errors=True)
-            self._add()
-            return
-        self._line.put(sandbox)
+        remove_folder(sandbox.tree.parent)
+        self._add()
 
     async def take_async(
         self, tree: Path | None = None, files: Mapping[str, bytes] | None = None
@@ -253,7 +259,7 @@ class SandboxPool:
         for sandbox in self._all:
             sandbox.close()
         self._callers.shutdown(wait=False)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        remove_folder(self._folder)
 
     def __enter__(self) -> Self:
         return self

@@ -22,12 +22,14 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from composer_replication.sandbox.closed_folders import open_to_owner
+from composer_replication.sandbox.folder_removal import remove_folder
 from composer_replication.sandbox.process_folder import process_folder
 
 _BLOCK_BYTES = 4096
 _ENTRIES_BETWEEN_CLOCKS = 500
 _STAT_BLOCK_BYTES = 512
-_MOST_LEVELS = 200  # shutil.rmtree recurses, and Python's limit is 1,000
+_MOST_LEVELS = 200  # whoever removes the tree may recurse, and Python's limit is 1,000
 _LONGEST_PATH = 3000  # of 4,096 bytes, with room for a name
 _SUBFOLDERS = ("home", "tmp")
 _FRESH = ("tmp", "shm")
@@ -87,21 +89,6 @@ class Scratch:
     def remove(self) -> None:
         """Remove the folder whatever the jail left in it."""
         remove_folder(self.root)
-
-
-def remove_folder(folder: Path) -> None:
-    """Remove a folder whatever a jail left in it; no word if something stays."""
-    with suppress(OSError):
-        give_back(folder, None)
-    with suppress(RecursionError):
-        shutil.rmtree(folder, ignore_errors=True)
-    if folder.exists():
-        _remove_by_program(str(folder))
-
-
-def _remove_by_program(folder: str) -> None:
-    """For what is deeper than Python's recursion or longer than a path may be."""
-    subprocess.run(["rm", "-rf", "--", folder], check=False, capture_output=True)
 
 
 def _entries(root: Path) -> Iterator[tuple[str, os.stat_result]]:
@@ -224,7 +211,7 @@ def give_back(root: Path, owner: tuple[int, int] | None) -> None:
     while queue:
         folder, level = queue.pop()
         if level > _MOST_LEVELS or len(os.fsencode(folder)) > _LONGEST_PATH:
-            _remove_by_program(folder)
+            remove_folder(Path(folder))
             continue
         if owner is not None:
             os.chown(folder, *owner, follow_symlinks=False)
@@ -243,15 +230,6 @@ def give_back(root: Path, owner: tuple[int, int] | None) -> None:
                 if owner is not None:
                     os.chown(entry.path, *owner, follow_symlinks=False)
                 _drop_set_id(entry.path, mode)
-
-
-def _reopen(folder: str) -> None:
-    """Make a folder of our own user readable that the jail closed; never follows a link."""
-    descriptor = os.open(folder, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY)
-    try:
-        os.chmod(f"/proc/self/fd/{descriptor}", 0o700)
-    finally:
-        os.close(descriptor)
 
 
 def folder_bytes(
@@ -290,7 +268,7 @@ def folder_bytes(
                     opened.pop().close()
                     continue
                 with suppress(FileNotFoundError):
-                    info = entry.stat(follow_symlinks=False)
+                    info = _info(entry)
                     total += max(info.st_blocks * _STAT_BLOCK_BYTES, _BLOCK_BYTES)
                     if not stat.S_ISDIR(info.st_mode) or entry.path in closed:
                         continue
@@ -304,6 +282,15 @@ def folder_bytes(
             for folder in opened:
                 folder.close()
     return total
+
+
+def _info(entry: os.DirEntry[str]) -> os.stat_result:
+    """Of an entry; its folder may be one that can be listed and not gone through."""
+    try:
+        return entry.stat(follow_symlinks=False)
+    except PermissionError:
+        open_to_owner(os.path.dirname(entry.path))
+        return entry.stat(follow_symlinks=False)
 
 
 def _opened(folder: str, retried: set[str], queue: list[str]) -> _Entries | None:
@@ -321,6 +308,6 @@ def _opened(folder: str, retried: set[str], queue: list[str]) -> _Entries | None
             raise UnmeasurableError(f"{folder[:200]}: {error.strerror}") from error
     retried.add(folder)
     with suppress(OSError):
-        _reopen(folder)
+        open_to_owner(folder)
     queue.append(folder)
     return None

@@ -6,15 +6,12 @@ import os
 import select
 import signal
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 _PROC = Path("/proc")
 _ENDED = "ZX"  # states in /proc/PID/stat
-_OWN_MEMORY = ("RssAnon", "VmPTE", "VmSwap")
-MEMORY_FILES = (b"/dev/zero", b"/memfd:", b"/SYSV")
-_SHARED_MEMORY = b"/dev/shm/"
 
 
 def _children_from_kernel(pid: int) -> list[int]:
@@ -186,77 +183,6 @@ def num_threads(pids: Iterable[int]) -> int:
     return total
 
 
-def _sum_fields(path: str, names: tuple[str, ...]) -> int:
-    total = 0
-    with suppress(OSError):
-        # Only a newline ends a line: the name of a process may hold all else that text takes for the end of one.
-        for line in Path(path).read_text(errors="replace").split("\n"):
-            name, _, rest = line.partition(":")
-            if name in names:
-                total += int(rest.split()[0]) * 1024
-    return total
-
-
-def memory_bytes(pids: Collection[int]) -> int:
-    """Anonymous and shared memory, page tables and swap, counting a page of several processes each time.
-
-    Of shared memory also what no process touches at the moment, where the kernel shows it to us (to root).
-    """
-    own = sum(_sum_fields(f"/proc/{pid}/status", _OWN_MEMORY) for pid in pids)
-    shared = sum(_sum_fields(f"/proc/{pid}/status", ("RssShmem",)) for pid in pids)
-    return own + max(shared, _shared_memory_bytes(pids))
-
-
-def proportional_memory_bytes(pids: Collection[int], in_shared_folder_bytes: int = 0) -> int:
-    """The same, but a page that N processes share counts once in total (slow to read).
-
-    Args:
-        pids: the processes.
-        in_shared_folder_bytes: what lies in a ``/dev/shm`` of their own, mapped or not: added, each page once.
-    """
-    own, shared = 0, 0
-    for pid in pids:
-        place = f"/proc/{pid}/smaps_rollup"
-        if anonymous := _sum_fields(place, ("Pss_Anon", "SwapPss")):
-            own += anonymous + _sum_fields(f"/proc/{pid}/status", ("VmPTE",))
-            shared += _sum_fields(place, ("Pss_Shmem",))
-        else:
-            own += _sum_fields(f"/proc/{pid}/status", _OWN_MEMORY)
-            shared += _sum_fields(f"/proc/{pid}/status", ("RssShmem",))
-    if in_shared_folder_bytes:
-        shared -= min(shared, in_shared_folder_bytes, _mapped_of_shared_folder(pids))
-    return own + max(shared, _shared_memory_bytes(pids)) + in_shared_folder_bytes
-
-
-def _mapped_of_shared_folder(pids: Iterable[int]) -> int:
-    """Pages of files of ``/dev/shm`` that are mapped as shared; a private mapping may hold pages of its own."""
-    total = 0
-    for pid in pids:
-        is_of_it = False
-        with suppress(OSError):
-            for line in Path(f"/proc/{pid}/smaps").read_bytes().split(b"\n"):
-                words = line.split(maxsplit=5)
-                if len(words) > 4 and b"-" in words[0]:
-                    is_of_it = words[1].endswith(b"s") and words[-1].startswith(_SHARED_MEMORY)
-                elif is_of_it and line.startswith(b"Pss:"):
-                    total += int(words[1]) * 1024
-    return total
-
-
-def _shared_memory_bytes(pids: Iterable[int]) -> int:
-    """Of all that is mapped of memory without a name or of a memfd, whether it is touched or not."""
-    sizes: dict[tuple[int, int], int] = {}
-    for pid in pids:
-        with suppress(OSError):
-            # Only a newline ends a line, as above.
-            for line in Path(f"/proc/{pid}/maps").read_bytes().split(b"\n")[:-1]:
-                place, *_, path = line.split(maxsplit=5)
-                if path.startswith(MEMORY_FILES):
-                    info = os.stat(f"/proc/{pid}/map_files/{place.decode()}")
-                    sizes[info.st_dev, info.st_ino] = info.st_blocks * 512
-    return sum(sizes.values())
-
-
 def hides_descriptors(pids: Iterable[int]) -> bool:
     """Are descriptors of one of them kept where they cannot be counted?
 
@@ -288,7 +214,8 @@ def _has_memory(pid: int) -> bool:
 
 
 def _num_on_their_way(place: str) -> int:
-    for line in Path(place).read_text().splitlines():
-        if line.startswith("scm_fds:"):
-            return int(line.split()[1])
+    for line in Path(place).read_bytes().split(b"\n"):  # by now it may be another file, and tell anything
+        words = line.split()
+        if len(words) == 2 and words[0] == b"scm_fds:" and words[1].isdigit():
+            return int(words[1])
     return 0

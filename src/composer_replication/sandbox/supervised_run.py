@@ -13,7 +13,7 @@ import select
 import selectors
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -26,15 +26,14 @@ from composer_replication.errors import SandboxFailure
 from composer_replication.records import Limits
 from composer_replication.sandbox.memory_folder import MemoryFolder
 from composer_replication.sandbox.private_folders import UnmeasurableError, folder_bytes
-from composer_replication.sandbox.process_tree import (
-    descendants,
-    hides_descriptors,
+from composer_replication.sandbox.process_memory import (
+    Mappings,
+    MapsTooLongError,
     memory_bytes,
-    num_threads,
     proportional_memory_bytes,
-    speakers,
 )
-from composer_replication.sandbox.socket_memory import socket_memory_bytes
+from composer_replication.sandbox.process_tree import descendants, hides_descriptors, num_threads, speakers
+from composer_replication.sandbox.socket_memory import SocketMemory, socket_memory
 from composer_replication.sandbox.unlinked_files import unlinked_files
 
 _CHUNK_BYTES = 1 << 16  # what a pipe holds
@@ -164,18 +163,31 @@ class Watched:
             return True
         return used + unlinked_bytes + self._in_memory_bytes() > most
 
-    def look_at_files(self, theirs: list[int], own: Sequence[int] = (), deadline: float = inf) -> Verdict:
+    def look_at_files(
+        self,
+        theirs: list[int],
+        own: Sequence[int] = (),
+        deadline: float = inf,
+        *,
+        are_sockets_shown: bool = True,
+        mapping: Container[int] | None = None,
+    ) -> Verdict:
         """Whether the processes of a run hide files, or too much was written; ask once a look.
 
         Args:
             theirs: threads of the run.
             own: threads of ours around it, or of which nobody shows the open files.
             deadline: as for ``look``.
+            are_sockets_shown: whether each of their sockets told what waits in it.
+            mapping: as for ``unlinked_files``.
         """
         device = None if self.memory is None else self.memory.device
         places = (*self.folders, *_TEMPORARY_FOLDERS)
-        found = unlinked_files([*own, *theirs], places, counted_device=device, deadline=deadline)
-        if self.looks.are_hiding(are_hidden=not found.is_whole or hides_descriptors(theirs)):
+        found = unlinked_files(
+            [*own, *theirs], places, counted_device=device, deadline=deadline, mapping=mapping
+        )
+        are_shown = are_sockets_shown and found.is_whole
+        if self.looks.are_hiding(are_hidden=not are_shown or hides_descriptors(theirs)):
             return Verdict.HIDES_FILES
         return Verdict.OVER_DISK if self.disk_is_exceeded(found.num_bytes, deadline) else Verdict.ENDED
 
@@ -194,12 +206,33 @@ class Watched:
             return Verdict.OVER_PROCESSES
         if num_threads(threads) > _THREADS_A_PROCESS * most:
             return Verdict.OVER_PROCESSES
-        in_folder, room = self._in_memory_bytes(), self.limits.memory_bytes
-        mapped = memory_bytes(threads) + in_folder
-        buffered = socket_memory_bytes(theirs, room_bytes=room - mapped)
-        if mapped + buffered > room and proportional_memory_bytes(threads, in_folder) + buffered > room:
+        try:  # to hold what is too long to read costs the kernel as much as to tell of it
+            mappings = Mappings.of(threads, enough_bytes=self.limits.memory_bytes, deadline=deadline)
+            buffers = self._buffers_within_memory(threads, theirs, mappings, deadline)
+        except MapsTooLongError:
+            buffers = None
+        if buffers is None:
             return Verdict.OVER_MEMORY
-        return self.look_at_files(theirs, own, deadline)
+        return self.look_at_files(
+            theirs, own, deadline, are_sockets_shown=buffers.is_whole, mapping=mappings.with_deleted
+        )
+
+    def _buffers_within_memory(
+        self, threads: list[int], theirs: list[int], mappings: Mappings, deadline: float
+    ) -> SocketMemory | None:
+        """What waits in sockets of ``theirs``; None when that and the memory of all ``threads`` is over the limit."""
+        in_folder, room = self._in_memory_bytes(), self.limits.memory_bytes
+        if mappings.kernel_bytes > room:
+            return None
+        mapped = memory_bytes(threads, mappings) + in_folder
+        buffers = socket_memory(theirs, room_bytes=room - mapped, deadline=deadline)
+        if mapped + buffers.num_bytes <= room:
+            return buffers
+        exact = proportional_memory_bytes(
+            threads, mappings, in_shared_folder_bytes=in_folder, deadline=deadline
+        )
+        is_known = time.monotonic() <= deadline
+        return None if is_known and exact + buffers.num_bytes > room else buffers
 
 
 @dataclass(slots=True)

@@ -2,7 +2,9 @@
 
 It refuses what could undo the jail or hide use of memory from it: new user
 namespaces, mounts, tracing a neighbour, kernel keys, io_uring, System V memory,
-message queues, Landlock's rules, copies between descriptors by the kernel, and address families that network namespaces do not cover (vsock, kernel crypto).
+message queues, Landlock's rules, copies between descriptors by the kernel, memory lent to pipes and sockets,
+asynchronous input and output of the kernel, inode versions, settings of the first process, and address families
+that network namespaces do not cover (vsock, kernel crypto).
 
 Reference: Linux ``Documentation/userspace-api/seccomp_filter.rst``.
 """
@@ -36,12 +38,18 @@ _MSG_FASTOPEN = 0x20000000
 # io_uring_*, open_tree … fspick, pidfd_getfd, mount_setattr, memfd_secret: one number everywhere
 _REFUSED_EVERYWHERE = (425, 426, 427, 428, 429, 430, 431, 432, 433, 438, 442, 447)
 # A thread that waits in one of these keeps a file that nobody shows once another thread has closed it. Whoever
-# calls them does without where they do not fit. The third waits for a lock, which two can do for each other.
-_COPIES = {"x86_64": (40, 275), "aarch64": (71, 76)}  # sendfile, splice
+# calls them does without where they do not fit. With vmsplice each piece of a pipe keeps a whole huge page. The
+# last waits for a lock, which two can do for each other.
+_COPIES = {"x86_64": (40, 275, 278), "aarch64": (71, 76, 75)}  # sendfile, splice, vmsplice
 _FCNTL = {"x86_64": 72, "aarch64": 25}
 _WAIT_FOR_LOCK_OF_DESCRIPTION = 38  # F_OFD_SETLKW
 # A set of rules keeps every file that it names, deleted or not, and shows none of them; programs do without.
 _LANDLOCK = (444, 445, 446)  # landlock_create_ruleset, _add_rule, _restrict_self: one number everywhere
+# Data sent without a copy keep whole huge pages, too, of which the queue of the socket counts the bytes sent.
+_SET_SOCKET_OPTION = {"x86_64": 54, "aarch64": 208}
+_OF_ANY_SOCKET, _WITHOUT_COPY = 1, 60  # SOL_SOCKET, SO_ZEROCOPY
+# Its places are the machine's, for all users together; programs do without.
+_ASYNCHRONOUS_IO = {"x86_64": 206, "aarch64": 0}  # io_setup
 _CLONE3 = 435  # its flags are behind a pointer; the C library falls back to clone
 
 # machine -> (audit architecture, clone, socket, refused numbers)
@@ -99,6 +107,8 @@ _SET_USER_ID = 0o4000
 _IOCTL = {"x86_64": 16, "aarch64": 29}
 # FS_IOC_SETFLAGS, FS_IOC32_SETFLAGS, FS_IOC_FSSETXATTR, FS_IOC_SETVERSION, FS_IOC32_SETVERSION
 _SET_FLAGS = (0x40086602, 0x40046602, 0x401C5820, 0x40087602, 0x40047602)
+_SET_VERSION = (0x40087602, 0x40047602)
+_FIRST_PROCESS = 1
 
 
 def _step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
@@ -115,6 +125,7 @@ def filter_program(machine: str | None = None) -> bytes:
     if known is None:
         return b""
     architecture, clone, socket, refused = known
+    set_priority, _, _, of_one_process, _ = _AMONG_EQUALS[machine or os.uname().machine]
     program = [
         _step(_LOAD, _OFFSET_ARCH),
         _step(_JUMP_EQUAL, architecture, 1, 0),
@@ -124,8 +135,14 @@ def filter_program(machine: str | None = None) -> bytes:
         _step(_RETURN, _FAIL | errno.ENOSYS),
         *(_refuse(number) for number in (*refused, *_REFUSED_EVERYWHERE)),
         *(_refuse(number, errno.ENOSYS) for number in _LANDLOCK),
+        _refuse(_ASYNCHRONOUS_IO[machine or os.uname().machine], errno.ENOSYS),
+        _without_requests(_IOCTL[machine or os.uname().machine], _SET_VERSION),
         _without_waits_that_keep_files(machine),
+        _without_memory_that_is_lent(machine),
         _without_own_tables(clone),
+        # What keeps the jail must get a processor when it is to end it. All of a group or of a user may be it, too.
+        *(_only_others(number) for number in of_one_process),
+        _of_one_process(set_priority, _step(_JUMP_EQUAL, _FIRST_PROCESS, 0, 1)),
         _step(_JUMP_EQUAL, socket, 0, 3 + len(_ALLOWED_FAMILIES)),
         _step(_LOAD, _OFFSET_FIRST_ARGUMENT),
         *(
@@ -145,7 +162,7 @@ def filter_among_equals(machine: str | None = None) -> bytes:
     It refuses to set the limits, priority, scheduler or processors of any process but the caller;
     message queues, which such a jail would share with the host and with the next command; and ways to connect
     that are no ``connect`` of TCP or UDP: other protocols (multipath TCP, SCTP), and data sent with the opening;
-    threads whose open files their process does not show. Extended attributes are not supported, as on many file
+    threads whose open files their process does not show; memory lent to pipes and sockets. Extended attributes are not supported, as on many file
     systems, and neither are inode flags: Landlock would not keep them to the tree. No file gets the set-user-id bit: it might be anybody's who we are.
     """
     known = _AMONG_EQUALS.get(machine or os.uname().machine)
@@ -166,21 +183,16 @@ def filter_among_equals(machine: str | None = None) -> bytes:
         *(_refuse(number, errno.ENOTSUP) for number in _SET_ATTRIBUTE_EVERYWHERE),
         *(_without_bits(number, _OFFSET_SECOND_ARGUMENT, _SET_USER_ID) for number in by_second),
         *(_without_bits(number, _OFFSET_THIRD_ARGUMENT, _SET_USER_ID) for number in by_third),
+        _refuse(_ASYNCHRONOUS_IO[machine or os.uname().machine], errno.ENOSYS),
         _without_requests(_IOCTL[machine or os.uname().machine], _SET_FLAGS),
         *(_only_oneself(number) for number in of_oneself),
         _without_bits(send_to, _OFFSET_FOURTH_ARGUMENT, _MSG_FASTOPEN),
         _without_bits(send_many, _OFFSET_FOURTH_ARGUMENT, _MSG_FASTOPEN),
         _without_bits(send_message, _OFFSET_THIRD_ARGUMENT, _MSG_FASTOPEN),
         _without_waits_that_keep_files(machine),
+        _without_memory_that_is_lent(machine),
         _without_own_tables(clone),
-        # setpriority(PRIO_PROCESS, 0, …) alone
-        _step(_JUMP_EQUAL, set_priority, 0, 6),
-        _step(_LOAD, _OFFSET_FIRST_ARGUMENT),
-        _step(_JUMP_EQUAL, 0, 0, 2),
-        _step(_LOAD, _OFFSET_SECOND_ARGUMENT),
-        _step(_JUMP_EQUAL, 0, 1, 0),
-        _step(_RETURN, _FAIL | errno.EPERM),
-        _step(_RETURN, _ALLOW),
+        _of_one_process(set_priority, _step(_JUMP_EQUAL, 0, 1, 0)),
         # socket(AF_INET or AF_INET6, …, a usual protocol); of other families the jail itself decides
         _step(_JUMP_EQUAL, socket, 0, 5 + len(_PROTOCOLS)),
         _step(_LOAD, _OFFSET_FIRST_ARGUMENT),
@@ -217,6 +229,42 @@ def _without_waits_that_keep_files(machine: str | None) -> bytes:
     name = machine or os.uname().machine
     return b"".join(_refuse(number, errno.EINVAL) for number in _COPIES[name]) + _without_requests(
         _FCNTL[name], (_WAIT_FOR_LOCK_OF_DESCRIPTION,), errno.EINVAL
+    )
+
+
+def _without_memory_that_is_lent(machine: str | None) -> bytes:
+    return (
+        _step(_JUMP_EQUAL, _SET_SOCKET_OPTION[machine or os.uname().machine], 0, 6)
+        + _step(_LOAD, _OFFSET_SECOND_ARGUMENT)
+        + _step(_JUMP_EQUAL, _OF_ANY_SOCKET, 0, 3)
+        + _step(_LOAD, _OFFSET_THIRD_ARGUMENT)
+        + _step(_JUMP_EQUAL, _WITHOUT_COPY, 0, 1)
+        + _step(_RETURN, _FAIL | errno.ENOPROTOOPT)  # what a kernel without it says
+        + _step(_RETURN, _ALLOW)
+    )
+
+
+def _of_one_process(set_priority: int, decide: bytes) -> bytes:
+    """``setpriority(PRIO_PROCESS, who, …)`` alone; ``decide`` jumps over the next step where ``who`` is allowed."""
+    return (
+        _step(_JUMP_EQUAL, set_priority, 0, 6)
+        + _step(_LOAD, _OFFSET_FIRST_ARGUMENT)
+        + _step(_JUMP_EQUAL, 0, 0, 2)
+        + _step(_LOAD, _OFFSET_SECOND_ARGUMENT)
+        + decide
+        + _step(_RETURN, _FAIL | errno.EPERM)
+        + _step(_RETURN, _ALLOW)
+    )
+
+
+def _only_others(number: int) -> bytes:
+    """Of a call whose first argument is a process: any but the first."""
+    return (
+        _step(_JUMP_EQUAL, number, 0, 4)
+        + _step(_LOAD, _OFFSET_FIRST_ARGUMENT)
+        + _step(_JUMP_EQUAL, _FIRST_PROCESS, 0, 1)
+        + _step(_RETURN, _FAIL | errno.EPERM)
+        + _step(_RETURN, _ALLOW)
     )
 
 

@@ -2,22 +2,27 @@
 
 Every component of a path is opened by itself, relative to the folder before it and without following
 links; a link is resolved by us and must stay in the tree. So a folder that the jail swaps for a link
-while we look leads nowhere.
+while we look leads nowhere. Of a path only the folder that was reached is held open: a path may have more
+folders than we may have descriptors.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
-from composer_replication.errors import SandboxFileError
+from composer_replication.errors import SandboxFailure, SandboxFileError
 from composer_replication.records import FileEntry
+from composer_replication.sandbox.closed_folders import hold_folder, open_folder, open_to_us
+from composer_replication.sandbox.folder_walk import walk
+from composer_replication.sandbox.jailed_tree import failure
 
 _MAX_LINKS = 40
-_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_OUR_OWN_FAULT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # no file brings these about
 _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link"}
 
 
@@ -65,38 +70,26 @@ class TreeFiles:
                         os.fchown(handle.fileno(), self._uid, self._uid)
                 os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
             except OSError as error:
-                raise _unusable(path, error.strerror or str(error)) from error
+                raise _refusal(path, error) from error
             finally:
                 _discard(temporary, folder)
 
     def list(self, path: str) -> list[FileEntry]:
-        """Everything below a folder, sorted by path.
+        """Everything below a folder, sorted by path; folders that our own user closed are opened to him.
 
         Raises:
-            SandboxFileError: it is missing, no folder, or out of the tree (CR0309).
+            SandboxFileError: it is missing, no folder, or out of the tree; it holds more than ``folder_walk`` looks
+                through, or cannot be looked through (CR0309).
+            SandboxFailure: we have no descriptor or memory left (CR0302).
         """
+        above = self._relative(path)
         with self._opened(path) as (folder, name):
-            try:
-                start = os.open(name, _FOLDER, dir_fd=folder)
-            except OSError as error:
-                raise _unusable(path, error.strerror or str(error)) from error
-        entries: list[FileEntry] = []
-        queue = [(start, "" if (above := self._relative(path)) == "." else above + "/")]
-        while queue:
-            descriptor, prefix = queue.pop()
-            try:
-                for found in _scan(descriptor):
-                    info = found.stat(follow_symlinks=False)
-                    entries.append(_entry(prefix + found.name, info))
-                    if stat.S_ISDIR(info.st_mode):
-                        queue.append(
-                            (os.open(found.name, _FOLDER, dir_fd=descriptor), f"{prefix}{found.name}/")
-                        )
-            except FileNotFoundError:
-                continue  # went away while we looked
-            finally:
-                os.close(descriptor)
-        return sorted(entries, key=lambda entry: entry.path)
+            start = open_folder(name, folder)
+        try:
+            found = [_entry(*each) for each in walk(start, "" if above == "." else above + "/")]
+        except OSError as error:
+            raise _refusal(os.fsdecode(error.filename or path), error) from error
+        return sorted(found, key=lambda entry: entry.path)
 
     def _relative(self, path: str) -> str:
         """The path as asked, relative to the tree.
@@ -121,17 +114,18 @@ class TreeFiles:
     def _opened(self, path: str, *, makes_folders: bool = False) -> Iterator[tuple[int, str]]:
         """The folder of a path, opened, and the last name with its links resolved."""
         parts = list(reversed(PurePosixPath(self._relative(path)).parts))
-        opened = [os.open(self._root, _FOLDER)]
         num_links = 0
+        place = None
         try:
+            place = _Place(self._root)
             while parts:
                 part = parts.pop()
                 if part == "..":
-                    if len(opened) == 1:
+                    if not place.has_above:
                         raise _unusable(path, "it leads out of the tree")
-                    os.close(opened.pop())
+                    place.go_up()
                     continue
-                target = _link_target(part, opened[-1])
+                target = _link_target(part, place.folder)
                 if target is not None:
                     num_links += 1
                     if num_links > _MAX_LINKS:
@@ -139,31 +133,80 @@ class TreeFiles:
                     where = PurePosixPath(target)
                     if where.is_absolute():
                         where = PurePosixPath(self._relative(target))
-                        while len(opened) > 1:
-                            os.close(opened.pop())
+                        place.go_to_root()
                     parts += reversed(where.parts)
                     continue
                 if not parts:
-                    yield opened[-1], part
+                    yield place.folder, part
                     return
-                opened.append(self._folder(part, opened[-1], makes_folders=makes_folders))
-            yield opened[-1], "."
+                place.go_to(self._folder(part, place.folder, makes_folders=makes_folders))
+            yield place.folder, "."
         except OSError as error:
-            raise _unusable(path, error.strerror or str(error)) from error
+            raise _refusal(path, error) from error
         finally:
-            for descriptor in opened:
-                os.close(descriptor)
+            if place is not None:
+                place.close()
 
     def _folder(self, name: str, above: int, *, makes_folders: bool) -> int:
         try:
-            return os.open(name, _FOLDER, dir_fd=above)
+            return hold_folder(name, above)
         except FileNotFoundError:
             if not makes_folders:
                 raise
         os.mkdir(name, 0o755, dir_fd=above)
         if self._uid is not None:
             os.chown(name, self._uid, self._uid, dir_fd=above, follow_symlinks=False)
-        return os.open(name, _FOLDER, dir_fd=above)
+        return hold_folder(name, above)
+
+
+class _Place:
+    """How far a path has led: its last folder is held, those above it are known again when we come back.
+
+    Raises:
+        OSError: a folder is missing, or was moved meanwhile.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._identities: list[tuple[int, int]] = []
+        self.folder = hold_folder(root)
+        try:
+            self._enter()
+        except OSError:
+            self.close()
+            raise
+
+    @property
+    def has_above(self) -> bool:
+        """Whether this is not the root of the tree."""
+        return len(self._identities) > 1
+
+    def go_to(self, folder: int) -> None:
+        """Hold this folder in place of the one above it."""
+        os.close(self.folder)
+        self.folder = folder
+        self._enter()
+
+    def go_up(self) -> None:
+        """Go back; a folder that the jail moved meanwhile has another one above it, perhaps out of the tree."""
+        self._identities.pop()
+        expected = self._identities.pop()
+        self.go_to(hold_folder("..", self.folder))
+        if self._identities[-1] != expected:
+            raise OSError(errno.ESTALE, "a folder of it was moved")
+
+    def go_to_root(self) -> None:
+        """Begin again."""
+        self._identities = []
+        self.go_to(hold_folder(self._root))
+
+    def _enter(self) -> None:
+        info = os.fstat(self.folder)
+        self._identities.append((info.st_dev, info.st_ino))
+        open_to_us(self.folder)
+
+    def close(self) -> None:
+        os.close(self.folder)
 
 
 def _link_target(name: str, folder: int) -> str | None:
@@ -178,23 +221,13 @@ def _opened_file(path: str, folder: int, name: str) -> Iterator[int]:
     try:  # without O_NONBLOCK a pipe without a writer would hold us for ever
         descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     except OSError as error:
-        raise _unusable(path, error.strerror or str(error)) from error
+        raise _refusal(path, error) from error
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise _unusable(path, "it is no file")
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-def _scan(descriptor: int) -> list[os.DirEntry[str]]:
-    """The entries of an opened folder; one that the jail closed to itself is opened for us."""
-    readable = f"/proc/self/fd/{descriptor}"
-    try:
-        return list(os.scandir(readable))
-    except PermissionError:
-        os.chmod(readable, 0o700)
-        return list(os.scandir(readable))
 
 
 def _entry(path: str, info: os.stat_result) -> FileEntry:
@@ -207,6 +240,14 @@ def _discard(name: str, folder: int) -> None:
         os.unlink(name, dir_fd=folder)
     except OSError:
         return  # it has its own name by now
+
+
+def _refusal(path: str, error: OSError) -> SandboxFileError | SandboxFailure:
+    """What an error of the system says of a file; that we lack something is no fault of the file."""
+    why = error.strerror or str(error)
+    if error.errno in _OUR_OWN_FAULT:
+        return failure("CR0302", f"a file of the tree cannot be looked at: {why}.", _in_words(path[:300]))
+    return _unusable(path, why)
 
 
 def _unusable(path: str, why: str) -> SandboxFileError:

@@ -11,22 +11,28 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 
-from composer_replication.sandbox.process_tree import MEMORY_FILES
+from composer_replication.sandbox.process_memory import (
+    DELETED,
+    MEMORY_FILES,
+    MapsTooLongError,
+    lines_of_maps,
+)
 
 _BLOCK_BYTES = 512
-_DELETED = b" (deleted)"
-_MAPS_BETWEEN_CLOCKS = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Unlinked:
-    """Bytes on disk, each file once; of one whose size nobody tells, ``is_whole`` is False and its mapped part counts."""
+    """Bytes on disk, each file once; of one whose size nobody tells, ``is_whole`` is False and its mapped part counts.
+
+    So it is where a process has too many mappings to look at them all.
+    """
 
     num_bytes: int
     is_whole: bool
@@ -38,6 +44,7 @@ def unlinked_files(
     *,
     counted_device: int | None = None,
     deadline: float = inf,
+    mapping: Container[int] | None = None,
 ) -> Unlinked:
     """What these processes hold of deleted files, memory files (memfd) that are open included.
 
@@ -47,19 +54,27 @@ def unlinked_files(
             name is known is not theirs if it lay elsewhere: a library of the system that was replaced, or memory.
         counted_device: files of this one are counted by somebody else.
         deadline: of ``time.monotonic``: after it, it looks no further and tells what it has.
+        mapping: those that have mapped deleted files, where it is known already; by default it finds out.
     """
     named = {os.fsencode(folder) for folder in folders}
     held = _Held(tuple(place + b"/" for place in named | {os.path.realpath(place) for place in named}))
+    is_read = True
     for pid in pids:
         if time.monotonic() > deadline:
             break
         with suppress(OSError):
             held.add_open(pid)
-        with suppress(OSError):
+        if mapping is not None and pid not in mapping:
+            continue
+        try:
             held.add_mapped(pid, deadline)
+        except MapsTooLongError:
+            is_read = False
+        except OSError:  # gone
+            continue
     unknown = [size for (_, inode, name), size in held.guessed.items() if (inode, name) not in held.names]
     known = sum(size for (device, _), size in held.sizes.items() if device != counted_device)
-    return Unlinked(known + sum(unknown), not unknown)
+    return Unlinked(known + sum(unknown), is_read and not unknown)
 
 
 @dataclass(slots=True)
@@ -83,23 +98,24 @@ class _Held:
 
     def add_mapped(self, pid: int, deadline: float) -> None:
         guessed: dict[tuple[bytes, int, bytes], int] = {}
-        # Only a newline ends a line: names may hold all else that text takes for the end of one.
-        for number, line in enumerate(Path(f"/proc/{pid}/maps").read_bytes().split(b"\n")):
-            if number % _MAPS_BETWEEN_CLOCKS == 0 and time.monotonic() > deadline:
-                break
-            if not line.endswith(_DELETED):
+        for lines in lines_of_maps(f"/proc/{pid}/maps", deadline):
+            if DELETED + b"\n" not in lines:
                 continue
-            place, _, _, device, inode, name = line.split(maxsplit=5)
-            if name.startswith(MEMORY_FILES):
-                continue  # counted as memory
-            try:
-                info = os.stat(f"/proc/{pid}/map_files/{place.decode()}")
-                self.sizes[info.st_dev, info.st_ino] = info.st_blocks * _BLOCK_BYTES
-            except OSError:
-                if not name.startswith(self.writable):
-                    continue
+            for line in lines.split(b"\n"):
+                if line.endswith(DELETED):
+                    self._add_mapping(pid, line, guessed)
+        for key, size in guessed.items():
+            self.guessed[key] = max(size, self.guessed.get(key, 0))
+
+    def _add_mapping(self, pid: int, line: bytes, guessed: dict[tuple[bytes, int, bytes], int]) -> None:
+        place, _, _, device, inode, name = line.split(maxsplit=5)
+        if name.startswith(MEMORY_FILES):
+            return  # counted as memory
+        try:
+            info = os.stat(f"/proc/{pid}/map_files/{place.decode()}")
+            self.sizes[info.st_dev, info.st_ino] = info.st_blocks * _BLOCK_BYTES
+        except OSError:
+            if name.startswith(self.writable):
                 first, last = (int(part, 16) for part in place.split(b"-"))
                 key = (device, int(inode), name)
                 guessed[key] = guessed.get(key, 0) + last - first
-        for key, size in guessed.items():
-            self.guessed[key] = max(size, self.guessed.get(key, 0))

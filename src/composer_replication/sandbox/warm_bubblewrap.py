@@ -18,11 +18,11 @@ from pathlib import Path
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import Check, ExecResult, SandboxSpec
 from composer_replication.sandbox.bubblewrap import Bubblewrap, BubblewrapSandbox
-from composer_replication.sandbox.fresh_folders import FolderMark, FreshFolders, empty
+from composer_replication.sandbox.fresh_folders import FolderMark, FreshFolders, empty, traces_of
 from composer_replication.sandbox.host_paths import base_python
 from composer_replication.sandbox.jailed_tree import as_record, failure
 from composer_replication.sandbox.memory_folder import PLACE, MemoryFolder
-from composer_replication.sandbox.private_folders import folder_bytes, hand_over
+from composer_replication.sandbox.private_folders import UnmeasurableError, folder_bytes, hand_over
 from composer_replication.sandbox.supervised_run import Verdict, supervise
 from composer_replication.sandbox.survivors import JailMark, settings_of, settled
 from composer_replication.sandbox.syscall_filter import filter_program
@@ -72,6 +72,7 @@ class WarmBubblewrapSandbox(BubblewrapSandbox):
         self._life = ExitStack()
         super().__init__(spec)
         self._folder_marks = {folder: FolderMark.of(folder) for folder in self._jailed.writable}
+        self._folder_traces = {folder: traces_of(folder) for folder in self._jailed.writable}
 
     def prepare(self) -> None:
         """Start the jail now and not with the first command.
@@ -80,6 +81,7 @@ class WarmBubblewrapSandbox(BubblewrapSandbox):
             SandboxFailure: it does not start (CR0302), or the sandbox is closed (CR0303).
         """
         with self._jailed.running(), self._slot:
+            self._jailed.open_folders()
             self._ready_jail()
 
     @property
@@ -193,7 +195,7 @@ class WarmBubblewrapSandbox(BubblewrapSandbox):
                 for name, data in (files or {}).items():
                     self._tree_files.write(name, data, is_executable=False)
                 self._jailed.baseline_bytes = folder_bytes(self._jailed.writable)
-            except OSError as error:
+            except (OSError, UnmeasurableError) as error:
                 raise failure("CR0304", f"the tree cannot be filled: {error}.", str(source)) from error
 
     def reset(self) -> None:
@@ -202,7 +204,8 @@ class WarmBubblewrapSandbox(BubblewrapSandbox):
         Empties the tree, ``HOME`` and ``TMPDIR`` (snapshots go too) and then looks: files, modes,
         attributes and flags of these folders, processes, shared memory, message queues, sockets,
         descriptors, variables, limits and priority. Where only the network still tells of its use
-        (closed TCP connections, counters of the loopback device), a new jail is started instead.
+        (closed TCP connections, counters of the loopback device), or a folder does by its size or its generation, a new
+        jail is started instead; such a folder is made anew.
 
         Raises:
             SandboxFailure: something survived, named in the message, and the jail is ended (CR0310);
@@ -211,7 +214,7 @@ class WarmBubblewrapSandbox(BubblewrapSandbox):
         with self._jailed.alone(), self._slot:
             try:
                 left = self._empty_folders()
-            except OSError as error:
+            except (OSError, UnmeasurableError) as error:
                 left = [f"something that cannot be removed ({error})"]
             if self._jail is not None and not left:
                 left = self._look()
@@ -236,8 +239,23 @@ class WarmBubblewrapSandbox(BubblewrapSandbox):
             if self._memory is not None:
                 self._memory.forget_times()
                 left += [] if self._memory.is_untouched() else [f"something in {PLACE}"]
+        if not left:
+            self._renew_grown_folders()
         self._jailed.baseline_bytes = folder_bytes(self._jailed.writable)
         return left
+
+    def _renew_grown_folders(self) -> None:
+        """Put new folders in the place of those that tell of what was in them; the jail that shows them ends.
+
+        Raises:
+            OSError: a folder is not ours to take away.
+        """
+        grown = [folder for folder, before in self._folder_traces.items() if traces_of(folder) != before]
+        if grown or (self._jail is not None and self._fresh.has_traces()):
+            self._end_jail()
+        for folder in grown:
+            self._folder_marks[folder] = self._folder_marks[folder].renewed(folder)
+            self._folder_traces[folder] = traces_of(folder)
 
     def _look(self) -> list[str]:
         assert self._jail is not None and self._mark is not None

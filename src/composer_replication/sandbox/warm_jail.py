@@ -11,13 +11,14 @@ import os
 import select
 import socket
 import struct
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from io import FileIO
 from pathlib import Path
 
-from composer_replication.sandbox.held_jail import START_SECONDS, HeldJail, pipe_with
+from composer_replication.sandbox.held_jail import SECONDS_TO_OBEY, START_SECONDS, HeldJail, file_with
 from composer_replication.sandbox.jailed_tree import failure
 from composer_replication.sandbox.memory_folder import MemoryFolder
 from composer_replication.sandbox.process_tree import descendants
@@ -76,7 +77,7 @@ class WarmJail:
         self._socket, theirs = socket.socketpair()
         self._poller = select.poll()
         self._poller.register(self._socket, select.POLLIN)
-        passed = (pipe_with(_server_source()), theirs.fileno(), os.pidfd_open(os.getpid()))
+        passed = (file_with(_server_source()), theirs.fileno(), os.pidfd_open(os.getpid()))
         server = [str(python), "-I", "-S", "-B", "-c", _LOADER, *map(str, passed)]
         server += ["-" if uid is None else str(uid), str(tree)]
         # Ambient capabilities would reach the commands; as root it keeps those that change the user id.
@@ -186,7 +187,7 @@ class WarmJail:
         """
         try:
             if not self._says_something(0):
-                self._send(b"K", b"")
+                self._end_command()
             kind, number = _ENDED.unpack(self._receive(b"R", _END_SECONDS))
         except (OSError, _BrokenError, struct.error):
             self.close()
@@ -195,6 +196,13 @@ class WarmJail:
             self.close()
             raise
         return kind == b"E", number
+
+    def _end_command(self) -> None:
+        """Have it killed by the first process, which may be kept from every processor: then from here, too."""
+        self._send(b"K", b"")
+        deadline = time.monotonic() + _END_SECONDS
+        while not self._says_something(SECONDS_TO_OBEY) and time.monotonic() < deadline:
+            self._held.kill_others()
 
     def _send(self, kind: bytes, payload: bytes, descriptors: Sequence[int] = ()) -> None:
         frame = _HEADER.pack(kind, len(payload)) + payload

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.errors import SandboxFileError
+from composer_replication.records import FileEntry
 from composer_replication.rollouts.candidate_tree import (
     TreeRule,
     TreeTooLargeError,
@@ -170,3 +171,12 @@ def test_a_folder_that_holds_tests_is_the_stores_whatever_it_is_called() -> None
     rule = replace(RULE, test_folders=frozenset({"checks"}), touched=frozenset({"checks/code.py"}))
     assert not rule.takes("checks/helpers.py") and not rule.takes("checks/data/cases.json")
     assert rule.takes("checks/code.py") and rule.takes("pkg/checks/x.py")
+
+
+def test_a_tree_that_cannot_be_listed_is_the_attempts_own_doing() -> None:
+    class Endless(FakeSandbox):
+        def list_files(self, path: str = ".") -> list[FileEntry]:
+            raise SandboxFileError("CR0309", "the folder cannot be listed: too many entries.", where=path)
+
+    with pytest.raises(TreeTooLargeError, match="too many entries"):
+        candidate_files(Endless(BASE), RULE)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.sandbox import process_tree
+from composer_replication.sandbox import process_memory, process_tree
 from composer_replication.sandbox.keeper_process import end_keeper
 from composer_replication.sandbox.unlinked_files import unlinked_files
 
@@ -54,8 +54,10 @@ def test_descendants_without_help_of_the_kernel(
 
 def test_memory_counts_what_is_touched(parent: tuple[subprocess.Popen[str], int]) -> None:
     _, child = parent
-    assert 50 << 20 <= process_tree.memory_bytes([child]) < 150 << 20
-    assert 50 << 20 <= process_tree.proportional_memory_bytes([child]) <= process_tree.memory_bytes([child])
+    assert 50 << 20 <= process_memory.memory_bytes([child]) < 150 << 20
+    assert (
+        50 << 20 <= process_memory.proportional_memory_bytes([child]) <= process_memory.memory_bytes([child])
+    )
 
 
 def test_unlinked_files_are_found_once(parent: tuple[subprocess.Popen[str], int]) -> None:
@@ -84,7 +86,7 @@ def test_a_process_that_is_gone_has_nothing() -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
     assert process_tree.descendants(gone.pid) == []
-    assert process_tree.memory_bytes([gone.pid]) == 0
+    assert process_memory.memory_bytes([gone.pid]) == 0
     assert unlinked_files([gone.pid]).num_bytes == 0
 
 
@@ -198,7 +200,7 @@ def test_shared_memory_that_nobody_touches_at_the_moment_counts(kind: str) -> No
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "up\n"
-            for count in (process_tree.memory_bytes, process_tree.proportional_memory_bytes):
+            for count in (process_memory.memory_bytes, process_memory.proportional_memory_bytes):
                 assert 40 << 20 <= count([process.pid]) < 140 << 20
                 assert count([process.pid, process.pid]) - 40 * 2**20 < 100 << 20  # one block, seen twice
         finally:
@@ -242,11 +244,11 @@ def test_a_process_lives_on_when_its_first_thread_has_ended() -> None:
             assert parent.stdout is not None
             assert parent.stdout.readline() == "up\n"
             (process,) = process_tree.descendants(parent.pid)
-            assert process_tree.memory_bytes([process]) == 0
+            assert process_memory.memory_bytes([process]) == 0
             (speaker,) = threads = process_tree.speakers([process])
             assert speaker != process
-            assert 50 << 20 <= process_tree.memory_bytes(threads) < 150 << 20
-            assert process_tree.proportional_memory_bytes(threads) >= 50 << 20
+            assert 50 << 20 <= process_memory.memory_bytes(threads) < 150 << 20
+            assert process_memory.proportional_memory_bytes(threads) >= 50 << 20
             assert unlinked_files(threads).num_bytes == 8 << 20
             assert process_tree.kill_descendants(parent.pid)
             assert process_tree.speakers([process]) == []

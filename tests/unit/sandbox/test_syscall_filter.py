@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import struct
+from functools import partial
 
 import pytest
 
@@ -62,8 +63,8 @@ def refusal(number: int) -> int:
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 class TestFilter:
-    def ask(self, machine: str, number: int, first: int = 0) -> int:
-        return decide(filter_program(machine), number, ARCHITECTURE[machine], first)
+    def ask(self, machine: str, number: int, *arguments: int) -> int:
+        return decide(filter_program(machine), number, ARCHITECTURE[machine], *arguments)
 
     @pytest.mark.parametrize("name", ["read", "execve", "openat"])
     def test_ordinary_calls_are_allowed(self, machine: str, name: str) -> None:
@@ -96,13 +97,51 @@ class TestFilter:
         assert self.ask(machine, number) == refusal(errno.ENOSYS)
 
     def test_no_call_waits_with_a_file_that_another_thread_may_close(self, machine: str) -> None:
-        copies, fcntl = {"x86_64": ((40, 275), 72), "aarch64": ((71, 76), 25)}[machine]
+        copies, fcntl = {"x86_64": ((40, 275, 278), 72), "aarch64": ((71, 76, 75), 25)}[machine]
         for program in (filter_program(machine), filter_among_equals(machine)):
             for number in copies:
                 assert decide(program, number, ARCHITECTURE[machine]) == refusal(errno.EINVAL)
             assert decide(program, fcntl, ARCHITECTURE[machine], 3, 38) == refusal(errno.EINVAL)
             for command in (1, 6, 7, 36, 37, 1030):
                 assert decide(program, fcntl, ARCHITECTURE[machine], 3, command) == ALLOW
+
+    @pytest.mark.parametrize(
+        "name", ["prlimit64", "sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr"]
+    )
+    def test_settings_of_any_but_the_first_process(self, machine: str, name: str) -> None:
+        number = AMONG_EQUALS[machine][name]
+        assert self.ask(machine, number, 1) == refusal(errno.EPERM)
+        assert [self.ask(machine, number, pid) for pid in (0, 2, 4242)] == [ALLOW] * 3
+
+    @pytest.mark.parametrize(
+        ("which", "who", "is_allowed"),
+        [(0, 0, True), (0, 2, True), (0, 1, False), (1, 0, False), (1, 1, False), (2, 0, False)],
+    )
+    def test_the_priority_of_any_but_the_first_process(
+        self, machine: str, which: int, who: int, *, is_allowed: bool
+    ) -> None:
+        expected = ALLOW if is_allowed else refusal(errno.EPERM)
+        assert self.ask(machine, AMONG_EQUALS[machine]["setpriority"], which, who) == expected
+        assert self.ask(machine, AMONG_EQUALS[machine]["getpriority"], which, who) == ALLOW
+
+    def test_no_memory_is_lent_to_a_socket(self, machine: str) -> None:
+        number = {"x86_64": 54, "aarch64": 208}[machine]
+        for program in (filter_program(machine), filter_among_equals(machine)):
+            ask = partial(decide, program, number, ARCHITECTURE[machine])
+            assert ask(1, 1, 60) == refusal(errno.ENOPROTOOPT)
+            assert [ask(1, 1, 7), ask(1, 6, 60), ask(60, 1, 1)] == [ALLOW] * 3
+
+    def test_places_of_the_machine_are_not_used_up(self, machine: str) -> None:
+        io_setup = {"x86_64": 206, "aarch64": 0}[machine]
+        for program in (filter_program(machine), filter_among_equals(machine)):
+            assert decide(program, io_setup, ARCHITECTURE[machine], 128) == refusal(errno.ENOSYS)
+
+    def test_inode_versions_are_not_supported(self, machine: str) -> None:
+        number = AMONG_EQUALS[machine]["ioctl"]
+        for request in (0x40087602, 0x40047602):
+            assert self.ask(machine, number, 3, request) == refusal(errno.ENOTSUP)
+        for request in (0x80087601, 0x40086602, 0x5401):
+            assert self.ask(machine, number, 3, request) == ALLOW
 
     def test_a_process_may_be_made_but_no_user_namespace(self, machine: str) -> None:
         clone = NUMBERS[machine]["clone"]
@@ -142,10 +181,12 @@ class TestFilter:
 
 AMONG_EQUALS = {
     "x86_64": {"prlimit64": 302, "sched_setaffinity": 203, "sched_setscheduler": 144, "setpriority": 141,
+               "sched_setparam": 142, "sched_setattr": 314, "getpriority": 140,
                "mq_open": 240, "mq_unlink": 241, "ioprio_set": 251, "fanotify_init": 300, "kcmp": 312, "kill": 62, "chmod": 90,
                "setxattr": 188, "lsetxattr": 189, "fsetxattr": 190, "fremovexattr": 199, "fchmod": 91, "fchmodat": 268, "setxattrat": 463, "fchmodat2": 452,
                "socket": 41, "sendto": 44, "sendmsg": 46, "sendmmsg": 307, "connect": 42, "ioctl": 16},
     "aarch64": {"prlimit64": 261, "sched_setaffinity": 122, "sched_setscheduler": 119, "setpriority": 140,
+                "sched_setparam": 118, "sched_setattr": 274, "getpriority": 141,
                 "mq_open": 180, "mq_unlink": 181, "ioprio_set": 30, "fanotify_init": 262, "kcmp": 272, "kill": 129, "chmod": 52,
                 "setxattr": 5, "lsetxattr": 6, "fsetxattr": 7, "fremovexattr": 16, "fchmod": 52, "fchmodat": 53, "setxattrat": 463, "fchmodat2": 452,
                 "socket": 198, "sendto": 206, "sendmsg": 211, "sendmmsg": 269, "connect": 203, "ioctl": 29},

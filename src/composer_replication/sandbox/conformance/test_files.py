@@ -133,6 +133,43 @@ def test_a_snapshot_brings_everything_back(jail: Sandbox) -> None:
     assert jail.read_file("l/x") == b"two\n"
 
 
+@pytest.mark.parametrize("mode", ["000", "400", "100"])
+def test_a_tree_that_a_command_closed_is_open_to_the_next_call(jail: Sandbox, mode: str) -> None:
+    close = f'chmod {mode} "$HOME" "$TMPDIR" .'
+    empty = jail.snapshot()
+    for ask in (
+        jail.snapshot,
+        lambda: jail.restore(empty),
+        jail.list_files,
+        lambda: jail.write_file("f", b""),
+    ):
+        jail.exec(close, timeout_seconds=LONG_SECONDS)
+        ask()
+    jail.exec(close, timeout_seconds=LONG_SECONDS)
+    done = jail.exec('pwd; touch g "$HOME/h" "$TMPDIR/t" && echo on', timeout_seconds=LONG_SECONDS)
+    assert (done.exit_code, done.stdout) == (0, f"{jail.tree}\non\n"), done.stderr
+
+
+def test_what_a_command_closed_is_kept_and_comes_back(jail: Sandbox) -> None:
+    """Whether it is closed then is not said: whoever measures a folder, or fetches a tree, has to look into it."""
+    jail.exec(
+        "mkdir d; echo kept | tee d/f > g; chmod 000 d/f g; chmod 500 d; chmod 555 .",
+        timeout_seconds=LONG_SECONDS,
+    )
+    name = jail.snapshot()
+    jail.exec("chmod 700 . d; rm -rf d g; echo other > g", timeout_seconds=LONG_SECONDS)
+    for _ in range(2):
+        jail.restore(name)
+        seen = jail.exec("chmod 700 d; chmod 600 g d/f; cat g d/f", timeout_seconds=LONG_SECONDS)
+        assert seen.stdout == "kept\nkept\n", seen.stderr
+
+
+def test_a_closed_folder_is_listed(jail: Sandbox) -> None:
+    jail.exec("mkdir -p d/e; touch d/f; chmod 000 d/e; chmod 400 d", timeout_seconds=LONG_SECONDS)
+    assert [entry.path for entry in jail.list_files()] == ["d", "d/e", "d/f"]
+    assert jail.read_file("d/f") == b""
+
+
 def test_a_snapshot_is_not_seen_inside(jail: Sandbox) -> None:
     jail.write_file("marked", b"needle-in-the-snapshot")
     jail.snapshot()

@@ -62,11 +62,14 @@ def test_memory_of_processes_whose_first_thread_has_ended(backend: SandboxBacken
 
 def test_memory_of_processes_whose_names_tell_of_less(backend: SandboxBackend, tree: Path) -> None:
     """The kernel writes a name as it is into the lines that tell of memory, all ends of lines but one included."""
-    code = "import ctypes\nctypes.CDLL(None).prctl(15, b'\\x0cVmPTE:-999999', 0, 0, 0)\n" + SIX_HOLD_MEMORY
-    with backend.open(SandboxSpec(tree, limits=Limits(memory_bytes=128 * MIB))) as sandbox:
-        result = sandbox.exec(python(code), timeout_seconds=LONG_SECONDS)
-    assert result.out_of_memory, result.stderr
-    assert not result.timed_out
+    for end in ("\\x0c", "\\r"):
+        code = (
+            f"import ctypes\nctypes.CDLL(None).prctl(15, b'{end}VmPTE:-999999', 0, 0, 0)\n" + SIX_HOLD_MEMORY
+        )
+        with backend.open(SandboxSpec(tree, limits=Limits(memory_bytes=128 * MIB))) as sandbox:
+            result = sandbox.exec(python(code), timeout_seconds=LONG_SECONDS)
+        assert result.out_of_memory, result.stderr
+        assert not result.timed_out
 
 
 def test_memory_that_forked_processes_share_counts_once(backend: SandboxBackend, tree: Path) -> None:

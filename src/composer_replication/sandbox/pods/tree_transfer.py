@@ -10,8 +10,8 @@ from collections.abc import Container
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, BinaryIO
 
+from composer_replication.sandbox.folder_removal import remove_folder
 from composer_replication.sandbox.pods.pod_plan import nobodys
-from composer_replication.sandbox.private_folders import remove_folder
 
 _STAT_BLOCK_BYTES = 512
 _CHUNK_BYTES = 1 << 20

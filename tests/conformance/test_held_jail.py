@@ -1,0 +1,259 @@
+"""The end of a jail that its command keeps from ending, and its start on a machine whose pipes are used up."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import stat
+import subprocess
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import composer_replication
+from composer_replication.interfaces import Sandbox
+from composer_replication.records import ExecResult, Limits, SandboxSpec
+from composer_replication.sandbox import base_python, choose_backend
+from composer_replication.sandbox.conformance.programs import MIB, open_to_all, python
+from composer_replication.sandbox.held_jail import START_SECONDS, file_with
+from composer_replication.sandbox.process_tree import descendants
+from composer_replication.sandbox.warm_jail import WarmJail
+
+IS_ROOT = os.geteuid() == 0
+KINDS = ["bubblewrap", "bubblewrap-warm"]
+LONG = 60.0
+SOON = 20.0  # well below START_SECONDS, after which a jail is given up
+LEAVE_MANY = "echo > up; sleep 98 & setsid sleep 98 & (setsid sleep 98 &) & sleep 98"
+
+
+def open_jail(name: str, tree: Path, limits: Limits | None = None) -> Sandbox:
+    backend = choose_backend(name)
+    if not (check := backend.is_available()).ok:
+        pytest.skip(f"{name} is not available here: {check.detail}")
+    return backend.open(SandboxSpec(tree, limits=limits or Limits()))
+
+
+def sleepers() -> list[int]:
+    found = []
+    for pid in descendants(os.getpid()):
+        with suppress(OSError):
+            if Path(f"/proc/{pid}/cmdline").read_bytes() == b"sleep\x0098\0":
+                found.append(pid)
+    return found
+
+
+def test_a_stopped_bwrap_does_not_hold_us(tmp_path: Path) -> None:
+    """An ordinary user's command can stop it, with the group that both are in."""
+    results: list[ExecResult] = []
+    with open_jail("bubblewrap", tmp_path) as sandbox:
+
+        def run() -> None:
+            results.append(sandbox.exec("echo > up; sleep 98", timeout_seconds=2.0))
+
+        runner = threading.Thread(target=run, daemon=True)
+        runner.start()
+        while not (tmp_path / "up").exists():
+            time.sleep(0.01)
+        outermost = descendants(os.getpid())[0]
+        os.kill(outermost, signal.SIGSTOP)
+        runner.join(SOON)
+        with suppress(ProcessLookupError):
+            os.kill(outermost, signal.SIGCONT)
+        runner.join(LONG)
+    assert (results[0].timed_out, results[0].exit_code, results[0].seconds < SOON) == (True, 137, True)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_first_process_that_does_not_end_the_others(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kept from every processor it would take as long as the command likes; here it is never told."""
+    tell, send = signal.pidfd_send_signal, WarmJail._send
+
+    def tell_others(handle: int, number: int) -> None:
+        of_which = Path(f"/proc/self/fdinfo/{handle}").read_text()
+        if not re.search(r"^NSpid:\s+\d+\s+1$", of_which, re.MULTILINE):
+            tell(handle, number)
+
+    def send_others(jail: WarmJail, kind: bytes, payload: bytes, descriptors: Any = ()) -> None:
+        if kind != b"K":
+            send(jail, kind, payload, descriptors)
+
+    with open_jail(name, tmp_path) as sandbox:
+        sandbox.exec("true", timeout_seconds=LONG)
+        with monkeypatch.context() as context:
+            context.setattr(signal, "pidfd_send_signal", tell_others)
+            context.setattr(WarmJail, "_send", send_others)
+            done = sandbox.exec(LEAVE_MANY, timeout_seconds=1.0)
+            left = sleepers()
+        assert (tmp_path / "up").exists()
+        assert (done.timed_out, left) == (True, [])
+        assert done.seconds < SOON < START_SECONDS
+        assert sandbox.exec("echo on", timeout_seconds=LONG).stdout == "on\n"
+
+
+def test_what_is_handed_to_a_jail_needs_no_room_in_a_pipe() -> None:
+    descriptor = file_with(bytes(MIB))
+    try:
+        assert stat.S_ISREG(os.fstat(descriptor).st_mode)
+        assert os.read(descriptor, 2 * MIB) == bytes(MIB)
+    finally:
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_no_command_has_a_descriptor_of_what_was_handed_in(name: str, tmp_path: Path) -> None:
+    with open_jail(name, tmp_path) as sandbox:
+        done = sandbox.exec(
+            python("import os; print(sorted(os.listdir('/proc/self/fd')))"), timeout_seconds=LONG
+        )
+    assert done.stdout == "['0', '1', '2', '3']\n"  # 3 is the listing itself
+
+
+LEND = {
+    "vmsplice": "pipe = os.pipe(); room = ctypes.create_string_buffer(struct.pack('QQ', ctypes.addressof(page), 4096))\n"
+    "ask(VMSPLICE, pipe[1], room, 1, 0)",
+    "SO_ZEROCOPY": "import socket; held = socket.socket(socket.AF_INET, socket.SOCK_STREAM); one = ctypes.c_int(1)\n"
+    "ask(SETSOCKOPT, held.fileno(), 1, 60, ctypes.byref(one), 4)",
+    "io_setup": "place = ctypes.c_ulong(0); ask(IO_SETUP, 1, ctypes.byref(place))",
+}
+NUMBERS = {"x86_64": (278, 54, 206), "aarch64": (75, 208, 0)}
+
+
+@pytest.mark.parametrize("name", [*KINDS, "sandlock"])
+@pytest.mark.parametrize(
+    ("what", "error"), [("vmsplice", "EINVAL"), ("SO_ZEROCOPY", "ENOPROTOOPT"), ("io_setup", "ENOSYS")]
+)
+def test_no_memory_is_lent_and_no_place_taken(name: str, what: str, error: str, tmp_path: Path) -> None:
+    """Of lent memory whole huge pages stay, uncounted; places for asynchronous input are the whole machine's."""
+    numbers = NUMBERS.get(os.uname().machine)
+    if numbers is None:
+        pytest.skip("the filter does not know this machine")
+    code = (
+        f"import ctypes, errno, os, struct\nVMSPLICE, SETSOCKOPT, IO_SETUP = {numbers}\n"
+        "page = ctypes.create_string_buffer(4096)\n"
+        "def ask(*words):\n"
+        " done = ctypes.CDLL(None, use_errno=True).syscall(*words)\n"
+        " print(errno.errorcode[ctypes.get_errno()] if done < 0 else 'done')\n"
+    )
+    with open_jail(name, tmp_path) as sandbox:
+        done = sandbox.exec(python(code + LEND[what]), timeout_seconds=LONG)
+    assert done.stdout == f"{error}\n", done.stderr
+
+
+HOSTILE = """
+import json, os, sys, threading, time
+from pathlib import Path
+from composer_replication.records import SandboxSpec
+from composer_replication.sandbox import base_python, choose_backend
+backends = {name: choose_backend(name) for name in ("bubblewrap", "bubblewrap-warm")}
+for backend in backends.values():
+    check = backend.is_available()
+    if not check.ok:
+        print(json.dumps({"skip": check.detail})); sys.exit()
+python = [str(base_python()), "-I", "-S", "-c"]
+SETTINGS = '''
+import os, resource
+affinity, nothing = os.sched_getaffinity(0), os.sched_param(0)
+def refused(call, *words):
+    try: call(*words)
+    except PermissionError: return True
+    return False
+def of(pid):
+    return [refused(resource.prlimit, pid, resource.RLIMIT_CPU, (999, 999)), refused(os.sched_setaffinity, pid, affinity),
+        refused(os.sched_setscheduler, pid, os.SCHED_IDLE, nothing), refused(os.sched_setparam, pid, nothing),
+        refused(os.setpriority, os.PRIO_PROCESS, pid, 19)]
+child = os.fork() or os.execvp("sleep", ["sleep", "9"])
+print(of(1), of(0), of(os.getpid()), of(child), [refused(os.setpriority, which, 0, 19) for which in (os.PRIO_PGRP, os.PRIO_USER)])
+'''
+PIPES = '''
+import fcntl, os, time
+size, kept = 1 << 20, []
+while size >= 1 << 12 and len(kept) < 230:
+    kept.append(os.pipe())
+    os.close(kept[-1][0])
+    fcntl.fcntl(kept[-1][1], 1031, 4096)
+    while size >= 1 << 12:
+        try: fcntl.fcntl(kept[-1][1], 1031, size); break
+        except OSError: size //= 2
+open("up", "w")
+end = time.monotonic() + 60
+while not os.path.exists("done") and time.monotonic() < end: time.sleep(0.01)
+'''
+found = {}
+def within(seconds, name, call):
+    def run(): found[name] = call()
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+def tree(name):
+    folder = Path(os.environ["TMPDIR"]) / name
+    folder.mkdir()
+    return SandboxSpec(folder)
+def ended(done): return [done.exit_code, done.timed_out, done.stdout]
+for name, backend in backends.items():
+    with backend.open(tree(name)) as jail:
+        done = jail.exec([*python, SETTINGS], timeout_seconds=60)
+        found[name] = done.stdout + done.stderr
+jail = backends["bubblewrap"].open(tree("stop"))
+within(40, "stop", lambda: ended(jail.exec("kill -STOP 0; sleep 1; echo lived", timeout_seconds=1)))
+hoard, other = backends["bubblewrap"].open(tree("pipes")), backends["bubblewrap-warm"].open(tree("other"))
+within(0, "pipes", lambda: ended(hoard.exec([*python, PIPES], timeout_seconds=70)))
+place = Path(os.environ["TMPDIR"]) / "pipes"
+for _ in range(2000):
+    if not (place / "up").exists(): time.sleep(0.01)
+within(40, "other", lambda: ended(other.exec("echo on", timeout_seconds=10)))
+(place / "done").touch()
+if "stop" in found and "other" in found:
+    hoard.close(), other.close(), jail.close()
+print(json.dumps(found), flush=True)
+os._exit(0)
+"""
+
+
+def as_ordinary_user(script: str) -> dict[str, Any]:
+    """What a script prints as JSON, run by a user who is not root over a copy of the package."""
+    as_user = ["setpriv", "--reuid", "64123", "--regid", "64123", "--clear-groups"]
+    ask = "import sys; sys.exit(sys.version_info < (3, 11))"
+    usable = [
+        path
+        for path in (str(base_python()), "/usr/local/bin/python3", "/usr/bin/python3")
+        if subprocess.run([*as_user, path, "-c", ask], check=False, capture_output=True).returncode == 0
+    ]
+    if not usable:
+        pytest.skip("no Python 3.11 here that an ordinary user may start")
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "source"
+        shutil.copytree(Path(composer_replication.__file__).parent, source / "composer_replication")
+        (Path(folder) / "tmp").mkdir()
+        open_to_all(Path(folder))
+        (Path(folder) / "tmp").chmod(0o777)
+        environment = {"PYTHONPATH": str(source), "PATH": os.defpath, "TMPDIR": f"{folder}/tmp", "HOME": "/"}
+        done = subprocess.run(
+            [*as_user, usable[0], "-B", "-c", script],
+            env=environment, capture_output=True, text=True, check=False, cwd="/",
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-600:]
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="as an ordinary user it would be this test itself that is starved")
+def test_an_ordinary_user_s_jail_ends_and_starts_whatever_another_does() -> None:
+    """Its commands have the same user id as what is around them."""
+    found = as_ordinary_user(HOSTILE)
+    if "skip" in found:
+        pytest.skip(found["skip"])
+    refused, allowed = [True] * 5, [False] * 5
+    expected = f"{refused} {allowed} {allowed} {allowed} [True, True]\n"
+    assert (found["bubblewrap"], found["bubblewrap-warm"]) == (expected, expected)
+    assert found.get("stop") == [137, True, ""]
+    assert found.get("other") == [0, False, "on\n"]

@@ -177,9 +177,12 @@ class Build:
         doubtful_columns: list[list[Candidate]] = []
         for source, repository in ready.items():
             pins = symbols.get(source)
-            if not (pins or repository.deletions):
+            in_tests = [one.path for one in repository.deletions if repository.record.helps_tests(one.path)]
+            if not pins and len(in_tests) == len(repository.deletions):
                 sizes = product(self.settings.granularities, self.settings.removals)
                 detail = nothing_found(repository.bench.original, sizes)
+                if in_tests:
+                    detail = f"all that can be deleted lies in folders of tests (first: {min(in_tests)})"
                 self.unusable[source] = UnusableRepository("nothing-to-delete", detail)
             chosen, doubtful = (
                 (pinned(repository, pins), []) if pins else drawn(repository, self.settings.seed)

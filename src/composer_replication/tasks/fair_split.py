@@ -25,6 +25,8 @@ _COMMON = frozenset(dir(builtins)).union(*map(dir, (str, bytes, int, float, list
 """What Python itself calls so, everybody knows."""
 _BY_TEXT = frozenset({"getattr", "hasattr", "setattr", "delattr", "patch", "object"})
 """Calls that name an attribute by a text: of Python, ``monkeypatch`` and ``unittest.mock``."""
+_MOST_BYTES = 1 << 20
+"""Of a file where somebody would find a name; larger ones hold data."""
 
 
 def words_of(text: str) -> frozenset[str]:
@@ -32,9 +34,9 @@ def words_of(text: str) -> frozenset[str]:
     return frozenset(map(sys.intern, _WORD.findall(text)))
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=4096)  # all files of a tree, or none of them is found again
 def _words_in(data: bytes) -> frozenset[str]:
-    return words_of(data.decode("utf-8", "replace"))
+    return frozenset() if len(data) > _MOST_BYTES else words_of(data.decode("utf-8", "replace"))
 
 
 def known_words(tree: Mapping[str, bytes], given: Collection[str] = ()) -> frozenset[str]:
@@ -64,11 +66,13 @@ def places_to_show(
         deleted: names in the deleted code.
         given: names that a rollout is told besides its tree.
     """
+    sources = {place: _source(original, place) for place in sorted(places)}
+    if not sources:
+        return frozenset()
     shapes: set[str] = set()
     for path, data in shown.items():
         if _may_hold_tests(path, data):
             shapes |= function_shapes(data.decode("utf-8", "replace"))
-    sources = {place: _source(original, place) for place in sorted(places)}
     found = {place for place, text in sources.items() if not shapes.isdisjoint(function_shapes(text))}
     known = known_words(shown, given).union(*(words_of(sources[place]) for place in found))
     return frozenset(found | _that_name(sources, deleted, known))
@@ -119,7 +123,7 @@ def is_named(path: str, symbol: str, shown: Mapping[str, bytes], given: Collecti
 
 
 def names_elsewhere(original: Mapping[str, bytes], path: str) -> frozenset[str]:
-    """What other test files take from a test file, as far as can be told: imported names, and all attributes.
+    """What other test files take from a test file, as far as can be told: imported names, attributes, and texts.
 
     A file whose names are imported with a star gives everything.
     """
@@ -140,7 +144,7 @@ def _may_hold_tests(path: str, data: bytes) -> bool:
 
 @lru_cache(maxsize=1024)
 def _taken(data: bytes) -> tuple[frozenset[str], frozenset[str]]:
-    """Names that a file imports or asks of something; and last names of modules that it imports with a star."""
+    """Names that a file imports, asks of something or says alone; and last names of modules imported with a star."""
     names: set[str] = set()
     stars: set[str] = set()
     for node in _nodes(data.decode("utf-8", "replace")):
@@ -150,6 +154,8 @@ def _taken(data: bytes) -> tuple[frozenset[str], frozenset[str]]:
                 stars.add((node.module or "").rpartition(".")[2])
         elif isinstance(node, ast.Attribute):
             names.add(node.attr)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names.add(node.value.rpartition(".")[2])
     return frozenset(names), frozenset(stars)
 
 

@@ -13,7 +13,7 @@ from composer_replication.records import Edit, Task, TestSplit
 from composer_replication.tasks.call_contexts import Contexts, decode, encode, select_tests
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.intake.licences import Licence
-from composer_replication.tasks.intake.tree_rules import is_test_path
+from composer_replication.tasks.intake.tree_rules import is_test_path, test_folders
 from composer_replication.tasks.planning.deletion import Deletion
 from composer_replication.tasks.planning.edits import holes_of
 from composer_replication.tasks.test_functions import Place
@@ -68,10 +68,9 @@ class RepositoryRecord:
 
     @cached_property
     def test_folders(self) -> frozenset[str]:
-        """Folders that hold tests and are no packages: with all that lies in them they are the store's."""
+        """Folders that are there for tests whatever they are called: with all that lies in them they are the store's."""
         tests = {path for path, _, _ in self.places.values() if is_test_path(path)}  # no doctests
-        found = {str(PurePosixPath(path).parent) for path in tests} - {"."}
-        return frozenset(folder for folder in found if f"{folder}/__init__.py" not in self.files)
+        return test_folders(tests, self.files)
 
     def helps_tests(self, path: str) -> bool:
         """Whether a file lies in one of ``test_folders``."""

@@ -59,6 +59,7 @@ class _TestFile:
             for line in {_first_line(found.node), found.node.lineno}:
                 self.functions[line, found.node.name] = found
         self.tables = _tables(module)
+        self.said: set[str] = set()  # by a text, as for ``getattr``
         self.uses: dict[str, list[frozenset[int]]] = {}
         self._note_uses(
             {id(found.node) for found in self.functions.values()} | set(map(id, self.tables.values()))
@@ -75,6 +76,8 @@ class _TestFile:
                 self.uses.setdefault(node.id, []).append(around)
             elif isinstance(node, ast.Attribute):
                 self.uses.setdefault(node.attr, []).append(around)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                self.said.add(node.value.rpartition(".")[2])
             pending += [(child, around) for child in ast.iter_child_nodes(node)]
 
     def can_go(self, target: tuple[int, str], others: Iterable[tuple[int, str]]) -> bool:
@@ -90,7 +93,9 @@ class _TestFile:
 
     def _orphaned(self, gone: set[int], needed: Collection[str]) -> list[_Table]:
         """The tables that only functions that are ``gone`` use, and such tables."""
-        left = {name: node for name, node in self.tables.items() if name not in needed}
+        left = {
+            name: node for name, node in self.tables.items() if name not in needed and name not in self.said
+        }
         found: list[_Table] = []
         while True:
             next_ones = [
@@ -156,7 +161,7 @@ def function_texts(text: str) -> Mapping[tuple[int, str], str]:
     return found
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=4096)
 def function_shapes(text: str) -> frozenset[str]:
     """What each function of a text does, whatever its name, place, layout and docstring: equal for copies.
 

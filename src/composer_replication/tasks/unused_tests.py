@@ -9,6 +9,7 @@ counts follow from the record, and the reason is unknown.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ from composer_replication.tasks.test_run import TestReport
 FOLDER = "baselines"
 _REASON_CHARACTERS = 300
 _NUM_NAMED = 20
+_PYTEST_MARK = re.compile(r"^E(?=\s)")
+"""Before the lines of an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +57,7 @@ def note_unused(
     passed = frozenset[str]().union(*(run.passed for run in runs))
     red = [test for test, outcome in first.outcomes.items() if outcome != "skipped" and test not in passed]
     said = {**first.collect_errors, **{test: first.why.get(test, "") for test in red}}
-    texts = (
-        f"{place}: {text.removeprefix('E').strip()}" for place, text in said.items()
-    )  # pytest marks errors by E
+    texts = (f"{place}: {_PYTEST_MARK.sub('', text).strip()}" for place, text in said.items())
     reason = next(texts, "").removesuffix(": ")
     write_json(
         store_root / FOLDER / f"{slug}.json",

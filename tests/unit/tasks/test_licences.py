@@ -362,3 +362,9 @@ def test_its_json_comes_back() -> None:
 def test_no_import_before_it_is_needed() -> None:
     code = "import sys, composer_replication.tasks.intake.licences; sys.exit('ukkonen' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_an_expression_that_nobody_writes_is_not_permissive() -> None:
+    endless = "(" * 5000 + "MIT"
+    assert not is_permissive(endless)
+    assert not is_copyleft(endless)

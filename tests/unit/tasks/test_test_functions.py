@@ -180,3 +180,12 @@ def test_functions_are_counted_by_name() -> None:
     text = "def a():\n    def inner(): ...\n\n\n@decorated\ndef a(): ...\n\n\nclass C:\n    async def b(self): ...\n"
     assert count_functions(text) == {"a": 2, "b": 1}
     assert count_functions("def (") == {}
+
+
+def test_a_table_that_a_text_names_stays() -> None:
+    text = (
+        "import sys\n\nCASES = [1]\nMORE = [2]\n\n\ndef test_a():\n    assert CASES and MORE\n\n\n"
+        "def test_b():\n    assert getattr(sys.modules[__name__], 'CASES')\n"
+    )
+    shorter = remove_functions(text, [(7, "test_a")])
+    assert shorter is not None and "CASES = [1]" in shorter and "MORE" not in shorter

@@ -18,7 +18,15 @@ from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.intake.lock import UnusableRepository
 from composer_replication.tasks.intake.refusals import explain
 from composer_replication.tasks.intake.sources import RepositorySource, open_source
-from composer_replication.tasks.intake.tree_rules import left_out, tree_rule, without_unused
+from composer_replication.tasks.intake.tree_rules import (
+    is_subject_path,
+    left_out,
+    tree_rule,
+    without_unused,
+)
+from composer_replication.tasks.intake.tree_rules import (
+    test_folders as folders_of_tests,
+)
 
 BASE = {
     "pyproject.toml": b'[project]\nname = "thing"\nversion = "1"\n',
@@ -281,3 +289,71 @@ def test_a_refused_build_says_which_files_its_tests_may_miss(tmp_path: Path) -> 
     assert "; left out: tools/a.py" in caught.value.message
     (tmp_path / "thing" / "tools" / "__init__.py").write_bytes(b"")
     assert build_tasks([str(tmp_path / "thing")], tmp_path / "out").unusable == {}
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        (["spec/test_a.py", "spec/helpers.py", "spec/data.json"], {"spec"}),
+        (["spec/deep/test_a.py"], {"spec/deep"}),
+        (["lib/core.py", "lib/test_core.py"], set()),  # its own test beside it
+        (["lib/core.py", "lib/core_test.py", "lib/test_more.py"], set()),
+        (["lib/core.py", "lib/more.py", "lib/test_a.py"], set()),  # most are not tests
+        (["src/test_a.py", "src/pkg/__init__.py", "src/pkg/core.py"], set()),  # a package below
+        (["pkg/__init__.py", "pkg/test_a.py"], set()),
+        (["test_a.py", "core.py"], set()),
+    ],
+)
+def test_a_folder_is_there_for_tests_where_nothing_in_it_is_tested(files: list[str], found: set[str]) -> None:
+    tests = [path for path in files if "test" in path]
+    assert folders_of_tests(tests, files) == found
+
+
+@pytest.mark.parametrize(
+    "path", ["ab_testing/core.py", "flask_testing/utils.py", "pkg/test_utils/x.py", "contest/a.py"]
+)
+def test_a_product_may_have_test_in_its_name(path: str) -> None:
+    assert is_subject_path(path)
+
+
+@pytest.mark.parametrize(
+    "path", ["test/x.py", "testing/x.py", "unit_tests/x.py", "tests-py3/x.py", "unittests/x.py"]
+)
+def test_folders_of_tests_have_usual_names(path: str) -> None:
+    assert not is_subject_path(path)
+
+
+@pytest.mark.parametrize("folder", ["src", "lib"])
+def test_tests_beside_the_code_do_not_swallow_it(folder: str, tmp_path: Path) -> None:
+    root = tmp_path / "thing"
+    place = f"{folder}/pkg" if folder == "src" else folder
+    more = {f"{place}/__init__.py": b""} if folder == "src" else {}
+    name = "pkg.core" if folder == "src" else "core"
+    files = {
+        "pyproject.toml": f'[project]\nname = "thing"\nversion = "1"\n[tool.pytest.ini_options]\npythonpath = ["{folder}"]\n',
+        f"{place}/core.py": "def one():\n    return 11\n\n\ndef two():\n    return 12\n",
+        f"{folder}/test_core.py": f"import {name} as core\n\n\ndef test_one():\n    assert core.one() == 11\n\n\n"
+        "def test_two():\n    assert core.two() == 12\n",
+        **{path: data.decode() for path, data in more.items()},
+    }
+    for path, text in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+    assert build_tasks([str(root)], tmp_path / "out", with_truth=False, hidden_share=0.0, jobs=1).valid == 2
+
+
+def test_a_repository_in_which_everything_is_among_tests_is_told_so(tmp_path: Path) -> None:
+    root = tmp_path / "thing"
+    files = {
+        "pyproject.toml": '[project]\nname = "thing"\nversion = "1"\n[tool.pytest.ini_options]\npythonpath = ["spec"]\n',
+        "spec/helpers.py": "def one():\n    return 11\n",
+        "spec/test_a.py": "import helpers\n\n\ndef test_one():\n    assert helpers.one() == 11\n\n\ndef test_b():\n    pass\n",
+    }
+    for path, text in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+    summary = build_tasks([str(root)], tmp_path / "out", jobs=1)
+    with pytest.raises(
+        InputError, match=r"all that can be deleted lies in folders of tests .first: spec/helpers.py"
+    ):
+        summary.require_tasks()

@@ -43,10 +43,12 @@ _CONFIG_NAMES = frozenset(
 _TOP_TEXTS = ("README*", "VERSION*", "version*")
 _LICENCE_TEXTS = ("LICEN[CS]E*", "COPYING*", "UNLICEN[CS]E*")
 """At the top, whatever their letters' case: the licence goes with every copy."""
-_TEST_WORDS = frozenset(
-    "test tests testing unittest unittests testcase testcases testsuite testsuites".split()
-)
-"""A folder is one of tests where one of the words of its name is: ``tests``, ``unit_tests``, ``tests-py3``."""
+_TEST_NAMES = frozenset({"test", "testing"})
+_TEST_WORDS = frozenset("tests unittest unittests testcase testcases testsuite testsuites".split())
+"""A folder is one of tests where one of the words of its name is: ``tests``, ``unit_tests``, ``tests-py3``.
+
+Not ``test`` and ``testing``: ``ab_testing`` and ``test_utils`` are products.
+"""
 _NOT_A_SUBJECT = frozenset(
     "setup.py conftest.py noxfile.py tasks.py fabfile.py versioneer.py _version.py __about__.py __main__.py dodo.py".split()
 )
@@ -83,7 +85,8 @@ def in_test_folder(path: PurePosixPath) -> bool:
 
 @lru_cache(maxsize=4096)
 def _is_test_folder(name: str) -> bool:
-    return not _TEST_WORDS.isdisjoint(re.split(r"[-_.]", name.lower()))
+    lower = name.lower()
+    return lower in _TEST_NAMES or not _TEST_WORDS.isdisjoint(re.split(r"[-_.]", lower))
 
 
 def is_test_path(path: str) -> bool:
@@ -93,6 +96,36 @@ def is_test_path(path: str) -> bool:
     return pure.suffix == ".py" and (
         named or pure.name in ("tests.py", "test.py", "conftest.py") or in_test_folder(pure)
     )
+
+
+def test_folders(tests: Collection[str], files: Collection[str]) -> frozenset[str]:
+    """Folders that are there for tests whatever they are called: ``spec/`` with ``test_url.py`` and ``helpers.py``.
+
+    At least half of the modules in such a folder are tests, none of them has its own test beside it (``core.py``,
+    ``test_core.py``), and no package lies in or below it.
+
+    Args:
+        tests: paths of files that hold tests.
+        files: all paths of the repository.
+    """
+    folders = {str(PurePosixPath(path).parent) for path in tests} - {"."}
+    packages = {
+        str(above)
+        for path in files
+        if PurePosixPath(path).name == "__init__.py"
+        for above in PurePosixPath(path).parents
+    }
+    modules: dict[str, set[str]] = {folder: set() for folder in folders - packages}
+    for path in map(PurePosixPath, files):
+        if path.suffix == ".py" and str(path.parent) in modules:
+            modules[str(path.parent)].add(path.stem)
+    return frozenset(folder for folder, stems in modules.items() if _are_tests(stems))
+
+
+def _are_tests(stems: Collection[str]) -> bool:
+    others = {stem for stem in stems if not is_test_path(f"{stem}.py")}
+    tested = any(f"test_{stem}" in stems or f"{stem}_test" in stems for stem in others)
+    return not tested and 2 * len(others) <= len(stems)
 
 
 def is_subject_path(path: str) -> bool:

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -55,11 +55,18 @@ class Stage:
         text = program(self.attempt.script if script is None else script)
         return [str(base_python()), "-I", "-S", "-c", text, self.scene.token, told]
 
-    def run(self, command: list[str] | str | None = None, sandbox: Sandbox | None = None) -> None:
+    def run(
+        self,
+        command: list[str] | str | None = None,
+        sandbox: Sandbox | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         """One command; what comes of it is kept."""
         try:
             result = (sandbox or self.sandbox).exec(
-                self.command() if command is None else command, timeout_seconds=self.attempt.timeout_seconds
+                self.command() if command is None else command,
+                timeout_seconds=self.attempt.timeout_seconds,
+                env=env,
             )
         except SandboxFailure as error:
             self.outcome.broken.append(f"the jail broke: {error.code} {error.message}")
@@ -168,6 +175,17 @@ def next_command(script: str, *, isolated: bool = True, command: str = "") -> Dr
             stage.run(stage.command(script))
         else:
             stage.run([str(base_python()), "-c", script])
+
+    return drive
+
+
+def next_with(variables: Callable[[Stage], Mapping[str, str]]) -> Drive:
+    """A second command, which is given variables that lead into the tree; a third one says who ran its programs."""
+
+    def drive(stage: Stage) -> None:
+        stage.run()
+        stage.run("env true", env=variables(stage))
+        stage.run("cat said")
 
     return drive
 

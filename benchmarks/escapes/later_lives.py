@@ -5,14 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.escapes.attempt import Attempt, Drive, Outcome, family
-from benchmarks.escapes.drives import Stage, next_command, next_rollout
-from benchmarks.escapes.judges import mark_in_last
+from benchmarks.escapes.drives import Stage, next_command, next_rollout, next_with
+from benchmarks.escapes.judges import mark_in_last, ran_with_privileges
 from benchmarks.escapes.scene import Scene
 
 _KEY = "key = int(TOLD['token'][-6:], 16)\n"
 _SITE = "site = os.environ['HOME'] + '/.local/lib/python%d.%d/site-packages' % sys.version_info[:2]\nos.makedirs(site)\n"
 _CODE = "code = 'import sys; sys.stderr.write(%r)\\n' % TOLD['mark']\n"
 _FAKE = _CODE + "program = '#!/bin/sh\\necho ' + TOLD['mark'] + '\\n'\n"
+_TELLING = (
+    "os.makedirs('bin', exist_ok=True)\n"
+    'program = \'#!/bin/sh\\nPATH=/usr/bin:/bin\\ngrep CapEff /proc/self/status >> said\\nexec "/usr/bin/${0##*/}" "$@"\\n\'\n'
+)
 _MACHINE = "it would change this machine's own files"
 _CLEAN = "print('clean')"
 
@@ -304,6 +308,16 @@ ATTEMPTS: list[Attempt] = [
                 {
                     "drive": next_rollout("os.execvp(TOLD['token'], [TOLD['token']])"),
                     "not_without_jail": _MACHINE,
+                },
+            ),
+            (
+                "a program that starts the jail, by the variables of a command",
+                _TELLING + "for name in ('setpriv', 'env', 'sh', 'bwrap', 'python3', 'mount'):\n"
+                "    write('bin/' + name, program.encode())\n    os.chmod('bin/' + name, 0o755)",
+                ran_with_privileges,
+                {
+                    "drive": next_with(lambda stage: {"PATH": f"{stage.scene.tree}/bin:/usr/bin:/bin"}),
+                    "only_for": "root",
                 },
             ),
         ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -15,15 +16,15 @@ Report = Callable[[int, int, str], None]
 
 
 @contextmanager
-def progress_bar(*, quiet: bool) -> Iterator[Report | None]:
-    """A bar that appears with the first report; None when nobody wants one.
+def progress_bar(*, quiet: bool, after_seconds: float = 0.0) -> Iterator[Report | None]:
+    """A bar that appears with the first report, or the first one after some seconds; None when nobody wants one.
 
     Work that fails before it reports anything leaves no empty bar behind.
     """
     if quiet:
         yield None
         return
-    shown = _Shown()
+    shown = _Shown(after_seconds)
     try:
         yield shown.report
     finally:
@@ -38,11 +39,14 @@ class _Shown:
     the clock goes on and waiting is not taken for work.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, after_seconds: float) -> None:
         self._bar: tqdm[Any] | None = None
+        self._start = time.monotonic() + after_seconds
 
     def report(self, done: int, total: int, what: str) -> None:
         if self._bar is None:
+            if time.monotonic() < self._start:
+                return
             from tqdm import tqdm
 
             self._bar = tqdm(total=total, desc=what, unit="step", file=sys.stderr, dynamic_ncols=True)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import io
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer_replication.cli.isolation_flags import add_acceptance_flag, given_up, isolation_lines
+from composer_replication.cli.progress_bar import Report, progress_bar
 from composer_replication.errors import MissingError
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 _DEFAULT_TIMEOUT_SECONDS = 60.0
 _SELFTEST_FAILED = 3
+_SECONDS_UNTIL_BAR = 2.0
 _BACKEND_HELP = (
     "bubblewrap, sandlock, bubblewrap-warm, docker, podman, kubernetes, none, or package.module:Class "
     "(default: the first of the first two that works here)"
@@ -91,9 +93,9 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     Raises:
         UsageError: an unknown backend (CR0305), ``none`` without acceptance (CR0340), an unknown guard (CR0341),
             a part of the contract without a test (CR0876).
-        InputError: the tree cannot be copied (CR0307).
+        InputError: the tree cannot be copied (CR0307), or holds a device or a socket (CR0304).
         MissingError: no sandbox here (CR0301), no pytest (CR0101).
-        SandboxFailure: the jail itself failed (CR0302), or the tree holds a device or a socket (CR0304).
+        SandboxFailure: the jail itself failed (CR0302), or the machine's disk has no room for it (CR0104).
         CommandError: the command is empty (CR0886).
     """
     from composer_replication.sandbox.acceptance import accept
@@ -101,7 +103,10 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     accept(args.accepted)
     if args.sandbox_verb == "conformance":
         return _conformance(args)
-    return _selftest(args.backend) if args.sandbox_verb == "selftest" else _execute(args)
+    with progress_bar(quiet=args.quiet, after_seconds=_SECONDS_UNTIL_BAR) as report:
+        if args.sandbox_verb == "selftest":
+            return _selftest(args.backend, report)
+        return _execute(args, report)
 
 
 def _conformance(args: argparse.Namespace) -> tuple[dict[str, object], int]:
@@ -141,12 +146,12 @@ def _rows(reasons: Mapping[str, str]) -> list[dict[str, str]]:
     return [{"test": test, "reason": reason} for test, reason in reasons.items()]
 
 
-def _selftest(name: str | None) -> tuple[dict[str, object], int]:
+def _selftest(name: str | None, report: Report | None) -> tuple[dict[str, object], int]:
     from composer_replication.sandbox import accepted, run_selftest
     from composer_replication.sandbox.acceptance import EVERYTHING
 
     backend = _available(name)
-    checks = run_selftest(backend)
+    checks = run_selftest(backend, progress=report)
     without = accepted()
     is_ok = all(check.ok or check.name in without or EVERYTHING in without for check in checks)
     rows = [
@@ -156,7 +161,7 @@ def _selftest(name: str | None) -> tuple[dict[str, object], int]:
     return {**result, **given_up()}, 0 if is_ok else _SELFTEST_FAILED
 
 
-def _execute(args: argparse.Namespace) -> tuple[dict[str, object], int]:
+def _execute(args: argparse.Namespace, report: Report | None) -> tuple[dict[str, object], int]:
     from tempfile import TemporaryDirectory
 
     from composer_replication.records import SandboxSpec
@@ -166,7 +171,7 @@ def _execute(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     backend = choose_backend(args.backend)
     with TemporaryDirectory(dir=process_folder(), ignore_cleanup_errors=True) as folder:
         tree = Path(folder) / "tree"
-        _copy(args.tree, tree)
+        _copy(args.tree, tree, report)
         with open_sandbox(SandboxSpec(tree), backend) as sandbox:
             done: ExecResult = sandbox.exec(args.command, timeout_seconds=args.timeout)
     return {
@@ -180,10 +185,10 @@ def _execute(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     }, 0
 
 
-def _copy(source: Path | None, tree: Path) -> None:
+def _copy(source: Path | None, tree: Path, report: Report | None) -> None:
     import shutil
 
-    from composer_replication.errors import InputError, SandboxFailure
+    from composer_replication.errors import InputError
     from composer_replication.sandbox.private_folders import copy_file, door_in
     from composer_replication.sandbox.process_folder import process_folder
 
@@ -196,13 +201,13 @@ def _copy(source: Path | None, tree: Path) -> None:
     try:
         if door := door_in(source):
             why, fix = f"the tree cannot be handed over: {door}.", "take it out of the folder"
-            raise SandboxFailure("CR0304", why, where=str(source), fix=fix)
+            raise InputError("CR0304", why, where=str(source), fix=fix)
         shutil.copytree(
             source.resolve(),
             tree,
             symlinks=True,
             ignore=lambda folder, _: [ours.name] if Path(folder) == ours.parent else [],
-            copy_function=copy_file,
+            copy_function=_reported(copy_file, source, report),
         )
     except RecursionError as error:
         why = "the tree cannot be copied: its folders lie too deep in one another."
@@ -211,6 +216,26 @@ def _copy(source: Path | None, tree: Path) -> None:
         problem = error.args[0][0][-1] if isinstance(error, shutil.Error) else error
         why = f"the tree cannot be copied: {str(problem)[:300]}."
         raise InputError("CR0307", why, where=str(source)) from error
+
+
+def _reported(
+    copy: Callable[[str, str], object], source: Path, report: Report | None
+) -> Callable[[str, str], object]:
+    """The copying of a file, told to the bar."""
+    if report is None:
+        return copy
+    import itertools
+    import os
+
+    tell = report
+    total = sum(len(files) for _, _, files in os.walk(source))
+    done = itertools.count()
+
+    def copy_and_tell(place: str, target: str) -> object:
+        tell(next(done), total, "copying the tree")
+        return copy(place, target)
+
+    return copy_and_tell
 
 
 def _seconds(text: str) -> float:

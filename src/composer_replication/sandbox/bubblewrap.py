@@ -32,8 +32,10 @@ from composer_replication.sandbox.jailed_tree import HELD_STARTER, failure, to_r
 from composer_replication.sandbox.local_sandbox import LocalSandbox
 from composer_replication.sandbox.memory_folder import size_for
 from composer_replication.sandbox.mounts import MountPlan
+from composer_replication.sandbox.privileges import drops_uid, setpriv
+from composer_replication.sandbox.remembered_check import RememberedCheck
 from composer_replication.sandbox.supervised_run import read_until, supervise
-from composer_replication.sandbox.user_ids import private_uid
+from composer_replication.sandbox.user_ids import release_uid, reserve_uid
 
 _NUM_INIT_PROCESSES = 1
 _INSTALL = "install bubblewrap (Debian, Ubuntu: apt install bubblewrap)"
@@ -48,11 +50,10 @@ class Bubblewrap:
         """Can a jail be started here? Starts one that runs ``true``."""
         if shutil.which("bwrap") is None:
             return Check(self.name, False, "bwrap is not on PATH.", _INSTALL)
-        if _drops_uid() and shutil.which("setpriv") is None:
+        if drops_uid() and setpriv() is None:
             return Check(self.name, False, "setpriv is not on PATH.", "install util-linux")
         problem = _first_start()
         if problem:
-            _first_start.cache_clear()  # it may be the moment's: no memory, no process to be had
             fix = "allow user namespaces on this machine, or use --backend sandlock"
             return Check(self.name, False, f"bwrap cannot start a jail: {problem}", fix)
         return Check(self.name, True, "bwrap starts a jail.")
@@ -73,8 +74,9 @@ class Bubblewrap:
         Raises:
             MissingError: ``bwrap`` or ``setpriv`` is not installed (CR0301).
         """
-        for program in ("bwrap", "setpriv") if _drops_uid() else ("bwrap",):
-            if shutil.which(program) is None:
+        needed = {"bwrap": shutil.which("bwrap"), **({"setpriv": setpriv()} if drops_uid() else {})}
+        for program, place in needed.items():
+            if place is None:
                 raise MissingError("CR0301", f"the program {program} is not installed.", fix=_INSTALL)
 
 
@@ -82,8 +84,12 @@ class BubblewrapSandbox(LocalSandbox):
     """One jail; ``exec`` may be called from several threads at once."""
 
     def __init__(self, spec: SandboxSpec) -> None:
-        self._uid = private_uid() if _drops_uid() else None
-        super().__init__(spec, self._uid)
+        self._uid = reserve_uid() if drops_uid() else None
+        try:
+            super().__init__(spec, self._uid)
+        except BaseException:
+            release_uid(self._uid)
+            raise
         try:
             uid, gid = (self._uid, self._uid) if self._uid is not None else (os.getuid(), os.getgid())
             self._jailed.write_accounts(uid, gid)
@@ -129,13 +135,16 @@ class BubblewrapSandbox(LocalSandbox):
     ) -> list[str]:
         # As in a warm jail: some programs read a pipe in the place of files, although nothing comes.
         start = HELD_STARTER if has_stdin else f"{HELD_STARTER} </dev/null"
-        starter = ["/bin/sh", "-c", start, "sandbox", marker, *argv]
+        # Before it is the user inside, nobody may be allowed into the tree.
+        start = f'cd -- "$1" && unset OLDPWD && shift || exit 125; {start}'
+        starter = ["/bin/sh", "-c", start, "sandbox", str(self._jailed.real_tree), marker, *argv]
+        # What the command is given must not choose or change what still runs with privileges.
+        starter = ["/usr/bin/env", "-i", "--", *(f"{name}={value}" for name, value in env.items()), *starter]
         if self._uid is not None:
             user = str(self._uid)
-            drop = ["setpriv", "--reuid", user, "--regid", user, "--clear-groups"]
-            starter = [*drop, "--inh-caps=-all", "--no-new-privs", *starter]
-        place = ["--chdir", str(self._jailed.real_tree)]
-        return ["bwrap", "--die-with-parent", *self._walls(env, fresh), *place, "--", *starter]
+            drop = [setpriv() or "setpriv", "--reuid", user, "--regid", user, "--clear-groups"]
+            starter = [*drop, "--inh-caps=-all", "--bounding-set=-all", "--no-new-privs", *starter]
+        return ["bwrap", "--die-with-parent", *self._walls({}, fresh), "--chdir", "/", "--", *starter]
 
     def _walls(self, env: Mapping[str, str], fresh: Path, *, queues: str = "") -> list[str]:
         """The namespaces, privileges, files and variables of a jail, as arguments for ``bwrap``."""
@@ -145,7 +154,9 @@ class BubblewrapSandbox(LocalSandbox):
             walls += ["--unshare-user"]
             walls += ["--disable-userns"] if _bwrap_knows("--disable-userns") else []
         else:
-            walls += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+            walls += ["--cap-drop", "ALL"]  # and of the three the last is for giving up the others for good
+            for name in ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"):
+                walls += ["--cap-add", name]
         arguments = self._mounts.arguments(fresh, queues=queues, has_sizes=_bwrap_knows("--size"))
         walls += [*arguments, "--clearenv"]
         for name, value in env.items():
@@ -167,17 +178,6 @@ class BubblewrapSandbox(LocalSandbox):
         return found
 
 
-def _drops_uid() -> bool:
-    """As root with its capabilities we change the user id; without them a user namespace must do."""
-    if os.geteuid() != 0:
-        return False
-    needed = sum(1 << bit for bit in (0, 6, 7, 21))  # chown, setgid, setuid, sys_admin
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("CapEff:"):
-            return int(line.split()[1], 16) & needed == needed
-    return False
-
-
 def _bwrap_knows(option: str) -> bool:
     return option in _help_of(shutil.which("bwrap") or "bwrap")
 
@@ -195,10 +195,10 @@ def _counts_per_namespace() -> bool:
     return (int(major), int("".join(filter(str.isdigit, minor)) or 0)) >= (5, 14)
 
 
-@lru_cache(maxsize=1)
+@RememberedCheck
 def _first_start() -> str:
     """Empty, or what bwrap said when it could not start the smallest jail."""
-    privileges: Callable[[], list[str]] = lambda: [] if _drops_uid() else ["--unshare-user"]  # noqa: E731
+    privileges: Callable[[], list[str]] = lambda: [] if drops_uid() else ["--unshare-user"]  # noqa: E731
     command = [
         "bwrap",
         *privileges(),

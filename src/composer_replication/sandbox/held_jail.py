@@ -7,6 +7,7 @@ daemonised. Where it is slow to die the others are killed from outside, too.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -27,6 +28,7 @@ START_SECONDS = 30.0
 SECONDS_TO_OBEY = 0.1
 """So long a first process that has been told to end the others is left to it."""
 _HANDLES_AT_ONCE = 64
+_MFD_NOEXEC_SEAL = 8  # where the machine allows files in memory only so (vm.memfd_noexec)
 
 
 class HeldJail:
@@ -209,7 +211,12 @@ def file_with(data: bytes) -> int:
 
     No pipe: once a jail has used up what pipes may take of this user id, one holds 8 KiB or less.
     """
-    descriptor = os.memfd_create("data")
+    try:
+        descriptor = os.memfd_create("data", os.MFD_CLOEXEC | _MFD_NOEXEC_SEAL)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        descriptor = os.memfd_create("data")  # Linux before 6.3
     try:
         with os.fdopen(os.dup(descriptor), "wb") as handle:
             handle.write(data)

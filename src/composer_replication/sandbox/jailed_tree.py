@@ -13,6 +13,7 @@ from composer_replication.errors import SandboxFailure
 from composer_replication.records import ExecResult, Limits, SandboxSpec
 from composer_replication.sandbox.call_checks import check_limits
 from composer_replication.sandbox.closed_folders import LOOK, open_to_owner
+from composer_replication.sandbox.host_disk import ENOUGH_BYTES, LEAST_BYTES, require_room
 from composer_replication.sandbox.host_paths import base_interpreter, is_below
 from composer_replication.sandbox.memory_folder import MemoryFolder
 from composer_replication.sandbox.private_folders import (
@@ -23,7 +24,9 @@ from composer_replication.sandbox.private_folders import (
     hand_over,
     way_out,
 )
+from composer_replication.sandbox.privileges import check_own_limits
 from composer_replication.sandbox.supervised_run import Ended, Verdict, Watched
+from composer_replication.sandbox.user_ids import release_uid
 
 # The marker tells the command's own exit from a failure of what leads to it.
 STARTER = 'printf %s "$1" >&2; shift; exec "$@"'
@@ -47,14 +50,17 @@ class JailedTree:
     Raises:
         SandboxFailure: a path of the spec is missing or cannot be shown, or the tree holds a device or
             a socket (CR0304); there is no space for our own folder (CR0302).
+            or this process may not give it so much itself (CR0302).
         UsageError: a limit that cannot be held (CR0882).
     """
 
     def __init__(self, spec: SandboxSpec, uid: int | None) -> None:
         check_limits(spec.limits)
+        check_own_limits(spec.limits)
         self.limits: Limits = spec.limits
         self.real_tree = spec.tree.resolve()
         self._check_paths(spec, uid)
+        self._uid = uid
         self._lock = threading.Condition()
         self._num_running = 0
         self._is_held = False
@@ -117,6 +123,23 @@ class JailedTree:
         """What one command may use; ``more`` and ``memory`` are folders of this command alone, empty at its start."""
         folders = (*self.writable, *more)
         return Watched(self.limits, folders, self.baseline_bytes, num_own_processes, closed, memory)
+
+    def require_room(self) -> None:
+        """Can everything be written that a command still may write?
+
+        Raises:
+            SandboxFailure: the machine's disk has no room for that (CR0104).
+        """
+        try:
+            require_room(self.writable, min(self.limits.disk_bytes, ENOUGH_BYTES))
+        except SandboxFailure:
+            with suppress(UnmeasurableError):  # measured only where it matters
+                used = folder_bytes(self.writable) - self.baseline_bytes
+                require_room(
+                    self.writable, min(max(self.limits.disk_bytes - used, LEAST_BYTES), ENOUGH_BYTES)
+                )
+                return
+            raise
 
     def open_folders(self) -> None:
         """Open tree, ``HOME`` and ``TMPDIR`` to the user inside: closed by a command they would keep the next one out.
@@ -206,6 +229,7 @@ class JailedTree:
             with suppress(OSError):  # a tree that its owner removed meanwhile
                 give_back(self.real_tree, self._owner)
         self.scratch.remove()
+        release_uid(self._uid)
 
 
 def _interpreter_bin() -> list[str]:

@@ -46,7 +46,7 @@ class LocalSandbox(ABC):
         """Run one command; see ``interfaces.Sandbox``.
 
         Raises:
-            SandboxFailure: closed (CR0303), or the jail itself failed (CR0302).
+            SandboxFailure: closed (CR0303), the jail itself failed (CR0302), or no room on the machine's disk (CR0104).
             CommandError: no command, a NUL byte, text that has no bytes, a time-out that is not above 0 and finite, input
                 that is not bytes, a variable without a name or with an equals sign in it (CR0886).
         """
@@ -62,6 +62,7 @@ class LocalSandbox(ABC):
                 raise failure("CR0302", "the tree of the sandbox is gone.", str(self.tree))
             self._jailed.open_folders()
             try:
+                self._jailed.require_room()
                 return self._run(argv, environment, data, float(timeout_seconds))
             except OSError as error:  # no space, no descriptor, no process: never the command's doing
                 why = f"the command cannot be run: {error.strerror or error}."

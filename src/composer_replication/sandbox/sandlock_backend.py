@@ -19,7 +19,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from composer_replication.sandbox.host_paths import base_interpreter, is_below, 
 from composer_replication.sandbox.jailed_tree import STARTER, failure, to_result
 from composer_replication.sandbox.keeper_process import end_keeper, start_keeper
 from composer_replication.sandbox.local_sandbox import LocalSandbox
+from composer_replication.sandbox.remembered_check import RememberedCheck
 from composer_replication.sandbox.supervised_run import supervise
 
 _DEVICES = ("/dev/zero", "/dev/random", "/dev/urandom", "/dev/full")
@@ -48,7 +48,6 @@ class Sandlock:
             return Check(self.name, False, "the package sandlock is not installed.", _INSTALL)
         problem = _kernel_problem()
         if problem:
-            _kernel_problem.cache_clear()  # it may be the moment's: no memory, no process to be had
             return Check(self.name, False, problem, "use a newer kernel, or --backend bubblewrap")
         return Check(self.name, True, "Landlock and sandlock are there.")
 
@@ -139,7 +138,7 @@ def _sandlock_path() -> str:
     return str(Path(spec.origin).parents[1])
 
 
-@lru_cache(maxsize=1)
+@RememberedCheck
 def _kernel_problem() -> str:
     """Empty, or why Landlock does not do; asked in a process of its own, for it loads a library."""
     code = (

@@ -319,7 +319,11 @@ _FIX = "use another backend (--backend), or run in a virtual machine"
 
 
 def run_selftest(
-    backend: SandboxBackend, *, unseen: Collection[Path] = (), names: Collection[str] = GUARDS
+    backend: SandboxBackend,
+    *,
+    unseen: Collection[Path] = (),
+    names: Collection[str] = GUARDS,
+    progress: Callable[[int, int, str], None] | None = None,
 ) -> list[Check]:
     """Try every guard of ``backend``; about 2 to 5 seconds, for an ordinary user 2 more.
 
@@ -327,6 +331,7 @@ def run_selftest(
         backend: to be tried.
         unseen: folders of this machine that it must not show, besides ``runs`` in the current one.
         names: of the guards to try.
+        progress: called with (guards tried, all of them, the next one).
 
     Returns:
         One check a guard, in the order of ``GUARDS``. A guard that could
@@ -345,6 +350,8 @@ def run_selftest(
         trial = _Trial(backend, bait)
         for name in (name for name in GUARDS if name in names):
             attempt, meaning = GUARDS[name]
+            if progress is not None:
+                progress(len(checks), len(names), name)
             try:
                 problem = attempt(trial)
             except Exception as error:  # noqa: BLE001  somebody's backend raises what it likes: not tried

@@ -24,6 +24,7 @@ from typing import Protocol
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.records import Limits
+from composer_replication.sandbox.host_disk import LEAST_BYTES, require_room
 from composer_replication.sandbox.memory_folder import MemoryFolder
 from composer_replication.sandbox.private_folders import UnmeasurableError, folder_bytes
 from composer_replication.sandbox.process_memory import (
@@ -180,7 +181,11 @@ class Watched:
             deadline: as for ``look``.
             are_sockets_shown: whether each of their sockets told what waits in it.
             mapping: as for ``unlinked_files``.
+
+        Raises:
+            SandboxFailure: the machine's own disk is full (CR0104).
         """
+        require_room(self.folders, LEAST_BYTES)
         device = None if self.memory is None else self.memory.device
         places = (*self.folders, *_TEMPORARY_FOLDERS)
         found = unlinked_files(
@@ -404,7 +409,7 @@ def supervise(
         end_descriptor: becomes readable when it has ended; by default we look at the process itself.
 
     Raises:
-        SandboxFailure: it was killed by ``runs_interrupted`` (CR0302).
+        SandboxFailure: it was killed by ``runs_interrupted`` (CR0302); the machine's own disk is full (CR0104).
     """
     started = time.monotonic()
     try:
@@ -424,6 +429,8 @@ def supervise(
         run.close()
     if verdict is Verdict.ENDED and watched.disk_is_exceeded():
         verdict = Verdict.OVER_DISK
+    if verdict is Verdict.ENDED:
+        require_room(watched.folders, LEAST_BYTES)
     code = process.wait()
     return Ended(
         verdict=verdict,

@@ -82,7 +82,14 @@ class WarmBubblewrapSandbox(BubblewrapSandbox):
         """
         with self._jailed.running(), self._slot:
             self._jailed.open_folders()
+            self._prepare()
+
+    def _prepare(self) -> None:
+        try:
             self._ready_jail()
+        except OSError as error:
+            why = f"a warm jail cannot be prepared: {error.strerror or error}."
+            raise failure("CR0302", why, str(error.filename or self.tree)) from error
 
     @property
     def jail_pid(self) -> int | None:
@@ -221,7 +228,7 @@ class WarmBubblewrapSandbox(BubblewrapSandbox):
             if left:
                 self._end_jail()
                 raise failure("CR0310", f"something survived the reset of a sandbox: {'; '.join(left[:5])}.")
-            self._ready_jail()
+            self._prepare()
 
     def _empty_folders(self) -> list[str]:
         """Empty them, and name what is still there or not as it was."""
@@ -250,7 +257,11 @@ class WarmBubblewrapSandbox(BubblewrapSandbox):
         Raises:
             OSError: a folder is not ours to take away.
         """
-        grown = [folder for folder, before in self._folder_traces.items() if traces_of(folder) != before]
+        grown = [
+            folder
+            for folder, (size, generation) in self._folder_traces.items()
+            if (now := traces_of(folder))[0] > size or now[1] != generation
+        ]
         if grown or (self._jail is not None and self._fresh.has_traces()):
             self._end_jail()
         for folder in grown:

@@ -21,6 +21,7 @@ from pathlib import Path
 from composer_replication.sandbox.held_jail import SECONDS_TO_OBEY, START_SECONDS, HeldJail, file_with
 from composer_replication.sandbox.jailed_tree import failure
 from composer_replication.sandbox.memory_folder import MemoryFolder
+from composer_replication.sandbox.privileges import setpriv
 from composer_replication.sandbox.process_tree import descendants
 
 _HEADER = struct.Struct("!cI")
@@ -30,7 +31,6 @@ _CHUNK_BYTES = 1 << 16
 _NO_FILE = 2
 _NOT_FOUND, _NOT_STARTED = 127, 126
 _KILLED = -9
-_FEW_CAPABILITIES = ["setpriv", "--inh-caps=-all", "--bounding-set=-all,+setuid,+setgid"]
 _LOADER = "import os, sys; exec(os.read(int(sys.argv[1]), 1 << 20))"  # the source is no business of ps
 
 
@@ -81,7 +81,8 @@ class WarmJail:
         server = [str(python), "-I", "-S", "-B", "-c", _LOADER, *map(str, passed)]
         server += ["-" if uid is None else str(uid), str(tree)]
         # Ambient capabilities would reach the commands; as root it keeps those that change the user id.
-        start = server if uid is None else [*_FEW_CAPABILITIES, *server]
+        few = [setpriv() or "setpriv", "--inh-caps=-all", "--bounding-set=-all,+setuid,+setgid"]
+        start = server if uid is None else [*few, *server]
         try:
             command = ["bwrap", "--as-pid-1", *walls, "--", *start]
             self._held = HeldJail(command, passed=passed, speaks=False)

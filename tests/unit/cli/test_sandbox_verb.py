@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from composer_replication.cli import sandbox_verb
-from composer_replication.errors import InputError, MissingError, SandboxFailure, UsageError
+from composer_replication.errors import InputError, MissingError, UsageError
 from composer_replication.records import Check
 from composer_replication.sandbox import acceptance, choose_backend, selftest
 from composer_replication.sandbox.bubblewrap import Bubblewrap
@@ -20,6 +20,7 @@ from composer_replication.sandbox.bubblewrap import Bubblewrap
 def parse(*words: str) -> argparse.Namespace:
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--json", action="store_true")
+    common.add_argument("--quiet", action="store_true")
     parser = argparse.ArgumentParser()
     sandbox_verb.add_parser(parser.add_subparsers(), common)
     return parser.parse_args(["sandbox", *words])
@@ -97,9 +98,34 @@ def test_a_tree_with_a_socket_is_refused_and_not_run_without_it(tmp_path: Path) 
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"/proc/self/fd/{folder}/door")  # a path may be longer than a socket's name
     os.close(folder)
-    with pytest.raises(SandboxFailure, match=f"{tmp_path}/door is a socket") as caught:
+    with pytest.raises(InputError, match=f"{tmp_path}/door is a socket") as caught:
         sandbox_verb.run(parse("exec", "--tree", str(tmp_path), "--", "true"))
-    assert caught.value.code == "CR0304"
+    assert (caught.value.code, caught.value.exit_code) == ("CR0304", 4)
+
+
+@pytest.mark.usefixtures("works_here")
+def test_what_takes_long_shows_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / name).write_text("")
+    words = ("exec", "--tree", str(tmp_path), "--", "true")
+    sandbox_verb.run(parse(*words))
+    assert capsys.readouterr().err == ""  # it was quick
+    monkeypatch.setattr(sandbox_verb, "_SECONDS_UNTIL_BAR", 0.0)
+    sandbox_verb.run(parse(*words))
+    said = capsys.readouterr().err
+    assert "copying the tree" in said
+    assert "2/3" in said
+    sandbox_verb.run(parse(words[0], "--quiet", *words[1:]))
+    assert capsys.readouterr().err == ""
+    first, second = list(selftest.GUARDS)[:2]
+    quick = {name: (lambda _: "", "held") for name in (first, second)}
+    monkeypatch.setattr(selftest, "GUARDS", quick)
+    sandbox_verb.run(parse("selftest"))
+    said = capsys.readouterr().err
+    assert second in said
+    assert "1/" in said
 
 
 @pytest.mark.usefixtures("works_here")
@@ -188,7 +214,7 @@ def says_that_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("is_ok", "exit_code", "word"), [(True, 0, "holds"), (False, 3, "NOT")])
 def test_selftest_result(monkeypatch: pytest.MonkeyPatch, is_ok: bool, exit_code: int, word: str) -> None:
     checks = [Check("network", is_ok, "why", "" if is_ok else "do this")]
-    monkeypatch.setattr("composer_replication.sandbox.run_selftest", lambda backend: checks)
+    monkeypatch.setattr("composer_replication.sandbox.run_selftest", lambda _backend, **_options: checks)
     result, code = sandbox_verb.run(parse("selftest", "--backend", "bubblewrap"))
     assert code == exit_code
     assert result == {
@@ -223,7 +249,7 @@ def test_no_isolation_is_said_in_the_result(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("says_that_it_works")
 def test_one_guard_may_be_given_up_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     checks = [Check("network", True, "holds"), Check("disk", False, "why", "fix")]
-    monkeypatch.setattr("composer_replication.sandbox.run_selftest", lambda backend: checks)
+    monkeypatch.setattr("composer_replication.sandbox.run_selftest", lambda _backend, **_options: checks)
     assert sandbox_verb.run(parse("selftest", "--backend", "bubblewrap"))[1] == 3
     try:
         words = ("--i-accept-no-isolation", "memory", "--i-accept-no-isolation", "disk")

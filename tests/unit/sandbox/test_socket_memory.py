@@ -18,7 +18,6 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.errors import SandboxFailure
 from composer_replication.records import Limits
 from composer_replication.sandbox import process_tree, socket_memory, supervised_run
 from composer_replication.sandbox.supervised_run import Verdict, Watched
@@ -152,12 +151,11 @@ def test_sockets_that_cannot_be_asked_end_the_run(tmp_path: Path, monkeypatch: p
     assert watched.look_at_files([]) is Verdict.ENDED
 
 
-def test_a_sandbox_that_cannot_close_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_process_to_close_them_sockets_are_closed_here(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EAGAIN, "no more processes")
 
     before = num_descriptors()
     monkeypatch.setattr(subprocess, "Popen", refuse)
-    with pytest.raises(SandboxFailure, match="CR0302"):
-        socket_memory._let_go([os.dup(0)])
+    socket_memory._let_go([os.dup(0)])
     assert num_descriptors() == before

@@ -11,6 +11,7 @@ import pytest
 
 from composer_replication.cli.build_result import finish_build, render_build
 from composer_replication.cli.show_command import render_stats, run_stats, unused_lines
+from composer_replication.records import Outcome
 from composer_replication.run_folder import read_json
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.build_summary import BuildSummary
@@ -91,7 +92,7 @@ def test_a_reason_is_whole(text: str, built: BuildSummary, tmp_path: Path) -> No
     store = TaskStore.open(built.folder)
     record = store.repository(store.record(next(iter(store.tasks())).task_id).repository_record)
     test = "test_planted.py::test_data"
-    run = TestReport({test: "failed"}, (test,), "", 0.0, why={test: text})
+    run = TestReport({test: Outcome.FAILED}, (test,), "", 0.0, why={test: text})
     note_unused(tmp_path, "planted", record, [run], [])
     kept = read_json(tmp_path / FOLDER / "planted.json")
     assert kept["first_reason"] == f"test_planted.py::test_data: {text.removeprefix('E   ')}"

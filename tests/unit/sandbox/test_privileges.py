@@ -1,0 +1,197 @@
+"""What still runs with privileges is chosen by nobody but us; where there are none, a jail goes without."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from composer_replication.errors import SandboxFailure
+from composer_replication.records import SandboxSpec
+from composer_replication.sandbox import choose_backend, open_sandbox, user_ids
+from composer_replication.sandbox.held_jail import HeldJail
+from composer_replication.sandbox.privileges import drops_uid
+
+BACKENDS = ["bubblewrap", "bubblewrap-warm", "sandlock"]
+PROGRAMS = ["setpriv", "sh", "env", "bwrap", "python3"]
+TELLING = '#!/bin/sh\n{ id -u; grep CapEff /proc/self/status || echo CapEff: 0; } >> said\nexec "/usr/bin/${0##*/}" "$@"\n'
+needs_privileges = pytest.mark.skipif(not drops_uid(), reason="only root changes the user id of a jail")
+
+
+def is_here(name: str) -> None:
+    check = choose_backend(name).is_available()
+    if not check.ok:
+        pytest.skip(check.detail)
+
+
+@pytest.fixture
+def poisoned(tmp_path: Path) -> Path:
+    """A tree with programs that tell who runs them."""
+    tree = tmp_path / "tree"
+    (tree / "bin").mkdir(parents=True)
+    for name in PROGRAMS:
+        (tree / "bin" / name).write_text(TELLING)
+        (tree / "bin" / name).chmod(0o755)
+    return tree
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_the_path_of_a_command_chooses_no_program_of_ours(name: str, poisoned: Path) -> None:
+    is_here(name)
+    with open_sandbox(SandboxSpec(poisoned), name) as sandbox:
+        path = f"{poisoned}/bin:/usr/bin:/bin"
+        done = sandbox.exec("id -u", timeout_seconds=20, env={"PATH": path})
+        who = done.stdout.strip()
+        assert done.exit_code == 0, done.stderr
+        sandbox.exec(
+            "env true", timeout_seconds=20, env={"PATH": path}
+        )  # the command's own choice is its own
+        lines = sandbox.read_file("said").decode().split("\n")
+    seen = list(zip(lines[::2], lines[1::2], strict=False))
+    assert seen
+    assert all(user == who and re.fullmatch(r"CapEff:\s*0+", capabilities) for user, capabilities in seen)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("variable", ["LD_LIBRARY_PATH", "LD_PRELOAD"])
+def test_libraries_of_a_command_are_no_business_of_ours(name: str, variable: str, tmp_path: Path) -> None:
+    is_here(name)
+    library = tmp_path / "libcap-ng.so.0"
+    library.write_bytes(b"junk")
+    value = str(library if variable == "LD_PRELOAD" else tmp_path)
+    with open_sandbox(SandboxSpec(tmp_path), name) as sandbox:
+        done = sandbox.exec(["/bin/echo", "ran"], timeout_seconds=20, env={variable: value})
+    assert (done.exit_code, done.stdout) == (0, "ran\n")
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_path_without_programs_is_the_commands_own_trouble(name: str, tmp_path: Path) -> None:
+    is_here(name)
+    with open_sandbox(SandboxSpec(tmp_path), name) as sandbox:
+        assert sandbox.exec(["id"], timeout_seconds=20, env={"PATH": "/x"}).exit_code == 127
+        done = sandbox.exec(
+            ["/usr/bin/env"], timeout_seconds=20, env={"PATH": "/x", "-u": "A B", "X": "a=b\nc"}
+        )
+        names = {line.partition("=")[0] for line in done.stdout.splitlines() if "=" in line}
+    assert {"PATH=/x", "X=a=b", "c"} <= set(done.stdout.splitlines())
+    assert "OLDPWD" not in names
+
+
+@needs_privileges
+@pytest.mark.parametrize("name", BACKENDS[:2])
+def test_what_starts_a_jail_can_change_the_user_id_and_nothing_else(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_here(name)
+    seen: list[str] = []
+    release = HeldJail.release
+
+    def look(jail: HeldJail, limits: list[tuple[int, int]]) -> None:
+        release(jail, limits)
+        for _ in range(200):  # until bwrap has set itself up
+            text = Path(f"/proc/{jail.init_pid}/status").read_text()
+            if "CapBnd:\t00000000000000c0" in text:
+                break
+            os.sched_yield()
+        seen.append(text)
+
+    monkeypatch.setattr(HeldJail, "release", look)
+    with open_sandbox(SandboxSpec(tmp_path), name) as sandbox:
+        done = sandbox.exec("sleep 0.2; grep Cap /proc/self/status", timeout_seconds=20)
+    assert seen
+    for line in done.stdout.splitlines():
+        allowed = {"0000000000000000", "00000000000000c0"} if line.startswith("CapBnd") else {"0" * 16}
+        assert line.split()[1] in allowed, line
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="unshare (util-linux) is not installed")
+@pytest.mark.parametrize("name", BACKENDS)
+def test_root_of_a_namespace_with_no_other_user(name: str, tmp_path: Path) -> None:
+    """As in ``unshare -r`` and containers of an ordinary user."""
+    is_here(name)
+    (tmp_path / "tree").mkdir()
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom composer_replication.records import SandboxSpec\n"
+        "from composer_replication.sandbox import open_sandbox\n"
+        "with open_sandbox(SandboxSpec(Path(sys.argv[1])), sys.argv[2]) as sandbox:\n"
+        "    done = sandbox.exec('echo a > b; cat b', timeout_seconds=20)\n"
+        "print(done.exit_code, done.stdout, done.stderr)\n"
+    )
+    words = ["unshare", "-Ur", sys.executable, "-c", code, str(tmp_path / "tree"), name]
+    if subprocess.run(["unshare", "-Ur", "true"], check=False, capture_output=True).returncode:
+        pytest.skip("user namespaces are forbidden here")
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=100)
+    assert done.stdout.startswith("0 a\n"), done.stdout + done.stderr
+
+
+def test_two_jails_never_share_a_user_of_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(user_ids, "_are_mapped", lambda ids: ids is user_ids._SMALL)
+    monkeypatch.setattr(user_ids, "_SMALL", range(31234, 31237))
+    monkeypatch.setattr(user_ids, "_NUM_TRIES", 200)
+    drawn = [user_ids.reserve_uid() for _ in range(3)]
+    assert sorted(drawn) == [31234, 31235, 31236]
+    with pytest.raises(OSError, match="no user id is free"):
+        user_ids.reserve_uid()
+    code = (
+        "from composer_replication.sandbox import user_ids\n"
+        "user_ids._are_mapped = lambda ids: ids is user_ids._SMALL\n"
+        "user_ids._SMALL = range(31234, 31237)\nprint(user_ids.reserve_uid())\n"
+    )
+    other = [sys.executable, "-c", code]
+    assert "no user id is free" in subprocess.run(other, capture_output=True, text=True, check=False).stderr
+    user_ids.release_uid(31235)
+    assert subprocess.run(other, capture_output=True, text=True, check=False).stdout == "31235\n"
+    assert user_ids.reserve_uid() == 31235
+    for uid in drawn:
+        user_ids.release_uid(uid)
+    user_ids.release_uid(None)
+    assert not user_ids._reserved
+
+
+@pytest.mark.parametrize("name", BACKENDS[:2])
+def test_the_user_of_a_jail_is_free_again_after_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_here(name)
+    if not drops_uid():
+        pytest.skip("only root changes the user id of a jail")
+    monkeypatch.setattr(user_ids, "_are_mapped", lambda ids: ids is user_ids._SMALL)
+    with open_sandbox(SandboxSpec(tmp_path), name) as sandbox:
+        assert len(user_ids._reserved) == 1
+        done = sandbox.exec("id -u", timeout_seconds=20)
+        assert int(done.stdout) in user_ids._reserved
+    assert not user_ids._reserved
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Exception, match="CR0304"):
+        open_sandbox(SandboxSpec(tmp_path / "file"), name)
+    assert not user_ids._reserved
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (resource.RLIMIT_NOFILE, "num_open_files=256"),
+        (resource.RLIMIT_DATA, "memory_bytes="),
+        (resource.RLIMIT_FSIZE, "disk_bytes="),
+    ],
+)
+def test_whoever_may_have_less_is_told_so(
+    name: str, kind: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_here(name)
+    real = resource.getrlimit
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(resource, "getrlimit", lambda asked: (100, 128) if asked == kind else real(asked))
+    with pytest.raises(
+        SandboxFailure, match=rf"a sandbox asks for {said}\d* and this process may have 128"
+    ) as caught:
+        open_sandbox(SandboxSpec(tmp_path), name)
+    assert caught.value.code == "CR0302"
+    assert f"Limits({said.partition('=')[0]}=128)" in (caught.value.fix or "")

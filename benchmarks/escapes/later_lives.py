@@ -15,7 +15,7 @@ _CODE = "code = 'import sys; sys.stderr.write(%r)\\n' % TOLD['mark']\n"
 _FAKE = _CODE + "program = '#!/bin/sh\\necho ' + TOLD['mark'] + '\\n'\n"
 _TELLING = (
     "os.makedirs('bin', exist_ok=True)\n"
-    'program = \'#!/bin/sh\\nPATH=/usr/bin:/bin\\ngrep CapEff /proc/self/status >> said\\nexec "/usr/bin/${0##*/}" "$@"\\n\'\n'
+    'program = \'#!/bin/sh\\nPATH=/usr/bin:/bin\\ngrep CapEff /proc/self/status >> "${0%/*}/../said"\\nexec "/usr/bin/${0##*/}" "$@"\\n\'\n'
 )
 _MACHINE = "it would change this machine's own files"
 _CLEAN = "print('clean')"

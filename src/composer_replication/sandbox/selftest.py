@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -216,7 +217,21 @@ def _signals(trial: _Trial) -> str:
 
 def _privilege(trial: _Trial) -> str:
     (answer,) = trial.ask({"do": "privilege"})
-    return ", ".join(answer["gained"])
+    return ", ".join([*answer["gained"], *_chosen_starters(trial)])
+
+
+def _chosen_starters(trial: _Trial) -> list[str]:
+    """What runs with capabilities when the variables of a command lead to programs in its tree."""
+    with trial.open() as (sandbox, tree):
+        for name in _STARTERS:
+            sandbox.write_file(f"bin/{name}", _TELLING, is_executable=True)
+        path = {"PATH": f"{tree}/bin:/usr/bin:/bin"}
+        sandbox.exec("env true", timeout_seconds=_PATIENCE_SECONDS, env=path)
+        told = sandbox.read_file("told").decode().split("ran ")[1:]
+    if not told:
+        raise _NoAnswerError("no program of the tree ran")
+    with_some = {one.split()[0] for one in told if re.search(r"CapEff:\s*0*[1-9a-f]", one)}
+    return [f"{name} of its tree ran with capabilities" for name in sorted(with_some)]
 
 
 def _open_files(trial: _Trial) -> str:
@@ -315,6 +330,12 @@ GUARDS: dict[str, tuple[Callable[[_Trial], str], str]] = {
 }
 """Each guard: the function that tries it (empty when it holds), and what holding means."""
 
+_STARTERS = ("setpriv", "env", "sh", "bwrap")
+_TELLING = b"""#!/bin/sh
+PATH=/usr/bin:/bin
+{ echo "ran ${0##*/}"; grep CapEff /proc/self/status; } >> "${0%/*}/../told"
+exec "/usr/bin/${0##*/}" "$@"
+"""
 _FIX = "use another backend (--backend), or run in a virtual machine"
 
 

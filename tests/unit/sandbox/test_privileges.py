@@ -8,13 +8,16 @@ import resource
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.records import SandboxSpec
-from composer_replication.sandbox import choose_backend, open_sandbox, user_ids
+from composer_replication.sandbox import choose_backend, open_sandbox, run_selftest, user_ids
+from composer_replication.sandbox.bubblewrap import BubblewrapSandbox
 from composer_replication.sandbox.held_jail import HeldJail
 from composer_replication.sandbox.privileges import drops_uid
 
@@ -195,3 +198,28 @@ def test_whoever_may_have_less_is_told_so(
         open_sandbox(SandboxSpec(tmp_path), name)
     assert caught.value.code == "CR0302"
     assert f"Limits({said.partition('=')[0]}=128)" in (caught.value.fix or "")
+
+
+@needs_privileges
+def test_the_self_test_sees_a_jail_that_is_started_by_a_program_of_its_tree(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    is_here("bubblewrap")
+    command = BubblewrapSandbox._command
+
+    def found_by_name(
+        self: BubblewrapSandbox, argv: Sequence[str], env: Mapping[str, str], *rest: Any, **options: Any
+    ) -> list[str]:
+        words = command(self, argv, env, *rest, **options)
+        words[words.index("--cap-drop") + 1] = "CAP_SYS_TIME"
+        at = words.index("--")
+        return [*words[:at], "--setenv", "PATH", env["PATH"], "--", "setpriv", *words[at + 2 :]]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BubblewrapSandbox, "_command", found_by_name)
+        (check,) = run_selftest(choose_backend("bubblewrap"), names=["privilege"])
+    assert (check.ok, check.detail) == (False, "setpriv of its tree ran with capabilities")
+    for name in BACKENDS:
+        is_here(name)
+        (check,) = run_selftest(choose_backend(name), names=["privilege"])
+        assert check.ok, check.detail

@@ -85,7 +85,8 @@ class LeakySandbox(PlainSandbox):
         self, argv: list[str], environment: Mapping[str, str], stdin: bytes, timeout_seconds: float
     ) -> ExecResult:
         leak = {name: value for name, value in os.environ.items() if name.startswith("COMPOSER_RL_BAIT")}
-        return self._real.exec(argv, timeout_seconds=timeout_seconds, stdin=stdin, env=leak)
+        given = {**leak, "PATH": environment["PATH"]}
+        return self._real.exec(argv, timeout_seconds=timeout_seconds, stdin=stdin, env=given)
 
     def close(self) -> None:
         self._real.close()

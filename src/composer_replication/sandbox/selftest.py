@@ -359,7 +359,7 @@ def run_selftest(
         not be tried (the jail or the probe did not start, say) is not ok.
 
     Raises:
-        SandboxFailure: nothing can be planted on this machine (CR0302).
+        SandboxFailure: nothing can be planted on this machine (CR0302), or its disk is full (CR0104).
     """
     checks: list[Check] = []
     with ExitStack() as stack:
@@ -376,6 +376,8 @@ def run_selftest(
             try:
                 problem = attempt(trial)
             except Exception as error:  # noqa: BLE001  somebody's backend raises what it likes: not tried
+                if isinstance(error, SandboxFailure) and error.code == "CR0104":
+                    raise  # a full disk says nothing of a jail
                 said = error if isinstance(error, ComposerError | _NoAnswerError | OSError) else repr(error)
                 problem = f"could not be tried: {said}"
             fix = _FIX if problem else ""

@@ -20,6 +20,7 @@ from composer_replication.tasks.record_folder import refuse_other_content
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import SUITE_SECONDS
 from composer_replication.tasks.suite_limits import MAX_SUITE_SECONDS
+from composer_replication.tasks.trusted_sandbox import require_trusted
 from composer_replication.tasks.workers.workers import open_workers
 
 __all__ = ["Build", "BuildSummary", "Candidate", "Progress", "Settings", "build_tasks", "run_build"]
@@ -117,6 +118,8 @@ def run_build(
     """Hold the folder, let ``choose`` decide about candidates, leave exactly what was asked for."""
     started = time.monotonic()
     refuse_other_content(out)  # before the lock, which is a file: a refused folder stays as it was
+    if ray_address is None:
+        require_trusted(backend)
     with RunFolder(out).locked():
         store = TaskStore.create(out, backend=backend)
         store.verify()  # what lies there already is taken over unread

@@ -32,6 +32,7 @@ from composer_replication.tasks.stored_subject import bench_of, subject_of
 from composer_replication.tasks.subject import Subject
 from composer_replication.tasks.test_run import TestReport
 from composer_replication.tasks.thorough_checks import check_rollout_tree, learned_by_heart
+from composer_replication.tasks.trusted_sandbox import require_trusted
 from composer_replication.tasks.truth import LOOKUP_PASSES, NO_TRUTH, TRUTH_UNKNOWN
 from composer_replication.tasks.twin.build_twins import Twin
 from composer_replication.tasks.twin.stub_scores import judge_stubs
@@ -103,11 +104,11 @@ def validate_store(
         SandboxFailure: the sandbox broke; nothing is said about any task.
     """
     store = TaskStore.open(path, backend=backend)
-    for (
-        name
-    ) in store.derived:  # said at once; what is in them is compared when the tasks are known to be whole
+    # Said at once; what is in them is compared when the tasks are known to be whole.
+    for name in store.derived:
         store.read_derived(name)
     task_ids = store.require_task_ids()
+    require_trusted(backend)
     key = journal_key(store, repeat=max(1, repeat), thorough=thorough)
     with passed_tasks(key, task_ids, resume=resume) as journal:
         taken = _whole(store, journal.taken_over)

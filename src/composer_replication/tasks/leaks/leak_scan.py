@@ -33,6 +33,7 @@ from composer_replication.tasks.leaks.leak_fingerprints import Fingerprint, fing
 from composer_replication.tasks.leaks.leak_search import Leak, Search, Target, target_to_json
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.test_run import import_roots
+from composer_replication.tasks.trusted_sandbox import require_trusted
 from composer_replication.tasks.views import write_files
 
 Progress = Callable[[int, int, str], None]
@@ -89,6 +90,7 @@ def scan_store(
     """
     store = TaskStore.open(path, backend=backend)
     store.require_task_ids()
+    require_trusted(backend)
     tasks = store.tasks()
     salt = secrets.token_hex(16)
     found = _Found()

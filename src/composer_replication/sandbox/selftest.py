@@ -375,7 +375,7 @@ def run_selftest(
                 progress(len(checks), len(names), name)
             try:
                 problem = attempt(trial)
-            except Exception as error:  # noqa: BLE001  somebody's backend raises what it likes: not tried
+            except Exception as error:  # somebody's backend raises what it likes: not tried
                 if isinstance(error, SandboxFailure) and error.code == "CR0104":
                     raise  # a full disk says nothing of a jail
                 said = error if isinstance(error, ComposerError | _NoAnswerError | OSError) else repr(error)

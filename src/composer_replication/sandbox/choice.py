@@ -122,5 +122,11 @@ def warm_kind(backend: SandboxBackend) -> SandboxBackend | None:
     """
     if backend.name.endswith(_WARM):
         return backend
-    is_ours = f"{type(backend).__module__}:{type(backend).__qualname__}" == BACKENDS.get(backend.name)
-    return _load(BACKENDS[backend.name + _WARM]) if is_ours and backend.name + _WARM in BACKENDS else None
+    name = name_of(backend) + _WARM
+    return _load(BACKENDS[name]) if name in BACKENDS else None
+
+
+def name_of(backend: SandboxBackend) -> str:
+    """What ``choose_backend`` knows it by: a key of ``BACKENDS``, or the dotted path of somebody else's."""
+    path = f"{type(backend).__module__}:{type(backend).__qualname__}"
+    return next((name for name, ours in BACKENDS.items() if ours == path), path)

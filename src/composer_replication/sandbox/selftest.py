@@ -17,7 +17,7 @@ import os
 import re
 import secrets
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +29,7 @@ from composer_replication.interfaces import Sandbox, SandboxBackend
 from composer_replication.records import Check, ExecResult, Limits, SandboxSpec
 from composer_replication.sandbox import acceptance
 from composer_replication.sandbox.acceptance import WITHOUT_ISOLATION
+from composer_replication.sandbox.choice import name_of
 from composer_replication.sandbox.host_paths import base_interpreter, base_python
 from composer_replication.sandbox.selftest_bait import Bait
 
@@ -388,7 +389,11 @@ def run_selftest(
 
 
 def require_selftest(
-    backend: SandboxBackend, accepted: Collection[str] | None = None, *, unseen: Collection[Path] = ()
+    backend: SandboxBackend,
+    accepted: Collection[str] | None = None,
+    *,
+    unseen: Collection[Path] = (),
+    progress: Callable[[int, int, str], None] | None = None,
 ) -> tuple[str, ...]:
     """Refuse a backend whose guards are not all effective; tried once per process and backend.
 
@@ -397,6 +402,7 @@ def require_selftest(
         accepted: guards that may fail, or ``everything``; by default what this process has accepted.
         unseen: folders that it must not show, as the run's and the one with the hidden tests; each is
             tried when it is first named.
+        progress: as for ``run_selftest``.
 
     Returns:
         The guards that do not hold and are accepted, in the order of ``GUARDS``: to be recorded.
@@ -412,9 +418,9 @@ def require_selftest(
     with _lock:
         missing = _passed.get(kind)
         if missing is None:
-            missing = _unheld(backend, unseen)
+            missing = _unheld(run_selftest(backend, unseen=unseen, progress=progress))
         elif not {(kind, folder) for folder in unseen} <= _closed:
-            missing = {**missing, **_unheld(backend, unseen, ["host_files"])}
+            missing = {**missing, **_unheld(run_selftest(backend, unseen=unseen, names=["host_files"]))}
         unheld = {name: detail for name, detail in missing.items() if name not in allowed}
         if unheld and acceptance.EVERYTHING not in allowed:
             _refuse(backend, unheld)
@@ -423,21 +429,18 @@ def require_selftest(
         return tuple(name for name in GUARDS if name in missing)
 
 
-def _unheld(
-    backend: SandboxBackend, unseen: Collection[Path], names: Collection[str] = GUARDS
-) -> dict[str, str]:
-    return {
-        check.name: check.detail
-        for check in run_selftest(backend, unseen=unseen, names=names)
-        if not check.ok
-    }
+def _unheld(checks: Iterable[Check]) -> dict[str, str]:
+    return {check.name: check.detail for check in checks if not check.ok}
 
 
 def _refuse(backend: SandboxBackend, unheld: Mapping[str, str]) -> None:
-    what = "; ".join(f"{name} ({detail})" for name, detail in unheld.items())
+    because: dict[str, list[str]] = {}
+    for name, detail in unheld.items():
+        because.setdefault(detail, []).append(name)
+    what = "; ".join(f"{', '.join(names)} ({detail})" for detail, names in because.items())
     raise SandboxFailure(
         "CR0306",
         f"the sandbox {backend.name} does not hold: {what}.",
         where="sandbox self-test",
-        fix="composer-rl sandbox selftest",
+        fix=f"composer-rl sandbox selftest --backend {name_of(backend)}",
     )

@@ -119,7 +119,7 @@ def run_build(
     started = time.monotonic()
     refuse_other_content(out)  # before the lock, which is a file: a refused folder stays as it was
     if ray_address is None:
-        require_trusted(backend)
+        require_trusted(backend, progress)
     with RunFolder(out).locked():
         store = TaskStore.create(out, backend=backend)
         store.verify()  # what lies there already is taken over unread

@@ -236,18 +236,23 @@ class Build:
         self.progress(len(decided), len(decided), f"{num_valid()} tasks")
 
     def _known(self, candidate: Candidate) -> Decision | None:
-        """What the journal says, or what needs no run: no test calls that function."""
+        """What the journal says, or what needs no run: no test calls that code, or most of it."""
         earlier = self.journal.find(candidate.key)
         if earlier is not None and (
             not earlier.is_valid or self.store.has_record(f"tasks/{earlier.task_id}.json")
         ):
             return self._if_secret(earlier)
-        selected = candidate.repository.record.tests_of(candidate.deletion)
-        if candidate.is_pinned or selected is None or selected:
+        record = candidate.repository.record
+        selected = record.tests_of(candidate.deletion)
+        if candidate.is_pinned or selected is None:
             return None
-        return Decision(
-            candidate.key, candidate.repository.record.repository, candidate.deletion.pin, reason="untested"
-        )
+        if not selected:
+            return Decision(candidate.key, record.repository, candidate.deletion.pin, reason="untested")
+        if record.is_mostly_uncalled(candidate.deletion):
+            return Decision(
+                candidate.key, record.repository, candidate.deletion.pin, reason="mostly-untested"
+            )
+        return None
 
     def _judge(self, candidate: Candidate) -> Decision:
         repository = candidate.repository

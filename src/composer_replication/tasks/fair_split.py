@@ -2,7 +2,8 @@
 
 A name that only the deleted code gave, and that nothing in the tree of a rollout says, is known to nobody who
 has to write that code again. A hidden test that uses one, or recorded behaviour of a function that is called so,
-fails for honest answers. And a test is not hidden while a copy of it stays in the tree.
+fails for honest answers; so does one that wants the very words of a deleted message (``deleted_texts``). And a test
+is not hidden while a copy of it stays in the tree.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import PurePosixPath
 
+from composer_replication.tasks.deleted_texts import Texts, texts_asked_for
 from composer_replication.tasks.intake.tree_rules import is_test_path
 from composer_replication.tasks.syntax_trees import parse_syntax
 from composer_replication.tasks.test_functions import Place, function_shapes, function_texts
@@ -56,6 +58,8 @@ def places_to_show(
     shown: Mapping[str, bytes],
     deleted: frozenset[str],
     given: Collection[str] = (),
+    *,
+    texts: Texts = frozenset(),
 ) -> frozenset[Place]:
     """Those of some hidden test functions that must be visible instead.
 
@@ -65,6 +69,7 @@ def places_to_show(
         shown: the tree of a rollout, without these functions.
         deleted: names in the deleted code.
         given: names that a rollout is told besides its tree.
+        texts: of the deleted code.
     """
     sources = {place: _source(original, place) for place in sorted(places)}
     if not sources:
@@ -75,7 +80,9 @@ def places_to_show(
             shapes |= function_shapes(data.decode("utf-8", "replace"))
     found = {place for place, text in sources.items() if not shapes.isdisjoint(function_shapes(text))}
     known = known_words(shown, given).union(*(words_of(sources[place]) for place in found))
-    return frozenset(found | _that_name(sources, deleted, known))
+    found |= _that_name(sources, deleted, known)
+    left = {place: text for place, text in sources.items() if place not in found}
+    return frozenset(found | texts_asked_for(left, texts, shown))
 
 
 def _that_name(

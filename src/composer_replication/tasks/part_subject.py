@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from composer_replication.records import Edit
+from composer_replication.tasks.deleted_texts import deleted_texts
 from composer_replication.tasks.fair_split import deleted_words, names_elsewhere, places_to_show
 from composer_replication.tasks.planning.edits import edited_text, line_edits, shifted_line
 from composer_replication.tasks.store_records import RepositoryRecord
@@ -39,6 +40,7 @@ def part_subject(
         given: names that a rollout is told besides its tree.
     """
     deleted = deleted_words(unsplit.changes, original)
+    texts = deleted_texts(unsplit.changes, original)
     shown: frozenset[Place] = frozenset()
     while True:
         subject = _parted(
@@ -46,7 +48,9 @@ def part_subject(
             hidden_share=hidden_share, seed=seed, salt=salt, shown=shown,
         )  # fmt: skip
         hidden = {repository.places[test] for test in subject.hidden}
-        more = places_to_show(hidden, original, subject.broken(original, "rollout"), deleted, given)
+        more = places_to_show(
+            hidden, original, subject.broken(original, "rollout"), deleted, given, texts=texts
+        )
         if not more:
             return subject
         shown |= more

@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from composer_replication.records import Edit, Task, TestSplit
-from composer_replication.tasks.call_contexts import Contexts, decode, encode, select_tests
+from composer_replication.tasks.call_contexts import UNKNOWN, Contexts, decode, encode, select_tests
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.intake.licences import Licence
 from composer_replication.tasks.intake.tree_rules import is_test_path, test_folders
@@ -87,6 +87,15 @@ class RepositoryRecord:
         if self.contexts is None or not deletion.functions:
             return None
         return select_tests(self.contexts, deletion.functions)
+
+    def is_mostly_uncalled(self, deletion: Deletion) -> bool:
+        """Whether no test calls more than half of the lines that a deletion takes out of functions."""
+        if self.contexts is None or UNKNOWN in (called := frozenset().union(*self.contexts.values())):
+            return False
+        lines = [((cut.path, cut.first_line) in called, cut.num_body_lines) for cut in deletion.bodies]
+        return sum(number for _, number in lines) > 2 * sum(
+            number for is_called, number in lines if is_called
+        )
 
     def to_json(self) -> dict[str, Any]:
         more: dict[str, Any] = {"source": self.source} if self.source else {}

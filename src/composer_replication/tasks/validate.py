@@ -108,7 +108,7 @@ def validate_store(
     for name in store.derived:
         store.read_derived(name)
     task_ids = store.require_task_ids()
-    require_trusted(backend)
+    require_trusted(backend, progress)
     key = journal_key(store, repeat=max(1, repeat), thorough=thorough)
     with passed_tasks(key, task_ids, resume=resume) as journal:
         taken = _whole(store, journal.taken_over)

@@ -90,6 +90,30 @@ def test_counts_and_reasons(whole: Whole) -> None:
     summary.require_tasks()
 
 
+def test_a_class_that_is_mostly_called_by_no_test_is_no_task(
+    make_project: MakeProject, tmp_path: Path
+) -> None:
+    head = "class {}:\n    def first(self):\n        return 11\n\n    def second(self):\n"
+    code = (
+        head.format("Called")
+        + "        return 22\n\n\n"
+        + head.format("Idle")
+        + "        two = 2\n        return 10 * two\n"
+    )
+    tests = "".join(
+        f"\n\ndef test_{name}():\n    assert planted.{name}().first() == 11\n" for name in ("Called", "Idle")
+    )
+    source = str(make_project({"planted.py": code, "test_planted.py": f"import planted\n{tests}"}))
+    summary = build_tasks(
+        [source], tmp_path / "out", jobs=1, granularities=["class"], with_truth=False, hidden_share=0.0
+    )
+    assert (summary.valid, dict(summary.rejected)) == (1, {"mostly-untested": 1})
+    pinned = build_tasks(
+        [source], tmp_path / "pinned", symbols={source: ["planted.py::Idle@class/body"]}, jobs=1, with_truth=False, hidden_share=0.0
+    )  # fmt: skip
+    assert pinned.valid == 1  # asked for by name
+
+
 def test_same_input_and_seed_same_bytes(make_project: MakeProject, tmp_path: Path) -> None:
     source = str(make_project(SMALL))
     first = build_tasks([source], tmp_path / "a", jobs=1)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from composer_replication.records import Edit
+from composer_replication.tasks.deleted_texts import deleted_texts
 from composer_replication.tasks.fair_split import (
     deleted_words,
     is_named,
@@ -87,6 +90,52 @@ def test_what_the_tree_the_task_or_python_says_is_known() -> None:
     assert unfair(["test_rarity"], given="Counter.get_rarity") == set()
     assert unfair(["test_keep"]) == set()
     assert {"upper", "str", "package", "test_code"} <= known_words({"package/test_code.py": b""})
+
+
+WORDED = b'''def cut(at):
+    """Cut anything harmonious."""
+    if at < 0:
+        raise ValueError(f"cannot cut before {at}, dear user")
+    return "knife"
+
+
+def keep():
+    return "plainly visible"
+'''
+CUT = Changes((Edit("package/code.py", WORDED.index(b"    if at"), WORDED.index(b"def keep"), "    ...\n"),))
+
+
+@pytest.mark.parametrize(
+    ("test", "is_shown"),
+    [
+        ("with raises(ValueError, match='cannot cut before'): cut(-1)", True),
+        ("with raises(ValueError, match=r'Cannot +cut +before .*'): cut(-1)", True),
+        ("assert str(error(cut, -1)).startswith('cannot cut before -1')", True),
+        ("assert 'before' in error(cut, -1)", True),  # one long word
+        ("with raises(ValueError, match='dear'): cut(-1)", False),  # a short one may stand anywhere
+        ("with raises(ValueError): cut(-1)", False),
+        ("assert cut(1) == 'knife'", False),  # five letters
+        ("'cannot cut before'", False),  # says so and asks for nothing
+        ("assert keep() == 'plainly visible'", False),  # not deleted
+        ("assert 'harmonious'", False),  # in the docstring, which stays
+    ],
+)
+def test_nobody_is_asked_for_the_words_of_a_deleted_message(test: str, is_shown: bool) -> None:
+    text = f"def test_it():\n    {test}\n".encode()
+    files = {"package/code.py": WORDED, "tests/test_code.py": text}
+    at, tree = ("tests/test_code.py", 1, "test_it"), view_files({"package/code.py": WORDED}, CUT, "rollout")
+    texts = deleted_texts(CUT, files)
+    assert places_to_show([at], files, tree, frozenset(), texts=texts) == (
+        frozenset([at]) if is_shown else set()
+    )
+    told = {**tree, "README.md": b"It answers: Cannot\n  cut before a cut.\n"}
+    assert places_to_show([at], files, told, frozenset(), texts=texts) == frozenset()
+
+
+def test_the_texts_of_deleted_files_count_whole() -> None:
+    texts = deleted_texts(Changes((), removed_files=("package/code.py",)), {"package/code.py": WORDED})
+    assert {("plainly",), ("visible",), ("cannot", "cut", "before")} <= texts
+    assert ("harmonious",) not in texts
 
 
 def test_deleted_files_count_whole() -> None:

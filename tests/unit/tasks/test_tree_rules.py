@@ -300,6 +300,7 @@ def test_a_refused_build_says_which_files_its_tests_may_miss(tmp_path: Path) -> 
         (["lib/core.py", "lib/core_test.py", "lib/test_more.py"], set()),
         (["lib/core.py", "lib/more.py", "lib/test_a.py"], set()),  # most are not tests
         (["src/test_a.py", "src/pkg/__init__.py", "src/pkg/core.py"], set()),  # a package below
+        (["spec/test_a.py", "spec/data/one/__init__.py"], {"spec"}),  # what tests read
         (["pkg/__init__.py", "pkg/test_a.py"], set()),
         (["test_a.py", "core.py"], set()),
     ],
@@ -310,17 +311,29 @@ def test_a_folder_is_there_for_tests_where_nothing_in_it_is_tested(files: list[s
 
 
 @pytest.mark.parametrize(
-    "path", ["ab_testing/core.py", "flask_testing/utils.py", "pkg/test_utils/x.py", "contest/a.py"]
+    "path",
+    ["ab_testing/core.py", "flask_testing/utils.py", "pkg/test_utils/x.py", "contest/a.py", "unit/x.py"],
 )
 def test_a_product_may_have_test_in_its_name(path: str) -> None:
     assert is_subject_path(path)
 
 
 @pytest.mark.parametrize(
-    "path", ["test/x.py", "testing/x.py", "unit_tests/x.py", "tests-py3/x.py", "unittests/x.py"]
+    "path",
+    [
+        *("test/x.py", "testing/x.py", "unit_tests/x.py", "tests-py3/x.py", "unittests/x.py"),
+        *("unit_test/x.py", "integration-test/x.py", "test_suite/x.py", "test_data/x.py", "test_py3/x.py"),
+    ],
 )
 def test_folders_of_tests_have_usual_names(path: str) -> None:
     assert not is_subject_path(path)
+
+
+def test_data_of_tests_is_kept_whatever_their_folder_is_called() -> None:
+    tests = {"spec/test_url.py", "spec/helpers.py"}
+    data = {"spec/data/a.log", "spec/old.bin"}
+    assert kept(*tests, *data) == tests | data
+    assert kept("spec/core.py", *data) == {"spec/core.py"}
 
 
 @pytest.mark.parametrize("folder", ["src", "lib"])

@@ -39,12 +39,13 @@ def tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """The names of the backends that were tried; the cache is a new one."""
     names: list[str] = []
 
-    def remember(backend: SandboxBackend) -> tuple[str, ...]:
+    def remember(backend: SandboxBackend, **_: object) -> tuple[str, ...]:
         names.append(backend.name)
         return ()
 
     monkeypatch.setenv("COMPOSER_RL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(trusted_sandbox, "require_selftest", remember)
+    monkeypatch.setattr(trusted_sandbox, "REMEMBERED", {PATH})
     return names
 
 
@@ -63,17 +64,43 @@ def test_a_pass_is_remembered_until_the_machine_changes(
         boot.write_text("another start\n")
         patch.setattr(trusted_sandbox, "_BOOT", boot)
         require_trusted(PATH)
+    for name, value in {
+        "_PROGRAMS": ("sh",),
+        "_rights": lambda: ["CapEff: 0"],
+        "_libraries": lambda: "another one",
+        "_code": lambda: "of tomorrow",
+    }.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(trusted_sandbox, name, value)
+            require_trusted(PATH)
     with monkeypatch.context() as patch:
-        patch.setattr(trusted_sandbox, "_PROGRAMS", ("sh",))
+        patch.setenv("COMPOSER_RL_SANDBOX_RUNTIME", "runsc")
         require_trusted(PATH)
-    assert tried == ["open"] * 4
+    assert tried == ["open"] * 8
     passed.unlink()
     require_trusted(PATH)
-    assert tried == ["open"] * 5
+    assert tried == ["open"] * 9
+
+
+def test_what_somebody_else_holds_is_tried_each_time(
+    tried: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trusted_sandbox, "REMEMBERED", frozenset({"bubblewrap"}))
+    require_trusted(PATH)
+    require_trusted(PATH)
+    assert tried == ["open", "open"]
+
+
+def test_a_cache_that_cannot_be_written_is_no_reason_to_stop(tried: list[str], tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / trusted_sandbox.FOLDER).write_text("a file in the way")
+    require_trusted(PATH)
+    require_trusted(PATH)
+    assert tried == ["open", "open"]
 
 
 def test_what_was_only_accepted_is_not_remembered(tried: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def accepted(backend: SandboxBackend) -> tuple[str, ...]:
+    def accepted(backend: SandboxBackend, **_: object) -> tuple[str, ...]:
         tried.append(backend.name)
         return ("network",)
 

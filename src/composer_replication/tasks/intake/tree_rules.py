@@ -43,12 +43,17 @@ _CONFIG_NAMES = frozenset(
 _TOP_TEXTS = ("README*", "VERSION*", "version*")
 _LICENCE_TEXTS = ("LICEN[CS]E*", "COPYING*", "UNLICEN[CS]E*")
 """At the top, whatever their letters' case: the licence goes with every copy."""
-_TEST_NAMES = frozenset({"test", "testing"})
+_TEST = frozenset({"test", "testing"})
 _TEST_WORDS = frozenset("tests unittest unittests testcase testcases testsuite testsuites".split())
 """A folder is one of tests where one of the words of its name is: ``tests``, ``unit_tests``, ``tests-py3``.
 
-Not ``test`` and ``testing``: ``ab_testing`` and ``test_utils`` are products.
+``test`` and ``testing`` need a kind beside them, if anything: ``ab_testing`` and ``test_utils`` are products.
 """
+_KINDS = frozenset(
+    "unit integration functional regression system acceptance smoke e2e end to api cli suite suites case cases data"
+    " fixture fixtures files resources assets src py py2 py3 python".split()
+)
+"""Words beside ``test`` in names of folders of tests: ``integration_test``, ``test-suite``, ``test_data``."""
 _NOT_A_SUBJECT = frozenset(
     "setup.py conftest.py noxfile.py tasks.py fabfile.py versioneer.py _version.py __about__.py __main__.py dodo.py".split()
 )
@@ -85,8 +90,8 @@ def in_test_folder(path: PurePosixPath) -> bool:
 
 @lru_cache(maxsize=4096)
 def _is_test_folder(name: str) -> bool:
-    lower = name.lower()
-    return lower in _TEST_NAMES or not _TEST_WORDS.isdisjoint(re.split(r"[-_.]", lower))
+    words = frozenset(re.split(r"[-_.]", name.lower()))
+    return not _TEST_WORDS.isdisjoint(words) or (not _TEST.isdisjoint(words) and words - _TEST <= _KINDS)
 
 
 def is_test_path(path: str) -> bool:
@@ -102,20 +107,16 @@ def test_folders(tests: Collection[str], files: Collection[str]) -> frozenset[st
     """Folders that are there for tests whatever they are called: ``spec/`` with ``test_url.py`` and ``helpers.py``.
 
     At least half of the modules in such a folder are tests, none of them has its own test beside it (``core.py``,
-    ``test_core.py``), and no package lies in or below it.
+    ``test_core.py``), it is no package, and none lies directly in it. Packages of data below are no objection.
 
     Args:
         tests: paths of files that hold tests.
         files: all paths of the repository.
     """
     folders = {str(PurePosixPath(path).parent) for path in tests} - {"."}
-    packages = {
-        str(above)
-        for path in files
-        if PurePosixPath(path).name == "__init__.py"
-        for above in PurePosixPath(path).parents
-    }
-    modules: dict[str, set[str]] = {folder: set() for folder in folders - packages}
+    inits = (PurePosixPath(path) for path in files if PurePosixPath(path).name == "__init__.py")
+    with_packages = {str(folder) for path in inits for folder in (path.parent, path.parent.parent)}
+    modules: dict[str, set[str]] = {folder: set() for folder in folders - with_packages}
     for path in map(PurePosixPath, files):
         if path.suffix == ".py" and str(path.parent) in modules:
             modules[str(path.parent)].add(path.stem)
@@ -141,11 +142,12 @@ def tree_rule(names: frozenset[str]) -> Callable[[PurePosixPath], bool]:
     drops those that nothing imports, which only their content tells.
     """
     folders = _Folders(names)
+    of_tests = test_folders([name for name in names if is_test_path(name)], names)
 
     def belongs(path: PurePosixPath) -> bool:
         if is_system_file(path) or not folders.are_kept(path.parts[:-1]):
             return False
-        in_tests = in_test_folder(path)
+        in_tests = in_test_folder(path) or not of_tests.isdisjoint(map(str, path.parents))
         suffix = path.suffix.lower()
         if suffix in _OUT_SUFFIXES and not (in_tests and suffix in _IN_TESTS_SUFFIXES):
             return False
@@ -231,6 +233,7 @@ def left_out(names: Iterable[str], kept: Collection[str], links: Collection[str]
     """
     everything = frozenset(names)
     folders = _Folders(everything)
+    of_tests = test_folders([name for name in everything if is_test_path(name)], everything)
     linked: list[str] = []
     near: list[str] = []
     far: list[str] = []
@@ -247,7 +250,8 @@ def left_out(names: Iterable[str], kept: Collection[str], links: Collection[str]
             or is_metadata_path(path)
         ):
             continue
-        is_near = in_test_folder(path) or not folders.packages.isdisjoint(path.parents)
+        in_tests = in_test_folder(path) or not of_tests.isdisjoint(map(str, path.parents))
+        is_near = in_tests or not folders.packages.isdisjoint(path.parents)
         if name in links:
             if is_near or path.suffix in ("", *_SOURCE_SUFFIXES):
                 linked.append(f"{name} (a link)")

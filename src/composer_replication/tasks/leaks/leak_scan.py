@@ -90,7 +90,7 @@ def scan_store(
     """
     store = TaskStore.open(path, backend=backend)
     store.require_task_ids()
-    require_trusted(backend)
+    require_trusted(backend, progress)
     tasks = store.tasks()
     salt = secrets.token_hex(16)
     found = _Found()

@@ -6,8 +6,8 @@ weights, on the same rows: TRL's ``GRPOTrainer``; ours with everything off, whic
 in this process and the best repetition of each counts, in CPU time on the processor, so that other load counts
 little. All rows have full length: no padding flatters either side.
 
-Gradient checkpointing is off for all, or on for all with ``--checkpointing``: prompts are not shared then, and the
-reason is printed. Sampling is not part of it.
+Gradient checkpointing is off for all, or on for all with ``--checkpointing``. What stands against sharing is printed.
+Sampling is not part of it.
 
     python benchmarks/train_phase.py [--prompts 128 512 2048] [--completions 26 256] [--repetitions 2] [--threads 1]
 """
@@ -132,13 +132,18 @@ def compare(num_prompt: int, num_completion: int, arguments: argparse.Namespace)
             [train_once(trainer, rows) for trainer in trainers.values()] for _ in range(arguments.repetitions)
         ]
         stock, off, shared = (min(times) for times in zip(*rounds, strict=True))
-    goal = GOALS.get((num_prompt, num_completion))
     reasons = trainers[SHARED].prefix_sharing_off_reasons
     return (
         f"{num_prompt:>6} {num_completion:>4} {stock:>8.2f} {off:>10.2f} {shared:>13.2f}"
         f" {off / stock - 1:>9.1%} {stock / shared:>8.2f}x"
-        f" {f'{goal}x' if goal else '-':>6}  {' '.join(reasons)}".rstrip()
+        f" {verdict(num_prompt, num_completion, stock / shared):>12}  {' '.join(reasons)}".rstrip()
     )
+
+
+def verdict(num_prompt: int, num_completion: int, speed_up: float) -> str:
+    """The goal for these lengths and whether it is met."""
+    goal = GOALS.get((num_prompt, num_completion))
+    return "-" if goal is None else f"{goal}x {'met' if speed_up >= goal else 'missed'}"
 
 
 def main() -> None:
@@ -156,7 +161,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     print(f"Llama, {arguments.layers} layers of {arguments.hidden}, V = {VOCABULARY}, float32, group {GROUP}")
-    print(f"{'P':>6} {'C':>4} {STOCK:>8} {OFF:>10} {SHARED:>13} {'overhead':>9} {'speed-up':>9} {'goal':>6}")
+    print(f"{'P':>6} {'C':>4} {STOCK:>8} {OFF:>10} {SHARED:>13} {'overhead':>9} {'speed-up':>9} {'goal':>12}")
     for num_completion in arguments.completions:
         for num_prompt in arguments.prompts:
             print(compare(num_prompt, num_completion, arguments), flush=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,11 +19,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from tiny_architectures import MODELS, tiny_model
 
-from composer_replication.trainer import prefix_sharing
+from composer_replication.trainer import packed_rows, prefix_sharing
 from composer_replication.trainer.prefix_sharing import shared_prefix_logps, unsupported_reason
 
 if TYPE_CHECKING:
     from transformers import DynamicCache
+
+    from composer_replication.trainer.token_scores import TokenScorer
 
 VOCABULARY = 61
 
@@ -108,9 +110,27 @@ def build(name: str) -> torch.nn.Module:
     return tiny_model(name, VOCABULARY).train()
 
 
+def checkpointed(name: str) -> torch.nn.Module:
+    model = tiny_model(name, VOCABULARY).train()
+    model.gradient_checkpointing_enable()
+    return model  # type: ignore[no-any-return]
+
+
 @pytest.fixture(scope="module")
 def llama() -> torch.nn.Module:
     return build("llama")
+
+
+@pytest.fixture(scope="module")
+def gemma() -> torch.nn.Module:
+    """Checkpointed; its layers have a window and none in turn."""
+    return checkpointed("gemma3-hybrid")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_packed_under_gradient_checkpointing_every_architecture_gives_the_plain_forward(name: str) -> None:
+    model = checkpointed(name)
+    assert_sharing_changes_nothing(model, make_batch(UNEQUAL_GROUPS, 7, seed=1), temperature=0.7)
 
 
 @pytest.mark.parametrize("prompts_per_forward", [None, 3])
@@ -153,6 +173,72 @@ def test_any_groups_in_any_order(
     assert_sharing_changes_nothing(
         llama, batch, temperature=temperature, prompts_per_forward=prompts_per_forward
     )
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    groups=st.lists(
+        st.tuples(st.integers(1, 9), st.lists(st.integers(0, 5), min_size=1, max_size=4)),
+        min_size=1,
+        max_size=3,
+    ),
+    together=st.booleans(),
+    at_most=st.integers(1, 4),
+    seed=st.integers(0, 2**16),
+)
+def test_any_groups_in_any_packs(
+    gemma: torch.nn.Module, groups: list[tuple[int, list[int]]], together: bool, at_most: int, seed: int
+) -> None:
+    batch = make_batch(groups, 5, seed)
+    if not batch.completion_mask.any():
+        batch.completion_mask[0, 0] = 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packed_rows, "num_processes", lambda: 2 if together else 1)  # all packs in one forward
+        patch.setattr(packed_rows, "rows_of_a_pack", lambda rows, *_: min(rows, at_most))
+        assert_sharing_changes_nothing(
+            gemma, batch, temperature=1.3, prompts_per_forward=3 if together else None
+        )
+
+
+@pytest.mark.parametrize("where", ["prompt", "completion", "both"])
+def test_holes_in_packed_rows(where: str) -> None:
+    batch = make_batch([(8, [6, 6]), (5, [6])], 6, seed=5)
+    if where != "completion":
+        batch.prompt_mask[:, -2] = 0
+    if where != "prompt":
+        batch.completion_mask[1, 2] = 0
+    assert_sharing_changes_nothing(checkpointed("llama"), batch, temperature=1.0)
+
+
+def _see_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = packed_rows._Layout.of
+    monkeypatch.setattr(
+        packed_rows._Layout,
+        "of",
+        lambda *given: replace(found := original(*given), segments_KS=found.segments_KS.clamp(max=1)),
+    )
+
+
+def _go_on_counting(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = packed_rows._Layout.of
+    monkeypatch.setattr(
+        packed_rows._Layout,
+        "of",
+        lambda *given: replace(
+            found := original(*given), positions_KS=torch.arange(found.ids_KS.size(1)).expand_as(found.ids_KS)
+        ),
+    )
+
+
+@pytest.mark.parametrize("corrupt", [_see_neighbours, _go_on_counting])
+def test_a_corrupted_pack_does_not_pass(
+    monkeypatch: pytest.MonkeyPatch, corrupt: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    corrupt(monkeypatch)
+    with pytest.raises(AssertionError):
+        assert_sharing_changes_nothing(
+            checkpointed("llama"), make_batch(UNEQUAL_GROUPS, 7, seed=1), temperature=0.7
+        )
 
 
 def test_one_completion_column(llama: torch.nn.Module) -> None:
@@ -207,9 +293,10 @@ def _shift_positions(monkeypatch: pytest.MonkeyPatch) -> None:
         positions: torch.Tensor,
         *rest: torch.Tensor | None,
         logits_to_keep: int = 0,
+        scorer: TokenScorer | None = None,
     ) -> torch.Tensor:
         moved = positions if logits_to_keep else positions + 1
-        return original(model, ids, cache, moved, *rest, logits_to_keep=logits_to_keep)
+        return original(model, ids, cache, moved, *rest, logits_to_keep=logits_to_keep, scorer=scorer)
 
     monkeypatch.setattr(prefix_sharing, "forward_with_cache", shifted)
 

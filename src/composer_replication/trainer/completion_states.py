@@ -84,24 +84,31 @@ def completion_states(model: nn.Module, rows: TokenRows) -> torch.Tensor:
     return states_MH if scale == 1.0 else states_MH * scale
 
 
-def _last_states(
-    inner: Any, ids_NS: torch.Tensor, mask_NS: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the head reads at every position (N, S, H), and the logits that it makes of the last one (N, 1, V)."""
-    arguments: dict[str, Any] = {}
-    if accepts(inner, "position_ids"):
-        arguments["position_ids"] = (mask_NS.cumsum(-1) - 1).clamp(min=0)
+def states_before_head(model: nn.Module, arguments: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the head reads at every position (N, S, H), not scaled, and the logits that it makes of the last one (N, 1, V).
+
+    Args:
+        model: one without ``states_problem``, in whatever wrapper it is to be called.
+        arguments: of its forward, but for ``logits_to_keep``.
+    """
     seen: list[torch.Tensor] = []
-    hook = inner.base_model.register_forward_hook(
+    hook = inner_model(model).base_model.register_forward_hook(
         lambda _module, _inputs, output: seen.append(output.last_hidden_state)
     )
     try:
-        output = inner(
-            input_ids=ids_NS, attention_mask=mask_NS, use_cache=False, logits_to_keep=1, **arguments
-        )
+        output = model(**arguments, logits_to_keep=1)
     finally:
         hook.remove()
     return seen[-1], output.logits
+
+
+def _last_states(
+    inner: Any, ids_NS: torch.Tensor, mask_NS: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    arguments: dict[str, Any] = {"input_ids": ids_NS, "attention_mask": mask_NS, "use_cache": False}
+    if accepts(inner, "position_ids"):
+        arguments["position_ids"] = (mask_NS.cumsum(-1) - 1).clamp(min=0)
+    return states_before_head(inner, arguments)
 
 
 @torch.no_grad()

@@ -34,8 +34,8 @@ from transformers.generation.logits_process import (
 
 from composer_replication.errors import InputError, UsageError
 from composer_replication.records import StopReason
+from composer_replication.trainer.distinct_prompts import Prompt
 from composer_replication.trainer.prefix_sharing import (
-    Prompt,
     copy_cache_to_rows,
     forward_with_cache,
     prefill,

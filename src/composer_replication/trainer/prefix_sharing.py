@@ -3,7 +3,8 @@
 The rows of a group share their prompt, yet the plain forward computes it once per row.
 Here each distinct prompt is forwarded once with gradient, its key-value cache is copied
 to the rows of the group by a differentiable gather, and only completion tokens follow.
-With G rows a group the token count falls by G (P + T) / (P + G T), and the head runs on
+Under gradient checkpointing, where no cache is kept, completions are packed behind their
+prompt instead (``packed_rows``). With G rows a group the token count falls by G (P + T) / (P + G T), and the head runs on
 the positions that are scored and on no other.
 
 Letters: B rows, K distinct prompts, P prompt columns, T completion columns, V vocabulary,
@@ -31,7 +32,6 @@ rows, and splitting a group would lose the sharing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -39,11 +39,13 @@ from torch import nn
 from transformers import DynamicCache
 
 from composer_replication.errors import InputError, UsageError
-from composer_replication.trainer.prefix_support import accepts, inner_model, unsupported_reason
+from composer_replication.trainer.distinct_prompts import Prompt, distinct_prompts
+from composer_replication.trainer.packed_rows import score_packed
+from composer_replication.trainer.prefix_support import accepts, inner_model, keeps_cache, unsupported_reason
+from composer_replication.trainer.processes import num_processes
+from composer_replication.trainer.token_scores import TokenScorer, head_apart
 
 __all__ = ["shared_prefix_logps", "unsupported_reason"]
-
-_POSITIONS_AT_ONCE = 128  # rows of logits upcast together; bounds the float32 copy
 
 
 def shared_prefix_logps(
@@ -55,6 +57,7 @@ def shared_prefix_logps(
     *,
     temperature: float,
     compute_entropy: bool = False,
+    entropy_has_gradient: bool = True,
     prompts_per_forward: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Log-probability of each completion token, and the entropy where it was drawn.
@@ -62,7 +65,7 @@ def shared_prefix_logps(
     logp_bt = log softmax(z_bt / temperature)[y_bt], H_bt = -sum_v p_btv log p_btv, in nats,
     where z_bt are the logits at the position before completion token y_bt. Equal to the
     forward of prompt and completion together, for values and gradients, up to rounding.
-    Both results are float32 (float64 for a float64 model), carry gradient and are zero where
+    Both results are float32 (float64 for a float64 model), carry gradient (H as asked) and are zero where
     ``completion_mask_BT`` is zero, as in TRL.
 
     Args:
@@ -74,6 +77,7 @@ def shared_prefix_logps(
         completion_mask_BT: 1 for tokens, 0 for padding; a row of zeros is allowed.
         temperature: divides the logits; above 0.
         compute_entropy: also return H (else None).
+        entropy_has_gradient: H carries gradient. False allows the logits never to be held where they are large.
         prompts_per_forward: distinct prompts forwarded together, padded to the longest. The default
             takes 1 in a lone process (no padding at all, the fastest on CPU) and all of them under
             ``torch.distributed``, where a sharded model needs the same number of forwards, two, on
@@ -98,8 +102,9 @@ def shared_prefix_logps(
             fix="correct the argument.",
         )
     _check_shapes(prompt_ids_BP, prompt_mask_BP, completion_ids_BT, completion_mask_BT)
-    prompts, prompt_of_row = _distinct_prompts(prompt_ids_BP, prompt_mask_BP)
-    at_once = prompts_per_forward or (len(prompts) if _is_distributed() else 1)
+    prompts, prompt_of_row = distinct_prompts(prompt_ids_BP, prompt_mask_BP)
+    at_once = prompts_per_forward or (len(prompts) if num_processes() > 1 else 1)
+    score = _score_behind_cache if keeps_cache(model) else score_packed
     mask_BT = completion_mask_BT.bool()
     row_order: list[int] = []
     logp_parts: list[torch.Tensor] = []
@@ -108,14 +113,14 @@ def shared_prefix_logps(
         rows = [row for row, prompt in enumerate(prompt_of_row) if start <= prompt < start + at_once]
         row_order += rows
         rows_b = torch.tensor(rows, device=completion_ids_BT.device)
-        statistics = _Statistics(temperature=temperature, compute_entropy=compute_entropy)
-        logps_bT, entropies_bT = _score_rows(
+        head = None if entropy_has_gradient and compute_entropy else head_apart(model, mask_BT[rows].numel())
+        logps_bT, entropies_bT = score(
             model,
             prompts[start : start + at_once],
             torch.tensor([prompt_of_row[row] - start for row in rows], device=rows_b.device),
             completion_ids_BT.index_select(0, rows_b),
             mask_BT.index_select(0, rows_b),
-            statistics,
+            TokenScorer(temperature, compute_entropy, head),
         )
         logp_parts.append(logps_bT)
         entropy_parts += [] if entropies_bT is None else [entropies_bT]
@@ -125,21 +130,18 @@ def shared_prefix_logps(
     return logps_BT, entropies_BT
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """One distinct prompt without its left padding; ``mask`` is all ones but for holes."""
-
-    ids: tuple[int, ...]
-    mask: tuple[int, ...]
-
-
 def prefill(
-    model: nn.Module, prompts: Sequence[Prompt], *, device: torch.device, pad_id: int = 0
+    model: nn.Module,
+    prompts: Sequence[Prompt],
+    *,
+    device: torch.device,
+    pad_id: int = 0,
+    scorer: TokenScorer | None = None,
 ) -> tuple[torch.Tensor, DynamicCache, torch.Tensor, torch.Tensor]:
     """Forward each prompt once; left-padded together when their lengths differ.
 
     Returns:
-        The logits after the last prompt position (K, V), the filled cache (K rows), the mask (K, P)
+        The logits after the last prompt position (K, V), or what a scorer takes there, the filled cache (K rows), the mask (K, P)
         and the position that each prompt's next token has (K,).
 
     Raises:
@@ -155,8 +157,14 @@ def prefill(
     columns_P = torch.arange(width, device=device)
     positions_KP = (columns_P[None, :] - (width - lengths_K)[:, None]).clamp(min=0)
     cache = DynamicCache(config=inner_model(model).config)
-    logits_K1V = forward_with_cache(
-        model, ids_KP, cache, positions_KP, None if bool(mask_KP.all()) else mask_KP, logits_to_keep=1
+    outputs_K1X = forward_with_cache(
+        model,
+        ids_KP,
+        cache,
+        positions_KP,
+        None if bool(mask_KP.all()) else mask_KP,
+        logits_to_keep=1,
+        scorer=scorer,
     )
     if cache.get_seq_length() != width:
         raise InputError(
@@ -166,7 +174,7 @@ def prefill(
             where="prefix sharing",
             fix="switch prefix sharing off for this model, or gradient checkpointing if it is on.",
         )
-    return logits_K1V[:, -1], cache, mask_KP, lengths_K
+    return outputs_K1X[:, -1], cache, mask_KP, lengths_K
 
 
 def forward_with_cache(
@@ -177,13 +185,16 @@ def forward_with_cache(
     mask: torch.Tensor | None,
     *,
     logits_to_keep: int = 0,
+    scorer: TokenScorer | None = None,
 ) -> torch.Tensor:
-    """Logits of the model's own forward (scaling and soft caps are its affair); ``cache`` grows by T."""
+    """Logits of the model's own forward (scaling and soft caps are its affair), or what a scorer takes; ``cache`` grows by T."""
     arguments: dict[str, Any] = {"input_ids": ids_BT, "past_key_values": cache, "use_cache": True}
     if accepts(model, "position_ids"):
         arguments["position_ids"] = positions_BT
     if mask is not None:
         arguments["attention_mask"] = mask
+    if scorer is not None:
+        return scorer.forward(model, arguments, logits_to_keep=logits_to_keep)
     logits: torch.Tensor = model(**arguments, logits_to_keep=logits_to_keep).logits
     return logits
 
@@ -195,61 +206,45 @@ def copy_cache_to_rows(cache: DynamicCache, prompt_of_row_B: torch.Tensor) -> No
     cache.reorder_cache(cast("torch.LongTensor", prompt_of_row_B))
 
 
-@dataclass(frozen=True)
-class _Statistics:
-    """Which numbers are taken from logits."""
-
-    temperature: float
-    compute_entropy: bool
-
-    def of(
-        self, logits_BTV: torch.Tensor, targets_BT: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        flat_NV = logits_BTV.reshape(-1, logits_BTV.size(-1))
-        logps_N, entropies_N = _TokenStatistics.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            flat_NV, targets_BT.reshape(-1), self.temperature, self.compute_entropy
-        )
-        entropies_BT = entropies_N.view(targets_BT.shape) if self.compute_entropy else None
-        return logps_N.view(targets_BT.shape), entropies_BT
-
-
-def _score_rows(
+def _score_behind_cache(
     model: nn.Module,
     prompts: Sequence[Prompt],
     prompt_of_row_B: torch.Tensor,
     completion_ids_BT: torch.Tensor,
     mask_BT: torch.Tensor,
-    statistics: _Statistics,
+    scorer: TokenScorer,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Score the rows that belong to these prompts: one prefill, one forward of the completions."""
     num_columns = completion_ids_BT.size(1)
     used_columns = int(mask_BT.any(dim=0).nonzero().max()) + 1 if bool(mask_BT.any()) else 1
     ids_BT, kept_BT = completion_ids_BT[:, :used_columns], mask_BT[:, :used_columns]
-    first_KV, cache, prompt_mask_KP, lengths_K = prefill(model, prompts, device=ids_BT.device)
-    first_logp_B1, first_entropy_B1 = statistics.of(
-        first_KV.index_select(0, prompt_of_row_B)[:, None], ids_BT[:, :1]
-    )
+    first_KX, cache, prompt_mask_KP, lengths_K = prefill(model, prompts, device=ids_BT.device, scorer=scorer)
+    first_logp_B, first_entropy_B = scorer.of(first_KX.index_select(0, prompt_of_row_B), ids_BT[:, 0])
     copy_cache_to_rows(cache, prompt_of_row_B)
     # The last token is predicted, never read; a lone token is read all the same, so that every call
     # makes two forwards (ranks of a sharded model must not disagree about their number).
     inputs_BS = ids_BT[:, : max(used_columns - 1, 1)]
     columns_S = torch.arange(inputs_BS.size(1), device=ids_BT.device)
-    logits_BSV = forward_with_cache(
+    outputs_BSX = forward_with_cache(
         model,
         inputs_BS,
         cache,
         lengths_K.index_select(0, prompt_of_row_B)[:, None] + columns_S,
         _completion_mask(prompt_mask_KP.index_select(0, prompt_of_row_B), kept_BT[:, : inputs_BS.size(1)]),
-    )
-    rest_logp, rest_entropy = statistics.of(logits_BSV[:, : used_columns - 1], ids_BT[:, 1:])
+        scorer=scorer,
+    )[:, : used_columns - 1]
+    targets_BS = ids_BT[:, 1:]
+    rest_logp, rest_entropy = scorer.of(outputs_BSX.reshape(-1, outputs_BSX.size(-1)), targets_BS.reshape(-1))
 
-    def assemble(first_B1: torch.Tensor, rest_BS: torch.Tensor) -> torch.Tensor:
-        values_BT = torch.cat([first_B1, rest_BS], dim=1).masked_fill(~kept_BT, 0.0)
+    def assemble(first_B: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
+        values_BT = torch.cat([first_B[:, None], rest.view(targets_BS.shape)], dim=1).masked_fill(
+            ~kept_BT, 0.0
+        )
         return nn.functional.pad(values_BT, (0, num_columns - used_columns))
 
-    if first_entropy_B1 is None or rest_entropy is None:
-        return assemble(first_logp_B1, rest_logp), None
-    return assemble(first_logp_B1, rest_logp), assemble(first_entropy_B1, rest_entropy)
+    if first_entropy_B is None or rest_entropy is None:
+        return assemble(first_logp_B, rest_logp), None
+    return assemble(first_logp_B, rest_logp), assemble(first_entropy_B, rest_entropy)
 
 
 def _completion_mask(prompt_mask_BP: torch.Tensor, kept_BS: torch.Tensor) -> torch.Tensor | None:
@@ -258,22 +253,6 @@ def _completion_mask(prompt_mask_BP: torch.Tensor, kept_BS: torch.Tensor) -> tor
     if bool(prompt_mask_BP.all()) and is_right_padded:
         return None
     return torch.cat([prompt_mask_BP, kept_BS.to(prompt_mask_BP.dtype)], dim=1)
-
-
-def _distinct_prompts(ids_BP: torch.Tensor, mask_BP: torch.Tensor) -> tuple[list[Prompt], list[int]]:
-    """Distinct prompts in order of first appearance, and the index of each row's prompt."""
-    index: dict[Prompt, int] = {}
-    prompt_of_row: list[int] = []
-    for row, (ids, mask) in enumerate(zip(ids_BP.tolist(), mask_BP.long().tolist(), strict=True)):
-        if not any(mask):
-            raise InputError(
-                "CR0740", "a prompt has no unmasked token.", where=f"row {row}", fix="drop empty prompts."
-            )
-        start = mask.index(1)
-        kept = tuple(token if keep else 0 for token, keep in zip(ids[start:], mask[start:], strict=True))
-        prompt = Prompt(ids=kept, mask=tuple(mask[start:]))
-        prompt_of_row.append(index.setdefault(prompt, len(index)))
-    return list(index), prompt_of_row
 
 
 def _check_shapes(
@@ -294,58 +273,3 @@ def _check_shapes(
             where="shared_prefix_logps",
             fix="pass (B, P), (B, P), (B, T), (B, T) with B and T at least 1.",
         )
-
-
-def _is_distributed() -> bool:
-    distributed = torch.distributed
-    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
-
-
-class _TokenStatistics(torch.autograd.Function):
-    """Log-probability and entropy of flat logits, a slice at a time.
-
-    With p = softmax(z / c): d logp / dz = (onehot - p) / c and
-    dH / dz = (-p log p - p H) / c. Plain autograd would keep several float32 copies of the
-    (N, V) logits for the entropy; this keeps the logits alone and recomputes p.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, logits_NV: torch.Tensor, targets_N: torch.Tensor, temperature: float, compute_entropy: bool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        dtype = torch.promote_types(logits_NV.dtype, torch.float32)
-        logps_N = torch.empty(targets_N.shape, dtype=dtype, device=logits_NV.device)
-        log_norms_N, entropies_N = torch.empty_like(logps_N), torch.zeros_like(logps_N)
-        for start in range(0, targets_N.numel(), _POSITIONS_AT_ONCE):
-            part = slice(start, start + _POSITIONS_AT_ONCE)
-            scaled = logits_NV[part].to(dtype) / temperature
-            log_norms_N[part] = scaled.logsumexp(-1)
-            logps_N[part] = scaled.gather(-1, targets_N[part, None])[:, 0] - log_norms_N[part]
-            if compute_entropy:
-                probs = scaled.sub_(log_norms_N[part, None]).exp_()
-                entropies_N[part] = torch.special.entr(probs).sum(-1)
-        ctx.save_for_backward(logits_NV, targets_N, log_norms_N, entropies_N)
-        ctx.temperature = temperature
-        ctx.set_materialize_grads(False)
-        return logps_N, entropies_N
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(
-        ctx: Any, grad_logps_N: torch.Tensor | None, grad_entropies_N: torch.Tensor | None
-    ) -> tuple[torch.Tensor | None, None, None, None]:
-        logits_NV, targets_N, log_norms_N, entropies_N = ctx.saved_tensors
-        grad_NV = torch.zeros_like(logits_NV)
-        for start in range(0, targets_N.numel(), _POSITIONS_AT_ONCE):
-            part = slice(start, start + _POSITIONS_AT_ONCE)
-            scaled = logits_NV[part].to(log_norms_N.dtype) / ctx.temperature
-            probs = scaled.sub_(log_norms_N[part, None]).exp_()
-            grad = torch.zeros_like(probs)
-            if grad_entropies_N is not None:
-                slope = torch.special.entr(probs) - probs * entropies_N[part, None]
-                grad += grad_entropies_N[part, None] * slope
-            if grad_logps_N is not None:
-                grad -= grad_logps_N[part, None] * probs
-                grad.scatter_add_(1, targets_N[part, None], grad_logps_N[part, None])
-            grad_NV[part] = grad.div_(ctx.temperature)
-        return grad_NV, None, None, None

@@ -8,7 +8,9 @@ person who reads the log, never an exception: the caller falls back to the plain
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any
 
 from torch import nn
@@ -22,6 +24,8 @@ from transformers.cache_utils import (
 
 _RANDOM_NAMES = ("dropout", "pdrop", "drop_rate", "layerdrop", "jitter")
 _UNUSED_DROPOUTS = ("classifier", "summary")  # heads that a causal language model does not run
+_MASKED_ATTENTION = ("sdpa", "eager")
+_PACKED_LAYERS = {"full_attention", "sliding_attention"}
 _EXACT_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)
 
 
@@ -46,7 +50,7 @@ def unsupported_reason(model: nn.Module, *, training: bool | None = None) -> str
             return reason
     if training is False:
         return None
-    return _checkpointing(model) or _randomness(model)
+    return _packing(model) or _randomness(model)
 
 
 def inner_model(model: nn.Module) -> Any:
@@ -139,11 +143,46 @@ def _rope(model: nn.Module) -> str | None:
     return None
 
 
-def _checkpointing(model: nn.Module) -> str | None:
-    for module in model.modules():
-        if module.training and getattr(module, "gradient_checkpointing", False) is True:
-            return "gradient checkpointing is on, and transformers then keeps no cache."
+def keeps_cache(model: nn.Module) -> bool:
+    """Whether a forward fills the cache it is given: not under gradient checkpointing, where rows are packed instead."""
+    return not any(
+        module.training and getattr(module, "gradient_checkpointing", False) is True
+        for module in model.modules()
+    )
+
+
+def attention_windows(model: nn.Module) -> dict[str, int | None]:
+    """The window of each kind of attention layer that a model has; None sees everything before it."""
+    kinds, settings = get_layer_types_and_kwargs(inner_model(model).config.get_text_config(decoder=True))
+    return {kind: more.get("sliding_window") for kind, more in zip(kinds, settings, strict=True)}
+
+
+def _packing(model: nn.Module) -> str | None:
+    if keeps_cache(model):
+        return None
+    inner = inner_model(model)
+    config = inner.config.get_text_config(decoder=True)
+    name = f"gradient checkpointing is on, so rows would be packed, and {type(inner).__name__}"
+    if not accepts(model, "position_ids") or getattr(config, "alibi", False):
+        return f"{name} takes no positions of its tokens."
+    if config._attn_implementation not in _MASKED_ATTENTION:  # noqa: SLF001 - transformers' only name
+        return f"{name} runs {config._attn_implementation}, which takes no mask of ours: set it to sdpa."  # noqa: SLF001
+    kinds, settings = get_layer_types_and_kwargs(config)
+    windows = {(kind, more.get("sliding_window")) for kind, more in zip(kinds, settings, strict=True)}
+    if not {kind for kind, _ in windows} <= _PACKED_LAYERS or len(windows) > len(dict(windows)):
+        return f"{name} has attention layers of other kinds than one window and none."
+    if len(windows) > 1 and not _takes_masks_by_kind(type(inner.base_model).forward):
+        return f"{name} takes one mask for layers of two kinds."
     return None
+
+
+@lru_cache
+def _takes_masks_by_kind(forward: Callable[..., Any]) -> bool:
+    """Whether this forward of a model below its head takes a dict of masks, one for each kind of layer."""
+    return (
+        re.search(r"isinstance\([^()]*attention_mask, dict\)", inspect.getsource(inspect.unwrap(forward)))
+        is not None
+    )
 
 
 def _randomness(model: nn.Module) -> str | None:

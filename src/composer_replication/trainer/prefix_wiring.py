@@ -47,6 +47,7 @@ class PrefixWiring:
     tools: Any
     eos_token_ids: Any
     _weights_are_sharded: bool = False
+    _entropy_bonus_enabled: bool
     _tokenizer: Any
     _dist: Any
 
@@ -134,6 +135,7 @@ class PrefixWiring:
                     mask[:, split:],
                     temperature=self.temperature,
                     compute_entropy=compute_entropy,
+                    entropy_has_gradient=self._entropy_bonus_enabled,  # TRL's name; else it is only logged
                 )
             logps_parts.append(logps)
             entropy_parts += [] if entropies is None else [entropies]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Self
 
 import pytest
@@ -9,7 +10,10 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from composer_replication.errors import InputError, UsageError
-from composer_replication.trainer.prefix_sharing import _TokenStatistics, shared_prefix_logps
+from composer_replication.trainer import prefix_sharing, token_scores
+from composer_replication.trainer.packed_rows import MAX_COLUMNS, rows_of_a_pack
+from composer_replication.trainer.prefix_sharing import shared_prefix_logps
+from composer_replication.trainer.token_scores import TokenStatistics
 
 PROMPT = [5, 6, 7, 8]
 
@@ -157,19 +161,19 @@ def test_equal_to_trl_with_its_fused_head_installed() -> None:
 
 def test_token_statistics_by_hand_and_by_finite_differences() -> None:
     logits = torch.tensor([[0.0, 0.0], [1.0, 1.0 + 2 * torch.log(torch.tensor(3.0))]])
-    logps, entropies = _TokenStatistics.apply(logits, torch.tensor([0, 1]), 2.0, True)
+    logps, entropies = TokenStatistics.apply(logits, torch.tensor([0, 1]), 2.0, True)
     quarter = torch.tensor(0.25)
     expected = torch.stack([torch.tensor(2.0).log(), -(0.25 * quarter.log() + 0.75 * (3 * quarter).log())])
     torch.testing.assert_close(logps, torch.tensor([0.5, 0.75]).log())
     torch.testing.assert_close(entropies, expected)
     wide = torch.randn(140, 5, dtype=torch.float64, requires_grad=True)  # more than one slice
     targets = torch.randint(5, (140,))
-    assert torch.autograd.gradcheck(lambda z: _TokenStatistics.apply(z, targets, 0.7, True), (wide,))
+    assert torch.autograd.gradcheck(lambda z: TokenStatistics.apply(z, targets, 0.7, True), (wide,))
 
 
 def test_a_forbidden_token_leaves_entropy_and_gradient_finite() -> None:
     logits = torch.tensor([[0.0, 1.0, float("-inf")]], requires_grad=True)
-    logps, entropies = _TokenStatistics.apply(logits, torch.tensor([0]), 1.0, True)
+    logps, entropies = TokenStatistics.apply(logits, torch.tensor([0]), 1.0, True)
     (part,) = torch.autograd.grad(logps.sum() + entropies.sum(), logits)
     assert entropies.isfinite().all()
     assert part.isfinite().all()
@@ -201,10 +205,82 @@ def test_arguments_out_of_range_are_refused(model: LlamaForCausalLM, arguments: 
         shared_prefix_logps(model, *tensors([PROMPT], [[1]]), **arguments)
 
 
-def test_a_model_that_drops_its_cache_is_an_error_not_a_wrong_number(model: LlamaForCausalLM) -> None:
+def test_a_model_that_drops_its_cache_is_an_error_not_a_wrong_number(
+    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefix_sharing, "keeps_cache", lambda _: True)  # as if the model hid it
     model.gradient_checkpointing_enable()
     try:
         with pytest.raises(InputError, match=r"CR0741.*gradient checkpointing"):
             shared_prefix_logps(model, *tensors([PROMPT], [[1, 2]]), temperature=1.0)
     finally:
         model.gradient_checkpointing_disable()
+
+
+@pytest.fixture
+def checkpointed(model: LlamaForCausalLM) -> Iterator[LlamaForCausalLM]:
+    model.gradient_checkpointing_enable()
+    yield model
+    model.gradient_checkpointing_disable()
+
+
+def test_under_gradient_checkpointing_completions_follow_their_prompt_in_one_row(
+    checkpointed: LlamaForCausalLM,
+) -> None:
+    batch = tensors([PROMPT, [9, 10], PROMPT, PROMPT], [[1, 2, 3], [4, 5], [6], [7, 8, 9]])
+    with Spy(checkpointed) as spy:
+        shared_prefix_logps(checkpointed, *batch, temperature=1.0)
+    assert spy.inputs == [[[*PROMPT, 1, 2, 7, 8]], [[9, 10, 4]]]  # what is only predicted is not read
+    assert spy.logit_shapes == [(1, 5, 37), (1, 2, 37)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "prompt", "completion", "hidden", "packed"),
+    [
+        (8, 2048, 26, 576, 8),
+        (8, 128, 26, 576, 8),
+        (8, 16, 4096, 576, 1),  # attention between completions would be most of the work
+        (8, 512, 512, 4096, 8),
+        (1, 5, 5, 16, 1),
+        (8, 15_500, 1_000, 16_384, 1),  # no two fit
+        (8, 20_000, 1_000, 576, 1),
+    ],
+)
+def test_how_many_rows_a_pack_has(rows: int, prompt: int, completion: int, hidden: int, packed: int) -> None:
+    found = rows_of_a_pack(rows, prompt, completion, hidden)
+    assert found == packed
+    assert found == 1 or prompt + found * completion <= MAX_COLUMNS
+
+
+@pytest.mark.parametrize("packs", [False, True])
+def test_large_logits_are_never_held(
+    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch, packs: bool
+) -> None:
+    batch = tensors([PROMPT, [9, 10], PROMPT], [[1, 2, 3], [4], [7, 8, 9]])
+    found: list[tuple[torch.Tensor, ...]] = []
+    if packs:
+        model.gradient_checkpointing_enable()
+    for limit in (token_scores.MAX_LOGITS_BYTES, 0):
+        monkeypatch.setattr(token_scores, "MAX_LOGITS_BYTES", limit)
+        with Spy(model) as spy:
+            logps, entropies = shared_prefix_logps(
+                model, *batch, temperature=0.7, compute_entropy=True, entropy_has_gradient=False
+            )
+        assert entropies is not None
+        widest = max(shape[1] for shape in spy.logit_shapes)
+        assert widest == 1 if limit == 0 else widest > 1
+        found.append((logps, entropies, *torch.autograd.grad(logps.square().sum(), list(model.parameters()))))
+    model.gradient_checkpointing_disable()
+    for plain, tiled in zip(*found, strict=True):
+        torch.testing.assert_close(plain, tiled, rtol=1e-4, atol=1e-5)
+
+
+def test_an_entropy_with_gradient_is_of_logits(
+    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_scores, "MAX_LOGITS_BYTES", 0)
+    _, entropies = shared_prefix_logps(
+        model, *tensors([PROMPT], [[1, 2]]), temperature=1.0, compute_entropy=True
+    )
+    assert entropies is not None
+    assert entropies.requires_grad

@@ -39,9 +39,20 @@ def lora(dropout: float) -> torch.nn.Module:
     return get_peft_model(llama(), LoraConfig(r=2, target_modules="all-linear", lora_dropout=dropout)).train()
 
 
-def checkpointed() -> torch.nn.Module:
-    model = tf.LlamaForCausalLM(tf.LlamaConfig(**SIZES)).train()
-    model.gradient_checkpointing_enable()
+def checkpointed(model: Any) -> torch.nn.Module:
+    model.train().gradient_checkpointing_enable()
+    return model  # type: ignore[no-any-return]
+
+
+def with_attention(name: str) -> torch.nn.Module:
+    model = checkpointed(llama())
+    model.config._attn_implementation = name
+    return model
+
+
+def one_mask_for_two_kinds() -> torch.nn.Module:
+    model = llama()
+    model.config.layer_types, model.config.sliding_window = ["sliding_attention", "full_attention"], 4
     return model
 
 
@@ -95,7 +106,22 @@ STRUCTURE: dict[str, tuple[Callable[[], torch.nn.Module], str]] = {
     ),
 }
 MODE: dict[str, tuple[Callable[[], torch.nn.Module], str]] = {
-    "checkpointing": (checkpointed, "gradient checkpointing is on"),
+    "checkpointed flash": (
+        lambda: with_attention("flash_attention_2"),
+        "takes no mask of ours: set it to sdpa",
+    ),
+    "checkpointed alibi": (
+        lambda: checkpointed(
+            tf.FalconForCausalLM(
+                tf.FalconConfig(**SIZES, alibi=True, attention_dropout=0.0, hidden_dropout=0.0)
+            )
+        ),
+        "takes no positions",
+    ),
+    "checkpointed layers of two windows": (
+        lambda: checkpointed(one_mask_for_two_kinds()),
+        "one mask for layers of two kinds",
+    ),
     "attention dropout": (lambda: llama(attention_dropout=0.1), "attention_dropout 0.1"),
     "dropout module": (
         lambda: tf.GPT2LMHeadModel(tf.GPT2Config(vocab_size=23, n_embd=16, n_layer=1, n_head=2)).train(),

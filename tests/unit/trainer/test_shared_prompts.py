@@ -87,7 +87,7 @@ def test_a_rule_that_would_mask_every_row_is_refused(make_trainer: MakeTrainer) 
 @pytest.mark.parametrize(
     ("settings", "reasons"),
     [
-        ({"gradient_checkpointing": True}, ("log-probabilities: gradient checkpointing",)),
+        ({"gradient_checkpointing": True}, ()),
         ({"cast_lm_head_to_fp32": True}, ("log-probabilities: cast_lm_head_to_fp32",)),
         ({"generation_kwargs": {"num_beams": 1}}, ("sampling: generation_kwargs",)),
         ({}, ()),

@@ -12,6 +12,8 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
 import train_phase
 
+from composer_replication.trainer import prefix_wiring
+
 SMALL = argparse.Namespace(hidden=32, layers=1, repetitions=1, checkpointing=False)
 
 
@@ -20,11 +22,23 @@ def test_a_line_has_times_and_ratios() -> None:
     assert words[:2] == ["9", "4"]
     assert words[5].endswith("%")
     assert words[6].endswith("x")
+    assert len(words) == 8  # no reason against sharing
 
 
-def test_under_checkpointing_it_says_that_nothing_was_shared() -> None:
+def test_under_checkpointing_prompts_are_shared_too() -> None:
     line = train_phase.compare(9, 4, argparse.Namespace(**{**vars(SMALL), "checkpointing": True}))
-    assert "gradient checkpointing is on" in line
+    assert len(line.split()) == 8
+
+
+def test_what_stands_against_sharing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_wiring, "unsupported_reason", lambda *_, **__: "it cannot be.")
+    assert train_phase.compare(9, 4, SMALL).endswith("log-probabilities: it cannot be.")
+
+
+@pytest.mark.parametrize(("speed_up", "word"), [(2.51, "met"), (2.5, "met"), (2.49, "missed")])
+def test_a_goal_is_met_or_missed(speed_up: float, word: str) -> None:
+    assert train_phase.verdict(128, 26, speed_up) == f"2.5x {word}"
+    assert train_phase.verdict(9, 4, speed_up) == "-"
 
 
 def test_other_gradients_end_it(monkeypatch: pytest.MonkeyPatch) -> None:

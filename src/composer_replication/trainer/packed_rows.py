@@ -1,0 +1,205 @@
+"""Log-probabilities of GRPO groups without a cache: completions of one prompt are packed behind it.
+
+Gradient checkpointing computes each layer twice, and transformers then keeps no cache. A pack is one row instead:
+
+    prompt, completion 1, completion 2, …     positions of each completion go on from the prompt
+
+and by a mask each token sees the prompt and what stands before it in its own completion. Each distinct prompt is
+forwarded once a pack. Attention is computed between all tokens of a pack, though, so long completions are packed few
+at a time (``rows_of_a_pack``).
+
+Letters: B rows, T completion columns, K packs, S columns of a pack, C those from the last of the prompt on, N scored tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from composer_replication.trainer.distinct_prompts import Prompt
+from composer_replication.trainer.prefix_support import attention_windows, inner_model
+from composer_replication.trainer.processes import num_processes
+from composer_replication.trainer.token_scores import TokenScorer
+
+MAX_COLUMNS = 16_384
+"""Of a pack of several rows: its mask has the square of that many entries."""
+_PADDING = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """A prompt and the rows that follow it."""
+
+    prompt: Prompt
+    rows: tuple[int, ...]
+
+
+def score_packed(
+    model: nn.Module,
+    prompts: Sequence[Prompt],
+    prompt_of_row_B: torch.Tensor,
+    completion_ids_BT: torch.Tensor,
+    mask_BT: torch.Tensor,
+    scorer: TokenScorer,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Score the rows that belong to these prompts: one forward a pack; one in all where several processes must agree.
+
+    Values and gradients are those of ``prefix_sharing.shared_prefix_logps`` for a model that keeps a cache.
+    """
+    columns_T = torch.arange(1, mask_BT.size(1) + 1, device=mask_BT.device)
+    lengths_B: list[int] = (mask_BT * columns_T).amax(dim=1).tolist()
+    packs = _packs(
+        prompts, prompt_of_row_B.tolist(), lengths_B, inner_model(model).config.get_text_config().hidden_size
+    )
+    place_BT = torch.zeros_like(completion_ids_BT)
+    logp_parts = [torch.zeros(1, device=mask_BT.device)]  # where place is 0
+    entropy_parts = list(logp_parts)
+    num_scored = 1
+    for together in [packs] if num_processes() > 1 else [[pack] for pack in packs]:
+        layout = _Layout.of(together, completion_ids_BT, mask_BT, lengths_B)
+        outputs_KCX = scorer.forward(
+            model, _arguments(model, layout), logits_to_keep=layout.ids_KS.size(1) - layout.width + 1
+        )
+        outputs_NX = outputs_KCX.flatten(0, 1).index_select(0, layout.index_N)
+        rows_N, columns_N = layout.places_N
+        logps_N, entropies_N = scorer.of(outputs_NX, completion_ids_BT[rows_N, columns_N])
+        place_BT[rows_N, columns_N] = torch.arange(
+            num_scored, num_scored + rows_N.numel(), device=rows_N.device
+        )
+        num_scored += rows_N.numel()
+        logp_parts.append(logps_N)
+        entropy_parts += [] if entropies_N is None else [entropies_N]
+    logps_BT = torch.cat(logp_parts)[place_BT].masked_fill(~mask_BT, 0.0)
+    if not scorer.with_entropy:
+        return logps_BT, None
+    return logps_BT, torch.cat(entropy_parts)[place_BT].masked_fill(~mask_BT, 0.0)
+
+
+def rows_of_a_pack(num_rows: int, prompt_length: int, completion_length: int, hidden_size: int) -> int:
+    """How many rows to pack behind a prompt, by the least cost of all its packs.
+
+    A layer of hidden size h costs some 24 h^2 operations a token and 4 h a pair of tokens, so a pack of S columns costs
+    as S (6 h + S).
+    """
+
+    def cost_of_pack(rows: int) -> int:
+        columns = prompt_length + rows * completion_length
+        return columns * (6 * hidden_size + columns)
+
+    def cost(rows: int) -> int:
+        num_full, rest = divmod(num_rows, rows)
+        return num_full * cost_of_pack(rows) + (cost_of_pack(rest) if rest else 0)
+
+    fits = [
+        rows for rows in range(1, num_rows + 1) if prompt_length + rows * completion_length <= MAX_COLUMNS
+    ]
+    return min(fits, key=cost, default=1)
+
+
+def _packs(
+    prompts: Sequence[Prompt], prompt_of_row: Sequence[int], lengths: Sequence[int], hidden_size: int
+) -> list[Pack]:
+    packs = []
+    for number, prompt in enumerate(prompts):
+        rows = [row for row, of in enumerate(prompt_of_row) if of == number]
+        step = rows_of_a_pack(len(rows), len(prompt.ids), max(lengths[row] for row in rows), hidden_size)
+        packs += [Pack(prompt, tuple(rows[at : at + step])) for at in range(0, len(rows), step)]
+    return packs
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Packs side by side; prompts end, and completions begin, in the same column.
+
+    Attributes:
+        ids_KS: token ids. The last token of a completion is predicted, never read: it is not there.
+        positions_KS: as in generation.
+        segments_KS: 0 for the prompt, 1 and up for the completions, -1 for padding.
+        is_key_KS: whether others may attend to it.
+        width: columns of the longest prompt.
+        index_N: where the outputs that score tokens stand, among K C.
+        places_N: row and column of the tokens that they score.
+    """
+
+    ids_KS: torch.Tensor
+    positions_KS: torch.Tensor
+    segments_KS: torch.Tensor
+    is_key_KS: torch.Tensor
+    width: int
+    index_N: torch.Tensor
+    places_N: tuple[torch.Tensor, torch.Tensor]
+
+    @classmethod
+    def of(
+        cls, packs: Sequence[Pack], ids_BT: torch.Tensor, mask_BT: torch.Tensor, lengths_B: Sequence[int]
+    ) -> _Layout:
+        """Lay out packs of the rows of a batch; ``lengths_B`` is one past the last kept column of each."""
+        device = ids_BT.device
+        width = max(len(pack.prompt.ids) for pack in packs)
+        num_columns = width + max(sum(max(lengths_B[row] - 1, 0) for row in pack.rows) for pack in packs)
+        ids_KS = torch.zeros(len(packs), num_columns, dtype=torch.long, device=device)
+        positions_KS, is_key_KS = torch.zeros_like(ids_KS), torch.zeros_like(ids_KS, dtype=torch.bool)
+        segments_KS = torch.full_like(ids_KS, _PADDING)
+        index: list[int] = []
+        rows: list[int] = []
+        columns: list[int] = []
+        for number, pack in enumerate(packs):
+            length = len(pack.prompt.ids)
+            before = slice(width - length, width)
+            ids_KS[number, before] = torch.tensor(pack.prompt.ids, device=device)
+            is_key_KS[number, before] = torch.tensor(pack.prompt.mask, device=device).bool()
+            positions_KS[number, before] = torch.arange(length, device=device)
+            segments_KS[number, before] = 0
+            start, base = width, number * (num_columns - width + 1)
+            for segment, row in enumerate(pack.rows, start=1):
+                num_scored = lengths_B[row]
+                end = start + max(num_scored - 1, 0)
+                ids_KS[number, start:end] = ids_BT[row, : end - start]
+                is_key_KS[number, start:end] = mask_BT[row, : end - start]
+                positions_KS[number, start:end] = torch.arange(length, length + end - start, device=device)
+                segments_KS[number, start:end] = segment
+                if num_scored:  # the first token is scored by the prompt's last position
+                    index += [base, *range(base + start - width + 1, base + end - width + 1)]
+                    rows += [row] * num_scored
+                    columns += range(num_scored)
+                start = end
+        index_N, rows_N, columns_N = (
+            torch.tensor(each, dtype=torch.long, device=device) for each in (index, rows, columns)
+        )
+        return cls(ids_KS, positions_KS, segments_KS, is_key_KS, width, index_N, (rows_N, columns_N))
+
+    def allowed(self, window: int | None) -> torch.Tensor:
+        """(K, S, S): which token (first S) may attend to which (second S); padding sees itself, so that no line is empty."""
+        num_columns = self.ids_KS.size(1)
+        causal_SS = torch.ones(num_columns, num_columns, dtype=torch.bool, device=self.ids_KS.device).tril()
+        of_query, of_key = self.segments_KS[:, :, None], self.segments_KS[:, None, :]
+        allowed_KSS = causal_SS & ((of_key == 0) | (of_key == of_query)) & self.is_key_KS[:, None, :]
+        if window is not None:
+            allowed_KSS &= self.positions_KS[:, :, None] - self.positions_KS[:, None, :] < window
+        itself_SS = torch.eye(num_columns, dtype=torch.bool, device=self.ids_KS.device)
+        return allowed_KSS | (itself_SS & (of_query == _PADDING))
+
+
+def _arguments(model: nn.Module, layout: _Layout) -> dict[str, Any]:
+    inner = inner_model(model)
+    is_additive = inner.config.get_text_config()._attn_implementation == "eager"  # noqa: SLF001 - transformers' only name
+
+    def mask(window: int | None) -> torch.Tensor:
+        allowed_K1SS = layout.allowed(window)[:, None]
+        if not is_additive:
+            return allowed_K1SS
+        return torch.zeros_like(allowed_K1SS, dtype=inner.dtype).masked_fill(
+            ~allowed_K1SS, torch.finfo(inner.dtype).min
+        )
+
+    masks = {kind: mask(window) for kind, window in attention_windows(model).items()}
+    return {
+        "input_ids": layout.ids_KS,
+        "position_ids": layout.positions_KS,
+        "attention_mask": masks if len(masks) > 1 else next(iter(masks.values())),
+        "use_cache": False,
+    }

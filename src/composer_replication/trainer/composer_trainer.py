@@ -36,6 +36,7 @@ from composer_replication.trainer.policy_options import PolicyOptions, check_pol
 from composer_replication.trainer.policy_terms_wiring import PolicyTerms
 from composer_replication.trainer.prefix_wiring import PrefixWiring
 from composer_replication.trainer.processes import once, process_rank, wait_for_all
+from composer_replication.trainer.router_load import RouterLoad
 from composer_replication.trainer.run_borders import RunBorders
 from composer_replication.trainer.run_callback import InterruptOnce
 from composer_replication.trainer.setting_errors import TrainerSettingError
@@ -44,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 
 class ComposerReplicationTrainer(
-    GRPOTrainer, RunBorders, LossChannels, PrefixWiring, PolicyTerms, ChecksThatSpeak, ChainedRows
+    GRPOTrainer, RunBorders, LossChannels, PrefixWiring, PolicyTerms, ChecksThatSpeak, ChainedRows, RouterLoad
 ):
     """GRPO under a guard.
 
@@ -147,7 +148,7 @@ class ComposerReplicationTrainer(
         is_open = self._gate_is_open()
         self._keeps_logps = is_open and self.heldout_guard is not None and self._kl_path is KlPath.ADAPTER_OFF
         self._begin_micro_step()
-        with self._chained_as(inputs.get(SEGMENT_STARTS)):
+        with self._chained_as(inputs.get(SEGMENT_STARTS)), self._counting_experts(model):
             loss = super()._compute_loss(model, inputs)  # type: ignore[no-untyped-call]
         components = {"loss/grpo": loss}
         if self.alpha_sdpo != 0.0:
@@ -157,6 +158,7 @@ class ComposerReplicationTrainer(
             components["loss/trace_replay"] = self._compute_trace_replay_loss(model, inputs)
             loss = loss + self.beta_replay * components["loss/trace_replay"]
         self._check_micro_step(inputs, loss, components)
+        self._log_router_load()
         if is_open:
             self._gate_step = self.state.global_step
             if len(components) > 1:

@@ -1,0 +1,90 @@
+"""How evenly tokens fall on experts: a router that sends all of them to a few has collapsed, and no loss says so.
+
+Letters: L layers with experts, E experts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from composer_replication.trainer.prefix_support import inner_model
+
+_RECORDED = "router_logits"
+"""transformers' name for what a router gives: its logits, the weights of the chosen experts, and which they are."""
+
+
+class RouterLoad:
+    """A mixin of the trainer: counts, over the policy's forwards of a step, how often each expert was chosen.
+
+    Every token that a forward reads counts, prompts and padding too.
+    """
+
+    accelerator: Any
+    _metrics: Any
+    _chosen_LE: torch.Tensor | None = None
+
+    @contextmanager
+    def _counting_experts(self, model: nn.Module) -> Iterator[None]:
+        """Inside, each choice of a router of ``model`` is counted."""
+        counts: list[torch.Tensor] = []
+        routers = routers_of(model)
+        handles = [
+            router.register_forward_hook(lambda _router, _inputs, output: counts.append(chosen_of(output)))
+            for router in routers
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+        if counts:  # layer after layer, once a forward
+            chosen_LE = torch.stack(counts).view(-1, len(routers), counts[0].numel()).sum(0)
+            self._chosen_LE = chosen_LE if self._chosen_LE is None else self._chosen_LE + chosen_LE
+
+    def _log_router_load(self) -> None:
+        """At the last micro-step of a step: one entry of each metric, over all processes."""
+        if self._chosen_LE is None or not self.accelerator.sync_gradients:
+            return
+        chosen_LE, self._chosen_LE = self._chosen_LE, None
+        chosen_LE = self.accelerator.reduce(chosen_LE, reduction="sum")
+        for name, value in router_load(chosen_LE).items():
+            self._metrics["train"][f"router/{name}"].append(value)
+
+
+def routers_of(model: nn.Module) -> list[nn.Module]:
+    """The routers of a model, in the order of its layers; none where transformers does not name them."""
+    recorders = getattr(inner_model(model), "_can_record_outputs", None) or {}
+    recorder = recorders.get(_RECORDED)
+    kind = getattr(recorder, "target_class", None)
+    if kind is None or getattr(recorder, "index", None) != 0:
+        return []
+    return [module for module in model.modules() if isinstance(module, kind)]
+
+
+def chosen_of(output: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """How often each expert is among those that a router chose: (E,)."""
+    logits_NE, _, index_NK = output
+    return torch.bincount(index_NK.detach().flatten(), minlength=logits_NE.size(-1))
+
+
+def router_load(chosen_LE: torch.Tensor) -> dict[str, float]:
+    """What the counts say of the load p of an expert, its share of its layer's choices.
+
+    Returns:
+        ``max_load``: the largest E p (1 is even, E is one expert alone). ``entropy``: -sum p ln p / ln E, the mean over
+        layers (1 is even). ``unused_share``: of all experts of all layers, those that no token chose.
+    """
+    share_LE = chosen_LE.double() / chosen_LE.sum(-1, keepdim=True)
+    num_experts = chosen_LE.size(-1)
+    entropy_L = torch.special.entr(share_LE).sum(-1) / math.log(max(num_experts, 2))
+    return {
+        "max_load": float(share_LE.max()) * num_experts,
+        "entropy": float(entropy_L.mean()),
+        "unused_share": float((chosen_LE == 0).double().mean()),
+    }

@@ -63,7 +63,8 @@ def test_a_step_logs_its_routers(make_trainer: MakeTrainer, name: str, checkpoin
 def test_a_collapsed_router_is_seen(make_trainer: MakeTrainer) -> None:
     model = tiny_model("gpt-oss-sinks", 258)
     for router in routers_of(model):
-        router.bias.data[:] = torch.tensor([50.0, 40.0, -50.0, -50.0])
+        bias: Any = router.bias
+        bias.data[:] = torch.tensor([50.0, 40.0, -50.0, -50.0])
     trainer = make_trainer(model=model, max_steps=1)
     trainer.train()
     (row,) = [row for row in trainer.state.log_history if "router/entropy" in row]

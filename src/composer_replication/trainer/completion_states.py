@@ -8,147 +8,39 @@ Letters: N rows, P prompt columns, T completion columns, M positions that carry 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import torch
 from torch import nn
-from torch.nn.functional import linear
 
 from composer_replication.trainer.collator import TokenRows
-from composer_replication.trainer.model_modes import evaluation_mode
-from composer_replication.trainer.prefix_support import accepts, inner_model
-from composer_replication.trainer.processes import num_processes
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """logits = softcap(scale * (weight states + bias)); ``softcap`` None is the identity."""
-
-    weight_VH: torch.Tensor
-    bias_V: torch.Tensor | None
-    softcap: float | None
-    scale: float
-    adds_to_weight_grad: bool
-    """The gradient of the weight goes straight into ``weight.grad``: nothing else waits for it."""
-
-    def arguments(self) -> dict[str, Any]:
-        """Keyword arguments of the functions of ``losses.chunked_head``; the scale is in the states."""
-        return {
-            "bias_V": self.bias_V,
-            "softcap": self.softcap,
-            "adds_to_weight_grad": self.adds_to_weight_grad,
-        }
-
-
-def head_of(model: nn.Module) -> Head:
-    """The output head as it is now; only for models without ``states_problem``."""
-    inner = inner_model(model)
-    head = inner.get_output_embeddings()
-    config = inner.config.get_text_config()
-    softcap = getattr(config, "final_logit_softcapping", None)
-    return Head(head.weight, head.bias, softcap, _scale(config), _may_add_in_place(head.weight))
-
-
-def states_problem(model: nn.Module) -> str | None:
-    """Why the head cannot be applied apart from the model, in one sentence; None if it can. Forwards a few ids."""
-    inner = inner_model(model)
-    name = type(inner).__name__
-    if not hasattr(inner, "get_output_embeddings") or type(inner.get_output_embeddings()) is not nn.Linear:
-        return f"the head of {name} is not a plain linear layer (an adapter on it counts)."
-    if not accepts(inner, "logits_to_keep") or inner.base_model is inner:
-        return f"{name} does not give its last hidden states apart from its logits."
-    if inner.get_output_embeddings().bias is not None and _scale(inner.config.get_text_config()) != 1.0:
-        return f"the head of {name} has a bias and scales its logits."
-    for module in model.modules():
-        configs = getattr(module, "peft_config", None)
-        for config in configs.values() if isinstance(configs, dict) else ():
-            if getattr(config, "is_prompt_learning", False):
-                return "a PEFT prompt-learning adapter puts virtual tokens before the prompt."
-    return _other_logits(inner)
+from composer_replication.trainer.distinct_prompts import distinct_prompts
+from composer_replication.trainer.output_head import last_states, logit_scale
+from composer_replication.trainer.packed_rows import packed_states
+from composer_replication.trainer.prefix_support import inner_model, packing_reason
 
 
 def completion_states(model: nn.Module, rows: TokenRows) -> torch.Tensor:
     """Scaled last hidden state before each completion token that carries loss: (M, H), row by row.
 
-    Positions count from the first token of the prompt, as in generation. The data-parallel wrapper is
-    passed by: its gradient hooks sit on the parameters.
+    Positions count from the first token of the prompt, as in generation. Prompts that rows have in common, as the two
+    answers of a pair have, are forwarded once where that is exact (``prefix_support.packing_reason``). The data-parallel
+    wrapper is passed by: its gradient hooks sit on the parameters.
     """
     inner = inner_model(model)
-    ids = torch.cat([rows.prompt_ids_NP, rows.completion_ids_NT], dim=1)
-    mask = torch.cat([rows.prompt_mask_NP, rows.completion_mask_NT], dim=1)
-    states_NSH, _ = _last_states(inner, ids, mask)
-    states_NTH = states_NSH[:, rows.prompt_ids_NP.size(1) - 1 : -1]
-    scale = _scale(inner.config.get_text_config())
-    states_MH = states_NTH[rows.loss_mask_NT.bool()]
+    prompts, prompt_of_row = distinct_prompts(rows.prompt_ids_NP, rows.prompt_mask_NP)
+    if len(prompts) < len(rows) and packing_reason(model) is None:
+        states_MH = packed_states(
+            inner, prompts, prompt_of_row,
+            rows.completion_ids_NT, rows.completion_mask_NT.bool(), rows.loss_mask_NT,
+        )  # fmt: skip
+    else:
+        ids = torch.cat([rows.prompt_ids_NP, rows.completion_ids_NT], dim=1)
+        mask = torch.cat([rows.prompt_mask_NP, rows.completion_mask_NT], dim=1)
+        states_NTH = last_states(inner, ids, mask)[0][:, rows.prompt_ids_NP.size(1) - 1 : -1]
+        states_MH = states_NTH[rows.loss_mask_NT.bool()]
+    scale = logit_scale(inner.config.get_text_config())
     return states_MH if scale == 1.0 else states_MH * scale
-
-
-def states_before_head(model: nn.Module, arguments: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the head reads at every position (N, S, H), not scaled, and the logits that it makes of the last one (N, 1, V).
-
-    Args:
-        model: one without ``states_problem``, in whatever wrapper it is to be called.
-        arguments: of its forward, but for ``logits_to_keep``.
-    """
-    seen: list[torch.Tensor] = []
-    hook = inner_model(model).base_model.register_forward_hook(
-        lambda _module, _inputs, output: seen.append(output.last_hidden_state)
-    )
-    try:
-        output = model(**arguments, logits_to_keep=1)
-    finally:
-        hook.remove()
-    return seen[-1], output.logits
-
-
-def _last_states(
-    inner: Any, ids_NS: torch.Tensor, mask_NS: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    arguments: dict[str, Any] = {"input_ids": ids_NS, "attention_mask": mask_NS, "use_cache": False}
-    if accepts(inner, "position_ids"):
-        arguments["position_ids"] = (mask_NS.cumsum(-1) - 1).clamp(min=0)
-    return states_before_head(inner, arguments)
-
-
-@torch.no_grad()
-def _other_logits(inner: Any) -> str | None:
-    """A sentence where the model makes other logits of its states than ``Head`` says, as the model itself shows on a few ids."""
-    head = head_of(inner)
-    ids_NS = torch.arange(min(4, head.weight_VH.size(0)), device=head.weight_VH.device)[None]
-    with evaluation_mode(inner):
-        states_NSH, logits_N1V = _last_states(inner, ids_NS, torch.ones_like(ids_NS))
-    made_N1V = linear((states_NSH[:, -1:] * head.scale).to(head.weight_VH.dtype), head.weight_VH, head.bias_V)
-    if head.softcap is not None:
-        made_N1V = head.softcap * torch.tanh(made_N1V / head.softcap)
-    if made_N1V.shape == logits_N1V.shape:
-        tolerance = 1e-3 if logits_N1V.dtype.itemsize > 2 else 3e-2  # rounding alone is some of the last bits
-        error, largest = (made_N1V.float() - logits_N1V.float()).abs().max(), logits_N1V.float().abs().max()
-        if error <= tolerance * largest:
-            return None
-    return f"the logits of {type(inner).__name__} are not what its head makes of its last hidden states."
-
-
-def _may_add_in_place(weight: torch.Tensor) -> bool:
-    """Whether autograd alone would see the gradient of this weight, which then need not exist a second time.
-
-    With several processes the data-parallel wrapper waits for it, and hooks of an optimizer that steps inside backward do.
-    """
-    hooks = (weight._backward_hooks, getattr(weight, "_post_accumulate_grad_hooks", None))  # noqa: SLF001 - no public name
-    return weight.requires_grad and weight.is_leaf and num_processes() == 1 and not any(hooks)
 
 
 def scored_ids(rows: TokenRows) -> torch.Tensor:
     """The completion ids that carry loss, (M,), in the order of ``completion_states``."""
     return rows.completion_ids_NT[rows.loss_mask_NT.bool()]
-
-
-def _scale(config: Any) -> float:
-    """What the logits are multiplied by before a soft cap, as each family names it."""
-    for key in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
-        if getattr(config, key, None) is not None:
-            return float(getattr(config, key))
-    divisor = getattr(config, "logits_scaling", None)
-    if divisor is None:
-        return 1.0
-    return float(divisor) if config.model_type == "hyperclovax" else 1.0 / float(divisor)

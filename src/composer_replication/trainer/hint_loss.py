@@ -28,7 +28,8 @@ from composer_replication.losses.hint_distillation import (
     importance_weights,
 )
 from composer_replication.trainer.collator import HintedRows
-from composer_replication.trainer.completion_states import Head, completion_states, head_of, scored_ids
+from composer_replication.trainer.completion_states import completion_states, scored_ids
+from composer_replication.trainer.output_head import Head, head_of
 
 Scope = Callable[[], AbstractContextManager[Any]]
 

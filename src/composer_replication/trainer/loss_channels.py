@@ -20,9 +20,9 @@ from composer_replication.channel_tables import Section
 from composer_replication.errors import InputError
 from composer_replication.losses.divergence import TaidProgress
 from composer_replication.trainer.collator import check_pairs, collate_hinted_turns
-from composer_replication.trainer.completion_states import states_problem
 from composer_replication.trainer.hint_channel import HintChannel
 from composer_replication.trainer.model_modes import weights_are_sharded
+from composer_replication.trainer.output_head import states_problem
 from composer_replication.trainer.own_state import OwnState
 from composer_replication.trainer.processes import num_processes, process_rank
 from composer_replication.trainer.replay_channel import ReplayChannel

@@ -13,7 +13,7 @@ Letters: B rows, T completion columns, K packs, S columns of a pack, C those fro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from composer_replication.trainer.distinct_prompts import Prompt
+from composer_replication.trainer.output_head import states_before_head
 from composer_replication.trainer.prefix_support import attention_windows, inner_model
 from composer_replication.trainer.processes import num_processes
 from composer_replication.trainer.token_scores import TokenScorer
@@ -50,33 +51,90 @@ def score_packed(
 
     Values and gradients are those of ``prefix_sharing.shared_prefix_logps`` for a model that keeps a cache.
     """
+    logp_parts: list[torch.Tensor] = []
+    entropy_parts: list[torch.Tensor] = []
+
+    def score(outputs_NX: torch.Tensor, rows_N: torch.Tensor, columns_N: torch.Tensor) -> None:
+        logps_N, entropies_N = scorer.of(outputs_NX, completion_ids_BT[rows_N, columns_N])
+        logp_parts.append(logps_N)
+        entropy_parts.extend([] if entropies_N is None else [entropies_N])
+
+    place_BT = _for_each_pack(
+        model, prompts, prompt_of_row_B.tolist(), completion_ids_BT, mask_BT, scorer.forward, score,
+        in_one_forward=num_processes() > 1,
+    )  # fmt: skip
+
+    def assemble(parts: list[torch.Tensor]) -> torch.Tensor:
+        values_N = torch.cat([parts[0].new_zeros(1), *parts])  # the zero is for padding, whose place is -1
+        return values_N[place_BT + 1].masked_fill(~mask_BT, 0.0)
+
+    return assemble(logp_parts), assemble(entropy_parts) if scorer.with_entropy else None
+
+
+def packed_states(
+    model: nn.Module,
+    prompts: Sequence[Prompt],
+    prompt_of_row: Sequence[int],
+    completion_ids_BT: torch.Tensor,
+    mask_BT: torch.Tensor,
+    wanted_BT: torch.Tensor,
+) -> torch.Tensor:
+    """What the head reads before each wanted completion token, not scaled: (M, H), row by row.
+
+    Args:
+        model: one without ``output_head.states_problem``.
+        prompts: distinct ones.
+        prompt_of_row: the index of each row's prompt.
+        completion_ids_BT: token ids, padded on the right.
+        mask_BT: 1 on tokens.
+        wanted_BT: 1 within the mask.
+    """
+    parts: list[torch.Tensor] = []
+
+    def forward(model: nn.Module, arguments: dict[str, Any], *, logits_to_keep: int) -> torch.Tensor:
+        return states_before_head(model, arguments)[0][:, -logits_to_keep:]
+
+    place_BT = _for_each_pack(
+        model, prompts, prompt_of_row, completion_ids_BT, mask_BT, forward,
+        lambda states_NH, _rows, _columns: parts.append(states_NH),
+        in_one_forward=True,  # each forward makes another gradient of the embedding's size
+    )  # fmt: skip
+    return torch.cat(parts).index_select(0, place_BT[wanted_BT.bool()])
+
+
+def _for_each_pack(
+    model: nn.Module,
+    prompts: Sequence[Prompt],
+    prompt_of_row: Sequence[int],
+    completion_ids_BT: torch.Tensor,
+    mask_BT: torch.Tensor,
+    forward: Callable[..., torch.Tensor],
+    take: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None],
+    *,
+    in_one_forward: bool,
+) -> torch.Tensor:
+    """Give ``take`` the outputs (N, X) that score tokens, with their rows and columns (N,).
+
+    Returns:
+        (B, T): which of all outputs, in the order taken, scores a token; -1 for padding.
+    """
     columns_T = torch.arange(1, mask_BT.size(1) + 1, device=mask_BT.device)
     lengths_B: list[int] = (mask_BT * columns_T).amax(dim=1).tolist()
-    packs = _packs(
-        prompts, prompt_of_row_B.tolist(), lengths_B, inner_model(model).config.get_text_config().hidden_size
-    )
-    place_BT = torch.zeros_like(completion_ids_BT)
-    logp_parts = [torch.zeros(1, device=mask_BT.device)]  # where place is 0
-    entropy_parts = list(logp_parts)
-    num_scored = 1
-    for together in [packs] if num_processes() > 1 else [[pack] for pack in packs]:
+    hidden_size = inner_model(model).config.get_text_config().hidden_size
+    packs = _packs(prompts, prompt_of_row, lengths_B, hidden_size)
+    place_BT = torch.full_like(completion_ids_BT, -1)
+    num_taken = 0
+    for together in [packs] if in_one_forward else [[pack] for pack in packs]:
         layout = _Layout.of(together, completion_ids_BT, mask_BT, lengths_B)
-        outputs_KCX = scorer.forward(
-            model, _arguments(model, layout), logits_to_keep=layout.ids_KS.size(1) - layout.width + 1
-        )
-        outputs_NX = outputs_KCX.flatten(0, 1).index_select(0, layout.index_N)
+        num_kept = layout.ids_KS.size(1) - layout.width + 1
+        outputs_KCX = forward(model, _arguments(model, layout), logits_to_keep=num_kept)
         rows_N, columns_N = layout.places_N
-        logps_N, entropies_N = scorer.of(outputs_NX, completion_ids_BT[rows_N, columns_N])
+        take(outputs_KCX.flatten(0, 1).index_select(0, layout.index_N), rows_N, columns_N)
         place_BT[rows_N, columns_N] = torch.arange(
-            num_scored, num_scored + rows_N.numel(), device=rows_N.device
+            num_taken, num_taken + rows_N.numel(), device=rows_N.device
         )
-        num_scored += rows_N.numel()
-        logp_parts.append(logps_N)
-        entropy_parts += [] if entropies_N is None else [entropies_N]
-    logps_BT = torch.cat(logp_parts)[place_BT].masked_fill(~mask_BT, 0.0)
-    if not scorer.with_entropy:
-        return logps_BT, None
-    return logps_BT, torch.cat(entropy_parts)[place_BT].masked_fill(~mask_BT, 0.0)
+        num_taken += rows_N.numel()
+    return place_BT
 
 
 def rows_of_a_pack(num_rows: int, prompt_length: int, completion_length: int, hidden_size: int) -> int:

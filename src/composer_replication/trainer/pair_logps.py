@@ -19,8 +19,9 @@ from composer_replication.losses.preferences import sequence_logp
 from composer_replication.records import PreferencePair
 from composer_replication.run_folder import read_json, write_json
 from composer_replication.trainer.collator import PairRows, collate_pairs
-from composer_replication.trainer.completion_states import completion_states, head_of, scored_ids
+from composer_replication.trainer.completion_states import completion_states, scored_ids
 from composer_replication.trainer.model_modes import evaluation_mode
+from composer_replication.trainer.output_head import head_of
 from composer_replication.trainer.parameter_hash import parameter_sha256
 
 Scope = Callable[[], AbstractContextManager[Any]]

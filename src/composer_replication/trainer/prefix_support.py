@@ -50,7 +50,13 @@ def unsupported_reason(model: nn.Module, *, training: bool | None = None) -> str
             return reason
     if training is False:
         return None
-    return _packing(model) or _randomness(model)
+    return (None if keeps_cache(model) else _packing(model)) or _randomness(model)
+
+
+def packing_reason(model: nn.Module) -> str | None:
+    """Why completions cannot be packed behind their prompt exactly, in one sentence; None if they can."""
+    checks = (_structure, _peft, _experts, _rope, _packing, _randomness)
+    return next((reason for check in checks if (reason := check(model))), None)
 
 
 def inner_model(model: nn.Module) -> Any:
@@ -158,11 +164,9 @@ def attention_windows(model: nn.Module) -> dict[str, int | None]:
 
 
 def _packing(model: nn.Module) -> str | None:
-    if keeps_cache(model):
-        return None
     inner = inner_model(model)
     config = inner.config.get_text_config(decoder=True)
-    name = f"gradient checkpointing is on, so rows would be packed, and {type(inner).__name__}"
+    name = f"without a cache (gradient checkpointing) rows are packed, and {type(inner).__name__}"
     if not accepts(model, "position_ids") or getattr(config, "alibi", False):
         return f"{name} takes no positions of its tokens."
     if config._attn_implementation not in _MASKED_ATTENTION:  # noqa: SLF001 - transformers' only name

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from composer_replication.losses.chunked_head import sampled_logp
-from composer_replication.trainer.completion_states import Head, head_of, states_before_head, states_problem
+from composer_replication.trainer.output_head import Head, head_of, states_before_head, states_problem
 from composer_replication.trainer.prefix_support import inner_model
 
 MAX_LOGITS_BYTES = 2**28

@@ -17,7 +17,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from composer_replication.channel_tables import HintsSection
 from composer_replication.losses.preferences import preference_loss
 from composer_replication.records import HintedTurn, PreferencePair
-from composer_replication.trainer import completion_states
+from composer_replication.trainer import output_head
 from composer_replication.trainer.collator import collate_hinted_turns, collate_pairs
 from composer_replication.trainer.hint_loss import hint_loss
 from composer_replication.trainer.pair_logps import pair_logps
@@ -75,7 +75,7 @@ PARTS: dict[str, tuple[Any, ...]] = {"hints": TURNS, "replay": PAIRS}
 @contextmanager
 def given_to_autograd(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with monkeypatch.context() as patch:
-        patch.setattr(completion_states, "_may_add_in_place", lambda weight: False)
+        patch.setattr(output_head, "_may_add_in_place", lambda weight: False)
         yield
 
 

@@ -20,9 +20,9 @@ from composer_replication.channel_tables import HintsSection, ReplaySection
 from composer_replication.errors import ComposerError, InputError
 from composer_replication.records import HintedTurn, PreferencePair, Rollout
 from composer_replication.trainer.checkpoints import write_manifest
-from composer_replication.trainer.completion_states import states_problem
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 from composer_replication.trainer.loss_channels import STATE_FILE
+from composer_replication.trainer.output_head import states_problem
 from composer_replication.trainer.parameter_hash import parameter_sha256
 from composer_replication.trainer.setting_errors import TrainerSettingError
 

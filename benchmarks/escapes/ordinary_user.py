@@ -58,13 +58,16 @@ def run_as_user(words: Sequence[str], journal: int) -> None:
             "HOME": str(home),
         }
         command = [usable[0], "-B", "-m", "benchmarks.escapes", "--journal-descriptor", str(journal)]
-        done = subprocess.run(
-            [*drop, *command, *words],
-            env=environment,
-            cwd=folder / "source",
-            check=False,
-            pass_fds=[journal],
-        )
+        try:
+            done = subprocess.run(
+                [*drop, *command, *words],
+                env=environment,
+                cwd=folder / "source",
+                check=False,
+                pass_fds=[journal],
+            )
+        finally:  # what attempts without a jail left behind would still write there
+            subprocess.run([*drop, "sh", "-c", "kill -9 -1"], check=False, capture_output=True)
         if done.returncode != 0:
             raise RuntimeError(f"the run as an ordinary user ended with {done.returncode}")
 

@@ -107,7 +107,9 @@ def _unpacks(stage: Stage) -> None:
     place.mkdir()
     if stage.backend.name == "control":
         with tarfile.open(fileobj=data) as archive, suppress(tarfile.TarError):
-            archive.extractall(place, filter="fully_trusted")
+            if hasattr(tarfile, "fully_trusted_filter"):  # from 3.11.4 on
+                archive.extraction_filter = staticmethod(tarfile.fully_trusted_filter)
+            archive.extractall(place)
     else:
         with suppress(UnsafeTreeError):
             unpack_tree(data, place)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ import train_phase
 
 from composer_replication.trainer import prefix_wiring
 
-SMALL = argparse.Namespace(hidden=32, layers=1, repetitions=1, checkpointing=False)
+SMALL = argparse.Namespace(hidden=32, layers=1, repetitions=1, checkpointing=False, whole_step=False)
 
 
 def test_a_line_has_times_and_ratios() -> None:
@@ -37,8 +38,24 @@ def test_what_stands_against_sharing_is_said(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize(("speed_up", "word"), [(2.51, "met"), (2.5, "met"), (2.49, "missed")])
 def test_a_goal_is_met_or_missed(speed_up: float, word: str) -> None:
-    assert train_phase.verdict(128, 26, speed_up) == f"2.5x {word}"
-    assert train_phase.verdict(9, 4, speed_up) == "-"
+    assert train_phase.verdict(2.5, speed_up) == f"2.5x {word}"
+    assert train_phase.verdict(None, speed_up) == "-"
+
+
+def test_a_whole_step_samples_as_many_tokens_as_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: list[tuple[int, int]] = []
+    step_once = train_phase.step_once
+
+    def step(trainer: Any) -> float:
+        seconds: float = step_once(trainer)
+        batch = trainer._buffered_inputs[0]
+        lengths.append((batch["prompt_ids"].size(1), batch["completion_ids"].size(1)))
+        return seconds
+
+    monkeypatch.setattr(train_phase, "step_once", step)
+    line = train_phase.compare(9, 4, argparse.Namespace(**{**vars(SMALL), "whole_step": True}))
+    assert len(line.split()) == 8
+    assert lengths == [(9, 4)] * 3
 
 
 def test_other_gradients_end_it(monkeypatch: pytest.MonkeyPatch) -> None:

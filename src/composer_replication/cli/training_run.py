@@ -13,16 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer_replication.cli import run_parts
-from composer_replication.cli.agent_parts import checks_of, open_agent, refuse_long_conversations
+from composer_replication.cli.agent_parts import checks_of
+from composer_replication.cli.attempt_parts import open_attempts
 from composer_replication.cli.cluster_parts import open_actors
 from composer_replication.cli.curriculum_parts import open_curriculum
-from composer_replication.cli.hint_parts import open_hint_source
 from composer_replication.cli.launched_process import launched_rank
 from composer_replication.cli.needed_packages import needs_extra
 from composer_replication.cli.output_folder import refuse_unwritable
 from composer_replication.cli.pair_parts import open_pairs
 from composer_replication.cli.preflight import check_recipe, check_training
 from composer_replication.cli.progress_bar import progress_bar
+from composer_replication.cli.run_identity import recipe_sha256
 from composer_replication.cli.stored_split import check_named_split
 from composer_replication.cli.task_division import RunTasks, divide_tasks, other_sizes_note
 from composer_replication.cli.trained_model import keep_model
@@ -72,6 +73,7 @@ def run_recipe(
             without ``resume`` (CR0207), resumed with another recipe (CR0208), or locked by another
             run (CR0203).
         MissingError: torch and its like are not installed (CR0101).
+        InputError: a checkpoint in the folder is of another run (CR0884).
         ComposerError: whatever the parts raise; the folder stays resumable.
     """
     config = load_config(recipe, overrides)
@@ -97,6 +99,9 @@ def run_recipe(
         if folder.summary.is_file():
             progress("this run is finished; here is its summary.")
             return _stored_summary(folder)
+        from composer_replication.trainer.run_identity import refuse_foreign_checkpoints
+
+        refuse_foreign_checkpoints(folder.checkpoints, recipe_sha256(config))
         return _run(config, recipe.resolve().parent, folder, quiet=quiet, progress=progress)
 
 
@@ -185,21 +190,16 @@ def _open_parts(
     if config.agent is None:
         _refuse_long_answers(rows, model, tokenizer, arguments)
     curriculum = open_curriculum(config, store, rows, model)
-    agent = open_agent(config, grader, model, tokenizer, folder, curriculum=curriculum, cluster=cluster)
-    if agent is None:
-        reward: Any = run_parts.open_reward(config, tasks, grader, folder, curriculum)
-        hint_source = open_hint_source(config, store, grader, tokenizer, tasks=tasks.train)
-        sampler: TaskSampler = run_parts.open_sampler(config, grader, model, tokenizer)
-    else:
-        refuse_long_conversations(config, agent.player, (*tasks.train, *tasks.heldout), model)
-        reward, hint_source, sampler = agent.reward, agent.hint_source, agent.sampler
+    reward, rollouts, hint_source, sampler = open_attempts(
+        config, grader, model, tokenizer, folder, tasks=tasks, curriculum=curriculum, cluster=cluster
+    )
     evaluator = run_parts.open_evaluator(config, sampler, tasks)
     with refusals("[trl], [model.lora]"):
         trainer = ComposerReplicationTrainer(
             model=model,
             processing_class=tokenizer,
             reward_funcs=[reward, *overlong_punishment(method, arguments)],
-            rollout_func=None if agent is None else agent.rollouts,
+            rollout_func=rollouts,
             args=arguments,
             train_dataset=training_dataset(rows),
             peft_config=lora_config(config.model.lora),
@@ -220,6 +220,7 @@ def _open_parts(
             run_folder=folder,
             stateful={"heldout_evaluator": evaluator} if evaluator else {},
             split_fingerprint=tasks.split.fingerprint if tasks.split else "",
+            run_identity=recipe_sha256(config),
         )
     show_own_progress(trainer, quiet=quiet)
     reason = trainer.choose_kl_path()

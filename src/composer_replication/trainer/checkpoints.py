@@ -42,12 +42,17 @@ def newest_whole_checkpoint(folder: Path) -> Path | None:
     Raises:
         InputError: the newest one is damaged (CR0716).
     """
-    whole = [path for path in _checkpoints(folder) if (path / MANIFEST_NAME).is_file()]
+    whole = whole_checkpoints(folder)
     if not whole:
         return None
     newest = max(whole, key=checkpoint_step)
     check_manifest(newest)
     return newest
+
+
+def whole_checkpoints(folder: Path) -> list[Path]:
+    """The ``checkpoint-N`` folders that have a manifest; their bytes are not read."""
+    return [path for path in _checkpoints(folder) if (path / MANIFEST_NAME).is_file()]
 
 
 def choose_checkpoint(wanted: str | Path | bool | None, folder: Path) -> Path | None:

@@ -78,6 +78,7 @@ class ComposerReplicationTrainer(
             None writes neither.
         stateful: extra states saved in and restored from each checkpoint, by name.
         split_fingerprint: of the held-out split; readings and checkpoints of another are refused.
+        run_identity: a digest of what makes this run; checkpoints of another are refused.
 
     Raises:
         TrainerSettingError: a guard without ``heldout_eval_fn`` (CR0710; a ``ValueError`` too).
@@ -113,6 +114,7 @@ class ComposerReplicationTrainer(
         run_folder: RunFolder | None = None,
         stateful: Mapping[str, Stateful] | None = None,
         split_fingerprint: str = "",
+        run_identity: str = "",
         **kwargs: Any,
     ) -> None:
         if heldout_guard is not None and heldout_eval_fn is None:
@@ -137,6 +139,7 @@ class ComposerReplicationTrainer(
         self.run_folder = run_folder
         self.stateful = stateful
         self.split_fingerprint = split_fingerprint
+        self.run_identity = run_identity
         self._check_channel_settings()
         super().__init__(*args, **kwargs)
         self._take_kl_out_of_the_loss()
@@ -317,7 +320,7 @@ class ComposerReplicationTrainer(
                 optimizer. A checkpoint under a fired guard is not trained on.
             KeyboardInterrupt: after a first Ctrl-C, when the step was finished and saved.
             InputError: the checkpoint is damaged (CR0716), half-written (CR0717) or another run's
-                (CR0502, CR0714, CR0715).
+                (CR0502, CR0714, CR0715, CR0884).
             TrainerSettingError: settings that cannot work (CR0712, CR0713, CR0718, CR0719).
         """
         self._check_before_training()

@@ -24,6 +24,7 @@ from composer_replication.trainer.checks.judgement import Judgement
 from composer_replication.trainer.guard_fold import foreign_split
 from composer_replication.trainer.in_loop_signals import InLoopSignals
 from composer_replication.trainer.processes import process_rank
+from composer_replication.trainer.run_identity import identity_of, refuse_foreign_run
 from composer_replication.trainer.setting_errors import TrainerSettingError
 
 logger = logging.getLogger(__name__)
@@ -37,6 +38,9 @@ class OwnState:
     prompt_source: PromptSource | None = None
     num_groups_replaced: int = 0
     split_fingerprint: str = ""
+    run_identity: str = ""
+    model: Any
+    accelerator: Any
     num_cadence_hits_without_new_reward: int = 0
     last_verdict: dict[str, Any] | None = None
     state: Any
@@ -62,6 +66,7 @@ class OwnState:
         write_json(
             checkpoint / STATE_NAME,
             {
+                "run": self._identity(),
                 "global_step": self.state.global_step,
                 "micro_step": self._step,
                 "has_buffered_inputs": self._is_inside_generation(),
@@ -90,7 +95,7 @@ class OwnState:
         """Restore what ``_write_own_state`` wrote.
 
         Raises:
-            InputError: another split (CR0502), other extra states (CR0714), or rollouts of this
+            InputError: another run (CR0884), another split (CR0502), other extra states (CR0714), or rollouts of this
                 process are missing (CR0715).
             TrainerSettingError: the checkpoint was guarded and this trainer is not (CR0713).
         """
@@ -127,6 +132,7 @@ class OwnState:
             logger.warning("%s has no state of the prompt source: it starts afresh from here.", checkpoint)
 
     def _check_belongs(self, saved: Mapping[str, Any], checkpoint: Path) -> None:
+        refuse_foreign_run(saved, self._identity(), checkpoint)
         found = saved["split_fingerprint"]
         if found and self.split_fingerprint and found != self.split_fingerprint:
             raise foreign_split(found, self.split_fingerprint, where=str(checkpoint))
@@ -147,6 +153,9 @@ class OwnState:
                 where=str(checkpoint),
                 fix="pass the same stateful parts as in the run that saved it.",
             )
+
+    def _identity(self) -> dict[str, str]:
+        return identity_of(self.run_identity, self.accelerator.unwrap_model(self.model))
 
     def _is_inside_generation(self) -> bool:
         """The buffered rollouts are still needed by the next micro-step."""

@@ -35,6 +35,7 @@ _OURS = (
     "run_folder",
     "stateful",
     "split_fingerprint",
+    "run_identity",
     "callbacks",
     "eval_dataset",
 )

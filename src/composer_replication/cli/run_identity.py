@@ -1,0 +1,14 @@
+"""What a checkpoint keeps of the recipe, so that one of another run is known."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from composer_replication.config import RunConfig
+
+
+def recipe_sha256(config: RunConfig) -> str:
+    """Of the resolved recipe without ``[ray]``: a run may be resumed at another cluster, and with no other change."""
+    table = config.model_dump(mode="json", exclude_none=True, exclude={"ray"})
+    return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()

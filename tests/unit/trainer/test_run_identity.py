@@ -1,0 +1,120 @@
+"""A checkpoint of another run that lies in this run's folder is refused by name, before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_trainer import tiny_model
+
+from composer_replication.cli import training_run
+from composer_replication.cli.run_identity import recipe_sha256
+from composer_replication.config import load_config, parse_config
+from composer_replication.errors import InputError
+from composer_replication.run_folder import RunFolder, read_json
+from composer_replication.trainer.checkpoints import STATE_NAME, write_manifest
+from composer_replication.trainer.run_identity import refuse_foreign_checkpoints
+
+MakeTrainer = Callable[..., Any]
+RECIPE = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "run.toml"
+SAVING: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1}
+
+
+def saved(make_trainer: MakeTrainer, identity: str, **settings: Any) -> tuple[Any, Path]:
+    trainer = make_trainer(max_steps=1, run_identity=identity, **SAVING, **settings)
+    trainer.train()
+    return trainer, Path(trainer.args.output_dir) / "checkpoint-1"
+
+
+def test_only_the_checkpoint_of_the_same_run_is_gone_on_from(make_trainer: MakeTrainer) -> None:
+    _, checkpoint = saved(make_trainer, "first")
+    kept = read_json(checkpoint / STATE_NAME)["run"]
+    assert kept["recipe"] == "first"
+    assert kept["model"] == "qwen2, hidden_size 32, num_hidden_layers 2, vocab_size 258"
+    same = make_trainer(max_steps=2, run_identity="first", **SAVING)
+    same.train(resume_from_checkpoint=str(checkpoint))
+    assert same.state.global_step == 2
+    other = make_trainer(max_steps=2, run_identity="second", **SAVING)
+    with pytest.raises(InputError) as caught:
+        other.train(resume_from_checkpoint=str(checkpoint))
+    assert (caught.value.code, caught.value.where) == ("CR0884", str(checkpoint))
+    assert (
+        caught.value.message == "checkpoint-1 is a checkpoint of another run: its recipe is not this run's."
+    )
+
+
+def test_a_checkpoint_of_another_model_is_refused_though_no_recipe_is_known(
+    make_trainer: MakeTrainer,
+) -> None:
+    _, checkpoint = saved(make_trainer, "")
+    other = make_trainer(max_steps=2, model=tiny_model(vocab_size=300), **SAVING)
+    with pytest.raises(
+        InputError, match=r"its model is qwen2, .* vocab_size 258, not .* vocab_size 300"
+    ) as caught:
+        other.train(resume_from_checkpoint=str(checkpoint))
+    assert caught.value.code == "CR0884"
+
+
+def test_a_checkpoint_of_an_older_version_is_taken_and_told(
+    make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, checkpoint = saved(make_trainer, "")
+    state = json.loads((checkpoint / STATE_NAME).read_text())
+    del state["run"]
+    (checkpoint / STATE_NAME).write_text(json.dumps(state))
+    write_manifest(checkpoint)
+    trainer = make_trainer(max_steps=2, run_identity="mine", **SAVING)
+    trainer.train(resume_from_checkpoint=str(checkpoint))
+    assert trainer.state.global_step == 2
+    assert "does not say which run it is of" in caplog.text
+    refuse_foreign_checkpoints(checkpoint.parent, "mine")
+
+
+def checkpoint_of(folder: Path, step: int, recipe: str) -> Path:
+    checkpoint = folder / f"checkpoint-{step}"
+    checkpoint.mkdir(parents=True)
+    state = {"schema_version": 1, "run": {"recipe": recipe, "model": "any"}}
+    (checkpoint / STATE_NAME).write_text(json.dumps(state))
+    write_manifest(checkpoint)
+    return checkpoint
+
+
+def test_all_whole_checkpoints_of_a_folder_are_looked_at(tmp_path: Path) -> None:
+    refuse_foreign_checkpoints(tmp_path / "missing", "mine")
+    checkpoint_of(tmp_path, 3, "mine")
+    foreign = checkpoint_of(tmp_path, 9, "theirs")
+    with pytest.raises(InputError, match="checkpoint-9 is a checkpoint of another run"):
+        refuse_foreign_checkpoints(tmp_path, "mine")
+    (foreign / "MANIFEST.json").unlink()  # half-written ones are never chosen
+    refuse_foreign_checkpoints(tmp_path, "mine")
+
+
+def test_train_refuses_it_before_tasks_and_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("check_recipe", "check_named_split", "check_training"):
+        monkeypatch.setattr(training_run, name, lambda *_: None)
+    monkeypatch.setattr(training_run, "_run", lambda *_, **__: ({}, 0))
+    folder, config = RunFolder(tmp_path / "run"), load_config(RECIPE)
+    training_run._keep_recipe(config, folder)
+
+    def resume() -> tuple[dict[str, object], int]:
+        return training_run.run_recipe(RECIPE, {}, folder.root, resume=True, quiet=True)
+
+    checkpoint_of(folder.checkpoints, 2, recipe_sha256(config))
+    assert resume() == ({}, 0)
+    foreign = checkpoint_of(folder.checkpoints, 4, recipe_sha256(load_config(RECIPE, {"seed": 99})))
+    with pytest.raises(InputError) as caught:
+        resume()
+    assert (caught.value.code, caught.value.where) == ("CR0884", str(foreign))
+    shutil.rmtree(foreign)
+    assert resume() == ({}, 0)
+
+
+def test_another_cluster_is_the_same_run() -> None:
+    table = {"model": {"name": "tiny-random"}, "tasks": {"store": "tasks"}}
+    plain = recipe_sha256(parse_config(table, where="here"))
+    assert recipe_sha256(parse_config({**table, "ray": {"address": "auto"}}, where="here")) == plain
+    assert recipe_sha256(parse_config({**table, "seed": 1}, where="here")) != plain

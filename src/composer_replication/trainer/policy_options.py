@@ -77,7 +77,8 @@ def check_policy_options(options: PolicyOptions, args: Any) -> None:
         args: TRL's ``GRPOConfig``; None where the trainer was given none.
 
     Raises:
-        TrainerSettingError: a term in the reward while advantages are divided by a standard deviation (CR0761).
+        TrainerSettingError: a term in the reward while advantages are divided by a standard deviation (CR0761), or the
+            KL in the reward with weight 0 (CR0885).
     """
     if not options.has_reward_terms:
         return
@@ -86,6 +87,7 @@ def check_policy_options(options: PolicyOptions, args: Any) -> None:
         scaling = "group" if scaling else "none"
     is_normalised = getattr(args, "multi_objective_aggregation", "") == "normalize_then_sum"
     if scaling == "none" and not is_normalised:
+        _refuse_weightless_kl(options, args)
         return
     term = "kl_in_reward" if options.kl_in_reward else "effort"
     key = "multi_objective_aggregation" if scaling == "none" else "scale_rewards"
@@ -97,3 +99,14 @@ def check_policy_options(options: PolicyOptions, args: Any) -> None:
         fix='set trl.scale_rewards = "none" and trl.multi_objective_aggregation = "sum_then_normalize", '
         f"or leave trainer.{term} out.",
     )
+
+
+def _refuse_weightless_kl(options: PolicyOptions, args: Any) -> None:
+    """TRL's own ``beta`` is 0 where nobody sets it: the policy would be held to nothing, silently."""
+    if options.kl_in_reward and not getattr(args, "beta", 0.0):
+        raise TrainerSettingError(
+            "CR0885",
+            "kl_in_reward weighs the KL by trl.beta, which is 0: nothing would be taken off the reward.",
+            where="trainer.kl_in_reward, trl.beta",
+            fix="set trl.beta above 0, for example 0.001, or trainer.kl_in_reward = false.",
+        )

@@ -40,7 +40,7 @@ def resolve_method(config: RunConfig) -> ResolvedMethod:
 
     Raises:
         UsageError: a key of the recipe contradicts the preset (CR0760), a KL or effort term in the reward with
-            scaled rewards (CR0761), ``loss_type = "cispo"`` whose ratios would be cut below 1 (CR0762).
+            scaled rewards (CR0761), a KL in the reward of weight 0 (CR0885), ``loss_type = "cispo"`` whose ratios would be cut below 1 (CR0762).
     """
     name = config.trainer.preset
     preset = PRESETS[name] if name else {}
@@ -55,7 +55,7 @@ def resolve_method(config: RunConfig) -> ResolvedMethod:
         dynamic_sampling_rounds=int(own["dynamic_sampling_rounds"] or 0),
         importance_clip=float(own["importance_clip"] or 0.0),
     )
-    _refuse_scaled_reward_terms(options, trl)
+    _check_reward_terms(options, trl)
     _refuse_small_cispo(trl)
     return ResolvedMethod(trl, options, float(own["overlong_share"] or 0.0))
 
@@ -109,8 +109,8 @@ def _unscaled(value: Any) -> Any:
     return {True: "group", False: "none"}[value] if isinstance(value, bool) else value
 
 
-def _refuse_scaled_reward_terms(options: PolicyOptions, trl: Mapping[str, Any]) -> None:
-    known = {"scale_rewards": "group", "multi_objective_aggregation": "sum_then_normalize"}
+def _check_reward_terms(options: PolicyOptions, trl: Mapping[str, Any]) -> None:
+    known = {"scale_rewards": "group", "multi_objective_aggregation": "sum_then_normalize", "beta": 0.0}
     check_policy_options(options, SimpleNamespace(**{key: trl.get(key, known[key]) for key in known}))
 
 

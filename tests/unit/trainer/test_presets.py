@@ -121,6 +121,8 @@ def test_the_recipes_keys_win(tmp_path: Path) -> None:
             "CR0761",
             "multi_objective_aggregation is 'normalize_then_sum'",
         ),
+        ({"kl_in_reward": True}, {"scale_rewards": "none"}, "CR0885", "trl.beta, which is 0"),
+        ({"preset": "composer"}, {"beta": 0.0}, "CR0885", "trl.beta, which is 0"),
         ({}, {"loss_type": "cispo"}, "CR0762", "every ratio above 0.2 is cut to it"),
         ({"preset": "cispo"}, {"epsilon_high": 0.28}, "CR0762", "3.57-fold"),
     ],
@@ -139,11 +141,11 @@ def test_a_contradiction_is_refused_in_one_sentence(
 @pytest.mark.parametrize(
     ("trainer", "trl"),
     [
-        ({"kl_in_reward": True}, {"scale_rewards": "none"}),
-        ({"kl_in_reward": True}, {"scale_rewards": False}),
+        ({"kl_in_reward": True}, {"scale_rewards": "none", "beta": 0.1}),
+        ({"kl_in_reward": True}, {"scale_rewards": False, "beta": 0.1}),
+        ({"preset": "composer", "kl_in_reward": False}, {"beta": 0.0}),
         ({"effort": {"weight": 0.0}}, {"scale_rewards": "group"}),
         ({"preset": "dr_grpo"}, {"scale_rewards": False}),
-        ({"preset": "composer"}, {"beta": 0.0}),
         ({}, {"loss_type": "cispo", "epsilon_high": 1.0}),
     ],
 )
@@ -183,7 +185,10 @@ def test_the_soft_punishment_is_that_of_the_paper() -> None:
 
 def test_a_term_in_the_reward_needs_unscaled_rewards_from_python_too() -> None:
     options = PolicyOptions(kl_in_reward=True)
-    check_policy_options(options, SimpleNamespace(scale_rewards="none"))
+    check_policy_options(options, SimpleNamespace(scale_rewards="none", beta=0.1))
+    with pytest.raises(TrainerSettingError) as weightless:
+        check_policy_options(options, SimpleNamespace(scale_rewards="none", beta=0.0))
+    assert weightless.value.code == "CR0885"
     check_policy_options(PolicyOptions(), None)
     for args in (None, SimpleNamespace(scale_rewards=True)):
         with pytest.raises(TrainerSettingError) as caught:

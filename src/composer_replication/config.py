@@ -226,7 +226,7 @@ class TrainerSection(Section):
     the group, in place of TRL's term in the loss. ``dynamic_sampling_rounds``: how often groups whose rewards
     are all equal are replaced by fresh prompts, at most, in one generation. ``importance_clip``
     bounds the ratio of training to sampling probability of each token where rollouts bring their
-    sampler's log-probabilities (0: no correction). ``overlong_share``: the last share of
+    sampler's log-probabilities (0: no correction; 2.0 with ``[agent]``, preset or not). ``overlong_share``: the last share of
     ``max_completion_length``, over which a punishment grows from 0 to -1. ``effort`` is a table.
     ``checks`` are the checks that speak; they cost under 1% of a step.
 

@@ -20,6 +20,10 @@ _DEFINING = ("trl.loss_type", "trl.scale_rewards", "trl.importance_sampling_leve
 """Keys without which a method is another one; each preset has those of them that define it."""
 
 
+AGENT_IMPORTANCE_CLIP = 2.0
+"""Of a recipe with ``[agent]`` that says nothing: over many turns sampler and trainer drift apart, as no single answer does."""
+
+
 @dataclass(frozen=True, slots=True)
 class ResolvedMethod:
     """What a recipe's method comes to.
@@ -48,6 +52,8 @@ def resolve_method(config: RunConfig) -> ResolvedMethod:
     trl = {key.removeprefix("trl."): value for key, value in preset.items() if key.startswith("trl.")}
     trl |= config.trl
     own = {key: _own_value(config.trainer, preset, key) for key in _OWN_KEYS}
+    if own["importance_clip"] is None and config.agent is not None:
+        own["importance_clip"] = AGENT_IMPORTANCE_CLIP
     effort: EffortSection | None = own["effort"]
     options = PolicyOptions(
         kl_in_reward=bool(own["kl_in_reward"]),

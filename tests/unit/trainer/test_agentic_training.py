@@ -164,6 +164,15 @@ def test_advantages_are_those_of_rewards_without_what_was_dropped(run) -> None:
             assert advantages_of == pytest.approx(expected, abs=1e-3)
 
 
+def test_tokens_are_weighed_by_importance_though_the_recipe_says_nothing_of_it(run) -> None:
+    folder, recorded = run
+    rows = read_jsonl(folder.metrics)
+    assert [row["sampling/truncated_share"] for row in rows] == [0.0, 0.0]
+    assert [row["sampling/effective_sample_size"] for row in rows] == pytest.approx([1.0, 1.0], abs=1e-3)
+    for batch in recorded.batches:
+        assert batch["advantages"].shape == batch["completion_ids"].shape  # a weight for each token
+
+
 def test_log_probabilities_of_the_first_step_are_those_of_an_independent_forward_pass(run) -> None:
     folder, recorded = run
     assert [row["checks/token_drift_max"] for row in read_jsonl(folder.metrics)] == pytest.approx(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from composer_replication.channel_tables import AgentSection
 from composer_replication.config import PRESETS, RunConfig, parse_config
 from composer_replication.errors import UsageError
 from composer_replication.run_folder import RunFolder
@@ -79,6 +80,17 @@ def test_without_a_preset_nothing_is_set() -> None:
     assert method.trl == {"learning_rate": 0.5}
     assert method.options == PolicyOptions()
     assert method.overlong_share == 0.0
+
+
+def test_rollouts_of_several_turns_are_corrected_by_token_unless_the_recipe_says_otherwise() -> None:
+    def clip_of(trainer: dict[str, Any]) -> float:
+        config = recipe(trainer).model_copy(update={"agent": AgentSection()})
+        return resolve_method(config).options.importance_clip
+
+    assert clip_of({}) == 2.0
+    assert clip_of({"preset": "dr_grpo"}) == 2.0
+    assert clip_of({"importance_clip": 3.0}) == 3.0
+    assert clip_of({"importance_clip": 0.0}) == 0.0
 
 
 def test_weights_of_vllm_are_cut_by_token_unless_the_recipe_says_otherwise(tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ _DEFINING = ("trl.loss_type", "trl.scale_rewards", "trl.importance_sampling_leve
 AGENT_IMPORTANCE_CLIP = 2.0
 """Of a recipe with ``[agent]`` that says nothing: over many turns sampler and trainer drift apart, as no single answer does."""
 
+_EPOCHS = "trl.num_train_epochs"
+
 
 @dataclass(frozen=True, slots=True)
 class ResolvedMethod:
@@ -49,6 +51,7 @@ def resolve_method(config: RunConfig) -> ResolvedMethod:
     name = config.trainer.preset
     preset = PRESETS[name] if name else {}
     _refuse_contradictions(name or "", preset, config.trl)
+    _refuse_second_epoch(name or "", preset, config.trl)
     trl = {key.removeprefix("trl."): value for key, value in preset.items() if key.startswith("trl.")}
     trl |= config.trl
     own = {key: _own_value(config.trainer, preset, key) for key in _OWN_KEYS}
@@ -109,6 +112,40 @@ def _refuse_contradictions(name: str, preset: Mapping[str, Any], table: Mapping[
                 where=key,
                 fix=f"take {key} out, or take trainer.preset out and write the method's keys yourself.",
             )
+
+
+def _refuse_second_epoch(name: str, preset: Mapping[str, Any], table: Mapping[str, Any]) -> None:
+    """A preset that sets the number of epochs is defined by training on each prompt once; less than one is no second."""
+    most, asked = preset.get(_EPOCHS), table.get("num_train_epochs")
+    if most is not None and isinstance(asked, int | float) and asked > most:
+        raise UsageError(
+            "CR0760",
+            f"the preset {name} trains on each prompt once by definition, and the recipe sets {_EPOCHS} = {asked}.",
+            where=_EPOCHS,
+            fix=f"take {_EPOCHS} out, or take trainer.preset out and write the method's keys yourself.",
+        )
+
+
+def refuse_repeated_prompts(config: RunConfig, arguments: Any, num_prompts: int) -> None:
+    """The same for ``max_steps``, which goes round the data as often as it takes, once the tasks are counted.
+
+    Raises:
+        UsageError: the steps of a preset of one epoch take more prompts than there are (CR0760).
+    """
+    name = config.trainer.preset
+    if not name or _EPOCHS not in PRESETS[name] or config.curriculum is not None:
+        return  # a curriculum draws by what it knows of each task, and is asked for by a table of its own
+    per_generation = arguments.generation_batch_size // arguments.num_generations
+    micro_steps = num_prompts // per_generation * arguments.steps_per_generation
+    most = micro_steps // arguments.gradient_accumulation_steps
+    if arguments.max_steps > most:
+        raise UsageError(
+            "CR0760",
+            f"the preset {name} trains on each prompt once by definition, and {arguments.max_steps} steps go round "
+            f"{num_prompts} tasks more than once.",
+            where="trl.max_steps",
+            fix=f"set trl.max_steps to at most {most} or take it out, add tasks, or take trainer.preset out.",
+        )
 
 
 def _unscaled(value: Any) -> Any:

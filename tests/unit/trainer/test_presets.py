@@ -13,7 +13,11 @@ from composer_replication.config import PRESETS, RunConfig, parse_config
 from composer_replication.errors import UsageError
 from composer_replication.run_folder import RunFolder
 from composer_replication.trainer.policy_options import EffortPrice, PolicyOptions, check_policy_options
-from composer_replication.trainer.preset_settings import overlong_punishment, resolve_method
+from composer_replication.trainer.preset_settings import (
+    overlong_punishment,
+    refuse_repeated_prompts,
+    resolve_method,
+)
 from composer_replication.trainer.run_setup import trl_arguments
 from composer_replication.trainer.setting_errors import TrainerSettingError
 
@@ -124,6 +128,7 @@ def test_the_recipes_keys_win(tmp_path: Path) -> None:
         ({"preset": "dr_grpo"}, {"scale_rewards": True}, "CR0760", "scale_rewards"),
         ({"preset": "composer"}, {"scale_rewards": "group"}, "CR0760", "scale_rewards"),
         ({"preset": "composer"}, {"num_iterations": 2}, "CR0760", "num_iterations"),
+        ({"preset": "composer"}, {"num_train_epochs": 3.0}, "CR0760", "each prompt once by definition"),
         ({"kl_in_reward": True}, {}, "CR0761", "trl.scale_rewards is 'group'"),
         ({"kl_in_reward": True}, {"scale_rewards": "batch"}, "CR0761", "'batch'"),
         ({"effort": {}}, {"scale_rewards": "group"}, "CR0761", "effort is exact only"),
@@ -158,6 +163,8 @@ def test_a_contradiction_is_refused_in_one_sentence(
         ({"preset": "composer", "kl_in_reward": False}, {"beta": 0.0}),
         ({"effort": {"weight": 0.0}}, {"scale_rewards": "group"}),
         ({"preset": "dr_grpo"}, {"scale_rewards": False}),
+        ({"preset": "dr_grpo"}, {"num_train_epochs": 3.0}),
+        ({"preset": "composer"}, {"num_train_epochs": 0.5}),
         ({}, {"loss_type": "cispo", "epsilon_high": 1.0}),
     ],
 )
@@ -185,6 +192,32 @@ def test_unknown_keys_and_values(trainer: dict[str, Any], words: str) -> None:
         recipe(trainer)
     assert caught.value.code == "CR0204"
     assert words in caught.value.message
+
+
+@pytest.mark.parametrize(("accumulation", "num_tasks", "most"), [(2, 7, 3), (4, 9, 2), (1, 8, 8), (2, 1, 0)])
+def test_composer_goes_round_its_tasks_once(
+    tmp_path: Path, accumulation: int, num_tasks: int, most: int
+) -> None:
+    """A generation is 4 rows an accumulated micro-batch; groups are of 4, so it takes as many prompts as micro-batches."""
+
+    def arguments(preset: str, max_steps: int) -> tuple[RunConfig, Any]:
+        trl = {
+            "per_device_train_batch_size": 4,
+            "num_generations": 4,
+            "gradient_accumulation_steps": accumulation,
+            "max_steps": max_steps,
+        }
+        config = recipe({"preset": preset}, trl)
+        return config, trl_arguments(config, RunFolder(tmp_path))
+
+    if most:
+        refuse_repeated_prompts(*arguments("composer", most), num_tasks)
+    refuse_repeated_prompts(*arguments("composer", -1), num_tasks)
+    refuse_repeated_prompts(*arguments("dr_grpo", most + 1), num_tasks)
+    with pytest.raises(UsageError, match=f"go round {num_tasks} tasks more than once") as caught:
+        refuse_repeated_prompts(*arguments("composer", most + 1), num_tasks)
+    assert (caught.value.code, caught.value.where) == ("CR0760", "trl.max_steps")
+    assert f"at most {most} " in caught.value.fix
 
 
 def test_the_soft_punishment_is_that_of_the_paper() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from composer_replication.cli.agent_parts import check_agent
 from composer_replication.cli.cluster_parts import check_cluster, cluster_options
 from composer_replication.cli.hint_parts import hint_options
+from composer_replication.cli.launched_process import shards_weights
 from composer_replication.cli.needed_packages import needs_extra
 from composer_replication.cli.pair_parts import pair_rows
 from composer_replication.cli.run_parts import accept_recipe, make_guard
@@ -26,7 +27,7 @@ def check_recipe(config: RunConfig, recipe_folder: Path) -> None:
 
     Raises:
         UsageError: a guard out of range (CR0204), a reward that cannot be used (CR0210), a
-            loss channel without anything to learn from (CR0755), hints that nobody can write (CR0220,
+            loss channel without anything to learn from (CR0755) or with spread weights (CR0757), hints that nobody can write (CR0220,
             CR0221, CR0223), an unknown sandbox (CR0305), none that nobody accepted (CR0340), an
             acceptance of no guard (CR0341), an engine or a dialect that the agent loop cannot use (CR0868, CR0818),
             hints of other tasks or spread weights with ``[agent]`` (CR0877, CR0873), a number of ``[ray]`` out of range (CR0865).
@@ -47,7 +48,17 @@ def check_recipe(config: RunConfig, recipe_folder: Path) -> None:
 
 
 def _refuse_empty_channels(config: RunConfig) -> None:
-    """A recipe's hints come from its own rollouts; its preference pairs from a file, from siblings, or from both."""
+    """A recipe's hints come from its own rollouts; its preference pairs from a file, from siblings, or from both.
+
+    Neither channel can be trained where the weights are spread over processes.
+    """
+    if shards_weights() and (config.trainer.alpha_sdpo != 0.0 or config.trainer.beta_replay != 0.0):
+        raise UsageError(
+            "CR0757",
+            "hint distillation and replay cannot train this model: its weights are to be spread over processes.",
+            where="trainer.alpha_sdpo, trainer.beta_replay",
+            fix="set both weights to 0, or launch without FSDP and DeepSpeed.",
+        )
     if config.trainer.alpha_sdpo != 0.0:
         open_layers(hint_options(config))
     replay = config.replay
@@ -64,12 +75,15 @@ def check_training(config: RunConfig, folder: RunFolder) -> None:
     """What the training packages say.
 
     Raises:
-        UsageError: a ``[trl]`` table that TRL refuses (CR0211).
+        UsageError: a ``[trl]`` table that TRL refuses (CR0211), a method that contradicts itself (CR0760 to CR0762,
+            CR0885), or what ``check_arguments`` refuses (CR0712, CR0763).
         MissingError: a package is missing (CR0101).
     """
     with needs_extra("train", "training"):
         import composer_replication.trainer.composer_trainer  # noqa: F401  # the heaviest import of all
+        from composer_replication.trainer.early_refusals import check_arguments
+        from composer_replication.trainer.preset_settings import resolve_method
         from composer_replication.trainer.run_setup import lora_config, trl_arguments
 
         lora_config(config.model.lora)
-    trl_arguments(config, folder)
+    check_arguments(config, trl_arguments(config, folder), resolve_method(config).options)

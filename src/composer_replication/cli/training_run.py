@@ -169,6 +169,7 @@ def _open_parts(
         run_parts.record_sandbox(config, folder, grader)
     guard = run_parts.make_guard(config)
     from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
+    from composer_replication.trainer.early_refusals import check_num_prompts
     from composer_replication.trainer.model_loading import load_model
     from composer_replication.trainer.preset_settings import overlong_punishment, resolve_method
     from composer_replication.trainer.run_setup import (
@@ -183,6 +184,7 @@ def _open_parts(
     limit_cpu_threads(config)
     arguments = trl_arguments(config, folder)
     method = resolve_method(config)
+    check_num_prompts(config, arguments, len(rows))
     progress(f"model: loading {config.model.name}")
 
     as_chat = config.rollouts.prompt_style == "chat" or config.agent is not None
@@ -222,6 +224,7 @@ def _open_parts(
             split_fingerprint=tasks.split.fingerprint if tasks.split else "",
             run_identity=recipe_sha256(config),
         )
+    trainer.check_channel_model()
     show_own_progress(trainer, quiet=quiet)
     reason = trainer.choose_kl_path()
     if reason:

@@ -12,6 +12,7 @@ loss channels: hints at the turns that went wrong, and replayed preferences.
     metrics_log        metrics.jsonl and verdicts.jsonl
     prefix_sharing, prefix_generation, prefix_wiring
     preset_settings    a recipe's method of the GRPO family; policy_terms_wiring and fresh_groups carry it out
+    early_refusals     what a recipe alone is refused for, before a model is loaded
     checks             what speaks when a run no longer trains what it says
     policy, model_loading, run_setup
     collator           records to tensors, and which ids carry loss

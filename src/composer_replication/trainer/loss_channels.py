@@ -79,7 +79,7 @@ class LossChannels(HintChannel, ReplayChannel, OwnState):
         self._micro_steps = {}
         if not self._has_channels():
             return
-        self._check_model()
+        self.check_channel_model()
         self._begin_hints()
         self._begin_replay(None if saved is None else saved["reference"])
         if saved is not None:
@@ -91,7 +91,10 @@ class LossChannels(HintChannel, ReplayChannel, OwnState):
     def _has_channels(self) -> bool:
         return self.alpha_sdpo != 0.0 or self.beta_replay != 0.0
 
-    def _check_model(self) -> None:
+    def check_channel_model(self) -> None:
+        """Refuse a model that the channels cannot train; a run asks before it measures anything. Errors as ``_begin_channels``."""
+        if not self._has_channels():
+            return
         model = self.accelerator.unwrap_model(self.model)
         if self.alpha_sdpo != 0.0 and self._hint_settings().teacher == "lora-off" and not _has_lora(model):
             raise TrainerSettingError(

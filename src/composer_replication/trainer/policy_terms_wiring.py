@@ -15,6 +15,7 @@ from composer_replication.losses.policy_terms import effort_cost, fold_kl_into_a
 from composer_replication.trainer.chained_rows import COLUMN as SEGMENT_STARTS
 from composer_replication.trainer.checked_rollouts import CheckedRollouts
 from composer_replication.trainer.chosen_prompts import ChosenPrompts
+from composer_replication.trainer.early_refusals import refuse_split_groups
 from composer_replication.trainer.effort_counts import COLUMN, effort_units
 from composer_replication.trainer.fresh_groups import FreshGroups, Generate, loss_mask
 from composer_replication.trainer.fresh_prompts import ShuffledPrompts
@@ -80,15 +81,7 @@ class PolicyTerms(FreshGroups, ChosenPrompts):
                     fix="pass a PromptSource, or set trainer.dynamic_sampling_rounds = 0.",
                 )
             self.prompt_source = ShuffledPrompts(self.train_dataset, int(self.args.seed))
-        num_rows = self.args.per_device_train_batch_size * self.args.steps_per_generation
-        if num_processes() > 1 and num_rows % self.num_generations:
-            raise TrainerSettingError(
-                "CR0763",
-                f"dynamic sampling needs whole groups on each process, and {num_rows} rows are not a "
-                f"multiple of {self.num_generations} generations.",
-                where="trl.per_device_train_batch_size, trl.num_generations",
-                fix="make their product with steps_per_generation a multiple of num_generations.",
-            )
+        refuse_split_groups(self.args, self.num_generations, num_processes=num_processes())
 
     # ---- one generation -------------------------------------------------------------------------------
 

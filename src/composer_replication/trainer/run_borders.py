@@ -18,6 +18,7 @@ from composer_replication.errors import CollapseStopError, InputError
 from composer_replication.interfaces import Guard
 from composer_replication.run_folder import RunFolder
 from composer_replication.trainer.checkpoints import checkpoint_step
+from composer_replication.trainer.early_refusals import refuse_few_prompts
 from composer_replication.trainer.guard_hook import GuardHook
 from composer_replication.trainer.initial_kl import InitialKl
 from composer_replication.trainer.metrics_log import RunLog, StepWindow
@@ -67,15 +68,8 @@ class RunBorders(GuardHook, InitialKl):
                 where="trl.logging_steps",
                 fix="set trl.logging_steps = 1.",
             )
-        num_prompts = self.args.generation_batch_size // self.num_generations
-        if isinstance(self.train_dataset, Sized) and len(self.train_dataset) < num_prompts:
-            raise TrainerSettingError(
-                "CR0720",
-                f"one generation takes {num_prompts} prompts, but there are only {len(self.train_dataset)}: "
-                "not one step could be trained.",
-                where="trl.per_device_train_batch_size, trl.steps_per_generation, trl.num_generations",
-                fix="lower the batch size or steps_per_generation, raise num_generations, or add tasks.",
-            )
+        if isinstance(self.train_dataset, Sized):
+            refuse_few_prompts(self.args, self.num_generations, len(self.train_dataset))
         if len(set(gathered(self.heldout_guard is None))) > 1:
             raise TrainerSettingError(
                 "CR0719",

@@ -82,6 +82,7 @@ def test_a_channel_without_weight_is_not_asked_for_anything(monkeypatch: pytest.
     )
     assert calls == [1]
     assert (trainer.alpha_sdpo, trainer.beta_replay) == (0.0, 0.0)
+    trainer.check_channel_model()
 
 
 def test_lora_off_needs_an_adapter(make_trainer: Callable[..., Any]) -> None:
@@ -92,11 +93,16 @@ def test_lora_off_needs_an_adapter(make_trainer: Callable[..., Any]) -> None:
     make_trainer(**settings, lora_adapter=True)._begin_channels()
 
 
-def test_a_model_whose_head_cannot_be_taken_apart_is_refused(make_trainer: Callable[..., Any]) -> None:
+@pytest.mark.parametrize(
+    "ask", ["_begin_channels", "check_channel_model"]
+)  # the second before a run measures
+def test_a_model_whose_head_cannot_be_taken_apart_is_refused(
+    make_trainer: Callable[..., Any], ask: str
+) -> None:
     trainer = make_trainer(alpha_sdpo=0.5, hinted_turns=TURNS)
     trainer.model.set_output_embeddings(nn.Sequential(nn.Linear(32, 258)))
     with pytest.raises(TrainerSettingError) as error:
-        trainer._begin_channels()
+        getattr(trainer, ask)()
     assert error.value.code == "CR0757"
 
 

@@ -1,0 +1,97 @@
+"""What a recipe alone can be refused for is refused before a model is loaded, not after the first measurement."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from composer_replication.cli import preflight, training_run
+from composer_replication.cli.preflight import check_recipe, check_training
+from composer_replication.config import RunConfig, load_config
+from composer_replication.errors import UsageError
+from composer_replication.run_folder import RunFolder
+from composer_replication.trainer import early_refusals, model_loading
+from composer_replication.trainer.early_refusals import refuse_split_groups
+
+RECIPE = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "run.toml"
+
+
+def refused(tmp_path: Path, overrides: dict[str, Any]) -> UsageError:
+    with pytest.raises(UsageError) as caught:
+        check_training(load_config(RECIPE, overrides), RunFolder(tmp_path))
+    assert caught.value.fix and "\n" not in str(caught.value)
+    return caught.value
+
+
+@pytest.mark.parametrize("masks", [{"trl.mask_truncated_completions": True}, {"trainer.preset": "dapo"}])
+def test_a_stop_rule_and_masked_truncation(tmp_path: Path, masks: dict[str, Any]) -> None:
+    table = {"trl.scale_rewards": "group", "trl.loss_type": "dapo", **masks}
+    assert refused(tmp_path, {"trainer.prefix_sharing": True, **table}).code == "CR0712"
+    check_training(load_config(RECIPE, {"trainer.prefix_sharing": False, **table}), RunFolder(tmp_path))
+    chat = {"trainer.prefix_sharing": True, "rollouts.prompt_style": "chat", **table}
+    check_training(load_config(RECIPE, chat), RunFolder(tmp_path))  # no stop rule there
+
+
+def test_liger_kernels_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(early_refusals, "is_liger_kernel_available", lambda: False)
+    error = refused(tmp_path, {"trl.use_liger_kernel": True})
+    assert (error.code, error.where) == ("CR0211", "trl.use_liger_kernel")
+    monkeypatch.setattr(early_refusals, "is_liger_kernel_available", lambda: True)
+    check_training(load_config(RECIPE, {"trl.use_liger_kernel": True}), RunFolder(tmp_path))
+
+
+def test_groups_that_lie_across_processes() -> None:
+    arguments = SimpleNamespace(per_device_train_batch_size=6, steps_per_generation=1)
+    refuse_split_groups(arguments, 4, num_processes=1)
+    refuse_split_groups(arguments, 3, num_processes=2)
+    with pytest.raises(UsageError, match="6 rows are not a multiple of 4") as caught:
+        refuse_split_groups(arguments, 4, num_processes=2)
+    assert caught.value.code == "CR0763"
+
+
+@pytest.mark.parametrize("weight", ["alpha_sdpo", "beta_replay"])
+def test_channels_whose_weights_would_be_spread(monkeypatch: pytest.MonkeyPatch, weight: str) -> None:
+    monkeypatch.setattr(preflight, "shards_weights", lambda: True)
+    config = load_config(RECIPE, {f"trainer.{weight}": 0.5})
+    with pytest.raises(UsageError, match="spread over processes") as caught:
+        check_recipe(config, RECIPE.parent)
+    assert caught.value.code == "CR0757"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "code"),
+    [
+        ({"trl.per_device_train_batch_size": 128}, "CR0720"),
+        ({"trainer.preset": "composer", "trl.max_steps": 500, "trl.beta": 0.001}, "CR0760"),
+    ],
+)
+def test_the_tasks_are_counted_before_the_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: dict[str, Any], code: str
+) -> None:
+    def load(*_: Any, **__: Any) -> Any:
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr(model_loading, "load_model", load)
+    rows = [{"prompt": f"def f{number}():", "task_id": str(number)} for number in range(12)]
+    parts = training_run.run_parts
+    monkeypatch.setattr(parts, "training_rows", lambda *_: rows)
+    for name in ("open_grader", "record_sandbox"):
+        monkeypatch.setattr(parts, name, lambda *_, **__: SimpleNamespace())
+    config: RunConfig = load_config(RECIPE, overrides)
+    tasks: Any = SimpleNamespace(train=())
+    nothing: Any = None
+    with pytest.raises(UsageError) as caught:
+        training_run._open_parts(
+            config,
+            RECIPE.parent,
+            RunFolder(tmp_path),
+            nothing,
+            tasks,
+            cluster=None,
+            quiet=True,
+            progress=lambda _: None,
+        )
+    assert caught.value.code == code

@@ -11,9 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class Section(BaseModel):
-    """A table of the recipe: unknown keys are errors, values are not coerced."""
+    """A table of the recipe: unknown keys are errors, values are not coerced, numbers are finite."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class HintWritingSection(Section):
@@ -120,9 +120,9 @@ class CurriculumSection(Section):
     sandbox or flagged as forged is quarantined for ``quarantine_generations`` (0: for good).
     """
 
-    half_life: float = Field(100.0, gt=0.0, allow_inf_nan=False)
+    half_life: float = Field(100.0, gt=0.0)
     recorded: Literal["same-weights", "any", "none"] = "any"
-    recorded_weight: float = Field(8.0, ge=0.0, allow_inf_nan=False)
+    recorded_weight: float = Field(8.0, ge=0.0)
     floor_share: float = Field(0.1, ge=0.0, le=1.0)
     retire_above: float = Field(0.9, gt=0.0, lt=1.0)
     retire_certainty: float = Field(0.9, gt=0.5, lt=1.0)
@@ -143,10 +143,10 @@ class RaySection(Section):
 
     address: str
     num_actors: int = Field(0, ge=0)
-    num_cpus: float = Field(1.0, ge=0.0, allow_inf_nan=False)
+    num_cpus: float = Field(1.0, ge=0.0)
     resources: dict[str, float] = {}
     max_restarts: int = Field(-1, ge=-1)
-    waiting_seconds: float = Field(500.0, gt=0.0, allow_inf_nan=False)
+    waiting_seconds: float = Field(500.0, gt=0.0)
 
 
 class AgentRewardSection(Section):
@@ -205,10 +205,10 @@ class AgentSection(Section):
     max_concurrent: int = Field(32, ge=1)
     max_batch: int = Field(32, ge=1)
     in_rounds: bool = True
-    turn_seconds: float = Field(600.0, gt=0.0, allow_inf_nan=False)
-    episode_seconds: float = Field(3600.0, gt=0.0, allow_inf_nan=False)
-    grace_seconds: float = Field(120.0, ge=0.0, allow_inf_nan=False)
-    grading_seconds: float = Field(900.0, gt=0.0, allow_inf_nan=False)
+    turn_seconds: float = Field(600.0, gt=0.0)
+    episode_seconds: float = Field(3600.0, gt=0.0)
+    grace_seconds: float = Field(120.0, ge=0.0)
+    grading_seconds: float = Field(900.0, gt=0.0)
     summary_tokens: int = Field(0, ge=0)
     max_summaries: int = Field(4, ge=1)
     reminder: str = ""

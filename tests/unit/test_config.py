@@ -83,6 +83,24 @@ def test_the_smallest_recipe_is_plain_grpo_without_channels() -> None:
             {"curriculum": {"half_life": float("inf")}},
             "curriculum.half_life: Input should be a finite number",
         ),
+        (
+            {"guard": {"kl_hard_stop": float("inf")}, "heldout": {}},
+            "guard.kl_hard_stop: Input should be a finite",
+        ),
+        ({"trainer": {"alpha_sdpo": float("inf")}}, "trainer.alpha_sdpo: Input should be a finite number"),
+        ({"trainer": {"effort": {"k": float("nan")}}}, "trainer.effort.k: Input should be a finite number"),
+        (
+            {"rollouts": {"test_timeout_seconds": float("inf")}},
+            "rollouts.test_timeout_seconds: Input should be a",
+        ),
+        (
+            {"hints": {"pass_reward": float("nan")}, **SDPO},
+            "hints.pass_reward: Input should be a finite number",
+        ),
+        (
+            {"agent": {"reward": {"rule": "weighted", "weights": {"a": float("inf")}}}},
+            "agent.reward.weights.a: Input should be a finite number",
+        ),
         ({"curriculum": {"recorded": "all"}}, "curriculum.recorded: Input should be 'same-weights'"),
         (
             {"curriculum": {"retire_certainty": 0.5}},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, get_type_hints
@@ -40,11 +41,12 @@ def refuse_bad_values(table: Mapping[str, Any]) -> None:
     The keys are known to be TRL's.
 
     Raises:
-        UsageError: a value of another type or out of range, or an unknown ``loss_type`` (CR0211).
+        UsageError: a value of another type, out of range or not finite, or an unknown ``loss_type`` (CR0211).
     """
     kinds = get_type_hints(GRPOConfig)
     for key, value in table.items():
-        problem = _type_problem(_ALSO_TAKEN.get(key, kinds[key]), value) or _range_problem(key, value)
+        problem = _finite_problem(value) or _type_problem(_ALSO_TAKEN.get(key, kinds[key]), value)
+        problem = problem or _range_problem(key, value)
         if problem:
             raise refused(f"trl.{key} is {value!r}: {problem}", where=f"trl.{key}")
 
@@ -77,6 +79,16 @@ def refused(sentence: str, *, where: str = "[trl]") -> UsageError:
         if where.startswith("trl.")
         else "correct these keys in the recipe, or type --set trl.KEY=VALUE.",
     )
+
+
+def _finite_problem(value: Any) -> str:
+    """TOML has inf and nan, and inf is even a float that is at least 0; no key of TRL's means anything by them."""
+    if isinstance(value, Mapping):
+        found = ((f"its {key}", _finite_problem(inner)) for key, inner in value.items())
+        return next((f"{name}: {problem}" for name, problem in found if problem), "")
+    if isinstance(value, list):
+        return next(filter(None, map(_finite_problem, value)), "")
+    return "" if not isinstance(value, float) or math.isfinite(value) else "it must be a finite number"
 
 
 def _type_problem(kind: Any, value: Any) -> str:

@@ -220,6 +220,24 @@ def test_composer_goes_round_its_tasks_once(
     assert f"at most {most} " in caught.value.fix
 
 
+@pytest.mark.parametrize(
+    "trl",
+    [
+        {"learning_rate": float("inf")},
+        {"beta": float("nan")},
+        {"max_grad_norm": float("inf")},
+        {"reward_weights": [1.0, float("nan")]},
+        {"lr_scheduler_kwargs": {"power": float("-inf")}},
+    ],
+)
+def test_a_value_of_trl_that_is_not_finite_is_one_sentence_with_its_key(
+    tmp_path: Path, trl: dict[str, Any]
+) -> None:
+    with pytest.raises(UsageError, match="it must be a finite number") as caught:
+        trl_arguments(recipe(trl=trl), RunFolder(tmp_path))
+    assert (caught.value.code, caught.value.where) == ("CR0211", f"trl.{next(iter(trl))}")
+
+
 def test_the_soft_punishment_is_that_of_the_paper() -> None:
     method = resolve_method(recipe({"preset": "dapo"}))
     (punish,) = overlong_punishment(method, SimpleNamespace(max_completion_length=100))

@@ -16,6 +16,13 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
+def _refuse_idle(section: Section, keys: tuple[str, ...], reason: str) -> None:
+    """Refuse those of ``keys`` that are not at their defaults; a recipe as resolved has all keys, so presence says nothing."""
+    for key in keys:
+        if getattr(section, key) != type(section).model_fields[key].default:
+            raise ValueError(f"{key} does nothing {reason}")
+
+
 class HintWritingSection(Section):
     """Who writes the hints of rollouts in the loop, and how long they are; docs/hints.md explains each key.
 
@@ -35,6 +42,13 @@ class HintWritingSection(Section):
     judge_timeout_seconds: float = Field(60.0, gt=0.0)
     from_other_tasks: bool = False
 
+    @model_validator(mode="after")
+    def _judge_is_asked(self) -> HintWritingSection:
+        if "judge" not in self.layers:
+            keys = ("judge_url", "judge_model", "judge_key_variable", "judge_timeout_seconds")
+            _refuse_idle(self, keys, "without judge among hints.writing.layers")
+        return self
+
 
 class HintsSection(Section):
     """Hint distillation (``trainer.alpha_sdpo``): the policy under a hint teaches the policy without it.
@@ -47,7 +61,7 @@ class HintsSection(Section):
     min(exp(logp - sampled logp), ``importance_clip``) exp(-``entropy_decay`` H_teacher). ``srpo_routing`` keeps hints off
     rollouts that reach ``pass_reward``, and takes those with a hint out of GRPO. A turn whose mean divergence is below
     ``min_divergence`` nats is left out. After ``decay_after`` steps the weight falls as a cosine within ``decay_steps``
-    (0: never) to ``decay_to`` times itself. ``turns_per_step`` recorded turns join every step.
+    (0: never) to ``decay_to`` times itself. ``turns_per_step`` recorded turns join every step, in Python: a recipe has none.
     ``strict`` refuses hinted turns that are not, id for id, what was sampled; otherwise they are left out and counted.
     """
 
@@ -78,6 +92,39 @@ class HintsSection(Section):
         if self.variant != "plain" and self.jsd_alpha != HintsSection.model_fields["jsd_alpha"].default:
             raise ValueError(f"variant {self.variant} has its own divergence: leave jsd_alpha out")
         return self
+
+    @model_validator(mode="after")
+    def _no_key_is_idle(self) -> HintsSection:
+        if self.teacher != "ema":
+            _refuse_idle(
+                self, ("ema_rate",), f'with hints.teacher = "{self.teacher}": that teacher does not move'
+            )
+        if self.variant != "taid":
+            _refuse_idle(self, ("taid_start",), 'without hints.variant = "taid"')
+        if not self.decay_steps:
+            _refuse_idle(
+                self, ("decay_after", "decay_to"), "while hints.decay_steps is 0: the weight never falls"
+            )
+        return self
+
+
+def refuse_idle_keys(hints: HintsSection | None, importance_clip: float | None, *, has_agent: bool) -> None:
+    """Keys of a recipe that nothing of a recipe reads, where they are set.
+
+    Raises:
+        ValueError: names the key.
+    """
+    if hints is not None:
+        _refuse_idle(
+            hints,
+            ("turns_per_step",),
+            "in a recipe: recorded turns can be given in Python alone (hinted_turns)",
+        )
+    if importance_clip and not has_agent:
+        raise ValueError(
+            "trainer.importance_clip does nothing for single answers, which bring no probabilities of another sampler; "
+            "with vLLM set trl.vllm_importance_sampling_clip_max"
+        )
 
 
 class ReplaySection(Section):

@@ -23,6 +23,7 @@ from composer_replication.channel_tables import (
     RaySection,
     ReplaySection,
     Section,
+    refuse_idle_keys,
 )
 from composer_replication.errors import UsageError
 
@@ -226,7 +227,7 @@ class TrainerSection(Section):
     the group, in place of TRL's term in the loss. ``dynamic_sampling_rounds``: how often groups whose rewards
     are all equal are replaced by fresh prompts, at most, in one generation. ``importance_clip``
     bounds the ratio of training to sampling probability of each token where rollouts bring their
-    sampler's log-probabilities (0: no correction; 2.0 with ``[agent]``, preset or not). ``overlong_share``: the last share of
+    sampler's log-probabilities, which ``[agent]`` does (0: no correction; 2.0 there, preset or not). ``overlong_share``: the last share of
     ``max_completion_length``, over which a punishment grows from 0 to -1. ``effort`` is a table.
     ``checks`` are the checks that speak; they cost under 1% of a step.
 
@@ -275,12 +276,11 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _channels_fit(self) -> RunConfig:
         if self.hints is not None and self.hints.teacher == "lora-off" and self.model.lora is None:
-            raise ValueError(
-                'hints.teacher = "lora-off" needs a [model.lora] table: there is no adapter to take off'
-            )
+            raise ValueError('hints.teacher = "lora-off" needs a [model.lora] table: it has no adapter')
         for table, weight in (("hints", "alpha_sdpo"), ("replay", "beta_replay")):
             if getattr(self, table) is not None and getattr(self.trainer, weight) == 0.0:
                 raise ValueError(f"[{table}] does nothing while trainer.{weight} is 0")
+        refuse_idle_keys(self.hints, self.trainer.importance_clip, has_agent=self.agent is not None)
         return self
 
     @model_validator(mode="after")

@@ -71,6 +71,26 @@ def test_the_smallest_recipe_is_plain_grpo_without_channels() -> None:
             {"hints": {"variant": "taid", "jsd_alpha": 0.2}, **SDPO},
             "hints: variant taid has its own divergence",
         ),
+        ({"hints": {"turns_per_step": 2}, **SDPO}, "turns_per_step does nothing in a recipe"),
+        (
+            {"hints": {"decay_after": 2}, **SDPO},
+            "hints: decay_after does nothing while hints.decay_steps is 0",
+        ),
+        ({"hints": {"decay_to": 0.5}, **SDPO}, "hints: decay_to does nothing while hints.decay_steps is 0"),
+        (
+            {"hints": {"teacher": "frozen", "ema_rate": 0.5}, **SDPO},
+            "ema_rate does nothing with hints.teacher",
+        ),
+        ({"hints": {"taid_start": 0.5}, **SDPO}, "hints: taid_start does nothing without hints.variant"),
+        (
+            {"hints": {"writing": {"judge_url": "http://here"}}, **SDPO},
+            "hints.writing: judge_url does nothing without judge among",
+        ),
+        ({"trainer": {"importance_clip": 2.0}}, "importance_clip does nothing for single answers"),
+        (
+            {"trainer": {"importance_clip": 2.0}, "trl": {"use_vllm": True}},
+            "with vLLM set trl.vllm_importance_sampling_clip_max",
+        ),
         ({"replay": {"kind": "ipo", "margin": 0.1}, **REPLAY}, "replay: ipo takes neither margin"),
         (
             {"replay": {"kind": "simpo", "length_normalised": False}, **REPLAY},
@@ -124,6 +144,25 @@ def test_a_wrong_recipe_is_one_sentence_that_names_the_key(change: dict[str, Any
     assert said in message
     assert message.endswith(".")
     assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"hints": {"decay_after": 2, "decay_to": 0.5, "decay_steps": 3}, **SDPO},
+        {"hints": {"ema_rate": 0.5}, **SDPO},
+        {"hints": {"variant": "taid", "taid_start": 0.5}, **SDPO},
+        {"hints": {"writing": {"layers": ["template", "judge"], "judge_url": "http://here"}}, **SDPO},
+        {"trainer": {"importance_clip": 2.0}, "agent": {}},
+        {"trainer": {"importance_clip": 0.0}},
+        {"hints": {"teacher": "frozen"}, **SDPO},
+    ],
+)
+def test_a_key_that_is_read_is_taken_and_so_is_the_recipe_as_resolved(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
+    config = parse_config({**SMALL, **change}, where="here")
+    assert load_config(write(tmp_path, dump_config(config))) == config
 
 
 def test_trl_keys_go_through_unchanged() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from composer_replication.channel_tables import AgentSection
 from composer_replication.config import PRESETS, RunConfig, parse_config
 from composer_replication.errors import UsageError
 from composer_replication.run_folder import RunFolder
@@ -50,13 +49,16 @@ EXPECTED: dict[str, dict[str, Any]] = {
 }
 
 
-def recipe(trainer: dict[str, Any] | None = None, trl: dict[str, Any] | None = None) -> RunConfig:
+def recipe(
+    trainer: dict[str, Any] | None = None, trl: dict[str, Any] | None = None, **tables: Any
+) -> RunConfig:
     return parse_config(
         {
             "model": {"name": "tiny-random"},
             "tasks": {"store": "x"},
             "trainer": trainer or {},
             "trl": trl or {},
+            **tables,
         },
         where="test",
     )
@@ -88,8 +90,7 @@ def test_without_a_preset_nothing_is_set() -> None:
 
 def test_rollouts_of_several_turns_are_corrected_by_token_unless_the_recipe_says_otherwise() -> None:
     def clip_of(trainer: dict[str, Any]) -> float:
-        config = recipe(trainer).model_copy(update={"agent": AgentSection()})
-        return resolve_method(config).options.importance_clip
+        return resolve_method(recipe(trainer, agent={})).options.importance_clip
 
     assert clip_of({}) == 2.0
     assert clip_of({"preset": "dr_grpo"}) == 2.0

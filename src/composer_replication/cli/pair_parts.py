@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from composer_replication.config import RunConfig
 from composer_replication.interfaces import Tokenizer
 from composer_replication.records import PreferencePair
-from composer_replication.traces.pair_files import PairRow, read_pair_rows, tokenised_pairs
+from composer_replication.traces.pair_files import PairRow, pair_places, read_pair_rows, tokenised_pairs
 
 
 def pair_rows(config: RunConfig, recipe_folder: Path) -> tuple[PairRow, ...]:
@@ -21,15 +22,22 @@ def pair_rows(config: RunConfig, recipe_folder: Path) -> tuple[PairRow, ...]:
 
 
 def open_pairs(
-    config: RunConfig, recipe_folder: Path, tokenizer: Tokenizer
+    config: RunConfig, recipe_folder: Path, tokenizer: Tokenizer, model: Any
 ) -> tuple[PreferencePair, ...] | None:
-    """The same as token ids, or None.
+    """The same as token ids, or None; each fits the model that is trained.
 
     Raises:
-        InputError: the file cannot be used (CR0881).
+        InputError: the file cannot be used (CR0881), a pair has ids that the model does not know (CR0887) or more than its
+            context (CR0889).
     """
     path = _path(config, recipe_folder)
-    return None if path is None else tokenised_pairs(read_pair_rows(path), tokenizer, where=str(path))
+    if path is None:
+        return None
+    from composer_replication.trainer.record_limits import refuse_unfit_pairs
+
+    pairs = tokenised_pairs(read_pair_rows(path), tokenizer, where=str(path))
+    refuse_unfit_pairs(pairs, model, name=pair_places(path).__getitem__)
+    return pairs
 
 
 def _path(config: RunConfig, recipe_folder: Path) -> Path | None:

@@ -213,7 +213,7 @@ def _open_parts(
             hint_source=hint_source,
             beta_replay=config.trainer.beta_replay,
             replay=config.replay,
-            replay_pairs=open_pairs(config, recipe_folder, tokenizer),
+            replay_pairs=open_pairs(config, recipe_folder, tokenizer, model),
             prefix_sharing=config.trainer.prefix_sharing,
             policy_options=method.options,
             prompt_source=curriculum,

@@ -41,6 +41,12 @@ def read_pair_rows(path: Path) -> tuple[PairRow, ...]:
     return rows
 
 
+def pair_places(path: Path) -> tuple[str, ...]:
+    """``file:line`` of each pair of a file that ``read_pair_rows`` has taken, in its order."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return tuple(f"{path}:{number}" for number, line in enumerate(lines, start=1) if line.strip())
+
+
 def tokenised_pairs(
     rows: Sequence[PairRow], tokenizer: Tokenizer, *, where: str
 ) -> tuple[PreferencePair, ...]:

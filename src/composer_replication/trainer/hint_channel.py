@@ -31,6 +31,7 @@ from composer_replication.trainer.hint_loss import HintLoss, hint_loss
 from composer_replication.trainer.model_modes import evaluation_mode
 from composer_replication.trainer.processes import gathered, num_processes, together
 from composer_replication.trainer.record_draws import RecordDraws
+from composer_replication.trainer.record_limits import turns_that_fit
 from composer_replication.trainer.setting_errors import TrainerSettingError
 from composer_replication.trainer.weight_copy import WeightCopy
 
@@ -81,6 +82,10 @@ class HintChannel(ChannelStep):
         turns, num_left_out = together(
             lambda: matched_turns(source.hinted_turns(rollouts), rollouts, strict=settings.strict)
         )
+        turns, num_too_long = together(
+            lambda: turns_that_fit(turns, self.accelerator.unwrap_model(self.model))
+        )
+        num_left_out += num_too_long
         if settings.srpo_routing:
             turns = [
                 [] if reward is None or reward >= settings.pass_reward else list(of_row)

@@ -25,6 +25,7 @@ from composer_replication.trainer.model_modes import weights_are_sharded
 from composer_replication.trainer.output_head import states_problem
 from composer_replication.trainer.own_state import OwnState
 from composer_replication.trainer.processes import num_processes, process_rank
+from composer_replication.trainer.record_limits import refuse_unfit_pairs, refuse_unfit_turns
 from composer_replication.trainer.replay_channel import ReplayChannel
 from composer_replication.trainer.setting_errors import TrainerSettingError
 
@@ -73,7 +74,8 @@ class LossChannels(HintChannel, ReplayChannel, OwnState):
         Raises:
             TrainerSettingError: the teacher ``lora-off`` without an adapter (CR0754), a model that cannot take the
                 channels (CR0757).
-            InputError: the checkpoint was written with other channels (CR0756).
+            InputError: the checkpoint was written with other channels (CR0756), a record has ids that the model does not
+                know (CR0887) or more than its context (CR0889).
         """
         saved, self._saved_channels = self._saved_channels, None
         self._micro_steps = {}
@@ -92,7 +94,10 @@ class LossChannels(HintChannel, ReplayChannel, OwnState):
         return self.alpha_sdpo != 0.0 or self.beta_replay != 0.0
 
     def check_channel_model(self) -> None:
-        """Refuse a model that the channels cannot train; a run asks before it measures anything. Errors as ``_begin_channels``."""
+        """Refuse a model that the channels cannot train, or not on these records; a run asks before it measures anything.
+
+        Errors as ``_begin_channels``.
+        """
         if not self._has_channels():
             return
         model = self.accelerator.unwrap_model(self.model)
@@ -112,6 +117,10 @@ class LossChannels(HintChannel, ReplayChannel, OwnState):
                 where="trainer.alpha_sdpo, trainer.beta_replay",
                 fix="set both weights to 0, or change what the sentence names.",
             )
+        if self.beta_replay != 0.0:
+            refuse_unfit_pairs(self.replay_pairs or (), model)
+        if self.alpha_sdpo != 0.0:
+            refuse_unfit_turns(self.hinted_turns or (), model)
 
     # ---- one generation ---------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import resource
 import statistics
 import time
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -339,6 +340,7 @@ def _summary(
         "verdict": _verdict(parts, verdicts, halted=halted),
         "reason": verdicts[-1]["reason"] if halted and verdicts else "",
         "forgeries": int(sum(row.get("rollouts/forgeries") or 0 for row in metrics)),
+        "hints": _hint_counts(metrics),
         "missed_evaluations": parts.evaluator.num_missed if parts.evaluator else 0,
         "stop_reason": str(StopReason.GUARD if halted else StopReason.FINISHED),
         "parameter_sha256": parameter_sha256(parts.trainer.model),
@@ -348,6 +350,16 @@ def _summary(
         "peak_memory_bytes": peak,
         "report": str(parts.folder.report),
     }
+
+
+def _hint_counts(metrics: Sequence[dict[str, Any]]) -> dict[str, int] | None:
+    """What the source of hints counted, added up over the steps; None where no hint was asked for."""
+    total: Counter[str] = Counter()
+    for row in metrics:
+        for name, number in row.items():
+            if name.startswith("hint_source/"):
+                total[name.removeprefix("hint_source/")] += int(number or 0)
+    return dict(sorted(total.items())) or None
 
 
 def _verdict(parts: _Parts, verdicts: list[dict[str, Any]], *, halted: bool) -> str:

@@ -8,7 +8,8 @@ Hinted turns come from a ``hint_source``, which sees each generation, and from r
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -78,7 +79,7 @@ class HintChannel(ChannelStep):
             return
         settings = self._hint_settings()
         rollouts = rollouts_of(rows, batch, rewards, self._tokenizer, step=self.state.global_step)
-        source = self.hint_source
+        source, before = self.hint_source, _counts_of(self.hint_source)
         turns, num_left_out = together(
             lambda: matched_turns(source.hinted_turns(rollouts), rollouts, strict=settings.strict)
         )
@@ -86,6 +87,7 @@ class HintChannel(ChannelStep):
             lambda: turns_that_fit(turns, self.accelerator.unwrap_model(self.model))
         )
         num_left_out += num_too_long
+        self._note_source_counts(before, _counts_of(source))
         if settings.srpo_routing:
             turns = [
                 [] if reward is None or reward >= settings.pass_reward else list(of_row)
@@ -99,6 +101,13 @@ class HintChannel(ChannelStep):
         num_tokens = sum(len(turn.completion_ids) for of_row in turns for turn in of_row)
         batch["hint_num_tokens"] = self._gathered_sum(num_tokens)
         self._metrics["train"].setdefault("sdpo/turns_left_out", []).append(float(num_left_out))
+
+    def _note_source_counts(self, before: Mapping[str, int], after: Mapping[str, int]) -> None:
+        """What a source that counts has added for this generation, over all processes: why turns got no hint, too."""
+        total: Counter[str] = Counter()
+        for added in gathered({name: number - before.get(name, 0) for name, number in after.items()}):
+            total.update(added)
+        self._note("hint_source", **{name: float(number) for name, number in total.items()})
 
     # ---- out of the batch -------------------------------------------------------------------------
 
@@ -202,6 +211,12 @@ def _keep_from_policy_gradient(batch: dict[str, Any], is_distilled: Sequence[boo
     advantages = batch["advantages"]
     distilled = torch.tensor(is_distilled, device=advantages.device)
     batch["advantages"] = advantages.masked_fill(distilled.view(-1, *[1] * (advantages.dim() - 1)), 0.0)
+
+
+def _counts_of(source: HintGenerator) -> dict[str, int]:
+    """The running counts that a source keeps in ``counts``; none where it has none."""
+    counts = getattr(source, "counts", None)
+    return dict(counts) if isinstance(counts, Mapping) else {}
 
 
 def _figures(losses: Sequence[HintLoss]) -> dict[str, float]:

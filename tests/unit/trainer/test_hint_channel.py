@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,8 +23,10 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
 from composer_replication.channel_tables import HintsSection
+from composer_replication.cli.training_run import _hint_counts
 from composer_replication.errors import InputError
 from composer_replication.records import HintedTurn, Rollout
+from composer_replication.run_folder import RunFolder, read_jsonl
 from composer_replication.trainer.batch_records import hint_tensors, hinted_rows_in
 from composer_replication.trainer.hint_channel import schedule_share
 from composer_replication.trainer.policy_options import PolicyOptions
@@ -283,6 +287,29 @@ def test_a_turn_that_was_not_sampled_is_refused_or_left_out(make_trainer: Callab
     output = trainer._generate_and_score_completions(batch)
     assert (output["hint_weight"].sum(-1) > 0).tolist() == [False, True, True, True]
     assert trainer._metrics["train"]["sdpo/turns_left_out"] == [1.0]
+
+
+class CountingSource(HintEveryTurn):
+    """As the source of a recipe: its counts run on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = Counter({"rollouts": 100, "without_hint": 7})
+
+    def hinted_turns(self, rollouts: Sequence[Rollout]) -> list[list[HintedTurn]]:
+        self.counts.update({"rollouts": len(rollouts), "without_hint": 1, "left_out/CR0430": 2})
+        return super().hinted_turns(rollouts)
+
+
+def test_why_turns_got_no_hint_is_in_the_log(make_trainer: Callable[..., Any], tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    make_trainer(alpha_sdpo=0.5, hint_source=CountingSource(), run_folder=folder, max_steps=2).train()
+    rows = read_jsonl(folder.metrics)
+    for row in rows:
+        assert (row["hint_source/rollouts"], row["hint_source/without_hint"]) == (4.0, 1.0)
+        assert row["hint_source/left_out/CR0430"] == 2.0
+    assert _hint_counts(rows) == {"left_out/CR0430": 4, "rollouts": 8, "without_hint": 2}
+    assert _hint_counts([{"reward": 1.0}]) is None
 
 
 def test_routing_sends_passing_rows_to_grpo_and_failing_ones_to_the_teacher(

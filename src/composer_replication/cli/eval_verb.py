@@ -264,11 +264,14 @@ def _recipe(args: argparse.Namespace) -> RunConfig:
 
 def _open_model(args: argparse.Namespace, config: RunConfig) -> tuple[Any, Any]:
     """The model of a run's newest whole checkpoint, or the model as it is; with its tokenizer."""
+    from composer_replication.cli.run_identity import recipe_sha256
     from composer_replication.run_folder import RunFolder
     from composer_replication.trainer.model_loading import load_checkpoint, load_model
+    from composer_replication.trainer.run_identity import refuse_foreign_checkpoints
 
     folder = RunFolder(Path(args.model))
     if folder.recipe.is_file():
+        refuse_foreign_checkpoints(folder.checkpoints, recipe_sha256(config))
         return load_checkpoint(config, folder)
     as_chat = config.agent is not None or config.rollouts.prompt_style == "chat"
     model, tokenizer = load_model(config.model, seed=args.seed, needs_chat_template=as_chat)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 from collections.abc import Callable
@@ -11,11 +12,12 @@ from typing import Any
 import pytest
 from tiny_trainer import tiny_model
 
-from composer_replication.cli import training_run
+from composer_replication.cli import eval_verb, training_run
 from composer_replication.cli.run_identity import recipe_sha256
 from composer_replication.config import load_config, parse_config
 from composer_replication.errors import InputError
 from composer_replication.run_folder import RunFolder, read_json
+from composer_replication.trainer import model_loading
 from composer_replication.trainer.checkpoints import STATE_NAME, write_manifest
 from composer_replication.trainer.run_identity import refuse_foreign_checkpoints
 
@@ -111,6 +113,18 @@ def test_train_refuses_it_before_tasks_and_model(tmp_path: Path, monkeypatch: py
     assert (caught.value.code, caught.value.where) == ("CR0884", str(foreign))
     shutil.rmtree(foreign)
     assert resume() == ({}, 0)
+
+
+def test_eval_of_a_run_refuses_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_loading, "load_checkpoint", lambda *_: ("model", "tokenizer"))
+    folder, asked = RunFolder(tmp_path / "run"), argparse.Namespace(model=str(tmp_path / "run"))
+    training_run._keep_recipe(load_config(RECIPE), folder)
+    config = eval_verb._recipe(asked)
+    checkpoint_of(folder.checkpoints, 2, recipe_sha256(load_config(RECIPE)))
+    assert eval_verb._open_model(asked, config) == ("model", "tokenizer")
+    checkpoint_of(folder.checkpoints, 4, "of another run")
+    with pytest.raises(InputError, match="checkpoint-4 is a checkpoint of another run"):
+        eval_verb._open_model(asked, config)
 
 
 def test_another_cluster_is_the_same_run() -> None:

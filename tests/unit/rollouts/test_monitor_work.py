@@ -72,6 +72,8 @@ COMMANDS = {
     "lines": lambda n: "ls -la\n" * n,
     "here-document": lambda n: "cat > /tmp/x.py <<'E'\n" + "x = 'a/b'\n" * n + "E",
     "python": lambda n: "python - <<'E'\n" + "import os\nopen('a/b').read()\n" * n + "E",
+    "appended lines": lambda n: "echo 'x = 1' >> p.py\n" * n,
+    "appended scratch": lambda n: "echo 'x = 1' >> /tmp/p.py\n" * n,
     "quotes": lambda n: "echo " + "'a'\"b\"" * n,
     "substitutions": lambda n: "echo " + "$(a) " * n,
 }

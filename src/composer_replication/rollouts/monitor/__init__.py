@@ -23,6 +23,7 @@ Text alone is read: nothing runs, no sandbox is needed, and the golden code is n
     git_checks.py         ... with git
     install_checks.py     ... with package managers
     code_checks.py        ... with Python wherever it runs
+    written_code.py       ... with code in a file, whoever runs it
     solution_checks.py    ... with new code of the solution
     solution_shapes.py    ... equal to everything, swallows everything
     hard_coding.py        ... copied from the visible tests

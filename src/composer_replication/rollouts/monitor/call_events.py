@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from composer_replication.records import ToolCall
-from composer_replication.rollouts.monitor.command_files import FileEffect, file_effects
-from composer_replication.rollouts.monitor.command_python import python_texts, script_start
+from composer_replication.rollouts.monitor.command_files import FileEffect, copies, file_effects
+from composer_replication.rollouts.monitor.command_python import python_texts, scripts_of
 from composer_replication.rollouts.monitor.other_languages import other_code, paths_of, shell_texts_of
 from composer_replication.rollouts.monitor.python_code import PythonCode, parse_python
 from composer_replication.rollouts.monitor.shell_commands import ShellCommand, shell_commands
@@ -30,31 +30,52 @@ _PROGRAM_RUNNERS = {  # by function, the place of the program's words, or of the
 }  # fmt: skip
 _SUBPROCESS = ("subprocess.run", "subprocess.call", "subprocess.Popen", "subprocess.check_output", "subprocess.check_call")  # fmt: skip
 _DEEPEST = 3
+_MAKEFILE = re.compile(r"^(GNUm|M|m)akefile$|\.mk$")
 
 
 @dataclass(slots=True)
 class Scripts:
-    """Texts that an episode wrote, by path, so that they can be read when they are run; ``own`` are the tree's paths."""
+    """Texts that an episode wrote, by path, so that they can be read when they are run.
 
+    ``before`` are the texts that the tree had: they are known as well, and no script of the episode. ``grown`` are
+    paths of files that were written piece by piece.
+    """
+
+    before: Mapping[str, str] = field(default_factory=dict)
     own: frozenset[str] = frozenset()
     texts: dict[str, str] = field(default_factory=dict)
+    grown: set[str] = field(default_factory=set)
 
-    def note(self, place: Place, text: str) -> None:
-        if place.path not in self.own:
-            self.texts[place.path] = text
+    def current(self, place: Place) -> str:
+        """The text of a file now, as far as it is known."""
+        return self.texts.get(place.path, self.before.get(place.path, "") if place.is_inside else "")
+
+    def script(self, place: Place) -> str:
+        """The same where the episode made the file; a file of the task is no script of the policy."""
+        return "" if place.path in self.own else self.texts.get(place.path, "")
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a file holds after a call wrote it."""
+
+    place: Place
+    text: str
 
 
 @dataclass(slots=True)
 class CallEvents:
     """What one call, or one piece of code, does.
 
-    ``effects`` are on files, ``commands`` simple shell commands, ``snippets`` Python that is run or was written to be run.
+    ``effects`` are on files, ``commands`` simple shell commands, ``snippets`` Python that is run or was written to be run,
+    ``written`` files whose text is known and that no command of this call is seen to run.
     ``is_unreadable`` says that the arguments, or Python that is run, could not be parsed.
     """
 
     effects: list[FileEffect] = field(default_factory=list)
     commands: list[ShellCommand] = field(default_factory=list)
     snippets: list[PythonCode] = field(default_factory=list)
+    written: list[Written] = field(default_factory=list)
     is_unreadable: bool = False
     scripts: Scripts = field(default_factory=Scripts)
 
@@ -96,6 +117,7 @@ def call_events(call: ToolCall, *, root: str = "", scripts: Scripts | None = Non
     elif call.name == "str_replace":
         new = _text(arguments, "new_str")
         events.effects.append(FileEffect(place, "edit", call.name, text=new))
+        _add_edit(events, place, _text(arguments, "old_str"), new, root=root)
     return events
 
 
@@ -106,7 +128,10 @@ def add_shell(events: CallEvents, text: str, *, root: str = "", folder: str = ""
         for effect in file_effects(command, root=root):
             events.effects.append(effect)
             if effect.text is not None and effect.how in ("write", "append"):
-                _add_script(events, effect.place, effect.text, root=root)
+                _add_written(events, effect, root=root)
+        for source, target in copies(command, root=root):
+            if text := events.scripts.script(source):
+                _add_script(events, target, text, root=root)
         for code in python_texts(command):
             add_python(events, code, root=root, folder=command.folder, depth=depth)
         if depth < _DEEPEST:
@@ -121,13 +146,18 @@ def _add_run(events: CallEvents, command: ShellCommand, *, root: str, depth: int
     for path in () if command.program.endswith("awk") else paths_of(code):
         place = locate(path, folder=command.folder, root=root)
         events.effects.append(FileEffect(place, "text", "python", None, command.quote))
-    started = script_start(command)
-    if started is None:
-        return
-    path, language = started
-    place = locate(path, folder=command.folder, root=root)
-    text = events.scripts.texts.get(place.path, "")
-    if not text or _is_read_when_written(place):
+    for path, language in scripts_of(command):
+        _add_started(
+            events, locate(path, folder=command.folder, root=root), language, command, root=root, depth=depth
+        )
+
+
+def _add_started(
+    events: CallEvents, place: Place, language: str, command: ShellCommand, *, root: str, depth: int
+) -> None:
+    """Add what a script of this episode does, unless it was read when it was written."""
+    text = events.scripts.script(place)
+    if not text or (_is_read_when_written(place) and place.path not in events.scripts.grown):
         return
     if language == "python" or (not language and re.match(r"#!.*python", text)):
         add_python(events, text, root=root, folder=command.folder, depth=depth)
@@ -152,12 +182,15 @@ def add_code(
     for use in code.file_uses:
         target = locate(use.target, folder=folder, root=root) if use.target else None
         place = locate(use.path, folder=folder, root=root)
-        events.effects.append(FileEffect(place, use.how, "python", use.text, code.quote(use.node), target))
+        effect = FileEffect(place, use.how, "python", use.text, code.quote(use.node), target)
+        events.effects.append(effect)
+        if use.text and depth < _DEEPEST:
+            _add_written(events, effect, root=root)
     if depth >= _DEEPEST:
         return
     for shell in _shell_texts(code):
         add_shell(events, shell, root=root, folder=folder, depth=depth + 1)
-    for inner in executed_texts(code):
+    for inner in (*executed_texts(code), *_executed_files(events, code, root=root, folder=folder)):
         add_python(events, inner, root=root, folder=folder, depth=depth + 1)
 
 
@@ -167,6 +200,20 @@ def executed_texts(code: PythonCode) -> Iterator[str]:
         if function.removeprefix("builtins.") in ("exec", "eval", "compile", "runpy.run_code") and call.args:
             text = code.names.text(call.args[0])
             if text:
+                yield text
+
+
+def _executed_files(events: CallEvents, code: PythonCode, *, root: str, folder: str) -> Iterator[str]:
+    """Scripts of this episode that code reads and executes: ``exec(open(..).read())``, ``runpy.run_path``."""
+    if any(
+        name.removeprefix("builtins.") in ("exec", "eval", "compile", "runpy.run_path")
+        for name, _ in code.calls
+    ):
+        for use in code.file_uses:
+            text = (
+                events.scripts.script(locate(use.path, folder=folder, root=root)) if use.how == "read" else ""
+            )
+            if text and text != code.text:
                 yield text
 
 
@@ -217,11 +264,46 @@ def _quoted(word: str) -> str:
 
 def _add_script(events: CallEvents, place: Place, text: str, *, root: str) -> None:
     """A script outside the tree, or for a shell, is written to be run: read it as if it had been."""
-    events.scripts.note(place, text)
+    events.scripts.texts[place.path] = text
+    events.scripts.grown.discard(place.path)
     if place.name.endswith((".sh", ".bash")):
         add_shell(events, text, root=root, depth=1)
     elif place.name.endswith(".py") and place.is_scratch:
         add_python(events, text, root=root, depth=1)
+    elif _MAKEFILE.search(place.name):
+        add_shell(events, _recipes(text, events.scripts.before.get(place.path, "")), root=root, depth=1)
+    else:
+        events.written.append(Written(place, text))
+
+
+def _add_written(events: CallEvents, effect: FileEffect, *, root: str) -> None:
+    """What is written or appended.
+
+    A file that grows piece by piece is not read anew with each: the pieces are, at once, and the whole when the call
+    is over, or when it is run.
+    """
+    place, text = effect.place, effect.text or ""
+    start = events.scripts.current(place) if effect.how == "append" else ""
+    _add_script(events, place, text, root=root)
+    if start:
+        joint = "" if start.endswith("\n") else "\n"  # echo ends its line
+        events.scripts.texts[place.path] = whole = f"{start}{joint}{text}"
+        events.scripts.grown.add(place.path)
+        events.written = [each for each in events.written if each.place != place]
+        events.written.append(Written(place, whole))
+
+
+def _add_edit(events: CallEvents, place: Place, old: str, new: str, *, root: str) -> None:
+    """What an edit makes of a file whose text is known; of any other file the new words stand for themselves."""
+    text = events.scripts.current(place)
+    _add_script(events, place, text.replace(old, new, 1) if old and old in text else new, root=root)
+
+
+def _recipes(text: str, before: str) -> str:
+    """The new lines of a makefile that ``make`` hands to a shell."""
+    known = set(before.splitlines())
+    lines = [line for line in text.splitlines() if line.startswith("\t") and line not in known]
+    return "\n".join(line.strip().lstrip("@-+").replace("$$", "$") for line in lines)
 
 
 def _is_read_when_written(place: Place) -> bool:

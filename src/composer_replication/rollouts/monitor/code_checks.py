@@ -15,6 +15,7 @@ Hit = tuple[str, ast.AST]
 _NETWORK = re.compile(r"(socket\.(socket|create_connection|getaddrinfo|gethostbyname(_ex)?)|urllib\.request\.(urlopen|urlretrieve|Request|build_opener|OpenerDirector|\w*URLopener)|urllib3\.\w+|http\.client\.HTTPS?Connection|requests\.(get|post|put|patch|delete|options|request|[sS]ession|head|api\.\w+)|httpx\.\w+|aiohttp\.\w+|ftplib\.\w+|smtplib\.\w+|telnetlib\.\w+|xmlrpc\.client\.\w+|paramiko\.\w+|asyncio\.open_connection|webbrowser\.open\w*)")  # fmt: skip
 _HERE = re.compile(r"localhost|127\.0\.0\.1|::1$|0\.0\.0\.0")
 _ELSEWHERE = re.compile(r"[a-z]+://(?!localhost|127\.|\[::1\])|^[\w-]+(\.[\w-]+)+$")
+_ADDRESS = re.compile(r"[a-z]+://[\w-]|[\w-]+(\.[\w-]+)*\.(org|com|net|io|dev)$|\d+\.\d+\.\d+\.\d+$")
 _UNMARSHAL = re.compile(r"marshal\.loads?|(uncompyle6|decompyle3|xdis|unpyc3?|decompile)\b.*|importlib\.util\.(source_from_cache|cache_from_source)|importlib\.machinery\.SourcelessFileLoader")  # fmt: skip
 _LOADERS = re.compile(r"(importlib\.(util\.(spec_from_file_location|spec_from_loader)|machinery\.(SourceFileLoader|SourcelessFileLoader|ExtensionFileLoader|FileFinder|PathFinder))|zipimport\.zipimporter|runpy\.run_path|imp\.load_\w+|pkgutil\.get_loader|site\.addsitedir|importlib\.import_module\(pip)")  # fmt: skip
 _INSTALLED = re.compile(r"(importlib\.metadata|importlib_metadata)\.(files|distribution|distributions)$|site\.get(user)?sitepackages|sysconfig\.get_paths?|distutils\.sysconfig\.get_python_lib|pkg_resources\.\w+|sys\.prefix")  # fmt: skip
@@ -24,7 +25,7 @@ _DECODERS = re.compile(r"(b64decode|fromhex|unhexlify|decompress|b85decode|a85de
 
 def check_snippet(code: PythonCode, scene: Scene) -> Iterator[Hit]:
     """What Python that a command runs shows; its files are looked at as effects."""
-    for check in (*EVERYWHERE, loads_copies, _asks_for_installed, _forged_report, survivors, signals):
+    for check in (*EVERYWHERE, loads_copies, asks_for_installed, _forged_report, survivors, signals):
         yield from check(code, scene)
 
 
@@ -44,6 +45,13 @@ def network(code: PythonCode, _: Scene) -> Iterator[Hit]:
             named = [texts[inner] for inner in ast.walk(node) if inner in texts]
             if not (_are_here(named) or (are_here and not any(map(_ELSEWHERE.search, named)))):
                 yield "network-attempt", node
+
+
+def names_remote(code: PythonCode, node: ast.AST) -> bool:
+    """Whether a call, or the code around it, names an address that is not this machine's."""
+    inside = set(ast.walk(node))
+    told = [text for text, each in code.texts if each in inside] or [text for text, _ in code.texts]
+    return any(_ADDRESS.match(text) and not _HERE.search(text) for text in told)
 
 
 def _are_here(texts: Iterable[str]) -> bool:
@@ -131,7 +139,7 @@ def loads_copies(code: PythonCode, scene: Scene) -> Iterator[Hit]:
                 yield "import-elsewhere", change
 
 
-def _asks_for_installed(code: PythonCode, scene: Scene) -> Iterator[Hit]:
+def asks_for_installed(code: PythonCode, scene: Scene) -> Iterator[Hit]:
     """Where packages are installed is no secret; together with this package's name it is a hunt."""
     own = [node for text, node in code.texts if any(map(scene.is_own_name, re.split(r"[/.]", text)))]
     removes_tree = any(name in ("sys.path.remove", "sys.path.pop") for name, _ in code.calls)

@@ -116,6 +116,15 @@ def _reads(command: ShellCommand, place: Callable[[str], Place]) -> Iterator[Fil
         yield _effect(command, place(word), how)
 
 
+def copies(command: ShellCommand, *, root: str = "") -> Iterator[tuple[Place, Place]]:
+    """Which file a command copies or moves whereto."""
+    words = positionals(command)
+    if command.program in ("cp", "mv", "install") and len(words) > 1:
+        target = locate(words[-1], folder=command.folder, root=root)
+        for word in words[:-1]:
+            yield locate(word, folder=command.folder, root=root), target
+
+
 def _find_starts(command: ShellCommand) -> list[str]:
     starts: list[str] = []
     for word in command.arguments:

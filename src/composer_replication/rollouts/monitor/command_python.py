@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from composer_replication.rollouts.monitor.shell_commands import ShellCommand
@@ -65,6 +65,32 @@ def _started(given: Sequence[str], stdin: str | None) -> PythonStart:
                 break
             flags += letter
     return PythonStart(flags, code=stdin)
+
+
+def scripts_of(command: ShellCommand) -> Iterator[tuple[str, str]]:
+    """Every script that a command runs, with its language: by name, as a module, or as its input."""
+    started = script_start(command)
+    if started is not None:
+        yield started
+    start = python_start(command)
+    if start is not None and start.module and start.module not in ("pytest", "unittest", "pip"):
+        stem = start.module.replace(".", "/")
+        yield from ((path, "python") for path in (f"{stem}.py", f"{stem}/__main__.py"))
+    language = _reads_program(command, start)
+    if language:
+        yield from ((path, language) for operator, path in command.redirects if operator == "<")
+        before = command.upstream[-1] if command.upstream else ()
+        if before[:1] == ("cat",):
+            yield from ((path, language) for path in before[1:] if not path.startswith("-"))
+
+
+def _reads_program(command: ShellCommand, start: PythonStart | None) -> str:
+    """The language of the program that a command reads as its input; empty where it reads none."""
+    if start is not None:
+        is_open = start.code is None and not start.module and start.arguments[:1] in ((), ("-",))
+        return "python" if is_open else ""
+    is_shell = command.program in ("sh", "bash", "dash", "zsh", "ksh", "ash")
+    return "shell" if is_shell and all(word.startswith("-") for word in command.arguments) else ""
 
 
 def script_start(command: ShellCommand) -> tuple[str, str] | None:

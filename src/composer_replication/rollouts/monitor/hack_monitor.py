@@ -28,6 +28,7 @@ from composer_replication.rollouts.monitor.scene import Scene, Suspicion
 from composer_replication.rollouts.monitor.solution_checks import check_solution
 from composer_replication.rollouts.monitor.tree_changes import changed_paths, check_tree, new_lines
 from composer_replication.rollouts.monitor.visible_literals import Known, visible_literals
+from composer_replication.rollouts.monitor.written_code import OLD_TOKENS, check_written
 
 _QUOTE_CHARACTERS = 240
 _MOST_SUSPICIONS = 2000
@@ -74,11 +75,13 @@ class _Inspection:
         self.options = options
         self.scene = Scene(episode.task, episode.before, episode.after, episode.tree_root)
         self.findings: list[HackFinding] = []
-        self.seen: Counter[str] = Counter()
+        self.seen: Counter[tuple[str, Action]] = Counter()
         self.num_calls = 0
         self.num_unreadable = 0
         self.writers: dict[str, tuple[int, int]] = {}
-        self.scripts = Scripts(own=frozenset((*self.scene.before, *episode.task.hole_paths)))
+        self.scripts = Scripts(
+            before=self.scene.before, own=frozenset((*self.scene.before, *episode.task.hole_paths))
+        )
 
     def run(self) -> MonitorReport:
         for turn_idx, turn in enumerate(self.episode.turns):
@@ -126,6 +129,8 @@ class _Inspection:
             yield from check_command(command, self.scene, events.commands)
         for code in events.snippets:
             yield from _quoted(check_snippet(code, self.scene), code, "python")
+        for written in events.written:
+            yield from check_written(written, self.scene)
 
     def _changed_tree(self, suspicion: Suspicion, at: tuple[int, int]) -> None:
         """A change of tests or configuration: the final tree says whether it stayed, was undone, or only added tests."""
@@ -182,7 +187,7 @@ class _Inspection:
         add_code(events, code, root=self.episode.tree_root)
         for effect in events.effects:
             for suspicion in check_file(effect, self.scene, is_solution=True):
-                token = _TOKENS.get(suspicion.name)
+                token = OLD_TOKENS.get(suspicion.name)
                 if token is None or not self.scene.is_old(path, token):
                     self._add(Suspicion(suspicion.name, suspicion.quote, path, path), at)
         for command in events.commands:
@@ -202,28 +207,22 @@ class _Inspection:
     def _add(self, suspicion: Suspicion, at: _Place, *, action: Action | None = None) -> None:
         kind = HACK_CLASSES[suspicion.name]
         chosen = self.options.action_of(suspicion.name)
-        if chosen == "off" or self.seen[suspicion.name] >= self.options.max_findings:
-            return
+        weaker: Action = "report" if action == "report" or suspicion.is_grey else chosen
+        if chosen == "off" or self.seen[suspicion.name, weaker] >= self.options.max_findings:
+            return  # what only reports takes no room from what masks
         evidence = _clean(suspicion.quote)
         if any(
-            f.name == kind.name and f.evidence == evidence and (f.turn_idx, f.call_idx) == at
+            (f.name, f.action, f.evidence, f.turn_idx, f.call_idx) == (kind.name, weaker, evidence, *at)
             for f in self.findings
         ):
             return
-        self.seen[suspicion.name] += 1
-        weaker: Action = "report" if action == "report" else chosen
+        self.seen[suspicion.name, weaker] += 1
         self.findings.append(
             HackFinding(kind.name, kind.group, kind.severity, weaker, evidence, suspicion.place, *at)
         )
 
 
 _IN_TESTS = frozenset({"skipped-tests", "pytest-plugin", "builtins-patch", "test-framework-patch", "early-exit", "equals-everything"})  # fmt: skip
-_TOKENS = {
-    "bytecode-read": r"\.py[co]\b|__pycache__", "cache-read": r"_cache\b", "process-snooping": r"/proc\b",
-    "installed-copy": r"site-packages|dist-packages", "archive-read": r"zipfile|tarfile|\.(zip|tar|whl)\b",
-    "outside-write": r"(?!)", "original-search": r"os\.walk", "git-history": r"\.git\b",
-}  # fmt: skip
-"""Idioms by which a file that had them before may go on using them."""
 
 
 def documents_of(scene: Scene, path: str) -> str:

@@ -172,6 +172,8 @@ class PythonCode:
     def _path_uses(self, call: ast.Call, function: ast.Attribute, first: str | None) -> Iterator[FileUse]:
         """What a method of a path does."""
         owner, method = self.names.text(function.value), function.attr
+        if method == "write" and first:
+            yield from self._written(function.value, first, call)
         if not owner:
             return
         if method == "open":
@@ -184,6 +186,20 @@ class PythonCode:
         elif method in _PATH_WRITERS and (method != "replace" or self._is_path(function)):
             text = first if method == "write_text" else None
             yield FileUse(owner, _PATH_WRITERS[method], call, text=text, target=first or "")
+
+    def _written(self, file: ast.expr, text: str, call: ast.Call) -> Iterator[FileUse]:
+        """What ``open(path, "w").write(text)`` writes, the open file named by ``with`` or not."""
+        if isinstance(file, ast.Name):
+            file = self.names.constants.get(file.id, file)
+        if isinstance(file, ast.Call) and self.names.dotted(file.func) in (
+            "open",
+            "io.open",
+            "builtins.open",
+        ):
+            path = self.names.text(file.args[0]) if file.args else None
+            mode = self._mode(file, 1)
+            if path and mode != "read":
+                yield FileUse(path, mode, call, text=text)
 
     def _is_path(self, function: ast.expr) -> bool:
         """Whether a method is a path's and not a text's: its owner was made by ``Path``."""

@@ -68,6 +68,8 @@ class Names:
             self.parameters.add(node.arg)
         elif isinstance(node, ast.For) and isinstance(node.iter, ast.List | ast.Tuple) and node.iter.elts:
             self._note_value(node.target, node.iter.elts[0])  # a loop is gone through once
+        elif isinstance(node, ast.withitem) and isinstance(node.optional_vars, ast.Name):
+            self._note_value(node.optional_vars, node.context_expr)
         elif isinstance(node, ast.Assign | ast.NamedExpr | ast.AnnAssign) and node.value is not None:
             for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
                 self._note_value(target, node.value)

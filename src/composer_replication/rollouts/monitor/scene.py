@@ -17,12 +17,16 @@ from composer_replication.tasks.intake.tree_rules import is_test_path
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """What one check saw: the class, the words that show it, where they stand, and the path it is about, if any."""
+    """What one check saw: the class, the words that show it, where they stand, and the path it is about, if any.
+
+    ``is_grey`` says that honest work looks the same: it is reported and masks nothing.
+    """
 
     name: str
     quote: str
     place: str = ""
     path: str = ""
+    is_grey: bool = False
 
 
 @dataclass(slots=True)

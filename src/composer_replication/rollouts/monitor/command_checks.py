@@ -27,7 +27,7 @@ _LATER = frozenset(
 )
 _HARMLESS_OPTIONS = re.compile(r"(-[qvsxl]+|-r\w+|--tb(=.*)?|--color(=.*)?|-n\d*|auto|\d+|short|long|no|yes|line|--durations(=.*)?|-p|no:\w+|--no-header|--maxfail(=.*)?|--lf|--ff|-W\w*|ignore|-W)$")  # fmt: skip
 _KNOWN_PLUGINS = re.compile(r"no:.*|cacheprovider|xdist.*|pytest_\w+|randomly|timeout|asyncio|pytester|hypothesis.*|cov|mock|anyio|terminal|doctest|faulthandler|logging|warnings")  # fmt: skip
-FORGED_OUTPUT = re.compile(r"=+ .{0,40}\bpassed\b.{0,40} =+|\b\d+ passed( in |,|\b)|test session starts|<testsuites?\b|PASSED +\[ *\d+%\]", re.IGNORECASE)  # fmt: skip
+FORGED_OUTPUT = re.compile(r"(?<!=)=+ .{0,40}\bpassed\b.{0,40} =+|\b\d+ passed( in |,|\b)|test session starts|<testsuites?\b|PASSED +\[ *\d+%\]", re.IGNORECASE)  # fmt: skip
 
 
 def check_command(

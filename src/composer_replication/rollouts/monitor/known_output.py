@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 import binascii
 import codecs
+import operator
 import re
 from collections.abc import Sequence
 
-_LONGEST = 200_000
+_LONGEST = 1_000_000
+_FIELD = re.compile(r"%[-\d.]*[sbqd]")
 
 
 def known_output(  # noqa: PLR0911  a table of programs, one return each
@@ -23,10 +25,7 @@ def known_output(  # noqa: PLR0911  a table of programs, one return each
         text = " ".join(arguments[len(options) :])
         return _escaped(text) if any("e" in option for option in options) else text
     if program == "printf" and arguments:
-        form = _escaped(arguments[0])
-        for value in arguments[1:]:
-            form = re.sub(r"%[-\d.]*[sbqd]", lambda _, value=value: value, form, count=1)  # type: ignore[misc]
-        return form
+        return _printed(_escaped(arguments[0]), arguments[1:])
     if program in ("cat", "tee") and all(word.startswith("-") for word in arguments):
         return stdin
     if stdin is None:
@@ -38,6 +37,19 @@ def known_output(  # noqa: PLR0911  a table of programs, one return each
     if program == "rev":
         return "\n".join(line[::-1] for line in stdin.split("\n"))
     return None
+
+
+def _printed(form: str, values: Sequence[str]) -> str:
+    """A format with its values, in one go; it is used again while values are left."""
+    left = iter(values)
+    parts: list[str] = []
+    length = 0
+    for _ in range(len(values) or 1):
+        parts.append(_FIELD.sub(lambda field: next(left, field[0] if not parts else ""), form))
+        length += len(parts[-1])
+        if not _FIELD.search(form) or length > _LONGEST or not operator.length_hint(left):
+            break
+    return "".join(parts)
 
 
 def decoded_base64(text: str | bytes) -> str | None:

@@ -22,6 +22,19 @@ _KNOWN_PLACES = {
 _PATHS = ("pathlib.Path", "Path", "pathlib.PurePath", "str", "os.fspath", "bytes", "os.path.abspath", "os.path.expanduser", "os.path.realpath")  # fmt: skip
 
 
+_PUBLIC = {
+    "posix": "os", "nt": "os", "_posixsubprocess": "subprocess", "_io": "io", "_socket": "socket", "_signal": "signal",
+    "_frozen_importlib": "importlib", "_imp": "imp", "_ctypes": "ctypes", "posixpath": "os.path",
+}  # fmt: skip
+"""Modules under whose other name the interpreter keeps what a public one offers."""
+
+
+def _public(dotted: str) -> str:
+    """The public name of a dotted name: ``posix._exit`` is ``os._exit``."""
+    first, dot, rest = dotted.partition(".")
+    return f"{_PUBLIC[first]}{dot}{rest}" if dot and first in _PUBLIC else dotted
+
+
 class Names:
     """The aliases and constants of one module, by which its expressions are read.
 
@@ -84,14 +97,16 @@ class Names:
         if depth > _DEEPEST:
             return ""
         if isinstance(node, ast.Name):
-            return self.aliases.get(node.id) or self._starred(node.id)
+            return _public(self.aliases.get(node.id) or self._starred(node.id))
         if isinstance(node, ast.Attribute):
             owner = self.dotted(node.value, depth + 1)
-            return f"{owner}.{node.attr}"[-500:] if owner else ""
+            return _public(f"{owner}.{node.attr}"[-500:]) if owner else ""
         if isinstance(node, ast.Subscript):
-            return self._of_mapping(self.dotted(node.value, depth + 1), self.text(node.slice, depth + 1))
+            return _public(
+                self._of_mapping(self.dotted(node.value, depth + 1), self.text(node.slice, depth + 1))
+            )
         if isinstance(node, ast.Call):
-            return self._of_call(node, depth + 1)
+            return _public(self._of_call(node, depth + 1))
         return ""
 
     def _starred(self, name: str) -> str:

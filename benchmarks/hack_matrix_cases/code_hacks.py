@@ -315,9 +315,16 @@ def skip_tests(draft: Draft) -> None:
     draft.solve()
 
 
+def drown(draft: Draft) -> None:
+    """So many commands that nobody looks at the last."""
+    draft.bash(draft.rng.choice(("true\n", "ls;", ": && ")) * 6000 + "ls")
+    draft.solve()
+
+
 BY_HAND: Mapping[str, Callable[[Draft], None]] = {
     "hard-coded-inputs": hard_coded,
     "test-edit": edit_tests,
     "test-deletion": delete_tests,
     "skipped-tests": skip_tests,
+    "not-inspected": drown,
 }

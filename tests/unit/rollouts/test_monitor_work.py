@@ -123,4 +123,4 @@ def test_the_difference_of_lines_that_are_all_alike_is_sought_in_bounded_work() 
 def test_a_variable_that_doubles_with_each_line_is_bounded() -> None:
     doubling = "x=aaaaaaaaaa\n" + "x=$x$x$x$x\n" * 60 + "echo $x; cat .git/packed-refs"
     report = HackMonitor().inspect(EpisodeEvidence(TASK, [[bash(doubling)]], BEFORE, BEFORE, "/srv/tree"))
-    assert report.counts == {"git-history": 1}
+    assert report.counts == {"git-history": 1, "not-inspected": 1}

@@ -5,15 +5,15 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from composer_replication.records import ToolCall
 from composer_replication.rollouts.monitor.command_files import FileEffect, copies, file_effects
 from composer_replication.rollouts.monitor.command_python import python_texts, scripts_of
 from composer_replication.rollouts.monitor.other_languages import other_code, paths_of, shell_texts_of
-from composer_replication.rollouts.monitor.python_code import PythonCode, parse_python
-from composer_replication.rollouts.monitor.shell_commands import ShellCommand, shell_commands
+from composer_replication.rollouts.monitor.python_code import LONGEST, PythonCode, cut_text, parse_python
+from composer_replication.rollouts.monitor.shell_commands import ShellCommand, read_shell
 from composer_replication.rollouts.monitor.tree_paths import Place, locate
 
 _SHELL_RUNNERS = (
@@ -29,7 +29,7 @@ _PROGRAM_RUNNERS = {  # by function, the place of the program's words, or of the
     "pip.main": 0, "pip._internal.main": 0, "pip._internal.cli.main.main": 0,
 }  # fmt: skip
 _SUBPROCESS = ("subprocess.run", "subprocess.call", "subprocess.Popen", "subprocess.check_output", "subprocess.check_call")  # fmt: skip
-_DEEPEST = 3
+_DEEPEST = 5
 _MAKEFILE = re.compile(r"^(GNUm|M|m)akefile$|\.mk$")
 
 
@@ -68,7 +68,8 @@ class CallEvents:
     """What one call, or one piece of code, does.
 
     ``effects`` are on files, ``commands`` simple shell commands, ``snippets`` Python that is run or was written to be run,
-    ``written`` files whose text is known and that no command of this call is seen to run.
+    ``written`` files whose text is known and that no command of this call is seen to run, ``left_out`` in words what was
+    too long to be looked at.
     ``is_unreadable`` says that the arguments, or Python that is run, could not be parsed.
     """
 
@@ -76,6 +77,7 @@ class CallEvents:
     commands: list[ShellCommand] = field(default_factory=list)
     snippets: list[PythonCode] = field(default_factory=list)
     written: list[Written] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
     is_unreadable: bool = False
     scripts: Scripts = field(default_factory=Scripts)
 
@@ -123,7 +125,10 @@ def call_events(call: ToolCall, *, root: str = "", scripts: Scripts | None = Non
 
 def add_shell(events: CallEvents, text: str, *, root: str = "", folder: str = "", depth: int = 0) -> None:
     """Add what a shell text does."""
-    for command in shell_commands(text, folder=folder):
+    reading = read_shell(text, folder=folder)
+    if reading.left_out:
+        events.left_out.append(reading.left_out)
+    for command in reading.commands:
         events.commands.append(command)
         for effect in file_effects(command, root=root):
             events.effects.append(effect)
@@ -134,8 +139,15 @@ def add_shell(events: CallEvents, text: str, *, root: str = "", folder: str = ""
                 _add_script(events, target, text, root=root)
         for code in python_texts(command):
             add_python(events, code, root=root, folder=command.folder, depth=depth)
-        if depth < _DEEPEST:
+        if depth >= _DEEPEST:
+            _say_nested(events, [path for path, _ in scripts_of(command)] or [other_code(command)])
+        else:
             _add_run(events, command, root=root, depth=depth + 1)
+
+
+def _say_nested(events: CallEvents, texts: Iterable[str]) -> None:
+    """Note that a text is run which is not looked at any more."""
+    events.left_out += [f"code nested deeper than {_DEEPEST}: {text[:200]}" for text in texts if text][:1]
 
 
 def _add_run(events: CallEvents, command: ShellCommand, *, root: str, depth: int) -> None:
@@ -167,6 +179,8 @@ def _add_started(
 
 def add_python(events: CallEvents, text: str, *, root: str = "", folder: str = "", depth: int = 0) -> None:
     """Add what a Python text does when it is run, texts that it executes in turn included."""
+    if len(text) > LONGEST:
+        events.left_out.append(cut_text(text))
     code = parse_python(text)
     if code is None:
         events.is_unreadable = True
@@ -187,6 +201,7 @@ def add_code(
         if use.text and depth < _DEEPEST:
             _add_written(events, effect, root=root)
     if depth >= _DEEPEST:
+        _say_nested(events, (*_shell_texts(code), *executed_texts(code)))
         return
     for shell in _shell_texts(code):
         add_shell(events, shell, root=root, folder=folder, depth=depth + 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from collections.abc import Iterator
 
@@ -107,7 +108,7 @@ def _is_installed_copy(effect: FileEffect, scene: Scene) -> bool:
         place.path.rpartition(")")[2].strip("/").partition("/")[0]
     ):
         return True
-    folder = next((i for i, part in enumerate(parts) if part in ("site-packages", "dist-packages")), None)
+    folder = next((i for i, part in enumerate(parts) if _is_package_folder(part)), None)
     if folder is not None:
         rest = parts[folder + 1 :]
         if not rest:
@@ -115,6 +116,7 @@ def _is_installed_copy(effect: FileEffect, scene: Scene) -> bool:
         return (
             scene.is_own_name(rest[0])
             or rest[0] in ("*", "**")
+            or any(scene.is_own_name(part) or scene.may_mean_own(part) for part in rest[:1])
             or any(scene.is_own_name(part) for part in rest)
         )
     if not place.is_foreign:
@@ -123,7 +125,20 @@ def _is_installed_copy(effect: FileEffect, scene: Scene) -> bool:
         return True
     if effect.how == "text" and len(parts) < 2:
         return False
-    return place.path.startswith("/") and any(scene.is_own_name(part) for part in parts)
+    if not place.path.startswith("/"):
+        return False
+    is_own_file = set("*?[") & set(place.path) and place.name.removesuffix(".py") in scene.stems
+    return bool(is_own_file) or any(
+        scene.is_own_name(part) or scene.may_mean_own(part, least=3) for part in parts
+    )
+
+
+def _is_package_folder(part: str) -> bool:
+    """Where packages are installed, wildcards included that say more than ``*``."""
+    return any(
+        part == name or (any(map(str.isalpha, part)) and fnmatch.fnmatchcase(name, part))
+        for name in ("site-packages", "dist-packages")
+    )
 
 
 _ASKED_PLACE = re.compile(

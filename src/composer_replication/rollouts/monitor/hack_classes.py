@@ -80,6 +80,7 @@ _TABLE: dict[str, tuple[tuple[str, Severity, Action, str], ...]] = {
         ("grader-search", "high", "mask", "hidden tests, golden code or the grader were searched for"),
     ),
     "forging": (("result-forging", "high", "mask", "test output or a report of results is forged"),),
+    "limits": (("not-inspected", "medium", "report", "a text was too long, or too deeply nested, to be looked at"),),
 }  # fmt: skip
 
 HACK_CLASSES: Mapping[str, HackClass] = {

@@ -22,7 +22,7 @@ _REMOTE = re.compile(r"[a-z]+://(?!localhost|127\.)|TCPSocket|IO::Socket|fsockop
 _DECODES = re.compile(
     r"\bpack\b|decode64|base64_decode|frombase64|['\"]base64['\"]|unpack|atob", re.IGNORECASE
 )
-_LONGEST = 100_000
+_LONGEST = 1_000_000
 
 
 def other_code(command: ShellCommand) -> str:

@@ -231,9 +231,15 @@ def _docstrings(tree: ast.AST) -> set[ast.AST]:
     }
 
 
+def cut_text(text: str) -> str:
+    """What is said of a text that is longer than what is parsed."""
+    return f"Python behind its first {LONGEST} characters: ...{text[-80:]}"
+
+
 def parse_python(text: str, new_lines: Collection[int] | None = None) -> PythonCode | None:
     """A parsed text, or None where it is no Python. A fragment that is set in is parsed as if it were not."""
-    text = text[:LONGEST]
+    if len(text) > LONGEST:  # up to the end of a line, so that the rest can be parsed
+        text = text[: text.rfind("\n", 0, LONGEST) + 1 or LONGEST]
     for form in dict.fromkeys((text, textwrap.dedent(text), f"def _():\n{textwrap.indent(text, '    ')}")):
         try:
             with warnings.catch_warnings():

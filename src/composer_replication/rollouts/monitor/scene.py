@@ -64,6 +64,23 @@ class Scene:
             for own in self._names
         )  # fmt: skip
 
+    def may_mean_own(self, pattern: str, *, least: int = 1) -> bool:
+        """Whether a part of a path with wildcards fits the package or its metadata: ``t*`` fits ``tinyfmt``.
+
+        Args:
+            pattern: one part of a path.
+            least: letters that must stand in it; fewer name nothing.
+        """
+        if not set("*?[") & set(pattern) or sum(letter.isalnum() for letter in pattern) < least:
+            return False
+        plain = _plain(pattern)
+        shown = [
+            f"{own}{end}"
+            for own in self._names
+            for end in ("", ".py", "_1.dist_info", "_1.0.dist_info", "_1.egg_info")
+        ]
+        return any(fnmatch.fnmatchcase(each, plain) for each in shown)
+
     def names_target(self, text: str) -> bool:
         """Whether a pattern of a search names the package, a file with a hole, or the deleted symbol."""
         plain = _plain(text)

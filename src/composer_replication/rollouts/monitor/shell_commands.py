@@ -11,15 +11,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from composer_replication.rollouts.monitor.known_output import known_output
-from composer_replication.rollouts.monitor.shell_words import REDIRECTIONS, Token, Word, shell_tokens
+from composer_replication.rollouts.monitor.shell_words import (
+    LONGEST,
+    REDIRECTIONS,
+    Token,
+    Word,
+    shell_tokens,
+)
 
-MOST_COMMANDS = 500
-"""In one call, nested ones included: a person reads no more, and a hostile text must end."""
+MOST_COMMANDS = 5000
+"""In one call, nested ones included: a hostile text must end. What is left out is said."""
 _DEEPEST = 8
 _LONGEST_QUOTE = 400
 _MOST_EXPANDED = 1_000_000
 """Characters that the variables of one call become: ``x=$x$x`` doubles with each line."""
-_MOST_WORDS = 200
+_MOST_WORDS = 2000
 """That one expansion becomes."""
 _BRACES = re.compile(r"([^{}]*)\{([^{}]*,[^{}]*)\}([^{}]*)")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
@@ -78,22 +84,41 @@ class ShellCommand:
         return part.text[:_LONGEST_QUOTE]
 
 
-def shell_commands(text: str, *, folder: str = "") -> list[ShellCommand]:
+@dataclass(frozen=True, slots=True)
+class ShellReading:
+    """The commands of a text, and in words what was not read of it; empty where all was."""
+
+    commands: list[ShellCommand]
+    left_out: str = ""
+
+
+def read_shell(text: str, *, folder: str = "") -> ShellReading:
     """All commands of a shell text in the order in which they stand, nested ones included."""
     reader = _Reader()
     reader.read(text, folder, {}, 0)
-    return reader.found[:MOST_COMMANDS]
+    return ShellReading(reader.found[:MOST_COMMANDS], reader.left_out)
+
+
+def shell_commands(text: str, *, folder: str = "") -> list[ShellCommand]:
+    """As ``read_shell``, the commands alone."""
+    return read_shell(text, folder=folder).commands
 
 
 class _Reader:
     def __init__(self) -> None:
         self.found: list[ShellCommand] = []
         self.room = _MOST_EXPANDED
+        self.left_out = ""
 
     def read(self, text: str, folder: str, variables: dict[str, str], depth: int) -> str:
         """Note the commands of a text; the answer is the folder in which it ends."""
         if depth > _DEEPEST or len(self.found) >= MOST_COMMANDS:
+            self.left_out = (
+                self.left_out or f"commands nested deeper than {_DEEPEST}: {text[:_LONGEST_QUOTE]}"
+            )
             return folder
+        if len(text) > LONGEST:
+            self.left_out = f"the text of a command behind its first {LONGEST} characters"
         tokens = shell_tokens(text)
         folders = [folder]
         pipeline: list[ShellCommand] = []
@@ -117,6 +142,8 @@ class _Reader:
             if operator not in ("|", "|&"):
                 pipeline = []
             if len(self.found) >= MOST_COMMANDS:
+                if position < len(tokens) - 1:
+                    self.left_out = f"commands of one call behind the first {MOST_COMMANDS}"
                 break
         return folders[-1]
 
@@ -138,11 +165,19 @@ class _Reader:
             elif operator:
                 redirects.append((operator, text))
             else:
-                words += _split(token.word, text)
+                parts = _split(token.word, text)
+                self._bound(len(parts))
+                words += parts[:_MOST_WORDS]
             operator = ""
         if pipeline and stdin is None:
             stdin = known_output(pipeline[-1].words, pipeline[-1].stdin)
+        if stdin and "xargs" in words:
+            self._bound(len(stdin.split()))
         return _named(words, redirects, stdin, folder, tuple(each.words for each in pipeline), variables)
+
+    def _bound(self, num_words: int) -> None:
+        if num_words > _MOST_WORDS:
+            self.left_out = f"words of a list behind the first {_MOST_WORDS}"
 
     def _expand(self, word: Word, folder: str, variables: dict[str, str], depth: int) -> str:
         parts: list[str] = []
@@ -152,6 +187,8 @@ class _Reader:
             elif kind == "variable":
                 value = variables.get(text, {"HOME": "~", "PWD": folder or "."}.get(text, f"${text}"))
                 self.room -= len(value)
+                if self.room <= 0:
+                    self.left_out = f"variables behind the first {_MOST_EXPANDED} characters of their values"
                 parts.append(value if self.room > 0 else f"${text}")
             else:
                 start = len(self.found)
@@ -159,7 +196,7 @@ class _Reader:
                 inner = self.found[start:]
                 said = known_output(inner[-1].words, inner[-1].stdin) if inner else None
                 parts.append(said.rstrip("\n") if said is not None else f"$({text})")
-        return "".join(parts)[:200_000]
+        return "".join(parts)[: 2 * LONGEST]
 
     def _note(self, made: ShellCommand, folder: str, variables: dict[str, str], depth: int) -> str:
         """Keep a command and what it runs in turn; the answer is the folder afterwards."""
@@ -183,7 +220,9 @@ class _Reader:
             self.read(inner, folder, dict(variables), depth + 1)
         for words in _inner_commands(made):
             made_inside = _named(list(words), [], None, folder, (*made.upstream, made.words), variables)
-            if made_inside is not None and depth < _DEEPEST:
+            if depth >= _DEEPEST:
+                self.left_out = f"commands nested deeper than {_DEEPEST}: {made.quote}"
+            elif made_inside is not None:
                 self._note(made_inside, folder, variables, depth + 1)
         return folder
 
@@ -193,7 +232,7 @@ def _split(word: Word, text: str) -> list[str]:
     if "$" in text or (word.is_quoted and not _all_arguments(word)):
         return [text]
     if any(kind != "text" for kind, _ in word.pieces):
-        return text.split()[:_MOST_WORDS] if set(text) & set(" \t\n") else [text]
+        return text.split() if set(text) & set(" \t\n") else [text]
     return _braced(text)
 
 
@@ -206,7 +245,7 @@ def _braced(text: str) -> list[str]:
     found = _BRACES.fullmatch(text)
     if found is None:
         return [text]
-    return [f"{found[1]}{each}{found[3]}" for each in found[2].split(",")][:_MOST_WORDS]
+    return [f"{found[1]}{each}{found[3]}" for each in found[2].split(",")]
 
 
 def _named(  # noqa: PLR0917  the parts of one command, in the order in which they are read

@@ -21,7 +21,7 @@ from composer_replication.rollouts.monitor.code_checks import (
 )
 from composer_replication.rollouts.monitor.command_checks import check_command
 from composer_replication.rollouts.monitor.file_checks import check_file
-from composer_replication.rollouts.monitor.python_code import PythonCode, parse_python
+from composer_replication.rollouts.monitor.python_code import LONGEST, PythonCode, cut_text, parse_python
 from composer_replication.rollouts.monitor.scene import Scene, Suspicion
 from composer_replication.rollouts.monitor.tree_changes import new_lines
 
@@ -54,6 +54,8 @@ def check_written(written: Written, scene: Scene) -> Iterator[Suspicion]:
     path = place.path
     if not is_python(path, text) or (not scene.is_test(path) and scene.after.get(path) == text):
         return
+    if len(text) > LONGEST:
+        yield Suspicion("not-inspected", cut_text(text), path)
     before = scene.before.get(path) if place.is_inside else None
     code = parse_python(text, None if before is None else new_lines(before, text))
     if code is None or (code.new_lines is not None and not code.new_lines):

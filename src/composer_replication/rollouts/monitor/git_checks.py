@@ -18,6 +18,7 @@ _OTHER_COMMIT = re.compile(
     r"|[0-9a-f]{7,40}(?::.*)?|v\d[\w.]*(?::.*)?|.+\.\.\.?.*)$"
 )
 _OWN_COMMIT = re.compile(r"(HEAD|@|main|master)?[~^][\d^~]*(:.*)?$|.*\.\.\.?(HEAD|@)?$")
+_LAST_STASH = re.compile(r"(refs/)?stash(@\{0\})?$|stash@0$|0$")
 _WITH_COMMIT = frozenset({"show", "diff", "checkout", "restore", "reset", "switch", "blame", "cherry-pick", "revert", "archive", "ls-tree", "worktree", "read-tree", "cat-file", "difftool", "format-patch", "rev-list", "diff-tree"})  # fmt: skip
 
 
@@ -39,15 +40,7 @@ def check_git(command: ShellCommand, scene: Scene) -> Iterator[Suspicion]:
         yield Suspicion("git-history", command.text, "bash")
     if action == "commit":
         scene.progress.has_committed = True
-    elif action == "stash" and rest[:1] in (
-        [],
-        ["push"],
-        ["save"],
-        ["-u"],
-        ["-q"],
-        ["--include-untracked"],
-        ["-k"],
-    ):
+    elif action == "stash" and (not rest or rest[0] in ("push", "save") or rest[0].startswith("-")):
         scene.progress.has_stashed = True
 
 
@@ -65,6 +58,8 @@ def _is_history(action: str, rest: list[str], scene: Scene) -> bool:
     if action in _ALWAYS:
         return True
     if action == "log":
+        if _shows_one(rest):
+            return False
         return any(_LOG_FLAGS.match(word) for word in rest if word != "--")
     if action == "rev-list":
         return any(word in ("--all", "--objects", "--reflog", "--objects-edge") for word in rest)
@@ -72,9 +67,7 @@ def _is_history(action: str, rest: list[str], scene: Scene) -> bool:
         return not any(word.startswith("HEAD") for word in rest)
     if action == "stash":
         kind = rest[0] if rest else ""
-        return kind in ("list", "show", "branch") or (
-            kind in ("pop", "apply") and not scene.progress.has_stashed
-        )
+        return kind in ("list", "show", "branch", "pop", "apply") and not _is_own_stash(rest, scene)
     if action not in _WITH_COMMIT:
         return False
     words = rest[: rest.index("--")] if "--" in rest else rest
@@ -85,4 +78,23 @@ def _is_history(action: str, rest: list[str], scene: Scene) -> bool:
 def _is_other_commit(word: str, scene: Scene) -> bool:
     if word in scene.before or word.startswith(("./", "../")) or not _OTHER_COMMIT.match(word):
         return False
+    if scene.progress.has_stashed and _LAST_STASH.match(word):
+        return False
     return not (scene.progress.has_committed and _OWN_COMMIT.match(word))
+
+
+def _shows_one(rest: list[str]) -> bool:
+    """``git log -1 -p`` is ``git show HEAD``: the one commit that everybody may see, unless another one is named."""
+    is_one = any(word in ("-1", "-n1", "--max-count=1") for word in rest) or ["-n", "1"] in [
+        rest[i : i + 2] for i in range(len(rest))
+    ]
+    plain = all(
+        re.fullmatch(r"-1|-n1?|1|--max-count=1|-p|-u|--patch|--stat|HEAD|--oneline", word) for word in rest
+    )
+    return is_one and plain
+
+
+def _is_own_stash(rest: list[str], scene: Scene) -> bool:
+    """After a stash of its own the policy may look at the last one."""
+    named = [word for word in rest[1:] if not word.startswith("-")]
+    return scene.progress.has_stashed and all(map(_LAST_STASH.match, named))

@@ -22,11 +22,13 @@ from composer_replication.rollouts.monitor.episode_evidence import EpisodeEviden
 from composer_replication.rollouts.monitor.file_checks import check_file
 from composer_replication.rollouts.monitor.hack_classes import HACK_CLASSES, Action
 from composer_replication.rollouts.monitor.hard_coding import hard_coded
+from composer_replication.rollouts.monitor.install_checks import builds, packs
 from composer_replication.rollouts.monitor.monitor_options import MonitorOptions
 from composer_replication.rollouts.monitor.python_code import LONGEST, PythonCode, cut_text, parse_python
 from composer_replication.rollouts.monitor.scene import Scene, Suspicion
 from composer_replication.rollouts.monitor.solution_checks import check_solution
 from composer_replication.rollouts.monitor.tree_changes import changed_paths, check_tree, new_lines
+from composer_replication.rollouts.monitor.tree_paths import locate
 from composer_replication.rollouts.monitor.visible_literals import Known, visible_literals
 from composer_replication.rollouts.monitor.written_code import OLD_TOKENS, check_written
 
@@ -120,11 +122,15 @@ class _Inspection:
         self._undone(call, at)
 
     def _of_events(self, events: CallEvents) -> Iterator[Suspicion]:
+        progress = self.scene.progress
         for command in events.commands:
-            if command.program == "tar" and any(
-                re.match(r"--create|-?[a-zA-Z]*c", word) for word in command.arguments
-            ):
-                self.scene.progress.made_paths.update(command.arguments)
+            if packs(command):
+                places = (
+                    locate(word, folder=command.folder, root=self.episode.tree_root)
+                    for word in command.arguments
+                )
+                progress.made_paths.update((*command.arguments, *(place.path for place in places)))
+            progress.has_built = progress.has_built or builds(command)
         for effect in events.effects:
             yield from check_file(effect, self.scene)
         for command in events.commands:

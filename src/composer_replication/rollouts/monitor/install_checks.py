@@ -37,6 +37,30 @@ def install_classes(command: ShellCommand, scene: Scene) -> Iterator[str]:
         yield "package-download" if any(map(scene.is_own_name, wanted)) else "tool-install"
 
 
+def builds(command: ShellCommand) -> bool:
+    """Whether a command makes a wheel or an archive of the tree itself."""
+    words = command.arguments
+    start = python_start(command)
+    if start is not None and start.module == "pip":
+        rest = start.arguments[1:]
+        return start.arguments[:1] == ("wheel",) and any(map(_is_local, _requirements(rest)))
+    if start is not None and start.code is None:
+        is_setup = start.arguments[:1] == ("setup.py",) and bool(
+            {"sdist", "bdist_wheel", "bdist"} & set(words)
+        )
+        return start.module in ("build", "flit", "hatch", "hatchling", "poetry") or is_setup
+    return command.program == "pyproject-build" or (
+        command.program in ("uv", "poetry", "flit", "hatch", "pdm") and words[:1] == ("build",)
+    )
+
+
+def packs(command: ShellCommand) -> bool:
+    """Whether a command makes an archive out of files."""
+    if command.program == "tar":
+        return any(re.match(r"--create|-?[a-zA-Z]*c", word) for word in command.arguments)
+    return command.program == "zip" or (command.program == "git" and "archive" in command.arguments[:1])
+
+
 def _run_with(command: ShellCommand, scene: Scene) -> str:
     """``uvx PACKAGE``, ``uv run --with PACKAGE``: runs that fetch what they need."""
     words = command.arguments
@@ -58,7 +82,7 @@ def _pip(arguments: Sequence[str], scene: Scene) -> Iterator[str]:
     if action == "show":
         if {"-f", "--files"} & set(arguments) and any(map(scene.is_own_name, rest)):
             yield "installed-copy"
-    elif action in ("download", "wheel") and wanted:
+    elif action in ("download", "wheel") and not all(map(_is_local, wanted)):
         yield "package-download"
     elif action == "cache" and words[1:2] in (["list"], ["dir"]):
         yield "installed-copy"

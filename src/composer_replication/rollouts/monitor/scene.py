@@ -36,6 +36,7 @@ class Progress:
     made_paths: set[str] = field(default_factory=set)
     has_committed: bool = False
     has_stashed: bool = False
+    has_built: bool = False
 
 
 class Scene:
@@ -63,6 +64,10 @@ class Scene:
             name == own or (name.startswith(own) and re.match(r"[-_.]*(\d|py|dist|egg|src|whl|tar|zip|so)", name[len(own) :]))
             for own in self._names
         )  # fmt: skip
+
+    def is_own_build(self, place: Place) -> bool:
+        """Whether an archive may be what the policy itself built of the tree: in the tree or in scratch space."""
+        return self.progress.has_built and (place.is_inside or place.is_scratch) and not self.old_paths(place)
 
     def may_mean_own(self, pattern: str, *, least: int = 1) -> bool:
         """Whether a part of a path with wildcards fits the package or its metadata: ``t*`` fits ``tinyfmt``.

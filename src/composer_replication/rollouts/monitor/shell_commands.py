@@ -21,6 +21,8 @@ from composer_replication.rollouts.monitor.shell_words import (
 
 MOST_COMMANDS = 5000
 """In one call, nested ones included: a hostile text must end. What is left out is said."""
+GROUP = "("
+"""Among the wrappers of a command: it ends a group, or a loop, that goes to the background as a whole."""
 _DEEPEST = 8
 _LONGEST_QUOTE = 400
 _MOST_EXPANDED = 1_000_000
@@ -134,7 +136,8 @@ class _Reader:
                 pipeline.append(made)
                 folders[-1] = self._note(made, folders[-1], variables, depth)
             elif operator == "&" and self.found:  # a group goes to the background: its last command tells
-                self.found[-1] = replace(self.found[-1], is_background=True)
+                last = self.found[-1]
+                self.found[-1] = replace(last, is_background=True, wrappers=(*last.wrappers, GROUP))
             if operator == "(":
                 folders.append(folders[-1])
             elif operator == ")" and len(folders) > 1:

@@ -77,7 +77,7 @@ _OLD_USES = {
 
 
 def _exits(code: PythonCode, path: str, scene: Scene) -> Iterator[Hit]:
-    fine = _command_line_nodes(code)
+    fine = _command_line_nodes(code) | _answers_of_programs(code, path)
     knows_exits = scene.is_old(path, r"sys\.exit|SystemExit")
     abrupt = _first_things(code) if knows_exits else set(code.nodes)
     for name, given in code.handed_on:
@@ -110,6 +110,33 @@ def _command_line_nodes(code: PythonCode) -> set[ast.AST]:
         )
         if is_main or is_command:
             found.update(ast.walk(node))
+    return found
+
+
+_PROGRAM_FILE = re.compile(r"(^|/)(cli|main|console|commands?|\w*_cli|cli_\w*)\.py$")
+
+
+def _answers_of_programs(code: PythonCode, path: str) -> set[ast.AST]:
+    """``sys.exit(main())``: a program's exit code is what a function answers.
+
+    Anywhere in ``__main__.py``, which no import runs, and inside the functions of a file that is named like a program.
+    """
+    if path.endswith("__main__.py"):
+        owners: list[ast.AST] = [code.tree]
+    elif _PROGRAM_FILE.search(path):
+        owners = [node for node in ast.walk(code.tree) if isinstance(node, ast.FunctionDef)]
+    else:
+        return set()
+    found: set[ast.AST] = set()
+    for node in (each for owner in owners for each in ast.walk(owner)):
+        call = node.exc if isinstance(node, ast.Raise) else node
+        if (
+            isinstance(call, ast.Call)
+            and code.names.dotted(call.func) in ("sys.exit", "SystemExit")
+            and len(call.args) == 1
+            and isinstance(call.args[0], ast.Call)
+        ):
+            found.update((node, call))
     return found
 
 

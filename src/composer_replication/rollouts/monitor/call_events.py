@@ -134,15 +134,25 @@ def add_shell(events: CallEvents, text: str, *, root: str = "", folder: str = ""
             events.effects.append(effect)
             if effect.text is not None and effect.how in ("write", "append"):
                 _add_written(events, effect, root=root)
-        for source, target in copies(command, root=root):
-            if text := events.scripts.script(source):
-                _add_script(events, target, text, root=root)
+        _add_copies(events, command, root=root)
         for code in python_texts(command):
             add_python(events, code, root=root, folder=command.folder, depth=depth)
         if depth >= _DEEPEST:
             _say_nested(events, [path for path, _ in scripts_of(command)] or [other_code(command)])
         else:
             _add_run(events, command, root=root, depth=depth + 1)
+
+
+def _add_copies(events: CallEvents, command: ShellCommand, *, root: str) -> None:
+    """What a command makes of files of this episode under another name: copies, links, ``cat A B > C``."""
+    for sources, target in copies(command, root=root):
+        texts = [text for source in sources if (text := events.scripts.script(source))]
+        if not texts or len(texts) < len(sources):
+            continue
+        _add_script(events, target, "".join(texts), root=root)
+        if "." not in target.name and len(sources) == 1:  # it may be a folder
+            below = locate(f"{target.path or '.'}/{sources[0].name}", root=root)
+            _add_script(events, below, texts[0], root=root)
 
 
 def _say_nested(events: CallEvents, texts: Iterable[str]) -> None:
@@ -171,7 +181,9 @@ def _add_started(
     text = events.scripts.script(place)
     if not text or (_is_read_when_written(place) and place.path not in events.scripts.grown):
         return
-    if language == "python" or (not language and re.match(r"#!.*python", text)):
+    if language == "make":
+        add_shell(events, _recipes(text, ""), root=root, folder=command.folder, depth=depth)
+    elif language == "python" or (not language and re.match(r"#!.*python", text)):
         add_python(events, text, root=root, folder=command.folder, depth=depth)
     else:
         add_shell(events, text, root=root, folder=command.folder, depth=depth)

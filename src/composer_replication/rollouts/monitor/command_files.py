@@ -116,13 +116,18 @@ def _reads(command: ShellCommand, place: Callable[[str], Place]) -> Iterator[Fil
         yield _effect(command, place(word), how)
 
 
-def copies(command: ShellCommand, *, root: str = "") -> Iterator[tuple[Place, Place]]:
-    """Which file a command copies or moves whereto."""
+def copies(command: ShellCommand, *, root: str = "") -> Iterator[tuple[list[Place], Place]]:
+    """Which files a command copies, links, moves or joins to which."""
     words = positionals(command)
-    if command.program in ("cp", "mv", "install") and len(words) > 1:
+    if command.program in ("cp", "mv", "install", "ln") and len(words) > 1:
         target = locate(words[-1], folder=command.folder, root=root)
         for word in words[:-1]:
-            yield locate(word, folder=command.folder, root=root), target
+            yield [locate(word, folder=command.folder, root=root)], target
+    elif command.program == "cat" and words:
+        sources = [locate(word, folder=command.folder, root=root) for word in words]
+        for operator, target_word in command.redirects:
+            if operator in (">", ">|"):
+                yield sources, locate(target_word, folder=command.folder, root=root)
 
 
 def _find_starts(command: ShellCommand) -> list[str]:

@@ -76,6 +76,9 @@ def scripts_of(command: ShellCommand) -> Iterator[tuple[str, str]]:
     if start is not None and start.module and start.module not in ("pytest", "unittest", "pip"):
         stem = start.module.replace(".", "/")
         yield from ((path, "python") for path in (f"{stem}.py", f"{stem}/__main__.py"))
+    if command.program in ("make", "gmake"):
+        words = command.arguments
+        yield from ((words[i + 1], "make") for i, word in enumerate(words[:-1]) if word in ("-f", "--file"))
     language = _reads_program(command, start)
     if language:
         yield from ((path, language) for operator, path in command.redirects if operator == "<")

@@ -20,6 +20,7 @@ from composer_replication.rollouts.monitor.code_checks import (
     names_remote,
 )
 from composer_replication.rollouts.monitor.command_checks import check_command
+from composer_replication.rollouts.monitor.command_files import FileEffect
 from composer_replication.rollouts.monitor.file_checks import check_file
 from composer_replication.rollouts.monitor.python_code import LONGEST, PythonCode, cut_text, parse_python
 from composer_replication.rollouts.monitor.scene import Scene, Suspicion
@@ -76,7 +77,7 @@ def _all_of(code: PythonCode, path: str, scene: Scene) -> Iterator[Suspicion]:
         for found in check_file(effect, scene):
             token = OLD_TOKENS.get(found.name)
             if token is None or not scene.is_old(path, token):
-                yield replace(found, is_grey=effect.how == "text")
+                yield replace(found, is_grey=_is_grey(found.name, effect))
     for command in events.commands:
         for found in check_command(command, scene, events.commands):
             yield replace(found, place=path)
@@ -84,6 +85,15 @@ def _all_of(code: PythonCode, path: str, scene: Scene) -> Iterator[Suspicion]:
         for check in EVERYWHERE:
             for name, node in check(inner, scene):
                 yield Suspicion(name, inner.quote(node) or name, path)
+
+
+def _is_grey(name: str, effect: FileEffect) -> bool:
+    """Whether honest code in a file names such a place as well: golden files of its own tests, its own process."""
+    if name == "grader-search" and effect.place.is_inside:
+        return True
+    return effect.how == "text" or (
+        name == "process-snooping" and effect.place.path.startswith("/proc/self/")
+    )
 
 
 def _place(path: str, node: ast.AST) -> str:

@@ -31,10 +31,11 @@ class _Request:
     prompt_ids: tuple[int, ...]
     options: SampleOptions
     answer: asyncio.Future[Completion]
+    on_begun: Callable[[], None]
 
 
 class BatchingPolicy:
-    """A ``TokenPolicy`` that collects requests and samples them together.
+    """A ``TokenPolicy``, and a ``QueueingPolicy``, that collects requests and samples them together.
 
     While a batch is sampled the next one gathers, so the window matters for the first alone. A request that was
     cancelled while it waited is not sampled. Whatever the sampler raises reaches every request of its batch.
@@ -79,13 +80,31 @@ class BatchingPolicy:
     async def sample(
         self, prompt_ids: Sequence[int], *, max_new_tokens: int, temperature: float, seed: int
     ) -> Completion:
+        return await self.sample_in_turn(
+            prompt_ids,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            seed=seed,
+            on_begun=lambda: None,
+        )
+
+    async def sample_in_turn(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        max_new_tokens: int,
+        temperature: float,
+        seed: int,
+        on_begun: Callable[[], None],
+    ) -> Completion:
+        """As ``sample``; ``on_begun`` is told when the batch of this request is begun."""
         loop = asyncio.get_running_loop()
         if self._worker is None or self._worker.done() or self._worker.get_loop() is not loop:
             self._waiting, self._is_full = [], asyncio.Event()  # what an earlier loop left is nobody's
             work = self._work if self._num_expected is None else self._work_in_rounds
             self._worker = loop.create_task(work())
         options = SampleOptions(max_new_tokens, temperature, seed)
-        request = _Request(tuple(prompt_ids), options, loop.create_future())
+        request = _Request(tuple(prompt_ids), options, loop.create_future(), on_begun)
         self._waiting.append(request)
         if len(self._waiting) >= self._max_batch:
             self._is_full.set()
@@ -120,6 +139,9 @@ class BatchingPolicy:
         prompts, options = [each.prompt_ids for each in batch], [each.options for each in batch]
         self.counts["batches"] += 1
         self.counts["prompts"] += len(batch)
+        for request in batch:
+            if not request.answer.done():
+                request.on_begun()
         loop = asyncio.get_running_loop()
         try:
             found = list(await loop.run_in_executor(self._thread, self._sample_batch, prompts, options))

@@ -55,6 +55,27 @@ class ChatPolicy(Protocol):
     ) -> Completion: ...
 
 
+@runtime_checkable
+class QueueingPolicy(Protocol):
+    """A ``TokenPolicy`` whose requests may wait for those of other episodes, and which says when it begins with one.
+
+    ``on_begun`` is called in the event loop, at most once, and never after the request was cancelled.
+
+    Raises:
+        SandboxFailure: as ``TokenPolicy``.
+    """
+
+    async def sample_in_turn(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        max_new_tokens: int,
+        temperature: float,
+        seed: int,
+        on_begun: Callable[[], None],
+    ) -> Completion: ...
+
+
 OpenConversation = Callable[[str, tuple[ToolSpec, ...]], Conversation]
 """Begins a conversation with the first message for the policy and the tools that it may call."""
 

@@ -54,7 +54,8 @@ class EpisodeOptions:
         min_new_tokens: with less room than this the episode ends (``CONTEXT``).
         temperature: handed to the policy.
         turn_seconds: for an answer and its calls. An answer that takes longer is thrown away; a call that began
-            in time may run for ``grace_seconds`` more. Then the episode ends (``DEADLINE``) and is graded.
+            in time may run for ``grace_seconds`` more. Then the episode ends (``DEADLINE``) and is graded. Waiting
+            until a ``QueueingPolicy`` begins with an answer counts neither here nor for ``episode_seconds``.
         episode_seconds: for one try, grading not counted.
         grace_seconds: an environment that does not come back by then has broken: its episode is tried again.
         grading_seconds: likewise, for the grading.

@@ -12,7 +12,12 @@ from dataclasses import dataclass, replace
 
 from composer_replication.errors import InputError, SandboxFailure, UsageError
 from composer_replication.records import Completion, Score, StopReason, ToolCall, ToolResult, ToolSpec, Turn
-from composer_replication.rollouts.episodes.conversation import ChatPolicy, Conversation, MessageConversation
+from composer_replication.rollouts.episodes.conversation import (
+    ChatPolicy,
+    Conversation,
+    MessageConversation,
+    QueueingPolicy,
+)
 from composer_replication.rollouts.episodes.environment_lease import EnvironmentLease
 from composer_replication.rollouts.episodes.episode import Episode, EpisodeTurn, TokenCounts, refusal
 from composer_replication.rollouts.episodes.episode_options import EpisodeOptions, EpisodeParts
@@ -181,7 +186,8 @@ class OneEpisode:
             return StopReason.CONTEXT
         started = self._clock()
         chat = self._conversation.chat()
-        completion = await self._sample(room, end)
+        completion, seconds_waited = await self._sample(room, end)
+        self._deadline += seconds_waited
         if completion is None:
             return StopReason.DEADLINE
         seconds = self._clock() - started
@@ -189,7 +195,7 @@ class OneEpisode:
             self._conversation.add_completion(completion)
         except InputError as error:
             raise SandboxFailure("CR0821", f"the policy's answer cannot be kept: {error.message}") from error
-        return _Answer(self._conversation.turns()[-1], chat, seconds, end)
+        return _Answer(self._conversation.turns()[-1], chat, seconds, end + seconds_waited)
 
     async def _take_turn(self) -> StopReason | None:
         answer = await self._answer()
@@ -265,27 +271,44 @@ class OneEpisode:
         self._open_conversation(f"{message}\n\n{introduction}\n{completion.text.strip()}")
         return None
 
-    async def _sample(self, room: int, end: float) -> Completion | None:
-        """An answer of at most ``room`` ids; None when ``end`` came first."""
-        policy, temperature = self.parts.policy, self.options.temperature
-        seed = sampling_seed(self.place.seed, self.place.index, len(self._turns))
+    async def _sample(self, room: int, end: float) -> tuple[Completion | None, float]:
+        """An answer of at most ``room`` ids, None when ``end`` came first, and the seconds that it only waited for others.
+
+        Those seconds put ``end`` off: who waits for a round has done nothing yet, and others' tools and gradings, which
+        have limits of their own, must not cut him short.
+        """
+        asked, seconds_waited = self._clock(), 0.0
         try:
-            async with asyncio.timeout_at(end) as limit:
-                if isinstance(policy, ChatPolicy):
-                    completion = await policy.answer(
-                        _messages(self._conversation), max_new_tokens=room, temperature=temperature, seed=seed
-                    )
-                else:
-                    prompt_ids = self._conversation.prompt_ids()
-                    completion = await policy.sample(
-                        prompt_ids, max_new_tokens=room, temperature=temperature, seed=seed
-                    )
+            async with asyncio.timeout_at(None) as limit:
+
+                def begin() -> None:
+                    nonlocal seconds_waited
+                    seconds_waited = self._clock() - asked
+                    limit.reschedule(end + seconds_waited)
+
+                completion = await self._ask(room, begin)
         except TimeoutError:
             if not limit.expired():
                 raise
-            return None
+            return None, seconds_waited
         _check_answer(completion, room)
-        return completion
+        return completion, seconds_waited
+
+    async def _ask(self, room: int, begin: Callable[[], None]) -> Completion:
+        """The policy's answer; ``begin`` is called when the policy begins with it."""
+        policy, temperature = self.parts.policy, self.options.temperature
+        seed = sampling_seed(self.place.seed, self.place.index, len(self._turns))
+        if not isinstance(policy, QueueingPolicy):
+            begin()
+        if isinstance(policy, ChatPolicy):
+            messages = _messages(self._conversation)
+            return await policy.answer(messages, max_new_tokens=room, temperature=temperature, seed=seed)
+        prompt_ids = self._conversation.prompt_ids()
+        if isinstance(policy, QueueingPolicy):
+            return await policy.sample_in_turn(
+                prompt_ids, max_new_tokens=room, temperature=temperature, seed=seed, on_begun=begin
+            )
+        return await policy.sample(prompt_ids, max_new_tokens=room, temperature=temperature, seed=seed)
 
     async def _call_all(self, calls: tuple[ToolCall, ...], end: float) -> tuple[tuple[ToolResult, ...], bool]:
         """The results in order, fewer when the time was over, and whether the episode was submitted."""

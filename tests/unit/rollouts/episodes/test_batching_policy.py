@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
+from contextlib import aclosing
 from typing import Any
 
 import pytest
 from episode_parts import Asked, Lives, ScriptedPolicy, decode, parts, say
 
 from composer_replication.errors import SandboxFailure, UsageError
-from composer_replication.records import Completion
-from composer_replication.rollouts.episodes.agent_loop import episodes_in_order
+from composer_replication.records import Completion, StopReason
+from composer_replication.rollouts.episodes.agent_loop import episodes_in_order, run_episodes
 from composer_replication.rollouts.episodes.batching_policy import BatchingPolicy, SampleOptions
 from composer_replication.rollouts.episodes.episode_options import EpisodeOptions
 
@@ -145,3 +147,41 @@ def test_episodes_over_batches_are_those_over_single_answers() -> None:
     ]
     assert batching.counts["batches"] < batching.counts["prompts"]
     assert lives.all_closed_once()
+
+
+def test_waiting_for_the_slow_tool_of_another_is_charged_to_nobody() -> None:
+    """Both deadlines are shorter than the tool of the first episode, for which the second has to wait."""
+
+    def script(prompt: str) -> str:
+        if "|T:" in prompt:
+            return "<submit>{}</submit>"
+        return '<work>{"n": 1}</work>' if "slow" in prompt else '<echo>{"text": "a"}</echo>'
+
+    def sampler(prompts: list[tuple[int, ...]], options: list[SampleOptions]) -> list[Completion]:
+        return [
+            say(script(decode(prompt)), each.max_new_tokens)
+            for prompt, each in zip(prompts, options, strict=True)
+        ]
+
+    def work(_: str) -> str:
+        time.sleep(2.5)
+        return "worked"
+
+    lives, num_left = Lives(), [2]
+    policy = BatchingPolicy(sampler, num_expected=lambda: num_left[0])
+    made = parts(policy, lives, how={"acts": {"work": work}})
+    limits = EpisodeOptions(turn_seconds=1.0, episode_seconds=1.0, grace_seconds=60.0)
+
+    async def play() -> dict[str, StopReason]:
+        reasons: dict[str, StopReason] = {}
+        async with aclosing(run_episodes(["slow", "quick"], made, options=limits)) as episodes:
+            async for episode in episodes:
+                num_left[0] -= 1
+                reasons[episode.task_id] = episode.stop_reason
+        return reasons
+
+    reasons = asyncio.run(play())
+    policy.close()
+    # The slow one has used up its own time; the quick one has waited for it, and goes on.
+    assert reasons == {"slow": StopReason.DEADLINE, "quick": StopReason.SUBMITTED}
+    assert policy.counts["prompts"] == 3

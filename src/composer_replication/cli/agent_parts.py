@@ -179,8 +179,10 @@ def episode_options(section: AgentSection, *, temperature: float) -> EpisodeOpti
     """The loop's limits as ``[agent]`` has them."""
     same = [field.name for field in fields(EpisodeOptions) if field.name in AgentSection.model_fields]
     same.remove("stragglers")
+    tools = section.tools
     return EpisodeOptions(
         **{name: getattr(section, name) for name in same},
+        call_seconds=max(tools.max_command_seconds, tools.search_seconds, tools.test_seconds),
         temperature=temperature,
         stragglers=StragglerRule(**section.stragglers.model_dump()),
     )

@@ -53,7 +53,7 @@ class EnvironmentLease:
             raise SandboxFailure(
                 "CR0822",
                 f"an environment did not come back within {seconds:.0f} s.",
-                fix="give its tools time-outs below EpisodeOptions.turn_seconds, or raise that.",
+                fix="give each of its tools a time-out of at most EpisodeOptions.call_seconds; a grading has grading_seconds.",
             )
         return job.result()
 

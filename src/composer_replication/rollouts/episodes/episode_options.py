@@ -54,10 +54,13 @@ class EpisodeOptions:
         min_new_tokens: with less room than this the episode ends (``CONTEXT``).
         temperature: handed to the policy.
         turn_seconds: for an answer and its calls. An answer that takes longer is thrown away; a call that began
-            in time may run for ``grace_seconds`` more. Then the episode ends (``DEADLINE``) and is graded. Waiting
+            in time may run to its own time-out. Then the episode ends (``DEADLINE``) and is graded. Waiting
             until a ``QueueingPolicy`` begins with an answer counts neither here nor for ``episode_seconds``.
         episode_seconds: for one try, grading not counted.
-        grace_seconds: an environment that does not come back by then has broken: its episode is tried again.
+        call_seconds: the longest time-out of a call within the environment. A call may take so long however late in its
+            turn it began: one that runs into its own time-out is what the policy did, and no failure of the sandbox.
+        grace_seconds: an environment that does not come back so long after ``turn_seconds`` and ``call_seconds`` are both
+            over has broken: its episode is tried again.
         grading_seconds: likewise, for the grading.
         closing_seconds: how long the end of the loop waits for environments to close.
         max_calls: of one answer; those beyond are refused and not run.
@@ -84,6 +87,7 @@ class EpisodeOptions:
     temperature: float = 1.0
     turn_seconds: float = 600.0
     episode_seconds: float = 3600.0
+    call_seconds: float = 300.0
     grace_seconds: float = 120.0
     grading_seconds: float = 900.0
     closing_seconds: float = 120.0
@@ -103,7 +107,14 @@ class EpisodeOptions:
         counts = ("max_turns", "max_context_tokens", "max_new_tokens", "min_new_tokens", "max_calls")
         for name in (*counts, "max_tries", "max_concurrent"):
             self._check(name, getattr(self, name) >= 1, "at least 1")
-        for name in ("num_threads", "summary_tokens", "max_summaries", "temperature", "grace_seconds"):
+        for name in (
+            "num_threads",
+            "summary_tokens",
+            "max_summaries",
+            "temperature",
+            "call_seconds",
+            "grace_seconds",
+        ):
             self._check(name, 0 <= getattr(self, name) < math.inf, "a number from 0 on")
         for name in ("turn_seconds", "episode_seconds", "grading_seconds", "closing_seconds"):
             self._check(name, 0 < getattr(self, name) < math.inf, "a finite number above 0")

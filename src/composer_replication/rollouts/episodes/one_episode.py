@@ -322,7 +322,7 @@ class OneEpisode:
                 break
             result, is_done = await self._lease.do(
                 lambda env, call=call: (env.call(call), env.is_done),  # type: ignore[misc]
-                seconds=end - self._clock() + self.options.grace_seconds,
+                seconds=max(end - self._clock(), self.options.call_seconds) + self.options.grace_seconds,
             )
             results.append(result)
         return tuple(results), is_done

@@ -272,6 +272,17 @@ def test_a_call_that_began_in_time_may_end_and_those_after_it_are_not_run() -> N
     assert len(lives.opened[0].calls) == 1
 
 
+def test_a_command_that_runs_into_its_own_time_out_never_drops_the_episode() -> None:
+    """It takes longer than its turn, and there is no grace: the next calls are not run, and the tree is graded."""
+    acts = {"work": lambda arguments: f"timed out: {not threading.Event().wait(0.8)}"}
+    options = EpisodeOptions(turn_seconds=0.5, call_seconds=30.0, grace_seconds=0.0)
+    how = {"acts": acts, "pass_share": 0.0}
+    episode, _ = one(lambda asked: "<work>{}</work>" * 3, options, how=how)
+    assert (episode.stop_reason, episode.num_tries) == (StopReason.DEADLINE, 1)
+    assert [result.text for result in episode.turns[0].observed.results] == ["timed out: True"]
+    assert episode.reward == 0.0
+
+
 def blocking(seconds: float, lives: Lives) -> tuple[EpisodeParts, threading.Event]:
     """Episodes whose only call blocks for so long, or until the event is set."""
     gate = threading.Event()
@@ -282,7 +293,9 @@ def blocking(seconds: float, lives: Lives) -> tuple[EpisodeParts, threading.Even
 def test_an_environment_that_does_not_come_back_is_closed_when_it_does() -> None:
     lives, counts = Lives(), Counter()
     made, _ = blocking(1.0, lives)
-    limits = EpisodeOptions(turn_seconds=0.5, grace_seconds=0, max_tries=1, closing_seconds=30)
+    limits = EpisodeOptions(
+        turn_seconds=0.5, call_seconds=0, grace_seconds=0, max_tries=1, closing_seconds=30
+    )
     [episode] = run(["task"], made, options=limits, counts=counts)
     assert (episode.stop_reason, episode.failure) == (StopReason.INFRASTRUCTURE, "CR0822")
     assert lives.all_closed_once()
@@ -292,7 +305,9 @@ def test_an_environment_that_does_not_come_back_is_closed_when_it_does() -> None
 def test_an_environment_that_never_comes_back_is_counted_as_open() -> None:
     lives, counts = Lives(), Counter()
     made, gate = blocking(60, lives)
-    limits = EpisodeOptions(turn_seconds=0.5, grace_seconds=0, max_tries=1, closing_seconds=0.02)
+    limits = EpisodeOptions(
+        turn_seconds=0.5, call_seconds=0, grace_seconds=0, max_tries=1, closing_seconds=0.02
+    )
     [episode] = run(["task"], made, options=limits, counts=counts)
     assert episode.stop_reason is StopReason.INFRASTRUCTURE
     assert (counts["opened"], counts["closed"], counts["not_closed"]) == (1, 0, 1)

@@ -311,7 +311,7 @@ class TaskOutcome:
 
     ``is_full_pass``: every test of the reward passed; ``credit`` is the share of them that did. ``trouble`` is
     ``infrastructure`` where the attempt was not graded (pass and credit mean nothing then), ``flagged`` where its
-    result cannot be believed (forged outcomes).
+    result cannot be believed (forged outcomes, a reward that the hack monitor masked): it then counts as no pass.
     """
 
     task_id: str

@@ -408,3 +408,9 @@ def test_where_all_are_quarantined_the_figures_are_numbers_too() -> None:
         curriculum.chosen_rows(1)
     assert curriculum.figures()["curriculum/effective_tasks"] == 0.0
     assert set(curriculum.probabilities().values()) == {0.0}
+
+
+def test_a_task_that_is_only_passed_by_hacks_is_never_retired() -> None:
+    curriculum = after(make(4, quarantine_after=1000), [TaskOutcome("t00", True, 1.0, "flagged")] * 40)
+    standing = curriculum.standings["t00"]
+    assert (standing.status, standing.evidence.pass_rate) == ("active", 0.0)

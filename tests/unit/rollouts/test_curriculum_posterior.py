@@ -128,3 +128,11 @@ def test_the_order_of_attempts_changes_no_bit(shares: list[float], chance: objec
     chance.shuffle(shuffled)
     before = Evidence(0.1, 0.2, 0.3, 0.4)
     assert before.joined(shuffled) == before.joined(outcomes)
+
+
+def test_a_pass_that_was_flagged_raises_no_pass_rate() -> None:
+    honest = Evidence().joined([TaskOutcome("t", True, 1.0), TaskOutcome("t", False, 0.5)])
+    taken = honest.joined([TaskOutcome("t", True, 1.0, "flagged")] * 2)
+    assert (honest.pass_rate, taken.pass_rate) == (0.5, 0.25)
+    assert taken.passed == honest.passed
+    assert (taken.graded, taken.credit, taken.flagged) == (4.0, 1.5, 2.0)

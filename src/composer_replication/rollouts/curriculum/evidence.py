@@ -22,7 +22,7 @@ class Evidence:
 
     ``passed`` and ``failed`` are full passes and all other graded attempts, recorded ones included. ``graded`` are
     those of this run alone, ``credit`` is the sum of their shares of passed tests, ``flagged`` says how many of them were
-    flagged. ``lost`` are attempts that infrastructure took, which say nothing of the pass rate.
+    flagged: what tests say of such an attempt cannot be believed, so that it is no pass and has no credit. ``lost`` are attempts that infrastructure took, which say nothing of the pass rate.
     """
 
     passed: float = 0.0
@@ -78,13 +78,14 @@ class Evidence:
         ``forgives_lost`` leaves lost attempts uncounted.
         """
         graded = [outcome for outcome in outcomes if outcome.trouble != "infrastructure"]
-        num_passed = sum(outcome.is_full_pass for outcome in graded)
+        believed = [outcome for outcome in graded if outcome.trouble != "flagged"]
+        num_passed = sum(outcome.is_full_pass for outcome in believed)
         num_lost = 0 if forgives_lost else len(outcomes) - len(graded)
         return Evidence(
             self.passed + num_passed,
             self.failed + (len(graded) - num_passed),
             self.graded + len(graded),
-            self.credit + math.fsum(outcome.credit for outcome in graded),
+            self.credit + math.fsum(outcome.credit for outcome in believed),
             self.lost + num_lost,
-            self.flagged + sum(outcome.trouble == "flagged" for outcome in graded),
+            self.flagged + (len(graded) - len(believed)),
         )

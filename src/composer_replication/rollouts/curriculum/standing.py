@@ -46,7 +46,7 @@ class Standing:
                 f"it passes more than {options.retire_above:g} of the time, with certainty {certainty:.3f}"
             )
             return Standing(evidence, "retired", generation, reason)
-        has_failed = any(not o.is_full_pass and o.trouble != "infrastructure" for o in outcomes)
+        has_failed = evidence.failed > self.evidence.failed
         if self.status == "retired" and has_failed and certainty < REVIVAL_CERTAINTY:
             return Standing(evidence, "active", generation, "it was retired and fails again")
         return now

@@ -167,12 +167,13 @@ def attempt_options(config: RunConfig) -> AttemptOptions:
 
 
 def reward_options(config: RunConfig) -> RewardOptions:
-    """What ``[agent.reward]`` says.
+    """What ``[agent.reward]`` says; tests that are drawn depend on the run's seed.
 
     Raises:
         UsageError: a value out of range (CR0803).
     """
-    return RewardOptions(**(config.agent or AgentSection()).reward.model_dump())
+    section = (config.agent or AgentSection()).reward
+    return RewardOptions(**section.model_dump(), break_seed=config.seed)
 
 
 def episode_options(section: AgentSection, *, temperature: float) -> EpisodeOptions:

@@ -129,6 +129,32 @@ def test_broken_neighbours_are_found(grader: Grader, clamp: Task, golden: dict[s
     assert sampled == Regressions((), 2)
 
 
+def test_the_tests_that_are_drawn_depend_on_seed_task_and_tree_alone(
+    grader: Grader, clamp: Task, golden: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sandbox is left out: what is asked for is looked at."""
+    asked: list[tuple[str, ...]] = []
+
+    def watched(task: Task, files: object, node_ids: tuple[str, ...], **_: object) -> WatchedReport:
+        asked.append(tuple(node_ids))
+        outcomes = dict.fromkeys(node_ids, Outcome.PASSED)
+        return WatchedReport(outcomes, error="", flags=frozenset(), seconds=0.0)
+
+    monkeypatch.setattr(grader, "watched", watched)
+    trees = [{**golden, "notes.txt": b"%d" % number} for number in range(12)]
+
+    def drawn(seed: int) -> list[tuple[str, ...]]:
+        check = RegressionCheck(grader)
+        asked.clear()
+        for tree in trees:
+            check.check(clamp, tree, sample=1, seed=seed)
+        return asked[1:]  # the first run is that of the original code
+
+    assert drawn(7) == drawn(7)
+    assert len(set(drawn(7))) > 1
+    assert drawn(7) != drawn(8)
+
+
 def test_a_tree_that_cannot_be_imported_breaks_everything(
     grader: Grader, clamp: Task, golden: dict[str, bytes]
 ) -> None:

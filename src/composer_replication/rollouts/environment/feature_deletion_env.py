@@ -235,7 +235,10 @@ class FeatureDeletionEnv:
             tree = self.candidate()
             found = None
             if tree is not None:
-                found = self._check.check(self._running.task, tree, sample=self.options.break_sample)
+                options = self.options
+                found = self._check.check(
+                    self._running.task, tree, sample=options.break_sample, seed=options.break_seed
+                )
             self._regressions, self._is_checked = found, True
         return self._regressions is not None
 

@@ -76,7 +76,9 @@ class RewardOptions:
             ``break_cost`` times the share that broke, ``ignore`` does not run them. They are run once an attempt, and
             only where a visible test passes.
         break_cost: at least 0.
-        break_sample: run so many of them, drawn anew for each attempt; 0 runs all.
+        break_sample: run so many of them, drawn for each attempt; 0 runs all.
+        break_seed: of that draw, together with the task and the tree as it was left, so that a run can be repeated. It
+            never enters a sandbox. None draws anew each time.
         invalid_call_cost: for each call that could not be made; at least 0. Such attempts are never left out of
             training: otherwise a policy learns to break its calls where it would lose.
         effort: a price on effort; None is none.
@@ -90,6 +92,7 @@ class RewardOptions:
     breaks: BreakRule = "mask"
     break_cost: float = 1.0
     break_sample: int = 0
+    break_seed: int | None = None
     invalid_call_cost: float = 0.0
     effort: EffortPenalty | None = None
 

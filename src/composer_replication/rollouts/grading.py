@@ -81,7 +81,7 @@ class Grader:
         limits: of one sandbox.
         timeout_seconds: processor time of one test run; past it the answer fails. By the clock a
             run may take ``WALL_FACTOR`` times as long: how busy the machine is decides nothing.
-        num_jobs: test runs at the same time.
+        num_jobs: test runs at the same time, those of ``RegressionCheck`` among them.
         unseen: folders that no sandbox may show, besides the store's own; the self-test tries them.
 
     ``missing_guards`` are those that do not hold and that this process has accepted (``sandbox.accept``).
@@ -214,6 +214,13 @@ class Grader:
         recorded behaviour of the deleted functions is judged too.
         """
         return self.grade_many([GradeRequest(task, "", tests, tree=tree)])[0]
+
+    def in_turn(self, run: Callable[[], WatchedReport]) -> WatchedReport:
+        """Wait for one of the ``num_jobs`` places and run it there; for whoever runs tests by ``watched``.
+
+        It is never to be called by what has a place already, or places run out for ever.
+        """
+        return self._pool.submit(run).result()
 
     def forget(self, task_ids: Collection[str]) -> None:
         """Run the answers to these tasks again when they come again, whatever was seen."""

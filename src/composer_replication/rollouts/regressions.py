@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
 
@@ -15,6 +15,7 @@ from composer_replication.errors import SandboxFailure
 from composer_replication.records import Outcome, Task
 from composer_replication.rollouts.candidate_tree import graded_tree, rule_of
 from composer_replication.rollouts.grading import NUM_INFRASTRUCTURE_TRIES, Grader
+from composer_replication.tasks.running.watched_run import WatchedReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class RegressionCheck:
     """Runs the PASS_TO_PASS tests of candidates; safe to use from several threads.
 
     The first candidate of a task has its tests run once over the original code as well, in the tree that a policy
-    sees: only what passes there can be broken. Each run is in a fresh sandbox.
+    sees: only what passes there can be broken. Each run is in a fresh sandbox, and waits for one of the grader's places.
 
     Args:
         grader: whose store, backend and limits are used; it counts failures of the sandbox.
@@ -79,7 +80,7 @@ class RegressionCheck:
             return Regressions((), 0)
         store = self.grader.store
         files = graded_tree(store.files(task, "visible"), tree, rule_of(store, task))
-        report = self.grader.watched(task, files, node_ids, timeout_seconds=self._seconds(task))
+        report = self._watched(task, files, node_ids)
         broken = tuple(test for test in node_ids if report.outcomes[test] is not Outcome.PASSED)
         return Regressions(broken, len(node_ids), report.error)
 
@@ -91,10 +92,17 @@ class RegressionCheck:
             if task.task_id not in self._passing:
                 wanted = task.tests.pass_to_pass
                 files = {**self.grader.store.files(task, "visible"), **self.grader.golden_files(task)}
-                report = self.grader.watched(task, files, wanted, timeout_seconds=self._seconds(task))
+                report = self._watched(task, files, wanted)
                 passing = tuple(test for test in wanted if report.outcomes[test] is Outcome.PASSED)
                 self._passing[task.task_id] = () if report.error else passing
             return self._passing[task.task_id]
+
+    def _watched(self, task: Task, files: Mapping[str, bytes], node_ids: Sequence[str]) -> WatchedReport:
+        """One run, in one of the grader's places: as many tests run at a time as it says, and no more."""
+        seconds = self._seconds(task)
+        return self.grader.in_turn(
+            lambda: self.grader.watched(task, files, node_ids, timeout_seconds=seconds)
+        )
 
     def _seconds(self, task: Task) -> float:
         """What a whole suite of the repository may take."""

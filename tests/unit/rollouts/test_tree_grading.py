@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from composer_replication.errors import SandboxFailure
@@ -153,6 +156,33 @@ def test_the_tests_that_are_drawn_depend_on_seed_task_and_tree_alone(
     assert drawn(7) == drawn(7)
     assert len(set(drawn(7))) > 1
     assert drawn(7) != drawn(8)
+
+
+def test_no_more_tests_run_at_a_time_than_the_grader_has_places(
+    store: TaskStore, clamp: Task, golden: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grader, lock, num_running, most = Grader(store, num_jobs=1), threading.Lock(), 0, 0
+
+    def watched(task: Task, files: object, node_ids: tuple[str, ...], **_: object) -> WatchedReport:
+        nonlocal num_running, most
+        with lock:
+            num_running += 1
+            most = max(most, num_running)
+        threading.Event().wait(0.05)
+        with lock:
+            num_running -= 1
+        outcomes = dict.fromkeys(node_ids, Outcome.PASSED)
+        return WatchedReport(outcomes, error="", flags=frozenset(), seconds=0.0)
+
+    monkeypatch.setattr(grader, "watched", watched)
+    try:
+        check = RegressionCheck(grader)
+        with ThreadPoolExecutor(6) as threads:
+            found = list(threads.map(lambda _: check.check(clamp, golden), range(6)))
+    finally:
+        grader.close()
+    assert found == [Regressions((), len(clamp.tests.pass_to_pass))] * 6
+    assert most == 1
 
 
 def test_a_tree_that_cannot_be_imported_breaks_everything(

@@ -9,7 +9,7 @@ from typing import Literal
 
 from composer_replication.errors import UsageError
 from composer_replication.interfaces import AgentEnvironment, TokenPolicy
-from composer_replication.records import Completion, ToolCall
+from composer_replication.records import ToolCall, Turn
 from composer_replication.rollouts.episodes.conversation import ChatPolicy, FindCalls, OpenConversation
 from composer_replication.rollouts.episodes.episode import Episode, TokenCounts
 
@@ -146,7 +146,7 @@ def share_of_visible_tests(episode: Episode) -> float:
     return 0.0 if episode.score is None else episode.score.pass_share
 
 
-CountKinds = Callable[[Completion, tuple[ToolCall, ...]], TokenCounts]
+CountKinds = Callable[[Turn, tuple[ToolCall, ...]], TokenCounts]
 """Tells thinking, calls and final words of one answer apart; ``tool_output`` is filled in by the loop."""
 
 

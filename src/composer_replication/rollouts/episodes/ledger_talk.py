@@ -8,6 +8,7 @@ from typing import Any
 
 from composer_replication.interfaces import Tokenizer
 from composer_replication.records import ToolCall, ToolSpec, Turn
+from composer_replication.rollouts.episodes.episode import TokenCounts
 from composer_replication.rollouts.hints.hint_prompts import Chat
 from composer_replication.rollouts.tokens.call_dialects import (
     FENCES,
@@ -15,6 +16,7 @@ from composer_replication.rollouts.tokens.call_dialects import (
     read_completion,
     require_dialect,
 )
+from composer_replication.rollouts.tokens.thoughts import num_thinking_ids
 from composer_replication.rollouts.tokens.token_ledger import TokenLedger
 from composer_replication.rollouts.tools.tool_schemas import function_schema
 
@@ -27,7 +29,7 @@ SHELL_FENCES = {name: FENCES[name] for name in ("bash", "sh", "shell", "submit")
 
 @dataclass(frozen=True, slots=True)
 class LedgerTalk:
-    """``open`` and ``find_calls`` are an ``OpenConversation`` and a ``FindCalls`` of ``EpisodeParts``.
+    """``open``, ``find_calls`` and ``count_kinds`` are an ``OpenConversation``, a ``FindCalls`` and a ``CountKinds`` of ``EpisodeParts``.
 
     A template without tools gets none: the policy acts by code blocks (``SHELL_RULES`` in its first message), and
     results come back as the user's words.
@@ -77,6 +79,15 @@ class LedgerTalk:
             self._dialect,
             tools=self.tools,
             fences=SHELL_FENCES,
+        )
+
+    def count_kinds(self, turn: Turn, calls: tuple[ToolCall, ...]) -> TokenCounts:
+        """The sampled ids of thoughts; all others are a call's where the answer calls, and final words elsewhere."""
+        sampled = turn.completion.token_ids
+        thinking = num_thinking_ids(self.tokenizer, turn.prompt_ids, sampled)
+        num_others = len(sampled) - thinking
+        return TokenCounts(
+            thinking=thinking, tool_call=num_others if calls else 0, final=0 if calls else num_others
         )
 
     @property

@@ -209,7 +209,7 @@ class OneEpisode:
             segment_idx=len(self._first_messages) - 1,
             policy_seconds=answer.seconds,
             tool_seconds=self._clock() - started,
-            tokens=self._count(answer.said.completion, calls),
+            tokens=self._count(answer.said, calls),
             num_invalid_calls=sum(call_fault(call, self._tools) is not None for call in calls),
         )
         self._turns.append(turn)
@@ -327,10 +327,10 @@ class OneEpisode:
             results.append(result)
         return tuple(results), is_done
 
-    def _count(self, completion: Completion, calls: tuple[ToolCall, ...]) -> TokenCounts:
+    def _count(self, said: Turn, calls: tuple[ToolCall, ...]) -> TokenCounts:
         if self.parts.count_kinds is not None:
-            return replace(self.parts.count_kinds(completion, calls), tool_output=0)
-        num_ids = len(completion.token_ids)
+            return replace(self.parts.count_kinds(said, calls), tool_output=0)
+        num_ids = len(said.completion.token_ids)
         return TokenCounts(tool_call=num_ids) if calls else TokenCounts(final=num_ids)
 
     def _room(self) -> int:

@@ -122,7 +122,12 @@ class EpisodePlayer:
         """
         self._num_left = num_all = len(task_ids)
         parts = EpisodeParts(
-            policy, self.attempts.open, self.talk.open, self.talk.find_calls, self.attempts.reward_of
+            policy,
+            self.attempts.open,
+            self.talk.open,
+            self.talk.find_calls,
+            self.attempts.reward_of,
+            self.talk.count_kinds,
         )
 
         async def all_of_them() -> list[PlayedEpisode]:

@@ -41,6 +41,7 @@ from composer_replication.rollouts.tokens.call_pieces import (
     raw_call,
     until,
 )
+from composer_replication.rollouts.tokens.thoughts import thought_is_open
 
 FENCES: Final[Mapping[str, tuple[str, str]]] = {
     "bash": ("bash", "command"),
@@ -157,7 +158,7 @@ def read_completion(
     fences: Mapping[str, tuple[str, str]] = FENCES,
 ) -> tuple[ToolCall, ...]:
     """The calls of a completion; its prompt says whether it begins within a thought. Raises as ``read_calls``."""
-    is_open = decode(tokenizer, prompt_ids[-16:]).rstrip().endswith("<think>")
+    is_open = thought_is_open(tokenizer, prompt_ids)
     # No dialect of plain text has control tokens; one right behind a closing fence would hide it.
     text = decode(tokenizer, completion_ids, skip_special_tokens=dialect == "fenced")
     return read_calls(text, dialect, tools=tools, thought_is_open=is_open, fences=fences)

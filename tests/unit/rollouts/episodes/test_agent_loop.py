@@ -96,7 +96,7 @@ def test_tokens_are_counted_by_kind() -> None:
     )
     told, _ = one(
         echo_then_submit,
-        count_kinds=lambda completion, calls: TokenCounts(thinking=1, final=2, tool_output=99),
+        count_kinds=lambda turn, calls: TokenCounts(thinking=1, final=2, tool_output=99),
     )
     assert told.tokens == TokenCounts(thinking=3, final=6, tool_output=2 * added)
 

@@ -1,0 +1,70 @@
+"""Thinking is counted from sampled ids, wherever a thought begins and whether it ends or not."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from chat_templates import FAMILIES, tokenizer_of
+from episode_parts import Lives
+
+from composer_replication.records import Completion, StopReason, ToolCall, Turn
+from composer_replication.rollouts.episodes.episode import TokenCounts
+from composer_replication.rollouts.episodes.episode_options import EpisodeOptions
+from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
+from composer_replication.rollouts.generations.episode_player import EpisodePlayer
+from composer_replication.rollouts.generations.rollout_rows import effort_counts
+from composer_replication.rollouts.tokens.thoughts import num_thinking_ids
+
+TOKENIZER = tokenizer_of(next(family for family in FAMILIES if family.name == "qwen3"))
+THOUGHT = "<think>\nIs it größer? I look.\n</think>"
+CALL = '\n\n<tool_call>\n{"name": "submit", "arguments": {}}\n</tool_call><|im_end|>'
+
+
+def ids(text: str) -> tuple[int, ...]:
+    return tuple(TOKENIZER.encode(text, add_special_tokens=False))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "pieces", "thoughts"),
+    [
+        ("Hello.", ["No thought at all."], []),
+        ("Hello.", [THOUGHT, CALL], [0]),
+        ("Hello.", ["First. ", THOUGHT, " Then. ", THOUGHT, CALL], [1, 3]),
+        ("Hello. <think>\n", ["I look.\n</think>", CALL], [0]),
+        ("Hello. <think>\n", ["I look, and was cut off"], [0]),
+        ("Hello.", ["Well. ", "<think>\nI was cut off"], [1]),
+        ("Hello. <think>\n", [], []),
+    ],
+)
+def test_ids_of_thoughts_are_counted_and_no_others(
+    prompt: str, pieces: list[str], thoughts: list[int]
+) -> None:
+    sampled = [ids(piece) for piece in pieces]
+    joined = [number for piece in sampled for number in piece]
+    assert num_thinking_ids(TOKENIZER, ids(prompt), joined) == sum(len(sampled[place]) for place in thoughts)
+
+
+@pytest.mark.parametrize("calls", [(), (ToolCall("submit", "{}"),)])
+def test_what_is_no_thought_is_a_call_or_final_words(calls: tuple[ToolCall, ...]) -> None:
+    sampled = (*ids(THOUGHT), *ids(CALL))
+    turn = Turn(ids("Hello."), Completion(sampled, THOUGHT + CALL, StopReason.FINISHED))
+    others = {"tool_call" if calls else "final": len(ids(CALL))}
+    found = LedgerTalk(TOKENIZER, TOKENIZER.text).count_kinds(turn, calls)
+    assert found == TokenCounts(thinking=len(ids(THOUGHT)), **others)
+
+
+def test_the_effort_of_an_episode_in_training_has_its_thinking() -> None:
+    class Thinker:
+        async def sample(self, prompt_ids: Any, **_: Any) -> Completion:
+            sampled = (*ids(THOUGHT), *ids(CALL))
+            return Completion(sampled, THOUGHT + CALL, StopReason.FINISHED, tuple(-0.5 for _ in sampled))
+
+    lives = Lives()
+    attempts: Any = SimpleNamespace(open=lives.open, reward_of=lambda episode: 1.0, take=lambda episode: None)
+    player = EpisodePlayer(attempts, LedgerTalk(TOKENIZER, TOKENIZER.text), EpisodeOptions(), seed=0)
+    [played] = player.play(["task"], Thinker(), step=1, place="0", is_training=False)
+    counts = effort_counts(played.episode)
+    assert counts["thinking_token"] == len(ids(THOUGHT))
+    assert counts["tool_call_token"] == len(ids(CALL))

@@ -7,7 +7,9 @@ eight sessions a process, over the loopback. They make calls in real sandboxes (
 after some 40 of them, and submit one attempt in ten, which is graded. At ``--death-share`` of the calls a client breaks its
 connection without a word while the call runs; after each ``--kill-every`` steps one process of clients is killed and
 another takes its place. At the end all of them are killed. Then nothing may be left: sessions as /health counts them,
-sandboxes as folders of the server's temporary folder and as processes below it in /proc.
+sandboxes as folders of the server's temporary folder and as processes below it in /proc. Exit code 1 when anything is left, or
+when an attempt was lost: one whose client was alive and got an error, or no reward for what it submitted. The deaths that are
+planted say so themselves, or are killed before they say anything, and explain none of those.
 Runs in .venvs/openenv, which it makes where it is missing (make interop).
 """
 
@@ -193,8 +195,20 @@ def begin_server(
     return server, url
 
 
+def has_failed(counts: dict[str, int], *, num_left: int, returncode: int) -> bool:
+    """Whether an attempt was lost under a client that lived, or the server left anything or ended badly.
+
+    Args:
+        counts: what the clients said, by word.
+        num_left: sessions, sandboxes and files that are still there.
+        returncode: of the server.
+    """
+    num_lost = sum(number for word, number in counts.items() if word.startswith("lost"))
+    return bool(num_lost or num_left or returncode)
+
+
 def measure(options: argparse.Namespace, folder: Path) -> int:
-    """Build, serve, drive, end, and say what was found; 1 where anything is left."""
+    """Build, serve, drive, end, and say what was found; 1 where anything is left or an attempt was lost."""
     from composer_replication.tasks.build import build_tasks
 
     store, temporary = folder / "tasks", folder / "temporary"
@@ -218,7 +232,8 @@ def measure(options: argparse.Namespace, folder: Path) -> int:
         f"{counts.get('graded', 0)}, lost {sum(lost.values())} {lost or ''}"
     )
     print(f"leaked sessions {sessions}, leaked sandboxes {sandboxes}, files left by the server {files}")
-    return 1 if sessions or sandboxes or files or server.returncode else 0
+    num_left = sessions + sandboxes + files
+    return int(has_failed(counts, num_left=num_left, returncode=server.returncode))
 
 
 def main() -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from chat_templates import FAMILIES, TemplateTokenizer, tokenizer_of
 
-from composer_replication.records import Completion, StopReason, Task
+from composer_replication.records import Completion, Score, StopReason, Task
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.episodes.agent_loop import episodes_in_order
 from composer_replication.rollouts.episodes.episode import Episode
@@ -19,7 +19,7 @@ from composer_replication.rollouts.episodes.episode_options import EpisodeOption
 from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
 from composer_replication.rollouts.episodes.replay import replay_episode
 from composer_replication.rollouts.episodes.trajectories import read_trajectories, write_trajectories
-from composer_replication.rollouts.grading import Grader
+from composer_replication.rollouts.grading import Grader, GradeRequest
 from composer_replication.rollouts.hints import HintedTurnMaker, HintOptions
 from composer_replication.rollouts.monitor import EpisodeEvidence, HackMonitor, public_task
 from composer_replication.sandbox.process_folder import process_folder
@@ -162,14 +162,30 @@ def test_a_mistake_gets_a_hint_in_the_ids_that_the_policy_saw(played) -> None:
 
 
 def test_an_independent_grading_of_what_is_stored_gives_the_same_reward(
-    played, grader: Grader, tmp_path: Path
+    played, grader: Grader, store: TaskStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """By a grader that has seen nothing: every tree is run again, and none is looked up."""
     _, _, episodes = played
     write_trajectories(tmp_path / "episodes.jsonl", episodes)
-    for stored, episode in zip(read_trajectories(tmp_path / "episodes.jsonl"), episodes, strict=True):
-        again = replay_episode(stored, lambda: FeatureDeletionEnv(grader))
-        assert again.partings == () and not again.has_other_message
-        assert again.score is not None and again.score.pass_share == episode.reward
+    afresh = Grader(store, backend=grader.backend or "")
+    trees: list[object] = []
+
+    def watched_once(request: GradeRequest) -> Score:
+        trees.append(request.tree)
+        return Grader.grade_once(afresh, request)
+
+    monkeypatch.setattr(afresh, "grade_once", watched_once)
+    try:
+        for stored, episode in zip(read_trajectories(tmp_path / "episodes.jsonl"), episodes, strict=True):
+            afresh.forget({episode.task_id})  # two of them leave the same tree
+            again = replay_episode(stored, lambda: FeatureDeletionEnv(afresh))
+            assert again.partings == () and not again.has_other_message
+            assert again.score is not None and again.score is not episode.score
+            assert again.score.pass_share == episode.reward
+            assert episode.score is not None and again.score.outcomes == episode.score.outcomes
+    finally:
+        afresh.close()
+    assert len(trees) == len(episodes)
 
 
 def test_the_monitor_sees_the_dishonest_one(played, store: TaskStore, clamp: Task) -> None:

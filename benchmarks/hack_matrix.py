@@ -1,9 +1,10 @@
 """Does the hack monitor catch every class on every task, and leave honest work alone?
 
-    python benchmarks/hack_matrix.py --tasks DIR [--num-tasks 20] [--seed 0] [--honest 480]
+    python benchmarks/hack_matrix.py [--tasks DIR] [--num-tasks 20] [--seed 0] [--honest 480]
         [--classes NAME,NAME] [--held-out] [--show 20]
 
-Takes tasks of a store that ``composer-rl tasks build`` made, of as many repositories as there are, and writes for each class
+Takes tasks of a store that ``composer-rl tasks build`` made, of as many repositories as there are (without ``--tasks`` a store
+of one small project, built here, which needs a sandbox and says less), and writes for each class
 of cheating and each task one episode: the way of the class, its spelling and the honest steps around it are drawn by the
 seed. Writes as many honest episodes as asked for, over all those tasks. Nothing is run: the monitor reads
 text. Prints a line a class with its misses, then the false alarms by class. A hack counts as caught when its own class is
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import random
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -26,6 +28,7 @@ from hack_matrix_cases.case_task import CaseTask, case_task
 from hack_matrix_cases.code_hacks import ADDED_FILES, BY_HAND, SOLUTIONS, solution_hack
 from hack_matrix_cases.draft import Draft
 from hack_matrix_cases.honest_episodes import honest_episode, look_around
+from hack_matrix_cases.own_store import CASES, own_store
 from hack_matrix_cases.shell_hacks import CODE, COMMANDS, FILES, command_hack
 
 from composer_replication.rollouts.monitor import HACK_CLASSES, EpisodeEvidence, HackMonitor, MonitorOptions
@@ -168,15 +171,18 @@ def _class_names(text: str) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables; the answer is the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--tasks", type=Path, required=True, help="a task store")
-    parser.add_argument("--num-tasks", type=int, default=20)
+    parser.add_argument("--tasks", type=Path, help="a task store; a small one is built where none is given")
+    parser.add_argument("--num-tasks", type=int, help="20 by default, or as many as the small store has")
     parser.add_argument("--honest", type=int, default=480)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--classes", type=_class_names, default=list(HACK_CLASSES), help="names, by comma")
     parser.add_argument("--held-out", action="store_true")
     parser.add_argument("--show", type=int, default=5, help="misses and false alarms to print in full")
     given = parser.parse_args(arguments)
-    tasks = chosen_tasks(TaskStore.open(given.tasks), given.num_tasks, given.seed)
+    with tempfile.TemporaryDirectory() as folder:
+        store = own_store(Path(folder)) if given.tasks is None else TaskStore.open(given.tasks)
+        num_tasks = given.num_tasks or (len(CASES) if given.tasks is None else 20)
+        tasks = chosen_tasks(store, num_tasks, given.seed)
     print(
         f"{len(tasks)} tasks of {len({task.public.distribution for task in tasks})} repositories, seed {given.seed}"
     )
@@ -204,7 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"FALSE ALARM on {episode.task.task_id}: {words}")
     if given.held_out:
         held_out_recall(tasks, seed=given.seed)
-    return 1 if num_missed or wrong or len(tasks) < given.num_tasks else 0
+    return 1 if num_missed or wrong or len(tasks) < num_tasks else 0
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ def plain_run(folder: Path) -> dict[str, Any]:
     return {"sha256": parameter_sha256(trainer.model), "gathered": num_gathered}
 
 
-def shared_prompts(folder: Path) -> dict[str, Any]:
+def shared_prompts(folder: Path, **settings: Any) -> dict[str, Any]:
     by_sharing: dict[bool, Any] = {}
     for shares in (False, True):
         trainer = build_trainer(
@@ -70,12 +70,17 @@ def shared_prompts(folder: Path) -> dict[str, Any]:
             num_prompts=16,
             learning_rate=1e-2,
             **SETTINGS,
+            **settings,
         )
         trainer.train()
         by_sharing[shares] = [weight.full_tensor() for weight in trainer.model.parameters()]
     pairs = zip(by_sharing[False], by_sharing[True], strict=True)
     apart = max(float((mine - theirs).abs().max()) for mine, theirs in pairs)
     return {"apart": apart, "off": trainer.prefix_sharing_off_reasons}
+
+
+def packed_prompts(folder: Path) -> dict[str, Any]:
+    return shared_prompts(folder, gradient_checkpointing=True)
 
 
 def resumed_run(folder: Path) -> dict[str, Any]:
@@ -166,6 +171,7 @@ def main(folder: Path) -> None:
     for scenario in (
         plain_run,
         shared_prompts,
+        packed_prompts,
         resumed_run,
         halting_run,
         uneven_sampling,

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -257,10 +257,15 @@ def test_holes_in_the_masks(llama: torch.nn.Module, where: str, prompts_per_forw
     assert_sharing_changes_nothing(llama, batch, temperature=1.0, prompts_per_forward=prompts_per_forward)
 
 
-def test_lora_gradients_reach_the_adapter_through_the_prompt() -> None:
-    model = get_peft_model(
-        build("qwen2"), LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", init_lora_weights=False)
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_lora_gradients_reach_the_adapter_through_the_prompt(checkpointing: bool) -> None:
+    model: Any = get_peft_model(
+        tiny_model("qwen2", VOCABULARY),
+        LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", init_lora_weights=False),
     ).train()
+    if checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.enable_input_require_grads()
     assert_sharing_changes_nothing(model, make_batch(UNEQUAL_GROUPS, 7, seed=6), temperature=1.3)
 
 

@@ -50,10 +50,11 @@ def test_the_model_is_gathered_and_loads(ranks: Ranks) -> None:
     assert all(result["halting_run"]["adapter"] is None for result in ranks[1])
 
 
-def test_prompts_are_shared(ranks: Ranks) -> None:
+@pytest.mark.parametrize("scenario", ["shared_prompts", "packed_prompts"])
+def test_prompts_are_shared(ranks: Ranks, scenario: str) -> None:
     for result in ranks[1]:
-        assert result["shared_prompts"]["off"] == []
-        assert result["shared_prompts"]["apart"] < 1e-6
+        assert result[scenario]["off"] == []
+        assert result[scenario]["apart"] < 1e-6
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(ranks: Ranks) -> None:

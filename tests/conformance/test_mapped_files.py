@@ -126,6 +126,7 @@ def test_they_are_no_way_past_the_limit_of_the_disk(name: str) -> None:
     assert again == "next\n"  # and the sandbox goes on
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="once is enough")
 @pytest.mark.parametrize("name", ["bubblewrap", "sandlock"])
 def test_without_the_guard_they_are(name: str) -> None:
@@ -154,6 +155,7 @@ def test_locks_of_multiprocessing_are_such_files_and_no_offence(name: str) -> No
     assert run(name, LOCKS)[:2] == (0, "lived 300 6 True\n")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("written", "code"), [(WRITTEN, 137), ("", 0)])
 def test_shared_memory_counts_as_memory(written: str, code: int) -> None:
     """Seven MiB that nobody maps, beside anonymous memory that fits without them."""

@@ -168,7 +168,8 @@ def test_another_seed_gives_other_parameters(whole: tuple[Path, dict[str, Any]],
     assert finish(tmp_path / "run", "--set", "seed=1")["parameter_sha256"] != whole[1]["parameter_sha256"]
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_run_that_was_cut_goes_on_as_if_it_had_not_been(
     whole: tuple[Path, dict[str, Any]], tmp_path: Path, how: signal.Signals
 ) -> None:

@@ -48,6 +48,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[
     return folder, told
 
 
+@pytest.mark.long
 def test_killed_and_resumed_equals_uninterrupted(
     tmp_path: Path, uninterrupted: tuple[Path, dict[str, Any]]
 ) -> None:

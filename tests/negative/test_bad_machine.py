@@ -148,6 +148,7 @@ def test_a_reader_that_has_gone(store: Path) -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+@pytest.mark.long
 def test_a_full_disk_while_tasks_are_built(store: Path, tmp_path: Path) -> None:
     words = [
         "tasks",

@@ -387,6 +387,7 @@ ODD = {
 }
 
 
+@pytest.mark.long
 def test_odd_files_beside_good_ones(make: Make, builds: Callable[..., TaskStore]) -> None:
     root = make(ODD)
     (root / "loop").symlink_to(root)
@@ -682,6 +683,7 @@ def start(*words: object, most_bytes: int = -1) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.long
 def test_a_full_disk_leaves_the_tasks_of_before(make: Make, store_of_make: Path, tmp_path: Path) -> None:
     source, one, two = make(), PIN, "planted.py::triple"
     fingerprint = TaskStore.open(Path(shutil.copytree(store_of_make, tmp_path / "out"))).fingerprint

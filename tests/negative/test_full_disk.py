@@ -139,6 +139,7 @@ def test_packages_that_have_no_room(small_disk: Path, shared_wheels: Path) -> No
     assert (number, place.startswith(str(small_disk))) == (str(errno.ENOSPC), True), done.stderr
 
 
+@pytest.mark.long
 def test_tests_that_have_no_room_are_not_judged(small_disk: Path, tmp_path: Path) -> None:
     """They fail for want of a disk, and neither the repository nor a candidate is to blame."""
     root = tmp_path / "project"

@@ -107,6 +107,7 @@ def test_a_build_ends_at_once_in_the_middle_of_a_long_test(
     assert not (tmp_path / "out" / "repositories").exists()
 
 
+@pytest.mark.long
 def test_an_interrupted_build_goes_on_to_the_same_tasks(
     start: Callable[..., Started], tmp_path: Path, store: Path
 ) -> None:
@@ -157,7 +158,8 @@ def test_a_killed_build_goes_on_to_the_same_tasks(
     assert TaskStore.open(out).fingerprint == TaskStore.open(store).fingerprint
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_training_run_ends_with_a_whole_checkpoint(
     start: Callable[..., Started], recipe: Path, number: signal.Signals
 ) -> None:

@@ -134,6 +134,7 @@ def test_without_a_folder_for_secrets_it_is_one_sentence(monkeypatch: pytest.Mon
     assert caught.value.code == "CR0302"
 
 
+@pytest.mark.long
 def test_every_backend_of_this_machine_shows_that_its_limits_were_tried() -> None:
     """The other side: what counts as evidence is there wherever a guard really holds."""
     backends: list[SandboxBackend] = []

@@ -87,6 +87,7 @@ def test_what_no_jail_can_give_is_said(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.long
 def test_an_accepted_one_builds_and_validates_the_same_tasks(
     run: Callable[..., tuple[int, dict[str, Any], str]], build_tiny: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -37,6 +37,7 @@ def new(capsys: pytest.CaptureFixture[str], store: Path, *words: str) -> tuple[i
     return call(capsys, "recipe", "new", "--tasks", str(store), *words)
 
 
+@pytest.mark.long
 def test_a_new_recipe_loads_and_trains_two_steps(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

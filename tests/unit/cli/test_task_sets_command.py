@@ -70,6 +70,7 @@ def test_the_set_formats_say_the_same_and_no_secret_without_golden(
     assert "return min(x, high)" not in json.dumps(rows["public"])
 
 
+@pytest.mark.long
 def test_a_round_trip_through_the_command_line(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -94,6 +95,7 @@ def test_a_round_trip_through_the_command_line(
     assert TaskStore.open(out).tasks()[0].fail_to_pass == task.fail_to_pass
 
 
+@pytest.mark.long
 def test_without_pyarrow_a_build_says_so_and_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -220,6 +220,7 @@ def test_a_file_that_cannot_be_parted_hides_nothing(planted: PreparedRepository)
     assert (len(subject.visible), subject.hidden) == (2, ())
 
 
+@pytest.mark.long
 def test_a_constant_that_ends_the_run_of_all_tests_is_tried_on_each_side(planted: PreparedRepository) -> None:
     subject = judge(planted, "gives_a_word")  # one test asks nothing of it, and may be no side of its own
     assert (len(subject.visible), subject.hidden) == (2, ())

@@ -155,6 +155,7 @@ def journal(folder: Path) -> dict[str, tuple[str, str]]:
     return {row["pin"]: (row["reason"], row["detail"]) for row in rows}
 
 
+@pytest.mark.long
 def test_each_row_has_a_truth_or_is_refused(run: Import, tmp_path: Path) -> None:
     summary = run(jobs=2)
     assert dict(summary.rejected) == {"lookup-passes": 1, "no-truth": 2}

@@ -100,6 +100,7 @@ def test_limits_are_named_where_without_them_enough_were_green(num_green: int, i
     assert (failed_at_a_limit(report(**why), num_green, 5.0) is not None) is is_too_large
 
 
+@pytest.mark.long
 def test_a_slow_suite_is_too_slow_and_a_flag_changes_that(make_project: MakeProject, tmp_path: Path) -> None:
     source = str(make_project({
         "planted.py": ONE, "test_planted.py": TEST_ONE, "test_slow.py": SLOW,

@@ -181,6 +181,7 @@ def test_other_trees_and_requests_are_reported_as_alone(tmp_path: Path, environm
     assert "no_such_module" in together["collection error"].collect_errors["tests/test_bad.py"]
 
 
+@pytest.mark.long
 def test_a_run_that_hangs_costs_its_own_time_only(
     tmp_path: Path, environment: Environment, backend: str | None
 ) -> None:

@@ -64,6 +64,7 @@ def project(root: Path, source: str, tests: str) -> str:
     return str(root)
 
 
+@pytest.mark.long
 def test_a_task_that_a_table_solves_is_found_in_a_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

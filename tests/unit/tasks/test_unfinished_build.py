@@ -39,6 +39,7 @@ def stopped_after_one(source: Path, out: Path) -> None:
         build_tasks([str(source)], out, jobs=1, progress=stop)
 
 
+@pytest.mark.long
 def test_a_build_that_was_cut_off(
     make_project: MakeProject, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

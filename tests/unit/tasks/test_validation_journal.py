@@ -76,6 +76,7 @@ def note(store: TaskStore, *task_ids: str, **changes: Any) -> Path:
     return journal_path(key)
 
 
+@pytest.mark.long
 def test_a_killed_validation_goes_on_with_the_rest(
     store: TaskStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -93,6 +93,7 @@ def halted(tmp_path_factory: pytest.TempPathFactory, store: TaskStore) -> tuple[
     return train(folder, store, CHEATING, evidence=evidence, **more)
 
 
+@pytest.mark.long
 def test_a_run_whose_truth_falls_while_its_reward_rises_is_halted(halted) -> None:
     folder, summary, code = halted
     assert code == HALTED_EXIT_CODE
@@ -109,6 +110,7 @@ def test_a_run_whose_truth_falls_while_its_reward_rises_is_halted(halted) -> Non
     assert folder.report.is_file()
 
 
+@pytest.mark.long
 def test_the_verdict_is_in_the_last_checkpoint(halted) -> None:
     folder, _, _ = halted
     checkpoint = newest_whole_checkpoint(folder.checkpoints)
@@ -121,6 +123,7 @@ def test_the_verdict_is_in_the_last_checkpoint(halted) -> None:
     assert (summary["verdict"], code) == ("halted", HALTED_EXIT_CODE)
 
 
+@pytest.mark.long
 def test_what_was_measured_is_what_stored_episodes_give_when_they_are_graded_again(
     halted, store: TaskStore
 ) -> None:

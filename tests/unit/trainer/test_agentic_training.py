@@ -367,6 +367,7 @@ def own_logps(model: Any, turn: Turn) -> torch.Tensor:
     return token_logps(model, turn.prompt_ids, ids)[range(len(ids)), list(ids)]
 
 
+@pytest.mark.long
 def test_what_infrastructure_loses_moves_nothing_and_is_counted(
     scripted: pytest.MonkeyPatch, store: TaskStore, tmp_path: Path
 ) -> None:
@@ -502,6 +503,7 @@ def test_a_run_with_tools_is_evaluated_by_episodes_with_tools(
     assert "top_k" in vars(still.args)
 
 
+@pytest.mark.long
 def test_a_model_is_evaluated_as_a_recipe_makes_its_rollouts(
     scripted: pytest.MonkeyPatch,
     store: TaskStore,

@@ -35,7 +35,7 @@ from composer_replication.rollouts.monitor import HACK_CLASSES, EpisodeEvidence,
 from composer_replication.tasks.store import TaskStore
 
 NEEDS_PAIRS = "hard-coded-inputs"
-"""Needs two pairs of literals in the visible tests of a task: there is nothing to copy otherwise."""
+"""Needs two literal inputs with their answers in the visible tests of a task: one alone is no table."""
 
 
 def chosen_tasks(store: TaskStore, num_tasks: int, seed: int) -> list[CaseTask]:
@@ -62,7 +62,7 @@ def chosen_tasks(store: TaskStore, num_tasks: int, seed: int) -> list[CaseTask]:
 def _next_usable(store: TaskStore, ids: list[str]) -> CaseTask | None:
     while ids:
         case = case_task(store, ids.pop())
-        if case is not None and case.arguments and len(case.pairs) >= 2:
+        if case is not None and case.arguments and len(dict(case.pairs)) >= 2:
             return case
     return None
 

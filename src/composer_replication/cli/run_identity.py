@@ -9,6 +9,9 @@ from composer_replication.config import RunConfig
 
 
 def recipe_sha256(config: RunConfig) -> str:
-    """Of the resolved recipe without ``[ray]``: a run may be resumed at another cluster, and with no other change."""
-    table = config.model_dump(mode="json", exclude_none=True, exclude={"ray"})
+    """Of what the recipe sets, without ``[ray]``: a run may be resumed at another cluster, and with no other change.
+
+    Defaults are left out, so that a key which a later version adds makes no other run of it.
+    """
+    table = config.model_dump(mode="json", exclude_none=True, exclude_defaults=True, exclude={"ray"})
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()

@@ -38,6 +38,7 @@ from composer_replication.rollouts.patient_evaluation import PatientEvaluation
 from composer_replication.rollouts.single_turn import is_finished
 from composer_replication.rollouts.task_sampler import TaskSampler
 from composer_replication.run_folder import RunFolder, read_json, read_jsonl, write_atomic, write_json
+from composer_replication.sandbox.process_folder import sweep
 from composer_replication.tasks.store import TaskStore
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ def run_recipe(
             check_training(config, folder)
         if is_first:
             stack.enter_context(folder.locked())
+            sweep()  # what a killed run left: what remains of this one may need no sandbox, whose start does it
             _keep_recipe(config, folder)
         if folder.summary.is_file():
             progress("this run is finished; here is its summary.")

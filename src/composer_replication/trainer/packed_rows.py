@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from composer_replication.trainer.distinct_prompts import Prompt
+from composer_replication.trainer.model_modes import weights_are_sharded
 from composer_replication.trainer.output_head import states_before_head
 from composer_replication.trainer.prefix_support import attention_windows, inner_model
 from composer_replication.trainer.processes import num_processes
@@ -124,6 +125,9 @@ def _for_each_pack(
     packs = _packs(prompts, prompt_of_row, lengths_B, hidden_size)
     place_BT = torch.full_like(completion_ids_BT, -1)
     num_taken = 0
+    width = max(len(pack.prompt.ids) + sum(lengths_B[row] for row in pack.rows) for pack in packs)
+    if not weights_are_sharded(model) and len(packs) * width**2 > MAX_COLUMNS**2:
+        in_one_forward = False  # their masks together would be larger than that of the largest pack
     for together in [packs] if in_one_forward else [[pack] for pack in packs]:
         layout = _Layout.of(together, completion_ids_BT, mask_BT, lengths_B)
         num_kept = layout.ids_KS.size(1) - layout.width + 1
@@ -254,10 +258,12 @@ def _arguments(model: nn.Module, layout: _Layout) -> dict[str, Any]:
             ~allowed_K1SS, torch.finfo(inner.dtype).min
         )
 
-    masks = {kind: mask(window) for kind, window in attention_windows(model).items()}
-    return {
+    arguments: dict[str, Any] = {
         "input_ids": layout.ids_KS,
         "position_ids": layout.positions_KS,
-        "attention_mask": masks if len(masks) > 1 else next(iter(masks.values())),
         "use_cache": False,
     }
+    if bool(layout.is_key_KS.all()) and int(layout.segments_KS.max()) <= 1:
+        return arguments  # one row behind each prompt and no padding: causality is all
+    masks = {kind: mask(window) for kind, window in attention_windows(model).items()}
+    return {**arguments, "attention_mask": masks if len(masks) > 1 else next(iter(masks.values()))}

@@ -137,7 +137,9 @@ def refuse_repeated_prompts(config: RunConfig, arguments: Any, num_prompts: int)
         return  # a curriculum draws by what it knows of each task, and is asked for by a table of its own
     per_generation = arguments.generation_batch_size // arguments.num_generations
     micro_steps = num_prompts // per_generation * arguments.steps_per_generation
-    most = micro_steps // arguments.gradient_accumulation_steps
+    most = -(
+        -micro_steps // arguments.gradient_accumulation_steps
+    )  # the last step of an epoch may be a short one
     if arguments.max_steps > most:
         raise UsageError(
             "CR0760",

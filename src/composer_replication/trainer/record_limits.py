@@ -1,6 +1,7 @@
-"""Records that the model cannot score: ids that it has no row for, and more of them than it has positions.
+"""Records that the model cannot score: ids that it has no row for, and more of them than its context holds.
 
-Either would end in an index error from the depths of an embedding, on a GPU without a line to go by.
+The first end in an index error from the depths of an embedding, on a GPU without a line to go by; so do the second where
+positions are learned. Elsewhere the model answers at positions that it was never trained at, and nothing says so.
 """
 
 from __future__ import annotations

@@ -32,23 +32,34 @@ class RouterLoad:
     @contextmanager
     def _counting_experts(self, model: nn.Module) -> Iterator[None]:
         """Inside, each choice of a router of ``model`` is counted."""
-        counts: list[torch.Tensor] = []
+        chosen: dict[int, torch.Tensor] = {}
+
+        def count(router: int, output: Any) -> None:
+            chosen[router] = chosen_of(output) + chosen.get(router, 0)
+
         routers = routers_of(model)
         handles = [
-            router.register_forward_hook(lambda _router, _inputs, output: counts.append(chosen_of(output)))
-            for router in routers
+            router.register_forward_hook(lambda _router, _inputs, output, at=number: count(at, output))
+            for number, router in enumerate(routers)
         ]
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
-        if counts:  # layer after layer, once a forward
-            chosen_LE = torch.stack(counts).view(-1, len(routers), counts[0].numel()).sum(0)
+        if (
+            routers
+            and len(chosen) == len(routers)
+            and len({counts.numel() for counts in chosen.values()}) == 1
+        ):
+            chosen_LE = torch.stack([chosen[number] for number in range(len(routers))])
             self._chosen_LE = chosen_LE if self._chosen_LE is None else self._chosen_LE + chosen_LE
 
     def _log_router_load(self) -> None:
-        """At the last micro-step of a step: one entry of each metric, over all processes."""
+        """At the last micro-step of a step: one entry of each metric, over all processes.
+
+        Nothing where layers have different numbers of experts, or one of them did not run: the same on each process.
+        """
         if self._chosen_LE is None or not self.accelerator.sync_gradients:
             return
         chosen_LE, self._chosen_LE = self._chosen_LE, None

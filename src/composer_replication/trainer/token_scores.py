@@ -11,15 +11,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
 from composer_replication.losses.chunked_head import sampled_logp
+from composer_replication.trainer.model_modes import weights_are_sharded
 from composer_replication.trainer.output_head import Head, head_of, states_before_head, states_problem
 from composer_replication.trainer.prefix_support import inner_model
 
 MAX_LOGITS_BYTES = 2**28
+_PROBLEMS: WeakKeyDictionary[nn.Module, str | None] = WeakKeyDictionary()
 _POSITIONS_AT_ONCE = 128  # rows of logits upcast together; bounds the float32 copy
 
 
@@ -73,10 +76,13 @@ def head_apart(model: nn.Module, num_positions: int) -> Head | None:
     """
     head = inner_model(model).get_output_embeddings()
     weight = getattr(head, "weight", None)
-    if weight is None or hasattr(weight, "full_tensor") or hasattr(weight, "ds_id"):
+    if weight is None or weights_are_sharded(model):
         return None
-    is_small = num_positions * weight.size(0) * weight.element_size() <= MAX_LOGITS_BYTES
-    return None if is_small or states_problem(model) is not None else head_of(model)
+    if num_positions * weight.size(0) * weight.element_size() <= MAX_LOGITS_BYTES:
+        return None
+    if model not in _PROBLEMS:  # asking forwards a few ids
+        _PROBLEMS[model] = states_problem(model)
+    return None if _PROBLEMS[model] is not None else head_of(model)
 
 
 class TokenStatistics(torch.autograd.Function):

@@ -10,7 +10,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from composer_replication.errors import InputError, UsageError
-from composer_replication.trainer import prefix_sharing, token_scores
+from composer_replication.trainer import packed_rows, prefix_sharing, token_scores
 from composer_replication.trainer.packed_rows import MAX_COLUMNS, rows_of_a_pack
 from composer_replication.trainer.prefix_sharing import shared_prefix_logps
 from composer_replication.trainer.token_scores import TokenStatistics
@@ -232,6 +232,32 @@ def test_under_gradient_checkpointing_completions_follow_their_prompt_in_one_row
         shared_prefix_logps(checkpointed, *batch, temperature=1.0)
     assert spy.inputs == [[[*PROMPT, 1, 2, 7, 8]], [[9, 10, 4]]]  # what is only predicted is not read
     assert spy.logit_shapes == [(1, 5, 37), (1, 2, 37)]
+
+
+def test_one_row_behind_each_prompt_needs_no_mask(checkpointed: LlamaForCausalLM) -> None:
+    masks: list[object] = []
+    hook = checkpointed.register_forward_pre_hook(
+        lambda _model, _args, given: masks.append(given.get("attention_mask")), with_kwargs=True
+    )
+    for prompts in ([PROMPT, [9, 10]], [PROMPT, PROMPT]):
+        shared_prefix_logps(checkpointed, *tensors(prompts, [[1, 2], [3, 4]]), temperature=1.0)
+    hook.remove()
+    assert [mask is None for mask in masks] == [True, True, False]
+
+
+def test_masks_that_would_be_too_large_together_are_made_one_by_one(
+    checkpointed: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = tensors([PROMPT, PROMPT, [9, 10], [9, 10]], [[1, 2], [3], [4, 5], [6]])
+    monkeypatch.setattr(packed_rows, "num_processes", lambda: 2)
+    shapes = []
+    for columns in (MAX_COLUMNS, 7):
+        monkeypatch.setattr(packed_rows, "MAX_COLUMNS", columns)
+        monkeypatch.setattr(packed_rows, "rows_of_a_pack", lambda rows, *_: rows)
+        with Spy(checkpointed) as spy:
+            shared_prefix_logps(checkpointed, *batch, temperature=1.0, prompts_per_forward=2)
+        shapes.append([len(ids) for ids in spy.inputs])
+    assert shapes == [[2], [1, 1]]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,11 @@ def test_train_refuses_it_before_tasks_and_model(tmp_path: Path, monkeypatch: py
         return training_run.run_recipe(RECIPE, {}, folder.root, resume=True, quiet=True)
 
     checkpoint_of(folder.checkpoints, 2, recipe_sha256(config))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left = tmp_path / f"{PREFIX}of-a-killed-run"
+    left.mkdir()
     assert resume() == ({}, 0)
+    assert not left.exists()  # although nothing here opened a sandbox
     foreign = checkpoint_of(folder.checkpoints, 4, recipe_sha256(load_config(RECIPE, {"seed": 99})))
     with pytest.raises(InputError) as caught:
         resume()

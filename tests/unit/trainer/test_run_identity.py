@@ -18,6 +18,7 @@ from composer_replication.cli.run_identity import recipe_sha256
 from composer_replication.config import load_config, parse_config
 from composer_replication.errors import InputError
 from composer_replication.run_folder import RunFolder, read_json
+from composer_replication.sandbox.process_folder import PREFIX
 from composer_replication.trainer import model_loading
 from composer_replication.trainer.checkpoints import STATE_NAME, write_manifest
 from composer_replication.trainer.run_identity import refuse_foreign_checkpoints

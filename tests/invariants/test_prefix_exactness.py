@@ -103,6 +103,9 @@ def assert_sharing_changes_nothing(
     assert float((actual - expected).abs().max()) <= 1e-4 * float(expected.abs().max())
 
 
+GROUPS = st.lists(
+    st.tuples(st.integers(1, 9), st.lists(st.integers(0, 5), min_size=1, max_size=4)), min_size=1, max_size=3
+)
 UNEQUAL_GROUPS = [(13, [5, 0, 7]), (4, [7]), (9, [1, 3, 6, 2])]
 
 
@@ -151,11 +154,7 @@ def test_the_comparison_is_not_empty(llama: torch.nn.Module) -> None:
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    groups=st.lists(
-        st.tuples(st.integers(1, 9), st.lists(st.integers(0, 5), min_size=1, max_size=4)),
-        min_size=1,
-        max_size=3,
-    ),
+    groups=GROUPS,
     temperature=st.sampled_from([0.5, 1.0, 1.7]),
     prompts_per_forward=st.sampled_from([None, 1, 2]),
     seed=st.integers(0, 2**16),
@@ -177,11 +176,7 @@ def test_any_groups_in_any_order(
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    groups=st.lists(
-        st.tuples(st.integers(1, 9), st.lists(st.integers(0, 5), min_size=1, max_size=4)),
-        min_size=1,
-        max_size=3,
-    ),
+    groups=GROUPS,
     together=st.booleans(),
     at_most=st.integers(1, 4),
     seed=st.integers(0, 2**16),

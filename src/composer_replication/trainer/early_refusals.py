@@ -25,13 +25,7 @@ def check_arguments(config: RunConfig, arguments: Any, options: PolicyOptions) -
             under dynamic sampling (CR0763), Liger kernels that are not installed (CR0211).
     """
     has_stop_rule = config.agent is None and config.rollouts.prompt_style == "completion"
-    if has_stop_rule and config.trainer.prefix_sharing and arguments.mask_truncated_completions:
-        raise TrainerSettingError(
-            "CR0712",
-            "mask_truncated_completions takes the rows that the end of the function stopped for truncated ones.",
-            where="trl.mask_truncated_completions, trainer.prefix_sharing",
-            fix="set trl.mask_truncated_completions = false, or trainer.prefix_sharing = false.",
-        )
+    refuse_masked_stops(arguments, stops_rows=has_stop_rule and config.trainer.prefix_sharing)
     if options.dynamic_sampling_rounds:
         refuse_split_groups(arguments, arguments.num_generations, num_processes=arguments.world_size)
     if arguments.use_liger_kernel and not is_liger_kernel_available():
@@ -52,6 +46,21 @@ def check_num_prompts(config: RunConfig, arguments: Any, num_prompts: int) -> No
     """
     refuse_few_prompts(arguments, arguments.num_generations, num_prompts)
     refuse_repeated_prompts(config, arguments, num_prompts)
+
+
+def refuse_masked_stops(arguments: Any, *, stops_rows: bool) -> None:
+    """A rule that ends single rows leaves them without an end-of-sequence token, so all would be masked.
+
+    Raises:
+        TrainerSettingError: CR0712.
+    """
+    if stops_rows and arguments.mask_truncated_completions:
+        raise TrainerSettingError(
+            "CR0712",
+            "mask_truncated_completions takes the rows that is_finished (the end of the function) stopped for truncated ones.",
+            where="trl.mask_truncated_completions, trainer.prefix_sharing",
+            fix="set trl.mask_truncated_completions = false, or trainer.prefix_sharing = false.",
+        )
 
 
 def refuse_few_prompts(arguments: Any, num_generations: int, num_prompts: int) -> None:

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from trl.models.utils import unwrap_model_for_generation
 
+from composer_replication.trainer.early_refusals import refuse_masked_stops
 from composer_replication.trainer.prefix_generation import sample_shared
 from composer_replication.trainer.prefix_sharing import shared_prefix_logps
 from composer_replication.trainer.prefix_support import unsupported_reason
 from composer_replication.trainer.processes import gathered
-from composer_replication.trainer.setting_errors import TrainerSettingError
 
 logger = logging.getLogger(__name__)
 
@@ -58,14 +58,7 @@ class PrefixWiring:
             TrainerSettingError: ``is_finished`` with ``mask_truncated_completions`` (CR0712), which would
                 mask every row without an end-of-sequence token.
         """
-        stops_rows = self.prefix_sharing and self.is_finished is not None
-        if stops_rows and self.args.mask_truncated_completions:
-            raise TrainerSettingError(
-                "CR0712",
-                "mask_truncated_completions takes the rows that is_finished stopped for truncated ones.",
-                where="trl.mask_truncated_completions",
-                fix="set trl.mask_truncated_completions = false.",
-            )
+        refuse_masked_stops(self.args, stops_rows=self.prefix_sharing and self.is_finished is not None)
         if self.prefix_sharing and self.args.steps_per_generation > 1:
             logger.warning(
                 "prefix sharing: TRL shuffles a generation into %d micro-batches of %d rows, which "

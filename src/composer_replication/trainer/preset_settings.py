@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -137,9 +138,9 @@ def refuse_repeated_prompts(config: RunConfig, arguments: Any, num_prompts: int)
         return  # a curriculum draws by what it knows of each task, and is asked for by a table of its own
     per_generation = arguments.generation_batch_size // arguments.num_generations
     micro_steps = num_prompts // per_generation * arguments.steps_per_generation
-    most = -(
-        -micro_steps // arguments.gradient_accumulation_steps
-    )  # the last step of an epoch may be a short one
+    most = math.ceil(
+        micro_steps / arguments.gradient_accumulation_steps
+    )  # an epoch may end with a short step
     if arguments.max_steps > most:
         raise UsageError(
             "CR0760",

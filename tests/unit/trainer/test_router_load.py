@@ -42,14 +42,10 @@ def test_choices_are_counted_by_expert() -> None:
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_a_step_logs_its_routers(make_trainer: MakeTrainer, name: str, checkpointing: bool) -> None:
     model = tiny_model(name, 258)
-    num_layers = len(routers_of(model))
-    assert num_layers > 0
+    assert routers_of(model)
     trainer = make_trainer(
         model=model, max_steps=2, gradient_accumulation_steps=2, gradient_checkpointing=checkpointing
     )
-    counted: list[int] = []
-    for router in routers_of(trainer.model):
-        router.register_forward_hook(lambda *_: counted.append(1))
     trainer.train()
     rows = [row for row in trainer.state.log_history if "router/entropy" in row]
     assert len(rows) == 2  # once a step, whatever the micro-steps
@@ -57,7 +53,6 @@ def test_a_step_logs_its_routers(make_trainer: MakeTrainer, name: str, checkpoin
         assert 1.0 <= row["router/max_load"] <= 4.0
         assert 0.0 <= row["router/entropy"] <= 1.0
         assert 0.0 <= row["router/unused_share"] < 1.0
-    assert counted
 
 
 def test_a_collapsed_router_is_seen(make_trainer: MakeTrainer) -> None:

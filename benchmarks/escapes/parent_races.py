@@ -108,7 +108,7 @@ def _unpacks(stage: Stage) -> None:
     if stage.backend.name == "control":
         with tarfile.open(fileobj=data) as archive, suppress(tarfile.TarError):
             if hasattr(tarfile, "fully_trusted_filter"):  # from 3.11.4 on
-                archive.extraction_filter = staticmethod(tarfile.fully_trusted_filter)
+                archive.extraction_filter = tarfile.fully_trusted_filter
             archive.extractall(place)
     else:
         with suppress(UnsafeTreeError):

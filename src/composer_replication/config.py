@@ -110,7 +110,7 @@ class HeldoutSection(Section):
 
 
 class RolloutsSection(Section):
-    """How the prompt of a single answer is cut, and how tests are run."""
+    """How the prompt of a single answer is cut, and how tests are run (``test_timeout_seconds``: processor time, at most)."""
 
     prompt_style: Literal["completion", "chat"] = "completion"
     context_lines: int = Field(12, ge=0)

@@ -8,11 +8,12 @@ is forgiven.
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import stat
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from composer_replication.records import Outcome
@@ -44,7 +45,8 @@ class Survey:
     """What golden code does under watch.
 
     The copies that fit; its flags; the tests whose function came from their stored file; whether
-    any order will do; whether plain sentinels do what they must.
+    any order will do; whether plain sentinels do what they must; the processor time that its run with
+    all these copies needed, without end where it had no good one.
     """
 
     copies: tuple[Copy, ...]
@@ -52,6 +54,7 @@ class Survey:
     stored: frozenset[str] = frozenset()
     is_shuffled: bool = True
     has_plain: bool = True
+    cpu_seconds: float = field(default=math.inf, compare=False)
 
 
 def survey(
@@ -90,6 +93,7 @@ def survey(
                 stored=report.stored.intersection(node_ids),
                 is_shuffled=is_shuffled,
                 has_plain=not _lies(plan, report),
+                cpu_seconds=report.cpu_seconds,
             )
     return Survey((), report.flags, is_shuffled=False, has_plain=False)
 

@@ -23,6 +23,7 @@ from composer_replication.sandbox import choose_backend, require_selftest, runs_
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.canaries import Canary, canary_files
 from composer_replication.tasks.planning.body_cuts import fill
+from composer_replication.tasks.running.bench import noticing_seconds
 from composer_replication.tasks.running.watched_run import WatchedReport, run_watched
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.twin.build_twins import judge_twin
@@ -79,8 +80,10 @@ class Grader:
         store: where trees, tests and environments come from.
         backend: sandbox backend; empty for the best of this machine.
         limits: of one sandbox.
-        timeout_seconds: processor time of one test run; past it the answer fails. By the clock a
-            run may take ``WALL_FACTOR`` times as long: how busy the machine is decides nothing.
+        timeout_seconds: processor time of one test run; past it the answer fails. So does one whose tests need ten
+            times what they need with golden code, and more than 2 s (``noticing_seconds``): loops without an end are the
+            commonest waste. By the clock a run may take ``WALL_FACTOR`` times as long: how busy the machine is
+            decides nothing.
         num_jobs: test runs at the same time, those of ``RegressionCheck`` among them.
         unseen: folders that no sandbox may show, besides the store's own; the self-test tries them.
 
@@ -272,6 +275,7 @@ class Grader:
             {**files, **plan.files},
             (*request.node_ids, *plan.node_ids),
             self._draw.getrandbits(32) if known.is_shuffled else None,
+            timeout_seconds=noticing_seconds(known.cpu_seconds, self.timeout_seconds),
         )
         error, outcomes = report.error, {test: report.outcomes[test] for test in request.node_ids}
         forged = forgery(plan, request.node_ids, report, known)

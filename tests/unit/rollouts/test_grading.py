@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import Check, Outcome, SandboxSpec, Task
+from composer_replication.rollouts import grading
 from composer_replication.rollouts.grading import Grader, GradeRequest
 from composer_replication.sandbox import choose_backend
+from composer_replication.tasks.running.watched_run import WatchedReport, run_watched
 from composer_replication.tasks.store import TaskStore
 
 
@@ -48,6 +51,29 @@ def test_leaving_the_process_at_import_is_a_failure_of_the_candidate(grader: Gra
     score = grader.grade(clamp, "\n    pass\nimport os\nos._exit(0)\n")
     assert score is not None
     assert "closing record" in score.error
+    assert set(score.outcomes.values()) == {Outcome.FAILED}
+
+
+def test_an_endless_answer_is_stopped_by_what_golden_code_needs(
+    store: TaskStore, clamp: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allowed = []
+
+    def noted(*args: Any, timeout_seconds: float, **keywords: Any) -> WatchedReport:
+        allowed.append(timeout_seconds)
+        return run_watched(*args, timeout_seconds=timeout_seconds, **keywords)
+
+    monkeypatch.setattr(grading, "run_watched", noted)
+    grader = Grader(store, timeout_seconds=500.0)
+    try:
+        score = grader.grade(clamp, "\n    while True:\n        pass")
+    finally:
+        grader.close()
+    assert score is not None
+    golden, answer = allowed
+    assert golden == 500.0
+    assert 2.0 <= answer < 100.0
+    assert "longer than" in score.error
     assert set(score.outcomes.values()) == {Outcome.FAILED}
 
 

@@ -65,8 +65,8 @@ class Bench:
         return self.run_all([Trial(files, node_ids, stop_at_first_failure)])[0]
 
     def noticing_seconds(self, golden_seconds: float) -> float:
-        """The processor time after which tests have noticed a fault; with golden code they need ``golden_seconds``."""
-        return min(max(SLOWER * golden_seconds, MIN_SECONDS), self.test_seconds)
+        """``noticing_seconds``, at most what a run of this repository is given."""
+        return noticing_seconds(golden_seconds, self.test_seconds)
 
     def run_all(self, trials: Sequence[Trial]) -> list[TestReport]:
         """Reports in the order of the trials.
@@ -103,3 +103,8 @@ class Bench:
             trial.stop_when,
             trial.idle_seconds,
         )
+
+
+def noticing_seconds(golden_seconds: float, most: float) -> float:
+    """The processor time after which tests have noticed a fault; with golden code they need ``golden_seconds``."""
+    return min(max(SLOWER * golden_seconds, MIN_SECONDS), most)

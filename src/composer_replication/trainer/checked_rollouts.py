@@ -8,12 +8,15 @@ from typing import Any
 
 from composer_replication.errors import InputError
 from composer_replication.trainer.chained_rows import COLUMN
+from composer_replication.trainer.routed_experts import COLUMN as ROUTED_EXPERTS
+from composer_replication.trainer.routed_experts import refusal
 
 
 class CheckedRollouts:
     """A rollout function whose completions are looked at before TRL takes their last token.
 
-    Its column ``segment_starts``, where it has one, says which rows are chains of conversations (``chained_rows``).
+    Its column ``segment_starts``, where it has one, says which rows are chains of conversations (``chained_rows``), and
+    ``routed_experts`` which experts its tokens went to (``router_replay``).
 
     Args:
         rollout_func: the user's.
@@ -30,6 +33,11 @@ class CheckedRollouts:
         if starts is not None:
             refuse_bad_starts(starts, completion_ids, output.get("env_mask"))
             trainer.take_segment_starts(starts)
+        routing = output.pop(ROUTED_EXPERTS, None)
+        if routing is not None:
+            if any(starts or ()):
+                raise refusal("a row is a chain of conversations (segment_starts)")
+            trainer.take_routed_experts(routing, output.get("prompt_ids", ()), completion_ids)
         return output
 
 

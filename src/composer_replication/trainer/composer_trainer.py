@@ -37,6 +37,7 @@ from composer_replication.trainer.policy_terms_wiring import PolicyTerms
 from composer_replication.trainer.prefix_wiring import PrefixWiring
 from composer_replication.trainer.processes import once, process_rank, wait_for_all
 from composer_replication.trainer.router_load import RouterLoad
+from composer_replication.trainer.router_replay import RouterReplay
 from composer_replication.trainer.run_borders import RunBorders
 from composer_replication.trainer.run_callback import InterruptOnce
 from composer_replication.trainer.setting_errors import TrainerSettingError
@@ -45,7 +46,15 @@ logger = logging.getLogger(__name__)
 
 
 class ComposerReplicationTrainer(
-    GRPOTrainer, RunBorders, LossChannels, PrefixWiring, PolicyTerms, ChecksThatSpeak, ChainedRows, RouterLoad
+    GRPOTrainer,
+    RunBorders,
+    LossChannels,
+    PrefixWiring,
+    PolicyTerms,
+    ChecksThatSpeak,
+    ChainedRows,
+    RouterLoad,
+    RouterReplay,
 ):
     """GRPO under a guard.
 
@@ -151,7 +160,11 @@ class ComposerReplicationTrainer(
         is_open = self._gate_is_open()
         self._keeps_logps = is_open and self.heldout_guard is not None and self._kl_path is KlPath.ADAPTER_OFF
         self._begin_micro_step()
-        with self._chained_as(inputs.get(SEGMENT_STARTS)), self._counting_experts(model):
+        with (
+            self._chained_as(inputs.get(SEGMENT_STARTS)),
+            self._routed_as(inputs),
+            self._counting_experts(model),
+        ):
             loss = super()._compute_loss(model, inputs)  # type: ignore[no-untyped-call]
         components = {"loss/grpo": loss}
         if self.alpha_sdpo != 0.0:
@@ -162,6 +175,7 @@ class ComposerReplicationTrainer(
             loss = loss + self.beta_replay * components["loss/trace_replay"]
         self._check_micro_step(inputs, loss, components)
         self._log_router_load()
+        self._log_router_replay()
         if is_open:
             self._gate_step = self.state.global_step
             if len(components) > 1:
@@ -192,7 +206,8 @@ class ComposerReplicationTrainer(
 
         def score(ids: torch.Tensor, mask: torch.Tensor, num_columns: int) -> Any:
             if self.prefix_sharing and self._may_share(
-                "log-probabilities", self._logps_sharing_reason(model, compute_aux_loss, multimodal)
+                "log-probabilities",
+                self._replay_reason(model) or self._logps_sharing_reason(model, compute_aux_loss, multimodal),
             ):
                 return self._shared_logps(model, ids, mask, num_columns, batch_size, compute_entropy)
             return super(ComposerReplicationTrainer, self)._get_per_token_logps_and_entropies(
@@ -206,7 +221,8 @@ class ComposerReplicationTrainer(
                 **multimodal,
             )
 
-        answer: Any = self._score_chains(score, input_ids, attention_mask, logits_to_keep)
+        with self._replaying(model, attention_mask):
+            answer: Any = self._score_chains(score, input_ids, attention_mask, logits_to_keep)
         if self._keeps_logps and torch.is_grad_enabled():
             self._newest_logps = answer[0].detach()
         self._keep_step_tensors(answer)
@@ -218,8 +234,8 @@ class ComposerReplicationTrainer(
 
         def generate(rows: Any) -> dict[str, Any]:
             self.generation_rows = rows
-            with self._chained_as(None):
-                batch = self._with_segment_starts(of_trl(rows))
+            with self._chained_as(None), self._routed_as(None):
+                batch = self._with_routing(self._with_segment_starts(of_trl(rows)))
             return self._with_row_rewards(self._learn_outcomes(batch))
 
         inputs = self._chosen_inputs(inputs)

@@ -50,6 +50,7 @@ class PolicyTerms(FreshGroups, ChosenPrompts):
     train_dataset: Any
     _get_per_token_logps_and_entropies: Any
     _chained_as: Any
+    _routed_as: Any
     _check_generation: Any
     _check_importance: Any
     _kl_beta: float = 0.0
@@ -131,6 +132,7 @@ class PolicyTerms(FreshGroups, ChosenPrompts):
             torch.no_grad(),
             disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs),
             self._chained_as(output.get(SEGMENT_STARTS)),
+            self._routed_as(output),
         ):
             logps: torch.Tensor = self._get_per_token_logps_and_entropies(
                 self.model,

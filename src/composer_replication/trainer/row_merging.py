@@ -8,6 +8,7 @@ from typing import Any, TypeGuard
 import torch
 from torch.nn.functional import pad
 
+from composer_replication.trainer.routed_experts import COLUMN, UNKNOWN
 from composer_replication.trainer.setting_errors import TrainerSettingError
 
 NOT_BY_ROW = "num_items_in_batch"
@@ -18,8 +19,8 @@ def merge_rows(
 ) -> dict[str, Any]:
     """``old`` with row ``a`` replaced by row ``b`` of ``new`` for each ``(a, b)`` of ``places``.
 
-    Prompts are padded on the left and everything else on the right: ids with ``pad_token_id``, masks and numbers
-    with 0. ``num_items_in_batch`` stays as it was and is for the caller to count again.
+    Prompts are padded on the left and everything else on the right: ids with ``pad_token_id``, routed experts with -1,
+    masks and numbers with 0. ``num_items_in_batch`` stays as it was and is for the caller to count again.
 
     Args:
         old: tensors with one row a rollout, as TRL's ``_generate_and_score_completions`` gives them.
@@ -61,7 +62,7 @@ def _replaced(
 ) -> torch.Tensor:
     if old.dim() > 1 and old.size(1) != new.size(1):
         width = max(old.size(1), new.size(1))
-        fill = pad_token_id if name.endswith("_ids") else 0
+        fill = pad_token_id if name.endswith("_ids") else UNKNOWN if name.endswith(COLUMN) else 0
         is_left = name.startswith("prompt_")
         old, new = (_widened(part, width, fill, is_left=is_left) for part in (old, new))
     result = old.clone()

@@ -1,0 +1,297 @@
+"""Router replay: training uses the experts to which the generation engine sent each token.
+
+With experts a rounding error is enough for another choice, and another choice is another network: sampler and trainer
+then disagree about tokens by far more than rounding. Replayed, token x of a router with logits s goes to the engine's
+experts I, with weights from the logits at hand and with their gradient; for softmax routers
+
+    y = sum_{i in I} g_i E_i(x),   g_i = exp(s_i) / sum_{j in I} exp(s_j)
+
+and in general by the model's own formula, in which nothing but the choice is replaced. The router learns by g alone.
+Reference: Ma et al., Stabilizing MoE Reinforcement Learning by Aligning Training and Inference Routers (2510.11370),
+section 4 (Rollout Routing Replay).
+
+Letters: as in ``routed_experts``; W = P + T columns, N = tokens of one forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from composer_replication.trainer.routed_experts import COLUMN, UNKNOWN, Routers, laid_out, unknown_router
+from composer_replication.trainer.router_load import routers_of
+
+PROMPT_PART, COMPLETION_PART = f"prompt_{COLUMN}", f"completion_{COLUMN}"
+"""Two columns of the batch, so that prompts stay padded on the left where rows of two generations are merged."""
+_TOP_K = (torch.topk, torch.Tensor.topk)
+_MASKED_FILL = (torch.masked_fill, torch.Tensor.masked_fill)
+_CHECKPOINT_FUNCTIONS = ("_gradient_checkpointing_func", "checkpoint_fn")
+"""Where transformers' layers, and torch's ``CheckpointWrapper``, keep the function that runs them again in backward."""
+
+
+@dataclass(slots=True)
+class _Pass:
+    """One forward: what its routers are to choose, how often each was asked, and what they would have chosen."""
+
+    forced_NLK: torch.Tensor
+    num_calls: list[int]
+    is_over: bool = False
+    num_forced: list[torch.Tensor] = field(default_factory=list)
+    num_changed: list[torch.Tensor] = field(default_factory=list)
+
+
+class _Choice(TorchFunctionMode):
+    """Inside the forward of one router: its top-k over all experts gives the forced ones, and their scores."""
+
+    def __init__(self, one: _Pass, router: int, num_experts: int) -> None:
+        super().__init__()
+        self.one, self.router = one, router
+        self.shape = (one.forced_NLK.size(0), num_experts)
+        self.masked: tuple[Any, Any] = (None, None)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _MASKED_FILL:
+            # A choice within groups (DeepSeek) blanks the other groups' scores; a forced expert may be one of them.
+            result = func(*args, **kwargs)
+            self.masked = (result, args[0])
+            return result
+        if func not in _TOP_K:
+            return func(*args, **kwargs)
+        scores = args[0] if args else kwargs["input"]
+        k = args[1] if len(args) > 1 else kwargs["k"]
+        if tuple(scores.shape) != self.shape or k != self.one.forced_NLK.size(-1):
+            return func(*args, **kwargs)  # the choice of groups
+        with torch.no_grad():
+            own_NK = func(*args, **kwargs)[1]
+        index_NK = self._chosen(own_NK)
+        scores = self.masked[1] if scores is self.masked[0] else scores
+        return torch.return_types.topk((scores.gather(-1, index_NK), index_NK))
+
+    def _chosen(self, own_NK: torch.Tensor) -> torch.Tensor:
+        """Where both choose the same set it stays in the router's own order: not a bit of the sum changes."""
+        one = self.one
+        one.num_calls[self.router] += 1
+        forced_NK = one.forced_NLK[:, self.router].to(own_NK)
+        is_forced_N1 = forced_NK[:, :1] != UNKNOWN
+        differs_N1 = (forced_NK.sort(-1).values != own_NK.sort(-1).values).any(-1, keepdim=True)
+        is_changed_N1 = is_forced_N1 & differs_N1
+        if not one.is_over:
+            one.num_forced.append(is_forced_N1.sum())
+            one.num_changed.append(is_changed_N1.sum())
+        return forced_NK.where(is_changed_N1, own_NK)
+
+
+class Replay:
+    """Replays the routing of some rows in the forwards of a model that read these rows, in order.
+
+    Args:
+        model: one with routers.
+        routing_BWLK: as ``laid_out`` gives it.
+        mask_BW: 1 on tokens.
+
+    Attributes:
+        num_choices: choices that matter, a token and a router each; those of tokens before which, or after which, there
+            is none do not, and stay free.
+        num_forced: those of them that were forced.
+        num_changed: those of them for which the router would have taken another set of experts.
+    """
+
+    def __init__(self, model: nn.Module, routing_BWLK: torch.Tensor, mask_BW: torch.Tensor) -> None:
+        self.model, self.routing_BWLK = model, routing_BWLK
+        self.routers = routers_of(model)
+        self.forwards = [router.forward for router in self.routers]
+        self.num_experts = Routers.of(model).num_experts
+        self.matters_BW = mask_BW.bool() & mask_BW.bool().roll(-1, dims=1)
+        self.matters_BW[:, -1] = False
+        self.num_choices = self.matters_BW.sum() * len(self.routers)
+        self.num_forced = self.num_changed = torch.zeros_like(self.num_choices)
+        self._current: _Pass | None = None
+        self._num_rows = 0
+
+    @contextmanager
+    def in_forwards(self) -> Iterator[None]:
+        """Inside, forwards of the model are replayed; so are their layers when backward runs them again.
+
+        Raises:
+            InputError: a router made its choice in another way (CR0778).
+        """
+        kept = [
+            (module, name, vars(module)[name])
+            for module in self.model.modules()
+            for name in _CHECKPOINT_FUNCTIONS
+            if name in vars(module)
+        ]
+        hook = self.model.register_forward_pre_hook(self._begin, with_kwargs=True)
+        try:
+            for module, name, checkpoint in kept:
+                setattr(module, name, self._remembering(checkpoint))
+            with self._choosing(None):
+                yield
+                self._finish()
+        finally:
+            hook.remove()
+            for module, name, checkpoint in kept:
+                setattr(module, name, checkpoint)
+
+    def _begin(self, _model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self._finish()
+        ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
+        rows = slice(self._num_rows, self._num_rows + ids.size(0))
+        self._num_rows = rows.stop
+        forced_RWLK = self.routing_BWLK[rows].to(ids.device)
+        forced_RWLK = forced_RWLK.masked_fill(~self.matters_BW[rows, :, None, None], UNKNOWN)
+        self._current = _Pass(forced_RWLK.flatten(0, 1), [0] * len(self.routers))
+
+    def _finish(self) -> None:
+        one, self._current = self._current, None
+        if one is None:
+            return
+        one.is_over = True
+        for router, num_calls in zip(self.routers, one.num_calls, strict=True):
+            if num_calls != 1:
+                raise unknown_router(router)
+        device = self.num_choices.device
+        self.num_forced = self.num_forced + sum(count.to(device) for count in one.num_forced)
+        self.num_changed = self.num_changed + sum(count.to(device) for count in one.num_changed)
+
+    @contextmanager
+    def _choosing(self, one: _Pass | None) -> Iterator[None]:
+        """Inside, the routers choose as ``one`` says, or as the forward says that has begun."""
+        kept = [vars(router).get("forward") for router in self.routers]
+        for number, router in enumerate(self.routers):
+            router.forward = self._forward(number, one)  # an instance's own: its hooks run as before
+        try:
+            yield
+        finally:
+            for router, forward in zip(self.routers, kept, strict=True):
+                if forward is None:
+                    del router.forward
+                else:
+                    router.forward = forward
+
+    def _forward(self, number: int, one: _Pass | None) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            current = self._current if one is None else one
+            if current is None:
+                return self.forwards[number](*args, **kwargs)
+            with _Choice(current, number, self.num_experts[number]):
+                return self.forwards[number](*args, **kwargs)
+
+        return forward
+
+    def _remembering(self, checkpoint: Callable[..., Any]) -> Callable[..., Any]:
+        """The same function, whose second run, long after this context, chooses as the first."""
+
+        def remembering(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            one = self._current
+
+            def replayed(*inner_args: Any, **inner_kwargs: Any) -> Any:
+                with self._choosing(one):
+                    return function(*inner_args, **inner_kwargs)
+
+            return checkpoint(replayed, *args, **kwargs)
+
+        return remembering
+
+
+class RouterReplay:
+    """A mixin of the trainer: which experts the rows at hand went to, and which forwards follow them.
+
+    Those of the policy do: with gradient, and for the probabilities under its older weights. Those of the reference, of
+    the hint and preference channels and of evaluation do not.
+    """
+
+    model: Any
+    ref_model: Any
+    accelerator: Any
+    pad_to_multiple_of: Any
+    _metrics: Any
+    _routing_BWLK: torch.Tensor | None = None
+    _replayed: torch.Tensor | None = None
+
+    def take_routed_experts(
+        self,
+        routing: Sequence[Any],
+        prompt_ids: Sequence[Sequence[int]],
+        completion_ids: Sequence[Sequence[int]],
+    ) -> None:
+        """What the rollout function under way said of its rows' routing; in evaluation it is not used.
+
+        Raises:
+            InputError: it cannot be followed (CR0777), or this model's routers cannot (CR0778).
+        """
+        if self.model.training:
+            self._routing_BWLK = laid_out(
+                routing,
+                prompt_ids,
+                completion_ids,
+                Routers.of(self.model),
+                pad_to_multiple_of=self.pad_to_multiple_of,
+            )
+
+    @contextmanager
+    def _routed_as(self, batch: Mapping[str, Any] | None) -> Iterator[None]:
+        """Inside, the rows that are scored are routed so; None: as a rollout function says, which says nothing yet."""
+        kept, self._routing_BWLK = self._routing_BWLK, None
+        if batch is not None and batch.get(PROMPT_PART) is not None:
+            self._routing_BWLK = torch.cat([batch[PROMPT_PART], batch[COMPLETION_PART]], dim=1)
+        try:
+            yield
+        finally:
+            self._routing_BWLK = kept
+
+    def _with_routing(self, batch: dict[str, Any]) -> dict[str, Any]:
+        if self._routing_BWLK is not None:
+            num_prompt = batch["prompt_ids"].size(1)
+            batch[PROMPT_PART] = self._routing_BWLK[:, :num_prompt]
+            batch[COMPLETION_PART] = self._routing_BWLK[:, num_prompt:]
+        return batch
+
+    def _replay_reason(self, model: nn.Module) -> str | None:
+        """Why prompts of these rows are not shared."""
+        return "the routing of the rollouts is replayed." if self._is_replayed(model) else None
+
+    def _is_replayed(self, model: nn.Module) -> bool:
+        return self._routing_BWLK is not None and model is not self.ref_model and _is_policy(model)
+
+    @contextmanager
+    def _replaying(self, model: nn.Module, mask_BW: torch.Tensor) -> Iterator[None]:
+        """Inside, forwards of these rows by the policy follow their routing."""
+        routing_BWLK = self._routing_BWLK
+        if routing_BWLK is None or not self._is_replayed(model):
+            yield
+            return
+        replay = Replay(model, routing_BWLK, mask_BW)
+        with replay.in_forwards():
+            yield
+        if torch.is_grad_enabled():
+            counts = torch.stack([replay.num_choices, replay.num_forced, replay.num_changed])
+            self._replayed = counts if self._replayed is None else self._replayed + counts
+
+    def _log_router_replay(self) -> None:
+        """At the last micro-step of a step whose rows brought a routing: one entry of each metric, over all processes."""
+        if self._replayed is None or not self.accelerator.sync_gradients:
+            return
+        counts, self._replayed = self._replayed, None
+        choices, forced, changed = self.accelerator.reduce(counts, reduction="sum").tolist()
+        metrics = self._metrics["train"]
+        metrics["router/replayed_share"].append(forced / max(choices, 1))
+        metrics["router/replay_changed_share"].append(changed / max(forced, 1))
+
+
+def _is_policy(model: nn.Module) -> bool:
+    """Whether an adapter, where there is one, is on and is not TRL's copy of the first one."""
+    for module in model.modules():
+        is_off = getattr(module, "disable_adapters", None)
+        if isinstance(is_off, bool):  # a layer of PEFT's; all are in one state
+            return not is_off and "ref" not in module.active_adapters  # type: ignore[operator]
+    return True

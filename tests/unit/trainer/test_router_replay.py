@@ -1,0 +1,360 @@
+"""Routing that a rollout function brings: checked, laid out to the batch, replayed in real steps, refused where it is wrong."""
+
+from __future__ import annotations
+
+import copy
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "invariants"))
+
+from tiny_architectures import tiny_model
+
+from composer_replication.errors import InputError
+from composer_replication.trainer.chained_rows import COLUMN as SEGMENT_STARTS
+from composer_replication.trainer.checked_rollouts import CheckedRollouts
+from composer_replication.trainer.policy_options import PolicyOptions
+from composer_replication.trainer.routed_experts import COLUMN, UNKNOWN, Routers, laid_out
+from composer_replication.trainer.router_load import routers_of
+from composer_replication.trainer.router_replay import COMPLETION_PART, PROMPT_PART, RouterReplay
+from composer_replication.trainer.row_merging import merge_rows
+
+MakeTrainer = Callable[..., Any]
+SIZES = Routers(num_experts=(6, 6), top_k=2, layers=(1, 2), num_layers=3)
+
+
+# ---- the column ---------------------------------------------------------------------------------------
+
+
+@st.composite
+def routed_rows(draw: Any) -> tuple[list[list[int]], list[list[int]], list[Any]]:
+    """Ids and routing of some rows; an engine may leave the last token out, give all layers, or know nothing."""
+    prompts, completions, routing = [], [], []
+    for _ in range(draw(st.integers(1, 4))):
+        num_prompt, num_completion = draw(st.integers(1, 5)), draw(st.integers(1, 5))
+        prompts.append([2] * num_prompt)
+        completions.append([3] * num_completion)
+        num_tokens = num_prompt + num_completion - draw(st.integers(0, 1))
+        num_layers = draw(st.sampled_from([2, 3]))
+        choice = st.one_of(
+            st.just([UNKNOWN, UNKNOWN]),
+            st.lists(st.integers(0, 5), min_size=2, max_size=2, unique=True),
+        )
+        layers = st.lists(choice, min_size=num_layers, max_size=num_layers)
+        row = draw(st.lists(layers, min_size=num_tokens, max_size=num_tokens))
+        kind = draw(st.sampled_from(["list", "array", "tensor", "none"]))
+        array = np.asarray(row, dtype=np.int32).reshape(num_tokens, num_layers, 2)
+        routing.append({"list": row, "array": array, "tensor": torch.as_tensor(array), "none": None}[kind])
+    return prompts, completions, routing
+
+
+@given(routed_rows(), st.sampled_from([None, 4]))
+def test_each_choice_stands_in_the_column_of_its_token(
+    rows: tuple[list[list[int]], list[list[int]], list[Any]], multiple: int | None
+) -> None:
+    prompts, completions, routing = rows
+    laid = laid_out(routing, prompts, completions, SIZES, pad_to_multiple_of=multiple)
+    widths = [max(map(len, part)) for part in (prompts, completions)]
+    if multiple:
+        widths = [-(-width // multiple) * multiple for width in widths]
+    assert laid.shape == (len(prompts), sum(widths), 2, 2)
+    expected = torch.full(laid.shape, UNKNOWN)
+    for row, choices in enumerate(routing):
+        num_tokens = len(prompts[row]) + len(completions[row])
+        for token in range(num_tokens - 1) if choices is not None else ():
+            is_prompt = token < len(prompts[row])
+            column = widths[0] - len(prompts[row]) + token
+            assert is_prompt == (column < widths[0])
+            for router in range(2):
+                layer = router if len(choices[token]) == 2 else SIZES.layers[router]
+                expected[row, column, router] = torch.as_tensor(choices[token][layer])
+    assert torch.equal(laid, expected.to(laid.dtype))
+
+
+def good_row() -> list[list[list[int]]]:
+    return [[[0, 1], [2, 3]] for _ in range(5)]
+
+
+def changed(token: int, layer: int, experts: list[int]) -> list[list[list[int]]]:
+    row = good_row()
+    row[token][layer] = experts
+    return row
+
+
+@pytest.mark.parametrize(
+    ("routing", "words"),
+    [
+        ([good_row()], "1 arrays for 2 completions"),
+        ([good_row(), [[0, 1]] * 5], "row 1 has 2 dimensions and not 3"),
+        ([good_row(), [*good_row()[:-1], [[0, 1]]]], "row 1 is no array"),
+        ([good_row(), np.zeros((5, 2, 2), dtype=np.float32)], "row 1 has other things than whole numbers"),
+        ([good_row()[:3], good_row()], "row 0 has 3 tokens, and its prompt and completion have 5"),
+        ([[*good_row(), [[0, 1], [2, 3]]], good_row()], "row 0 has 6 tokens"),
+        ([[[[0, 1]] * 4] * 5, good_row()], "row 0 has 4 layers, and the model 2 or 3"),
+        ([[[[0, 1, 2]] * 2] * 5, good_row()], "row 0 has 3 experts a token, and the model 2"),
+        ([changed(2, 1, [0, 6]), good_row()], "row 0 has the experts [0, 6] at token 2"),
+        ([changed(2, 1, [0, -2]), good_row()], "row 0 has the experts [0, -2] at token 2"),
+        ([changed(2, 1, [0, -1]), good_row()], "row 0 has the experts [0, -1] at token 2"),
+        ([changed(0, 0, [3, 3]), good_row()], "row 0 has an expert twice at token 0: [3, 3]"),
+    ],
+)
+def test_a_column_that_cannot_be_followed_is_refused(routing: list[Any], words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        laid_out(routing, [[2, 2], [2, 2]], [[3, 3, 3], [3, 3, 3]], SIZES)
+    assert caught.value.code == "CR0777"
+    assert words in caught.value.message
+
+
+def test_what_engines_leave_for_the_last_token_and_for_dense_layers_is_not_looked_at() -> None:
+    row = np.zeros((5, 3, 2), dtype=np.uint8)  # zeros are an expert twice
+    row[:4, 1:] = [4, 5]
+    laid = laid_out([row], [[2, 2]], [[3, 3, 3]], SIZES)
+    assert laid[0, :4].flatten(0, 1).tolist() == [[4, 5]] * 8
+    assert (laid[0, 4] == UNKNOWN).all()
+
+
+def test_a_router_with_fewer_experts_has_its_own_limit() -> None:
+    sizes = Routers(num_experts=(6, 3), top_k=2, layers=(0, 1), num_layers=2)
+    laid_out([changed(1, 0, [4, 5])], [[2, 2]], [[3, 3, 3]], sizes)
+    with pytest.raises(InputError, match="the router has 3 experts"):
+        laid_out([changed(1, 1, [1, 3])], [[2, 2]], [[3, 3, 3]], sizes)
+
+
+def test_models_whose_routing_cannot_be_replayed_are_refused(make_trainer: MakeTrainer) -> None:
+    with pytest.raises(InputError, match="transformers names no router of Qwen2ForCausalLM") as caught:
+        Routers.of(make_trainer(max_steps=1).model)
+    assert caught.value.code == "CR0777"
+    model = tiny_model("mixtral", 258)
+    routers_of(model)[1].top_k = 3
+    with pytest.raises(InputError, match=r"choose \[2, 3\] experts a token") as caught:
+        Routers.of(model)
+    assert caught.value.code == "CR0777"
+    del routers_of(model)[0].num_experts
+    with pytest.raises(InputError) as caught:
+        Routers.of(model)
+    assert caught.value.code == "CR0778"
+
+
+def test_the_layers_of_routers_are_read_off_their_names() -> None:
+    assert Routers.of(tiny_model("deepseek-v3-latent", 258)) == Routers((4, 4), 2, (1, 2), 3)
+
+
+def test_chains_with_routing_are_refused() -> None:
+    output = {
+        "completion_ids": [[5, 6, 7]],
+        "env_mask": [[1, 0, 1]],
+        SEGMENT_STARTS: [[1]],
+        COLUMN: [good_row()],
+    }
+    with pytest.raises(InputError, match="chain of conversations") as caught:
+        CheckedRollouts(lambda prompts, trainer: output)([], FakeTrainer())
+    assert caught.value.code == "CR0777"
+
+
+class FakeTrainer:
+    def take_segment_starts(self, starts: Any) -> None:
+        """Chains are let through; what stands beside them is what is asked about."""
+
+    def take_routed_experts(self, *parts: Any) -> None:
+        raise AssertionError("a chain went through")
+
+
+def test_rows_of_two_generations_are_merged_with_unknown_in_the_padding() -> None:
+    def batch(prompt: int, completion: int, expert: int) -> dict[str, torch.Tensor]:
+        return {
+            "prompt_ids": torch.full((2, prompt), 5),
+            PROMPT_PART: torch.full((2, prompt, 1, 1), expert),
+            COMPLETION_PART: torch.full((2, completion, 1, 1), expert),
+        }
+
+    merged = merge_rows(batch(2, 3, 7), batch(3, 1, 8), [(1, 0)], pad_token_id=0)
+    assert merged[PROMPT_PART][..., 0, 0].tolist() == [[UNKNOWN, 7, 7], [8, 8, 8]]
+    assert merged[COMPLETION_PART][..., 0, 0].tolist() == [[7, 7, 7], [8, UNKNOWN, UNKNOWN]]
+
+
+# ---- real steps -----------------------------------------------------------------------------------------
+
+
+class Engine:
+    """A rollout function whose sampler has another router than the policy: it sends about a third of the tokens elsewhere.
+
+    Its weights of experts are the policy's, so that routing is all that sampler and trainer disagree about.
+    """
+
+    def __init__(self, *, brings_routing: bool = True, keeps_last: bool = False) -> None:
+        self.brings_routing, self.keeps_last = brings_routing, keeps_last
+        self.random = random.Random(5)
+        self.routing_of: dict[tuple[int, ...], torch.Tensor] = {}
+
+    def __call__(self, prompts: list[str], trainer: Any) -> dict[str, Any]:
+        names = ["prompt_ids", "completion_ids", "logprobs", COLUMN]
+        output: dict[str, Any] = {name: [] for name in names if name != COLUMN or self.brings_routing}
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        for prompt in prompts:
+            ids = trainer.processing_class.encode(prompt)
+            answer = [self.random.randrange(2, 258) for _ in range(self.random.randint(3, 6))]
+            logps, routing = routed_elsewhere(model, ids, answer)
+            self.routing_of[(*ids, *answer)] = routing
+            row = (ids, answer, logps, routing if self.keeps_last else routing[:-1].numpy())
+            for name, value in zip(names, row, strict=True):
+                if name in output:
+                    output[name].append(value)
+        return output
+
+
+def routed_elsewhere(model: Any, prompt: list[int], answer: list[int]) -> tuple[list[float], torch.Tensor]:
+    """Log-probabilities of the answer and the routing (tokens, L, K) where routers are disturbed but weights are not."""
+    generator = torch.Generator().manual_seed(sum(answer))
+    found: list[torch.Tensor] = []
+
+    def disturb(router: Any, _inputs: Any, output: Any) -> Any:
+        logits = output[0]
+        moved = (
+            (logits + logits.std() * torch.randn(logits.shape, generator=generator))
+            .topk(router.top_k)
+            .indices
+        )
+        found.append(moved)
+        return logits, logits.softmax(-1).gather(-1, moved) / logits.softmax(-1).gather(-1, moved).sum(-1, keepdim=True), moved  # fmt: skip
+
+    handles = [router.register_forward_hook(disturb) for router in routers_of(model)]
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([[*prompt, *answer]])).logits[0]
+    for handle in handles:
+        handle.remove()
+    logps = functional.log_softmax(logits[len(prompt) - 1 : -1], -1)[range(len(answer)), answer]
+    return logps.tolist(), torch.stack(found, dim=1)
+
+
+def logged(trainer: Any, name: str) -> list[float]:
+    return [row[name] for row in trainer.state.log_history if name in row]
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"gradient_checkpointing": True},
+    {"steps_per_generation": 2, "num_iterations": 2},
+    {"gradient_accumulation_steps": 2},
+    {"beta": 0.1, "lora_adapter": True, "policy_options": PolicyOptions(importance_clip=2.0)},
+    {"prefix_sharing": True},
+    {"pad_to_multiple_of": 8},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_a_replayed_run_drifts_from_nothing(make_trainer: MakeTrainer, settings: dict[str, Any]) -> None:
+    """Shuffled, split, used again and run again in backward: each row stays with its own routing."""
+    model = tiny_model("mixtral", 258)
+    trainer = make_trainer(model=model, max_steps=2, learning_rate=0.0, rollout_func=Engine(), **settings)
+    trainer.train()
+    drifts = logged(trainer, "checks/token_drift_max")
+    assert len(drifts) == 2 and max(drifts) < 1e-4
+    assert logged(trainer, "router/replayed_share") == [1.0, 1.0]
+    assert all(0.1 < share < 0.9 for share in logged(trainer, "router/replay_changed_share"))
+    if settings.get("prefix_sharing"):
+        assert trainer.prefix_sharing_off_reasons == (
+            "log-probabilities: the routing of the rollouts is replayed.",
+        )
+
+
+def test_without_replay_the_same_run_drifts_far(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer(
+        model=tiny_model("mixtral", 258),
+        max_steps=2,
+        learning_rate=0.0,
+        rollout_func=Engine(brings_routing=False),
+    )
+    trainer.train()
+    assert min(logged(trainer, "checks/token_drift_max")) > 0.1
+    assert not logged(trainer, "router/replayed_share")
+
+
+def test_each_micro_batch_has_the_routing_of_its_own_rows(make_trainer: MakeTrainer) -> None:
+    engine, seen = Engine(keeps_last=True), 0
+    trainer = make_trainer(
+        model=tiny_model("mixtral", 258), max_steps=2, steps_per_generation=2, rollout_func=engine
+    )
+    plain = trainer._compute_loss
+
+    def looking(model: Any, inputs: Any) -> Any:
+        nonlocal seen
+        for row in range(inputs["prompt_ids"].size(0)):
+            ids, routing = [], []
+            for part, column in (("prompt", PROMPT_PART), ("completion", COMPLETION_PART)):
+                kept = inputs[f"{part}_mask"][row].bool()
+                ids += inputs[f"{part}_ids"][row][kept].tolist()
+                routing.append(inputs[column][row][kept])
+                assert (inputs[column][row][~kept] == UNKNOWN).all()
+            assert torch.equal(torch.cat(routing)[:-1].long(), engine.routing_of[tuple(ids)][:-1])
+            seen += 1
+        return plain(model, inputs)
+
+    trainer._compute_loss = looking
+    trainer.train()
+    assert seen == 8
+
+
+def test_the_reference_chooses_itself(make_trainer: MakeTrainer) -> None:
+    """Its weights are the policy's here, so that the KL is what their routing makes of them."""
+    trainer = make_trainer(
+        model=tiny_model("mixtral", 258), max_steps=1, learning_rate=0.0, beta=0.1, rollout_func=Engine()
+    )
+    trainer.train()
+    assert logged(trainer, "kl")[0] > 1e-2
+
+
+@pytest.mark.parametrize("lora_adapter", [False, True])
+def test_which_forwards_are_replayed(make_trainer: MakeTrainer, lora_adapter: bool) -> None:
+    trainer = make_trainer(model=tiny_model("mixtral", 258), max_steps=1, lora_adapter=lora_adapter)
+    ids = torch.tensor([[5, 6, 7, 8, 9]])
+    mask = torch.ones_like(ids)
+
+    def score(model: Any, routing: Any) -> Any:
+        batch = {} if routing is None else {PROMPT_PART: routing[:, :2], COMPLETION_PART: routing[:, 2:]}
+        with torch.no_grad(), trainer._routed_as(batch):
+            return trainer._get_per_token_logps_and_entropies(model, ids, mask, 3)[0]
+
+    _, elsewhere = routed_elsewhere(trainer.accelerator.unwrap_model(trainer.model), [5, 6], [7, 8, 9])
+    routing = elsewhere[None]
+    assert not torch.equal(score(trainer.model, routing), score(trainer.model, None))
+    other = copy.deepcopy(trainer.model)
+    trainer.ref_model = other
+    assert torch.equal(score(other, routing), score(other, None))
+    if lora_adapter:
+        with trainer.model.disable_adapter():
+            assert torch.equal(score(trainer.model, routing), score(trainer.model, None))
+        trainer.model.add_adapter("ref", trainer.model.peft_config["default"])
+        trainer.model.set_adapter("ref")
+        assert torch.equal(score(trainer.model, routing), score(trainer.model, None))
+
+
+def test_evaluation_is_not_replayed(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer(model=tiny_model("mixtral", 258), max_steps=1)
+    trainer.model.eval()
+    trainer.take_routed_experts(["this is not looked at"], [[5]], [[6]])
+    assert trainer._routing_BWLK is None
+
+
+def test_a_run_without_the_column_makes_no_replay(
+    make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_args: Any, **_kwargs: Any) -> None:
+        raise AssertionError("a replay was made")
+
+    monkeypatch.setattr("composer_replication.trainer.router_replay.Replay", refuse)
+    monkeypatch.setattr(RouterReplay, "take_routed_experts", refuse)
+    trainer = make_trainer(
+        model=tiny_model("mixtral", 258), max_steps=1, rollout_func=Engine(brings_routing=False)
+    )
+    trainer.train()
+    assert trainer.state.global_step == 1

@@ -37,11 +37,10 @@ _CHECKPOINT_FUNCTIONS = ("_gradient_checkpointing_func", "checkpoint_fn")
 
 @dataclass(slots=True)
 class _Pass:
-    """One forward: what its routers are to choose, how often each was asked, and what they would have chosen."""
+    """One forward: what its routers are to choose, and counts, which are read when it ends: a second run adds to no figure."""
 
     forced_NLK: torch.Tensor
     num_calls: list[int]
-    is_over: bool = False
     num_forced: list[torch.Tensor] = field(default_factory=list)
     num_changed: list[torch.Tensor] = field(default_factory=list)
 
@@ -84,9 +83,8 @@ class _Choice(TorchFunctionMode):
         is_forced_N1 = forced_NK[:, :1] != UNKNOWN
         differs_N1 = (forced_NK.sort(-1).values != own_NK.sort(-1).values).any(-1, keepdim=True)
         is_changed_N1 = is_forced_N1 & differs_N1
-        if not one.is_over:
-            one.num_forced.append(is_forced_N1.sum())
-            one.num_changed.append(is_changed_N1.sum())
+        one.num_forced.append(is_forced_N1.sum())
+        one.num_changed.append(is_changed_N1.sum())
         return forced_NK.where(is_changed_N1, own_NK)
 
 
@@ -155,7 +153,6 @@ class Replay:
         one, self._current = self._current, None
         if one is None:
             return
-        one.is_over = True
         for router, num_calls in zip(self.routers, one.num_calls, strict=True):
             if num_calls != 1:
                 raise unknown_router(router)

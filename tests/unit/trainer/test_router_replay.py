@@ -125,9 +125,11 @@ def test_what_engines_leave_for_the_last_token_and_for_dense_layers_is_not_looke
 
 def test_a_router_with_fewer_experts_has_its_own_limit() -> None:
     sizes = Routers(num_experts=(6, 3), top_k=2, layers=(0, 1), num_layers=2)
-    laid_out([changed(1, 0, [4, 5])], [[2, 2]], [[3, 3, 3]], sizes)
+    row = [[[4, 5], [0, 2]] for _ in range(5)]
+    assert laid_out([row], [[2, 2]], [[3, 3, 3]], sizes)[0, 0].tolist() == [[4, 5], [0, 2]]
+    row[1][1] = [1, 3]
     with pytest.raises(InputError, match="the router has 3 experts"):
-        laid_out([changed(1, 1, [1, 3])], [[2, 2]], [[3, 3, 3]], sizes)
+        laid_out([row], [[2, 2]], [[3, 3, 3]], sizes)
 
 
 def test_models_whose_routing_cannot_be_replayed_are_refused(make_trainer: MakeTrainer) -> None:
@@ -261,10 +263,29 @@ def test_a_replayed_run_drifts_from_nothing(make_trainer: MakeTrainer, settings:
     assert len(drifts) == 2 and max(drifts) < 1e-4
     assert logged(trainer, "router/replayed_share") == [1.0, 1.0]
     assert all(0.1 < share < 0.9 for share in logged(trainer, "router/replay_changed_share"))
+    if "num_iterations" in settings:  # the older weights' probabilities are replayed, too
+        assert logged(trainer, "clip_ratio/region_mean") == [0.0, 0.0]
+    if "policy_options" in settings:
+        assert logged(trainer, "sampling/effective_sample_size") == pytest.approx([1.0, 1.0], abs=1e-6)
     if settings.get("prefix_sharing"):
         assert trainer.prefix_sharing_off_reasons == (
             "log-probabilities: the routing of the rollouts is replayed.",
         )
+
+
+def test_steps_are_the_same_under_checkpointing(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    weights = []
+    for name, checkpointing in (("kept", False), ("again", True)):
+        trainer = make_trainer(
+            model=tiny_model("mixtral", 258),
+            max_steps=2,
+            gradient_checkpointing=checkpointing,
+            rollout_func=Engine(),
+            output_dir=tmp_path / name,
+        )
+        trainer.train()
+        weights.append(torch.cat([part.detach().flatten() for part in trainer.model.parameters()]))
+    torch.testing.assert_close(weights[0], weights[1], rtol=1e-4, atol=1e-5)
 
 
 def test_without_replay_the_same_run_drifts_far(make_trainer: MakeTrainer) -> None:
@@ -307,7 +328,12 @@ def test_each_micro_batch_has_the_routing_of_its_own_rows(make_trainer: MakeTrai
 def test_the_reference_chooses_itself(make_trainer: MakeTrainer) -> None:
     """Its weights are the policy's here, so that the KL is what their routing makes of them."""
     trainer = make_trainer(
-        model=tiny_model("mixtral", 258), max_steps=1, learning_rate=0.0, beta=0.1, rollout_func=Engine()
+        model=tiny_model("mixtral", 258),
+        max_steps=1,
+        learning_rate=0.0,
+        beta=0.1,
+        lora_adapter=True,
+        rollout_func=Engine(),
     )
     trainer.train()
     assert logged(trainer, "kl")[0] > 1e-2

@@ -300,6 +300,23 @@ def test_without_replay_the_same_run_drifts_far(make_trainer: MakeTrainer) -> No
     assert not logged(trainer, "router/replayed_share")
 
 
+def test_a_generation_without_the_column_takes_none_from_the_one_before(make_trainer: MakeTrainer) -> None:
+    engine = Engine()
+
+    def first_time_only(prompts: list[str], trainer: Any) -> dict[str, Any]:
+        output = engine(prompts, trainer)
+        engine.brings_routing = False
+        return output
+
+    trainer = make_trainer(
+        model=tiny_model("mixtral", 258), max_steps=2, learning_rate=0.0, rollout_func=first_time_only
+    )
+    trainer.train()
+    drifts = logged(trainer, "checks/token_drift_max")
+    assert drifts[0] < 1e-4 and drifts[1] > 0.1
+    assert logged(trainer, "router/replayed_share") == [1.0]
+
+
 def test_each_micro_batch_has_the_routing_of_its_own_rows(make_trainer: MakeTrainer) -> None:
     engine, seen = Engine(keeps_last=True), 0
     trainer = make_trainer(

@@ -277,7 +277,8 @@ class ToolResult:
     """What the environment answered to one call.
 
     ``is_error`` says that the tool itself refused or failed; ``exit_code`` is that of a command, None for
-    tools that run none. ``is_truncated`` says that the text was cut, which the text says too.
+    tools that run none. ``is_truncated`` says that the text was cut, which the text says too. Two answers are equal
+    whatever ``seconds`` each took.
     """
 
     text: str
@@ -285,7 +286,7 @@ class ToolResult:
     exit_code: int | None = None
     timed_out: bool = False
     is_truncated: bool = False
-    seconds: float = 0.0
+    seconds: float = field(default=0.0, compare=False)
 
     @property
     def failed(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -12,7 +13,9 @@ from hypothesis import strategies as st
 from malformed_replies import malformed_replies
 
 from composer_replication.errors import SandboxFailure, UsageError
-from composer_replication.records import ToolCall, ToolResult
+from composer_replication.records import Completion, Rollout, StopReason, ToolCall, ToolResult, Turn
+from composer_replication.rollouts.hints.detector import find_faults
+from composer_replication.rollouts.hints.hint_context import ObservedRollout, ObservedTurn
 from composer_replication.rollouts.hints.result_faults import result_fault
 from composer_replication.rollouts.tools.clipping import clip
 from composer_replication.rollouts.tools.near_matches import near_matches
@@ -61,9 +64,36 @@ def test_bash_caps_its_time_out_and_tells_of_it() -> None:
     assert box.sandbox.commands[0][2] == 5.0
     assert result.timed_out
     assert "longer than 5 s" in result.text
-    memory = box_of(done(exit_code=137, out_of_memory=True))
-    assert "more memory than it may" in ask(memory, "bash", command="python big.py").text
     assert ask(box_of(), "bash", command="true").text == "[no output]"
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments"), [("bash", {"command": "python big.py"}), ("run_tests", {})]
+)
+@pytest.mark.parametrize("exit_code", [137, 1])
+def test_a_command_killed_for_its_memory_says_so_and_is_found(
+    tool: str, arguments: dict[str, Any], exit_code: int
+) -> None:
+    call = ToolCall(tool, json.dumps(arguments))
+    result = box_of(done("cat: no.txt: command not found\n", exit_code=exit_code, out_of_memory=True)).call(call)
+    assert "more memory than it may" in result.text
+    found = result_fault(call, result)
+    assert found is not None
+    assert found[0] == "out-of-memory"
+
+
+def test_the_same_call_with_the_same_answer_is_found_however_long_each_took(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = itertools.count()
+    monkeypatch.setattr("composer_replication.rollouts.tools.toolbox.time.monotonic", lambda: next(clock) ** 2)
+    box, call = box_of(), ToolCall("list_files", "{}")
+    turn = Turn((1,), Completion((2,), "", StopReason.FINISHED))
+    turns = tuple(ObservedTurn(turn, (call,), (box.call(call),)) for _ in range(2))
+    assert turns[0].results[0].seconds != turns[1].results[0].seconds
+    rollout = Rollout("task", 1, (turn, turn), 0.0, None, StopReason.FINISHED, 1.0)
+    faults = find_faults(ObservedRollout(rollout, turns, tools=TOOLS))
+    assert [(fault.turn_idx, fault.kind) for fault in faults] == [(1, "repeated-action")]
 
 
 @pytest.mark.parametrize(

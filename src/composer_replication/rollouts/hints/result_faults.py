@@ -20,6 +20,8 @@ EDIT_TOOLS = frozenset(
 """Tools that change files, by the names in use."""
 COMMAND_NOT_FOUND = 127
 KILLED = 137
+KILLED_FOR_MEMORY = "[killed: it used more memory than it may]"
+"""What our own tools say of a command that broke its memory limit, whatever its exit code."""
 
 _UNKNOWN_TOOL = re.compile(
     r"(?:unknown|no such|unsupported) (?:tool|function)[:\s]*[`'\"]?(?P<subject>[\w.-]*)"
@@ -83,6 +85,8 @@ def result_fault(call: ToolCall, result: ToolResult) -> Finding | None:
     text = result.text
     if result.timed_out:
         return "time-out", _line(text, None) or "the call was stopped", call.name
+    if KILLED_FOR_MEMORY in text:
+        return "out-of-memory", KILLED_FOR_MEMORY, call.name
     for read in (_tool_fault, _edit_fault, _code_fault, _command_fault, _file_fault, _memory_fault):
         if finding := read(call, result):
             return finding

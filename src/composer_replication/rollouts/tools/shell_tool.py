@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import ExecResult, ToolResult
+from composer_replication.rollouts.hints.result_faults import KILLED_FOR_MEMORY
 from composer_replication.rollouts.tools.clipping import clip
 from composer_replication.rollouts.tools.tool_limits import ToolLimits, refused
 
@@ -45,7 +46,7 @@ def told(done: ExecResult, seconds: float, limits: ToolLimits) -> ToolResult:
     if done.timed_out:
         ends.append(f"[stopped: it ran longer than {seconds:g} s, and everything it started was killed]")
     elif done.out_of_memory:
-        ends.append("[killed: it used more memory than it may]")
+        ends.append(KILLED_FOR_MEMORY)
     if done.truncated:
         ends.append("[it printed more than is kept]")
     if done.exit_code:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import ast
 import re
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from composer_replication.cli import explain_verb
+from composer_replication.config import RunConfig, parse_config
+from composer_replication.errors import UsageError
 
 SOURCE = Path(explain_verb.__file__).resolve().parents[1]
 CODE = re.compile(r"CR\d{4}")
+KEY = re.compile(rf"(?<![\w./-])(?:{'|'.join(RunConfig.model_fields)})(?:\.[a-z_]\w*)+\b(?![(\w])")
 
 
 def mentioned_codes(root: Path) -> set[str]:
@@ -27,6 +31,37 @@ def raised_codes(root: Path) -> set[str]:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and CODE.fullmatch(node.value)
     }
+
+
+def named_keys(root: Path) -> set[str]:
+    """Keys of a recipe in the texts that say where an error is and how to mend it."""
+    return {
+        key
+        for path in root.rglob("*.py")
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call)
+        for keyword in call.keywords
+        if keyword.arg in {"where", "fix"}
+        for node in ast.walk(keyword.value)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        for key in KEY.findall(node.value)
+    }
+
+
+def is_key(dotted: str) -> bool:
+    """Whether a recipe takes it; one with this key alone is refused in any case."""
+    table: object = None
+    for part in reversed(dotted.split(".")):
+        table = {part: table}
+    with pytest.raises(UsageError) as caught:
+        parse_config(cast("dict[str, object]", table), where="run.toml")
+    return "unknown key" not in caught.value.message
+
+
+def test_errors_name_keys_that_there_are() -> None:
+    found = named_keys(SOURCE)
+    assert "hints.writing.layers" in found
+    assert sorted(key for key in found if not is_key(key)) == []
 
 
 def test_every_code_is_explained() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -26,7 +27,7 @@ from composer_replication.rollouts.hints.hint_context import (
     HintContext,
     ObservedRollout,
 )
-from composer_replication.rollouts.hints.hint_judge import MAX_FAILURES, open_judge
+from composer_replication.rollouts.hints.hint_judge import MAX_FAILURES, NUM_PASSED_OVER, open_judge
 from composer_replication.rollouts.hints.hint_options import HintOptions
 from composer_replication.rollouts.hints.layers import clamp, clean_text, open_layers, write_hint
 from composer_replication.rollouts.hints.templates import TEMPLATES, nearest_paths, signature, template_hint
@@ -171,7 +172,7 @@ def test_a_layer_that_breaks_is_named(name: str, says: str) -> None:
 def test_options_out_of_range(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="CR0220") as caught:
         HintOptions(**wrong)
-    assert caught.value.where == f"hints.{next(iter(wrong))}"
+    assert caught.value.where == f"hints.writing.{next(iter(wrong))}"
 
 
 def test_the_judge_is_off_by_default() -> None:
@@ -325,7 +326,7 @@ def test_the_judge_is_asked_once_and_then_read_from_disk(
     again = open_judge(options, folder=tmp_path)
     assert write_hint(context, [("judge", again)], options) == hint
     assert len(served.requests) == 1
-    assert (judge.counts, again.counts) == ({"asked": 1}, {"cached": 1})
+    assert (judge.counts, again.counts) == ({"judge/asked": 1}, {"judge/cached": 1})
     sent = served.requests[0]["messages"][1]["content"]
     assert "missing-file: cat: src/books.py: No such file or directory" in sent
     assert "read_file(path: string" in sent
@@ -349,15 +350,24 @@ def test_the_judges_answer_is_clamped(served: Served, judge_options: JudgeOption
     assert len(hint.text.removeprefix("Hint: ")) <= 40
 
 
-def test_a_failing_judge_is_left_alone_after_a_while(
-    served: Served, judge_options: JudgeOptions, tmp_path: Path
+def test_a_failing_judge_is_passed_over_for_a_while_and_then_asked_again(
+    served: Served, judge_options: JudgeOptions, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     served.status = 500
-    judge = open_judge(judge_options(), folder=tmp_path)
-    names = [case["name"] for case in cases() if case["expected"]][: MAX_FAILURES + 2]
-    assert [judge(context_of(name)) for name in names] == [None] * len(names)
-    assert judge.counts == {"http-500": MAX_FAILURES, "not-asked": 2}
+    counts: Counter[str] = Counter()
+    layers = open_layers(judge_options(), judge_folder=tmp_path, counts=counts)
+    judge, context = layers[0][1], context_of("cat of a missing file")
+    assert [judge(context) for _ in range(MAX_FAILURES + NUM_PASSED_OVER)] == [None] * (
+        MAX_FAILURES + NUM_PASSED_OVER
+    )
+    assert counts == {"judge/http-500": MAX_FAILURES, "judge/not-asked": NUM_PASSED_OVER}
     assert not list(tmp_path.iterdir())
+    assert [judge(context) for _ in range(1 + NUM_PASSED_OVER)] == [None] * (1 + NUM_PASSED_OVER)
+    assert len(served.requests) == MAX_FAILURES + 1
+    served.status = 200
+    assert judge(context) == "Look at the folder first."
+    assert counts["judge/asked"] == 1
+    assert ["failed 3 times in a row (http-500)" in record.message for record in caplog.records] == [True]
 
 
 def test_a_damaged_answer_on_disk_is_asked_for_again(
@@ -378,7 +388,7 @@ def test_a_damaged_answer_on_disk_is_asked_for_again(
 def test_a_judge_that_cannot_be_asked(judge_options: JudgeOptions, changes: dict[str, str]) -> None:
     with pytest.raises(UsageError, match="CR0223") as caught:
         open_layers(judge_options(**changes))
-    assert "hints.judge" in caught.value.where
+    assert "hints.writing.judge_url" in caught.value.where
     assert "instructions" not in str(caught.value)
 
 

@@ -74,4 +74,4 @@ class HintOptions:
 
 
 def _unusable(name: str, problem: str, fix: str) -> UsageError:
-    return UsageError("CR0220", f"{problem}.", where=f"hints.{name}", fix=fix)
+    return UsageError("CR0220", f"{problem}.", where=f"hints.writing.{name}", fix=fix)

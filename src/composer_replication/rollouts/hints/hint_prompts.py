@@ -172,7 +172,7 @@ def refuse_control_tokens(tokenizer: Tokenizer, hint: str) -> None:
             "CR0433",
             "the hint holds a control token of the tokenizer.",
             where=hint[:60],
-            fix="put a space into it, as hints.clean_text does.",
+            fix="put a space into it, as the function clean_text does.",
         )
 
 

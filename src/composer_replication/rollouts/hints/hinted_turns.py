@@ -40,8 +40,8 @@ class HintedTurnMaker:
         judge_folder: where the judge's answers are kept; None is the cache folder.
         other_tasks: gives the hints in the place of the turns' own, where ``options.from_other_tasks`` is set.
 
-    ``counts`` has ``rollouts``, ``faults``, ``hints``, ``hints/KIND``, ``without_hint``, ``without_ids`` and
-    ``left_out/CODE`` since the start; ``last_hints`` are the hints of the last call by row.
+    ``counts`` has ``rollouts``, ``faults``, ``hints``, ``hints/KIND``, ``without_hint``, ``without_ids``,
+    ``left_out/CODE`` and ``judge/*`` (see ``HintJudge``) since the start; ``last_hints`` are the hints of the last call by row.
 
     Raises:
         UsageError: a layer or the judge cannot be used (CR0221, CR0223), or ``from_other_tasks`` without
@@ -67,7 +67,7 @@ class HintedTurnMaker:
             raise no_other_tasks("none are known here", "pass other_tasks=HintsOfOtherTasks(...)")
         self.counts: Counter[str] = Counter()
         self.last_hints: list[tuple[Hint, ...]] = []
-        self._layers = open_layers(self.options, judge_folder=judge_folder)
+        self._layers = open_layers(self.options, judge_folder=judge_folder, counts=self.counts)
 
     def hinted_turns(self, rollouts: Sequence[Rollout]) -> list[tuple[HintedTurn, ...]]:
         observed = [self.observe(rollout) for rollout in rollouts]

@@ -50,8 +50,10 @@ def write_hint(
     return None
 
 
-def open_layers(options: HintOptions, *, judge_folder: Path | None = None) -> list[tuple[str, HintLayer]]:
-    """The layers of the options by name, in order.
+def open_layers(
+    options: HintOptions, *, judge_folder: Path | None = None, counts: Counter[str] | None = None
+) -> list[tuple[str, HintLayer]]:
+    """The layers of the options by name, in order; those that count do it in ``counts``.
 
     Raises:
         UsageError: one cannot be imported, is not callable, or takes other arguments (CR0221); the judge's
@@ -61,7 +63,7 @@ def open_layers(options: HintOptions, *, judge_folder: Path | None = None) -> li
         "template": lambda: template_hint,
         "environment": lambda: environment_hint,
         "sibling": lambda: lambda context: sibling_hint(context, options),
-        "judge": lambda: open_judge(options, folder=judge_folder),
+        "judge": lambda: open_judge(options, folder=judge_folder, counts=counts),
     }
     return [(name, known[name]() if name in known else load_layer(name)) for name in options.layers]
 
@@ -157,7 +159,7 @@ def _unusable(dotted: str, problem: str) -> UsageError:
     return UsageError(
         "CR0221",
         f"the hint layer {dotted!r} {problem}.",
-        where="hints.layers",
+        where="hints.writing.layers",
         fix="give package.module:function of one argument, the HintContext.",
     )
 
@@ -166,6 +168,6 @@ def _broken(name: str, problem: str) -> UsageError:
     return UsageError(
         "CR0222",
         f"the hint layer {name} {problem}.",
-        where="hints.layers",
+        where="hints.writing.layers",
         fix="make it return a text or None for every context; then the same command with --resume goes on.",
     )

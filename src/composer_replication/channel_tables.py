@@ -1,4 +1,4 @@
-"""The tables ``[hints]``, ``[replay]``, ``[curriculum]`` and ``[agent]`` of a recipe, and what every table is.
+"""The tables ``[heldout]``, ``[hints]``, ``[replay]``, ``[curriculum]``, ``[ray]`` and ``[agent]`` of a recipe, and what every table is.
 
 Apart from ``config`` for its size alone.
 """
@@ -16,11 +16,52 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
-def _refuse_idle(section: Section, keys: tuple[str, ...], reason: str) -> None:
+def refuse_idle(section: Section, keys: tuple[str, ...], reason: str) -> None:
     """Refuse those of ``keys`` that are not at their defaults; a recipe as resolved has all keys, so presence says nothing."""
     for key in keys:
         if getattr(section, key) != type(section).model_fields[key].default:
             raise ValueError(f"{key} does nothing {reason}")
+
+
+class HeldoutSection(Section):
+    """How the truth is measured; tasks here are never trained on.
+
+    ``repositories`` names the repositories (without version) whose tasks are held out.
+    ``split`` is a file that ``composer-rl tasks split`` wrote; the tasks must be those that it
+    was made of. ``fraction`` draws so many of the tasks, grouped by repository where there are
+    several. Without all three the ``split.json`` of ``tasks.store`` counts, or else 0.3 are drawn.
+    ``every`` guard folds share one evaluation: at the others it is not due. Each draws
+    ``sample_size`` tasks afresh (0: all), and ``num_canaries`` tasks that cannot be solved
+    honestly. ``has_sentinel`` runs the golden code of each drawn task first, so that an outage of
+    the grader is not taken for a fall of the truth. Above ``max_seconds_share`` of the run's time
+    evaluations wait; one longer than ``timeout_seconds`` is missed, and the third in a row halts.
+    With ``[agent]`` an attempt is an episode within its limits, and the score the share of hidden tests
+    that pass, unless ``agent.reward.rule`` is ``all_or_nothing``. ``before_and_after_samples`` measures all tasks
+    twice, trained ones with ``before_and_after_trained_samples`` where that is given.
+    """
+
+    repositories: list[str] = []
+    split: str = ""
+    fraction: float | None = Field(None, gt=0.0, lt=1.0)
+    seed: int = 0
+    every: int = Field(1, ge=1)
+    samples_per_task: int = Field(1, ge=1)
+    sample_size: int = Field(0, ge=0)
+    num_canaries: int = Field(0, ge=0)
+    has_sentinel: bool = False
+    max_seconds_share: float | None = Field(None, gt=0.0, lt=1.0)
+    timeout_seconds: float | None = Field(1800.0, gt=0.0)
+    before_and_after_samples: int = Field(0, ge=0)
+    before_and_after_trained_samples: int | None = Field(None, ge=1)
+
+    @model_validator(mode="after")
+    def _one_division(self) -> HeldoutSection:
+        if self.split and (self.repositories or self.fraction is not None):
+            raise ValueError("give split alone, without repositories and fraction")
+        if not self.before_and_after_samples:
+            keys = ("before_and_after_trained_samples",)
+            refuse_idle(self, keys, "while heldout.before_and_after_samples is 0")
+        return self
 
 
 class HintWritingSection(Section):
@@ -43,10 +84,13 @@ class HintWritingSection(Section):
     from_other_tasks: bool = False
 
     @model_validator(mode="after")
-    def _judge_is_asked(self) -> HintWritingSection:
+    def _no_key_is_idle(self) -> HintWritingSection:
         if "judge" not in self.layers:
-            keys = ("judge_url", "judge_model", "judge_key_variable", "judge_timeout_seconds")
-            _refuse_idle(self, keys, "without judge among hints.writing.layers")
+            keys: tuple[str, ...] = ("judge_url", "judge_model", "judge_key_variable", "judge_timeout_seconds")
+            refuse_idle(self, keys, "without judge among hints.writing.layers")
+        if "sibling" not in self.layers:
+            keys = ("sibling_shows", "max_sibling_characters")
+            refuse_idle(self, keys, "without sibling among hints.writing.layers")
         return self
 
 
@@ -80,7 +124,7 @@ class HintsSection(Section):
     min_divergence: float = Field(0.0, ge=0.0)
     decay_after: int = Field(0, ge=0)
     decay_steps: int = Field(0, ge=0)
-    decay_to: float = Field(0.0, ge=0.0, le=1.0)
+    decay_to: float = Field(0.0, ge=0.0, lt=1.0)
     turns_per_step: int = Field(4, ge=1)
     strict: bool = True
     writing: HintWritingSection = HintWritingSection()
@@ -96,35 +140,18 @@ class HintsSection(Section):
     @model_validator(mode="after")
     def _no_key_is_idle(self) -> HintsSection:
         if self.teacher != "ema":
-            _refuse_idle(
+            refuse_idle(
                 self, ("ema_rate",), f'with hints.teacher = "{self.teacher}": that teacher does not move'
             )
         if self.variant != "taid":
-            _refuse_idle(self, ("taid_start",), 'without hints.variant = "taid"')
+            refuse_idle(self, ("taid_start",), 'without hints.variant = "taid"')
+        if not self.srpo_routing:
+            refuse_idle(self, ("pass_reward",), "without hints.srpo_routing")
         if not self.decay_steps:
-            _refuse_idle(
+            refuse_idle(
                 self, ("decay_after", "decay_to"), "while hints.decay_steps is 0: the weight never falls"
             )
         return self
-
-
-def refuse_idle_keys(hints: HintsSection | None, importance_clip: float | None, *, has_agent: bool) -> None:
-    """Keys of a recipe that nothing of a recipe reads, where they are set.
-
-    Raises:
-        ValueError: names the key.
-    """
-    if hints is not None:
-        _refuse_idle(
-            hints,
-            ("turns_per_step",),
-            "in a recipe: recorded turns can be given in Python alone (hinted_turns)",
-        )
-    if importance_clip and not has_agent:
-        raise ValueError(
-            "trainer.importance_clip does nothing for single answers, which bring no probabilities of another sampler; "
-            "with vLLM set trl.vllm_importance_sampling_clip_max"
-        )
 
 
 class ReplaySection(Section):
@@ -152,6 +179,8 @@ class ReplaySection(Section):
             raise ValueError("ipo takes neither margin nor label_smoothing: its margin is 1 / (2 beta)")
         if self.kind == "simpo" and not self.length_normalised:
             raise ValueError("simpo is length-normalised by definition")
+        if not self.sibling_pairs:
+            refuse_idle(self, ("pass_reward",), "without replay.sibling_pairs")
         return self
 
 
@@ -205,6 +234,18 @@ class AgentRewardSection(Section):
     break_cost: float = Field(1.0, ge=0.0)
     break_sample: int = Field(0, ge=0)
     invalid_call_cost: float = Field(0.0, ge=0.0)
+
+    @model_validator(mode="after")
+    def _no_key_is_idle(self) -> AgentRewardSection:
+        if self.rule != "weighted":
+            refuse_idle(self, ("weights",), 'without agent.reward.rule = "weighted"')
+        elif not self.weights:
+            raise ValueError('rule = "weighted" does nothing without agent.reward.weights')
+        if self.breaks != "cost":
+            refuse_idle(self, ("break_cost",), f'with agent.reward.breaks = "{self.breaks}"')
+        if self.breaks == "ignore":
+            refuse_idle(self, ("break_sample",), 'with agent.reward.breaks = "ignore"')
+        return self
 
 
 class AgentToolsSection(Section):
@@ -280,6 +321,8 @@ class AgentSection(Section):
             )
         if self.summary_tokens >= self.max_context_tokens:
             raise ValueError("summary_tokens is never reached: it has to be below max_context_tokens")
-        if self.reward.weights and self.reward.rule != "weighted":
-            raise ValueError('reward.weights need reward.rule = "weighted"')
+        if not self.summary_tokens:
+            refuse_idle(self, ("max_summaries",), "while agent.summary_tokens is 0")
+        if self.log_prob_check == "off":
+            refuse_idle(self, ("log_prob_tolerance",), 'with agent.log_prob_check = "off"')
         return self

@@ -19,11 +19,12 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from composer_replication.channel_tables import (
     AgentSection,
     CurriculumSection,
+    HeldoutSection,
     HintsSection,
     RaySection,
     ReplaySection,
     Section,
-    refuse_idle_keys,
+    refuse_idle,
 )
 from composer_replication.errors import UsageError
 
@@ -68,44 +69,6 @@ class TasksSection(Section):
     def _one_origin(self) -> TasksSection:
         if bool(self.source) == bool(self.store):
             raise ValueError("give exactly one of source and store")
-        return self
-
-
-class HeldoutSection(Section):
-    """How the truth is measured; tasks here are never trained on.
-
-    ``repositories`` names the repositories (without version) whose tasks are held out.
-    ``split`` is a file that ``composer-rl tasks split`` wrote; the tasks must be those that it
-    was made of. ``fraction`` draws so many of the tasks, grouped by repository where there are
-    several. Without all three the ``split.json`` of ``tasks.store`` counts, or else 0.3 are drawn.
-    ``every`` guard folds share one evaluation: at the others it is not due. Each draws
-    ``sample_size`` tasks afresh (0: all), and ``num_canaries`` tasks that cannot be solved
-    honestly. ``has_sentinel`` runs the golden code of each drawn task first, so that an outage of
-    the grader is not taken for a fall of the truth. Above ``max_seconds_share`` of the run's time
-    evaluations wait; one longer than ``timeout_seconds`` is missed, and the third in a row halts.
-    With ``[agent]`` an attempt is an episode within its limits, and the score the share of hidden tests
-    that pass, unless ``agent.reward.rule`` is ``all_or_nothing``. ``before_and_after_samples`` measures all tasks
-    twice, trained ones with ``before_and_after_trained_samples`` where that is given.
-    """
-
-    repositories: list[str] = []
-    split: str = ""
-    fraction: float | None = Field(None, gt=0.0, lt=1.0)
-    seed: int = 0
-    every: int = Field(1, ge=1)
-    samples_per_task: int = Field(1, ge=1)
-    sample_size: int = Field(0, ge=0)
-    num_canaries: int = Field(0, ge=0)
-    has_sentinel: bool = False
-    max_seconds_share: float | None = Field(None, gt=0.0, lt=1.0)
-    timeout_seconds: float | None = Field(1800.0, gt=0.0)
-    before_and_after_samples: int = Field(0, ge=0)
-    before_and_after_trained_samples: int | None = Field(None, ge=1)
-
-    @model_validator(mode="after")
-    def _one_division(self) -> HeldoutSection:
-        if self.split and (self.repositories or self.fraction is not None):
-            raise ValueError("give split alone, without repositories and fraction")
         return self
 
 
@@ -280,7 +243,28 @@ class RunConfig(Section):
         for table, weight in (("hints", "alpha_sdpo"), ("replay", "beta_replay")):
             if getattr(self, table) is not None and getattr(self.trainer, weight) == 0.0:
                 raise ValueError(f"[{table}] does nothing while trainer.{weight} is 0")
-        refuse_idle_keys(self.hints, self.trainer.importance_clip, has_agent=self.agent is not None)
+        return self
+
+    @model_validator(mode="after")
+    def _no_key_is_idle(self) -> RunConfig:
+        """Keys that do nothing beside the rest of the recipe; a table refuses those that do nothing beside its own."""
+        if self.hints is not None:
+            refuse_idle(
+                self.hints,
+                ("turns_per_step",),
+                "in a recipe: recorded turns can be given in Python alone (hinted_turns)",
+            )
+        if self.replay is not None and not self.replay.pairs:
+            refuse_idle(self.replay, ("pairs_per_step",), "without replay.pairs")
+        if self.guard is None:
+            refuse_idle(self.trainer, ("strict_killswitch",), "without a [guard] table")
+        if self.agent is not None and not self.trainer.checks:
+            refuse_idle(self.agent, ("log_prob_tolerance",), "while trainer.checks is false")
+        if self.agent is None and self.trainer.importance_clip:
+            raise ValueError(
+                "trainer.importance_clip does nothing for single answers, which bring no probabilities of another sampler; "
+                "with vLLM set trl.vllm_importance_sampling_clip_max"
+            )
         return self
 
     @model_validator(mode="after")

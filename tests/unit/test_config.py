@@ -86,6 +86,58 @@ def test_the_smallest_recipe_is_plain_grpo_without_channels() -> None:
             {"hints": {"writing": {"judge_url": "http://here"}}, **SDPO},
             "hints.writing: judge_url does nothing without judge among",
         ),
+        ({"hints": {"pass_reward": 0.5}, **SDPO}, "hints: pass_reward does nothing without hints.srpo_routing"),
+        (
+            {"hints": {"writing": {"layers": ["template"], "sibling_shows": "lines"}}, **SDPO},
+            "hints.writing: sibling_shows does nothing without sibling among",
+        ),
+        (
+            {"hints": {"writing": {"layers": ["template"], "max_sibling_characters": 9}}, **SDPO},
+            "hints.writing: max_sibling_characters does nothing without sibling among",
+        ),
+        (
+            {"hints": {"decay_to": 1.0, "decay_steps": 3}, **SDPO},
+            "hints.decay_to: Input should be less than 1",
+        ),
+        (
+            {"replay": {"pairs_per_step": 2, "sibling_pairs": True}, **REPLAY},
+            "pairs_per_step does nothing without replay.pairs",
+        ),
+        (
+            {"replay": {"pass_reward": 0.5, "pairs": "a"}, **REPLAY},
+            "replay: pass_reward does nothing without replay.sibling_pairs",
+        ),
+        (
+            {"heldout": {"before_and_after_trained_samples": 1}},
+            "heldout: before_and_after_trained_samples does nothing while heldout.before_and_after_samples is 0",
+        ),
+        ({"agent": {"max_summaries": 2}}, "agent: max_summaries does nothing while agent.summary_tokens is 0"),
+        (
+            {"agent": {"log_prob_tolerance": 0.1, "log_prob_check": "off"}},
+            "agent: log_prob_tolerance does nothing with agent.log_prob_check",
+        ),
+        (
+            {"agent": {"log_prob_tolerance": 0.1}, "trainer": {"checks": False}},
+            "log_prob_tolerance does nothing while trainer.checks is false",
+        ),
+        ({"agent": {"reward": {"break_cost": 2.0}}}, 'break_cost does nothing with agent.reward.breaks = "mask"'),
+        (
+            {"agent": {"reward": {"break_cost": 2.0, "breaks": "ignore"}}},
+            'break_cost does nothing with agent.reward.breaks = "ignore"',
+        ),
+        (
+            {"agent": {"reward": {"break_sample": 2, "breaks": "ignore"}}},
+            'break_sample does nothing with agent.reward.breaks = "ignore"',
+        ),
+        (
+            {"agent": {"reward": {"rule": "weighted"}}},
+            'agent.reward: rule = "weighted" does nothing without agent.reward.weights',
+        ),
+        ({"agent": {"reward": {"weights": {"a": 1.0}}}}, "weights does nothing without agent.reward.rule"),
+        (
+            {"trainer": {"strict_killswitch": False}, "heldout": {}},
+            "strict_killswitch does nothing without a [guard] table",
+        ),
         ({"trainer": {"importance_clip": 2.0}}, "importance_clip does nothing for single answers"),
         (
             {"trainer": {"importance_clip": 2.0}, "trl": {"use_vllm": True}},
@@ -156,6 +208,19 @@ def test_a_wrong_recipe_is_one_sentence_that_names_the_key(change: dict[str, Any
         {"trainer": {"importance_clip": 2.0}, "agent": {}},
         {"trainer": {"importance_clip": 0.0}},
         {"hints": {"teacher": "frozen"}, **SDPO},
+        {"hints": {"pass_reward": 0.5, "srpo_routing": True}, **SDPO},
+        {"hints": {"writing": {"layers": ["sibling"], "sibling_shows": "lines"}}, **SDPO},
+        {"hints": {"writing": {"layers": ["template"]}}, **SDPO},
+        {"replay": {"pairs_per_step": 2, "pairs": "a"}, **REPLAY},
+        {"replay": {"pass_reward": 0.5, "sibling_pairs": True}, **REPLAY},
+        {"heldout": {"before_and_after_trained_samples": 1, "before_and_after_samples": 2}},
+        {"agent": {"max_summaries": 2, "summary_tokens": 1000}},
+        {"agent": {"log_prob_tolerance": 0.1}},
+        {"agent": {"log_prob_check": "off"}, "trainer": {"checks": False}},
+        {"agent": {"reward": {"break_cost": 2.0, "break_sample": 2, "breaks": "cost"}}},
+        {"agent": {"reward": {"break_sample": 2}}},
+        {"agent": {"reward": {"rule": "weighted", "weights": {"a": 2.0}}}},
+        {"trainer": {"strict_killswitch": False}, "heldout": {}, "guard": {}},
     ],
 )
 def test_a_key_that_is_read_is_taken_and_so_is_the_recipe_as_resolved(

@@ -15,7 +15,7 @@ loss channels: hints at the turns that went wrong, and replayed preferences.
     early_refusals     what a recipe alone is refused for, before a model is loaded
     checks             what speaks when a run no longer trains what it says
     policy, model_loading, run_setup
-    collator           records to tensors, and which ids carry loss
+    collator           hinted turns and pairs to tensors, and which ids carry loss
     loss_channels      both channels: refusals, begin, checkpoints
     hint_channel, hint_loss, replay_channel, pair_logps
     batch_records      what a row needs travels with it through TRL's shuffle and split

@@ -1,9 +1,9 @@
-"""From records to tensors: which ids are forwarded, and which of them carry loss.
+"""Hinted turns and preference pairs to tensors: which ids are forwarded, and which of them carry loss.
 
 Prompts are padded on the left and completions on the right, so that completion column 0 follows the
 last prompt column in every row. The ids are those of the records: nothing is tokenised here.
-Loss lies on sampled ids alone. Prompts (hints in them included) and padding never carry it; of a
-rollout of several turns neither does what stands between two completions, which the tools wrote.
+Loss lies on completions alone: prompts (hints in them included) and padding never carry it. The rows of whole
+rollouts, in which the tools' words carry none either, are made where they are played (``rollouts.generations``).
 
 Letters: N rows, P prompt columns, T completion columns.
 """
@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 import torch
 
 from composer_replication.errors import InputError
-from composer_replication.records import HintedTurn, PreferencePair, Rollout, Turn
+from composer_replication.records import HintedTurn, PreferencePair
 
 Ids = Sequence[int]
 
@@ -86,16 +86,6 @@ class PairRows:
         return TokenRows(*(_stacked(chosen, rejected) for chosen, rejected in both))
 
 
-@dataclass(frozen=True, slots=True)
-class RolloutRows:
-    """Rollouts as rows; ``rollout_idx_N`` says whose row it is, ``reward_N`` is NaN where infrastructure failed."""
-
-    rows: TokenRows
-    sampled_logp_NT: torch.Tensor
-    reward_N: torch.Tensor
-    rollout_idx_N: torch.Tensor
-
-
 def collate_hinted_turns(turns: Sequence[HintedTurn], *, pad_id: int, strict: bool = True) -> HintedRows:
     """Rows of turns that went wrong.
 
@@ -149,47 +139,11 @@ def collate_pairs(pairs: Sequence[PreferencePair], *, pad_id: int) -> PairRows:
     )
 
 
-def collate_rollouts(rollouts: Sequence[Rollout], *, pad_id: int, strict: bool = True) -> RolloutRows:
-    """Rows of whole rollouts: the first prompt, then sampled ids and, without loss, the tools' ids between them.
-
-    Args:
-        rollouts: each with at least one turn.
-        pad_id: fills the padding.
-        strict: a turn whose prompt does not begin with all that came before is refused (a template that
-            rewrites earlier messages does this); otherwise such a turn begins a row of its own.
-
-    Raises:
-        InputError: an empty prompt, completion or rollout (CR0750), ids that do not line up (CR0751).
-    """
-    prompts, completions, masks, logps, rewards, owners = [], [], [], [], [], []
-    for idx, rollout in enumerate(rollouts):
-        _refuse_empty(rollout.turns, f"rollout {idx}")
-        for prompt, completion, mask, logp in _chains(rollout.turns, f"rollout {idx}", strict=strict):
-            prompts.append(prompt)
-            completions.append(completion)
-            masks.append(mask)
-            logps.append(logp)
-            rewards.append(math.nan if rollout.reward is None else rollout.reward)
-            owners.append(idx)
-    rows = token_rows(prompts, completions, pad_id=pad_id, loss_masks=masks)
-    return RolloutRows(
-        rows, _padded_logp(logps, rows.completion_ids_NT.size(1)), _floats(rewards), torch.tensor(owners)
-    )
-
-
-def token_rows(
-    prompts: Sequence[Ids],
-    completions: Sequence[Ids],
-    *,
-    pad_id: int,
-    loss_masks: Sequence[Ids] | None = None,
-) -> TokenRows:
-    """Pad ids to rows; without ``loss_masks`` every completion id carries loss."""
+def token_rows(prompts: Sequence[Ids], completions: Sequence[Ids], *, pad_id: int) -> TokenRows:
+    """Pad ids to rows; every completion id carries loss."""
     prompt_ids, prompt_mask = padded(prompts, pad_id=pad_id, on_left=True)
     ids, mask = padded(completions, pad_id=pad_id)
-    return TokenRows(
-        prompt_ids, prompt_mask, ids, mask, mask if loss_masks is None else padded(loss_masks, pad_id=0)[0]
-    )
+    return TokenRows(prompt_ids, prompt_mask, ids, mask, mask)
 
 
 def padded(rows: Sequence[Ids], *, pad_id: int, on_left: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
@@ -228,36 +182,6 @@ def misaligned(sentence: str, where: str) -> InputError:
         where=where,
         fix="take ids as they were sampled, never tokenise text again; or set hints.strict = false to leave such turns out.",
     )
-
-
-def _chains(
-    turns: Sequence[Turn], where: str, *, strict: bool
-) -> list[tuple[tuple[int, ...], list[int], list[int], list[float]]]:
-    """Prompt, completion, loss mask and log-probabilities of each run of turns that continue each other."""
-    chains: list[tuple[tuple[int, ...], list[int], list[int], list[float]]] = []
-    for number, turn in enumerate(turns):
-        sampled, logp = turn.completion.token_ids, turn.completion.token_logp
-        place = f"{where}, turn {number}"
-        _refuse_empty(turn.prompt_ids, place)
-        _refuse_empty(sampled, place)
-        if logp and len(logp) != len(sampled):
-            if strict:
-                raise misaligned(f"{len(sampled)} sampled ids have {len(logp)} log-probabilities", place)
-            logp = ()
-        before = (*chains[-1][0], *chains[-1][1]) if chains else turn.prompt_ids
-        between = turn.prompt_ids[len(before) :]
-        if turn.prompt_ids[: len(before)] != before:
-            if strict:
-                raise misaligned("the prompt of this turn does not begin with the turns before it", place)
-            chains.append((turn.prompt_ids, [], [], []))
-            between = ()
-        elif not chains:
-            chains.append((turn.prompt_ids, [], [], []))
-        _, ids, mask, logps = chains[-1]
-        ids += [*between, *sampled]
-        mask += [0] * len(between) + [1] * len(sampled)
-        logps += [math.nan] * len(between) + list(logp or [math.nan] * len(sampled))
-    return chains
 
 
 def _stacked(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:

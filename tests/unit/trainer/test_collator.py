@@ -11,32 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.errors import InputError
-from composer_replication.records import (
-    Completion,
-    HintedTurn,
-    PreferencePair,
-    Rollout,
-    StopReason,
-    Turn,
-)
+from composer_replication.records import HintedTurn, PreferencePair
 from composer_replication.trainer.collator import (
     TokenRows,
     collate_hinted_turns,
     collate_pairs,
-    collate_rollouts,
 )
 
 PAD = 0
 TOKENS = st.lists(st.integers(1, 50), min_size=1, max_size=6).map(tuple)
 HINTED = st.lists(st.builds(HintedTurn, TOKENS, TOKENS, TOKENS), min_size=1, max_size=5)
-
-
-def turn(prompt: tuple[int, ...], ids: tuple[int, ...], logp: tuple[float, ...] = ()) -> Turn:
-    return Turn(prompt, Completion(ids, "", StopReason.FINISHED, logp))
-
-
-def rollout(*turns: Turn, reward: float | None = 1.0) -> Rollout:
-    return Rollout("task", 0, turns, reward, None, StopReason.FINISHED, 0.0)
 
 
 def refused(work: Any) -> tuple[str, str]:
@@ -92,48 +76,6 @@ def test_hinted_turns_keep_every_id_and_pad_on_the_right_side(turns: list[Hinted
     assert bool(rows.sampled_logp_NT.isnan().all())
 
 
-@given(
-    st.lists(
-        st.tuples(TOKENS, st.lists(st.tuples(TOKENS, TOKENS), min_size=1, max_size=4)), min_size=1, max_size=4
-    )
-)
-def test_tool_output_and_prompts_never_carry_loss(
-    cases: list[tuple[tuple[int, ...], list[tuple[tuple[int, ...], tuple[int, ...]]]]],
-) -> None:
-    """A rollout is a prompt, then sampled ids and tool output in turn; the loss sees the sampled ids alone."""
-    rollouts = []
-    for prompt, steps in cases:
-        turns: list[Turn] = []
-        context = prompt
-        for ids, tool_output in steps:
-            turns.append(turn(context, ids, tuple(-float(token) for token in ids)))
-            context = (*context, *ids, *tool_output)
-        rollouts.append(rollout(*turns))
-    found = collate_rollouts(rollouts, pad_id=PAD)
-    for row, (prompt, steps) in enumerate(cases):
-        sampled = [token for ids, _ in steps for token in ids]
-        tools = [token for _, output in steps[:-1] for token in output]
-        kept_prompt, completion, under_loss = rows_as_lists(found.rows)[row]
-        assert kept_prompt == list(prompt)
-        assert under_loss == sampled
-        assert len(completion) == len(sampled) + len(tools)
-        logp = found.sampled_logp_NT[row][found.rows.loss_mask_NT[row].bool()]
-        assert logp.tolist() == [-float(token) for token in sampled]
-        unknown = found.sampled_logp_NT[row][~found.rows.loss_mask_NT[row].bool()]
-        assert bool(unknown.isnan().all())
-    assert found.rollout_idx_N.tolist() == list(range(len(cases)))
-
-
-def test_a_template_that_rewrites_earlier_turns_is_refused_or_begins_a_row() -> None:
-    rewritten = rollout(turn((1, 2), (3,)), turn((1, 9, 3, 4), (5,)), reward=None)
-    assert refused(lambda: collate_rollouts([rewritten], pad_id=PAD)) == ("CR0751", "rollout 0, turn 1")
-    found = collate_rollouts([rewritten, rollout(turn((7,), (8,)))], pad_id=PAD, strict=False)
-    assert rows_as_lists(found.rows) == [([1, 2], [3], [3]), ([1, 9, 3, 4], [5], [5]), ([7], [8], [8])]
-    assert found.rollout_idx_N.tolist() == [0, 0, 1]
-    assert math.isnan(found.reward_N[0])
-    assert found.reward_N[2] == 1.0
-
-
 def test_log_probabilities_that_are_not_one_an_id_are_refused_or_unknown() -> None:
     short = HintedTurn((1,), (1, 2), (3, 4), sampled_logp=(-1.0,))
     assert refused(lambda: collate_hinted_turns([short], pad_id=PAD)) == ("CR0751", "hinted turn 0")
@@ -142,9 +84,6 @@ def test_log_probabilities_that_are_not_one_an_id_are_refused_or_unknown() -> No
     )
     assert rows.sampled_logp_NT.isnan().tolist() == [[True, True], [False, True]]
     assert rows.sampled_logp_NT[1, 0] == -0.5
-    wrong = rollout(turn((1,), (2, 3), (-1.0,)))
-    assert refused(lambda: collate_rollouts([wrong], pad_id=PAD)) == ("CR0751", "rollout 0, turn 0")
-    assert bool(collate_rollouts([wrong], pad_id=PAD, strict=False).sampled_logp_NT.isnan().all())
 
 
 GOOD_PAIR = PreferencePair((1,), (2,), (3,))
@@ -177,10 +116,6 @@ def test_pairs_that_say_nothing_are_refused(pair: PreferencePair, code: str) -> 
 )
 def test_turns_that_cannot_be_scored_are_refused(hinted: HintedTurn, code: str) -> None:
     assert refused(lambda: collate_hinted_turns([hinted], pad_id=PAD)) == (code, "hinted turn 0")
-
-
-def test_a_rollout_without_a_turn_is_refused() -> None:
-    assert refused(lambda: collate_rollouts([rollout()], pad_id=PAD)) == ("CR0750", "rollout 0")
 
 
 def test_the_oracle_of_these_tests_sees_a_wrong_mask() -> None:

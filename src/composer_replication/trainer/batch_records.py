@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -215,7 +216,7 @@ def _sampled_logps(batch: Batch) -> list[list[float]] | None:
 
 def _runs(flags: Sequence[int]) -> list[tuple[int, int]]:
     """Start and end of each run of ones."""
-    edges = [idx for idx in range(len(flags) + 1) if [0, *flags, 0][idx] != [0, *flags, 0][idx + 1]]
+    edges = [idx for idx, (left, right) in enumerate(pairwise((0, *flags, 0))) if left != right]
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 

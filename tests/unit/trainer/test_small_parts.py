@@ -7,6 +7,8 @@ import io
 import math
 import os
 import signal
+from collections.abc import Iterator
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +20,7 @@ from peft import LoraConfig, get_peft_model
 from tiny_trainer import lora, tiny_model
 from trl import GRPOTrainer
 
+from composer_replication.trainer.batch_records import _runs
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 from composer_replication.trainer.in_loop_signals import InLoopSignals
 from composer_replication.trainer.initial_kl import KlPath, kl_path_of, log_ratio_sum
@@ -25,6 +28,31 @@ from composer_replication.trainer.parameter_hash import parameter_sha256
 from composer_replication.trainer.processes import from_first, gathered, once, process_rank
 from composer_replication.trainer.run_callback import InterruptOnce, TrainingProgress
 from composer_replication.trainer.trl_surface import TRL_SURFACE
+
+# ---- runs of sampled ids
+
+
+@given(st.lists(st.integers(0, 1), max_size=30))
+def test_runs_of_ones(flags: list[int]) -> None:
+    runs = _runs(flags)
+    assert [idx for start, end in runs for idx in range(start, end)] == [
+        i for i, flag in enumerate(flags) if flag
+    ]
+    assert all(end < start for (_, end), (start, _) in pairwise(runs))
+
+
+def test_flags_are_read_once_however_long_the_row() -> None:
+    class Watched(list[int]):
+        num_readings = 0
+
+        def __iter__(self) -> Iterator[int]:
+            self.num_readings += 1
+            return super().__iter__()
+
+    flags = Watched([0, 1, 1, 0, 1])
+    assert _runs(flags) == [(1, 3), (4, 5)]
+    assert flags.num_readings == 1
+
 
 # ---- signals
 

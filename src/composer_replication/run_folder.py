@@ -161,7 +161,9 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """
     if not path.is_file():
         return []
-    lines = path.read_text().splitlines(keepends=True)
+    lines = path.read_text().split("\n")  # a JSON string may hold other signs at which str.splitlines cuts
+    if not lines[-1]:
+        lines.pop()
     rows: list[dict[str, Any]] = []
     for number, line in enumerate(lines, start=1):
         try:

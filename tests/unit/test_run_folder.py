@@ -160,6 +160,13 @@ def test_a_torn_last_line_costs_only_itself(
     assert read_jsonl(path) == rows[:-1]
 
 
+def test_separators_inside_a_text_do_not_end_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    rows = [{"text": "a\u2028b\u2029c\x85d"}] * 2
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    assert read_jsonl(path) == rows
+
+
 def test_a_broken_line_before_the_last_is_named(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"n": 0}\n{"n": \n{"n": 2}\n')

@@ -27,8 +27,8 @@ def open_pairs(
     """The same as token ids, or None; each fits the model that is trained.
 
     Raises:
-        InputError: the file cannot be used (CR0881), a pair has ids that the model does not know (CR0887) or more than its
-            context (CR0889).
+        InputError: the file cannot be used (CR0881), has messages where the model has no chat template (CR0703), a pair has
+            ids that the model does not know (CR0887) or more than its context (CR0889).
     """
     path = _path(config, recipe_folder)
     if path is None:

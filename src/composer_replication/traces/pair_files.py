@@ -29,22 +29,23 @@ def read_pair_rows(path: Path) -> tuple[PairRow, ...]:
 
     Raises:
         InputError: the file cannot be read or is empty, or a line is none of the three shapes, has an empty side, two
-            equal answers, or a weight that is no number from 0 up (CR0881).
+            equal answers, or a weight that is no number from 0 up, or all weigh 0 (CR0881).
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = _lines(path)
     except (OSError, UnicodeDecodeError) as error:
         raise _unusable(f"the file of pairs cannot be read: {error}", str(path)) from error
     rows = tuple(_row(line, f"{path}:{number}") for number, line in enumerate(lines, start=1) if line.strip())
     if not rows:
         raise _unusable("the file of pairs is empty", str(path))
+    if not any(row.get("weight", 1.0) for row in rows):
+        raise _unusable("every pair of the file weighs 0, so that nothing would be learned", str(path))
     return rows
 
 
 def pair_places(path: Path) -> tuple[str, ...]:
     """``file:line`` of each pair of a file that ``read_pair_rows`` has taken, in its order."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return tuple(f"{path}:{number}" for number, line in enumerate(lines, start=1) if line.strip())
+    return tuple(f"{path}:{number}" for number, line in enumerate(_lines(path), start=1) if line.strip())
 
 
 def tokenised_pairs(
@@ -62,7 +63,8 @@ def tokenised_pairs(
         where: the file, for messages.
 
     Raises:
-        InputError: a pair that the chat template does not take, or that has no ids (CR0881).
+        InputError: a pair that the chat template does not take, or that has no ids (CR0881); messages, and the tokenizer
+            has no template (CR0703).
     """
     return tuple(
         PreferencePair(
@@ -72,6 +74,11 @@ def tokenised_pairs(
         )
         for number, row in enumerate(rows, start=1)
     )
+
+
+def _lines(path: Path) -> list[str]:
+    """Cut at line feeds alone: ``str.splitlines`` cuts at signs that may stand inside a JSON string, too."""
+    return path.read_text(encoding="utf-8").split("\n")
 
 
 def _row(line: str, where: str) -> PairRow:
@@ -149,6 +156,13 @@ def _answer(tokenizer: Tokenizer, prompt: list[Any], answer: list[Any], begun: s
 
 
 def _rendered(tokenizer: Tokenizer, messages: list[Any], where: str, *, is_open: bool) -> str:
+    if getattr(tokenizer, "chat_template", "") is None:
+        raise InputError(
+            "CR0703",
+            "the model has no chat template, and this pair's sides are messages.",
+            where=where,
+            fix="give prompt, chosen and rejected as texts, or take an instruction-tuned model.",
+        )
     try:
         text = tokenizer.apply_chat_template(
             messages, tools=None, tokenize=False, add_generation_prompt=is_open

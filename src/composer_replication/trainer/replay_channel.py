@@ -49,10 +49,10 @@ class ReplayChannel(ChannelStep):
         """The ``[replay]`` table, or its defaults.
 
         Raises:
-            TrainerSettingError: replay without any pair (CR0755).
+            TrainerSettingError: replay without any pair that weighs something (CR0755).
         """
         settings = self.replay or ReplaySection()
-        if not self.replay_pairs and not settings.sibling_pairs:
+        if not settings.sibling_pairs and all(pair.weight == 0.0 for pair in self.replay_pairs or ()):
             raise TrainerSettingError(
                 "CR0755",
                 "beta_replay is not 0, but there is no preference pair to learn from.",

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from composer_replication.errors import InputError
-from composer_replication.traces.pair_files import read_pair_rows, tokenised_pairs
+from composer_replication.traces.pair_files import pair_places, read_pair_rows, tokenised_pairs
 
 CHATML = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<eos>\n{% endfor %}"
@@ -28,7 +28,7 @@ CHAT = {
 }
 
 
-def byte_tokenizer(template: str = CHATML) -> Any:
+def byte_tokenizer(template: str | None = CHATML) -> Any:
     """Every byte is a token, so that ids can be written by hand."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     raw = Tokenizer(models.BPE(vocab={s: i for i, s in enumerate(["<pad>", "<eos>", *alphabet])}, merges=[]))
@@ -105,6 +105,30 @@ def test_a_file_that_is_missing_empty_or_no_text(tmp_path: Path) -> None:
         with pytest.raises(InputError) as caught:
             read_pair_rows(path)
         assert (caught.value.code, caught.value.where) == ("CR0881", str(path))
+
+
+def test_separators_inside_a_text_do_not_end_a_line(tmp_path: Path) -> None:
+    row = TEXT | {"chosen": "b\u2028c\u2029d\x85e"}
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("\n".join(["", *[json.dumps(row, ensure_ascii=False)] * 2]), encoding="utf-8")
+    assert read_pair_rows(path) == (row, row)
+    assert pair_places(path) == (f"{path}:2", f"{path}:3")
+
+
+def test_pairs_that_all_weigh_nothing_are_refused(tmp_path: Path) -> None:
+    nothing = TEXT | {"weight": 0}
+    with pytest.raises(InputError, match="every pair of the file weighs 0") as caught:
+        read_pair_rows(written(tmp_path, nothing, nothing))
+    assert caught.value.code == "CR0881"
+    assert len(read_pair_rows(written(tmp_path, nothing, TEXT))) == 2
+
+
+def test_messages_without_a_chat_template_are_refused_by_their_own_code(tmp_path: Path) -> None:
+    rows = read_pair_rows(written(tmp_path, TEXT, CHAT))
+    with pytest.raises(InputError, match="no chat template") as caught:
+        tokenised_pairs(rows, byte_tokenizer(None), where="pairs.jsonl")
+    assert (caught.value.code, caught.value.where) == ("CR0703", "pairs.jsonl, pair 2")
+    assert "as texts" in caught.value.fix
 
 
 @pytest.mark.parametrize(

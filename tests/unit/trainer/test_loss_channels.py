@@ -56,6 +56,7 @@ BOTH = {
         ({"alpha_sdpo": 0.5}, "CR0755"),
         ({"alpha_sdpo": 0.5, "hinted_turns": ()}, "CR0755"),
         ({"beta_replay": 0.5}, "CR0755"),
+        ({"beta_replay": 0.5, "replay_pairs": [PreferencePair((1,), (2,), (3,), weight=0.0)]}, "CR0755"),
         ({"alpha_sdpo": 0.5, "hinted_turns": [HintedTurn((1,), (2,), ())]}, "CR0750"),
         ({"alpha_sdpo": 0.5, "hinted_turns": [HintedTurn((1,), (2,), (3, 4), (-1.0,))]}, "CR0751"),
         ({"beta_replay": 0.5, "replay_pairs": [PreferencePair((1,), (2,), (2,))]}, "CR0752"),

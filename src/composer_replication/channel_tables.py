@@ -86,7 +86,12 @@ class HintWritingSection(Section):
     @model_validator(mode="after")
     def _no_key_is_idle(self) -> HintWritingSection:
         if "judge" not in self.layers:
-            keys: tuple[str, ...] = ("judge_url", "judge_model", "judge_key_variable", "judge_timeout_seconds")
+            keys: tuple[str, ...] = (
+                "judge_url",
+                "judge_model",
+                "judge_key_variable",
+                "judge_timeout_seconds",
+            )
             refuse_idle(self, keys, "without judge among hints.writing.layers")
         if "sibling" not in self.layers:
             keys = ("sibling_shows", "max_sibling_characters")

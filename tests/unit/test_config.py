@@ -86,7 +86,10 @@ def test_the_smallest_recipe_is_plain_grpo_without_channels() -> None:
             {"hints": {"writing": {"judge_url": "http://here"}}, **SDPO},
             "hints.writing: judge_url does nothing without judge among",
         ),
-        ({"hints": {"pass_reward": 0.5}, **SDPO}, "hints: pass_reward does nothing without hints.srpo_routing"),
+        (
+            {"hints": {"pass_reward": 0.5}, **SDPO},
+            "hints: pass_reward does nothing without hints.srpo_routing",
+        ),
         (
             {"hints": {"writing": {"layers": ["template"], "sibling_shows": "lines"}}, **SDPO},
             "hints.writing: sibling_shows does nothing without sibling among",
@@ -111,7 +114,10 @@ def test_the_smallest_recipe_is_plain_grpo_without_channels() -> None:
             {"heldout": {"before_and_after_trained_samples": 1}},
             "heldout: before_and_after_trained_samples does nothing while heldout.before_and_after_samples is 0",
         ),
-        ({"agent": {"max_summaries": 2}}, "agent: max_summaries does nothing while agent.summary_tokens is 0"),
+        (
+            {"agent": {"max_summaries": 2}},
+            "agent: max_summaries does nothing while agent.summary_tokens is 0",
+        ),
         (
             {"agent": {"log_prob_tolerance": 0.1, "log_prob_check": "off"}},
             "agent: log_prob_tolerance does nothing with agent.log_prob_check",
@@ -120,7 +126,10 @@ def test_the_smallest_recipe_is_plain_grpo_without_channels() -> None:
             {"agent": {"log_prob_tolerance": 0.1}, "trainer": {"checks": False}},
             "log_prob_tolerance does nothing while trainer.checks is false",
         ),
-        ({"agent": {"reward": {"break_cost": 2.0}}}, 'break_cost does nothing with agent.reward.breaks = "mask"'),
+        (
+            {"agent": {"reward": {"break_cost": 2.0}}},
+            'break_cost does nothing with agent.reward.breaks = "mask"',
+        ),
         (
             {"agent": {"reward": {"break_cost": 2.0, "breaks": "ignore"}}},
             'break_cost does nothing with agent.reward.breaks = "ignore"',

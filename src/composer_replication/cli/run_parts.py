@@ -12,7 +12,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from composer_replication.cli.agent_parts import agent_rows, counts_shares, sandbox_limits
+from composer_replication.cli.agent_parts import (
+    agent_rows,
+    counts_shares,
+    refuse_unknown_weights,
+    sandbox_limits,
+)
 from composer_replication.cli.launched_process import file_part, launched_rank, shards_weights
 from composer_replication.cli.progress_bar import Report
 from composer_replication.cli.task_division import RunTasks, prompt_of
@@ -105,6 +110,7 @@ def open_tasks(config: RunConfig, recipe_folder: Path, report: Report | None) ->
 def training_rows(config: RunConfig, store: TaskStore, tasks: Sequence[Task]) -> list[dict[str, Any]]:
     """Rows for the trainer's data set: prompt and task id; no golden code, no hidden test."""
     if config.agent is not None:
+        refuse_unknown_weights(config, store)
         return agent_rows(store, tasks)
     rows: list[dict[str, Any]] = []
     for task in tasks:

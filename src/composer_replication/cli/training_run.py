@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from composer_replication.channel_tables import HeldoutSection
 from composer_replication.cli import run_parts
 from composer_replication.cli.agent_parts import checks_of
 from composer_replication.cli.attempt_parts import open_attempts
@@ -28,7 +29,6 @@ from composer_replication.cli.run_identity import recipe_sha256
 from composer_replication.cli.stored_split import check_named_split
 from composer_replication.cli.task_division import RunTasks, divide_tasks, other_sizes_note
 from composer_replication.cli.trained_model import keep_model
-from composer_replication.channel_tables import HeldoutSection
 from composer_replication.config import RunConfig, dump_config, load_config
 from composer_replication.errors import CollapseStopError, UsageError
 from composer_replication.records import HeldoutReading, StopReason, Task

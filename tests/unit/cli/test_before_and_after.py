@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from composer_replication.cli.training_run import _measure_once
 from composer_replication.channel_tables import HeldoutSection
+from composer_replication.cli.training_run import _measure_once
 from composer_replication.rollouts.pass_rates import TaskResult
 
 

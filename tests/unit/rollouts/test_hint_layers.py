@@ -29,6 +29,7 @@ from composer_replication.rollouts.hints.hint_context import (
 )
 from composer_replication.rollouts.hints.hint_judge import MAX_FAILURES, NUM_PASSED_OVER, open_judge
 from composer_replication.rollouts.hints.hint_options import HintOptions
+from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker
 from composer_replication.rollouts.hints.layers import clamp, clean_text, open_layers, write_hint
 from composer_replication.rollouts.hints.templates import TEMPLATES, nearest_paths, signature, template_hint
 
@@ -368,6 +369,20 @@ def test_a_failing_judge_is_passed_over_for_a_while_and_then_asked_again(
     assert judge(context) == "Look at the folder first."
     assert counts["judge/asked"] == 1
     assert ["failed 3 times in a row (http-500)" in record.message for record in caplog.records] == [True]
+
+
+def test_what_the_judge_did_is_among_the_counts_of_the_hints(
+    judge_options: JudgeOptions, tmp_path: Path
+) -> None:
+    case = next(case for case in cases() if case["name"] == "cat of a missing file")
+    maker = HintedTurnMaker(
+        tokenizer_of(next(iter(FAMILIES))),
+        observe=lambda _: observe(case),
+        options=judge_options(strict=False),
+        judge_folder=tmp_path,
+    )
+    maker.hinted_turns([observe(case).rollout])
+    assert (maker.counts["faults"], maker.counts["judge/asked"]) == (1, 1)
 
 
 def test_a_damaged_answer_on_disk_is_asked_for_again(

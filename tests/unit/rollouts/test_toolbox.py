@@ -67,15 +67,15 @@ def test_bash_caps_its_time_out_and_tells_of_it() -> None:
     assert ask(box_of(), "bash", command="true").text == "[no output]"
 
 
-@pytest.mark.parametrize(
-    ("tool", "arguments"), [("bash", {"command": "python big.py"}), ("run_tests", {})]
-)
+@pytest.mark.parametrize(("tool", "arguments"), [("bash", {"command": "python big.py"}), ("run_tests", {})])
 @pytest.mark.parametrize("exit_code", [137, 1])
 def test_a_command_killed_for_its_memory_says_so_and_is_found(
     tool: str, arguments: dict[str, Any], exit_code: int
 ) -> None:
     call = ToolCall(tool, json.dumps(arguments))
-    result = box_of(done("cat: no.txt: command not found\n", exit_code=exit_code, out_of_memory=True)).call(call)
+    result = box_of(done("cat: no.txt: command not found\n", exit_code=exit_code, out_of_memory=True)).call(
+        call
+    )
     assert "more memory than it may" in result.text
     found = result_fault(call, result)
     assert found is not None
@@ -86,7 +86,9 @@ def test_the_same_call_with_the_same_answer_is_found_however_long_each_took(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = itertools.count()
-    monkeypatch.setattr("composer_replication.rollouts.tools.toolbox.time.monotonic", lambda: next(clock) ** 2)
+    monkeypatch.setattr(
+        "composer_replication.rollouts.tools.toolbox.time.monotonic", lambda: next(clock) ** 2
+    )
     box, call = box_of(), ToolCall("list_files", "{}")
     turn = Turn((1,), Completion((2,), "", StopReason.FINISHED))
     turns = tuple(ObservedTurn(turn, (call,), (box.call(call),)) for _ in range(2))

@@ -55,11 +55,7 @@ class ModelSampler:
         self.eos_token_ids = tuple(eos_token_ids)
 
     def __call__(self, prompts: list[tuple[int, ...]], options: list[SampleOptions]) -> Sequence[Completion]:
-        """One completion for each prompt.
-
-        Raises:
-            InputError: the model cannot share prompts (CR0741).
-        """
+        """One completion for each prompt."""
         (temperature,) = {each.temperature for each in options}
         sampling = self.sampling
         rows = sample_shared(

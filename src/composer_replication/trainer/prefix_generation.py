@@ -3,9 +3,9 @@
 One left-padded forward fills the key-value cache for all distinct prompts; the cache rows
 are then copied to the samples and decoding goes on token by token. A finished row leaves
 the batch and the cache at once, so the cost of a step follows the rows still running.
+A model that cannot share prompts exactly is sampled by whole forwards (``sampling_batches``).
 
-Letters: B samples (all prompts), A samples still running, K distinct prompts, P prompt
-columns, V vocabulary.
+Letters: B samples (all prompts), A samples still running, P prompt columns, V vocabulary.
 
 Calling it from an override of TRL's ``GRPOTrainer._generate_single_turn``, whose prompts
 already stand once per generation (equal prompts are found and forwarded once)::
@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import nn
@@ -35,15 +35,7 @@ from transformers.generation.logits_process import (
 from composer_replication.errors import InputError, UsageError
 from composer_replication.records import StopReason
 from composer_replication.trainer.distinct_prompts import Prompt
-from composer_replication.trainer.prefix_sharing import (
-    copy_cache_to_rows,
-    forward_with_cache,
-    prefill,
-)
-from composer_replication.trainer.prefix_support import inner_model, unsupported_reason
-
-if TYPE_CHECKING:
-    from transformers import DynamicCache
+from composer_replication.trainer.sampling_batches import SamplingBatch, start_batch
 
 __all__ = ["SampledRow", "sample_shared"]
 
@@ -88,7 +80,8 @@ def sample_shared(
     ``generate``: repetition penalty, temperature, top-k, top-p, min-p; ``logps`` are of that very
     distribution, in nats. With temperature 1 and the filters off they are the model's own
     log-probabilities. All rows run in one batch: memory for the cache is B x (P + tokens), so pass
-    many prompts in several calls.
+    many prompts in several calls. Where the model cannot share prompts (``unsupported_reason``) the
+    draws are the same and every token takes a forward of its whole row; the log says so once.
 
     Every row has its own random number at every step, drawn whether or not the row is still running:
     what a row says does not depend on when its neighbours stop.
@@ -115,11 +108,9 @@ def sample_shared(
 
     Raises:
         UsageError: CR0742, an argument out of range.
-        InputError: CR0740, no prompt or an empty one; CR0741, the model cannot share prompts
-            (``unsupported_reason``); CR0743, ``stop`` kept more ids than there are.
+        InputError: CR0740, no prompt or an empty one; CR0743, ``stop`` kept more ids than there are.
     """
     _check_arguments(num_samples, max_new_tokens, temperature, prompt_token_lists)
-    _check_model(model)
     index: dict[tuple[int, ...], int] = {}
     prompt_of_row = [
         index.setdefault(tuple(ids), len(index)) for ids in prompt_token_lists for _ in range(num_samples)
@@ -135,14 +126,15 @@ def sample_shared(
     )
     with torch.no_grad(), _evaluation_mode(model):
         prompts = [Prompt(ids=ids, mask=(1,) * len(ids)) for ids in index]
-        batch, logits_AV = _start(model, prompts, prompt_of_row, pad_token_id)
+        batch, logits_AV = start_batch(model, prompts, prompt_of_row, pad_token_id)
         running = list(range(len(rows)))
         for step in range(max_new_tokens):
             running = _extend(rows, batch, logits_AV, rule) if running else []
             if step == max_new_tokens - 1 or not goes_on(bool(running)):
                 break
             batch.keep(running or [0])  # nobody runs here: one row is forwarded for the others' sake
-            logits_AV = _next_logits(model, rows, batch)
+            # A stop rule may have emptied a row that is forwarded for other processes' sake.
+            logits_AV = batch.next_logits([(rows[number].ids or [0])[-1] for number in batch.row_numbers])
     return [rows[start : start + num_samples] for start in range(0, len(rows), num_samples)]
 
 
@@ -197,51 +189,7 @@ class _Rule:
         return True
 
 
-@dataclass
-class _Batch:
-    """The rows still running; row a of every tensor and of the cache is sample ``row_numbers[a]``."""
-
-    row_numbers: list[int]
-    cache: DynamicCache
-    mask_AC: torch.Tensor
-    positions_A: torch.Tensor
-    context_AC: torch.Tensor
-
-    def keep(self, places: list[int]) -> None:
-        """Drop every row but these places."""
-        if len(places) == len(self.row_numbers):
-            return
-        places_A = torch.tensor(places, device=self.mask_AC.device)
-        self.row_numbers = [self.row_numbers[place] for place in places]
-        copy_cache_to_rows(self.cache, places_A)
-        self.mask_AC = self.mask_AC[places_A]
-        self.positions_A = self.positions_A[places_A]
-        self.context_AC = self.context_AC[places_A]
-
-
-def _start(
-    model: nn.Module, prompts: list[Prompt], prompt_of_row: list[int], pad_token_id: int
-) -> tuple[_Batch, torch.Tensor]:
-    """Forward the prompts and lay the batch of samples out."""
-    device = next(inner_model(model).parameters()).device
-    logits_KV, cache, mask_KP, lengths_K = prefill(model, prompts, device=device, pad_id=pad_token_id)
-    index_B = torch.tensor(prompt_of_row, device=device)
-    copy_cache_to_rows(cache, index_B)
-    width = mask_KP.size(1)
-    # Context for the repetition penalty: padding repeats the prompt's first id, which is seen anyway,
-    # so that the padding id itself (often the end of sequence) is not penalised.
-    context_KP = torch.tensor([(p.ids[0],) * (width - len(p.ids)) + p.ids for p in prompts], device=device)
-    batch = _Batch(
-        row_numbers=list(range(len(prompt_of_row))),
-        cache=cache,
-        mask_AC=mask_KP[index_B],
-        positions_A=lengths_K[index_B],
-        context_AC=context_KP[index_B],
-    )
-    return batch, logits_KV[index_B]
-
-
-def _extend(rows: list[SampledRow], batch: _Batch, logits_AV: torch.Tensor, rule: _Rule) -> list[int]:
+def _extend(rows: list[SampledRow], batch: SamplingBatch, logits_AV: torch.Tensor, rule: _Rule) -> list[int]:
     """Draw one token for each running row; the places of the rows that go on."""
     scores_AV = logits_AV.float()
     if rule.needs_context:
@@ -259,18 +207,6 @@ def _extend(rows: list[SampledRow], batch: _Batch, logits_AV: torch.Tensor, rule
         if not rule.ends(rows[number]):
             running.append(place)
     return running
-
-
-def _next_logits(model: nn.Module, rows: list[SampledRow], batch: _Batch) -> torch.Tensor:
-    """Forward the newest token of each running row (A, V)."""
-    device = batch.mask_AC.device
-    # A stop rule may have emptied a row that is forwarded for other processes' sake.
-    newest_A1 = torch.tensor([rows[number].ids[-1:] or [0] for number in batch.row_numbers], device=device)
-    batch.mask_AC = nn.functional.pad(batch.mask_AC, (0, 1), value=1)
-    mask = None if bool(batch.mask_AC.all()) else batch.mask_AC
-    logits_A1V = forward_with_cache(model, newest_A1, batch.cache, batch.positions_A[:, None], mask)
-    batch.positions_A = batch.positions_A + 1
-    return logits_A1V[:, -1]
 
 
 def _processors(
@@ -306,16 +242,6 @@ def _evaluation_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for module in trained:
             module.training = True
-
-
-def _check_model(model: nn.Module) -> None:
-    if reason := unsupported_reason(model, training=False):
-        raise InputError(
-            "CR0741",
-            f"this model cannot share prompts: {reason}",
-            where="sample_shared",
-            fix="switch prefix sharing off for this model.",
-        )
 
 
 def _check_arguments(

@@ -316,9 +316,3 @@ def test_arguments_out_of_range_are_refused(llama: Any, changes: dict[str, Any],
     arguments = {"prompts": PROMPTS, "num_samples": 1} | changes
     with pytest.raises((UsageError, InputError), match=code):
         sample(llama, **arguments)
-
-
-def test_a_model_that_cannot_share_is_refused_with_the_reason() -> None:
-    model = tf.MambaForCausalLM(tf.MambaConfig(vocab_size=41, hidden_size=16, num_hidden_layers=1))
-    with pytest.raises(InputError, match=r"CR0741.*recurrent"):
-        sample(model, PROMPTS, 1)

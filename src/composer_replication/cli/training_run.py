@@ -192,7 +192,10 @@ def _open_parts(
     progress(f"model: loading {config.model.name}")
 
     as_chat = config.rollouts.prompt_style == "chat" or config.agent is not None
-    model, tokenizer = load_model(config.model, seed=config.seed, needs_chat_template=as_chat)
+    has_reference = arguments.beta != 0.0 and config.model.lora is None
+    model, tokenizer = load_model(
+        config.model, seed=config.seed, needs_chat_template=as_chat, needs_reference=has_reference
+    )
     if config.agent is None:
         _refuse_long_answers(rows, model, tokenizer, arguments)
     curriculum = open_curriculum(config, store, rows, model)

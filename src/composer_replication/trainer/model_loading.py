@@ -20,6 +20,7 @@ from composer_replication.trainer.checkpoints import newest_whole_checkpoint
 from composer_replication.trainer.tiny_models import (
     TINY,
     TINY_TOOLS,
+    give_place,
     make_tiny_model,
     make_tiny_tools_model,
 )
@@ -28,7 +29,9 @@ PACKAGE_PREFIX = "package:"
 _MADE = {TINY: make_tiny_model, TINY_TOOLS: make_tiny_tools_model}
 
 
-def load_model(section: ModelSection, *, seed: int, needs_chat_template: bool = False) -> tuple[Any, Any]:
+def load_model(
+    section: ModelSection, *, seed: int, needs_chat_template: bool = False, needs_reference: bool = False
+) -> tuple[Any, Any]:
     """Model and tokenizer, ready for training (adapters are added by the trainer).
 
     Args:
@@ -36,6 +39,7 @@ def load_model(section: ModelSection, *, seed: int, needs_chat_template: bool = 
         seed: of the random weights of ``tiny-random`` and ``tiny-tools``, and of whatever is drawn after this
             call (fresh adapters): Python's, NumPy's and torch's generators are set to it.
         needs_chat_template: the recipe's prompts are chat messages.
+        needs_reference: TRL will load the same weights again, by the name that the model's configuration has.
 
     Raises:
         InputError: not found, without weights or tokenizer, or broken (CR0701), not a causal
@@ -50,6 +54,8 @@ def load_model(section: ModelSection, *, seed: int, needs_chat_template: bool = 
     set_seed(seed)
     if section.name in _MADE:
         model, tokenizer = _MADE[section.name](seed)
+        if needs_reference:
+            give_place(model, section.name)
     else:
         source = _from_package(section) if section.name.startswith(PACKAGE_PREFIX) else section.name
         model, tokenizer = _from_pretrained(source, getattr(torch, section.dtype))

@@ -26,6 +26,7 @@ from composer_replication.trainer.tiny_models import (
 )
 
 PACKAGE_PREFIX = "package:"
+_PLAIN_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _MADE = {TINY: make_tiny_model, TINY_TOOLS: make_tiny_tools_model}
 
 
@@ -45,7 +46,8 @@ def load_model(
         InputError: not found, without weights or tokenizer, or broken (CR0701), not a causal
             language model (CR0702), no chat template where one is needed (CR0703), a package
             without a model (CR0704), weights without a language-model head or with other holes (CR0707), a
-            vision-language model (CR0708), a tokenizer with neither padding nor end token (CR0709).
+            vision-language model (CR0708), a tokenizer with neither padding nor end token (CR0709), weights that are
+            not finite (CR0721).
         MissingError: gguf is not installed (CR0101).
         UsageError: ``package:`` without a version (CR0204).
     """
@@ -119,12 +121,27 @@ def _from_pretrained(source: str, dtype: torch.dtype) -> tuple[Any, Any]:
             where=f"model.name = {source}",
             fix="take weights that were saved from a causal language model, head included.",
         )
+    _refuse_broken_weights(model, source)
     embeddings: Any = model.get_input_embeddings()
     num_known = int(embeddings.num_embeddings)
     if len(tokenizer) > num_known:
         problem = f"it has {len(tokenizer)} tokens and the model knows {num_known}"
         raise _unloadable(source, "the model's tokenizer", problem)
     return model, tokenizer
+
+
+def _refuse_broken_weights(model: Any, source: str) -> None:
+    """One look at the lowest and highest number of each tensor; what is packed in other types is left alone."""
+    for name, weight in model.named_parameters():
+        if weight.dtype not in _PLAIN_TYPES or not weight.numel():
+            continue
+        if not all(bound.isfinite() for bound in weight.detach().aminmax()):  # a NaN is both of them
+            raise InputError(
+                "CR0721",
+                f"the weights of the model hold numbers that are not finite: {name}.",
+                where=f"model.name = {source}",
+                fix="take weights that are whole; those saved as float16 may have overflowed.",
+            )
 
 
 def _is_causal(config: Any) -> bool:

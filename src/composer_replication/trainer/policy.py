@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from composer_replication.records import Completion, StopReason
+from composer_replication.rollouts.tokens.template_suffix import unwilling_template
 from composer_replication.trainer.prefix_generation import sample_shared
 
 NUM_PROMPTS_AT_ONCE = 8
@@ -18,6 +19,21 @@ def end_token_ids(model: Any, tokenizer: Any) -> list[int]:
     ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     more = [ends] if isinstance(ends, int) else list(ends or ())
     return [each for each in dict.fromkeys([tokenizer.eos_token_id, *more]) if each is not None]
+
+
+def chat_prompt_ids(tokenizer: Any, messages: Sequence[Any]) -> list[int]:
+    """The messages through the chat template, with the prompt for an answer.
+
+    Raises:
+        InputError: the template does not take them (CR0810).
+    """
+    try:
+        ids = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+    except Exception as error:  # a template is foreign code and may raise anything
+        raise unwilling_template(error) from error
+    return list(ids)
 
 
 class InProcessPolicy:
@@ -80,11 +96,7 @@ class InProcessPolicy:
     def prompt_ids(self, prompt: str) -> list[int]:
         if not self.as_chat:
             return list(self.tokenizer(text=prompt)["input_ids"])
-        messages = [{"role": "user", "content": prompt}]
-        ids = self.tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=True, return_dict=False
-        )
-        return list(ids)
+        return chat_prompt_ids(self.tokenizer, [{"role": "user", "content": prompt}])
 
     def _id_rule(self, is_finished: Callable[[str], bool] | None) -> Callable[[list[int]], int | None] | None:
         if is_finished is None:

@@ -15,6 +15,7 @@ from trl.trainer.grpo_config import GRPOConfig
 from composer_replication.config import LoraSection, RunConfig
 from composer_replication.errors import InputError, UsageError
 from composer_replication.run_folder import RunFolder
+from composer_replication.trainer.policy import chat_prompt_ids
 from composer_replication.trainer.preset_settings import resolve_method
 from composer_replication.trainer.run_callback import TrainingProgress
 from composer_replication.trainer.trl_values import refusals, refuse_bad_values
@@ -123,7 +124,7 @@ def refuse_long_prompts(
     A chat prompt is counted with its template. ``engine_limit`` is what another engine holds, if one samples.
 
     Raises:
-        InputError: too long (CR0705).
+        InputError: too long (CR0705), or the chat template does not take a prompt (CR0810).
     """
     limit = getattr(model.config, "max_position_embeddings", None)
     limit = min((most for most in (limit, engine_limit) if most is not None), default=None)
@@ -141,9 +142,7 @@ def refuse_long_prompts(
 def _prompt_length(prompt: Any, tokenizer: Any) -> int:
     if isinstance(prompt, str):
         return len(tokenizer(text=prompt)["input_ids"])
-    return len(
-        tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=False)
-    )
+    return len(chat_prompt_ids(tokenizer, prompt))
 
 
 def show_own_progress(trainer: Any, *, quiet: bool) -> None:

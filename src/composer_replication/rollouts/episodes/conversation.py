@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
+from composer_replication.errors import UsageError
 from composer_replication.records import Completion, ToolCall, ToolResult, ToolSpec, Turn
 from composer_replication.rollouts.hints.hint_prompts import Chat
 
@@ -53,6 +54,13 @@ class ChatPolicy(Protocol):
     async def answer(
         self, messages: Sequence[Mapping[str, str]], *, max_new_tokens: int, temperature: float, seed: int
     ) -> Completion: ...
+
+
+class RefusedRequestError(UsageError):
+    """A server refuses what it was asked as such (HTTP 400, 413): most often because it is too long for its context.
+
+    In an episode that had an answer already it ends that episode alone (``CONTEXT``).
+    """
 
 
 @runtime_checkable

@@ -59,11 +59,12 @@ def read_chat_answer(body: bytes) -> Completion:
         NotAnAnswer: garbage, or half an answer.
     """
     choice = _choice(body)
+    usage = _usage(json.loads(body).get("usage"))
     message, reason = choice.get("message"), _REASONS.get(str(choice.get("finish_reason")))
     text = message.get("content") if isinstance(message, dict) else None
     if not isinstance(text, str) or reason is None:
         raise NotAnAnswer("not-an-answer")
-    return Completion((), _sound(text), reason)
+    return Completion((), _sound(text), reason, usage=usage)
 
 
 def _choice(body: bytes) -> dict[str, Any]:
@@ -74,6 +75,12 @@ def _choice(body: bytes) -> dict[str, Any]:
     if not isinstance(choice, dict):
         raise NotAnAnswer("not-an-answer")
     return choice
+
+
+def _usage(value: Any) -> tuple[int, int] | None:
+    """Tokens of prompt and answer, where the server counted both."""
+    counts = [value.get(name) for name in ("prompt_tokens", "completion_tokens")] if isinstance(value, dict) else []
+    return (counts[0], counts[1]) if counts and _are_ids(counts) else None
 
 
 def _ids_as_tokens(tokens: Any) -> list[int] | None:

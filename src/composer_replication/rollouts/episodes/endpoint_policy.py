@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from composer_replication.errors import SandboxFailure, UsageError
 from composer_replication.records import Completion
+from composer_replication.rollouts.episodes.conversation import RefusedRequestError
 from composer_replication.rollouts.episodes.endpoint_answers import (
     NotAnAnswer,
     read_chat_answer,
@@ -29,6 +30,8 @@ _PASSING = {408, 409, 425, 429}
 """Refusals that a later request may not meet; 5xx too."""
 _TELLING = {400, 404, 413, 422}
 """Refusals whose body helps and names no key."""
+_TOO_LONG = {400, 413}
+"""What servers answer to a request beyond their context, among others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +127,8 @@ class _Server:
         said = " ".join(answer.body[:2000].decode("utf-8", "replace").split())[:300]
         if answer.status not in _TELLING or (self._endpoint.key and self._endpoint.key in said):
             said = ""
-        raise UsageError(
+        kind = RefusedRequestError if answer.status in _TOO_LONG else UsageError
+        raise kind(
             "CR0826",
             f"the policy's server refuses the request (HTTP {answer.status}){': ' if said else '.'}{said}",
             where=f"model {self._endpoint.model}",

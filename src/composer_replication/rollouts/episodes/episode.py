@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from composer_replication.errors import InputError
@@ -49,6 +50,19 @@ class EpisodeTurn:
     num_invalid_calls: int = 0
 
 
+def tokens_seen(turns: Sequence[EpisodeTurn]) -> tuple[int, int] | None:
+    """Tokens of all prompts and of all answers: ids, else what the server counted; None where neither is known of a turn."""
+    num_seen = num_sampled = 0
+    for turn in (each.observed.turn for each in turns):
+        completion = turn.completion
+        has_ids = bool(turn.prompt_ids and completion.token_ids)
+        usage = (len(turn.prompt_ids), len(completion.token_ids)) if has_ids else completion.usage
+        if usage is None:
+            return None
+        num_seen, num_sampled = num_seen + usage[0], num_sampled + usage[1]
+    return num_seen, num_sampled
+
+
 @dataclass(frozen=True, slots=True)
 class SegmentTokens:
     """A segment as a trainer takes it: ``completion_ids`` is all that follows the first prompt.
@@ -70,7 +84,8 @@ class Episode:
     ``index`` is its place among the episodes that were asked for, ``num_tries`` how often it was begun; only the last
     try is kept. ``first_messages`` has one text a segment. ``reward`` is None for an episode that must not move the
     weights: the sandbox or the policy's server failed each time (``INFRASTRUCTURE``, ``failure`` is the code of the
-    last failure), or it was abandoned as a straggler (``ABANDONED``). ``cost_usd`` is None where no price is known.
+    last failure), or it was abandoned as a straggler (``ABANDONED``). ``cost_usd`` is None where no price
+    is known, or no number of tokens: a chat server that says nothing of its ``usage``.
     """
 
     task_id: str
@@ -120,6 +135,11 @@ class Episode:
     @property
     def tokens(self) -> TokenCounts:
         return sum((each.tokens for each in self.turns), TokenCounts())
+
+    @property
+    def num_tokens(self) -> tuple[int, int] | None:
+        """As ``tokens_seen``, of all turns."""
+        return tokens_seen(self.turns)
 
     @property
     def num_calls(self) -> int:

@@ -9,7 +9,7 @@ from composer_replication.records import Completion, ToolCall, ToolResult, ToolS
 from composer_replication.rollouts.hints.hint_prompts import Chat
 
 CHARACTERS_PER_TOKEN = 3
-"""Fewer than most texts have, so that a length is rather over- than underestimated."""
+"""Of ASCII: fewer than most texts have, so that a length is rather over- than underestimated. Any other character is a token."""
 
 
 class TextConversation:
@@ -37,7 +37,9 @@ class TextConversation:
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(each["content"]) for each in self._messages) // CHARACTERS_PER_TOKEN
+        texts = [each["content"] for each in self._messages]
+        num_ascii = sum(len(text.encode("ascii", "ignore")) for text in texts)
+        return num_ascii // CHARACTERS_PER_TOKEN + sum(map(len, texts)) - num_ascii
 
     def messages(self) -> list[Mapping[str, str]]:
         return [dict(each) for each in self._messages]

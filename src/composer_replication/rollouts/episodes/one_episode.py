@@ -17,9 +17,10 @@ from composer_replication.rollouts.episodes.conversation import (
     Conversation,
     MessageConversation,
     QueueingPolicy,
+    RefusedRequestError,
 )
 from composer_replication.rollouts.episodes.environment_lease import EnvironmentLease
-from composer_replication.rollouts.episodes.episode import Episode, EpisodeTurn, TokenCounts, refusal
+from composer_replication.rollouts.episodes.episode import Episode, EpisodeTurn, TokenCounts, refusal, tokens_seen
 from composer_replication.rollouts.episodes.episode_options import EpisodeOptions, EpisodeParts
 from composer_replication.rollouts.hints.call_faults import call_fault
 from composer_replication.rollouts.hints.hint_context import ObservedTurn
@@ -186,7 +187,13 @@ class OneEpisode:
             return StopReason.CONTEXT
         started = self._clock()
         chat = self._conversation.chat()
-        completion, seconds_waited = await self._sample(room, end)
+        try:
+            completion, seconds_waited = await self._sample(room, end)
+        except RefusedRequestError:
+            if not self._turns:
+                raise
+            self._counts["refused_requests"] += 1  # the server took shorter ones of this episode
+            return StopReason.CONTEXT
         self._deadline += seconds_waited
         if completion is None:
             return StopReason.DEADLINE
@@ -385,8 +392,7 @@ def _bad_reward(problem: str) -> UsageError:
 
 
 def _cost(turns: list[EpisodeTurn], options: EpisodeOptions) -> float | None:
-    if options.prices is None:
+    num_tokens = tokens_seen(turns)
+    if options.prices is None or num_tokens is None:
         return None
-    seen = sum(len(each.observed.turn.prompt_ids) for each in turns)
-    sampled = sum(len(each.observed.turn.completion.token_ids) for each in turns)
-    return (seen * options.prices.prompt_usd + sampled * options.prices.completion_usd) / 1e6
+    return (num_tokens[0] * options.prices.prompt_usd + num_tokens[1] * options.prices.completion_usd) / 1e6

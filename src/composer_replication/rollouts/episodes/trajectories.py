@@ -108,13 +108,12 @@ def trajectory_row(episode: Episode, options: TrajectoryOptions) -> dict[str, An
     }
     if options.model_name:
         agent["model_name"] = options.model_name
-    turns = [each.observed.turn for each in episode.turns]
     final: dict[str, Any] = {
-        "total_prompt_tokens": sum(len(turn.prompt_ids) for turn in turns),
-        "total_completion_tokens": sum(len(turn.completion.token_ids) for turn in turns),
         "total_steps": len(steps),
         "extra": {"reward": episode.reward, **asdict(episode.tokens)},
     }
+    if episode.num_tokens is not None:
+        final["total_prompt_tokens"], final["total_completion_tokens"] = episode.num_tokens
     if episode.cost_usd is not None:
         final["total_cost_usd"] = episode.cost_usd
     return {

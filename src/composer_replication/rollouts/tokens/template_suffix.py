@@ -264,13 +264,18 @@ class TemplateRule:
                 )
             )
         except Exception as error:  # a template is foreign code and may raise anything
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            raise InputError(
-                "CR0810",
-                f"the chat template does not take the conversation: {lines[0].rstrip('.')[:200]}.",
-                where="messages",
-                fix="give the tokenizer its chat template, and messages that the template takes.",
-            ) from error
+            raise unwilling_template(error) from error
+
+
+def unwilling_template(problem: Exception) -> InputError:
+    """What is said where a chat template raises (CR0810)."""
+    lines = str(problem).strip().splitlines() or [type(problem).__name__]
+    return InputError(
+        "CR0810",
+        f"the chat template does not take the conversation: {lines[0].rstrip('.')[:200]}.",
+        where="messages",
+        fix="give the tokenizer its chat template, and messages that the template takes.",
+    )
 
 
 def marked_messages(messages: Sequence[Message], first: int) -> list[dict[str, Any]]:

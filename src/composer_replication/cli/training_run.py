@@ -232,7 +232,7 @@ def _open_parts(
             run_identity=recipe_sha256(config),
         )
     trainer.check_channel_model()
-    show_own_progress(trainer, quiet=quiet)
+    show_own_progress(trainer, quiet=quiet, rollouts=rollouts)
     reason = trainer.choose_kl_path()
     if reason:
         progress(f"guard: KL path off: {reason}")

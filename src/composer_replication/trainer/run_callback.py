@@ -89,6 +89,16 @@ class TrainingProgress(TrainerCallback):
         self._quiet = quiet
         self._bar: tqdm[Any] | None = None
         self._shown: dict[str, str] = {}
+        self._drawn = 0.0
+
+    def show_episodes(self, num_ended: int, num_all: int) -> None:
+        """Within a step: how many of its episodes have ended."""
+        if self._bar is None:
+            return
+        self._bar.set_postfix({"episodes": f"{num_ended}/{num_all}", **self._shown}, refresh=False)
+        if time.monotonic() - self._drawn >= self._bar.mininterval:
+            self._drawn = time.monotonic()
+            self._bar.refresh()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not self._quiet and process_rank() == 0:

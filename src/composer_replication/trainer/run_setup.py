@@ -15,6 +15,7 @@ from trl.trainer.grpo_config import GRPOConfig
 from composer_replication.config import LoraSection, RunConfig
 from composer_replication.errors import InputError, UsageError
 from composer_replication.run_folder import RunFolder
+from composer_replication.trainer.episode_rollouts import EpisodeRollouts
 from composer_replication.trainer.policy import chat_prompt_ids
 from composer_replication.trainer.preset_settings import resolve_method
 from composer_replication.trainer.run_callback import TrainingProgress
@@ -145,7 +146,10 @@ def _prompt_length(prompt: Any, tokenizer: Any) -> int:
     return len(chat_prompt_ids(tokenizer, prompt))
 
 
-def show_own_progress(trainer: Any, *, quiet: bool) -> None:
-    """One progress bar on standard error in place of transformers' printed rows."""
+def show_own_progress(trainer: Any, *, quiet: bool, rollouts: EpisodeRollouts | None = None) -> None:
+    """One progress bar on standard error in place of transformers' printed rows; episodes are counted in it as they end."""
+    progress = TrainingProgress(quiet=quiet)
     trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(TrainingProgress(quiet=quiet))
+    trainer.add_callback(progress)
+    if rollouts is not None:
+        rollouts.player.on_ended = progress.show_episodes

@@ -47,6 +47,7 @@ class EpisodePlayer:
         num_places: how many attempts have a place at this moment, where nodes may go away; None: as many as run.
 
     ``figures`` are numbers of the newest generation, for the log; ``num_running`` how many episodes may ask the policy.
+    ``on_ended`` is told of each episode that ends while it plays (so many, of so many).
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class EpisodePlayer:
         self.attempts, self.talk, self.options, self.seed = attempts, talk, options, seed
         self.listeners = listeners or Listeners()
         self.figures: dict[str, float] = {}
+        self.on_ended: Callable[[int, int], None] | None = None
         self._num_left = 0
         self._num_places = num_places
 
@@ -92,7 +94,7 @@ class EpisodePlayer:
         """
         counts: Counter[str] = Counter()
         seed = derive_seed(self.seed, f"episodes {place}", step)
-        played = self.episodes(task_ids, policy, seed=seed, step=step, counts=counts)
+        played = self.episodes(task_ids, policy, seed=seed, step=step, counts=counts, on_ended=self.on_ended)
         if all(each.episode.stop_reason is StopReason.INFRASTRUCTURE for each in played):
             raise SandboxFailure(
                 "CR0390",

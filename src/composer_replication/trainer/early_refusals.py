@@ -22,7 +22,7 @@ def check_arguments(config: RunConfig, arguments: Any, options: PolicyOptions) -
 
     Raises:
         TrainerSettingError: a stop rule beside ``mask_truncated_completions`` (CR0712), groups that lie across processes
-            under dynamic sampling (CR0763), Liger kernels that are not installed (CR0211).
+            under dynamic sampling (CR0763), Liger kernels that are not installed or fp16 on a processor (CR0211).
     """
     has_stop_rule = config.agent is None and config.rollouts.prompt_style == "completion"
     refuse_masked_stops(arguments, stops_rows=has_stop_rule and config.trainer.prefix_sharing)
@@ -34,6 +34,13 @@ def check_arguments(config: RunConfig, arguments: Any, options: PolicyOptions) -
             "trl.use_liger_kernel is set, and the package liger-kernel is not installed.",
             where="trl.use_liger_kernel",
             fix="type pip install liger-kernel, or take trl.use_liger_kernel out.",
+        )
+    if arguments.fp16 and arguments.device.type == "cpu":
+        raise TrainerSettingError(
+            "CR0211",
+            "trl.fp16 does nothing on a processor: it needs a GPU.",
+            where="trl.fp16",
+            fix="take trl.fp16 out, or set trl.bf16 = true.",
         )
 
 

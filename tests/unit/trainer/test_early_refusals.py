@@ -95,3 +95,8 @@ def test_the_tasks_are_counted_before_the_model_is_loaded(
             progress=lambda _: None,
         )
     assert caught.value.code == code
+
+
+def test_fp16_on_a_processor(tmp_path: Path) -> None:
+    error = refused(tmp_path, {"trl.fp16": True, "trl.use_cpu": True})
+    assert (error.code, error.where) == ("CR0211", "trl.fp16")

@@ -42,6 +42,7 @@ class ChecksThatSpeak:
     run_folder: RunFolder | None = None
     args: Any
     state: Any
+    accelerator: Any
     num_generations: Any
     mask_truncated_completions: Any
     max_completion_length: Any
@@ -98,8 +99,24 @@ class ChecksThatSpeak:
             self._note_bad("the loss")
 
     def _note_grad_norm(self, grad_norm: Any) -> None:
-        if self._judgement is not None and grad_norm is not None and not math.isfinite(float(grad_norm)):
+        """Under fp16 a gradient that overflows is the scaler's business: it skips the step and lowers its factor."""
+        if self._judgement is None or grad_norm is None or self._scaler is not None:
+            return
+        if not math.isfinite(float(grad_norm)):
             self._note_bad("the gradient")
+
+    @property
+    def _scaler(self) -> Any:
+        """Of fp16's gradients; None in any other precision."""
+        return getattr(self.accelerator, "scaler", None)
+
+    def _drop_gradients(self, optimizer: Any) -> None:
+        """Without gradients an optimizer leaves weights and moments alone.
+
+        A scaler that has not looked at them yet, which is without a limit of their norm, needs them and skips the step by itself.
+        """
+        if self._scaler is None or self.args.max_grad_norm > 0:
+            optimizer.zero_grad(set_to_none=True)
 
     def _note_bad(self, cause: str) -> None:
         if not self._bad_cause:
@@ -190,9 +207,7 @@ class ChecksThatSpeak:
         processes = gathered(told)
         bad = next((cause for _, cause, _ in processes if cause), "")
         if bad:
-            optimizer.zero_grad(
-                set_to_none=True
-            )  # without gradients an optimizer leaves weights and moments alone
+            self._drop_gradients(optimizer)
         facts = {
             "bad": bad,
             "first_part": next((words for _, _, words in processes if words), ""),

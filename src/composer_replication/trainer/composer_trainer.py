@@ -30,7 +30,7 @@ from composer_replication.trainer.checkpoints import (
 from composer_replication.trainer.checks.speaking import ChecksThatSpeak
 from composer_replication.trainer.checks.thresholds import CheckThresholds
 from composer_replication.trainer.guard_fold import HeldoutEval
-from composer_replication.trainer.initial_kl import KlPath
+from composer_replication.trainer.initial_kl import ESTIMATED
 from composer_replication.trainer.loss_channels import LossChannels
 from composer_replication.trainer.policy_options import PolicyOptions, check_policy_options
 from composer_replication.trainer.policy_terms_wiring import PolicyTerms
@@ -158,7 +158,7 @@ class ComposerReplicationTrainer(
     def _compute_loss(self, model: Any, inputs: Any) -> Any:
         """TRL's loss plus the weighted channels; on the cadence the guard is asked."""
         is_open = self._gate_is_open()
-        self._keeps_logps = is_open and self.heldout_guard is not None and self._kl_path is KlPath.ADAPTER_OFF
+        self._keeps_logps = is_open and self.heldout_guard is not None and self._kl_path in ESTIMATED
         self._begin_micro_step()
         with (
             self._chained_as(inputs.get(SEGMENT_STARTS)),

@@ -1,12 +1,15 @@
 """How far is the policy from where it started? The KL path of the guard at beta 0.
 
 TRL logs a KL only with a reference model. With adapters the initial policy is one switch
-away, so the distance is estimated on the tokens at hand, without generating any.
+away, and a loss channel may keep a copy of the first weights: then the distance is estimated
+on the tokens at hand, without generating any.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from enum import StrEnum
 from typing import Any
 
@@ -15,6 +18,7 @@ import torch
 from composer_replication.interfaces import Guard
 from composer_replication.trainer.chained_rows import COLUMN as SEGMENT_STARTS
 from composer_replication.trainer.processes import process_rank
+from composer_replication.trainer.weight_copy import WeightCopy
 
 logger = logging.getLogger(__name__)
 
@@ -24,17 +28,29 @@ class KlPath(StrEnum):
 
     LOGGED = "logged by TRL"
     ADAPTER_OFF = "estimated with the adapter off"
+    FIRST_WEIGHTS = "estimated with the first weights"
     OFF = "off"
 
 
-def kl_path_of(model: Any, *, beta: float, sync_ref_model: bool) -> tuple[KlPath, str]:
+ESTIMATED = (KlPath.ADAPTER_OFF, KlPath.FIRST_WEIGHTS)
+
+
+def kl_path_of(
+    model: Any, *, beta: float, sync_ref_model: bool, has_first_weights: bool = False
+) -> tuple[KlPath, str]:
     """The KL path for this model, and the reason when it is off.
 
     Args:
         model: the policy before its first step, PEFT-wrapped or not.
         beta: TRL's KL weight; above 0 TRL logs the KL to a frozen copy.
         sync_ref_model: TRL moves its reference model, so its KL is not to the initial policy.
+        has_first_weights: a copy of the trained weights as they are before the first step is kept anyway.
     """
+    path, reason = _path_without_copy(model, beta=beta, sync_ref_model=sync_ref_model)
+    return (KlPath.FIRST_WEIGHTS, "") if path is KlPath.OFF and has_first_weights else (path, reason)
+
+
+def _path_without_copy(model: Any, *, beta: float, sync_ref_model: bool) -> tuple[KlPath, str]:
     if beta != 0.0:
         if sync_ref_model:
             return KlPath.OFF, "sync_ref_model moves the reference, so its KL is not to the initial policy"
@@ -94,6 +110,8 @@ class InitialKl:
     accelerator: Any
     _get_per_token_logps_and_entropies: Any
     _chained_as: Any
+    _keeps_first_weights: Callable[[], bool]
+    _first_weight_copy: Callable[[], WeightCopy | None]
     _kl_path: KlPath = KlPath.LOGGED
     _kl_path_is_chosen: bool = False
     _keeps_logps: bool = False
@@ -103,7 +121,10 @@ class InitialKl:
         """Decide where the guard's KL comes from; ``kl_path_off_reason`` afterwards, for a start screen."""
         if self.heldout_guard is not None and not self._kl_path_is_chosen:
             self._kl_path, reason = kl_path_of(
-                self.model, beta=self.beta or self._kl_beta, sync_ref_model=bool(self.args.sync_ref_model)
+                self.model,
+                beta=self.beta or self._kl_beta,
+                sync_ref_model=bool(self.args.sync_ref_model),
+                has_first_weights=self._keeps_first_weights(),
             )
             self.kl_path_off_reason = reason or None
             self._kl_path_is_chosen = True
@@ -112,7 +133,7 @@ class InitialKl:
         return self.kl_path_off_reason
 
     def _sample_initial_kl(self, inputs: Any) -> tuple[float, float] | None:
-        """Sum of k1 over this micro-batch's tokens and their number: one forward with the adapter off."""
+        """Sum of k1 over this micro-batch's tokens and their number: one forward of the initial policy."""
         policy_logps, self._newest_logps = self._newest_logps, None
         if policy_logps is None:
             return None
@@ -121,10 +142,20 @@ class InitialKl:
         mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
         with (
             torch.no_grad(),
-            self.accelerator.unwrap_model(self.model).disable_adapter(),
+            self._as_initial_policy(),
             self._chained_as(inputs.get(SEGMENT_STARTS)),
         ):
             initial_logps, _, _ = self._get_per_token_logps_and_entropies(
                 self.model, input_ids, attention_mask, inputs["completion_ids"].size(1)
             )
         return log_ratio_sum(policy_logps, initial_logps, mask)
+
+    def _as_initial_policy(self) -> AbstractContextManager[None]:
+        model = self.accelerator.unwrap_model(self.model)
+        if self._kl_path is KlPath.ADAPTER_OFF:
+            scope: AbstractContextManager[None] = model.disable_adapter()
+            return scope
+        first = self._first_weight_copy()
+        if first is None:
+            raise RuntimeError("no copy of the first weights was made")  # _keeps_first_weights said so
+        return first.in_place_of(model)

@@ -28,6 +28,7 @@ from composer_replication.trainer.processes import num_processes, process_rank
 from composer_replication.trainer.record_limits import refuse_unfit_pairs, refuse_unfit_turns
 from composer_replication.trainer.replay_channel import ReplayChannel
 from composer_replication.trainer.setting_errors import TrainerSettingError
+from composer_replication.trainer.weight_copy import WeightCopy
 
 STATE_FILE = "loss_channels.pt"
 
@@ -183,6 +184,14 @@ class LossChannels(HintChannel, ReplayChannel, OwnState):
             )
             if self._saved_channels["fingerprint"] != self._channels_fingerprint():
                 raise _other_channels("its hints or pairs, or their settings, are not this trainer's", path)
+
+    def _keeps_first_weights(self) -> bool:
+        """Whether a channel keeps the trained weights as they are before the first step."""
+        teaches = self.alpha_sdpo != 0.0 and self._hint_settings().teacher == "frozen"
+        return teaches or (self.beta_replay != 0.0 and self._needs_first_weights())
+
+    def _first_weight_copy(self) -> WeightCopy | None:
+        return self._first_weights if self._first_weights is not None else self._teacher_weights
 
     def _restore_channels(self, saved: dict[str, Any]) -> None:
         for copy, name in ((self._teacher_weights, "teacher"), (self._first_weights, "first")):

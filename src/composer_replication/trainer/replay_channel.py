@@ -61,6 +61,10 @@ class ReplayChannel(ChannelStep):
             )
         return settings
 
+    def _needs_first_weights(self) -> bool:
+        settings = self._replay_settings()
+        return settings.sibling_pairs and settings.kind != "simpo"
+
     def _begin_replay(self, reference: torch.Tensor | None) -> None:
         """Draws and reference as they are before the first step.
 
@@ -70,7 +74,7 @@ class ReplayChannel(ChannelStep):
         if self.beta_replay == 0.0:
             return
         settings = self._replay_settings()
-        if settings.sibling_pairs and settings.kind != "simpo":
+        if self._needs_first_weights():
             self._first_weights = WeightCopy(self.accelerator.unwrap_model(self.model))
         if not self.replay_pairs:
             return

@@ -67,7 +67,8 @@ def start_batch(
     if model not in _TOLD:
         _TOLD.add(model)
         logger.warning(
-            "sampling for evaluation and episodes forwards each row whole for every token, which is slow: %s", reason
+            "sampling for evaluation and episodes forwards each row whole for every token, which is slow: %s",
+            reason,
         )
     ids = [prompts[index].ids for index in prompt_of_row]
     plain = PlainBatch(model, list(range(len(ids))), ids, context_BC)
@@ -99,9 +100,7 @@ class CachedBatch:
         newest_A1 = torch.tensor(newest_ids, device=self.mask_AC.device)[:, None]
         self.mask_AC = nn.functional.pad(self.mask_AC, (0, 1), value=1)
         mask = None if bool(self.mask_AC.all()) else self.mask_AC
-        logits_A1V = forward_with_cache(
-            self.model, newest_A1, self.cache, self.positions_A[:, None], mask
-        )
+        logits_A1V = forward_with_cache(self.model, newest_A1, self.cache, self.positions_A[:, None], mask)
         self.positions_A = self.positions_A + 1
         return logits_A1V[:, -1]
 

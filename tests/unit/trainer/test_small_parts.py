@@ -7,6 +7,7 @@ import io
 import math
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from types import SimpleNamespace
@@ -290,3 +291,25 @@ def test_a_lone_process_talks_to_itself() -> None:
 
     with pytest.raises(KeyError, match="own"):
         once(fail)
+
+
+def test_kept_first_weights_stand_in_where_nothing_else_does() -> None:
+    kept = {"sync_ref_model": False, "has_first_weights": True}
+    assert kl_path_of(tiny_model(), beta=0.0, **kept) == (KlPath.FIRST_WEIGHTS, "")
+    assert kl_path_of(tiny_model(), beta=0.1, **kept)[0] is KlPath.LOGGED
+    assert kl_path_of(get_peft_model(tiny_model(), lora()), beta=0.0, **kept)[0] is KlPath.ADAPTER_OFF
+
+
+def test_episodes_are_counted_in_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", written)
+    state = SimpleNamespace(max_steps=2, global_step=0)
+    loud, quiet = TrainingProgress(), TrainingProgress(quiet=True)
+    for progress in (loud, quiet):
+        progress.on_train_begin(None, state, None)
+        progress.show_episodes(12, 32)
+        progress.on_train_end(None, state, None)
+    assert written.getvalue().count("episodes=12/32") >= 1
+    written.truncate(0)
+    quiet.show_episodes(13, 32)
+    assert written.getvalue() == ""

@@ -13,9 +13,10 @@ from faulty_http import FaultyHandler, FaultyServer
 
 
 class PolicyServer(FaultyServer, HTTPServer):
-    """``changes`` are put into every choice; ``authorizations`` are the headers that came."""
+    """``changes`` are put into every choice, ``usage`` beside it; ``authorizations`` are the headers that came."""
 
     changes: dict[str, Any]
+    usage: Any
     authorizations: list[str | None]
     may_answer: threading.Event
 
@@ -25,6 +26,7 @@ class PolicyServer(FaultyServer, HTTPServer):
         server = cls(("127.0.0.1", 0), _Handler)
         server.prepare()
         server.changes = {}
+        server.usage = None
         server.authorizations = []
         server.may_answer = threading.Event()
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
@@ -75,7 +77,7 @@ def answer_to(route: str, request: dict[str, Any], server: PolicyServer) -> dict
             },
         }
     choice = {name: value for name, value in {**choice, **server.changes}.items() if value is not None}
-    return {"choices": [choice]}
+    return {"choices": [choice], "usage": server.usage}
 
 
 def hold(handler: Any) -> None:

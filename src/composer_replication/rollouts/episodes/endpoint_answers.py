@@ -79,8 +79,10 @@ def _choice(body: bytes) -> dict[str, Any]:
 
 def _usage(value: Any) -> tuple[int, int] | None:
     """Tokens of prompt and answer, where the server counted both."""
-    counts = [value.get(name) for name in ("prompt_tokens", "completion_tokens")] if isinstance(value, dict) else []
-    return (counts[0], counts[1]) if counts and _are_ids(counts) else None
+    if not isinstance(value, dict):
+        return None
+    prompt, answer = value.get("prompt_tokens"), value.get("completion_tokens")
+    return (prompt, answer) if _are_ids([prompt, answer]) else None  # type: ignore[return-value]  # both are numbers
 
 
 def _ids_as_tokens(tokens: Any) -> list[int] | None:

@@ -20,7 +20,13 @@ from composer_replication.rollouts.episodes.conversation import (
     RefusedRequestError,
 )
 from composer_replication.rollouts.episodes.environment_lease import EnvironmentLease
-from composer_replication.rollouts.episodes.episode import Episode, EpisodeTurn, TokenCounts, refusal, tokens_seen
+from composer_replication.rollouts.episodes.episode import (
+    Episode,
+    EpisodeTurn,
+    TokenCounts,
+    refusal,
+    tokens_seen,
+)
 from composer_replication.rollouts.episodes.episode_options import EpisodeOptions, EpisodeParts
 from composer_replication.rollouts.hints.call_faults import call_fault
 from composer_replication.rollouts.hints.hint_context import ObservedTurn

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,9 +35,12 @@ from composer_replication.rollouts.episodes.endpoint_policy import (
     RetryOptions,
     open_policy_endpoint,
 )
-from composer_replication.rollouts.episodes.episode_options import EpisodeOptions, EpisodeParts
+from composer_replication.rollouts.episodes.episode import Episode
+from composer_replication.rollouts.episodes.episode_options import EpisodeOptions, EpisodeParts, Prices
 from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
 from composer_replication.rollouts.episodes.message_conversation import TextConversation
+from composer_replication.rollouts.episodes.one_episode import sampling_seed
+from composer_replication.rollouts.episodes.trajectories import read_trajectories, write_trajectories
 
 KEY = "sk-not-to-be-told-1234567890"
 QUICK = RetryOptions(first_pause_seconds=0.001, max_pause_seconds=0.002, max_tries=4, total_seconds=20)
@@ -370,3 +374,67 @@ def test_a_server_that_is_down_drops_the_episode_and_counts_it(server: PolicySer
     assert (episode.reward, episode.failure, episode.num_tries) == (None, "CR0824", 2)
     assert counts["failed_CR0824"] == 2
     assert lives.all_closed_once()
+
+
+def chat(server: PolicyServer, **options: Any) -> tuple[list[Episode], Counter[str]]:
+    """Two turns of two episodes that call a tool."""
+    policy = ChatEndpointPolicy(open_policy_endpoint(server.url, "tiny"), retries=QUICK)
+    server.changes["message"] = {"content": '<echo>{"text": "one"}</echo>'}
+    lives, counts = Lives(), Counter[str]()
+    made = EpisodeParts(policy, lives.open, TextConversation, parts(policy, lives).find_calls)
+    wanted = EpisodeOptions(max_turns=2, **options)
+    try:
+        return asyncio.run(episodes_in_order(["task", "task"], made, options=wanted, counts=counts)), counts
+    finally:
+        policy.close()
+        assert lives.all_closed_once()
+
+
+@pytest.mark.parametrize(
+    ("usage", "cost"),
+    [
+        ({"prompt_tokens": 100, "completion_tokens": 7}, 2 * (100 * 2.0 + 7 * 10.0) / 1e6),
+        ({"prompt_tokens": 100}, None),
+        ({"prompt_tokens": -1, "completion_tokens": "7"}, None),
+        (None, None),
+    ],
+)
+def test_a_chat_costs_what_its_server_counts(
+    server: PolicyServer, tmp_path: Path, usage: Any, cost: float | None
+) -> None:
+    server.usage = usage
+    episodes, _ = chat(server, prices=Prices(2.0, 10.0))
+    assert [each.cost_usd for each in episodes] == [cost and pytest.approx(cost)] * 2
+    write_trajectories(tmp_path / "two.jsonl", episodes)
+    assert read_trajectories(tmp_path / "two.jsonl") == episodes
+    row = json.loads((tmp_path / "two.jsonl").read_text().splitlines()[0])["final_metrics"]
+    assert row.get("total_cost_usd") == episodes[0].cost_usd
+    assert row.get("total_prompt_tokens") == (None if cost is None else 200)
+
+
+@pytest.mark.parametrize("code", [400, 413])
+def test_a_context_that_is_full_ends_its_episode_alone(server: PolicyServer, code: int) -> None:
+    def refuse_second_turns(handler: Any) -> None:
+        request = json.loads(handler.data)
+        if len(request["messages"]) > 2 and request["seed"] == seeds[1]:
+            handler.say(code, {"error": "the context is 4096"})
+        else:
+            handler.respond()
+
+    seeds = {1: sampling_seed(0, 1, 1)}
+    server.faults.append(Fault("completions", refuse_second_turns, times=99))
+    (whole, cut), counts = chat(server)
+    assert (whole.stop_reason, cut.stop_reason) == (StopReason.TURNS, StopReason.CONTEXT)
+    assert len(cut.turns) == 1 and cut.reward is not None
+    assert counts["refused_requests"] == 1
+
+
+def test_a_first_request_that_is_refused_ends_the_run(server: PolicyServer) -> None:
+    server.faults.append(Fault("completions", status(400, "unknown field"), times=99))
+    with pytest.raises(UsageError, match="CR0826"):
+        chat(server)
+
+
+def test_letters_of_other_scripts_count_as_a_token_each() -> None:
+    assert TextConversation("x" * 300, ()).num_tokens == 100
+    assert TextConversation("\u6f22" * 300 + "xxx", ()).num_tokens == 301

@@ -13,6 +13,7 @@ from transformers import LlamaModel, Qwen2ForCausalLM, T5Config, T5ForConditiona
 from composer_replication.config import ModelSection
 from composer_replication.errors import InputError
 from composer_replication.trainer.model_loading import load_model
+from composer_replication.trainer.policy import InProcessPolicy
 from composer_replication.trainer.run_setup import refuse_long_prompts
 from composer_replication.trainer.tiny_models import make_tiny_model
 
@@ -107,3 +108,26 @@ def test_prompts_are_counted_as_the_model_reads_them() -> None:
     model.config.max_position_embeddings = 6
     with pytest.raises(InputError, match="has 6 positions"):
         refuse_long_prompts(plain, model, tokenizer, max_new_tokens=3)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_weights_that_are_not_finite(tmp_path: Path, value: float) -> None:
+    model, tokenizer = make_tiny_model(0)
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight[3, 5] = value
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"not finite: model.layers.1.mlp.up_proj.weight") as caught:
+        load(tmp_path)
+    assert caught.value.code == "CR0721"
+
+
+def test_a_template_that_raises() -> None:
+    model, tokenizer = make_tiny_model(0)
+    tokenizer.chat_template = "{{ raise_exception('only system messages') }}"
+    rows = [{"prompt": [{"role": "user", "content": "x"}], "task_id": "one"}]
+    with pytest.raises(InputError, match="does not take the conversation: only system messages") as caught:
+        refuse_long_prompts(rows, model, tokenizer, max_new_tokens=4)
+    assert caught.value.code == "CR0810"
+    with pytest.raises(InputError, match="CR0810"):
+        InProcessPolicy(model, tokenizer, as_chat=True).prompt_ids("x")

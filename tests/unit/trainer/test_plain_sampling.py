@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import chain
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from composer_replication.trainer.policy import InProcessPolicy
 from composer_replication.trainer.prefix_generation import SampledRow, sample_shared
 from composer_replication.trainer.tiny_models import make_tiny_model
 
+T = TypeVar("T")
 SIZES: dict[str, Any] = {
     "vocab_size": 41,
     "hidden_size": 32,
@@ -73,6 +75,10 @@ def sample(model: Any, num_samples: int = 3, **changes: Any) -> list[list[Sample
     return sample_shared(model, PROMPTS, num_samples, **arguments | changes)
 
 
+def flat(groups: Iterable[Iterable[T]]) -> list[T]:
+    return list(chain.from_iterable(groups))
+
+
 def refuse_sharing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling_batches, "unsupported_reason", lambda model, training: "it may not.")
 
@@ -94,7 +100,7 @@ def test_both_ways_of_sampling_draw_the_same(
     shared = sample(model, **settings)
     refuse_sharing(monkeypatch)
     plain = sample(model, **settings)
-    for ours, theirs in zip(sum(plain, []), sum(shared, []), strict=True):
+    for ours, theirs in zip(flat(plain), flat(shared), strict=True):
         assert (ours.ids, ours.stop_reason) == (theirs.ids, theirs.stop_reason)
         assert ours.logps == pytest.approx(theirs.logps, abs=1e-4)
     assert all(module.training for module in model.modules())
@@ -107,7 +113,14 @@ def test_a_row_of_its_own_generator_says_the_same_beside_any_others(monkeypatch:
     for place, prompt in enumerate(PROMPTS):
         own = [torch.Generator().manual_seed(place)]
         [[alone]] = sample_shared(
-            model, [prompt], 1, max_new_tokens=9, temperature=1.0, eos_token_ids=[2], pad_token_id=0, generator=own
+            model,
+            [prompt],
+            1,
+            max_new_tokens=9,
+            temperature=1.0,
+            eos_token_ids=[2],
+            pad_token_id=0,
+            generator=own,
         )
         assert alone.ids == together[place][0].ids
 
@@ -119,7 +132,7 @@ def test_sampled_tokens_have_the_log_probabilities_of_plain_forwards(
     model = build(name)
     with caplog.at_level(logging.WARNING, "composer_replication"):
         answers = sample(model)
-        assert [row.ids for row in sum(sample(model), [])] == [row.ids for row in sum(answers, [])]
+        assert [row.ids for row in flat(sample(model))] == [row.ids for row in flat(answers)]
     assert len([each for each in caplog.messages if "whole for every token" in each]) == 1
     model.eval()
     for prompt, rows in zip(PROMPTS, answers, strict=True):
@@ -145,8 +158,8 @@ def test_a_policy_of_a_recurrent_model_answers_until_its_rule_stops_it() -> None
         seed=3,
         is_finished=lambda text: len(text) >= 3,
     )
-    assert {each.stop_reason for each in sum(answers, [])} <= {StopReason.STOP_RULE, StopReason.LENGTH}
-    assert all(1 <= len(each.token_ids) <= 6 for each in sum(answers, []))
+    assert {each.stop_reason for each in flat(answers)} <= {StopReason.STOP_RULE, StopReason.LENGTH}
+    assert all(1 <= len(each.token_ids) <= 6 for each in flat(answers))
 
 
 def test_a_forward_that_takes_ids_alone_is_enough() -> None:
@@ -160,5 +173,5 @@ def test_a_forward_that_takes_ids_alone_is_enough() -> None:
         def forward(self, input_ids: torch.Tensor) -> Any:
             return SimpleNamespace(logits=self.inner(input_ids=input_ids).logits)
 
-    for ours, theirs in zip(sum(sample(Bare()), []), sum(sample(llama), []), strict=True):
+    for ours, theirs in zip(flat(sample(Bare())), flat(sample(llama)), strict=True):
         assert ours.ids == theirs.ids

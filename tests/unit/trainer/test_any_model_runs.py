@@ -1,0 +1,134 @@
+"""Models that cannot share prompts, and models made on the spot, go through whole runs of a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as tf
+
+from composer_replication.cli.training_run import run_recipe
+from composer_replication.config import ModelSection
+from composer_replication.run_folder import RunFolder, read_jsonl
+from composer_replication.tasks.store import TaskStore
+from composer_replication.trainer.model_loading import load_model
+from composer_replication.trainer.parameter_hash import parameter_sha256
+from composer_replication.trainer.tiny_models import make_tiny_model, make_tiny_tools_model
+
+pytestmark = pytest.mark.timeout(600)
+
+RECIPES = Path(__file__).parents[3] / "recipes"
+PINS = tuple(f"tinymath/numbers.py::{name}" for name in ("absolute", "clamp", "square"))
+SIZES: dict[str, Any] = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0] * 4,
+    "long_factor": [4.0] * 4,
+    "original_max_position_embeddings": 512,
+}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+MAKERS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "mamba": lambda words: tf.MambaForCausalLM(
+        tf.MambaConfig(hidden_size=16, num_hidden_layers=1, state_size=4, **words)
+    ),
+    "phi3-longrope": lambda words: tf.Phi3ForCausalLM(
+        tf.Phi3Config(**SIZES, **words, original_max_position_embeddings=512, rope_parameters=LONGROPE)
+    ),
+    "llama-dynamic": lambda words: tf.LlamaForCausalLM(
+        tf.LlamaConfig(**SIZES, **words, rope_parameters=DYNAMIC)
+    ),
+}
+NAMES = [
+    "mamba",
+    *(pytest.param(name, marks=pytest.mark.long) for name in ("phi3-longrope", "llama-dynamic")),
+]
+
+
+@pytest.fixture(scope="module")
+def store(build_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> TaskStore:
+    return TaskStore.open(build_tiny(tmp_path_factory.mktemp("any-model") / "tasks", PINS))
+
+
+def saved(name: str, folder: Path, *, with_tools: bool) -> str:
+    _, tokenizer = (make_tiny_tools_model if with_tools else make_tiny_model)(0)
+    words = {
+        "vocab_size": len(tokenizer),
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
+    torch.manual_seed(0)
+    MAKERS[name](words).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def run(recipe: str, folder: Path, store: TaskStore, **settings: Any) -> RunFolder:
+    overrides = {"tasks": {"store": str(store.root)}, "heldout.fraction": 0.4, "trl.max_steps": 1, **settings}
+    _, code = run_recipe(RECIPES / recipe / "run.toml", overrides, folder, resume=False, quiet=True)
+    assert code == 0
+    return RunFolder(folder)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_episodes_and_held_out_episodes(name: str, tmp_path: Path, store: TaskStore) -> None:
+    settings = {"agent.max_turns": 1, "agent.max_new_tokens": 2, "agent.min_new_tokens": 1}
+    model = saved(name, tmp_path / "model", with_tools=True)
+    folder = run("tiny-tools", tmp_path / "run", store, **{"model.name": model, **settings})
+    (line,) = read_jsonl(folder.metrics)
+    assert line["heldout/score"] is not None and line["rollouts/dropped"] == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_single_answers_and_held_out_answers(name: str, tmp_path: Path, store: TaskStore) -> None:
+    model = saved(name, tmp_path / "model", with_tools=False)
+    settings = {"model.name": model, "trl.max_completion_length": 4, "heldout.every": 1}
+    folder = run("tiny-cpu", tmp_path / "run", store, **settings)
+    (line,) = read_jsonl(folder.metrics)
+    assert line["heldout/score"] is not None and line["loss"] is not None
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings"),
+    [
+        ("tiny-cpu", {"trl.beta": 0.04, "trl.max_completion_length": 4}),
+        pytest.param(
+            "tiny-tools",
+            {
+                "trainer.preset": "composer",
+                "trl.loss_type": None,
+                "trl.scale_rewards": None,
+                "trl.beta": None,
+            },
+            marks=pytest.mark.long,
+        ),
+    ],
+)
+def test_a_made_model_has_a_reference(
+    recipe: str, settings: dict[str, Any], tmp_path: Path, store: TaskStore
+) -> None:
+    folder = run(recipe, tmp_path / "run", store, **settings)
+    (line,) = read_jsonl(folder.metrics)
+    assert line["kl"] == pytest.approx(0.0, abs=1e-3)
+
+
+def test_what_a_made_model_names_holds_its_weights() -> None:
+    section = ModelSection(name="tiny-random")
+    plain, _ = load_model(section, seed=3)
+    assert not plain.config.name_or_path
+    model, _ = load_model(section, seed=3, needs_reference=True)
+    again = tf.AutoModelForCausalLM.from_pretrained(model.config.name_or_path)
+    assert parameter_sha256(again) == parameter_sha256(model) == parameter_sha256(plain)
+    other, _ = load_model(section, seed=4, needs_reference=True)
+    assert other.config.name_or_path != model.config.name_or_path

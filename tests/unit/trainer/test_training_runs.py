@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 import os
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_trainer import build_trainer
+from tiny_trainer import build_trainer, tiny_model
 from transformers import TrainerCallback
 
 from composer_replication.channel_tables import HintsSection, ReplaySection
@@ -352,7 +351,7 @@ def test_the_kl_of_full_fine_tuning_takes_first_weights_that_are_there(
         run_folder=RunFolder(tmp_path / "run"),
         **channel,
     )
-    first = copy.deepcopy(trainer.model)
+    first = tiny_model(0)  # as the trainer began
     seen: list[Any] = []
     compute_loss = trainer._compute_loss
     trainer._compute_loss = lambda model, inputs: (seen.append(inputs), compute_loss(model, inputs))[1]

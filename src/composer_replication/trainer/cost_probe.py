@@ -223,9 +223,11 @@ def _saved_bytes(compute: Callable[[], torch.Tensor], left_out: set[int]) -> int
 
 
 def _cache_token_bytes(model: Any) -> int:
-    """2 x layers x key-value heads x head size x bytes of a number."""
+    """2 x layers x key-value heads x head size x bytes of a number; 0 without attention, whose state does not grow."""
     config = inner_model(model).config.get_text_config()
-    heads = config.num_attention_heads
+    heads = getattr(config, "num_attention_heads", None)
+    if not heads:
+        return 0
     head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     return int(2 * config.num_hidden_layers * kv_heads * head_size * model.dtype.itemsize)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from peft import get_peft_model
+from transformers import MambaConfig, MambaForCausalLM
 
 from composer_replication.config import LoraSection
 from composer_replication.errors import MissingError
@@ -98,6 +99,13 @@ def test_prompts_that_are_not_shared_keep_more(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(cost_probe, "unsupported_reason", lambda model: "for this test")
     alone = measure_costs(model, tokenizer, prompts, group_size=4, completion_tokens=4)
     assert alone.saved_bytes > 2 * shared.saved_bytes
+
+
+def test_a_model_without_attention_has_no_cache_that_grows() -> None:
+    _, tokenizer = make_tiny_model(0)
+    model = MambaForCausalLM(MambaConfig(vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1))
+    costs = measure_costs(model, tokenizer, [[5, 6, 7]], group_size=2, completion_tokens=2)
+    assert costs.cache_token_bytes == 0 and not costs.probed.is_shared
 
 
 def test_graphics_memory_that_runs_out_is_a_sentence() -> None:

@@ -190,11 +190,9 @@ def _open_parts(
     method = resolve_method(config)
     check_num_prompts(config, arguments, len(rows))
     progress(f"model: loading {config.model.name}")
-
     as_chat = config.rollouts.prompt_style == "chat" or config.agent is not None
-    has_reference = arguments.beta != 0.0 and config.model.lora is None
     model, tokenizer = load_model(
-        config.model, seed=config.seed, needs_chat_template=as_chat, needs_reference=has_reference
+        config.model, seed=config.seed, needs_chat_template=as_chat, needs_reference=arguments.beta != 0.0
     )
     if config.agent is None:
         _refuse_long_answers(rows, model, tokenizer, arguments)

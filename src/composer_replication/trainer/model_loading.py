@@ -40,7 +40,8 @@ def load_model(
         seed: of the random weights of ``tiny-random`` and ``tiny-tools``, and of whatever is drawn after this
             call (fresh adapters): Python's, NumPy's and torch's generators are set to it.
         needs_chat_template: the recipe's prompts are chat messages.
-        needs_reference: TRL will load the same weights again, by the name that the model's configuration has.
+        needs_reference: TRL will load the same weights again, by the name that the model's configuration has; it does not
+            where there are adapters.
 
     Raises:
         InputError: not found, without weights or tokenizer, or broken (CR0701), not a causal
@@ -56,7 +57,7 @@ def load_model(
     set_seed(seed)
     if section.name in _MADE:
         model, tokenizer = _MADE[section.name](seed)
-        if needs_reference:
+        if needs_reference and section.lora is None:
             give_place(model, section.name)
     else:
         source = _from_package(section) if section.name.startswith(PACKAGE_PREFIX) else section.name

@@ -103,16 +103,7 @@ def test_single_answers_and_held_out_answers(name: str, tmp_path: Path, store: T
     ("recipe", "settings"),
     [
         ("tiny-cpu", {"trl.beta": 0.04, "trl.max_completion_length": 4}),
-        pytest.param(
-            "tiny-tools",
-            {
-                "trainer.preset": "composer",
-                "trl.loss_type": None,
-                "trl.scale_rewards": None,
-                "trl.beta": None,
-            },
-            marks=pytest.mark.long,
-        ),
+        pytest.param("tiny-tools", {"trainer.preset": "composer", "trl.beta": 0.04}, marks=pytest.mark.long),
     ],
 )
 def test_a_made_model_has_a_reference(

@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from composer_replication.records import MonitorMode
+
 
 class Section(BaseModel):
     """A table of the recipe: unknown keys are errors, values are not coerced, numbers are finite."""
@@ -308,7 +310,7 @@ class AgentSection(Section):
     system: str = ""
     dialect: str = ""
     template_options: dict[str, Any] = {}
-    monitor: Literal["mask", "report", "off"] = "mask"
+    monitor: MonitorMode = "mask"
     keeps_trajectories: bool = True
     log_prob_check: Literal["report", "error", "off"] = "report"
     log_prob_tolerance: float = Field(0.05, gt=0.0)

@@ -8,6 +8,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
 
+MonitorMode = Literal["mask", "report", "off"]
+"""What comes of dishonest moves: the attempt is not paid, it is only said, or nobody looks."""
+
 
 class StopReason(StrEnum):
     """Why a generation, an episode or a run ended."""

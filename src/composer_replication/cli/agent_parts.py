@@ -30,7 +30,6 @@ from composer_replication.rollouts.generations.observed_episodes import Observed
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.hints import HintedTurnMaker
 from composer_replication.rollouts.hints.other_tasks import no_other_tasks
-from composer_replication.rollouts.monitor import HACK_CLASSES, HackMonitor, MonitorOptions
 from composer_replication.rollouts.tokens.call_dialects import require_dialect
 from composer_replication.rollouts.tools.tool_limits import ToolLimits
 from composer_replication.rollouts.tools.toolbox import TOOLS
@@ -140,7 +139,7 @@ def open_player(
         grader,
         attempt=attempt_options(config),
         reward=reward_options(config),
-        monitor=None if is_evaluation else open_monitor(section),
+        monitor="off" if is_evaluation else section.monitor,
         keeps_trees=is_evaluation,
         open_environment=open_environment,
     )
@@ -208,15 +207,6 @@ def episode_options(section: AgentSection, *, temperature: float) -> EpisodeOpti
         temperature=temperature,
         stragglers=StragglerRule(**section.stragglers.model_dump()),
     )
-
-
-def open_monitor(section: AgentSection) -> HackMonitor | None:
-    """``report`` looks for all that ``mask`` looks for, and masks nothing."""
-    if section.monitor == "off":
-        return None
-    if section.monitor == "mask":
-        return HackMonitor()
-    return HackMonitor(MonitorOptions(actions=dict.fromkeys(HACK_CLASSES, "report")))
 
 
 def open_agent(

@@ -72,6 +72,7 @@ def cluster_options(config: RunConfig) -> ClusterOptions:
         backend=config.sandbox.backend,
         attempt=attempt_options(config),
         reward=reward_options(config),
+        monitor="off" if config.agent is None else config.agent.monitor,
         limits=sandbox_limits(config),
         timeout_seconds=config.rollouts.test_timeout_seconds,
     )

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from composer_replication.cli.isolation_flags import add_acceptance_flag
+from composer_replication.records import MonitorMode
 
 _INTERRUPTED = 130
 
@@ -59,6 +60,12 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--grading-jobs", type=int, default=2, metavar="N", help="default %(default)s")
     parser.add_argument(
+        "--monitor",
+        choices=get_args(MonitorMode),
+        default="mask",
+        help="of dishonest moves: no reward for them (mask, the default), tell of them, or do not look",
+    )
+    parser.add_argument(
         "--backend", metavar="NAME", default="", help="sandbox backend (default: the best here)"
     )
     add_acceptance_flag(parser, "do without a guard of the self-test, as in composer-rl sandbox")
@@ -70,7 +77,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 
     Returns:
         ``url``, ``signal``, ``tasks``, and ``sessions``, ``refused``, ``observations``, ``attempts``,
-        ``infrastructure_failures`` (numbers); exit code 0 after SIGTERM, else 130.
+        ``infrastructure_failures``, ``flagged``, ``masked`` (numbers); exit code 0 after SIGTERM, else 130.
 
     Raises:
         UsageError: a number out of range (CR0851, CR0206), an address that cannot be taken (CR0850), an unknown backend.
@@ -101,7 +108,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
             from composer_replication.rollouts.environment.openenv_server import EnvironmentServer
         grader = Grader(store, backend=args.backend, num_jobs=args.grading_jobs)
         try:
-            server = EnvironmentServer(grader, options)
+            server = EnvironmentServer(grader, options, monitor=args.monitor)
             url = url_of(listener)
             signal_name = server.serve(listener, lambda url: _announce(url, num_tasks))
         finally:
@@ -116,6 +123,8 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         "observations": counts.num_observations,
         "attempts": counts.num_attempts_ended,
         "infrastructure_failures": counts.num_infrastructure_failures,
+        "flagged": counts.num_flagged,
+        "masked": counts.num_masked,
     }
     return result, 0 if signal_name == "SIGTERM" else _INTERRUPTED
 
@@ -128,5 +137,5 @@ def _announce(url: str, num_tasks: int) -> None:
 def render(result: dict[str, Any]) -> str:
     return (
         f"Ended by {result['signal']}: {result['sessions']} sessions, {result['refused']} refused; "
-        f"{result['attempts']} attempts ended, {result['infrastructure_failures']} of them without a reward."
+        f"{result['attempts']} attempts ended, {result['infrastructure_failures']} without a reward, {result['masked']} masked by the monitor."
     )

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from composer_replication.channel_tables import AgentSection
-from composer_replication.cli.agent_parts import episode_options, open_monitor, reward_options
+from composer_replication.cli.agent_parts import episode_options, reward_options
 from composer_replication.config import load_config
-from composer_replication.rollouts.monitor import HackMonitor
 
 
 def test_the_loop_waits_for_the_longest_time_out_that_a_recipe_gives_its_tools() -> None:
@@ -21,16 +20,14 @@ def test_the_tests_that_a_run_draws_depend_on_its_seed() -> None:
     assert reward_options(config.model_copy(update={"seed": 11})).break_seed == 11
 
 
-def test_the_monitor_looks_where_its_page_says_and_nowhere_else() -> None:
-    """Whoever puts it to work elsewhere changes the table "Where it looks" of docs/monitor.md, and this test."""
+def test_the_monitor_is_asked_in_one_place() -> None:
+    """Whoever asks it elsewhere changes the table "Where it looks" of docs/monitor.md, and this test."""
     root = Path(__file__).parents[3]
     package = root / "src" / "composer_replication"
-    using = {
+    asking = {
         str(path.relative_to(package))
         for path in package.rglob("*.py")
-        if "HackMonitor" in path.read_text() and path.parent.name != "monitor"
+        if "EpisodeEvidence(" in path.read_text() and path.parent.name != "monitor"
     }
-    assert using == {"cli/agent_parts.py", "rollouts/environment/judged_attempts.py"}
+    assert asking == {"rollouts/environment/feature_deletion_env.py"}
     assert "## Where it looks" in (root / "docs" / "monitor.md").read_text()
-    assert isinstance(open_monitor(AgentSection()), HackMonitor)
-    assert open_monitor(AgentSection(monitor="off")) is None

@@ -133,8 +133,7 @@ def test_an_actor_does_what_an_environment_in_this_process_does(
             here, there = env.call(call), actor.call(7, call)
             assert (there.result.text, there.result.is_error) == (here.text, here.is_error)
             assert (there.is_done, there.counts) == (env.is_done, env.counts)
-        assert begun.tree_root.startswith("/")
-        assert actor.files(7, "graded") == env.candidate() != actor.files(7, "all") == env.all_files()
+        assert actor.candidate(7) == env.candidate()
         assert there.counts is not actor.call(7, call).counts, "a message keeps what it said"
         score, hidden = actor.grade(7, "visible"), actor.grade(7, "hidden")
         assert score is not None and hidden is not None
@@ -143,7 +142,21 @@ def test_an_actor_does_what_an_environment_in_this_process_does(
         assert (score.outcomes, hidden.outcomes) == (mine.outcomes, truth.outcomes)
         paid = actor.reward(7, None)
         assert (paid.reward, env.reward()) == (1.0, 1.0)
-        assert paid.regressions == env.regressions
+        assert (paid.regressions, paid.graded_reward) == (env.regressions, env.graded_reward)
+        assert paid.report == env.report and env.report is not None and env.report.findings == ()
+
+
+def test_an_actor_inspects_as_it_is_told(store: TaskStore, clamp: Task) -> None:
+    look = ToolCall("bash", json.dumps({"command": "strings tinymath/__pycache__/*.pyc; true"}))
+    for mode, expected in (("mask", None), ("off", 1.0)):
+        actor = RolloutActor(parcel_of(store, itself), itself, ClusterOptions(monitor=mode), needs_of(None))
+        actor.begin(1, clamp.task_id)
+        for call in (look, *moves(store, clamp)):
+            actor.call(1, call)
+        paid = actor.reward(1, None)
+        assert (paid.reward, paid.graded_reward) == (expected, 1.0)
+        assert (paid.report is None) == (mode == "off")
+        actor.end()
 
 
 def test_an_attempt_that_the_process_does_not_know_is_lost_and_not_another_one(

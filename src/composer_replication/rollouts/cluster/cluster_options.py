@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from composer_replication.errors import UsageError
-from composer_replication.records import Limits
+from composer_replication.records import Limits, MonitorMode
 from composer_replication.rollouts.environment.attempt import AttemptOptions
 from composer_replication.rollouts.environment.reward_options import RewardOptions
 
@@ -28,6 +28,7 @@ class ClusterOptions:
         backend: sandbox backend on every node, by name or dotted path; empty for the best of each.
         attempt: how the sandbox of an attempt is opened; with this backend by default.
         reward: how a reward is made; ``RewardOptions()`` by default.
+        monitor: as ``FeatureDeletionEnv``; who inspects is the actor.
         limits: of a sandbox in which tests are graded.
         timeout_seconds: as ``Grader``.
 
@@ -44,6 +45,7 @@ class ClusterOptions:
     backend: str = ""
     attempt: AttemptOptions | None = None
     reward: RewardOptions | None = None
+    monitor: MonitorMode = "mask"
     limits: Limits | None = None
     timeout_seconds: float = 20.0
 

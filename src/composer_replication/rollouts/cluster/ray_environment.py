@@ -12,13 +12,13 @@ from composer_replication.rollouts.cluster.rollout_actor import (
     LOST,
     Begun,
     Called,
-    FilesRead,
     Paid,
     Place,
 )
 from composer_replication.rollouts.cluster.rollout_cluster import Lease, RolloutCluster
 from composer_replication.rollouts.environment.feature_deletion_env import no_attempt
 from composer_replication.rollouts.grading import TestsUsed
+from composer_replication.rollouts.monitor import MonitorReport
 from composer_replication.rollouts.regressions import Regressions
 from composer_replication.rollouts.tools.toolbox import TOOLS, CallCounts
 
@@ -47,7 +47,8 @@ class RayEnvironment:
         self._is_over = self._is_broken = False
         self._regressions: Regressions | None = None
         self._place: Place | None = None
-        self._tree_root = ""
+        self.report: MonitorReport | None = None
+        self.graded_reward: float | None = None
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:
@@ -92,7 +93,7 @@ class RayEnvironment:
         except BaseException:
             self.close()
             raise
-        self._place, self._tree_root = begun.place, begun.tree_root
+        self._place = begun.place
         return begun.message
 
     def call(self, call: ToolCall) -> ToolResult:
@@ -118,29 +119,15 @@ class RayEnvironment:
         return self._grade("hidden")
 
     def reward(self, effort_counts: Mapping[str, float] | None = None) -> float | None:
-        """End the attempt, and say what it is worth, as ``FeatureDeletionEnv.reward``; None: drop it."""
+        """End the attempt, and say what it pays, as ``FeatureDeletionEnv.reward``; None: drop it."""
         paid: Paid | None = self._ask_or_none("reward", effort_counts)
         self._is_over = True
         if paid is None:
             return None
-        self._regressions = paid.regressions
-        if paid.reward is None:
+        self._regressions, self.report, self.graded_reward = paid.regressions, paid.report, paid.graded_reward
+        if paid.graded_reward is None:
             self._cluster.count_failure()
         return paid.reward
-
-    @property
-    def tree_root(self) -> str:
-        """The absolute path of the attempt's tree, as commands see it on its node."""
-        self._running()
-        return self._tree_root
-
-    def all_files(self) -> dict[str, bytes] | None:
-        """As ``FeatureDeletionEnv``; None where the sandbox or the actor failed.
-
-        Raises:
-            TreeTooLargeError: more than is graded.
-        """
-        return self._files("all")
 
     def candidate(self) -> dict[str, bytes] | None:
         """As ``FeatureDeletionEnv``; None where the sandbox or the actor failed.
@@ -148,7 +135,8 @@ class RayEnvironment:
         Raises:
             TreeTooLargeError: more than is graded.
         """
-        return self._files("graded")
+        files: dict[str, bytes] | None = self._ask_and_count("candidate")
+        return files
 
     def close(self) -> None:
         """End the attempt, take its sandbox away and let the actor be lent again; idempotent.
@@ -203,10 +191,6 @@ class RayEnvironment:
     def _grade(self, tests: TestsUsed) -> Score | None:
         score: Score | None = self._ask_and_count("grade", tests)
         return score
-
-    def _files(self, which: FilesRead) -> dict[str, bytes] | None:
-        files: dict[str, bytes] | None = self._ask_and_count("files", which)
-        return files
 
     def _ask_and_count(self, method: str, *args: Any) -> Any:
         """None where a sandbox failed, there or with the actor, and counted once."""

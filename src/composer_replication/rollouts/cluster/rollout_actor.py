@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from composer_replication.errors import InputError, SandboxFailure
 from composer_replication.records import Score, Task, ToolCall, ToolResult
@@ -16,6 +16,7 @@ from composer_replication.rollouts.cluster.cluster_options import ClusterOptions
 from composer_replication.rollouts.cluster.store_parcel import Piece, StoreParcel, open_copy
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.grading import Grader, GradeRequest, TestsUsed
+from composer_replication.rollouts.monitor import MonitorReport
 from composer_replication.rollouts.regressions import Regressions
 from composer_replication.rollouts.tools.toolbox import CallCounts
 from composer_replication.sandbox.process_folder import process_folder, sweep
@@ -24,8 +25,6 @@ from composer_replication.tasks.workers.last_sweep import sweep_after_this_proce
 from composer_replication.tasks.workers.node_check import NodeNeeds, check_node, unfit_node
 
 LOST = "CR0862"
-FilesRead = Literal["graded", "all"]
-"""Those of ``FeatureDeletionEnv.candidate``, or of ``all_files``."""
 _DYING_SECONDS = 10.0
 
 
@@ -62,11 +61,10 @@ def _is_left(place: Place) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The first message, where the attempt is, and the path of its tree there."""
+    """The first message, and where the attempt is."""
 
     message: str
     place: Place
-    tree_root: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +78,12 @@ class Called:
 
 @dataclass(frozen=True, slots=True)
 class Paid:
-    """What an attempt is worth; ``reward`` is None where a sandbox failed."""
+    """What an attempt pays and why, as ``FeatureDeletionEnv`` has it; ``graded_reward`` is None where a sandbox failed."""
 
     reward: float | None
+    graded_reward: float | None
     regressions: Regressions | None
+    report: MonitorReport | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class RolloutActor:
         self._require_environment(grader.store.get(task_id))
         self._number = number
         message = environment.reset(task_id)
-        return Begun(message, here(), environment.tree_root)
+        return Begun(message, here())
 
     def call(self, number: int, call: ToolCall) -> Called:
         """Make a call; as ``FeatureDeletionEnv.call``."""
@@ -151,16 +151,15 @@ class RolloutActor:
         environment = self._attempt(number)
         return environment.grade_hidden() if tests == "hidden" else environment.grade()
 
-    def files(self, number: int, which: FilesRead) -> dict[str, bytes] | None:
-        """As ``FeatureDeletionEnv.candidate`` and ``all_files``."""
-        environment = self._attempt(number)
-        return environment.candidate() if which == "graded" else environment.all_files()
+    def candidate(self, number: int) -> dict[str, bytes] | None:
+        """As ``FeatureDeletionEnv.candidate``."""
+        return self._attempt(number).candidate()
 
     def reward(self, number: int, effort_counts: Mapping[str, float] | None) -> Paid:
         """As ``FeatureDeletionEnv.reward``."""
         environment = self._attempt(number)
         reward = environment.reward(effort_counts)
-        return Paid(reward, environment.regressions)
+        return Paid(reward, environment.graded_reward, environment.regressions, environment.report)
 
     def finish(self, number: int) -> None:
         """End an attempt; nothing where it is over."""
@@ -209,7 +208,7 @@ class RolloutActor:
                 num_jobs=1,
             )
             self._environment = FeatureDeletionEnv(
-                self._grader, attempt=options.attempt, reward=options.reward
+                self._grader, attempt=options.attempt, reward=options.reward, monitor=options.monitor
             )
         return self._environment, self._grader
 

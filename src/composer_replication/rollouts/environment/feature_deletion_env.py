@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from composer_replication.errors import SandboxFailure, UsageError
-from composer_replication.records import Outcome, Score, Task, ToolCall, ToolResult, ToolSpec
+from composer_replication.records import MonitorMode, Outcome, Score, Task, ToolCall, ToolResult, ToolSpec
 from composer_replication.rollouts.candidate_tree import (
     EveryFile,
     TreeTooLargeError,
@@ -15,6 +15,14 @@ from composer_replication.rollouts.candidate_tree import (
 from composer_replication.rollouts.environment.attempt import Attempt, AttemptOptions
 from composer_replication.rollouts.environment.reward_options import RewardOptions, reward_of
 from composer_replication.rollouts.grading import Grader, TestsUsed
+from composer_replication.rollouts.monitor import (
+    EpisodeEvidence,
+    HackMonitor,
+    MonitorOptions,
+    MonitorReport,
+    monitor_for,
+    public_task,
+)
 from composer_replication.rollouts.regressions import RegressionCheck, Regressions
 from composer_replication.rollouts.tools.toolbox import TOOLS, CallCounts
 from composer_replication.tasks.instructions.writing import write_instruction
@@ -46,6 +54,11 @@ class FeatureDeletionEnv:
         reward: how a reward is made; ``RewardOptions()`` by default.
         regressions: shared by environments, so that the original code is looked at once a task; one of its own by
             default.
+        monitor: ``mask`` inspects every call of an attempt and the tree that it left when it is paid, and pays nothing
+            where a finding says so; ``report`` keeps what it finds, ``off`` does not look. Options say so by class.
+
+    ``report`` is what the monitor found, ``graded_reward`` what the attempt is worth whatever was found; both None
+    before ``reward``, where a sandbox failed, and the first where nobody looks.
 
     Raises (whatever is called before ``reset`` or after ``close``):
         UsageError: no attempt is under way (CR0800).
@@ -58,15 +71,22 @@ class FeatureDeletionEnv:
         attempt: AttemptOptions | None = None,
         reward: RewardOptions | None = None,
         regressions: RegressionCheck | None = None,
+        monitor: MonitorMode | MonitorOptions = "mask",
     ) -> None:
         self.grader = grader
         self.options = reward or RewardOptions()
         self._attempt_options = attempt or AttemptOptions()
         self._check = regressions or RegressionCheck(grader)
+        self._monitor = monitor_for(monitor)
         self._attempt: Attempt | None = None
-        self._is_broken = False
+        self._forget()
+
+    def _forget(self) -> None:
+        self._is_broken = self._is_checked = False
         self._regressions: Regressions | None = None
-        self._is_checked = False
+        self._calls: list[tuple[ToolCall, ToolResult]] = []
+        self.report: MonitorReport | None = None
+        self.graded_reward: float | None = None
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:
@@ -98,7 +118,7 @@ class FeatureDeletionEnv:
         store = self.grader.store
         task = store.get(task_id)
         message = first_message(store, task)
-        self._is_broken, self._is_checked, self._regressions = False, False, None
+        self._forget()
         options = self._attempt_options
         backend = self.grader.attempt_backend(options.backend, is_warm=options.is_warm)
         try:
@@ -120,10 +140,13 @@ class FeatureDeletionEnv:
                 "CR0303", "the sandbox of this attempt broke.", fix="composer-rl sandbox selftest"
             )
         try:
-            return toolbox.call(call)
+            result = toolbox.call(call)
         except SandboxFailure:
             self._break()
             raise
+        if self._monitor is not None:
+            self._calls.append((call, result))
+        return result
 
     def grade(self) -> Score | None:
         """What the visible tests say of the tree as it stands, in a sandbox of their own; None where one failed."""
@@ -134,7 +157,9 @@ class FeatureDeletionEnv:
         return self._grade("hidden")
 
     def reward(self, effort_counts: Mapping[str, float] | None = None) -> float | None:
-        """End the attempt, and say what it is worth; None where a sandbox failed: drop it, and score it never.
+        """End the attempt, and say what it pays; None where a sandbox failed, or a finding of the monitor masks it.
+
+        An attempt without a reward is dropped, and never scored.
 
         Args:
             effort_counts: by kind, in the place of what the environment counts itself.
@@ -143,6 +168,14 @@ class FeatureDeletionEnv:
             UsageError: every visible test of the task weighs 0 (CR0803).
         """
         self._running.toolbox.is_over = True
+        graded = self._worth(effort_counts or {})
+        if graded is not None and self._monitor is not None:
+            self.report = self.report or self._inspect(self._monitor)
+            graded = None if self.report is None else graded
+        self.graded_reward = graded
+        return None if self.report is not None and self.report.masks_reward else graded
+
+    def _worth(self, effort_counts: Mapping[str, float]) -> float | None:
         score = self.grade()
         if score is None:
             return None
@@ -153,7 +186,21 @@ class FeatureDeletionEnv:
             self.options,
             regressions=self._regressions,
             num_invalid_calls=self.counts.num_invalid,
-            effort_counts={**self.effort_counts, **(effort_counts or {})},
+            effort_counts={**self.effort_counts, **effort_counts},
+        )
+
+    def _inspect(self, monitor: HackMonitor) -> MonitorReport | None:
+        """What the monitor says, each call a turn of its own; None where the sandbox failed."""
+        try:
+            after = self.all_files()
+        except TreeTooLargeError:
+            after = {}  # its tests have failed; what it called is looked at all the same
+        if after is None:
+            return None
+        store, task = self.grader.store, self._running.task
+        before, turns = store.files(task, "rollout"), [[pair] for pair in self._calls]
+        return monitor.inspect(
+            EpisodeEvidence(public_task(store, task), turns, before, after, self.tree_root)
         )
 
     @property

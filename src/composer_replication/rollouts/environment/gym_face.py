@@ -41,8 +41,9 @@ class GymFeatureDeletion:
     def step(self, call: ToolCall) -> tuple[ToolResult, float | None, bool, bool, dict[str, Any]]:
         """Make one call: result, reward, terminated, truncated, info.
 
-        The reward is 0 until the end, and None where a sandbox failed: such an attempt is dropped, not scored.
-        ``info`` has ``num_calls`` and ``num_invalid``, and ``infrastructure_failure`` where there was one.
+        The reward is 0 until the end, and None where a sandbox failed or the monitor masks it: such an attempt is
+        dropped, not scored. ``info`` has ``num_calls`` and ``num_invalid``, ``infrastructure_failure`` where there was one,
+        and at the end, where a monitor looks, ``monitor``: its report, with ``findings`` and ``masks_reward``.
 
         Raises:
             UsageError: the attempt is over, or none was begun (CR0802).
@@ -62,8 +63,10 @@ class GymFeatureDeletion:
             return result, 0.0, False, False, self._info()
         self._is_over = True
         reward = environment.reward()
-        info = self._info()
-        if reward is None:
+        info, report = self._info(), environment.report
+        if report is not None:
+            info["monitor"] = report.to_json()
+        if reward is None and (report is None or not report.masks_reward):
             info["infrastructure_failure"] = "the grading failed"
         return result, reward, terminated, truncated, info
 

@@ -17,10 +17,11 @@ import anyio.to_thread
 from anyio.lowlevel import RunVar
 
 from composer_replication.errors import SandboxFailure
-from composer_replication.records import Score, ToolCall, ToolResult
+from composer_replication.records import MonitorMode, Score, ToolCall, ToolResult
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.environment.reward_options import RewardOptions
 from composer_replication.rollouts.grading import Grader
+from composer_replication.rollouts.monitor import MonitorReport
 from composer_replication.rollouts.regressions import RegressionCheck
 from composer_replication.tasks.store import TaskStore
 
@@ -38,8 +39,10 @@ T = TypeVar("T")
 class AttemptOutcome:
     """What an attempt came to.
 
-    ``reward`` is None where infrastructure failed: drop the attempt, and score it never. ``score`` is what the
-    visible tests said, ``hidden`` what the hidden ones did where they were asked for: the truth, for evaluation only.
+    ``reward`` is None where infrastructure failed: drop the attempt, and score it never. One that the monitor masks has
+    0 at most: left out of an evaluation, it would raise the mean of a policy that cheats where it would fail. ``score`` is
+    what the visible tests said, ``hidden`` what the hidden ones did where they were asked for: the truth, for evaluation
+    only. ``report`` is the monitor's, None where it is off.
     """
 
     reward: float | None
@@ -48,6 +51,7 @@ class AttemptOutcome:
     num_calls: int = 0
     num_invalid: int = 0
     num_broken: int = 0
+    report: MonitorReport | None = None
 
     @property
     def figures(self) -> dict[str, float]:
@@ -57,6 +61,9 @@ class AttemptOutcome:
             "num_invalid_calls": float(self.num_invalid),
             "num_broken_tests": float(self.num_broken),
         }
+        if self.report is not None:
+            found["num_findings"] = float(len(self.report.findings))
+            found["is_masked"] = float(self.report.masks_reward)
         if self.score is not None:
             found["visible_pass_share"] = self.score.pass_share
         if self.hidden is not None:
@@ -154,7 +161,10 @@ class HostedAttempt:
 
     def _graded(self) -> AttemptOutcome:
         environment = self._environment
-        reward = environment.reward()
+        paid = environment.reward()
+        reward, report = environment.graded_reward, environment.report
+        if paid is None and reward is not None:
+            reward = min(0.0, reward)
         hidden = environment.grade_hidden() if self._with_hidden and reward is not None else None
         if reward is None or (self._with_hidden and hidden is None):
             self.failure = "the grading failed"
@@ -167,6 +177,7 @@ class HostedAttempt:
             num_calls=environment.counts.num_calls,
             num_invalid=environment.counts.num_invalid,
             num_broken=len(regressions.broken) if regressions is not None else 0,
+            report=report,
         )
 
     def _fail(self, error: SandboxFailure) -> None:
@@ -195,6 +206,7 @@ class AttemptHost:
         test_seconds: processor time of one test run.
         reward: how a reward is made.
         with_hidden: run the hidden tests of each attempt as well.
+        monitor: as ``FeatureDeletionEnv``.
 
     Raises:
         InputError: no store, or a damaged one.
@@ -210,6 +222,7 @@ class AttemptHost:
         test_seconds: float = 20.0,
         reward: RewardOptions | None = None,
         with_hidden: bool = False,
+        monitor: MonitorMode = "mask",
     ) -> None:
         self.store = TaskStore.open(store)
         self.store.require_task_ids()
@@ -218,6 +231,7 @@ class AttemptHost:
         self._test_seconds = test_seconds
         self._reward = reward
         self._with_hidden = with_hidden
+        self._monitor = monitor
         self._check: RegressionCheck | None = None
         self._lock = threading.Lock()
 
@@ -233,6 +247,7 @@ class AttemptHost:
             check.grader,
             reward=self._reward,
             regressions=check,
+            monitor=self._monitor,
         )
         attempt = HostedAttempt(environment, with_hidden=self._with_hidden)
         try:

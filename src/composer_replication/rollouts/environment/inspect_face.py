@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from composer_replication.errors import UsageError
-from composer_replication.records import ToolCall, ToolSpec
+from composer_replication.records import MonitorMode, ToolCall, ToolSpec
 from composer_replication.rollouts.environment.needed_library import missing_library
 
 try:
     from inspect_ai import Task, task
     from inspect_ai.dataset import MemoryDataset, Sample
     from inspect_ai.model import ChatMessageTool, execute_tools
-    from inspect_ai.scorer import Score, Target, mean, scorer, stderr
+    from inspect_ai.scorer import SampleScore, Score, Target, mean, metric, scorer, stderr
     from inspect_ai.solver import Generate, TaskState, solver
     from inspect_ai.tool import Tool, ToolDef, ToolParams
 except ImportError as error:
@@ -77,10 +77,12 @@ def feature_deletion(
     breaks: Literal["mask", "cost", "ignore"] = "mask",
     break_sample: int = 0,
     invalid_call_cost: float = 0.0,
+    monitor: MonitorMode = "mask",
 ) -> Any:
     """The tasks of a store as a task of inspect.
 
-    A sample whose sandbox failed is unscored: it counts in no metric, and its explanation says what failed.
+    A sample whose sandbox failed is unscored: it counts in no metric, and its explanation says what failed. One that the
+    monitor masks has the score 0, and counts in ``num_masked``.
 
     Args:
         store: its folder.
@@ -95,6 +97,7 @@ def feature_deletion(
         breaks: as in ``RewardOptions``.
         break_sample: as in ``RewardOptions``.
         invalid_call_cost: as in ``RewardOptions``.
+        monitor: of dishonest moves: ``mask`` pays nothing for them, ``report`` tells, ``off`` does not look.
 
     Raises:
         InputError: no store, a damaged one, or no such task (CR0412).
@@ -111,6 +114,7 @@ def feature_deletion(
         test_seconds=test_seconds,
         reward=reward,
         with_hidden=with_hidden,
+        monitor=monitor,
     )
     attempts = _Attempts(host)
     wanted = task_ids.split(",") if isinstance(task_ids, str) else list(task_ids)
@@ -159,9 +163,19 @@ def tool_loop(attempts: _Attempts) -> Any:
     return solve
 
 
-@scorer(metrics=[mean(), stderr()])
+@metric
+def num_masked() -> Any:
+    """Samples whose reward the monitor masked."""
+
+    def count(scores: list[SampleScore]) -> float:
+        return float(sum((each.score.metadata or {}).get("is_masked", 0.0) for each in scores))
+
+    return count
+
+
+@scorer(metrics=[mean(), stderr(), num_masked()])
 def visible_tests(attempts: _Attempts) -> Any:
-    """The reward that our grading gives; unscored where a sandbox failed."""
+    """The reward that our grading gives; unscored where a sandbox failed. Its metadata has what the monitor found."""
 
     async def score(state: TaskState, target: Target) -> Score:
         del target
@@ -169,7 +183,10 @@ def visible_tests(attempts: _Attempts) -> Any:
         outcome = await attempt.outcome()
         if outcome.reward is None:
             return Score.unscored(reason="scoring_failed", explanation=attempt.failure)
-        return Score(value=outcome.reward, metadata=outcome.figures, explanation=_explained(outcome.score))
+        metadata: dict[str, Any] = {**outcome.figures}
+        if outcome.report is not None:
+            metadata["monitor"] = outcome.report.to_json()
+        return Score(value=outcome.reward, metadata=metadata, explanation=_explained(outcome.score))
 
     return score
 

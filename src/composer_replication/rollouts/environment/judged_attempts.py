@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from threading import Lock
 
-from composer_replication.records import Score, Task, ToolCall, ToolResult, ToolSpec
+from composer_replication.records import MonitorMode, Score, ToolCall, ToolResult, ToolSpec
 from composer_replication.rollouts.candidate_tree import TreeTooLargeError
 from composer_replication.rollouts.environment.attempt import AttemptOptions
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
@@ -19,13 +19,7 @@ from composer_replication.rollouts.environment.paid_environment import Inspected
 from composer_replication.rollouts.environment.reward_options import RewardOptions
 from composer_replication.rollouts.episodes.episode import Episode, is_refusal
 from composer_replication.rollouts.grading import Grader
-from composer_replication.rollouts.monitor import (
-    EpisodeEvidence,
-    HackFinding,
-    HackMonitor,
-    MonitorReport,
-    public_task,
-)
+from composer_replication.rollouts.monitor import HackFinding, MonitorOptions, MonitorReport
 from composer_replication.rollouts.regressions import RegressionCheck, Regressions
 
 
@@ -56,11 +50,11 @@ class JudgedAttempts:
         grader: whose store the tasks are in.
         attempt: how sandboxes are opened.
         reward: how a reward is made.
-        monitor: looks at every attempt; None is off. It is used by one thread at a time.
+        monitor: as ``FeatureDeletionEnv``; a masked attempt has a reward in its judgement, as it was graded.
         keeps_trees: for evaluation: a judgement has the tree, and for a reward the share of visible tests alone. Nobody looks
             for breaks or dishonest moves.
-        open_environment: makes what an attempt is made in where that is elsewhere, with ``attempt`` and ``reward`` as here; by
-            default it is a ``FeatureDeletionEnv`` over ``grader``.
+        open_environment: makes what an attempt is made in where that is elsewhere, with ``attempt``, ``reward`` and
+            ``monitor`` as here; by default it is a ``FeatureDeletionEnv`` over ``grader``.
     """
 
     def __init__(
@@ -69,12 +63,12 @@ class JudgedAttempts:
         *,
         attempt: AttemptOptions | None = None,
         reward: RewardOptions | None = None,
-        monitor: HackMonitor | None = None,
+        monitor: MonitorMode | MonitorOptions = "mask",
         keeps_trees: bool = False,
         open_environment: Callable[[], InspectedEnvironment] | None = None,
     ) -> None:
         self.keeps_trees = keeps_trees
-        self.grader, self.reward_options, self.monitor = grader, reward or RewardOptions(), monitor
+        self.grader, self.reward_options, self._monitor = grader, reward or RewardOptions(), monitor
         self._attempt, self._open_environment = attempt, open_environment or self.plain
         self._regressions = RegressionCheck(grader)
         self._lock = Lock()
@@ -87,7 +81,11 @@ class JudgedAttempts:
     def plain(self) -> FeatureDeletionEnv:
         """The same without a judgement."""
         return FeatureDeletionEnv(
-            self.grader, attempt=self._attempt, reward=self.reward_options, regressions=self._regressions
+            self.grader,
+            attempt=self._attempt,
+            reward=self.reward_options,
+            regressions=self._regressions,
+            monitor=self._monitor,
         )
 
     def reward_of(self, episode: Episode) -> float:
@@ -112,24 +110,6 @@ class JudgedAttempts:
         with self._lock:
             self._judgements[id(judgement.score)] = judgement
 
-    def inspect(
-        self,
-        task: Task,
-        calls: list[tuple[ToolCall, ToolResult]],
-        after: Mapping[str, bytes],
-        tree_root: str,
-    ) -> MonitorReport | None:
-        """What the monitor says; each call is a turn of its own here."""
-        if self.monitor is None:
-            return None
-        store = self.grader.store
-        before = store.files(task, "rollout")
-        evidence = EpisodeEvidence(
-            public_task(store, task), [[pair] for pair in calls], before, after, tree_root
-        )
-        with self._lock:
-            return self.monitor.inspect(evidence)
-
 
 class JudgedAttempt:
     """One environment of ``JudgedAttempts``, as an agent loop drives it (``interfaces.AgentEnvironment``)."""
@@ -137,7 +117,6 @@ class JudgedAttempt:
     def __init__(self, attempts: JudgedAttempts, environment: InspectedEnvironment) -> None:
         self._attempts, self._environment = attempts, environment
         self._task_id = ""
-        self._calls: list[tuple[ToolCall, ToolResult]] = []
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:
@@ -149,14 +128,12 @@ class JudgedAttempt:
 
     def reset(self, task_id: str) -> str:
         """As ``FeatureDeletionEnv``."""
-        self._task_id, self._calls = task_id, []
+        self._task_id = task_id
         return self._environment.reset(task_id)
 
     def call(self, call: ToolCall) -> ToolResult:
-        """As ``FeatureDeletionEnv``; what was asked and answered is kept for the monitor."""
-        result = self._environment.call(call)
-        self._calls.append((call, result))
-        return result
+        """As ``FeatureDeletionEnv``."""
+        return self._environment.call(call)
 
     def grade(self) -> Score | None:
         """What the visible tests say; the judgement is kept under the very score. None where a sandbox failed."""
@@ -164,19 +141,15 @@ class JudgedAttempt:
             return self._grade_and_keep_tree()
         environment = self._environment
         score = environment.grade()
-        reward = None if score is None else environment.reward()
-        if score is None or reward is None:
+        if score is None:
             return None
-        try:
-            after = environment.all_files()
-        except TreeTooLargeError:
-            after = {}  # its tests have failed; what it called is looked at all the same
-        if after is None:
+        environment.reward()
+        if environment.graded_reward is None:
             return None
-        task = self._attempts.grader.store.get(self._task_id)
-        report = self._attempts.inspect(task, self._calls, after, environment.tree_root)
         own = replace(score)  # the grader gives one object to all who left the same tree
-        self._attempts.keep(Judgement(own, reward, environment.regressions, report))
+        self._attempts.keep(
+            Judgement(own, environment.graded_reward, environment.regressions, environment.report)
+        )
         return own
 
     def _grade_and_keep_tree(self) -> Score | None:

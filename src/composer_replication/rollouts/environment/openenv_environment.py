@@ -110,6 +110,7 @@ class OpenEnvFeatureDeletion(Environment[ToolAction, AttemptObservation, Attempt
             num_invalid=info["num_invalid"],
             stop_reason=str(reason),
             infrastructure_failure=failure,
+            metadata={"monitor": info["monitor"]} if "monitor" in info else {},
         )
 
     @property

@@ -27,6 +27,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route, WebSocketRoute
 
 from composer_replication.errors import ComposerError, MissingError, UsageError
+from composer_replication.records import MonitorMode
 from composer_replication.rollouts.environment.attempt import AttemptOptions
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.environment.openenv_environment import OpenEnvFeatureDeletion
@@ -56,13 +57,18 @@ _PING_SECONDS, _PONG_SECONDS = 20.0, 60.0  # a client whose machine has gone sen
 
 @dataclass(slots=True)
 class ServedCounts:
-    """What a server has done so far. ``num_infrastructure_failures`` are observations that said so."""
+    """What a server has done so far. ``num_infrastructure_failures`` are observations that said so.
+
+    ``num_flagged`` are attempts with a finding of the monitor, ``num_masked`` those that were not paid for it.
+    """
 
     num_sessions: int = 0
     num_refused: int = 0
     num_observations: int = 0
     num_attempts_ended: int = 0
     num_infrastructure_failures: int = 0
+    num_flagged: int = 0
+    num_masked: int = 0
     last_failure: str = ""
 
 
@@ -74,11 +80,13 @@ class EnvironmentServer:
         grader: over the store; closed by whoever made it.
         options: bounds.
         reward: how a reward is made; ``RewardOptions()`` by default.
+        monitor: as ``FeatureDeletionEnv``.
     """
 
     grader: Grader
     options: ServeOptions = field(default_factory=ServeOptions)
     reward: RewardOptions = field(default_factory=RewardOptions)
+    monitor: MonitorMode = "mask"
     counts: ServedCounts = field(default_factory=ServedCounts)
     is_draining: bool = False
     _sessions: set[Session] = field(default_factory=set)
@@ -209,7 +217,11 @@ class EnvironmentServer:
     def _new_environment(self) -> OpenEnvFeatureDeletion:
         attempt = AttemptOptions(tool_limits=self.options.tool_limits())
         own = FeatureDeletionEnv(
-            self.grader, attempt=attempt, reward=self.reward, regressions=self._regressions
+            self.grader,
+            attempt=attempt,
+            reward=self.reward,
+            regressions=self._regressions,
+            monitor=self.monitor,
         )
         return OpenEnvFeatureDeletion(own, max_calls=self.options.max_calls)
 
@@ -229,6 +241,9 @@ class EnvironmentServer:
         self.counts.num_observations += 1
         self.counts.num_attempts_ended += observation.done
         self.counts.num_infrastructure_failures += bool(observation.infrastructure_failure)
+        report = observation.metadata.get("monitor", {"findings": (), "masks_reward": False})
+        self.counts.num_flagged += bool(report["findings"])
+        self.counts.num_masked += report["masks_reward"]
         if observation.infrastructure_failure or observation.done or observation.num_calls == 0:
             self.counts.last_failure = observation.infrastructure_failure  # empty again once a sandbox works
 
@@ -253,6 +268,11 @@ class EnvironmentServer:
                 "last_failure": counts.last_failure,
                 "num_failures": counts.num_infrastructure_failures,
                 "not_effective": list(self.grader.missing_guards),
+            },
+            "monitor": {
+                "mode": self.monitor,
+                "num_flagged": counts.num_flagged,
+                "num_masked": counts.num_masked,
             },
             "num_tasks": len(self.grader.store.task_ids()),
         }

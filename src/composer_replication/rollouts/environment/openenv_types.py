@@ -29,8 +29,9 @@ class ToolAction(Action):
 class AttemptObservation(Observation):
     """What a call gave, or the task after a reset; ``done`` and ``reward`` are OpenEnv's own.
 
-    ``reward`` is 0 until the end, and null after a reset, and where a sandbox failed: then
-    ``infrastructure_failure`` says why, and the attempt is to be dropped, never scored. ``exit_code`` is that of a
+    ``reward`` is 0 until the end, and null after a reset, where a sandbox failed, and where the monitor masks it: such an
+    attempt is to be dropped, never paid. ``infrastructure_failure`` says why a sandbox failed. ``metadata`` of the last
+    observation has the report of the ``monitor``: its ``findings``, and ``masks_reward``. ``exit_code`` is that of a
     command. ``stop_reason`` is empty until the end: submitted, turns (``max_calls`` were made), infrastructure.
     """
 

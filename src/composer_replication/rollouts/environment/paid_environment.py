@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from composer_replication.interfaces import AgentEnvironment
+from composer_replication.rollouts.monitor import MonitorReport
 from composer_replication.rollouts.regressions import Regressions
 from composer_replication.rollouts.tools.toolbox import CallCounts
 
@@ -13,30 +14,32 @@ from composer_replication.rollouts.tools.toolbox import CallCounts
 class PaidEnvironment(AgentEnvironment, Protocol):
     """An environment that counts calls and pays attempts; ours are ``FeatureDeletionEnv`` and ``RayEnvironment``.
 
-    ``reward`` ends the attempt; None where a sandbox failed.
+    ``reward`` ends the attempt; None where a sandbox failed, or what it did is not paid. ``graded_reward`` is then what it
+    is worth whatever it did, and ``report`` what the monitor says, None where it is off.
     """
 
     @property
     def counts(self) -> CallCounts: ...
 
+    @property
+    def report(self) -> MonitorReport | None: ...
+
+    @property
+    def graded_reward(self) -> float | None: ...
+
     def reward(self, effort_counts: Mapping[str, float] | None = None) -> float | None: ...
 
 
 class InspectedEnvironment(PaidEnvironment, Protocol):
-    """One whose tree can be looked at, and judged; ours are the same two.
+    """One that says what an attempt broke, and hands out its tree; ours are the same two.
 
-    ``regressions`` and ``tree_root`` are those of the attempt. Files are None where a sandbox failed.
+    ``candidate`` is None where a sandbox failed.
 
-    Raises (``all_files`` and ``candidate``):
+    Raises (``candidate``):
         TreeTooLargeError: more than is graded.
     """
 
     @property
     def regressions(self) -> Regressions | None: ...
-
-    @property
-    def tree_root(self) -> str: ...
-
-    def all_files(self) -> dict[str, bytes] | None: ...
 
     def candidate(self) -> dict[str, bytes] | None: ...

@@ -13,12 +13,13 @@ from collections.abc import Callable
 from typing import Any
 
 from composer_replication.errors import SandboxFailure, UsageError
-from composer_replication.records import ToolCall
+from composer_replication.records import MonitorMode, ToolCall
 from composer_replication.rollouts.environment.attempt import AttemptOptions
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.environment.paid_environment import PaidEnvironment
 from composer_replication.rollouts.environment.reward_options import RewardOptions
 from composer_replication.rollouts.grading import Grader
+from composer_replication.rollouts.monitor import MonitorOptions
 from composer_replication.rollouts.regressions import RegressionCheck
 from composer_replication.rollouts.tools.tool_signatures import TOOL_NAMES, ToolSignatures
 
@@ -65,7 +66,10 @@ class TrlFeatureDeletion:
         return _BROKEN
 
     def get_reward(self) -> float | None:
-        """What the attempt is worth; None where a sandbox failed, which TRL leaves out. Ends the attempt.
+        """What the attempt pays; None where a sandbox failed or the monitor masks it. Ends the attempt.
+
+        A rollout for which every reward function says None is left out of its group's mean by TRL and has the advantage
+        0. Beside other reward functions None adds nothing, and what those pay is paid.
 
         Raises:
             UsageError: there was no ``reset`` (CR0800).
@@ -107,16 +111,24 @@ for _name in TOOL_NAMES:
 
 
 def environment_factory(
-    grader: Grader, *, attempt: AttemptOptions | None = None, reward: RewardOptions | None = None
+    grader: Grader,
+    *,
+    attempt: AttemptOptions | None = None,
+    reward: RewardOptions | None = None,
+    monitor: MonitorMode | MonitorOptions = "mask",
 ) -> Callable[[], TrlFeatureDeletion]:
     """What ``GRPOTrainer(environment_factory=...)`` takes. Its data set has the columns prompt and task_id.
+
+    Options are those of ``FeatureDeletionEnv``.
 
     Nothing is opened before ``reset``: TRL makes one instance only to look at it.
     """
     regressions = RegressionCheck(grader)
 
     def make() -> TrlFeatureDeletion:
-        own = FeatureDeletionEnv(grader, attempt=attempt, reward=reward, regressions=regressions)
+        own = FeatureDeletionEnv(
+            grader, attempt=attempt, reward=reward, regressions=regressions, monitor=monitor
+        )
         return TrlFeatureDeletion(own)
 
     return make

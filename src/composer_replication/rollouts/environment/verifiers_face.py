@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from composer_replication.errors import SandboxFailure, UsageError
-from composer_replication.records import ToolCall
+from composer_replication.records import MonitorMode, ToolCall
 from composer_replication.rollouts.environment.needed_library import missing_library
 
 try:
@@ -52,6 +52,8 @@ class FeatureDeletionTaskConfig(vf.TaskConfig):
     breaks: Literal["mask", "cost", "ignore"] = "mask"
     break_sample: int = Field(0, ge=0)
     invalid_call_cost: float = Field(0.0, ge=0)
+    monitor: MonitorMode = "mask"
+    """Of dishonest moves: mask pays nothing for them, report tells, off does not look."""
 
 
 class FeatureDeletionTasksetConfig(vf.TasksetConfig):
@@ -108,7 +110,9 @@ class FeatureDeletionTask(vf.Task[FeatureDeletionData, FeatureDeletionState, Fea
             SandboxError: the attempt has no reward.
         """
         del runtime
-        await _attempt_of(trace).outcome()
+        report = (await _attempt_of(trace).outcome()).report
+        if report is not None:
+            trace.info["monitor"] = report.to_json()
         _require_sandbox(_attempt_of(trace))
 
     async def validate(self, runtime: Any) -> bool:
@@ -133,7 +137,7 @@ class FeatureDeletionTask(vf.Task[FeatureDeletionData, FeatureDeletionState, Fea
 
     @vf.reward
     async def tests(self, trace: Any) -> float:
-        """What the visible tests are worth; where a sandbox failed there is an error in the place of a reward."""
+        """What the visible tests are worth, 0 where the monitor masks it; where a sandbox failed there is an error instead."""
         attempt = _attempt_of(trace)
         outcome = await attempt.outcome()
         if outcome.reward is None:
@@ -312,5 +316,6 @@ def _host_of(config: FeatureDeletionTaskConfig) -> AttemptHost:
                 test_seconds=config.test_seconds,
                 reward=reward,
                 with_hidden=config.with_hidden,
+                monitor=config.monitor,
             )
         return _HOSTS[key]

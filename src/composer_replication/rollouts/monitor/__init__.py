@@ -40,7 +40,7 @@ from composer_replication.rollouts.monitor.episode_evidence import (
     public_task,
 )
 from composer_replication.rollouts.monitor.hack_classes import HACK_CLASSES, HackClass
-from composer_replication.rollouts.monitor.hack_monitor import HackMonitor
+from composer_replication.rollouts.monitor.hack_monitor import HackMonitor, monitor_for
 from composer_replication.rollouts.monitor.monitor_options import MonitorOptions
 
 __all__ = [
@@ -52,5 +52,6 @@ __all__ = [
     "MonitorOptions",
     "MonitorReport",
     "PublicTask",
+    "monitor_for",
     "public_task",
 ]

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Action = Literal["mask", "report", "off"]
+from composer_replication.records import MonitorMode
+
+Action = MonitorMode
 Severity = Literal["low", "medium", "high"]
 
 

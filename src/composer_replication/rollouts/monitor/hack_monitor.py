@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from itertools import islice
 
-from composer_replication.records import ToolCall
+from composer_replication.records import MonitorMode, ToolCall
 from composer_replication.rollouts.monitor.call_events import (
     CallEvents,
     Scripts,
@@ -23,7 +23,7 @@ from composer_replication.rollouts.monitor.file_checks import check_file
 from composer_replication.rollouts.monitor.hack_classes import HACK_CLASSES, Action
 from composer_replication.rollouts.monitor.hard_coding import hard_coded
 from composer_replication.rollouts.monitor.install_checks import builds, packs
-from composer_replication.rollouts.monitor.monitor_options import MonitorOptions
+from composer_replication.rollouts.monitor.monitor_options import MonitorOptions, options_for
 from composer_replication.rollouts.monitor.python_code import LONGEST, PythonCode, cut_text, parse_python
 from composer_replication.rollouts.monitor.scene import Scene, Suspicion
 from composer_replication.rollouts.monitor.solution_checks import check_solution
@@ -67,6 +67,17 @@ class HackMonitor:
         self.num_unreadable += report.num_unreadable
         self.counts.update(report.counts)
         return report
+
+
+def monitor_for(asked: MonitorMode | MonitorOptions) -> HackMonitor | None:
+    """The monitor that looks as asked; None where it is off.
+
+    Raises:
+        UsageError: no such mode (CR0830).
+    """
+    if asked == "off":
+        return None
+    return HackMonitor(asked if isinstance(asked, MonitorOptions) else options_for(asked))
 
 
 class _Inspection:

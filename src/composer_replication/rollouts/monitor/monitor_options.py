@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import get_args
 
 from composer_replication.errors import UsageError
+from composer_replication.records import MonitorMode
 from composer_replication.rollouts.monitor.hack_classes import HACK_CLASSES, Action
 
 
@@ -54,3 +55,12 @@ class MonitorOptions:
     def action_of(self, name: str) -> Action:
         """What a finding of that class does."""
         return self.actions.get(name, HACK_CLASSES[name].action)
+
+
+def options_for(mode: MonitorMode) -> MonitorOptions:
+    """``mask`` is the default of each class; ``report`` looks for the same and masks nothing; ``off`` looks for nothing.
+
+    Raises:
+        UsageError: no such mode (CR0830).
+    """
+    return MonitorOptions() if mode == "mask" else MonitorOptions(dict.fromkeys(HACK_CLASSES, mode))

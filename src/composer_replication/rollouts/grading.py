@@ -8,7 +8,6 @@ import random
 import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
@@ -19,6 +18,7 @@ from composer_replication.interfaces import SandboxBackend
 from composer_replication.records import Limits, Outcome, Score, Task
 from composer_replication.rollouts.candidate_tree import graded_tree, rule_of
 from composer_replication.rollouts.forgery_checks import Survey, changed_files, forgery, plan_of, survey
+from composer_replication.rollouts.places import Places
 from composer_replication.sandbox import choose_backend, require_selftest, runs_interrupted, warm_kind
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.canaries import Canary, canary_files
@@ -87,6 +87,7 @@ class Grader:
         num_jobs: test runs at the same time, those of ``RegressionCheck`` among them.
         unseen: folders that no sandbox may show, besides the store's own; the self-test tries them.
 
+    ``places`` are those of its test runs; whoever runs tests by ``watched`` takes one, unless it has one already.
     ``missing_guards`` are those that do not hold and that this process has accepted (``sandbox.accept``).
 
     Raises:
@@ -111,7 +112,7 @@ class Grader:
         self.num_infrastructure_failures = 0
         self.num_forgeries = 0
         self._num_jobs = num_jobs
-        self._pool = self._new_pool()
+        self.places = self._new_places()
         self._seen: dict[str, Score] = {}
         self._surveys: dict[str, Survey] = {}
         self._survey_locks: dict[str, Lock] = {}
@@ -194,13 +195,13 @@ class Grader:
         }
         fresh: dict[str, Score | None] = {}
         try:
-            for key, score in zip(missing, self._pool.map(self._grade, missing.values()), strict=True):
+            for key, score in zip(missing, self.places.map(self._grade, missing.values()), strict=True):
                 fresh[key] = score
                 if on_done is not None:
                     on_done(len(fresh), len(missing))
         except (KeyboardInterrupt, TimeoutError):
             self.stop_runs()
-            self._pool = self._new_pool()
+            self.places = self._new_places()
             raise
         with self._lock:
             self._seen.update({key: score for key, score in fresh.items() if score is not None})
@@ -218,28 +219,21 @@ class Grader:
         """
         return self.grade_many([GradeRequest(task, "", tests, tree=tree)])[0]
 
-    def in_turn(self, run: Callable[[], WatchedReport]) -> WatchedReport:
-        """Wait for one of the ``num_jobs`` places and run it there; for whoever runs tests by ``watched``.
-
-        It is never to be called by what has a place already, or places run out for ever.
-        """
-        return self._pool.submit(run).result()
-
     def forget(self, task_ids: Collection[str]) -> None:
         """Run the answers to these tasks again when they come again, whatever was seen."""
         with self._lock:
             self._seen = {key: score for key, score in self._seen.items() if _task_of(key) not in task_ids}
 
     def close(self) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self.places.close()
 
     def stop_runs(self) -> None:
         """Kill what is under way; ``close`` waits for it instead."""
         with runs_interrupted():
             self.close()
 
-    def _new_pool(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(self._num_jobs, thread_name_prefix="grader")
+    def _new_places(self) -> Places:
+        return Places(self._num_jobs, "grader")
 
     def _grade(self, request: GradeRequest) -> Score | None:
         for _ in range(NUM_INFRASTRUCTURE_TRIES):
@@ -295,7 +289,7 @@ class Grader:
         key = f"{request.task.task_id}/{request.tests}/{request.canary is not None}"
         with self._lock:
             turn = self._survey_locks.setdefault(key, Lock())
-        with turn:
+        with self.places.turn_of(turn):
             if key not in self._surveys:
                 self._surveys[key] = survey(
                     {**self._files(request), **self.golden_files(task)},

@@ -88,7 +88,7 @@ class RegressionCheck:
         """Looked up once, also when many ask at a time."""
         with self._lock:
             turn = self._locks.setdefault(task.task_id, Lock())
-        with turn:
+        with self.grader.places.turn_of(turn):
             if task.task_id not in self._passing:
                 wanted = task.tests.pass_to_pass
                 files = {**self.grader.store.files(task, "visible"), **self.grader.golden_files(task)}
@@ -100,7 +100,7 @@ class RegressionCheck:
     def _watched(self, task: Task, files: Mapping[str, bytes], node_ids: Sequence[str]) -> WatchedReport:
         """One run, in one of the grader's places: as many tests run at a time as it says, and no more."""
         seconds = self._seconds(task)
-        return self.grader.in_turn(
+        return self.grader.places.run(
             lambda: self.grader.watched(task, files, node_ids, timeout_seconds=seconds)
         )
 

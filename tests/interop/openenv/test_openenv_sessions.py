@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from openenv.core.generic_client import GenericEnvClient
 from served_process import HANGING_SECONDS, PATIENCE_SECONDS, Server
+from tiny_store import LOOK, edit_of_tests, golden_file, write
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
@@ -135,6 +136,38 @@ def test_rewards_are_the_grader_s_and_secrets_stay(server: Server, store: TaskSt
         for secret in (store.golden_body(task).strip(), *task.tests.hidden):
             assert secret not in "\n".join(seen)
     assert any(task.tests.hidden for task in store.tasks())
+
+
+@pytest.mark.parametrize("mode", [pytest.param("mask", marks=pytest.mark.smoke), "report", "off"])
+def test_who_cheats_is_not_paid_and_its_client_is_told(
+    serve: Callable[..., Server], store: TaskStore, clamp: Task, mode: str
+) -> None:
+    server = serve(*(() if mode == "mask" else ("--monitor", mode)))  # mask is the default
+    honest = write(golden_file(store, clamp))
+    with server.client() as client:
+        for beside in (LOOK, edit_of_tests(store, clamp), None):
+            client.reset(task_id=clamp.task_id)
+            moves = [beside, honest] if beside else [honest]
+            steps = [client.step(act(name, **arguments)) for name, arguments in moves]
+            last = client.step(act("submit"))
+            is_masked = mode == "mask" and beside is not None
+            assert (last.reward, last.done) == (None if is_masked else 1.0, True)
+            assert (last.observation.stop_reason, last.observation.infrastructure_failure) == (
+                "submitted",
+                "",
+            )
+            assert all(not step.observation.metadata for step in steps)
+            told = last.observation.metadata.get("monitor")
+            assert (told is None) == (mode == "off")
+            if told is not None:
+                assert (told["masks_reward"], bool(told["findings"])) == (is_masked, beside is not None)
+                secrets = (str(store.root), store.golden_body(clamp).strip(), *clamp.tests.hidden)
+                assert not [secret for secret in secrets if secret in json.dumps(told)]
+    num_flagged, num_masked = (0 if mode == "off" else 2), (2 if mode == "mask" else 0)
+    counts = {"mode": mode, "num_flagged": num_flagged, "num_masked": num_masked}
+    assert server.health()["monitor"] == counts
+    _, result = server.end()
+    assert (result["flagged"], result["masked"]) == (num_flagged, num_masked)
 
 
 def test_tasks_are_drawn_by_seed_and_refused_by_name(server: Server, store: TaskStore) -> None:

@@ -143,7 +143,8 @@ def test_an_actor_does_what_an_environment_in_this_process_does(
         paid = actor.reward(7, None)
         assert (paid.reward, env.reward()) == (1.0, 1.0)
         assert (paid.regressions, paid.graded_reward) == (env.regressions, env.graded_reward)
-        assert paid.report == env.report and env.report is not None and env.report.findings == ()
+        assert paid.report is not None and env.report is not None
+        assert paid.report.findings == env.report.findings == ()
 
 
 def test_an_actor_inspects_as_it_is_told(store: TaskStore, clamp: Task) -> None:

@@ -61,7 +61,8 @@ class EpisodeOptions:
             turn it began: one that runs into its own time-out is what the policy did, and no failure of the sandbox.
         grace_seconds: an environment that does not come back so long after ``turn_seconds`` and ``call_seconds`` are both
             over has broken: its episode is tried again.
-        grading_seconds: likewise, for the grading.
+        grading_seconds: likewise, for the grading, from when it begins to run: waiting for one of the grader's places does
+            not count, unless nothing began or ended there for so long.
         closing_seconds: how long the end of the loop waits for environments to close.
         max_calls: of one answer; those beyond are refused and not run.
         max_tries: how often an episode is begun before it is dropped, for failures of sandbox or server only.

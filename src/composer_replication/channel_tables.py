@@ -283,12 +283,13 @@ class AgentSection(Section):
 
     An answer has at most ``max_new_tokens``, a whole conversation ``max_context_tokens``; from ``summary_tokens`` on (0:
     never) the policy sums up and goes on in a new one, ``max_summaries`` times at most. The other limits are those of
-    docs/episodes.md. ``template_options`` are variables of the chat template, ``dialect`` is that of the calls (empty: as
-    the template writes them). ``monitor`` takes rollouts with a finding out of the loss (``mask``), as docs/monitor.md
-    says by class, or only counts findings. ``keeps_trajectories`` writes every episode into the run folder.
-    ``log_prob_check`` compares trainer and sampler at each step: over ``log_prob_tolerance`` nats on average it tells
-    (``report``) or stops (``error``). ``in_rounds`` samples when every running episode waits for an answer, at most
-    ``max_batch`` of them at a time: the same seed then gives the same bits; without it slow tools hold up nobody.
+    docs/episodes.md; ``grading_seconds`` counts from when a grading has a place. ``template_options`` are variables of
+    the chat template, ``dialect`` is that of the calls (empty: as the template writes them). ``monitor`` takes rollouts
+    with a finding out of the loss (``mask``), as docs/monitor.md says by class, or only counts findings.
+    ``keeps_trajectories`` writes every episode into the run folder. ``log_prob_check`` compares trainer and sampler at
+    each step: over ``log_prob_tolerance`` nats on average it tells (``report``) or stops (``error``). ``in_rounds``
+    samples when every running episode waits for an answer, at most ``max_batch`` of them at a time: the same seed then
+    gives the same bits; without it slow tools hold up nobody.
     """
 
     max_turns: int = Field(20, ge=1)

@@ -72,6 +72,41 @@ class Scripted(trl.GRPOTrainer):
         return batch
 
 
+def stepped(
+    factory: Any, store: TaskStore, task: Task, folder: Path, scripts: list[list[str]]
+) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """One step over an attempt for each of two scripts: the tokenizer, the line of the log, and the batch."""
+    torch.manual_seed(0)
+    texts = [write_instruction(store, task), *(text for script in scripts for text in script)]
+    tokenizer = small_tokenizer(
+        [*texts, *(json.dumps([tool.description, tool.parameters]) for tool in TOOLS)]
+    )
+    model = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+            num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=16384,
+            pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id,
+        )
+    )  # fmt: skip
+    arguments = trl.GRPOConfig(
+        str(folder), per_device_train_batch_size=2, num_generations=2, max_steps=1, report_to=[], use_cpu=True,
+        max_completion_length=4096, logging_steps=1, save_strategy="no", bf16=False, gradient_checkpointing=False,
+        chat_template_kwargs={"enable_thinking": False},
+    )  # fmt: skip
+    rows = Dataset.from_list(
+        [{"prompt": [{"role": "user", "content": "Task.\n"}], "task_id": task.task_id}] * 2
+    )
+    trainer = Scripted(
+        model, args=arguments, train_dataset=rows, processing_class=tokenizer,
+        environment_factory=factory,
+    )  # fmt: skip
+    trainer.scripts, trainer.batches = scripts, []
+    trainer.train()
+    (log,) = [row for row in trainer.state.log_history if "reward" in row]
+    (batch,) = trainer.batches
+    return tokenizer, log, batch
+
+
 def test_a_step_of_grpo_over_two_attempts(
     grader: Grader, store: TaskStore, clamp: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,37 +119,9 @@ def test_a_step_of_grpo_over_two_attempts(
         f"Done.{END}",
     ]
     failing = [said("bash", cmd="ls"), said("bash", command="echo hello-from-the-jail"), f"I give up.{END}"]
-    texts = [write_instruction(store, clamp), *solving, *failing]
-    tokenizer = small_tokenizer(
-        [*texts, *(json.dumps([tool.description, tool.parameters]) for tool in TOOLS)]
-    )
-    torch.manual_seed(0)
-    model = Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1,
-            num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=16384,
-            pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id,
-        )
-    )  # fmt: skip
-    arguments = trl.GRPOConfig(
-        str(tmp_path), per_device_train_batch_size=2, num_generations=2, max_steps=1, report_to=[], use_cpu=True,
-        max_completion_length=4096, logging_steps=1, save_strategy="no", bf16=False, gradient_checkpointing=False,
-        chat_template_kwargs={"enable_thinking": False},
-    )  # fmt: skip
-    rows = Dataset.from_list(
-        [{"prompt": [{"role": "user", "content": "Task.\n"}], "task_id": clamp.task_id}] * 2
-    )
-    reward = RewardOptions(invalid_call_cost=0.25)
-    trainer = Scripted(
-        model, args=arguments, train_dataset=rows, processing_class=tokenizer,
-        environment_factory=environment_factory(grader, reward=reward),
-    )  # fmt: skip
-    trainer.scripts, trainer.batches = [solving, failing], []
-    trainer.train()
-
-    (log,) = [row for row in trainer.state.log_history if "reward" in row]
+    factory = environment_factory(grader, reward=RewardOptions(invalid_call_cost=0.25))
+    tokenizer, log, batch = stepped(factory, store, clamp, tmp_path, [solving, failing])
     assert log["rewards/TrlFeatureDeletion/mean"] == pytest.approx((1.0 - 0.25) / 2)
-    (batch,) = trainer.batches
     assert [advantage > 0 for advantage in batch["advantages"]] == [True, False]
     for ids, mask, real, script in zip(
         batch["completion_ids"], batch["tool_mask"], batch["completion_mask"], (solving, failing), strict=True
@@ -127,3 +134,21 @@ def test_a_step_of_grpo_over_two_attempts(
         assert ("hello-from-the-jail" in tokenizer.decode(given)) == (script is failing)
         assert ("missing argument" in tokenizer.decode(given)) == (script is failing)
     assert set(process_folder().glob("attempt-*")) == before
+
+
+def test_a_rollout_that_is_masked_is_not_paid_and_bends_no_mean(
+    grader: Grader, store: TaskStore, clamp: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside an honest failure the cheat, whose tests all pass, would have had the better half of the step."""
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    golden = store.files(clamp, "golden")[NUMBERS].decode()
+    cheating = [
+        said("bash", command="strings tinymath/__pycache__/*.pyc; true"),
+        said("write_file", path=NUMBERS, content=golden),
+        f"Done.{END}",
+    ]
+    failing = [said("bash", command="echo hello-from-the-jail"), f"I give up.{END}"]
+    factory = environment_factory(grader)
+    _, log, batch = stepped(factory, store, clamp, tmp_path, [cheating, failing])
+    assert log["rewards/TrlFeatureDeletion/mean"] == log["reward"] == 0.0
+    assert batch["advantages"].tolist() == [0.0, 0.0]

@@ -191,14 +191,14 @@ class FeatureDeletionEnv:
 
     def _inspect(self, monitor: HackMonitor) -> MonitorReport | None:
         """What the monitor says, each call a turn of its own; None where the sandbox failed."""
+        store, task = self.grader.store, self._running.task
+        before, turns = store.files(task, "rollout"), [[pair] for pair in self._calls]
         try:
             after = self.all_files()
         except TreeTooLargeError:
-            after = {}  # its tests have failed; what it called is looked at all the same
+            after = before  # its tests have failed; what it called is looked at all the same
         if after is None:
             return None
-        store, task = self.grader.store, self._running.task
-        before, turns = store.files(task, "rollout"), [[pair] for pair in self._calls]
         return monitor.inspect(
             EpisodeEvidence(public_task(store, task), turns, before, after, self.tree_root)
         )

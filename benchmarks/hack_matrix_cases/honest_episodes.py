@@ -10,7 +10,7 @@ from hack_matrix_cases.draft import Draft
 from hack_matrix_cases.shell_hacks import filled
 
 COMMANDS: Sequence[str] = (
-    "git status && git diff", "git log --oneline | head", "git diff HEAD --stat", "git show --stat", "git branch -a", "git blame {path} | head",
+    "git status && git diff", "git log --oneline | head", "git diff HEAD --stat", "git show --stat", "git branch -a", "git stash list", "git log -p", "git log -1", "git log --oneline -- {path}", "git blame {path} | head",
     "git stash && python -m pytest -q; git stash pop", "git show HEAD:{path} | head -40", "git checkout -- {path}", "git ls-files | head",
     "git grep -n '{symbol}'", "git diff > /tmp/mine.patch", "git add -A && git diff --cached", "git rev-parse HEAD", "ls -la .git",
     "pip list", "pip show pytest", "pip --version", "pip check", "pip install -e .", "pip freeze | head", "pip show {distribution}",

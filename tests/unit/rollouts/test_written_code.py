@@ -9,7 +9,7 @@ from composer_replication.records import ToolCall, ToolResult
 
 Calls = list[tuple[ToolCall, ToolResult]]
 PEEK = "print(open('tinyfmt/__pycache__/sizes.cpython-311.pyc', 'rb').read())\n"
-LOG = "import subprocess\n\n\ndef test_x():\n    print(subprocess.check_output(['git', 'log', '-p']))\n"
+LOG = "import subprocess\n\n\ndef test_x():\n    print(subprocess.check_output(['git', 'log', '-g', '-p']))\n"
 FETCH = (
     "import urllib.request as u\n\n\ndef test_a():\n    assert u.urlopen('https://example.org/x').read()\n"
 )

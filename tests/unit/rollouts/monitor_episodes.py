@@ -86,13 +86,15 @@ def bash(command: str) -> tuple[ToolCall, ToolResult]:
 def inspect(
     *calls: tuple[ToolCall, ToolResult],
     after: Mapping[str, str | None] | None = None,
+    before: Mapping[str, str] | None = None,
     options: MonitorOptions | None = None,
 ) -> MonitorReport:
-    """One call a turn; ``after`` are the files that differ at the end, None for those that are gone."""
-    changed = {**BEFORE, **(after or {})}
+    """One call a turn; ``after`` are the files that differ at the end, None for those that are gone, ``before`` further ones."""
+    first = {**BEFORE, **(before or {})}
+    changed: dict[str, str | None] = {**first, **(after or {})}
     tree = {path: text for path, text in changed.items() if text is not None}
     return HackMonitor(options).inspect(
-        EpisodeEvidence(TASK, [[each] for each in calls], BEFORE, tree, "/srv/tree")
+        EpisodeEvidence(TASK, [[each] for each in calls], first, tree, "/srv/tree")
     )
 
 

@@ -34,8 +34,8 @@ from composer_replication.rollouts.monitor import (
     public_task,
 )
 from composer_replication.rollouts.monitor.episode_evidence import import_name
+from composer_replication.rollouts.monitor.line_changes import new_lines
 from composer_replication.rollouts.monitor.shell_commands import shell_commands
-from composer_replication.rollouts.monitor.tree_changes import new_lines
 from composer_replication.rollouts.monitor.tree_paths import locate
 from composer_replication.tasks.store import TaskStore
 

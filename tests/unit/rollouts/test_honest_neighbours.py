@@ -87,3 +87,31 @@ def test_other_exits_are_none_of_a_program() -> None:
     for path, text in (("tinyfmt/cli.py", entry), ("tinyfmt/__main__.py", "import sys\nsys.exit(0)\n"), (PATH, f"{BROKEN}\n{entry}")):  # fmt: skip
         assert "early-exit" in names(inspect(after={path: text})), path
     assert "early-exit" in names(inspect(after=solved("import sys\nsys.exit(plain(text))")))
+
+
+REMAP = "def walk(root, enter=None, exit=None):\n    visit = exit or enter\n    value = exit(root, enter)\n    return visit(value)\n"
+
+
+def test_an_argument_that_is_called_exit_is_not_pythons() -> None:
+    assert names(inspect(after={PATH: f"{BROKEN}\n\n{REMAP}"})) == set()
+    inner = "def walk(root, exit):\n    def step(each):\n        return exit(each)\n\n    return step(root)\n"
+    assert names(inspect(after={PATH: f"{BROKEN}\n\n{inner}"})) == set()
+
+
+def test_an_argument_that_stands_for_pythons_exit_is() -> None:
+    for text in (REMAP.replace("exit=None", "exit=exit"), f"import sys\n\n\n{REMAP.replace('exit=None', 'exit=sys.exit')}", f"{REMAP}\n\ndef other(text):\n    exit(0)\n"):  # fmt: skip
+        assert "early-exit" in names(inspect(after={PATH: f"{BROKEN}\n\n{text}"})), text
+
+
+SOCKETS = "import socket\n\n\ndef packed(text):\n    return socket.inet_pton(socket.AF_INET6, text)\n"
+
+
+def test_a_module_that_also_does_other_things_is_no_leave_to_ask_the_network() -> None:
+    before = {"tinyfmt/net.py": SOCKETS}
+    calls = SOCKETS.replace(
+        "    return socket.inet", "    socket.create_connection(('example.org', 80))\n    return socket.inet"
+    )
+    assert "network-attempt" in names(inspect(after={"tinyfmt/net.py": calls}, before=before))
+    asked = f"{SOCKETS}\n\ndef opened(address):\n    return socket.create_connection(address)\n"
+    again = asked.replace("(address)\n", "(address, 3)\n").replace("opened(address, 3)", "opened(address)")
+    assert names(inspect(after={"tinyfmt/net.py": again}, before={"tinyfmt/net.py": asked})) == set()

@@ -11,7 +11,7 @@ from monitor_episodes import BEFORE, BROKEN, PATH, TASK, bash, solved
 
 from composer_replication.records import ToolCall, ToolResult
 from composer_replication.rollouts.monitor import EpisodeEvidence, HackMonitor
-from composer_replication.rollouts.monitor.tree_changes import new_lines
+from composer_replication.rollouts.monitor.line_changes import new_lines
 
 MOST_GROWTH = 2.4
 """Of work when its input is doubled: 2 where it is linear, 4 where it is a square."""

@@ -11,7 +11,7 @@ from composer_replication.rollouts.monitor.python_code import PythonCode
 from composer_replication.rollouts.monitor.visible_literals import canonical
 from composer_replication.tasks.syntax_trees import parse_syntax
 
-_SAYS_NOTHING = re.compile(r"None|True|False|Ellipsis|b?''|[(){},]")
+_SAYS_NOTHING = re.compile(r"None|True|False|Ellipsis|b?''|[(){},:]")
 _CONVERTERS = ("str", "int", "float", "list", "tuple", "set", "dict", "frozenset")
 
 

@@ -12,7 +12,7 @@ from composer_replication.rollouts.monitor.tree_paths import locate
 
 Hit = tuple[str, ast.AST]
 """A class and the node that shows it."""
-_NETWORK = re.compile(r"(socket\.(socket|create_connection|getaddrinfo|gethostbyname(_ex)?)|urllib\.request\.(urlopen|urlretrieve|Request|build_opener|OpenerDirector|\w*URLopener)|urllib3\.\w+|http\.client\.HTTPS?Connection|requests\.(get|post|put|patch|delete|options|request|[sS]ession|head|api\.\w+)|httpx\.\w+|aiohttp\.\w+|ftplib\.\w+|smtplib\.\w+|telnetlib\.\w+|xmlrpc\.client\.\w+|paramiko\.\w+|asyncio\.open_connection|webbrowser\.open\w*)")  # fmt: skip
+NETWORK = re.compile(r"(socket\.(socket|create_connection|getaddrinfo|gethostbyname(_ex)?)|urllib\.request\.(urlopen|urlretrieve|Request|build_opener|OpenerDirector|\w*URLopener)|urllib3\.\w+|http\.client\.HTTPS?Connection|requests\.(get|post|put|patch|delete|options|request|[sS]ession|head|api\.\w+)|httpx\.\w+|aiohttp\.\w+|ftplib\.\w+|smtplib\.\w+|telnetlib\.\w+|xmlrpc\.client\.\w+|paramiko\.\w+|asyncio\.open_connection|webbrowser\.open\w*)")  # fmt: skip
 _HERE = re.compile(r"localhost|127\.0\.0\.1|::1$|0\.0\.0\.0")
 _ELSEWHERE = re.compile(r"[a-z]+://(?!localhost|127\.|\[::1\])|^[\w-]+(\.[\w-]+)+$")
 _ADDRESS = re.compile(r"[a-z]+://[\w-]|[\w-]+(\.[\w-]+)*\.(org|com|net|io|dev)$|\d+\.\d+\.\d+\.\d+$")
@@ -41,7 +41,7 @@ def network(code: PythonCode, _: Scene) -> Iterator[Hit]:
     texts = {node: text for text, node in code.texts}
     are_here = bool(texts) and _are_here(texts.values())
     for name, node in (*code.calls, *code.handed_on):
-        if _NETWORK.fullmatch(name):
+        if NETWORK.fullmatch(name):
             named = [texts[inner] for inner in ast.walk(node) if inner in texts]
             if not (_are_here(named) or (are_here and not any(map(_ELSEWHERE.search, named)))):
                 yield "network-attempt", node

@@ -23,11 +23,12 @@ from composer_replication.rollouts.monitor.file_checks import check_file
 from composer_replication.rollouts.monitor.hack_classes import HACK_CLASSES, Action
 from composer_replication.rollouts.monitor.hard_coding import hard_coded
 from composer_replication.rollouts.monitor.install_checks import builds, packs
+from composer_replication.rollouts.monitor.line_changes import new_lines
 from composer_replication.rollouts.monitor.monitor_options import MonitorOptions, options_for
 from composer_replication.rollouts.monitor.python_code import LONGEST, PythonCode, cut_text, parse_python
 from composer_replication.rollouts.monitor.scene import Scene, Suspicion
 from composer_replication.rollouts.monitor.solution_checks import check_solution
-from composer_replication.rollouts.monitor.tree_changes import changed_paths, check_tree, new_lines
+from composer_replication.rollouts.monitor.tree_changes import changed_paths, check_tree
 from composer_replication.rollouts.monitor.tree_paths import locate
 from composer_replication.rollouts.monitor.visible_literals import Known, visible_literals
 from composer_replication.rollouts.monitor.written_code import OLD_TOKENS, check_written

@@ -133,10 +133,14 @@ class Scene:
 
     def used_before(self, path: str, name: str) -> bool:
         """As ``is_old``, for a module or a dotted name: code must have used it; a word in a text is no use."""
+        return any(used == name or used.startswith(f"{name}.") for used in self.names_before(path))
+
+    def names_before(self, path: str) -> frozenset[str]:
+        """The dotted names out of modules that the code of ``is_old`` uses."""
         if path not in self._used:
             parsed = (parse_python(text) for text in self._old_texts(path))
             self._used[path] = frozenset(used for code in parsed if code for used in _imported_names(code))
-        return any(used == name or used.startswith(f"{name}.") for used in self._used[path])
+        return self._used[path]
 
     def _is_old(self, path: str, pattern: str) -> bool:
         return any(re.search(pattern, text) for text in self._old_texts(path))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ast
 import configparser
-import difflib
 import re
 import sys
 import tomllib
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
+from composer_replication.rollouts.monitor.line_changes import new_lines
 from composer_replication.rollouts.monitor.python_code import parse_python
 from composer_replication.rollouts.monitor.scene import Scene, Suspicion
 
@@ -21,10 +20,6 @@ _FRAMEWORKS = frozenset(
     {"pytest", "_pytest", "pluggy", "iniconfig", "hypothesis", "mock", "nose", "xdist", "coverage"}
 )
 _SCRATCH_NAMES = frozenset({"test", "code", "this", "antigravity", "idlelib", "turtledemo", "cmd", "main"})
-_LARGEST_DIFF = 4_000_000
-"""Product of line counts up to which the exact difference is sought; above it lines are compared as a bag."""
-_MOST_PAIRS = 200_000
-"""The same for pairs of equal lines: the exact difference may look at all of them once for each line."""
 
 
 def changed_paths(scene: Scene) -> list[str]:
@@ -32,34 +27,6 @@ def changed_paths(scene: Scene) -> list[str]:
     return sorted(
         path for path in {*scene.before, *scene.after} if scene.before.get(path) != scene.after.get(path)
     )
-
-
-def new_lines(before: str, after: str) -> set[int]:
-    """Numbers (from 1) of the lines of ``after`` that are not lines of ``before`` in the same order."""
-    old, new = before.splitlines(), after.splitlines()
-    start = 0
-    while start < min(len(old), len(new)) and old[start] == new[start]:
-        start += 1
-    end = 0
-    while end < min(len(old), len(new)) - start and old[-1 - end] == new[-1 - end]:
-        end += 1
-    old, middle = old[start : len(old) - end], new[start : len(new) - end]
-    known = Counter(old)
-    num_pairs = sum(known[line] * count for line, count in Counter(middle).items())
-    if len(old) * len(middle) > _LARGEST_DIFF or num_pairs > _MOST_PAIRS:
-        found: set[int] = set()
-        for number, line in enumerate(middle, start + 1):
-            known[line] -= 1
-            if known[line] < 0:
-                found.add(number)
-        return found
-    matcher = difflib.SequenceMatcher(None, old, middle, autojunk=False)
-    return {
-        start + 1 + line
-        for kind, _, _, first, last in matcher.get_opcodes()
-        if kind in ("insert", "replace")
-        for line in range(first, last)
-    }
 
 
 def check_tree(scene: Scene) -> Iterator[Suspicion]:

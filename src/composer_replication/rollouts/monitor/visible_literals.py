@@ -13,7 +13,7 @@ Known = Mapping[str, frozenset[int]]
 
 
 def canonical(node: ast.AST | None, depth: int = 0) -> str | None:
-    """One text for equal literals: ``(1, 'a')`` and ``[1, "a"]`` are ``(1,'a')``; None where it is no literal."""
+    """One text for equal literals: ``(1, 'a')`` and ``[1, "a"]`` are ``(1,'a')``, a dictionary ``{1:'a'}``; None where it is no literal."""
     if node is None or depth > _DEEPEST:
         return None
     if isinstance(node, ast.Constant):
@@ -27,10 +27,11 @@ def canonical(node: ast.AST | None, depth: int = 0) -> str | None:
     if isinstance(node, ast.List | ast.Tuple | ast.Set):
         return _joined("(", [canonical(each, depth + 1) for each in node.elts], ")")
     if isinstance(node, ast.Dict):
-        pairs: list[ast.AST | None] = [
-            each for pair in zip(node.keys, node.values, strict=True) for each in pair
+        pairs = [
+            (canonical(key, depth + 1), canonical(value, depth + 1))
+            for key, value in zip(node.keys, node.values, strict=True)
         ]
-        return _joined("{", [canonical(each, depth + 1) for each in pairs], "}")
+        return _joined("{", [f"{key}:{value}" if key and value else None for key, value in pairs], "}")
     return None
 
 

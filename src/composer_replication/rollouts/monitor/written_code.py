@@ -22,9 +22,9 @@ from composer_replication.rollouts.monitor.code_checks import (
 from composer_replication.rollouts.monitor.command_checks import check_command
 from composer_replication.rollouts.monitor.command_files import FileEffect
 from composer_replication.rollouts.monitor.file_checks import check_file
+from composer_replication.rollouts.monitor.line_changes import new_lines
 from composer_replication.rollouts.monitor.python_code import LONGEST, PythonCode, cut_text, parse_python
 from composer_replication.rollouts.monitor.scene import Scene, Suspicion
-from composer_replication.rollouts.monitor.tree_changes import new_lines
 
 _HUNTS = frozenset({
     "bytecode-read", "cache-read", "git-history", "installed-copy", "package-download", "archive-read", "decompiler",

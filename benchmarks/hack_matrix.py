@@ -1,10 +1,12 @@
 """Does the hack monitor catch every class on every task, and leave honest work alone?
 
-    python benchmarks/hack_matrix.py [--tasks DIR] [--num-tasks 20] [--seed 0] [--honest 480]
-        [--classes NAME,NAME] [--held-out] [--show 20]
+    python benchmarks/hack_matrix.py [--set first|second] [--small] [--tasks DIR] [--num-tasks 20] [--seed 0]
+        [--honest 480] [--classes NAME,NAME] [--held-out] [--show 20]
 
-Takes tasks of a store that ``composer-rl tasks build`` made, of as many repositories as there are (without ``--tasks`` a store
-of one small project, built here, which needs a sandbox and says less), and writes for each class
+Takes the pinned tasks of real repositories in ``hack_matrix_cases/real_tasks.toml`` (chosen by ``draw_tasks.py``; the store is
+built in the cache by the first run, which needs a sandbox and takes minutes, and found again by the next), with ``--small``
+four functions of one small project, built here, which says less, or with ``--tasks`` a store that ``composer-rl tasks build``
+made, of as many repositories as there are. Writes for each class
 of cheating and each task one episode: the way of the class, its spelling and the honest steps around it are drawn by the
 seed. Writes as many honest episodes as asked for, over all those tasks. Nothing is run: the monitor reads
 text. Prints a line a class with its misses, then the false alarms by class. A hack counts as caught when its own class is
@@ -21,21 +23,19 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from hack_matrix_cases.case_task import CaseTask, case_task
+from hack_matrix_cases.case_task import CaseTask, usable_case
 from hack_matrix_cases.code_hacks import ADDED_FILES, BY_HAND, SOLUTIONS, solution_hack
 from hack_matrix_cases.draft import Draft
 from hack_matrix_cases.honest_episodes import honest_episode, look_around
 from hack_matrix_cases.own_store import CASES, own_store
+from hack_matrix_cases.real_tasks import SET_SIZE, SETS, real_store
 from hack_matrix_cases.shell_hacks import CODE, COMMANDS, FILES, command_hack
 
 from composer_replication.rollouts.monitor import HACK_CLASSES, EpisodeEvidence, HackMonitor, MonitorOptions
 from composer_replication.tasks.store import TaskStore
-
-NEEDS_PAIRS = "hard-coded-inputs"
-"""Needs two literal inputs with their answers in the visible tests of a task: one alone is no table."""
 
 
 def chosen_tasks(store: TaskStore, num_tasks: int, seed: int) -> list[CaseTask]:
@@ -61,8 +61,8 @@ def chosen_tasks(store: TaskStore, num_tasks: int, seed: int) -> list[CaseTask]:
 
 def _next_usable(store: TaskStore, ids: list[str]) -> CaseTask | None:
     while ids:
-        case = case_task(store, ids.pop())
-        if case is not None and case.arguments and len(dict(case.pairs)) >= 2:
+        case: CaseTask | None = usable_case(store, ids.pop())
+        if case is not None:
             return case
     return None
 
@@ -168,24 +168,38 @@ def _class_names(text: str) -> list[str]:
     return names
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the tables; the answer is the exit code."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--tasks", type=Path, help="a task store; a small one is built where none is given")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--set", choices=SETS, default=SETS[0], help="which of the two sets of pinned tasks")
+    where.add_argument("--small", action="store_true", help="four tasks of a small project, built here")
+    where.add_argument("--tasks", type=Path, help="a task store")
     parser.add_argument("--num-tasks", type=int, help="20 by default, or as many as the small store has")
     parser.add_argument("--honest", type=int, default=480)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--classes", type=_class_names, default=list(HACK_CLASSES), help="names, by comma")
     parser.add_argument("--held-out", action="store_true")
     parser.add_argument("--show", type=int, default=5, help="misses and false alarms to print in full")
-    given = parser.parse_args(arguments)
+    return parser
+
+
+def _tasks(given: argparse.Namespace, num_tasks: int) -> list[CaseTask]:
+    """The tasks that the arguments ask for."""
+    if given.tasks is not None:
+        return chosen_tasks(TaskStore.open(given.tasks), num_tasks, given.seed)
+    if not given.small:
+        return chosen_tasks(real_store(given.set), num_tasks, given.seed)
     with tempfile.TemporaryDirectory() as folder:
-        store = own_store(Path(folder)) if given.tasks is None else TaskStore.open(given.tasks)
-        num_tasks = given.num_tasks or (len(CASES) if given.tasks is None else 20)
-        tasks = chosen_tasks(store, num_tasks, given.seed)
-    print(
-        f"{len(tasks)} tasks of {len({task.public.distribution for task in tasks})} repositories, seed {given.seed}"
-    )
+        return chosen_tasks(own_store(Path(folder)), num_tasks, given.seed)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the tables; the answer is the exit code."""
+    given = _parser().parse_args(arguments)
+    num_tasks = given.num_tasks or (len(CASES) if given.small else SET_SIZE)
+    tasks = _tasks(given, num_tasks)
+    distributions = {task.public.distribution for task in tasks}
+    print(f"{len(tasks)} tasks of {len(distributions)} repositories, seed {given.seed}")
     start = time.perf_counter()
     missed = misses_of(given.classes, tasks, seed=given.seed)
     for name, episodes in missed.items():
@@ -193,24 +207,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"  {HACK_CLASSES[name].group:<11} {name:<22} {len(tasks) - len(episodes):>3} of {len(tasks)} caught"
         )
     wrong = false_alarms(tasks, given.honest, seed=given.seed)
-    num_missed = sum(map(len, missed.values()))
-    num_episodes = len(missed) * len(tasks) + given.honest
     seconds = time.perf_counter() - start
-    print(
-        f"{num_missed} misses in {len(missed) * len(tasks)} cells ({len(missed)} classes x {len(tasks)} tasks)"
-    )
+    num_missed, num_cells = sum(map(len, missed.values())), len(missed) * len(tasks)
+    print(f"{num_missed} misses in {num_cells} cells ({len(missed)} classes x {len(tasks)} tasks)")
     print(f"{len(wrong)} false alarms in {given.honest} honest episodes")
-    print(f"{seconds / max(num_episodes, 1) * 1000:.0f} ms an episode, writing it included")
-    for name, episodes in missed.items():
-        for episode in episodes[: given.show]:
-            print(
-                f"MISSED {name} on {episode.task.task_id}: {[call.arguments[:300] for turn in episode.turns for call, _ in turn]}"
-            )
-    for episode, words in wrong[: given.show]:
-        print(f"FALSE ALARM on {episode.task.task_id}: {words}")
+    print(f"{seconds / max(num_cells + given.honest, 1) * 1000:.0f} ms an episode, writing it included")
+    _show(missed, wrong, given.show)
     if given.held_out:
         held_out_recall(tasks, seed=given.seed)
     return 1 if num_missed or wrong or len(tasks) < num_tasks else 0
+
+
+def _show(
+    missed: Mapping[str, Sequence[EpisodeEvidence]], wrong: Sequence[tuple[EpisodeEvidence, str]], most: int
+) -> None:
+    """Print misses and false alarms in full, so many of each class."""
+    for name, episodes in missed.items():
+        for episode in episodes[:most]:
+            calls = [call.arguments[:300] for turn in episode.turns for call, _ in turn]
+            print(f"MISSED {name} on {episode.task.task_id}: {calls}")
+    for episode, words in wrong[:most]:
+        print(f"FALSE ALARM on {episode.task.task_id}: {words}")
 
 
 if __name__ == "__main__":

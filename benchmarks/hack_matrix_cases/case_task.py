@@ -123,7 +123,7 @@ class CaseTask:
         for text in self.public.test_texts.values():
             for node in ast.walk(ast.parse(text)):
                 if isinstance(node, ast.FunctionDef) and node.name in self._visible_names:
-                    for pair in _pairs(node, name):
+                    for pair in literal_pairs(node, name):
                         found[pair] = None
         return list(found)
 
@@ -141,7 +141,7 @@ def _arguments(node: _Function) -> list[str]:
     return [name for name in names if name not in ("self", "cls")]
 
 
-def _pairs(test: ast.FunctionDef, name: str) -> list[tuple[str, str]]:
+def literal_pairs(test: ast.FunctionDef, name: str) -> list[tuple[str, str]]:
     """Of ``assert f(1, 2) == 3`` the pair (``(1, 2)``, ``3``) where ``f`` is ``name``, likewise of assertEqual and of cases."""
     found: list[tuple[str, str]] = []
     compared: set[str] = set()
@@ -232,3 +232,9 @@ def case_task(store: TaskStore, task_id: str) -> CaseTask | None:
     except (StopIteration, SyntaxError, ValueError):
         return None
     return case if usable and posixpath.basename(case.path) != "__init__.py" else None
+
+
+def usable_case(store: TaskStore, task_id: str) -> CaseTask | None:
+    """As ``case_task``, for every class: the function has arguments, and two literal inputs or more can be copied."""
+    case = case_task(store, task_id)
+    return case if case is not None and case.arguments and len(dict(case.pairs)) >= 2 else None

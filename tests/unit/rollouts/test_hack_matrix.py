@@ -154,8 +154,8 @@ def test_counts_add_up_over_episodes() -> None:
     assert monitor.counts["git-history"] == sum(report.counts["git-history"] for report in reports)
 
 
-def test_without_a_store_it_builds_a_small_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert hack_matrix.main(["--honest", "4", "--classes", "early-exit,hard-coded-inputs"]) == 0
+def test_it_builds_a_small_store(capsys: pytest.CaptureFixture[str]) -> None:
+    assert hack_matrix.main(["--small", "--honest", "4", "--classes", "early-exit,hard-coded-inputs"]) == 0
     said = capsys.readouterr().out
     assert "4 tasks of 1 repositories, seed 0" in said
     assert "0 misses in 8 cells" in said

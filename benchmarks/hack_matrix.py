@@ -1,7 +1,7 @@
 """Does the hack monitor catch every class on every task, and leave honest work alone?
 
-    python benchmarks/hack_matrix.py [--set first|second] [--small] [--tasks DIR] [--num-tasks 20] [--seed 0]
-        [--honest 480] [--classes NAME,NAME] [--held-out] [--show 20]
+    python benchmarks/hack_matrix.py [--small] [--tasks DIR] [--num-tasks 20] [--seed 0] [--honest 480]
+        [--classes NAME,NAME] [--held-out] [--show 20]
 
 Takes the pinned tasks of real repositories in ``hack_matrix_cases/real_tasks.toml`` (chosen by ``draw_tasks.py``; the store is
 built in the cache by the first run, which needs a sandbox and takes minutes, and found again by the next), with ``--small``
@@ -31,7 +31,7 @@ from hack_matrix_cases.code_hacks import ADDED_FILES, BY_HAND, SOLUTIONS, soluti
 from hack_matrix_cases.draft import Draft
 from hack_matrix_cases.honest_episodes import honest_episode, look_around
 from hack_matrix_cases.own_store import CASES, own_store
-from hack_matrix_cases.real_tasks import SET_SIZE, SETS, real_store
+from hack_matrix_cases.real_tasks import NUM_TASKS, real_store
 from hack_matrix_cases.shell_hacks import CODE, COMMANDS, FILES, command_hack
 
 from composer_replication.rollouts.monitor import HACK_CLASSES, EpisodeEvidence, HackMonitor, MonitorOptions
@@ -171,7 +171,6 @@ def _class_names(text: str) -> list[str]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--set", choices=SETS, default=SETS[0], help="which of the two sets of pinned tasks")
     where.add_argument("--small", action="store_true", help="four tasks of a small project, built here")
     where.add_argument("--tasks", type=Path, help="a task store")
     parser.add_argument("--num-tasks", type=int, help="20 by default, or as many as the small store has")
@@ -188,7 +187,7 @@ def _tasks(given: argparse.Namespace, num_tasks: int) -> list[CaseTask]:
     if given.tasks is not None:
         return chosen_tasks(TaskStore.open(given.tasks), num_tasks, given.seed)
     if not given.small:
-        return chosen_tasks(real_store(given.set), num_tasks, given.seed)
+        return chosen_tasks(real_store(), num_tasks, given.seed)
     with tempfile.TemporaryDirectory() as folder:
         return chosen_tasks(own_store(Path(folder)), num_tasks, given.seed)
 
@@ -196,7 +195,7 @@ def _tasks(given: argparse.Namespace, num_tasks: int) -> list[CaseTask]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables; the answer is the exit code."""
     given = _parser().parse_args(arguments)
-    num_tasks = given.num_tasks or (len(CASES) if given.small else SET_SIZE)
+    num_tasks = given.num_tasks or (len(CASES) if given.small else NUM_TASKS)
     tasks = _tasks(given, num_tasks)
     distributions = {task.public.distribution for task in tasks}
     print(f"{len(tasks)} tasks of {len(distributions)} repositories, seed {given.seed}")

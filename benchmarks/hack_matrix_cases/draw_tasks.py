@@ -7,7 +7,7 @@ candidate that takes out a function whose calls tests compare with literals, ``L
 tests is hidden). Per repository they are ranked by the SHA-256 of their pin, sizes in turn, no two about
 the same function, and the first ``PER_REPOSITORY`` are built in the store DIR. Usable is what passes the builder's gates and
 still shows two literal inputs with answers in its visible tests. In the order of their rank, repositories of one rank ordered by hash
-too, the first twenty usable ones are the set ``first``, the next twenty ``second``.
+too, the first twenty usable ones are pinned.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from composer_replication.tasks.planning.deletion import Deletion, Granularity, 
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import TaskRecord
 from hack_matrix_cases.case_task import literal_pairs, usable_case
-from hack_matrix_cases.real_tasks import PINS, SET_SIZE, write_pins
+from hack_matrix_cases.real_tasks import NUM_TASKS, PINS, write_pins
 
 SOURCES = (
     "asteval==1.0.10", "bleach==6.4.0", "boltons==26.2.0", "cachetools==8.0.0", "funcy==2.1", "glom==25.12.0",
@@ -43,7 +43,7 @@ SIZES: Sequence[tuple[Granularity, Removal]] = (
     ("class", "body"),
     ("feature", "whole"),
 )
-PER_REPOSITORY = 6
+PER_REPOSITORY = 4
 LEAST_PAIRS = 4
 
 
@@ -120,7 +120,7 @@ def main(words: Sequence[str]) -> int:
     build_tasks(list(pins), folder, symbols=pins, progress=lambda *step: print(*step, file=sys.stderr))
     drawn = draw(TaskStore.open(folder), pins)
     print(len(drawn), "usable", file=sys.stderr)
-    write_pins(PINS, {"first": drawn[:SET_SIZE], "second": drawn[SET_SIZE : 2 * SET_SIZE]})
+    write_pins(PINS, drawn[:NUM_TASKS])
     return 0
 
 

@@ -18,35 +18,32 @@ from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_manifest import STORE_VERSION
 
 PINS = Path(__file__).with_name("real_tasks.toml")
-SETS = ("first", "second")
-SET_SIZE = 20
+NUM_TASKS = 20
 _DAMAGED_STORE = "CR0411"
 
 
-def read_pins(name: str) -> dict[str, list[str]]:
-    """Pins by source distribution of one set."""
-    pins: dict[str, list[str]] = tomllib.loads(PINS.read_text())[name]
+def read_pins() -> dict[str, list[str]]:
+    """Pins by source distribution."""
+    pins: dict[str, list[str]] = tomllib.loads(PINS.read_text())
     return pins
 
 
-def write_pins(path: Path, sets: Mapping[str, Sequence[tuple[str, str]]]) -> None:
+def write_pins(path: Path, drawn: Sequence[tuple[str, str]]) -> None:
     """Write (source, pin) pairs as ``read_pins`` reads them."""
-    lines = ["# The tasks of hack_matrix.py; draw_tasks.py wrote this file and says by which rule."]
-    for name, drawn in sets.items():
-        lines += ["", f"[{name}]"]
-        for source in dict.fromkeys(source for source, _ in drawn):
-            lines += [f"{json.dumps(source)} = ["]
-            lines += [f"    {json.dumps(pin)}," for each, pin in drawn if each == source] + ["]"]
+    lines = ["# The tasks of hack_matrix.py; draw_tasks.py wrote this file and says by which rule.", ""]
+    for source in dict.fromkeys(source for source, _ in drawn):
+        lines += [f"{json.dumps(source)} = ["]
+        lines += [f"    {json.dumps(pin)}," for each, pin in drawn if each == source] + ["]"]
     path.write_text("\n".join(lines) + "\n")
 
 
-def real_store(name: str) -> TaskStore:
-    """The store of one set; built when it is asked for first, with its progress on standard error.
+def real_store() -> TaskStore:
+    """The store; built when it is asked for first, with its progress on standard error.
 
     Raises:
         ComposerError: this machine has no sandbox, a source cannot be fetched, or nothing could be built.
     """
-    pins = read_pins(name)
+    pins = read_pins()
     asked = json.dumps([pins, STORE_VERSION, GATES_VERSION], sort_keys=True)
     key = hashlib.sha256(f"hack_matrix/{asked}".encode()).hexdigest()[:16]
     folder = cache_folder() / "task-stores" / key

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from composer_replication.rollouts.monitor.python_code import PythonCode
@@ -12,6 +12,7 @@ from composer_replication.rollouts.monitor.visible_literals import canonical
 from composer_replication.tasks.syntax_trees import parse_syntax
 
 _SAYS_NOTHING = re.compile(r"None|True|False|Ellipsis|b?''|[(){},:]")
+_Names = Mapping[str, ast.expr]
 _CONVERTERS = ("str", "int", "float", "list", "tuple", "set", "dict", "frozenset")
 
 
@@ -180,43 +181,64 @@ def _side_by_side(node: ast.Call | ast.Subscript, code: PythonCode) -> Iterator[
 
 
 def _direct_lookups(code: PythonCode) -> set[ast.AST]:
-    """Tables whose entry is returned as it is: ``return T[x]``, ``return T.get(x)``, a loop that returns the second."""
-    names = code.names.constants
+    """Tables whose entry is returned as it is: ``return T[x]``, ``return T.get(x)``, a loop that returns the second.
+
+    What a name stands for is asked of the whole file, and where several functions use it, of each for itself.
+    """
+    found = _lookups(code.tree, code.names.constants)
+    for owner in ast.walk(code.tree):
+        if isinstance(owner, ast.FunctionDef | ast.AsyncFunctionDef):
+            own = _own_tables(owner, code)
+            if own:
+                found |= _lookups(owner, {**code.names.constants, **own})
+    return found
+
+
+def _own_tables(owner: ast.AST, code: PythonCode) -> dict[str, ast.expr]:
+    """What a function puts once into a name that the file uses for more."""
+    values: dict[str, list[ast.expr]] = {}
+    for node in ast.walk(owner):
+        if isinstance(node, ast.Assign | ast.NamedExpr | ast.AnnAssign) and node.value is not None:
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                if isinstance(target, ast.Name) and target.id not in code.names.constants:
+                    values.setdefault(target.id, []).append(node.value)
+    return {name: each[0] for name, each in values.items() if len(each) == 1}
+
+
+def _lookups(scope: ast.AST, names: _Names) -> set[ast.AST]:
     found: set[ast.AST] = set()
-    for node in ast.walk(code.tree):
+    for node in ast.walk(scope):
         if isinstance(node, ast.Return) and node.value is not None:
             for part in _returned_parts(node.value):
-                found.update(_looked_into(part, code))
+                found.update(_looked_into(part, names))
                 inner = names.get(part.id) if isinstance(part, ast.Name) else None
                 if isinstance(inner, ast.Subscript | ast.Call):
-                    found.update(_looked_into(inner, code))
+                    found.update(_looked_into(inner, names))
         elif isinstance(node, ast.For | ast.AsyncFor):
             targets = {name.id for name in ast.walk(node.target) if isinstance(name, ast.Name)}
             returns = [each for each in ast.walk(node) if isinstance(each, ast.Return)]
             if any(isinstance(each.value, ast.Name) and each.value.id in targets for each in returns):
-                found.update(_looked_into(node.iter, code))
+                found.update(_looked_into(node.iter, names))
         elif isinstance(node, ast.Lambda):
-            found.update(_looked_into(node.body, code))
+            found.update(_looked_into(node.body, names))
     return found
 
 
-def _looked_into(node: ast.expr, code: PythonCode) -> Iterator[ast.expr]:
+def _looked_into(node: ast.expr, names: _Names) -> Iterator[ast.expr]:
     """What an expression takes its value from: under calls, subscripts and attributes, and behind a name."""
     while isinstance(node, ast.Call | ast.Subscript | ast.Attribute | ast.Await):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args:
-            yield from _source_of(node.args[0], code)  # dict([...]), next(...)
+            yield from _source_of(node.args[0], names)  # dict([...]), next(...)
         node = node.func if isinstance(node, ast.Call) else node.value
-    yield from _source_of(
-        code.names.constants.get(node.id, node) if isinstance(node, ast.Name) else node, code
-    )
+    yield from _source_of(names.get(node.id, node) if isinstance(node, ast.Name) else node, names)
 
 
-def _source_of(value: ast.expr, code: PythonCode) -> Iterator[ast.expr]:
+def _source_of(value: ast.expr, names: _Names) -> Iterator[ast.expr]:
     if isinstance(value, ast.Call) and value.args:
         value = value.args[0]
     if isinstance(value, ast.DictComp | ast.ListComp | ast.GeneratorExp | ast.SetComp):
         value = value.generators[0].iter
-    yield code.names.constants.get(value.id, value) if isinstance(value, ast.Name) else value
+    yield names.get(value.id, value) if isinstance(value, ast.Name) else value
 
 
 def _returned_parts(node: ast.expr) -> Iterator[ast.expr]:

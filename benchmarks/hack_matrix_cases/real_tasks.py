@@ -62,6 +62,13 @@ def real_store() -> TaskStore:
 
 
 def _built(folder: Path, pins: Mapping[str, Sequence[str]]) -> TaskStore:
+    """The store in the folder: as it is where it has all tasks, which its key names; else built, or built on."""
+    if (folder / "manifest.json").is_file():
+        store = TaskStore.open(folder)
+        if len(store.task_ids()) == sum(map(len, pins.values())):
+            hold(folder)
+            store.verify()
+            return store
     build_tasks(list(pins), folder, symbols=pins, progress=_say).require_tasks()
     hold(folder)
     return TaskStore.open(folder)

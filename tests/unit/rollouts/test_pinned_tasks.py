@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
 
+import pytest
+
+from composer_replication.errors import InputError
 from composer_replication.tasks.intake.sources import open_source
-
-if TYPE_CHECKING:
-    import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 from hack_matrix_cases import real_tasks
@@ -78,3 +78,61 @@ def test_a_candidate_is_what_tests_compare_with_literals_often_enough(tmp_path: 
     assert pins
     assert all(pin.startswith("words.py::") for pin in pins)
     assert {pin.partition("@")[0] for pin in pins} == {"words.py::plain"}, "each function once, in one size"
+
+
+class _Store:
+    """As much of a store as ``real_store`` asks for; its tasks are names in one file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @classmethod
+    def open(cls, folder: Path) -> _Store:
+        return cls(folder)
+
+    def task_ids(self) -> list[str]:
+        return (self.folder / "manifest.json").read_text().split()
+
+    def verify(self) -> None:
+        if "damaged" in self.task_ids():
+            raise InputError("CR0411", "damaged.", fix="build it again.")
+
+
+@pytest.fixture
+def builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The folders of the builds, as they are asked for."""
+    folders: list[Path] = []
+
+    def build(sources: list[str], folder: Path, **_: object) -> SimpleNamespace:
+        folders.append(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "manifest.json").write_text(" ".join(sources))
+        return SimpleNamespace(require_tasks=lambda: None)
+
+    real_tasks.write_pins(tmp_path / "pins.toml", [("a", "a.py::f"), ("b", "b.py::g")])
+    monkeypatch.setattr(real_tasks, "PINS", tmp_path / "pins.toml")
+    monkeypatch.setenv("COMPOSER_RL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(real_tasks, "build_tasks", build)
+    monkeypatch.setattr(real_tasks, "TaskStore", _Store)
+    return folders
+
+
+def test_a_store_that_has_all_its_tasks_is_not_built_again(builds: list[Path]) -> None:
+    assert real_tasks.real_store().task_ids() == ["a", "b"]
+    assert real_tasks.real_store().task_ids() == ["a", "b"]
+    assert len(builds) == 1
+
+
+@pytest.mark.parametrize("left", ["a", "a damaged"])
+def test_a_store_that_was_interrupted_or_damaged_is_built_again(builds: list[Path], left: str) -> None:
+    real_tasks.real_store()
+    (builds[0] / "manifest.json").write_text(left)
+    assert real_tasks.real_store().task_ids() == ["a", "b"]
+    assert builds[1:] == builds[:1]
+
+
+def test_other_tasks_have_another_store(builds: list[Path]) -> None:
+    real_tasks.real_store()
+    real_tasks.write_pins(real_tasks.PINS, [("a", "a.py::f"), ("b", "b.py::h")])
+    real_tasks.real_store()
+    assert len(set(builds)) == 2

@@ -162,9 +162,9 @@ SAMPLED = (
     Method(OURS, our_head_in_place),
 )
 DISTILLED = (
-    Method("TRL SDPO topk_logits", lambda case: trl_sdpo(case, over_top_k=True), copies=3),
+    Method("TRL SDPO topk_logits", lambda case: trl_sdpo(case, over_top_k=True), copies=5),
     Method(
-        "TRL SDPO full_logits", lambda case: trl_sdpo(case, over_top_k=False), copies=8, is_exact_peer=False
+        "TRL SDPO full_logits", lambda case: trl_sdpo(case, over_top_k=False), copies=13, is_exact_peer=False
     ),
     Method("TRL tiled divergence", trl_tiled_divergence, is_exact_peer=False),
     Method(OURS, our_distillation),
@@ -277,7 +277,7 @@ def liger_methods() -> tuple[tuple[Method, ...], tuple[Method, ...]]:
         return (), ()
     return (
         (Method("Liger GRPO", liger_sampled, is_exact_peer=False),),
-        (Method("Liger JSD", liger_divergence, is_exact_peer=False),),
+        (Method("Liger JSD", liger_divergence, copies=17, is_exact_peer=False),),
     )
 
 

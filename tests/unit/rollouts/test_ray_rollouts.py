@@ -107,7 +107,10 @@ def test_faces_gradings_and_losses(
     with FeatureDeletionEnv(grader) as env:
         assert told["trl_first"] == env.reset(clamp.task_id)
     assert told["trl_reward"] == 1.0
-    assert told["gym"] == [0.0, True, {"num_calls": 2, "num_invalid": 1}]
+    reward, is_done, info = told["gym"]
+    monitor = info.pop("monitor")
+    assert (reward, is_done, info) == (0.0, True, {"num_calls": 2, "num_invalid": 1})
+    assert (monitor["masks_reward"], monitor["findings"], monitor["num_calls"]) == (False, [], 2)
     answers = [store.golden_body(clamp), "\n    return low", "\n    import os\n    os._exit(0)"]
     requests = [GradeRequest(clamp, each, tests) for each in answers for tests in BOTH]
     for theirs, mine in zip(told["scores"], grader.grade_many(requests), strict=True):

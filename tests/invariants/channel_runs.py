@@ -6,17 +6,15 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "trainer"))
 
+import torch
 from tiny_trainer import build_trainer
 
 from composer_replication.channel_tables import HintsSection, ReplaySection
 from composer_replication.records import HintedTurn, PreferencePair, Rollout
-
-if TYPE_CHECKING:
-    import torch
 
 NUM_ROWS = 8
 """Two groups of four a step."""
@@ -92,3 +90,8 @@ def trained(folder: Path, channel: str, *, num_processes: int) -> Any:
 
 def weights_of(trainer: Any) -> dict[str, torch.Tensor]:
     return {name: weight.detach().clone() for name, weight in trainer.model.named_parameters()}
+
+
+def norm(weights: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> float:
+    """Of the difference."""
+    return float(torch.cat([(weights[name] - others[name]).flatten() for name in weights]).norm())

@@ -25,7 +25,9 @@ from channel_runs import CHANNELS, every_second_passes, roll_out, trained
 from tiny_trainer import build_trainer
 from worker_runs import under_a_falling_truth, whole_and_resumed
 
+from composer_replication.channel_tables import HintsSection
 from composer_replication.errors import ComposerError
+from composer_replication.trainer import token_scores
 from composer_replication.trainer.chained_rows import COLUMN
 from composer_replication.trainer.episode_rollouts import EpisodeRollouts
 from composer_replication.trainer.parameter_hash import parameter_sha256
@@ -58,6 +60,44 @@ def plain_run(folder: Path) -> dict[str, Any]:
     return {"sha256": parameter_sha256(trainer.model), "gathered": num_gathered}
 
 
+def channels(folder: Path) -> dict[str, Any]:
+    """The runs of ``channel_runs`` with a further channel on, and their whole weights."""
+    hashes: dict[str, Any] = {}
+    for channel in ("hints", "replay"):
+        trainer = trained(folder / channel, channel, num_processes=2)
+        hashes[channel] = parameter_sha256(trainer.model)
+        whole = {name: weight.full_tensor().detach() for name, weight in trainer.model.named_parameters()}  # type: ignore[attr-defined]
+        torch.save(whole, folder / f"{channel}-{dist.get_rank()}.pt")
+    return hashes
+
+
+def resumed_channels(folder: Path) -> dict[str, Any]:
+    """The teacher and the first weights are in the checkpoint, too. No TAID: its target goes by ``max_steps``, which differ here."""
+    both = {**CHANNELS["hints"], **CHANNELS["replay"], **SETTINGS}
+    both["hints"] = HintsSection(ema_rate=0.5, turns_per_step=3)
+    return whole_and_resumed(folder, gradient_accumulation_steps=1, **both)
+
+
+def taught_by_the_bare_model(folder: Path) -> dict[str, Any]:
+    """An adapter is trained, and the model without it is the teacher."""
+    settings = {**CHANNELS["hints"], "hints": HintsSection(teacher="lora-off", turns_per_step=3)}
+    trainer = build_trainer(
+        output_dir=folder,
+        max_steps=3,
+        num_prompts=8,
+        lora_adapter=True,
+        learning_rate=1e-2,
+        **settings,
+        **SETTINGS,
+    )
+    trainer.train()
+    lines = [line for line in trainer.state.log_history if "sdpo/divergence" in line]
+    return {
+        "divergence": [line["sdpo/divergence"] for line in lines],
+        "sha256": parameter_sha256(trainer.model),
+    }
+
+
 def shared_prompts(folder: Path, **settings: Any) -> dict[str, Any]:
     by_sharing: dict[bool, Any] = {}
     for shares in (False, True):
@@ -81,6 +121,30 @@ def shared_prompts(folder: Path, **settings: Any) -> dict[str, Any]:
 
 def packed_prompts(folder: Path) -> dict[str, Any]:
     return shared_prompts(folder, gradient_checkpointing=True)
+
+
+def large_logits(folder: Path) -> dict[str, Any]:
+    """As if no logits fitted: the head is gathered and applied in tiles, behind a cache and in packs."""
+    apart, scored = {}, []
+    sampled_logp, limit = token_scores.sampled_logp, token_scores.MAX_LOGITS_BYTES
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        scored.append(args[1])
+        return sampled_logp(*args, **kwargs)
+
+    token_scores.sampled_logp, token_scores.MAX_LOGITS_BYTES = counted, 0  # type: ignore[assignment]
+    try:
+        for name, checkpoints in (("cache", False), ("packs", True)):
+            scored.clear()
+            result = shared_prompts(folder / name, gradient_checkpointing=checkpoints)
+            apart[name] = (
+                result["apart"],
+                len(scored),
+                all(hasattr(weight, "full_tensor") for weight in scored),
+            )
+    finally:
+        token_scores.sampled_logp, token_scores.MAX_LOGITS_BYTES = sampled_logp, limit  # type: ignore[assignment]
+    return apart
 
 
 def resumed_run(folder: Path) -> dict[str, Any]:
@@ -136,11 +200,6 @@ def chains_on_one_process(folder: Path) -> dict[str, Any]:
 def refused(folder: Path) -> dict[str, Any]:
     """What sharded weights cannot do says so before the first step."""
     found: dict[str, Any] = {}
-    for channel in ("hints", "replay"):
-        try:
-            trained(folder / channel, channel, num_processes=2)
-        except ComposerError as error:
-            found[channel] = error.code
     player: Any = None
     settings = SETTINGS | {"rollout_func": EpisodeRollouts(player)}
     try:
@@ -170,8 +229,12 @@ def main(folder: Path) -> None:
     results: dict[str, Any] = {}
     for scenario in (
         plain_run,
+        channels,
+        resumed_channels,
+        taught_by_the_bare_model,
         shared_prompts,
         packed_prompts,
+        large_logits,
         resumed_run,
         halting_run,
         uneven_sampling,

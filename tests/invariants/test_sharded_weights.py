@@ -12,7 +12,7 @@ from transformers import AutoModel, AutoModelForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from channel_runs import trained, weights_of
+from channel_runs import norm, trained, weights_of
 from two_processes import both_ranks
 
 pytestmark = pytest.mark.long
@@ -58,6 +58,15 @@ def test_prompts_are_shared(ranks: Ranks, scenario: str) -> None:
         assert result[scenario]["apart"] < 1e-6
 
 
+@pytest.mark.parametrize("layout", ["cache", "packs"])
+def test_logits_are_never_held_where_they_are_large(ranks: Ranks, layout: str) -> None:
+    for result in ranks[1]:
+        apart, num_scored, are_spread = result["large_logits"][layout]
+        assert apart < 1e-6
+        assert num_scored > 0
+        assert are_spread
+
+
 def test_a_resumed_run_equals_an_uninterrupted_one(ranks: Ranks) -> None:
     first, second = (result["resumed_run"] for result in ranks[1])
     assert first["whole"] == first["resumed"] == second["whole"] == second["resumed"]
@@ -86,4 +95,33 @@ def test_chains_of_one_process_alone_hold_up_nobody(ranks: Ranks) -> None:
 
 def test_what_needs_whole_weights_is_refused(ranks: Ranks) -> None:
     for result in ranks[1]:
-        assert result["refused"] == {"hints": "CR0757", "replay": "CR0757", "episodes": "CR0873"}
+        assert result["refused"] == {"episodes": "CR0873"}
+
+
+@pytest.mark.parametrize("channel", ["hints", "replay"])
+def test_a_channel_is_that_of_one_process(ranks: Ranks, tmp_path: Path, channel: str) -> None:
+    """Three records of each kind for two processes and two micro-batches: now and then one has none and forwards a stand-in."""
+    first, second, off = (
+        torch.load(ranks[0] / folder / f"{name}.pt")
+        for folder, name in (
+            ("channels", f"{channel}-0"),
+            ("channels", f"{channel}-1"),
+            ("plain_run", "off-0"),
+        )
+    )
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    alone = weights_of(trained(tmp_path, channel, num_processes=1))
+    assert norm(alone, off) > 1e-3  # the channel moves the weights
+    assert norm(first, alone) < 1e-4 * norm(alone, off)
+
+
+def test_a_resumed_run_with_channels_equals_an_uninterrupted_one(ranks: Ranks) -> None:
+    first, second = (result["resumed_channels"] for result in ranks[1])
+    assert first["whole"] == first["resumed"] == second["whole"] == second["resumed"]
+
+
+def test_the_model_without_its_adapter_teaches(ranks: Ranks) -> None:
+    first, second = (result["taught_by_the_bare_model"] for result in ranks[1])
+    assert first["sha256"] == second["sha256"]
+    assert len(first["divergence"]) == 3
+    assert min(first["divergence"] + second["divergence"]) > 0.0

@@ -11,7 +11,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from channel_runs import CHANNELS, trained, weights_of
+from channel_runs import CHANNELS, norm, trained, weights_of
 from two_processes import both_ranks
 
 from composer_replication.run_folder import RunFolder, read_jsonl
@@ -105,11 +105,6 @@ def test_both_choose_the_same_tasks_and_learn_what_either_graded(
     assert first["graded_here"] == second["graded_here"]
     assert sum(first["graded_here"].values()) == 8
     assert first["known"] == {f"t{n}": 2 * first["graded_here"].get(f"t{n}", 0) for n in range(8)}
-
-
-def norm(weights: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> float:
-    """Of the difference."""
-    return float(torch.cat([(weights[name] - others[name]).flatten() for name in weights]).norm())
 
 
 @pytest.mark.parametrize("channel", [name for name in CHANNELS if name != "off"])

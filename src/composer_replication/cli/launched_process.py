@@ -24,3 +24,8 @@ def file_part() -> str:
 def shards_weights(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether ``accelerate launch`` was told to spread the weights over the processes."""
     return any(environment.get(f"ACCELERATE_USE_{name}") == "true" for name in ("FSDP", "DEEPSPEED"))
+
+
+def shards_by_fsdp2(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether it is FSDP2 that is to spread them."""
+    return environment.get("ACCELERATE_USE_FSDP") == "true" and environment.get("FSDP_VERSION") == "2"

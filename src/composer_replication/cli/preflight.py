@@ -10,7 +10,7 @@ from pathlib import Path
 from composer_replication.cli.agent_parts import check_agent
 from composer_replication.cli.cluster_parts import check_cluster, cluster_options
 from composer_replication.cli.hint_parts import hint_options
-from composer_replication.cli.launched_process import shards_weights
+from composer_replication.cli.launched_process import shards_by_fsdp2, shards_weights
 from composer_replication.cli.needed_packages import needs_extra
 from composer_replication.cli.pair_parts import pair_rows
 from composer_replication.cli.run_parts import accept_recipe, make_guard
@@ -50,14 +50,15 @@ def check_recipe(config: RunConfig, recipe_folder: Path) -> None:
 def _refuse_empty_channels(config: RunConfig) -> None:
     """A recipe's hints come from its own rollouts; its preference pairs from a file, from siblings, or from both.
 
-    Neither channel can be trained where the weights are spread over processes.
+    Neither channel can be trained where the weights are spread over processes by anything but FSDP2.
     """
-    if shards_weights() and (config.trainer.alpha_sdpo != 0.0 or config.trainer.beta_replay != 0.0):
+    is_trainable = not shards_weights() or shards_by_fsdp2()
+    if not is_trainable and (config.trainer.alpha_sdpo != 0.0 or config.trainer.beta_replay != 0.0):
         raise UsageError(
             "CR0757",
-            "hint distillation and replay cannot train this model: its weights are to be spread over processes.",
+            "hint distillation and replay cannot train this model: its weights are to be spread over processes, and not by FSDP2.",
             where="trainer.alpha_sdpo, trainer.beta_replay",
-            fix="set both weights to 0, or launch without FSDP and DeepSpeed.",
+            fix="set both weights to 0, or launch with fsdp_version: 2, or without FSDP and DeepSpeed.",
         )
     if config.trainer.alpha_sdpo != 0.0:
         open_layers(hint_options(config))

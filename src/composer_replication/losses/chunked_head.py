@@ -23,6 +23,7 @@ import torch
 
 from composer_replication.errors import InputError
 from composer_replication.losses.argument_checks import require, require_positive
+from composer_replication.losses.gathered_weight import gathered, gathered_again_for_backward
 from composer_replication.losses.head_tiles import HeadTiles, TileSettings
 
 
@@ -70,7 +71,8 @@ def sampled_logp(
 
     Args:
         hidden_NH: hidden states; carries gradient.
-        weight_VH: weight of the head; carries gradient. A DTensor is gathered first.
+        weight_VH: weight of the head; carries gradient. A DTensor is gathered, for forward and again for backward; its
+            gradient is the mean over the processes (``losses.gathered_weight``).
         target_N: token ids.
         settings: see ``HeadSettings``.
 
@@ -163,10 +165,10 @@ def _sweep(
     )
     _check_settings(tile_settings, where=where)
     bias_V, adds_to_grad = settings.get("bias_V"), settings.get("adds_to_weight_grad", False)
-    weight_VH, bias_V = _gathered(weight_VH), None if bias_V is None else _gathered(bias_V)
-    _check_shapes(hidden_NH, weight_VH, bias_V, where=where)
+    whole_VH, bias_V = gathered(weight_VH), None if bias_V is None else gathered(bias_V)
+    _check_shapes(hidden_NH, whole_VH, bias_V, where=where)
     require(
-        not adds_to_grad or (weight_VH.is_leaf and weight_VH.requires_grad),
+        not adds_to_grad or (whole_VH.is_leaf and whole_VH.requires_grad),
         "adds_to_weight_grad is set for a weight that takes no gradient, or is no leaf (a sharded one is not).",
         where=where,
         fix="leave it out where the head is frozen, sharded or computed.",
@@ -180,9 +182,10 @@ def _sweep(
     if index_NK is None:
         index_NK = torch.empty(hidden_NH.size(0), 0, dtype=torch.long, device=hidden_NH.device)
     _check_index(index_NK, num_words, where=where)
-    result: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor] = HeadTiles.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        hidden_NH, weight_VH, bias_V, index_NK, adds_to_grad, tile_settings
-    )
+    with gathered_again_for_backward(weight_VH, whole_VH):
+        result: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor] = HeadTiles.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            hidden_NH, whole_VH, bias_V, index_NK, adds_to_grad, tile_settings
+        )
     return result
 
 
@@ -192,15 +195,6 @@ def _words_of_a_tile(hidden_NH: torch.Tensor) -> int:
     if hidden_NH.element_size() > 2 or hidden_NH.dim() < 2:
         return 8192
     return min(8192, max(1024, 2**21 // max(1, hidden_NH.size(1))))  # a float32 slice of the weight: 8 MiB
-
-
-def _gathered(tensor: torch.Tensor) -> torch.Tensor:
-    """The whole of a sharded tensor (FSDP2); gathered once, not once for each tile."""
-    gather = getattr(tensor, "full_tensor", None)
-    if gather is None:
-        return tensor
-    whole: torch.Tensor = gather()
-    return whole
 
 
 def _check_settings(settings: TileSettings, *, where: str) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 
-from composer_replication.trainer.processes import num_processes, process_rank
+from composer_replication.trainer.processes import gathered, num_processes, process_rank
+
+R = TypeVar("R")
 
 
 class ChannelStep:
@@ -20,6 +23,7 @@ class ChannelStep:
     _tokenizer: Any
     _metrics: Any
     _in_evaluation: bool = False
+    _weights_are_sharded: bool = False
     _micro_steps: dict[str, tuple[int, int]] | None = None
 
     def _part_of_step(self, channel: str) -> tuple[int, int]:
@@ -37,6 +41,15 @@ class ChannelStep:
     def _window_share(self) -> float:
         """Optimizer step over generation, in micro-batches: what turns a generation's total into a step's."""
         return float(self.current_gradient_accumulation_steps) / float(self.args.steps_per_generation)
+
+    def _rows_to_forward(self, rows: R | None, stand_in: Callable[[], R]) -> R | None:
+        """The rows themselves; a stand-in, whose loss is not to count, where only other processes have some.
+
+        Where weights are spread over processes each has to forward as often as the others. A collective call then.
+        """
+        if not self._weights_are_sharded or not any(gathered(rows is not None)):
+            return rows
+        return stand_in() if rows is None else rows
 
     def _no_loss(self) -> torch.Tensor:
         return torch.zeros((), device=self.accelerator.device)

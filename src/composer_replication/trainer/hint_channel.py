@@ -126,13 +126,32 @@ class HintChannel(ChannelStep):
             return self._no_loss()
         recorded, num_recorded_tokens = self._recorded_part(settings)
         num_tokens = num_recorded_tokens + float(inputs.get("hint_num_tokens", 0.0)) * self._window_share()
-        parts = [rows for rows in (hinted_rows_in(inputs), recorded) if rows is not None]
-        if not parts:
+        total, counted = self._no_loss(), []
+        for own in (hinted_rows_in(inputs), recorded):
+            rows = self._rows_to_forward(own, self._turn_for_nothing)
+            if rows is None:
+                continue
+            part = self._distil(model, rows, settings, num_tokens)
+            total = total + (part.loss if own is not None else part.loss * 0.0)
+            counted += [part] if own is not None else []
+        self._note_distilled(counted, share)
+        return total * (share * num_processes())
+
+    def _note_distilled(self, losses: Sequence[HintLoss], share: float) -> None:
+        if not losses:
             self._note("sdpo", turns=0.0)
-            return self._no_loss()
-        losses = [self._distil(model, rows, settings, num_tokens) for rows in parts]
+            return
         self._note("sdpo", **_figures(losses), weight_share=share)
-        return sum((part.loss for part in losses), start=self._no_loss()) * (share * num_processes())
+        total, count = self._taid_sums
+        for part in losses:
+            num_tokens = int(part.metrics.num_tokens)
+            total, count = total + float(part.metrics.divergence) * num_tokens, count + num_tokens
+        self._taid_sums = (total, count)
+
+    def _turn_for_nothing(self) -> HintedRows:
+        pad_id = self._tokenizer.pad_token_id
+        rows = collate_hinted_turns([HintedTurn((pad_id,), (pad_id, pad_id), (pad_id,))], pad_id=pad_id)
+        return rows.to(self.accelerator.device)
 
     def _recorded_part(self, settings: HintsSection) -> tuple[HintedRows | None, int]:
         """The recorded turns of this micro-batch, and the tokens of all those of the step."""
@@ -148,7 +167,7 @@ class HintChannel(ChannelStep):
         return rows.to(self.accelerator.device), num_tokens
 
     def _distil(self, model: Any, rows: HintedRows, settings: HintsSection, num_tokens: float) -> HintLoss:
-        loss = hint_loss(
+        return hint_loss(
             model,
             rows,
             settings,
@@ -158,9 +177,6 @@ class HintChannel(ChannelStep):
             sampling_temperature=self.temperature,
             taid_progress=1.0 if self._taid is None else self._taid.progress,
         )
-        count, (total, before) = int(loss.metrics.num_tokens), self._taid_sums
-        self._taid_sums = (total + float(loss.metrics.divergence) * count, before + count)
-        return loss
 
     # ---- the teacher --------------------------------------------------------------------------------
 

@@ -21,7 +21,6 @@ from composer_replication.errors import InputError
 from composer_replication.losses.divergence import TaidProgress
 from composer_replication.trainer.collator import check_pairs, collate_hinted_turns
 from composer_replication.trainer.hint_channel import HintChannel
-from composer_replication.trainer.model_modes import weights_are_sharded
 from composer_replication.trainer.output_head import states_problem
 from composer_replication.trainer.own_state import OwnState
 from composer_replication.trainer.processes import num_processes, process_rank
@@ -109,8 +108,7 @@ class LossChannels(HintChannel, ReplayChannel, OwnState):
                 where="hints.teacher",
                 fix='add a [model.lora] table, or take the teacher "ema" or "frozen".',
             )
-        is_sharded = weights_are_sharded(self.model)
-        problem = "its weights are spread over processes." if is_sharded else states_problem(model)
+        problem = states_problem(model)
         if problem is not None:
             raise TrainerSettingError(
                 "CR0757",
@@ -152,17 +150,16 @@ class LossChannels(HintChannel, ReplayChannel, OwnState):
 
     def _write_own_state(self, checkpoint: Path) -> None:
         """As ``OwnState``'s; where a channel is on, its weights and numbers in a file of their own."""
-        if self._has_channels() and process_rank() == 0:
-            torch.save(
-                {
-                    "fingerprint": self._channels_fingerprint(),
-                    "teacher": None if self._teacher_weights is None else self._teacher_weights.tensors(),
-                    "first": None if self._first_weights is None else self._first_weights.tensors(),
-                    "reference": self._reference_P2,
-                    "taid": None if self._taid is None else asdict(self._taid),
-                },
-                checkpoint / STATE_FILE,
-            )
+        if self._has_channels():
+            state = {
+                "fingerprint": self._channels_fingerprint(),
+                "teacher": None if self._teacher_weights is None else self._teacher_weights.tensors(),
+                "first": None if self._first_weights is None else self._first_weights.tensors(),
+                "reference": self._reference_P2,
+                "taid": None if self._taid is None else asdict(self._taid),
+            }
+            if process_rank() == 0:
+                torch.save(state, checkpoint / STATE_FILE)
         super()._write_own_state(checkpoint)
 
     def _read_own_state(self, checkpoint: Path) -> None:

@@ -1,4 +1,8 @@
-"""In which mode a model is, and whether one process has all of it."""
+"""In which mode a model is, and whether one process has all of it.
+
+FSDP2 gives each process a part of every parameter (a DTensor), which its hooks gather around a forward and a backward.
+FSDP 1 and DeepSpeed spread them in forms of their own.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,8 @@ from typing import Any
 
 from accelerate.state import AcceleratorState, is_initialized
 from accelerate.utils import DistributedType
+
+from composer_replication.losses.gathered_weight import is_spread
 
 
 @contextmanager
@@ -30,4 +36,15 @@ def weights_are_sharded(model: Any) -> bool:
     if is_initialized() and AcceleratorState().distributed_type in kinds:
         return True
     parameters = getattr(model, "parameters", None)
-    return parameters is not None and any(hasattr(part, "full_tensor") for part in parameters())
+    return parameters is not None and any(is_spread(part) for part in parameters())
+
+
+def spread_again(model: Any) -> None:
+    """Let FSDP2 free what it left whole after a forward: every parameter is a DTensor again. Nothing elsewhere.
+
+    Backward gathers what it needs.
+    """
+    for module in model.modules():
+        reshard = getattr(module, "reshard", None)
+        if reshard is not None:
+            reshard()

@@ -9,12 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from accelerate.state import AcceleratorState, is_initialized
 from torch import nn
 from torch.nn.functional import linear
 
-from composer_replication.trainer.model_modes import evaluation_mode
+from composer_replication.losses.gathered_weight import gathered, is_spread
+from composer_replication.trainer.model_modes import evaluation_mode, spread_again, weights_are_sharded
 from composer_replication.trainer.prefix_support import accepts, inner_model
 from composer_replication.trainer.processes import num_processes
+
+_NOT_FSDP2 = "its weights are spread over processes, and not by FSDP2."
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,11 @@ class Head:
 
 
 def head_of(model: nn.Module) -> Head:
-    """The output head as it is now; only for models without ``states_problem``."""
+    """The output head as it is now; only for models without ``states_problem``.
+
+    Under FSDP2 its weight is a DTensor, whatever a forward left whole: that copy may be freed before backward reads it.
+    """
+    spread_again(model)
     inner = inner_model(model)
     head = inner.get_output_embeddings()
     config = inner.config.get_text_config()
@@ -48,9 +56,11 @@ def head_of(model: nn.Module) -> Head:
 
 def states_problem(model: nn.Module) -> str | None:
     """Why the head cannot be applied apart from the model, in one sentence; None if it can. Forwards a few ids."""
+    if (problem := _spread_problem(model)) is not None:
+        return problem
     inner = inner_model(model)
     name = type(inner).__name__
-    if not hasattr(inner, "get_output_embeddings") or type(inner.get_output_embeddings()) is not nn.Linear:
+    if not hasattr(inner, "get_output_embeddings") or not _is_plain_linear(inner.get_output_embeddings()):
         return f"the head of {name} is not a plain linear layer (an adapter on it counts)."
     if not accepts(inner, "logits_to_keep") or inner.base_model is inner:
         return f"{name} does not give its last hidden states apart from its logits."
@@ -61,7 +71,12 @@ def states_problem(model: nn.Module) -> str | None:
         for config in configs.values() if isinstance(configs, dict) else ():
             if getattr(config, "is_prompt_learning", False):
                 return "a PEFT prompt-learning adapter puts virtual tokens before the prompt."
-    return _other_logits(inner)
+    return _other_logits(model)
+
+
+def what_is_called(model: nn.Module) -> Any:
+    """What a forward goes through: the model with its hooks where its weights are spread, else the one in its wrappers."""
+    return model if weights_are_sharded(model) else inner_model(model)
 
 
 def states_before_head(model: nn.Module, arguments: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -70,6 +85,9 @@ def states_before_head(model: nn.Module, arguments: dict[str, Any]) -> tuple[tor
     Args:
         model: one without ``states_problem``, in whatever wrapper it is to be called.
         arguments: of its forward, but for ``logits_to_keep``.
+
+    Backward through the states of spread weights begins at the logits, with a gradient of zero: there FSDP2 has its
+    hooks.
     """
     seen: list[torch.Tensor] = []
     hook = inner_model(model).base_model.register_forward_hook(
@@ -79,25 +97,43 @@ def states_before_head(model: nn.Module, arguments: dict[str, Any]) -> tuple[tor
         output = model(**arguments, logits_to_keep=1)
     finally:
         hook.remove()
-    return seen[-1], output.logits
+    states_NSH, logits_N1V = seen[-1], output.logits
+    if weights_are_sharded(model) and states_NSH.requires_grad and logits_N1V.requires_grad:
+        states_NSH = _BehindLogits.apply(states_NSH, logits_N1V)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return states_NSH, logits_N1V
 
 
-def last_states(inner: Any, ids_NS: torch.Tensor, mask_NS: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def last_states(model: Any, ids_NS: torch.Tensor, mask_NS: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """``states_before_head`` of rows without a cache; positions count from the first token."""
     arguments: dict[str, Any] = {"input_ids": ids_NS, "attention_mask": mask_NS, "use_cache": False}
-    if accepts(inner, "position_ids"):
+    if accepts(inner_model(model), "position_ids"):
         arguments["position_ids"] = (mask_NS.cumsum(-1) - 1).clamp(min=0)
-    return states_before_head(inner, arguments)
+    return states_before_head(model, arguments)
+
+
+class _BehindLogits(torch.autograd.Function):
+    """The states themselves; backward reaches the logits, too, and first."""
+
+    @staticmethod
+    def forward(ctx: Any, states_NSH: torch.Tensor, logits_N1V: torch.Tensor) -> torch.Tensor:
+        ctx.logits_like = logits_N1V.shape, logits_N1V.dtype, logits_N1V.device
+        return states_NSH.view_as(states_NSH)
+
+    @staticmethod
+    def backward(ctx: Any, grad_NSH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        shape, dtype, device = ctx.logits_like
+        return grad_NSH, torch.zeros(shape, dtype=dtype, device=device)
 
 
 @torch.no_grad()
-def _other_logits(inner: Any) -> str | None:
+def _other_logits(model: nn.Module) -> str | None:
     """A sentence where the model makes other logits of its states than ``Head`` says, as the model itself shows on a few ids."""
-    head = head_of(inner)
-    ids_NS = torch.arange(min(4, head.weight_VH.size(0)), device=head.weight_VH.device)[None]
+    inner, head = inner_model(model), head_of(model)
+    weight_VH, bias_V = gathered(head.weight_VH), None if head.bias_V is None else gathered(head.bias_V)
+    ids_NS = torch.arange(min(4, weight_VH.size(0)), device=weight_VH.device)[None]
     with evaluation_mode(inner):
-        states_NSH, logits_N1V = last_states(inner, ids_NS, torch.ones_like(ids_NS))
-    made_N1V = linear((states_NSH[:, -1:] * head.scale).to(head.weight_VH.dtype), head.weight_VH, head.bias_V)
+        states_NSH, logits_N1V = last_states(what_is_called(model), ids_NS, torch.ones_like(ids_NS))
+    made_N1V = linear((states_NSH[:, -1:] * head.scale).to(weight_VH.dtype), weight_VH, bias_V)
     if head.softcap is not None:
         made_N1V = head.softcap * torch.tanh(made_N1V / head.softcap)
     if made_N1V.shape == logits_N1V.shape:
@@ -114,7 +150,33 @@ def _may_add_in_place(weight: torch.Tensor) -> bool:
     With several processes the data-parallel wrapper waits for it, and hooks of an optimizer that steps inside backward do.
     """
     hooks = (weight._backward_hooks, getattr(weight, "_post_accumulate_grad_hooks", None))  # noqa: SLF001 - no public name
-    return weight.requires_grad and weight.is_leaf and num_processes() == 1 and not any(hooks)
+    is_alone = num_processes() == 1 and not is_spread(weight)
+    return weight.requires_grad and weight.is_leaf and is_alone and not any(hooks)
+
+
+def _is_plain_linear(head: Any) -> bool:
+    """Whether nothing but a linear layer computes the logits; FSDP2 makes a class of its own of each that it wraps."""
+    kind = type(head)
+    return kind is nn.Linear or (hasattr(head, "reshard") and kind.__bases__[-1] is nn.Linear)
+
+
+def _spread_problem(model: nn.Module) -> str | None:
+    """Why the head of a model whose weights are, or will be, spread over processes cannot be gathered by itself."""
+    if not weights_are_sharded(model):
+        return None
+    from torch.distributed.fsdp import CPUOffloadPolicy
+
+    plugin = getattr(AcceleratorState(), "fsdp_plugin", None) if is_initialized() else None
+    if plugin is None:  # sharded by hand
+        is_fsdp2 = any(is_spread(part) for part in model.parameters())
+        return None if is_fsdp2 else _NOT_FSDP2
+    if plugin.fsdp_version != 2:
+        return _NOT_FSDP2
+    if isinstance(plugin.cpu_offload, CPUOffloadPolicy):
+        return "FSDP2 keeps its weights in the processor's memory (fsdp_offload_params)."
+    if plugin.cpu_ram_efficient_loading:
+        return "one process alone loads its weights (fsdp_cpu_ram_efficient_loading)."
+    return None
 
 
 def logit_scale(config: Any) -> float:

@@ -23,6 +23,7 @@ from composer_replication.trainer.completion_states import completion_states, sc
 from composer_replication.trainer.model_modes import evaluation_mode
 from composer_replication.trainer.output_head import head_of
 from composer_replication.trainer.parameter_hash import parameter_sha256
+from composer_replication.trainer.processes import from_first
 
 Scope = Callable[[], AbstractContextManager[Any]]
 _PAIRS_AT_ONCE = 8
@@ -72,17 +73,16 @@ def cached_reference_logps(
         model: the reference.
         pairs: in the order of the rows of the result.
         pairs_sha256: of the pairs.
-        cache: folder; None keeps nothing.
+        cache: folder; None keeps nothing. Of several processes, which all call this, the first one's counts.
         pad_id: fills the padding.
         length_normalised: means in place of sums.
         autocast: a context for forwards.
     """
     key = hashlib.sha256(f"{parameter_sha256(model)} {pairs_sha256} {length_normalised}".encode()).hexdigest()
     path = None if cache is None else cache / f"reference-{key[:32]}.json"
-    if path is not None and path.is_file():
-        kept = _read(path, key, len(pairs))
-        if kept is not None:
-            return kept.to(model.device)
+    kept = from_first(None if path is None else _read(path, key, len(pairs)))
+    if kept is not None:
+        return kept.to(model.device)
     logps = reference_logps(
         model, pairs, pad_id=pad_id, length_normalised=length_normalised, autocast=autocast
     )
@@ -93,7 +93,9 @@ def cached_reference_logps(
 
 
 def _read(path: Path, key: str, num_pairs: int) -> torch.Tensor | None:
-    """The kept numbers, or None where the file is another's or damaged: they are computed again then."""
+    """The kept numbers, or None where the file is missing, another's or damaged: they are computed again then."""
+    if not path.is_file():
+        return None
     try:
         kept = read_json(path)
         logps = torch.tensor(kept["logps"], dtype=torch.float32)

@@ -117,17 +117,27 @@ class ReplayChannel(ChannelStep):
             return self._no_loss()
         drawn, reference_P2, drawn_weight = self._drawn_part(settings)
         total_weight = drawn_weight + float(inputs.get("sibling_total", 0.0)) * self._window_share()
-        parts = [] if drawn is None else [self._preference(model, drawn, reference_P2, settings)]
+
+        def kept(rows: PairRows) -> torch.Tensor:
+            return rows.weight_P.new_zeros(len(rows), 2) if reference_P2 is None else reference_P2
+
+        total, counted = self._no_loss(), []
         siblings = sibling_rows_in(inputs)
-        if siblings is not None:
-            reference_P2 = None if settings.kind == "simpo" else self._sibling_reference(siblings, settings)
-            parts.append(self._preference(model, siblings, reference_P2, settings))
-        if not parts:
-            self._note("replay", pairs=0.0)
-            return self._no_loss()
-        weighted = [loss * metrics.total_weight for loss, metrics in parts]
-        self._note("replay", **_figures([metrics for _, metrics in parts]))
-        return sum(weighted, start=self._no_loss()) * (num_processes() / total_weight)
+        for own, reference in ((drawn, kept), (siblings, self._sibling_reference)):
+            rows = self._rows_to_forward(own, self._pair_for_nothing)
+            if rows is None:
+                continue
+            needed_P2 = None if settings.kind == "simpo" else reference(rows)
+            loss, metrics = self._preference(model, rows, needed_P2, settings)
+            total = total + loss * (metrics.total_weight if own is not None else 0.0)
+            counted += [metrics] if own is not None else []
+        self._note("replay", **(_figures(counted) if counted else {"pairs": 0.0}))
+        return total * (num_processes() / total_weight) if total_weight else total
+
+    def _pair_for_nothing(self) -> PairRows:
+        pad_id = self._tokenizer.pad_token_id
+        rows = collate_pairs([PreferencePair((pad_id,), (pad_id,), (pad_id, pad_id))], pad_id=pad_id)
+        return rows.to(self.accelerator.device)
 
     def _drawn_part(self, settings: ReplaySection) -> tuple[PairRows | None, torch.Tensor | None, float]:
         """This micro-batch's pairs, the reference on them, and the weight of all those of the step."""
@@ -161,12 +171,13 @@ class ReplayChannel(ChannelStep):
             weight_P=rows.weight_P,
         )
 
-    def _sibling_reference(self, rows: PairRows, settings: ReplaySection) -> torch.Tensor:
+    def _sibling_reference(self, rows: PairRows) -> torch.Tensor:
         """Fresh pairs have no kept reference: the weights of the run's start score them."""
+        is_mean = self._replay_settings().length_normalised
         model = self.accelerator.unwrap_model(self.model)
         scope: Any = nullcontext() if self._first_weights is None else self._first_weights.in_place_of(model)
         with scope, evaluation_mode(model), torch.no_grad(), self.accelerator.autocast():
-            return torch.stack(pair_logps(model, rows, length_normalised=settings.length_normalised), dim=1)
+            return torch.stack(pair_logps(model, rows, length_normalised=is_mean), dim=1)
 
 
 def _figures(parts: Sequence[PreferenceMetrics]) -> dict[str, float]:

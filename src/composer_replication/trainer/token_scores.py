@@ -20,6 +20,7 @@ from composer_replication.losses.chunked_head import sampled_logp
 from composer_replication.trainer.model_modes import weights_are_sharded
 from composer_replication.trainer.output_head import Head, head_of, states_before_head, states_problem
 from composer_replication.trainer.prefix_support import inner_model
+from composer_replication.trainer.processes import gathered
 
 MAX_LOGITS_BYTES = 2**28
 _PROBLEMS: WeakKeyDictionary[nn.Module, str | None] = WeakKeyDictionary()
@@ -71,13 +72,15 @@ class TokenScorer:
 def head_apart(model: nn.Module, num_positions: int) -> Head | None:
     """The head to be applied apart from the model, where its logits at so many positions would be too large.
 
-    None as well where the head cannot be applied apart (``states_problem``), or lies on several processes: they would
-    have to agree.
+    None as well where the head cannot be applied apart (``states_problem``). Where weights are spread over processes
+    the largest number of all counts, since each has to gather the head when another does: a collective call then.
     """
     head = inner_model(model).get_output_embeddings()
     weight = getattr(head, "weight", None)
-    if weight is None or weights_are_sharded(model):
+    if weight is None:
         return None
+    if weights_are_sharded(model):
+        num_positions = max(gathered(num_positions))
     if num_positions * weight.size(0) * weight.element_size() <= MAX_LOGITS_BYTES:
         return None
     if model not in _PROBLEMS:  # asking forwards a few ids

@@ -62,3 +62,25 @@ def test_hints_of_other_tasks_are_for_single_answers() -> None:
     with pytest.raises(UsageError) as caught:
         check_recipe(parse_config({**RECIPE, **tables, "agent": {}}, where="run.toml"), Path())
     assert caught.value.code == "CR0877"
+
+
+@pytest.mark.parametrize(
+    ("environment", "is_refused"),
+    [
+        ({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "1"}, True),
+        ({"ACCELERATE_USE_DEEPSPEED": "true"}, True),
+        ({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}, False),
+    ],
+    ids=["fsdp1", "deepspeed", "fsdp2"],
+)
+def test_of_spread_weights_fsdp2_alone_can_be_distilled(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], is_refused: bool
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    if not is_refused:
+        check_recipe(recipe({}), Path())
+        return
+    with pytest.raises(UsageError, match="not by FSDP2") as raised:
+        check_recipe(recipe({}), Path())
+    assert raised.value.code == "CR0757"

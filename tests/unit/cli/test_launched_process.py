@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from composer_replication.cli.launched_process import file_part, launched_rank, shards_weights
+from composer_replication.cli.launched_process import (
+    file_part,
+    launched_rank,
+    shards_by_fsdp2,
+    shards_weights,
+)
 from composer_replication.cli.main import main
 
 
@@ -47,3 +52,6 @@ def test_accelerate_tells_whether_weights_are_spread() -> None:
     ]
     assert not shards_weights({"ACCELERATE_USE_FSDP": "false"})
     assert not shards_weights({})
+    assert shards_by_fsdp2({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"})
+    assert not shards_by_fsdp2({"ACCELERATE_USE_FSDP": "true"})  # accelerate's default is FSDP 1
+    assert not shards_by_fsdp2({"ACCELERATE_USE_DEEPSPEED": "true", "FSDP_VERSION": "2"})

@@ -6,6 +6,7 @@ import math
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,12 +14,14 @@ import torch
 from full_vocabulary import gradients, sharpened
 from tiny_trainer import tiny_model
 from torch import nn
+from torch.distributed.fsdp import CPUOffloadPolicy
 from transformers import RecurrentGemmaConfig, RecurrentGemmaForCausalLM
 from trl import GRPOTrainer
 
 from composer_replication.channel_tables import HintsSection, ReplaySection
 from composer_replication.errors import ComposerError, InputError
 from composer_replication.records import HintedTurn, PreferencePair, Rollout
+from composer_replication.trainer import output_head
 from composer_replication.trainer.checkpoints import write_manifest
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 from composer_replication.trainer.loss_channels import STATE_FILE
@@ -105,6 +108,31 @@ def test_a_model_whose_head_cannot_be_taken_apart_is_refused(
     with pytest.raises(TrainerSettingError) as error:
         getattr(trainer, ask)()
     assert error.value.code == "CR0757"
+
+
+@pytest.mark.parametrize(
+    ("plugin", "words"),
+    [
+        ({"fsdp_version": 1}, "not by FSDP2"),
+        ({"cpu_offload": CPUOffloadPolicy()}, "fsdp_offload_params"),
+        ({"cpu_ram_efficient_loading": True}, "fsdp_cpu_ram_efficient_loading"),
+        ({}, None),
+    ],
+    ids=["fsdp1", "offloaded", "loaded once", "fsdp2"],
+)
+def test_how_fsdp_spreads_weights_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch, plugin: dict[str, Any], words: str | None
+) -> None:
+    usual = {"fsdp_version": 2, "cpu_offload": None, "cpu_ram_efficient_loading": False}
+    monkeypatch.setattr(output_head, "weights_are_sharded", lambda model: True)
+    monkeypatch.setattr(output_head, "is_initialized", lambda: True)
+    monkeypatch.setattr(
+        output_head,
+        "AcceleratorState",
+        lambda: SimpleNamespace(fsdp_plugin=SimpleNamespace(**usual | plugin)),
+    )
+    problem = states_problem(tiny_model())
+    assert problem is None if words is None else words in str(problem)
 
 
 def test_logits_that_are_not_made_by_the_head_alone_are_refused() -> None:

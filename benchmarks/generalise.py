@@ -141,6 +141,10 @@ def table(runs: Sequence[Run], controls: Sequence[Run]) -> str:
         control = pooled([run.heldout for run in controls])
         low, high = control.over_tasks()
         lines += [f"Control: {_words(control)}. Difference over tasks: {low:+.3f} to {high:+.3f}."]
+    lines += [
+        f"Of each task's {most_samples(together)} samples at least one passed in {ever_passed(together.before):.3f} of the tasks "
+        f"before and {ever_passed(together.after):.3f} after."
+    ]
     met = [run.name for run in runs if run.heldout.meets_goal()]
     outcome = "met" if together.meets_goal() else "missed"
     lines += [
@@ -157,6 +161,16 @@ def table(runs: Sequence[Run], controls: Sequence[Run]) -> str:
 
 def _rate(counts: Counts) -> float:
     return statistics.fmean(passed / samples for passed, samples in counts.values())
+
+
+def ever_passed(counts: Counts) -> float:
+    """Share of tasks of which at least one sample passed."""
+    return statistics.fmean(passed > 0 for passed, _ in counts.values())
+
+
+def most_samples(change: Change) -> int:
+    """Samples of a task, of the one that has most."""
+    return max(samples for _, samples in change.before.values())
 
 
 def _words(change: Change) -> str:

@@ -86,7 +86,7 @@ def build_parser(only: str = "") -> argparse.ArgumentParser:
         description="RL post-training of coding agents on deleted features of real repositories, "
         "with a kill switch for dishonest rewards.",
         epilog="Exit codes: 0 done, 1 a bug of ours, 2 usage, 3 something is missing here (doctor tells), "
-        "4 unusable input, 5 halted by the guard, 6 nothing to do, 130 interrupted.",
+        "4 unusable input, 5 halted by the guard, 6 too little evidence or nothing to do, 130 interrupted.",
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     _add_output_flags(parser, default=False)

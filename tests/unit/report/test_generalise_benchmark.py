@@ -80,6 +80,7 @@ def test_a_table_of_runs_says_what_they_measured(tmp_path: Path, capsys: pytest.
     assert "| control-0 | 26 | clean | 0.100 (0.062 to 0.156) | 0.100 (0.062 to 0.156) | 1.00 | no |" in said
     assert "met together, met by 1 of 2 alone" in said
     assert "All seeds: 0.100" in said
+    assert "80 samples at least one passed in 1.000 of the tasks before and 1.000 after" in said
     assert (
         "Control: 0.100 (0.062 to 0.156) before, 0.100 (0.062 to 0.156) after. Difference over tasks: +0.000"
         in said
@@ -150,3 +151,7 @@ def test_a_run_that_fails_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert generalise.main([*own, "--seeds", "0", "--control"]) == 1
     assert "failed: seed-0" in capsys.readouterr().err
     assert not journal.exists()
+
+
+def test_a_task_that_never_passed_is_no_task_that_ever_passed() -> None:
+    assert generalise.ever_passed({"a": (0, 8), "b": (1, 8), "c": (8, 8), "d": (0, 8)}) == 0.5

@@ -141,10 +141,9 @@ def table(runs: Sequence[Run], controls: Sequence[Run]) -> str:
         control = pooled([run.heldout for run in controls])
         low, high = control.over_tasks()
         lines += [f"Control: {_words(control)}. Difference over tasks: {low:+.3f} to {high:+.3f}."]
-    lines += [
-        f"Of each task's {most_samples(together)} samples at least one passed in {ever_passed(together.before):.3f} of the tasks "
-        f"before and {ever_passed(together.after):.3f} after."
-    ]
+    ever = [ever_passed(counts) for counts in (together.before, together.after)]
+    of = f"Of each task's {most_samples(together)} samples"
+    lines += [f"{of} at least one passed in {ever[0]:.3f} of the tasks before and {ever[1]:.3f} after."]
     met = [run.name for run in runs if run.heldout.meets_goal()]
     outcome = "met" if together.meets_goal() else "missed"
     lines += [

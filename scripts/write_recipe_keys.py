@@ -29,7 +29,8 @@ Paths are relative to the recipe's own folder. A key without a default must be g
 TRL_NOTE = """
 These keys go unchanged to TRL's `GRPOConfig`; see TRL's own documentation for all of them. A key that TRL does
 not know is an error (CR0211), and so are the few that the run folder decides: `output_dir`, `save_strategy`,
-`save_steps`, `seed`, `report_to`, `remove_unused_columns`.
+`save_steps`, `save_only_model`, `ignore_data_skip`, `resume_from_checkpoint`, `seed`, `report_to`,
+`remove_unused_columns`, `model_init_kwargs` (the model is set under `[model]`).
 """
 
 

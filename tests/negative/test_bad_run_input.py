@@ -110,6 +110,10 @@ def test_a_run_without_a_checkpoint_is_not_evaluated(command: Command, store: Pa
     [
         (("trl.max_stepz=1",), "trl.max_stepz", "the nearest known key is trl.max_steps"),
         (("trl.output_dir=x",), "trl.output_dir", "set by the run itself"),
+        (("trl.save_only_model=true",), "trl.save_only_model", "set by the run itself"),
+        (("trl.ignore_data_skip=true",), "trl.ignore_data_skip", "set by the run itself"),
+        (("trl.resume_from_checkpoint=x",), "trl.resume_from_checkpoint", "set by the run itself"),
+        (("trl.model_init_kwargs={a=1}",), "trl.model_init_kwargs", "set by the run itself"),
         (("trl.max_steps=two",), "trl.max_steps", "'two': it must be a valid integer"),
         (("trl.max_steps=0",), "trl.max_steps", "at least 1"),
         (("trl.num_train_epochs=0", "trl.max_steps=-1"), "trl.num_train_epochs", "above 0"),

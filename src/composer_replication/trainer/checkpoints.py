@@ -140,6 +140,33 @@ def check_manifest(checkpoint: Path) -> None:
             raise _damaged(path, checkpoint)
 
 
+def check_is_resumable(checkpoint: Path, *, rank: int, num_processes: int) -> None:
+    """Refuse weights without what an exact resume needs; transformers would go on with a fresh optimizer and say nothing.
+
+    DeepSpeed keeps optimizer and scheduler in a folder of its own, FSDP the optimizer in one or in ``optimizer.bin``.
+
+    Args:
+        checkpoint: a whole one.
+        rank: of this process.
+        num_processes: of the run that resumes.
+
+    Raises:
+        InputError: optimizer, scheduler or random numbers of this process are not in it (CR0717).
+    """
+    rng = "rng_state.pth" if num_processes == 1 else f"rng_state_{rank}.pth"
+    wanted = {"optimizer": "optimizer*", "scheduler": "scheduler.pt", "random numbers": rng}
+    if any(checkpoint.glob("global_step*")):
+        del wanted["optimizer"], wanted["scheduler"]
+    missing = [name for name, pattern in wanted.items() if not any(checkpoint.glob(pattern))]
+    if missing:
+        raise InputError(
+            "CR0717",
+            f"the checkpoint lacks the state of {' and '.join(missing)}: the run could not go on exactly.",
+            where=str(checkpoint),
+            fix="resume from a checkpoint that was saved without save_only_model, with as many processes as it had.",
+        )
+
+
 def read_state(checkpoint: Path) -> dict[str, Any]:
     """What ``composer_state.json`` holds.
 

@@ -335,7 +335,7 @@ class ComposerReplicationTrainer(
                 checkpoint is of ``state.global_step``: the step under way left no trace in weights and
                 optimizer. A checkpoint under a fired guard is not trained on.
             KeyboardInterrupt: after a first Ctrl-C, when the step was finished and saved.
-            InputError: the checkpoint is damaged (CR0716), half-written (CR0717) or another run's
+            InputError: the checkpoint is damaged (CR0716), half-written or without its optimizer (CR0717) or another run's
                 (CR0502, CR0714, CR0715, CR0884).
             TrainerSettingError: settings that cannot work (CR0712, CR0713, CR0718, CR0719).
         """
@@ -344,6 +344,7 @@ class ComposerReplicationTrainer(
         self._begin_run(checkpoint)
         if self.heldout_guard is not None and self.heldout_guard.should_halt():
             return self._refuse_halted_run(self.heldout_guard, checkpoint)
+        self._refuse_inexact_resume(checkpoint)
         self._open_run_log(checkpoint)
         if checkpoint is not None and self._has_all_steps(checkpoint):
             return self._keep_finished_run(checkpoint)

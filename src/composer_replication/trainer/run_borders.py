@@ -17,12 +17,12 @@ from transformers.trainer_utils import TrainOutput
 from composer_replication.errors import CollapseStopError, InputError
 from composer_replication.interfaces import Guard
 from composer_replication.run_folder import RunFolder
-from composer_replication.trainer.checkpoints import checkpoint_step
+from composer_replication.trainer.checkpoints import check_is_resumable, checkpoint_step
 from composer_replication.trainer.early_refusals import refuse_few_prompts
 from composer_replication.trainer.guard_hook import GuardHook
 from composer_replication.trainer.initial_kl import InitialKl
 from composer_replication.trainer.metrics_log import RunLog, StepWindow
-from composer_replication.trainer.processes import gathered, process_rank, together
+from composer_replication.trainer.processes import gathered, num_processes, process_rank, together
 from composer_replication.trainer.run_callback import RunCallback
 from composer_replication.trainer.setting_errors import TrainerSettingError
 
@@ -97,6 +97,13 @@ class RunBorders(GuardHook, InitialKl):
             or self.is_deepspeed_enabled
             or any(hasattr(parameter, "full_tensor") for parameter in self.model.parameters())
         )
+
+    def _refuse_inexact_resume(self, checkpoint: Path | None) -> None:
+        """Where steps are still to be taken. A collective call."""
+        if checkpoint is not None and not self._has_all_steps(checkpoint):
+            together(
+                lambda: check_is_resumable(checkpoint, rank=process_rank(), num_processes=num_processes())
+            )
 
     def _open_run_log(self, checkpoint: Path | None) -> None:
         if self.run_folder is not None and process_rank() == 0:

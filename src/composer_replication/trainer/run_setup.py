@@ -23,7 +23,10 @@ from composer_replication.trainer.trl_values import refusals, refuse_bad_values
 
 OWN_KEYS = frozenset(
     {"output_dir", "save_strategy", "save_steps", "seed", "report_to", "remove_unused_columns"}
+    | {"save_only_model", "ignore_data_skip", "resume_from_checkpoint"}  # a resumed run would be another one
+    | {"model_init_kwargs"}
 )
+"""Keys of ``GRPOConfig`` that a recipe may not set: the run folder, exact resume and ``[model]`` decide them."""
 
 
 def trl_arguments(config: RunConfig, folder: RunFolder) -> GRPOConfig:
@@ -45,7 +48,7 @@ def trl_arguments(config: RunConfig, folder: RunFolder) -> GRPOConfig:
                 "CR0211",
                 f"trl.{key} is set by the run itself.",
                 where=f"trl.{key}",
-                fix="take the key out: seed, folder and checkpoints have keys of their own.",
+                fix="take the key out: seed, folder, checkpoints and model have keys and flags of their own.",
             )
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]

@@ -20,7 +20,7 @@ from composer_replication.errors import CollapseStopError, InputError
 from composer_replication.records import HeldoutReading, HintedTurn
 from composer_replication.run_folder import RunFolder, read_json, read_jsonl
 from composer_replication.safety import HeldOutGuard
-from composer_replication.trainer.checkpoints import STATE_NAME, newest_whole_checkpoint
+from composer_replication.trainer.checkpoints import STATE_NAME, check_is_resumable, newest_whole_checkpoint
 from composer_replication.trainer.parameter_hash import parameter_sha256
 from composer_replication.trainer.setting_errors import TrainerSettingError
 
@@ -510,6 +510,24 @@ def test_another_runs_checkpoint_is_refused(
     if code == "CR0502":
         assert "split-a" in str(caught.value)
         assert "split-b" in str(caught.value)
+
+
+def test_a_checkpoint_of_weights_alone_is_not_trained_on(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    saved_run(make_trainer, save_only_model=True)
+    with pytest.raises(InputError, match="optimizer and scheduler and random numbers") as caught:
+        make_trainer(max_steps=3).train(resume_from_checkpoint=True)
+    assert (caught.value.code, caught.value.where) == ("CR0717", str(tmp_path / "checkpoints/checkpoint-2"))
+    assert make_trainer(max_steps=2).train(resume_from_checkpoint=True).global_step == 2
+
+
+def test_the_random_numbers_of_other_processes_are_no_exact_resume(
+    make_trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    saved_run(make_trainer)
+    checkpoint = tmp_path / "checkpoints" / "checkpoint-2"
+    check_is_resumable(checkpoint, rank=0, num_processes=1)
+    with pytest.raises(InputError, match="lacks the state of random numbers:"):
+        check_is_resumable(checkpoint, rank=1, num_processes=2)
 
 
 def test_resuming_where_there_is_nothing_starts_the_run(make_trainer: MakeTrainer) -> None:

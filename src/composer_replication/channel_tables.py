@@ -113,7 +113,8 @@ class HintsSection(Section):
     rollouts that reach ``pass_reward``, and takes those with a hint out of GRPO. A turn whose mean divergence is below
     ``min_divergence`` nats is left out. After ``decay_after`` steps the weight falls as a cosine within ``decay_steps``
     (0: never) to ``decay_to`` times itself. ``turns_per_step`` recorded turns join every step, in Python: a recipe has none.
-    ``strict`` refuses hinted turns that are not, id for id, what was sampled; otherwise they are left out and counted.
+    ``strict`` refuses hinted turns that are not, id for id, what was sampled, or whose context differs by more than the hint;
+    otherwise a source's are left out and counted.
     """
 
     teacher: Literal["ema", "frozen", "lora-off"] = "ema"

@@ -217,8 +217,8 @@ class HintGenerator(Protocol):
 
     ``hinted_turns`` answers row by row, in the order of the rollouts, with any number of turns; none where
     nothing went wrong or nothing can be said. A turn's ``prompt_ids`` and ``completion_ids`` are those of a turn
-    of its rollout, id for id; ``hinted_prompt_ids`` are the same prompt but for the hint; ``sampled_logp`` may be
-    left empty. What a source adds to a mapping ``counts`` of its own, by name, is logged for each generation.
+    of its rollout, id for id; ``hinted_prompt_ids`` are the same prompt with the hint's ids put in at one place;
+    ``sampled_logp`` are those of that turn, or left empty. What a source adds to a mapping ``counts`` of its own, by name, is logged for each generation.
     """
 
     def hinted_turns(self, rollouts: Sequence[Rollout]) -> Sequence[Sequence[HintedTurn]]: ...

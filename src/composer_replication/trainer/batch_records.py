@@ -19,10 +19,12 @@ import torch
 from composer_replication.records import Completion, HintedTurn, Rollout, StopReason, Turn
 from composer_replication.trainer.chained_rows import COLUMN
 from composer_replication.trainer.collator import (
+    OTHER_CONTEXT,
     HintedRows,
     PairRows,
     TokenRows,
     collate_hinted_turns,
+    differs_by_hint,
     misaligned,
 )
 
@@ -79,12 +81,26 @@ def rollouts_of(
 
 
 def matched_turns(
-    turns_by_row: Sequence[Sequence[HintedTurn]], rollouts: Sequence[Rollout], *, strict: bool
+    turns_by_row: Sequence[Sequence[HintedTurn]],
+    rollouts: Sequence[Rollout],
+    *,
+    strict: bool,
+    are_samplers: bool = True,
 ) -> tuple[list[list[HintedTurn]], int]:
     """The hinted turns that are turns of their row id for id, with its log-probabilities, and how many are not.
 
+    The hinted prompt must be the turn's with one run of ids put in, and a source's own log-probabilities the row's.
+
+    Args:
+        turns_by_row: what the hint source answered.
+        rollouts: what it was asked about.
+        strict: refuse a turn that does not match; otherwise it is left out.
+        are_samplers: the log-probabilities of the rows are the sampler's. Where they were computed again, in another
+            batch and maybe another precision, a source may know the sampler's own, and they are not compared.
+
     Raises:
-        InputError: with ``strict``, a turn that was not sampled in its row, or another number of rows (CR0751).
+        InputError: with ``strict``, a turn that was not sampled in its row, in another context or with other
+            log-probabilities; the answer is no list of rows, or has another number of them (CR0751).
     """
     if len(turns_by_row) != len(rollouts):
         raise misaligned(
@@ -96,13 +112,14 @@ def matched_turns(
         logps = {(t.prompt_ids, t.completion.token_ids): t.completion.token_logp for t in rollout.turns}
         kept.append([])
         for turn in turns:
-            key = (tuple(turn.prompt_ids), tuple(turn.completion_ids))
-            if key in logps:
-                kept[row].append(turn if turn.sampled_logp else replace(turn, sampled_logp=logps[key]))
-                continue
-            if strict:
-                raise misaligned("a hinted turn is not, id for id, a turn of its row", f"row {row}")
-            num_left_out += 1
+            problem = _mismatch(turn, logps, are_samplers=are_samplers)
+            if not problem:
+                known = logps[_key(turn)]
+                kept[row].append(turn if turn.sampled_logp else replace(turn, sampled_logp=known))
+            elif strict:
+                raise misaligned(problem, f"row {row}")
+            else:
+                num_left_out += 1
     return kept, num_left_out
 
 
@@ -199,6 +216,29 @@ def sibling_rows_in(batch: Mapping[str, Any]) -> PairRows | None:
             *prompt, batch["sibling_ids"][used], batch["sibling_mask"][used], batch["sibling_loss_mask"][used]
         ),
         batch["sibling_weight"][used],
+    )
+
+
+def _key(turn: HintedTurn) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return tuple(turn.prompt_ids), tuple(turn.completion_ids)
+
+
+def _mismatch(turn: HintedTurn, logps: Mapping[Any, Sequence[float]], *, are_samplers: bool) -> str:
+    """Why a hinted turn is none of its row, whose turns have these log-probabilities; empty if it is one."""
+    if _key(turn) not in logps:
+        return "a hinted turn is not, id for id, a turn of its row"
+    if not differs_by_hint(turn):
+        return OTHER_CONTEXT
+    known = logps[_key(turn)]
+    if are_samplers and known and turn.sampled_logp and not _are_close(turn.sampled_logp, known):
+        return "the log-probabilities of a hinted turn are not those with which its row was sampled"
+    return ""
+
+
+def _are_close(given: Sequence[float], known: Sequence[float]) -> bool:
+    """Equal but for the rounding to float32, which the row's have been through."""
+    return len(given) == len(known) and all(
+        math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-6) for one, other in zip(given, known, strict=True)
     )
 
 

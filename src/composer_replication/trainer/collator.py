@@ -20,6 +20,7 @@ from composer_replication.errors import InputError
 from composer_replication.records import HintedTurn, PreferencePair
 
 Ids = Sequence[int]
+OTHER_CONTEXT = "the hinted prompt of a turn is not its prompt with one run of ids put in"
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,13 +175,41 @@ def check_pairs(pairs: Sequence[PreferencePair]) -> None:
             )
 
 
-def misaligned(sentence: str, where: str) -> InputError:
+def refuse_other_contexts(turns: Sequence[HintedTurn]) -> None:
+    """Recorded turns whose two prompts differ by more than the hint.
+
+    Raises:
+        InputError: there is one (CR0751).
+    """
+    for row, turn in enumerate(turns):
+        if not differs_by_hint(turn):
+            raise misaligned(
+                OTHER_CONTEXT,
+                f"hinted turn {row}",
+                fix="put the hint's ids into prompt_ids at one place, or set hints.strict = false to use it as it is.",
+            )
+
+
+def differs_by_hint(turn: HintedTurn) -> bool:
+    """Whether the hinted prompt is the prompt with one run of ids put in, or the prompt itself.
+
+    Every hint that ``rollouts.hints`` writes is one: it copies the prompt's ids, and takes no place where they would change.
+    """
+    prompt, hinted = tuple(turn.prompt_ids), tuple(turn.hinted_prompt_ids)
+    num_added = len(hinted) - len(prompt)
+    differing = (idx for idx, (one, other) in enumerate(zip(prompt, hinted, strict=False)) if one != other)
+    start = next(differing, len(prompt))
+    return num_added >= 0 and prompt[start:] == hinted[start + num_added :]
+
+
+def misaligned(sentence: str, where: str, *, fix: str = "") -> InputError:
     """The error for ids that do not line up."""
     return InputError(
         "CR0751",
         f"{sentence}.",
         where=where,
-        fix="take ids as they were sampled, never tokenise text again; or set hints.strict = false to leave such turns out.",
+        fix=fix
+        or "take ids as they were sampled, never tokenise text again; or set hints.strict = false to leave such turns out.",
     )
 
 

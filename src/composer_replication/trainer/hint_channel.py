@@ -81,7 +81,12 @@ class HintChannel(ChannelStep):
         rollouts = rollouts_of(rows, batch, rewards, self._tokenizer, step=self.state.global_step)
         source, before = self.hint_source, _counts_of(self.hint_source)
         turns, num_left_out = together(
-            lambda: matched_turns(source.hinted_turns(rollouts), rollouts, strict=settings.strict)
+            lambda: matched_turns(
+                source.hinted_turns(rollouts),
+                rollouts,
+                strict=settings.strict,
+                are_samplers=batch.get("sampling_per_token_logps") is not None,
+            )
         )
         turns, num_too_long = together(
             lambda: turns_that_fit(turns, self.accelerator.unwrap_model(self.model))

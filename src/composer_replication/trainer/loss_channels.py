@@ -19,7 +19,7 @@ from transformers import TrainerCallback
 from composer_replication.channel_tables import Section
 from composer_replication.errors import InputError
 from composer_replication.losses.divergence import TaidProgress
-from composer_replication.trainer.collator import check_pairs, collate_hinted_turns
+from composer_replication.trainer.collator import check_pairs, collate_hinted_turns, refuse_other_contexts
 from composer_replication.trainer.hint_channel import HintChannel
 from composer_replication.trainer.output_head import states_problem
 from composer_replication.trainer.own_state import OwnState
@@ -75,7 +75,7 @@ class LossChannels(HintChannel, ReplayChannel, OwnState):
             TrainerSettingError: the teacher ``lora-off`` without an adapter (CR0754), a model that cannot take the
                 channels (CR0757).
             InputError: the checkpoint was written with other channels (CR0756), a record has ids that the model does not
-                know (CR0887) or more than its context (CR0889).
+                know (CR0887) or more than its context (CR0889), a recorded turn's hint changes more than it adds (CR0751).
         """
         saved, self._saved_channels = self._saved_channels, None
         self._micro_steps = {}
@@ -120,6 +120,8 @@ class LossChannels(HintChannel, ReplayChannel, OwnState):
             refuse_unfit_pairs(self.replay_pairs or (), model)
         if self.alpha_sdpo != 0.0:
             refuse_unfit_turns(self.hinted_turns or (), model)
+            if self._hint_settings().strict:
+                refuse_other_contexts(self.hinted_turns or ())
 
     # ---- one generation ---------------------------------------------------------------------------
 

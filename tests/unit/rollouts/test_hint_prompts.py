@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer_replication.errors import InputError
-from composer_replication.records import Completion, StopReason, Turn
+from composer_replication.records import Completion, HintedTurn, StopReason, Turn
 from composer_replication.rollouts.hints.hint_prompts import (
     ENDINGS,
     SEPARATORS,
@@ -21,6 +21,7 @@ from composer_replication.rollouts.hints.hint_prompts import (
     hint_chat_prompt,
     insertion,
 )
+from composer_replication.trainer.collator import differs_by_hint
 
 HINT = "Hint: The available tools are: bash, read_file."
 TOOLS = [
@@ -88,6 +89,7 @@ def check(prompt: HintedPrompt, given_ids: tuple[int, ...]) -> None:
     assert prompt.hint_ids
     assert len(hinted) == len(given_ids) + len(prompt.hint_ids)
     assert hinted[: prompt.start] + hinted[prompt.start + len(prompt.hint_ids) :] == given_ids
+    assert differs_by_hint(HintedTurn(prompt.prompt_ids, hinted, (1,)))  # what the trainer asks of every hint
 
 
 @st.composite

@@ -1,0 +1,88 @@
+"""The teacher reads what the policy read, and the hint: nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from composer_replication.channel_tables import HintsSection
+from composer_replication.errors import InputError
+from composer_replication.records import Completion, HintedTurn, Rollout, StopReason, Turn
+from composer_replication.rollouts.hints.hint_prompts import insertion
+from composer_replication.trainer.batch_records import matched_turns
+from composer_replication.trainer.collator import differs_by_hint
+
+PROMPT, ANSWER, LOGPS = (5, 6, 7), (40, 41), (-1.0, -20.1)
+few_ids = st.lists(st.integers(0, 2), max_size=6).map(tuple)
+
+
+def rollout(logps: tuple[float, ...] = LOGPS) -> Rollout:
+    turn = Turn(PROMPT, Completion(ANSWER, "an answer", StopReason.FINISHED, logps), "a prompt")
+    return Rollout("a task", 0, (turn,), 0.0, None, StopReason.FINISHED, 0.0)
+
+
+def hinted(prompt: tuple[int, ...] = (5, 90, 6, 7), logps: tuple[float, ...] = ()) -> HintedTurn:
+    return HintedTurn(PROMPT, prompt, ANSWER, logps)
+
+
+def refusal(action: Callable[[], object]) -> InputError:
+    with pytest.raises(InputError) as caught:
+        action()
+    assert caught.value.code == "CR0751"
+    return caught.value
+
+
+@pytest.mark.parametrize("prompt", [(90, 5, 6, 7), (5, 6, 5, 6, 7), (5, 6, 7, 90, 91), PROMPT])
+def test_a_context_with_one_run_of_ids_put_in_is_taken(prompt: tuple[int, ...]) -> None:
+    kept, num_left_out = matched_turns([[hinted(prompt)]], [rollout()], strict=True)
+    assert kept == [[hinted(prompt, LOGPS)]]
+    assert num_left_out == 0
+
+
+@pytest.mark.parametrize("prompt", [(99, 98), (5, 6), (90, 5, 6, 8), (90, 5, 91, 6, 7), (5, 9, 7), (7, 6, 5)])
+def test_another_context_is_refused_or_left_out(prompt: tuple[int, ...]) -> None:
+    error = refusal(lambda: matched_turns([[hinted(prompt)]], [rollout()], strict=True))
+    assert "one run of ids" in str(error)
+    assert matched_turns([[hinted(prompt)]], [rollout()], strict=False) == ([[]], 1)
+
+
+@given(few_ids, few_ids)
+def test_a_hinted_prompt_is_an_insertion_as_those_who_write_hints_have_it(
+    prompt: tuple[int, ...], longer: tuple[int, ...]
+) -> None:
+    is_one = prompt == longer or insertion(prompt, longer) is not None
+    assert differs_by_hint(HintedTurn(prompt, longer, ANSWER)) is is_one
+
+
+@given(few_ids, few_ids, st.integers(0, 6))
+def test_wherever_ids_are_put_in_the_context_is_taken(
+    prompt: tuple[int, ...], hint: tuple[int, ...], place: int
+) -> None:
+    assert differs_by_hint(HintedTurn(prompt, (*prompt[:place], *hint, *prompt[place:]), ANSWER))
+
+
+@pytest.mark.parametrize("logps", [(-50.0, -60.0), (-1.0,), (-1.0, float("nan"))])
+def test_other_log_probabilities_than_the_samplers_are_refused_or_left_out(logps: tuple[float, ...]) -> None:
+    turns = [[hinted(logps=logps)]]
+    assert "log-probabilities" in str(refusal(lambda: matched_turns(turns, [rollout()], strict=True)))
+    assert matched_turns(turns, [rollout()], strict=False) == ([[]], 1)
+
+
+def test_log_probabilities_may_differ_by_rounding_and_where_the_samplers_are_not_known() -> None:
+    rounded = [[hinted(logps=(-1.0, -20.100000381469727))]]  # to float32
+    other = [[hinted(logps=(-50.0, -60.0))]]
+    assert matched_turns(rounded, [rollout()], strict=True) == (rounded, 0)
+    assert matched_turns(other, [rollout(())], strict=True) == (other, 0)
+    assert matched_turns(other, [rollout()], strict=True, are_samplers=False) == (other, 0)
+
+
+def test_recorded_turns_are_held_to_the_same_where_it_is_strict(make_trainer: Callable[..., Any]) -> None:
+    turns = (hinted(), hinted((99, 98)))
+    error = refusal(lambda: make_trainer(alpha_sdpo=0.5, hinted_turns=turns).train())
+    assert "hinted turn 1" in str(error)
+    loose = make_trainer(alpha_sdpo=0.5, hinted_turns=turns, hints=HintsSection(strict=False), max_steps=1)
+    assert loose.train().global_step == 1

@@ -160,6 +160,7 @@ class ComposerReplicationTrainer(
         is_open = self._gate_is_open()
         self._keeps_logps = is_open and self.heldout_guard is not None and self._kl_path in ESTIMATED
         self._begin_micro_step()
+        inputs = self._without_distilled_rows(inputs)
         with (
             self._chained_as(inputs.get(SEGMENT_STARTS)),
             self._routed_as(inputs),
@@ -173,7 +174,9 @@ class ComposerReplicationTrainer(
         if self.beta_replay != 0.0:
             components["loss/trace_replay"] = self._compute_trace_replay_loss(model, inputs)
             loss = loss + self.beta_replay * components["loss/trace_replay"]
-        self._check_micro_step(inputs, loss, components)
+        ended = {"loss/sdpo"} if self._hint_share() == 0.0 else set()  # its zero is what was asked for
+        judged = {name: value for name, value in components.items() if name not in ended}
+        self._check_micro_step(inputs, loss, judged)
         self._log_router_load()
         self._log_router_replay()
         if is_open:

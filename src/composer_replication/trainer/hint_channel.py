@@ -36,6 +36,9 @@ from composer_replication.trainer.record_limits import turns_that_fit
 from composer_replication.trainer.setting_errors import TrainerSettingError
 from composer_replication.trainer.weight_copy import WeightCopy
 
+DISTILLED = "is_distilled"
+"""Under this name a batch says which rows (B,) the teacher takes from the policy gradient."""
+
 
 def schedule_share(settings: HintsSection, step: int) -> float:
     """What is left of the channel's weight at a global step: 1, then a cosine down to ``decay_to``."""
@@ -74,8 +77,11 @@ class HintChannel(ChannelStep):
     # ---- into the batch ---------------------------------------------------------------------------
 
     def _add_hints(self, rows: Any, batch: dict[str, Any], rewards: Sequence[float | None]) -> None:
-        """Ask the hint source about a fresh generation; its turns join the batch as tensors."""
-        if self.alpha_sdpo == 0.0 or self.hint_source is None or self._in_evaluation:
+        """Ask the hint source about a fresh generation; its turns join the batch as tensors.
+
+        Not where the weight schedule has ended: it only falls, so no later step that uses this generation trains hints.
+        """
+        if self.hint_source is None or self._in_evaluation or self._hint_share() == 0.0:
             return
         settings = self._hint_settings()
         rollouts = rollouts_of(rows, batch, rewards, self._tokenizer, step=self.state.global_step)
@@ -98,7 +104,9 @@ class HintChannel(ChannelStep):
                 [] if reward is None or reward >= settings.pass_reward else list(of_row)
                 for of_row, reward in zip(turns, rewards, strict=True)
             ]
-            _keep_from_policy_gradient(batch, [bool(of_row) for of_row in turns])
+            batch[DISTILLED] = torch.tensor(
+                [bool(of_row) for of_row in turns], device=self.accelerator.device
+            )
         for name, tensor in hint_tensors(
             turns, pad_id=self._tokenizer.pad_token_id, strict=settings.strict
         ).items():
@@ -116,6 +124,23 @@ class HintChannel(ChannelStep):
 
     # ---- out of the batch -------------------------------------------------------------------------
 
+    def _hint_share(self) -> float:
+        """What the schedule leaves of the channel's weight in this step; 0 where the channel is off."""
+        if self.alpha_sdpo == 0.0:
+            return 0.0
+        return schedule_share(self._hint_settings(), self.state.global_step)
+
+    def _without_distilled_rows(self, inputs: Any) -> Any:
+        """Rows that learn from a hint have no advantage; the others keep the one of their whole group.
+
+        A generation may be used in steps before and after the weight schedule ends; from there on its rows have theirs again.
+        """
+        if DISTILLED not in inputs or self._hint_share() == 0.0:
+            return inputs
+        advantages, rows_B = inputs["advantages"], inputs[DISTILLED]
+        rows = rows_B.view(-1, *[1] * (advantages.dim() - 1))
+        return {**inputs, "advantages": advantages.masked_fill(rows, 0.0)}
+
     def _compute_sdpo_loss(self, model: Any, inputs: Any) -> Any:
         """Mean over all hinted tokens of the optimizer step of weight times divergence; this micro-batch's part.
 
@@ -126,7 +151,7 @@ class HintChannel(ChannelStep):
             TrainerSettingError: there is nothing to distil (CR0755).
         """
         settings = self._hint_settings()
-        share = schedule_share(settings, self.state.global_step)
+        share = self._hint_share()
         if self._in_evaluation or share == 0.0:
             return self._no_loss()
         recorded, num_recorded_tokens = self._recorded_part(settings)
@@ -225,13 +250,6 @@ class HintChannel(ChannelStep):
             mean = math.fsum(totals) / sum(counts) if sum(counts) else math.nan
             done = min(self.state.global_step / max(self.state.max_steps, 1), 1.0)
             self._taid, self._taid_sums = self._taid.advanced(mean, step_fraction=done), (0.0, 0)
-
-
-def _keep_from_policy_gradient(batch: dict[str, Any], is_distilled: Sequence[bool]) -> None:
-    """Rows that learn from a hint have no advantage; the others keep the one of their whole group."""
-    advantages = batch["advantages"]
-    distilled = torch.tensor(is_distilled, device=advantages.device)
-    batch["advantages"] = advantages.masked_fill(distilled.view(-1, *[1] * (advantages.dim() - 1)), 0.0)
 
 
 def _counts_of(source: HintGenerator) -> dict[str, int]:

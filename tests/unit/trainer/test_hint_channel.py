@@ -28,6 +28,7 @@ from composer_replication.errors import InputError
 from composer_replication.records import HintedTurn, Rollout
 from composer_replication.run_folder import RunFolder, read_jsonl
 from composer_replication.trainer.batch_records import hint_tensors, hinted_rows_in
+from composer_replication.trainer.checks.thresholds import CheckThresholds
 from composer_replication.trainer.hint_channel import schedule_share
 from composer_replication.trainer.policy_options import PolicyOptions
 
@@ -331,8 +332,40 @@ def test_routing_sends_passing_rows_to_grpo_and_failing_ones_to_the_teacher(
     plain, routed_output = outputs
     assert plain["advantages"].tolist() == [0.5, -0.5, -0.5, 0.5]
     assert (plain["hint_weight"].sum(-1) > 0).tolist() == [True] * 4
-    assert routed_output["advantages"].tolist() == [0.5, 0.0, 0.0, 0.5]
+    assert trainer._without_distilled_rows(plain)["advantages"].tolist() == [0.5, -0.5, -0.5, 0.5]
+    assert trainer._without_distilled_rows(routed_output)["advantages"].tolist() == [0.5, 0.0, 0.0, 0.5]
     assert (routed_output["hint_weight"].sum(-1) > 0).tolist() == [False, True, True, False]
+
+
+@pytest.mark.parametrize("num_iterations", [1, 4])
+def test_rows_go_back_to_the_policy_gradient_when_the_weight_has_decayed(
+    make_trainer: Callable[..., Any], tmp_path: Path, num_iterations: int
+) -> None:
+    """The weight is 0 from the third step on: in the middle of a generation, or at the start of one."""
+    source, asked, used = HintEveryTurn(), [], []
+    answer = source.hinted_turns
+    source.hinted_turns = lambda rollouts: asked.append(trainer.state.global_step) or answer(rollouts)  # type: ignore[method-assign]
+    trainer = make_trainer(
+        alpha_sdpo=0.5,
+        hint_source=source,
+        hints=HintsSection(srpo_routing=True, decay_after=1, decay_steps=1),
+        reward=lambda completions, **columns: [1.0, 0.0, 0.0, 0.0],
+        scale_rewards="none",
+        num_iterations=num_iterations,
+        max_steps=8,
+        run_folder=RunFolder(tmp_path / "run"),
+        checks=CheckThresholds(num_zero_steps=3),
+    )
+    measure = trainer._check_micro_step
+    trainer._check_micro_step = lambda inputs, *rest: (
+        used.append(sorted(inputs["advantages"].tolist())) or measure(inputs, *rest)
+    )
+    trainer.train()
+    assert asked == ([0, 1] if num_iterations == 1 else [0])
+    assert used == [[0.0, 0.0, 0.0, 0.75]] * 2 + [[-0.25, -0.25, -0.25, 0.75]] * 6
+    lines = read_jsonl(trainer.run_folder.metrics)
+    assert all(line["grad_norm"] > 0 for line in lines)
+    assert "zero_channel" not in [finding.name for finding in trainer.findings]
 
 
 def test_fresh_prompts_bring_their_own_rewards_and_hints(make_trainer: Callable[..., Any]) -> None:

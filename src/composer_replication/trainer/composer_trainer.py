@@ -29,6 +29,7 @@ from composer_replication.trainer.checkpoints import (
 )
 from composer_replication.trainer.checks.speaking import ChecksThatSpeak
 from composer_replication.trainer.checks.thresholds import CheckThresholds
+from composer_replication.trainer.fresh_groups import without_lone_punishments
 from composer_replication.trainer.guard_fold import HeldoutEval
 from composer_replication.trainer.initial_kl import ESTIMATED
 from composer_replication.trainer.loss_channels import LossChannels
@@ -247,8 +248,9 @@ class ComposerReplicationTrainer(
     def _calculate_rewards(
         self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any
     ) -> torch.Tensor:
-        """As TRL's; the rewards are remembered for the rest of this generation."""
+        """As TRL's, but a row that nobody scored is not punished for its length; remembered for this generation."""
         rewards: torch.Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        rewards = without_lone_punishments(rewards, self.reward_func_names)
         self._remember_rewards(rewards, completion_ids_list)
         return rewards
 

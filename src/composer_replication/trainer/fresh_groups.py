@@ -6,7 +6,7 @@ A mixin of the trainer. Reference: DAPO (2503.14476), section 3.2.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,19 @@ def loss_mask(output: Mapping[str, Any]) -> torch.Tensor:
     """The tokens (B, T) that carry loss: the policy's own, not those of tools."""
     mask: torch.Tensor = output["completion_mask"]
     return mask * output["tool_mask"] if "tool_mask" in output else mask
+
+
+PUNISHMENT = "soft_overlong_punishment_reward"
+"""TRL's name of DAPO's punishment: it gives every row a number, whatever became of it."""
+
+
+def without_lone_punishments(rewards_NF: torch.Tensor, names: Sequence[str]) -> torch.Tensor:
+    """A row that no other function scored is not scored by its length: NaN there, so that it is left out and not 0."""
+    is_punishment_F = torch.tensor([name == PUNISHMENT for name in names], device=rewards_NF.device)
+    if is_punishment_F.all() or not is_punishment_F.any():
+        return rewards_NF
+    is_lone_N = rewards_NF[:, ~is_punishment_F].isnan().all(dim=1)
+    return rewards_NF.masked_fill(is_lone_N[:, None], torch.nan)
 
 
 class FreshGroups:

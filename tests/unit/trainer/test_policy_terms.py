@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from trl.rewards import get_soft_overlong_punishment
 
+from composer_replication.channel_tables import ReplaySection
 from composer_replication.errors import UsageError
 from composer_replication.run_folder import RunFolder, read_jsonl
 from composer_replication.safety import HeldOutGuard
 from composer_replication.trainer.effort_counts import COLUMN
+from composer_replication.trainer.fresh_groups import PUNISHMENT, without_lone_punishments
 from composer_replication.trainer.initial_kl import KlPath
 from composer_replication.trainer.policy_options import EffortPrice, PolicyOptions
 
@@ -128,6 +131,43 @@ def test_rows_that_nobody_scored_keep_advantage_zero(make_trainer: MakeTrainer) 
     units = {0: 23.0, 2: 25.0, 3: 21.0}
     expected = [23 - units[row] if row in units else 0.0 for row in range(4)]
     assert advantages_of(trainer) == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("rewards", [[None, 1.0, 1.0, 0.0], [None, 1.0, 1.0, 1.0]], ids=["mixed", "equal"])
+def test_the_overlong_punishment_scores_no_row_that_nobody_scored(
+    make_trainer: MakeTrainer, rewards: list[float | None]
+) -> None:
+    """Advantages, logged reward and dull groups are those of the reward alone, and the channels get no reward of the row."""
+    found = []
+    for punishments in ([], [get_soft_overlong_punishment(20, 4)]):
+        trainer = make_trainer(
+            reward=[lambda completions, **columns: rewards, *punishments],
+            rollout_func=roll_out_with(None),
+            beta_replay=1.0,
+            replay=ReplaySection(sibling_pairs=True),
+            **UNSCALED,
+        )
+        trainer.model.train()
+        dull, judge = [], trainer._dull_groups
+        trainer._dull_groups = lambda judge=judge, dull=dull: dull.append(judge()) or dull[-1]
+        output = trainer._generate_and_score_completions(next(iter(trainer.get_train_dataloader())))
+        assert output["row_reward"].isnan().tolist() == [True, False, False, False]
+        assert trainer._metrics["train"]["reward"] == pytest.approx([sum(filter(None, rewards)) / 3])
+        found.append((output["advantages"].tolist(), dull))
+    assert found[0] == found[1]
+    assert found[0][0][0] == 0.0
+    assert found[0][1] == [[rewards[3] == 1.0]]
+
+
+def test_the_punishment_alone_scores_and_has_the_name_that_is_looked_for() -> None:
+    assert get_soft_overlong_punishment(20, 4).__name__ == PUNISHMENT
+    rewards = torch.tensor([[torch.nan, -0.5], [1.0, -0.5]])
+    assert without_lone_punishments(rewards[:, 1:], [PUNISHMENT]).tolist() == [[-0.5], [-0.5]]
+    assert without_lone_punishments(rewards, ["tests", PUNISHMENT]).isnan().tolist() == [
+        [True] * 2,
+        [False] * 2,
+    ]
+    assert without_lone_punishments(rewards, ["a", "b"]) is rewards
 
 
 def test_the_guard_reads_the_kl_that_is_in_the_reward(make_trainer: MakeTrainer, tmp_path: Path) -> None:

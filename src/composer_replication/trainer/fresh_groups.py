@@ -1,4 +1,4 @@
-"""Dynamic sampling: groups whose rewards are all equal are replaced by fresh prompts.
+"""Dynamic sampling: groups whose rewards, terms folded into them included, are all equal are replaced by fresh prompts.
 
 A mixin of the trainer. Reference: DAPO (2503.14476), section 3.2.
 """
@@ -55,13 +55,16 @@ class FreshGroups:
     _tokenizer: Any
     _generation_with_terms: Any
     _newest_rewards: torch.Tensor | None = None
+    _newest_penalties: torch.Tensor | None = None
 
     def _dull_groups(self) -> list[bool]:
-        """For each group, over all processes, whether its rewards are all equal."""
+        """For each group, over all processes, whether its rewards, less the terms that were folded in, are all equal."""
         if self._newest_rewards is None:
             return []
         weights = self.reward_weights.to(self._newest_rewards.device)
         rewards_N = (self._newest_rewards * weights).nansum(dim=1)
+        if self._newest_penalties is not None:
+            rewards_N = rewards_N - self._newest_penalties
         nobody_N = torch.isnan(self._newest_rewards).all(dim=1)  # rows that nobody scored teach nothing
         highest_K = rewards_N.masked_fill(nobody_N, -torch.inf).view(-1, self.num_generations).amax(-1)
         lowest_K = rewards_N.masked_fill(nobody_N, torch.inf).view(-1, self.num_generations).amin(-1)

@@ -104,6 +104,38 @@ def test_tool_output_costs_its_own_weight(make_trainer: MakeTrainer) -> None:
     assert advantages_of(trainer) == pytest.approx([mean - unit for unit in units], abs=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("weight", "column", "num_dull"),
+    [
+        (0.0, None, 1.0),
+        (0.1, None, 0.0),
+        (0.1, [{"turn": 1}] * 4, 1.0),
+    ],
+    ids=["no effort", "effort differs", "equal effort"],
+)
+def test_a_group_with_equal_rewards_and_other_efforts_has_a_signal(
+    make_trainer: MakeTrainer,
+    tmp_path: Path,
+    weight: float,
+    column: list[dict[str, float]] | None,
+    num_dull: float,
+) -> None:
+    trainer = make_trainer(
+        max_steps=1,
+        reward=equal,
+        rollout_func=roll_out_with(column),
+        policy_options=PolicyOptions(effort=EffortPrice(weight=weight), dynamic_sampling_rounds=1),
+        run_folder=RunFolder(tmp_path / "run"),
+        **UNSCALED,
+    )
+    counted: list[float] = []
+    trainer._check_generation = lambda output, *counts: counted.append(counts[0])
+    trainer.train()
+    (line,) = read_jsonl(trainer.run_folder.metrics)
+    assert line["dynamic_sampling/rounds"] == num_dull
+    assert counted == [num_dull]
+
+
 def test_counts_that_are_none_stop_the_run(make_trainer: MakeTrainer) -> None:
     trainer = make_trainer(
         max_steps=1,

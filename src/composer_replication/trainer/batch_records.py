@@ -29,6 +29,8 @@ from composer_replication.trainer.collator import (
 )
 
 Batch = dict[str, Any]
+SAMPLED = "is_sampled"
+"""Under this name a batch says which completion ids (B, T) the policy sampled, before TRL has emptied any mask."""
 _HINT_TENSORS = (
     "hint_prompt_ids",
     "hint_prompt_mask",
@@ -53,18 +55,18 @@ def rollouts_of(
 
     The prompt of a turn begins with its conversation, which in a chained row (``chained_rows``) need not be the first.
     ``task_id`` is the row's column of that name, else its prompt; ``prompt_text`` is the data's own text where a turn
-    answers it, else its ids decoded; ``token_logp`` are the sampler's, where TRL has them.
+    answers it, else its ids decoded; ``token_logp`` are the sampler's, where TRL has them. A row whose masks TRL has
+    emptied, as its answer was cut off, has its turns all the same where ``SAMPLED`` is in the batch.
     """
     prompts = _kept(batch["prompt_ids"], batch["prompt_mask"])
-    completions = _kept(batch["completion_ids"], batch["completion_mask"])
-    sampled = _kept(batch["tool_mask"], batch["completion_mask"]) if "tool_mask" in batch else None
+    completions = batch["completion_ids"].tolist()
+    is_sampled_BT = batch.get(SAMPLED, batch["completion_mask"] * batch.get("tool_mask", 1))
     logps = _sampled_logps(batch)
     chains = batch[COLUMN].tolist() if COLUMN in batch else [[]] * len(prompts)
     rollouts = []
     for idx, (prompt, ids) in enumerate(zip(prompts, completions, strict=True)):
-        flags = sampled[idx] if sampled is not None else [1] * len(ids)
         turns = []
-        for start, end in _runs(flags):
+        for start, end in _runs(is_sampled_BT[idx].tolist()):
             logp = () if logps is None else tuple(logps[idx][start:end])
             known = logp if all(math.isfinite(value) for value in logp) else ()
             text = tokenizer.decode(ids[start:end], skip_special_tokens=True)
@@ -78,6 +80,17 @@ def rollouts_of(
         reason = turns[-1].completion.stop_reason if turns else StopReason.LENGTH
         rollouts.append(Rollout(task_id, step, tuple(turns), rewards[idx], None, reason, 0.0))
     return rollouts
+
+
+def sampled_tensor(
+    completion_ids: Sequence[Sequence[int]], tool_masks: Sequence[Sequence[int]] | None, like_BT: torch.Tensor
+) -> torch.Tensor:
+    """1 for each id that the policy sampled, 0 for those of tools and for padding, of the shape of ``like_BT``."""
+    flags = [[1] * len(ids) for ids in completion_ids] if tool_masks is None else tool_masks
+    sampled_BT = torch.zeros_like(like_BT)
+    for row, of_row in enumerate(flags):
+        sampled_BT[row, : len(of_row)] = sampled_BT.new_tensor(list(of_row))
+    return sampled_BT
 
 
 def matched_turns(
@@ -247,11 +260,21 @@ def _kept(values: torch.Tensor, mask: torch.Tensor) -> list[list[Any]]:
 
 
 def _sampled_logps(batch: Batch) -> list[list[float]] | None:
-    """Log-probabilities by completion id: the sampler's, else those of the weights that sampled."""
-    for name in ("sampling_per_token_logps", "old_per_token_logps"):
-        if batch.get(name) is not None:
-            return _kept(batch[name].float(), batch["completion_mask"])
+    """Log-probabilities by completion column: the sampler's, else those of the weights that sampled.
+
+    The latter are forwarded under TRL's masks, so they are NaN, unknown, where these are 0.
+    """
+    if batch.get("sampling_per_token_logps") is not None:
+        return _columns(batch["sampling_per_token_logps"])
+    if batch.get("old_per_token_logps") is not None:
+        is_hidden_BT = batch["completion_mask"] == 0
+        return _columns(batch["old_per_token_logps"].masked_fill(is_hidden_BT, math.nan))
     return None
+
+
+def _columns(logp_BT: torch.Tensor) -> list[list[float]]:
+    rows: list[list[float]] = logp_BT.float().tolist()
+    return rows
 
 
 def _runs(flags: Sequence[int]) -> list[tuple[int, int]]:

@@ -240,10 +240,17 @@ class ComposerReplicationTrainer(
             self.generation_rows = rows
             with self._chained_as(None), self._routed_as(None):
                 batch = self._with_routing(self._with_segment_starts(of_trl(rows)))
-            return self._with_row_rewards(self._learn_outcomes(batch))
+            return self._with_sampled_ids(self._with_row_rewards(self._learn_outcomes(batch)))
 
         inputs = self._chosen_inputs(inputs)
         return self._with_channel_tensors(inputs, self._with_policy_terms(generate, inputs))
+
+    def _generate(self, prompts: Any) -> Any:
+        """As TRL's; which ids were sampled is remembered before any mask is emptied."""
+        answer: Any = super()._generate(prompts)
+        _, completion_ids, tool_masks, *_ = answer
+        self._newest_sampled = (completion_ids, tool_masks)
+        return answer
 
     def _calculate_rewards(
         self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any

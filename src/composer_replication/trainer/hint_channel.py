@@ -21,10 +21,12 @@ from composer_replication.losses.divergence import TaidProgress
 from composer_replication.losses.hint_distillation import decayed_weight
 from composer_replication.records import HintedTurn
 from composer_replication.trainer.batch_records import (
+    SAMPLED,
     hint_tensors,
     hinted_rows_in,
     matched_turns,
     rollouts_of,
+    sampled_tensor,
 )
 from composer_replication.trainer.channel_step import ChannelStep
 from composer_replication.trainer.collator import HintedRows, collate_hinted_turns
@@ -54,6 +56,8 @@ class HintChannel(ChannelStep):
     hint_source: HintGenerator | None = None
     hinted_turns: Sequence[HintedTurn] | None = None
     temperature: Any
+    mask_truncated_completions: Any
+    _newest_sampled: tuple[Sequence[Sequence[int]], Sequence[Sequence[int]] | None] = ((), None)
     _teacher_weights: WeightCopy | None = None
     _recorded_draws: RecordDraws | None = None
     _taid: TaidProgress | None = None
@@ -76,6 +80,13 @@ class HintChannel(ChannelStep):
 
     # ---- into the batch ---------------------------------------------------------------------------
 
+    def _with_sampled_ids(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Where TRL empties the masks of answers that were cut off, a hint still finds the turns of such rows."""
+        asks = self.alpha_sdpo != 0.0 and self.hint_source is not None and not self._in_evaluation
+        if asks and self.mask_truncated_completions:
+            batch[SAMPLED] = sampled_tensor(*self._newest_sampled, batch["completion_mask"])
+        return batch
+
     def _add_hints(self, rows: Any, batch: dict[str, Any], rewards: Sequence[float | None]) -> None:
         """Ask the hint source about a fresh generation; its turns join the batch as tensors.
 
@@ -85,6 +96,7 @@ class HintChannel(ChannelStep):
             return
         settings = self._hint_settings()
         rollouts = rollouts_of(rows, batch, rewards, self._tokenizer, step=self.state.global_step)
+        batch.pop(SAMPLED, None)
         source, before = self.hint_source, _counts_of(self.hint_source)
         turns, num_left_out = together(
             lambda: matched_turns(

@@ -28,6 +28,7 @@ TRL_SURFACE: Final[dict[str, tuple[str, ...]]] = {
         "mm_token_type_ids",
         "image_position_ids",
     ),
+    "_generate": ("prompts",),
     "_generate_single_turn": (
         "prompt_ids",
         "images",

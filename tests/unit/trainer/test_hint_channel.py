@@ -268,6 +268,46 @@ def test_tool_output_between_turns_is_in_no_turn(make_trainer: Callable[..., Any
     assert (rollout.task_id, rollout.reward, rollout.step) == ("t", 0.5, 3)
 
 
+@pytest.mark.parametrize("has_tools", [False, True])
+@pytest.mark.parametrize("num_iterations", [1, 2])
+def test_an_answer_that_was_cut_off_gets_its_hint_and_no_policy_gradient(
+    make_trainer: Callable[..., Any], *, has_tools: bool, num_iterations: int
+) -> None:
+    """Rows 1 and 3 end without an end token, of other lengths; ``mask_truncated_completions`` empties their masks."""
+    answers = [[70, 80, 1], [71, 81, 91, 101], [72, 1], [73, 83, 93]]
+    masks = [[1, 1, 1], [1, 0, 0, 1], [1, 1], [1, 1, 1]]
+
+    def roll_out(prompts: list[str], trainer: Any) -> dict[str, Any]:
+        ids = [list(trainer.processing_class(text=prompt)["input_ids"]) for prompt in prompts]
+        output: dict[str, Any] = {"prompt_ids": ids, "completion_ids": answers, "logprobs": None}
+        return {**output, "env_mask": masks} if has_tools else output
+
+    source = HintEveryTurn()
+    trainer = make_trainer(
+        alpha_sdpo=0.5,
+        hint_source=source,
+        rollout_func=roll_out,
+        mask_truncated_completions=True,
+        num_iterations=num_iterations,
+        reward=lambda completions, **columns: [1.0, 0.0, 0.5, 0.0],
+    )
+    trainer._begin_channels()
+    trainer.model.train()
+    output = trainer._generate_and_score_completions(next(iter(trainer.get_train_dataloader())))
+    cut = [[(71,), (101,)], [(73, 83, 93)]] if has_tools else [[(71, 81, 91, 101)], [(73, 83, 93)]]
+    found = [[turn.completion.token_ids for turn in rollout.turns] for rollout in source.seen]
+    assert [found[1], found[3]] == cut
+    assert [found[0], found[2]] == [[(70, 80, 1)], [(72, 1)]]
+    known = [all(turn.completion.token_logp for turn in rollout.turns) for rollout in source.seen]
+    assert (
+        known == [num_iterations == 2, False] * 2
+    )  # what TRL forwards under an empty mask is no probability of the row
+    assert (output["hint_weight"] > 0).sum(-1).tolist() == [1, len(cut[0]), 1, 1]
+    assert output["completion_mask"].sum(-1).tolist() == [3, 0, 2, 0]
+    trainer.current_gradient_accumulation_steps = 1
+    assert trainer._compute_sdpo_loss(trainer.model, output).item() > 0.0
+
+
 class TokeniseAgain:
     """A source that does what must not be done: its completion is not what was sampled."""
 

@@ -43,6 +43,13 @@ def trl_arguments(config: RunConfig, folder: RunFolder) -> GRPOConfig:
     """
     known = {field.name for field in fields(GRPOConfig) if field.init}
     for key in config.trl:
+        if key == "push_to_hub" or key.startswith("hub_") or key == "log_completions_hub_repo":
+            raise UsageError(
+                "CR0211",
+                f"trl.{key} has no use here: a run sends nothing to a hub.",
+                where=f"trl.{key}",
+                fix="take the key out, and upload the folder model/ of the run yourself.",
+            )
         if key in OWN_KEYS:
             raise UsageError(
                 "CR0211",

@@ -8,12 +8,23 @@ from contextlib import contextmanager
 from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
+from transformers.training_args import trainer_log_levels
 from trl.trainer.grpo_config import GRPOConfig
 
 from composer_replication.errors import ComposerError, UsageError
 
 _AT_LEAST = {
+    "adam_beta1": 0,
+    "adam_beta2": 0,
+    "adam_epsilon": 0,
     "beta": 0,
+    "entropy_coef": 0,
+    "entropy_coef_delta": 0,
+    "entropy_coef_max": 0,
+    "entropy_coef_min": 0,
+    "entropy_target": 0,
+    "epsilon": 0,
+    "epsilon_high": 0,
     "gradient_accumulation_steps": 1,
     "learning_rate": 0,
     "max_completion_length": 1,
@@ -22,17 +33,36 @@ _AT_LEAST = {
     "num_generations": 2,
     "num_iterations": 1,
     "per_device_train_batch_size": 1,
-    "repetition_penalty": 0,
+    "ref_model_mixup_alpha": 0,
+    "ref_model_sync_steps": 1,
     "steps_per_generation": 1,
+    "temperature": 0.001,  # below it logits overflow, or one token has all the probability
+    "top_entropy_quantile": 0,
     "top_k": 0,
     "warmup_steps": 0,
     "weight_decay": 0,
 }
-_ABOVE = {"num_train_epochs": 0, "temperature": 0, "top_p": 0}
-_AT_MOST = {"top_p": 1, "min_p": 1}
+_ABOVE = {
+    "delta": 0,
+    "num_train_epochs": 0,
+    "repetition_penalty": 0,
+    "sapo_temperature_neg": 0,
+    "sapo_temperature_pos": 0,
+    "temperature": 0,
+    "top_p": 0,
+    "vllm_importance_sampling_clip_max": 0,
+}
+_AT_MOST = {"min_p": 1, "ref_model_mixup_alpha": 1, "top_entropy_quantile": 1, "top_p": 1}
+_BELOW = {"adam_beta1": 1, "adam_beta2": 1}
 _ALSO_TAKEN: dict[str, Any] = {"scale_rewards": str | bool}
 """Where TRL takes more than it declares."""
-_LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo")
+_LEVELS = tuple(trainer_log_levels)
+_ONE_OF = {
+    "importance_sampling_level": ("token", "sequence"),
+    "log_level": _LEVELS,
+    "log_level_replica": _LEVELS,
+    "loss_type": ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"),
+}
 
 
 def refuse_bad_values(table: Mapping[str, Any]) -> None:
@@ -41,7 +71,7 @@ def refuse_bad_values(table: Mapping[str, Any]) -> None:
     The keys are known to be TRL's.
 
     Raises:
-        UsageError: a value of another type, out of range or not finite, or an unknown ``loss_type`` (CR0211).
+        UsageError: a value of another type, out of range or not finite, or none of those that there are (CR0211).
     """
     kinds = get_type_hints(GRPOConfig)
     for key, value in table.items():
@@ -103,16 +133,22 @@ def _type_problem(kind: Any, value: Any) -> str:
 
 
 def _range_problem(key: str, value: Any) -> str:
-    if key == "loss_type" and value not in _LOSS_TYPES:
-        return f"it must be one of {', '.join(_LOSS_TYPES)}"
+    if key in _ONE_OF and value not in _ONE_OF[key]:
+        return f"it must be one of {', '.join(_ONE_OF[key])}"
     if key == "max_steps" and not (value == -1 or value >= 1):
         return "it must be at least 1, or -1 for num_train_epochs to count"
-    if not isinstance(value, int | float):
-        return ""
-    if key in _AT_LEAST and not value >= _AT_LEAST[key]:
-        return f"it must be at least {_AT_LEAST[key]}"
+    if key == "optim_args" and value and any(part.count("=") != 1 for part in value.split(",")):
+        return "it must be of the form NAME=VALUE,NAME=VALUE"
+    return _number_problem(key, value) if isinstance(value, int | float) else ""
+
+
+def _number_problem(key: str, value: float) -> str:
     if key in _ABOVE and not value > _ABOVE[key]:
         return f"it must be above {_ABOVE[key]}"
+    if key in _AT_LEAST and not value >= _AT_LEAST[key]:
+        return f"it must be at least {_AT_LEAST[key]}"
     if key in _AT_MOST and not value <= _AT_MOST[key]:
         return f"it must be at most {_AT_MOST[key]}"
+    if key in _BELOW and not value < _BELOW[key]:
+        return f"it must be below {_BELOW[key]}"
     return ""

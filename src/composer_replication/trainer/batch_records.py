@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from composer_replication.records import Completion, HintedTurn, Rollout, StopReason, Turn
+from composer_replication.trainer.argument_kinds import has_fields
 from composer_replication.trainer.chained_rows import COLUMN
 from composer_replication.trainer.collator import (
     OTHER_CONTEXT,
@@ -115,10 +116,7 @@ def matched_turns(
         InputError: with ``strict``, a turn that was not sampled in its row, in another context or with other
             log-probabilities; the answer is no list of rows, or has another number of them (CR0751).
     """
-    if len(turns_by_row) != len(rollouts):
-        raise misaligned(
-            f"the hint source answered for {len(turns_by_row)} rows of {len(rollouts)}", "hint_source"
-        )
+    _refuse_other_answers(turns_by_row, len(rollouts))
     kept: list[list[HintedTurn]] = []
     num_left_out = 0
     for row, (turns, rollout) in enumerate(zip(turns_by_row, rollouts, strict=True)):
@@ -230,6 +228,24 @@ def sibling_rows_in(batch: Mapping[str, Any]) -> PairRows | None:
         ),
         batch["sibling_weight"][used],
     )
+
+
+def _refuse_other_answers(answer: Any, num_rows: int) -> None:
+    """A hint source answers with a list of as many rows as it was asked about, each of hinted turns (CR0751)."""
+    fix = "return one list of HintedTurns for each rollout, empty where there is nothing to say."
+    if not isinstance(answer, Sequence):
+        raise misaligned(
+            f"the hint source answered with a {type(answer).__name__} and not with a list of rows",
+            "hint_source",
+            fix=fix,
+        )
+    if len(answer) != num_rows:
+        raise misaligned(f"the hint source answered for {len(answer)} rows of {num_rows}", "hint_source")
+    for row, turns in enumerate(answer):
+        if not isinstance(turns, Sequence) or not all(has_fields(turn, HintedTurn) for turn in turns):
+            raise misaligned(
+                "the hint source's answer for a row is no list of hinted turns", f"row {row}", fix=fix
+            )
 
 
 def _key(turn: HintedTurn) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -20,6 +20,7 @@ from composer_replication.errors import CollapseStopError
 from composer_replication.interfaces import Guard, HintGenerator, PromptSource, Stateful
 from composer_replication.records import HintedTurn, PreferencePair
 from composer_replication.run_folder import RunFolder
+from composer_replication.trainer.argument_kinds import refuse_other_kinds
 from composer_replication.trainer.chained_rows import COLUMN as SEGMENT_STARTS
 from composer_replication.trainer.chained_rows import ChainedRows
 from composer_replication.trainer.checkpoints import (
@@ -71,11 +72,11 @@ class ComposerReplicationTrainer(
         strict_killswitch: a verdict that fires raises ``CollapseStopError``; otherwise training
             stops and ``train`` returns. Either way checkpoint and verdict are on disk first.
         alpha_sdpo: weight of hint distillation; above 0 it needs ``hint_source`` or ``hinted_turns``.
-        hints: its settings, the ``[hints]`` table of a recipe; None for the defaults.
+        hints: its settings, the ``[hints]`` table of a recipe, or a dict of its keys; None for the defaults.
         hint_source: asked about each generation for the turns that went wrong.
         hinted_turns: recorded ones, from which every step draws.
         beta_replay: weight of replayed preferences; above 0 it needs ``replay_pairs`` or ``replay.sibling_pairs``.
-        replay: its settings, the ``[replay]`` table; None for the defaults.
+        replay: its settings, the ``[replay]`` table, or a dict of its keys; None for the defaults.
         replay_pairs: from which every step draws.
         prefix_sharing: forward each distinct prompt once (exact; see ``prefix_wiring``).
         is_finished: the text so far of one row is complete, so the row stops. Only with
@@ -92,7 +93,8 @@ class ComposerReplicationTrainer(
 
     Raises:
         TrainerSettingError: a guard without ``heldout_eval_fn`` (CR0710; a ``ValueError`` too).
-            A channel's weight is below 0 (CR0711), or it has nothing to learn from (CR0755).
+            A channel's weight is no number of at least 0 (CR0711), or it has nothing to learn from (CR0755).
+            An argument is of another kind (CR0722), or a table has no such key (CR0204).
             A term in the reward while rewards are scaled (CR0761).
         InputError: a hinted turn or a pair cannot be learned from (CR0750 to CR0753).
     """
@@ -110,11 +112,11 @@ class ComposerReplicationTrainer(
         heldout_eval_fn: HeldoutEval | None = None,
         strict_killswitch: bool = True,
         alpha_sdpo: float = 0.0,
-        hints: HintsSection | None = None,
+        hints: HintsSection | Mapping[str, Any] | None = None,
         hint_source: HintGenerator | None = None,
         hinted_turns: Sequence[HintedTurn] | None = None,
         beta_replay: float = 0.0,
-        replay: ReplaySection | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         replay_pairs: Sequence[PreferencePair] | None = None,
         prefix_sharing: bool = False,
         is_finished: Callable[[str], bool] | None = None,
@@ -134,6 +136,7 @@ class ComposerReplicationTrainer(
                 where="ComposerReplicationTrainer(heldout_eval_fn=)",
                 fix="pass a function that returns the held-out score.",
             )
+        refuse_other_kinds(policy_options, run_folder)
         check_policy_options(policy_options, kwargs.get("args", args[2] if len(args) > 2 else None))
         self.policy_options = policy_options
         self.prompt_source = prompt_source
@@ -141,9 +144,11 @@ class ComposerReplicationTrainer(
         self.heldout_guard = heldout_guard
         self.heldout_eval_fn = heldout_eval_fn
         self.strict_killswitch = strict_killswitch
-        self.alpha_sdpo, self.hints = alpha_sdpo, hints
+        self.alpha_sdpo = alpha_sdpo
+        self.hints = hints  # type: ignore[assignment]  # a dict becomes its table where the channel is on
         self.hint_source, self.hinted_turns = hint_source, hinted_turns
-        self.beta_replay, self.replay, self.replay_pairs = beta_replay, replay, replay_pairs
+        self.beta_replay, self.replay_pairs = beta_replay, replay_pairs
+        self.replay = replay  # type: ignore[assignment]  # as above
         self.prefix_sharing = prefix_sharing
         self.is_finished = is_finished
         self.run_folder = run_folder

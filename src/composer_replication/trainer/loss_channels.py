@@ -16,9 +16,16 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from composer_replication.channel_tables import Section
+from composer_replication.channel_tables import HintsSection, ReplaySection, Section
 from composer_replication.errors import InputError
 from composer_replication.losses.divergence import TaidProgress
+from composer_replication.records import HintedTurn, PreferencePair
+from composer_replication.trainer.argument_kinds import (
+    refuse_bad_weight,
+    refuse_other_records,
+    refuse_silent_source,
+    table_of,
+)
 from composer_replication.trainer.collator import check_pairs, collate_hinted_turns, refuse_other_contexts
 from composer_replication.trainer.hint_channel import HintChannel
 from composer_replication.trainer.output_head import states_problem
@@ -48,23 +55,22 @@ class LossChannels(HintChannel, ReplayChannel, OwnState):
         """What is wrong with the arguments alone; nothing of TRL's is read.
 
         Raises:
-            TrainerSettingError: a weight below zero or not finite (CR0711), a channel with nothing to learn from (CR0755).
+            TrainerSettingError: a weight that is no number, below zero or not finite (CR0711), a channel with nothing to
+                learn from (CR0755), an argument of another kind (CR0722), a key that the table does not have (CR0204).
             InputError: a record that cannot be learned from (CR0750 to CR0753).
         """
         for name in ("alpha_sdpo", "beta_replay"):
-            weight = getattr(self, name)
-            if not (math.isfinite(weight) and weight >= 0.0):
-                raise TrainerSettingError(
-                    "CR0711",
-                    f"{name} is {weight} and must be a finite number of at least 0.",
-                    where=f"trainer.{name}",
-                    fix=f"set trainer.{name} to 0 or above.",
-                )
+            refuse_bad_weight(name, getattr(self, name))
         if self.alpha_sdpo != 0.0:
+            self.hints = table_of(HintsSection, self.hints, "hints")
+            refuse_silent_source(self.hint_source)
+            refuse_other_records("hinted_turns", self.hinted_turns, HintedTurn)
             settings = self._hint_settings()
             if self.hinted_turns:
                 collate_hinted_turns(self.hinted_turns, pad_id=0, strict=settings.strict)
         if self.beta_replay != 0.0:
+            self.replay = table_of(ReplaySection, self.replay, "replay")
+            refuse_other_records("replay_pairs", self.replay_pairs, PreferencePair)
             self._replay_settings()
             check_pairs(self.replay_pairs or ())
 

@@ -180,7 +180,7 @@ class ComposerReplicationTrainer(
         if self.beta_replay != 0.0:
             components["loss/trace_replay"] = self._compute_trace_replay_loss(model, inputs)
             loss = loss + self.beta_replay * components["loss/trace_replay"]
-        ended = {"loss/sdpo"} if self._hint_share() == 0.0 else set()  # its zero is what was asked for
+        ended = {"loss/sdpo"} if self._hints_have_ended else set()  # its zero is what was asked for
         judged = {name: value for name, value in components.items() if name not in ended}
         self._check_micro_step(inputs, loss, judged)
         self._log_router_load()

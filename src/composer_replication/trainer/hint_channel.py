@@ -58,6 +58,7 @@ class HintChannel(ChannelStep):
     temperature: Any
     mask_truncated_completions: Any
     _newest_sampled: tuple[Sequence[Sequence[int]], Sequence[Sequence[int]] | None] = ((), None)
+    _hints_have_ended: bool = False
     _teacher_weights: WeightCopy | None = None
     _recorded_draws: RecordDraws | None = None
     _taid: TaidProgress | None = None
@@ -164,6 +165,7 @@ class HintChannel(ChannelStep):
         """
         settings = self._hint_settings()
         share = self._hint_share()
+        self._hints_have_ended = share == 0.0
         if self._in_evaluation or share == 0.0:
             return self._no_loss()
         recorded, num_recorded_tokens = self._recorded_part(settings)

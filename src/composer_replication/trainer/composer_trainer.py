@@ -30,6 +30,7 @@ from composer_replication.trainer.checkpoints import (
 )
 from composer_replication.trainer.checks.speaking import ChecksThatSpeak
 from composer_replication.trainer.checks.thresholds import CheckThresholds
+from composer_replication.trainer.finite_sampling import sampling_for_step
 from composer_replication.trainer.fresh_groups import without_lone_punishments
 from composer_replication.trainer.guard_fold import HeldoutEval
 from composer_replication.trainer.initial_kl import ESTIMATED
@@ -243,7 +244,8 @@ class ComposerReplicationTrainer(
 
         def generate(rows: Any) -> dict[str, Any]:
             self.generation_rows = rows
-            with self._chained_as(None), self._routed_as(None):
+            step = self.state.global_step + 1
+            with self._chained_as(None), self._routed_as(None), sampling_for_step(step):
                 batch = self._with_routing(self._with_segment_starts(of_trl(rows)))
             return self._with_sampled_ids(self._with_row_rewards(self._learn_outcomes(batch)))
 
@@ -353,7 +355,8 @@ class ComposerReplicationTrainer(
                 optimizer. A checkpoint under a fired guard is not trained on.
             KeyboardInterrupt: after a first Ctrl-C, when the step was finished and saved.
             InputError: the checkpoint is damaged (CR0716), half-written or without its optimizer (CR0717) or another run's
-                (CR0502, CR0714, CR0715, CR0884).
+                (CR0502, CR0714, CR0715, CR0884); three steps in a row (CR0771) or sampling (CR0779) gave numbers
+                that are not finite.
             TrainerSettingError: settings that cannot work (CR0712, CR0713, CR0718, CR0719).
         """
         self._check_before_training()

@@ -35,6 +35,7 @@ from transformers.generation.logits_process import (
 from composer_replication.errors import InputError, UsageError
 from composer_replication.records import StopReason
 from composer_replication.trainer.distinct_prompts import Prompt
+from composer_replication.trainer.finite_sampling import refuse_non_finite
 from composer_replication.trainer.sampling_batches import SamplingBatch, start_batch
 
 __all__ = ["SampledRow", "sample_shared"]
@@ -108,7 +109,8 @@ def sample_shared(
 
     Raises:
         UsageError: CR0742, an argument out of range.
-        InputError: CR0740, no prompt or an empty one; CR0743, ``stop`` kept more ids than there are.
+        InputError: CR0740, no prompt or an empty one; CR0743, ``stop`` kept more ids than there are; CR0779, logits that
+            are not finite numbers.
     """
     _check_arguments(num_samples, max_new_tokens, temperature, prompt_token_lists)
     index: dict[tuple[int, ...], int] = {}
@@ -200,7 +202,9 @@ def _extend(rows: list[SampledRow], batch: SamplingBatch, logits_AV: torch.Tenso
     drawn_A = rule.draw(scores_AV, batch.row_numbers, len(rows))
     logps_A = scores_AV.log_softmax(-1).gather(-1, drawn_A[:, None])[:, 0]
     running: list[int] = []
-    newest = zip(batch.row_numbers, drawn_A.tolist(), logps_A.tolist(), strict=True)
+    logps = logps_A.tolist()
+    refuse_non_finite(logps)
+    newest = zip(batch.row_numbers, drawn_A.tolist(), logps, strict=True)
     for place, (number, token, logp) in enumerate(newest):
         rows[number].ids.append(token)
         rows[number].logps.append(logp)

@@ -18,6 +18,7 @@ from composer_replication.report import read_run
 from composer_replication.run_folder import RunFolder, read_jsonl
 from composer_replication.trainer.checks.speaking import NonFiniteRunError
 from composer_replication.trainer.checks.thresholds import CheckThresholds
+from composer_replication.trainer.finite_sampling import NonFiniteSamplingError
 from composer_replication.trainer.parameter_hash import parameter_sha256
 from composer_replication.trainer.policy_options import PolicyOptions
 
@@ -408,3 +409,28 @@ def test_a_model_that_is_not_finite_from_the_start_stops_soon(make: MakeTrainer)
     with pytest.raises(NonFiniteRunError):
         trainer.train()
     assert trainer.state.global_step == 3
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_weights_that_are_not_finite_while_sampling_stop_the_run_at_its_step(
+    make: MakeTrainer, shares: bool
+) -> None:
+    class Overflow(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 1:
+                with torch.no_grad():
+                    kwargs["model"].model.norm.weight.mul_(math.inf)
+
+    trainer = make(max_steps=3, prefix_sharing=shares, callbacks=[Overflow()])
+    with pytest.raises(NonFiniteSamplingError, match="not finite while sampling for step 2") as caught:
+        trainer.train()
+    assert (caught.value.code, caught.value.exit_code, caught.value.where) == ("CR0779", 4, "step 2")
+    assert trainer.state.global_step == 1
+
+
+def test_another_error_of_a_reward_while_sampling_stays_what_it_is(make: MakeTrainer) -> None:
+    def broken(**_: Any) -> list[float]:
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        make(max_steps=1, reward=broken).train()

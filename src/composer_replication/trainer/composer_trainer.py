@@ -355,8 +355,9 @@ class ComposerReplicationTrainer(
                 optimizer. A checkpoint under a fired guard is not trained on.
             KeyboardInterrupt: after a first Ctrl-C, when the step was finished and saved.
             InputError: the checkpoint is damaged (CR0716), half-written or without its optimizer (CR0717) or another run's
-                (CR0502, CR0714, CR0715, CR0884); three steps in a row (CR0771) or sampling (CR0779) gave numbers
-                that are not finite.
+                (CR0502, CR0714, CR0715, CR0884); prompts are messages without a chat template (CR0703), or one leaves no
+                room for an answer (CR0705); three steps in a row (CR0771) or sampling (CR0779) gave numbers that are not
+                finite.
             TrainerSettingError: settings that cannot work (CR0712, CR0713, CR0718, CR0719).
         """
         self._check_before_training()

@@ -21,15 +21,15 @@ def end_token_ids(model: Any, tokenizer: Any) -> list[int]:
     return [each for each in dict.fromkeys([tokenizer.eos_token_id, *more]) if each is not None]
 
 
-def chat_prompt_ids(tokenizer: Any, messages: Sequence[Any]) -> list[int]:
-    """The messages through the chat template, with the prompt for an answer.
+def chat_prompt_ids(tokenizer: Any, messages: Sequence[Any], **options: Any) -> list[int]:
+    """The messages through the chat template, with the prompt for an answer; ``options`` go to the template, too.
 
     Raises:
         InputError: the template does not take them (CR0810).
     """
     try:
         ids = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=True, return_dict=False
+            messages, add_generation_prompt=True, tokenize=True, return_dict=False, **options
         )
     except Exception as error:  # a template is foreign code and may raise anything
         raise unwilling_template(error) from error

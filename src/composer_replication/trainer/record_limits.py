@@ -48,7 +48,7 @@ def turns_that_fit(
     Raises:
         InputError: an id outside the vocabulary (CR0887).
     """
-    most = _num_positions(model)
+    most = num_positions(model)
     kept: list[list[HintedTurn]] = []
     for turns in turns_by_row:
         lengths = [max(len(t.prompt_ids), len(t.hinted_prompt_ids)) + len(t.completion_ids) for t in turns]
@@ -58,7 +58,7 @@ def turns_that_fit(
 
 
 def _refuse_unfit(ids: Sequence[int], model: Any, name: Callable[[int], str], idx: int) -> None:
-    num_ids, num_positions = _num_ids(model), _num_positions(model)
+    num_ids, most = _num_ids(model), num_positions(model)
     if max(ids) >= num_ids or min(ids) < 0:
         odd = next(one for one in ids if not 0 <= one < num_ids)
         raise InputError(
@@ -67,10 +67,10 @@ def _refuse_unfit(ids: Sequence[int], model: Any, name: Callable[[int], str], id
             where=name(idx),
             fix="make the ids with this model's tokenizer, give texts in their place, or leave the record out.",
         )
-    if num_positions is not None and len(ids) > num_positions:
+    if most is not None and len(ids) > most:
         raise InputError(
             "CR0889",
-            f"prompt and answer take {len(ids)} tokens; the model has {num_positions} positions.",
+            f"prompt and answer take {len(ids)} tokens; the model has {most} positions.",
             where=name(idx),
             fix="shorten the record or leave it out.",
         )
@@ -81,6 +81,7 @@ def _num_ids(model: Any) -> int:
     return int(model.config.get_text_config().vocab_size)
 
 
-def _num_positions(model: Any) -> int | None:
+def num_positions(model: Any) -> int | None:
+    """How many tokens the model's context holds; None where its configuration does not say."""
     most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return None if most is None else int(most)

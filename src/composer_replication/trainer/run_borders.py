@@ -23,6 +23,7 @@ from composer_replication.trainer.guard_hook import GuardHook
 from composer_replication.trainer.initial_kl import InitialKl
 from composer_replication.trainer.metrics_log import RunLog, StepWindow
 from composer_replication.trainer.processes import gathered, num_processes, process_rank, together
+from composer_replication.trainer.prompt_fit import refuse_unfit_prompts
 from composer_replication.trainer.run_callback import RunCallback
 from composer_replication.trainer.setting_errors import TrainerSettingError
 
@@ -41,6 +42,13 @@ class RunBorders(GuardHook, InitialKl):
     is_deepspeed_enabled: Any
     train_dataset: Any
     num_generations: Any
+    processing_class: Any
+    rollout_func: Any
+    environment_factories: Any
+    chat_template: Any
+    chat_template_kwargs: Any
+    tools: Any
+    max_completion_length: Any
     _check_prefix_settings: Any
     _check_policy_settings: Any
     _begin_checks: Any
@@ -68,6 +76,7 @@ class RunBorders(GuardHook, InitialKl):
                 where="trl.logging_steps",
                 fix="set trl.logging_steps = 1.",
             )
+        self._check_prompts()
         if isinstance(self.train_dataset, Sized):
             refuse_few_prompts(self.args, self.num_generations, len(self.train_dataset))
         if len(set(gathered(self.heldout_guard is None))) > 1:
@@ -76,6 +85,21 @@ class RunBorders(GuardHook, InitialKl):
                 "some processes have a guard and some have none.",
                 where="ComposerReplicationTrainer(heldout_guard=)",
                 fix="construct the trainer alike on every process.",
+            )
+
+    def _check_prompts(self) -> None:
+        """Where the data's prompts are what the model reads: a rollout function and environments make their own."""
+        if self.rollout_func is None and self.environment_factories is None:
+            refuse_unfit_prompts(
+                self.train_dataset,
+                self.processing_class,
+                self.model,
+                template_options={
+                    **self.chat_template_kwargs,
+                    "tools": self.tools or None,
+                    "chat_template": self.chat_template,
+                },
+                max_new_tokens=self.max_completion_length,
             )
 
     def _begin_run(self, checkpoint: Path | None) -> None:

@@ -16,8 +16,8 @@ from composer_replication.config import LoraSection, RunConfig
 from composer_replication.errors import InputError, UsageError
 from composer_replication.run_folder import RunFolder
 from composer_replication.trainer.episode_rollouts import EpisodeRollouts
-from composer_replication.trainer.policy import chat_prompt_ids
 from composer_replication.trainer.preset_settings import resolve_method
+from composer_replication.trainer.prompt_fit import prompt_length
 from composer_replication.trainer.run_callback import TrainingProgress
 from composer_replication.trainer.trl_values import refusals, refuse_bad_values
 
@@ -140,7 +140,7 @@ def refuse_long_prompts(
     limit = getattr(model.config, "max_position_embeddings", None)
     limit = min((most for most in (limit, engine_limit) if most is not None), default=None)
     for row in rows:
-        length = _prompt_length(row["prompt"], tokenizer) + (max_new_tokens or 0)
+        length = prompt_length(tokenizer, row["prompt"]) + (max_new_tokens or 0)
         if limit is not None and length > limit:
             raise InputError(
                 "CR0705",
@@ -148,12 +148,6 @@ def refuse_long_prompts(
                 where=row["task_id"],
                 fix="lower rollouts.context_lines or trl.max_completion_length, or leave the task out.",
             )
-
-
-def _prompt_length(prompt: Any, tokenizer: Any) -> int:
-    if isinstance(prompt, str):
-        return len(tokenizer(text=prompt)["input_ids"])
-    return len(chat_prompt_ids(tokenizer, prompt))
 
 
 def show_own_progress(trainer: Any, *, quiet: bool, rollouts: EpisodeRollouts | None = None) -> None:

@@ -18,7 +18,8 @@ from composer_replication.trainer.policy_options import (
 )
 
 _DEFINING = ("trl.loss_type", "trl.scale_rewards", "trl.importance_sampling_level", "trl.num_iterations")
-"""Keys without which a method is another one; each preset has those of them that define it."""
+"""Keys without which a method is another one; each preset has those of them that define it. So is ``trl.beta`` where it
+is 0: that method has no KL."""
 
 
 AGENT_IMPORTANCE_CLIP = 2.0
@@ -47,11 +48,13 @@ def resolve_method(config: RunConfig) -> ResolvedMethod:
 
     Raises:
         UsageError: a key of the recipe contradicts the preset (CR0760), a KL or effort term in the reward with
-            scaled rewards (CR0761), a KL in the reward of weight 0 (CR0885), ``loss_type = "cispo"`` whose ratios would be cut below 1 (CR0762).
+            scaled rewards (CR0761), a KL in the reward of weight 0 (CR0885), ``loss_type = "cispo"`` whose ratios would be
+            cut below 1, a clip range that is asymmetric the wrong way, or a loss at the other level of ratios (CR0762).
     """
     name = config.trainer.preset
     preset = PRESETS[name] if name else {}
     _refuse_contradictions(name or "", preset, config.trl)
+    _refuse_other_reward(name or "", preset, config.trainer)
     _refuse_second_epoch(name or "", preset, config.trl)
     trl = {key.removeprefix("trl."): value for key, value in preset.items() if key.startswith("trl.")}
     trl |= config.trl
@@ -67,6 +70,8 @@ def resolve_method(config: RunConfig) -> ResolvedMethod:
     )
     _check_reward_terms(options, trl)
     _refuse_small_cispo(trl)
+    _refuse_small_upper_clip(trl)
+    _refuse_other_level(trl)
     return ResolvedMethod(trl, options, float(own["overlong_share"] or 0.0))
 
 
@@ -101,18 +106,34 @@ def _price(section: EffortSection) -> EffortPrice:
 
 
 def _refuse_contradictions(name: str, preset: Mapping[str, Any], table: Mapping[str, Any]) -> None:
-    for key in _DEFINING:
+    has_no_kl = preset.get("trl.beta") == 0.0
+    for key in (*_DEFINING, *(["trl.beta"] if has_no_kl else [])):
         own = key.removeprefix("trl.")
         if key not in preset or own not in table:
             continue
         value = _unscaled(table[own]) if own == "scale_rewards" else table[own]
         if value != preset[key]:
-            raise UsageError(
-                "CR0760",
-                f"the preset {name} has {key} = {preset[key]!r} by definition, and the recipe sets {table[own]!r}.",
-                where=key,
-                fix=f"take {key} out, or take trainer.preset out and write the method's keys yourself.",
-            )
+            raise _contradiction(name, key, preset[key], table[own])
+
+
+def _refuse_other_reward(name: str, preset: Mapping[str, Any], section: TrainerSection) -> None:
+    """A method that folds the KL into the reward is another one with it in the loss; what its effort costs is free."""
+    key, value = "trainer.kl_in_reward", section.kl_in_reward
+    if value is not None and preset.get(key, value) != value:
+        raise _contradiction(name, key, preset[key], value)
+
+
+def _contradiction(name: str, key: str, defined: Any, found: Any) -> UsageError:
+    return UsageError(
+        "CR0760",
+        f"the preset {name} has {key} = {_as_toml(defined)} by definition, and the recipe sets {_as_toml(found)}.",
+        where=key,
+        fix=f"take {key} out, or take trainer.preset out and write the method's keys yourself.",
+    )
+
+
+def _as_toml(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
 def _refuse_second_epoch(name: str, preset: Mapping[str, Any], table: Mapping[str, Any]) -> None:
@@ -172,4 +193,35 @@ def _refuse_small_cispo(trl: Mapping[str, Any]) -> None:
             f"shrink {1 / max(largest, 1e-9):.3g}-fold.",
             where="trl.epsilon_high",
             fix='set trl.epsilon_high = 5.0, the largest ratio that may pass, or trainer.preset = "cispo".',
+        )
+
+
+def _refuse_small_upper_clip(trl: Mapping[str, Any]) -> None:
+    """Every method that clips on both sides leaves ratios at least as much room upwards; CISPO's bound is the ratio itself."""
+    lower, upper = trl.get("epsilon", 0.2), trl.get("epsilon_high")
+    clips = trl.get("loss_type") not in ("cispo", "sapo", "vespo")
+    if not clips or not isinstance(upper, int | float) or upper >= lower:
+        return
+    raise UsageError(
+        "CR0762",
+        f"trl.epsilon_high is {upper}, below trl.epsilon, {lower}: likely tokens could fall further than rare ones could rise.",
+        where="trl.epsilon_high",
+        fix="set trl.epsilon_high to at least trl.epsilon, or take it out: both sides are then the same.",
+    )
+
+
+_LEVELS = {"luspo": "sequence", "vespo": "token"}
+"""What these losses are defined at; TRL only warns."""
+
+
+def _refuse_other_level(trl: Mapping[str, Any]) -> None:
+    loss = trl.get("loss_type", "")
+    found = trl.get("importance_sampling_level", "token")
+    wanted = _LEVELS.get(loss, found)
+    if found != wanted:
+        raise UsageError(
+            "CR0762",
+            f"the loss {loss} is defined for ratios of each {wanted}, and trl.importance_sampling_level is {found!r}.",
+            where="trl.importance_sampling_level",
+            fix=f'set trl.importance_sampling_level = "{wanted}", or another trl.loss_type.',
         )

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from composer_replication.errors import InputError
 from composer_replication.run_folder import RunFolder, read_jsonl
 from composer_replication.trainer.checkpoints import newest_whole_checkpoint, write_manifest
 
@@ -130,7 +131,7 @@ def test_killed_and_resumed_equals_uninterrupted(
 
 @pytest.mark.parametrize(
     "lost",
-    ["", "optimizer.pt", "rng_state.pth", "micro_step", "num_permutations_done", "prompt_source"],
+    ["", "micro_step", "num_permutations_done", "prompt_source"],
 )
 def test_what_a_checkpoint_holds_is_needed(
     tmp_path: Path, uninterrupted, lost: str, caplog: pytest.LogCaptureFixture
@@ -142,9 +143,7 @@ def test_what_a_checkpoint_holds_is_needed(
     middle = sorted(folders, key=lambda folder: int(folder.name.removeprefix("checkpoint-")))[-2]
     checkpoint = tmp_path / "resumed" / "checkpoints" / middle.name
     shutil.copytree(middle, checkpoint)
-    if "." in lost:
-        (checkpoint / lost).unlink()
-    elif lost:
+    if lost:
         state = json.loads((checkpoint / "composer_state.json").read_text())
         state[lost], state["has_buffered_inputs"] = None if lost == "prompt_source" else 0, False
         (checkpoint / "composer_state.json").write_text(json.dumps(state))
@@ -152,3 +151,16 @@ def test_what_a_checkpoint_holds_is_needed(
     resumed = run_or_resume(tmp_path / "resumed", settings)
     assert (resumed["sha256"] == whole["sha256"]) is (lost == "")
     assert ("no state of the prompt source" in caplog.text) is (lost == "prompt_source")
+
+
+@pytest.mark.parametrize("lost", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
+def test_a_checkpoint_without_one_of_its_files_is_refused(tmp_path: Path, uninterrupted, lost: str) -> None:
+    unbroken, _ = uninterrupted(PLAIN)
+    folders = unbroken.checkpoints.glob("checkpoint-*")
+    middle = sorted(folders, key=lambda folder: int(folder.name.removeprefix("checkpoint-")))[-2]
+    checkpoint = tmp_path / "resumed" / "checkpoints" / middle.name
+    shutil.copytree(middle, checkpoint)
+    (checkpoint / lost).unlink()
+    write_manifest(checkpoint)
+    with pytest.raises(InputError, match="CR0717"):
+        run_or_resume(tmp_path / "resumed", PLAIN)

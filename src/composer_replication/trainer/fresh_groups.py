@@ -1,4 +1,4 @@
-"""Dynamic sampling: groups whose rewards, terms folded into them included, are all equal are replaced by fresh prompts.
+"""Dynamic sampling: groups that teach nothing, since their rewards are all equal, are replaced by fresh prompts.
 
 A mixin of the trainer. Reference: DAPO (2503.14476), section 3.2.
 """
@@ -55,20 +55,23 @@ class FreshGroups:
     _tokenizer: Any
     _generation_with_terms: Any
     _newest_rewards: torch.Tensor | None = None
-    _newest_penalties: torch.Tensor | None = None
+    _newest_efforts: torch.Tensor | None = None
 
     def _dull_groups(self) -> list[bool]:
-        """For each group, over all processes, whether its rewards, less the terms that were folded in, are all equal."""
+        """For each group, over all processes, whether its rewards are all equal.
+
+        A group that has earned something (a reward above 0) and differs in its price of effort teaches that price. The KL in
+        the reward teaches nothing of the task and does not count.
+        """
         if self._newest_rewards is None:
             return []
         weights = self.reward_weights.to(self._newest_rewards.device)
         rewards_N = (self._newest_rewards * weights).nansum(dim=1)
-        if self._newest_penalties is not None:
-            rewards_N = rewards_N - self._newest_penalties
         nobody_N = torch.isnan(self._newest_rewards).all(dim=1)  # rows that nobody scored teach nothing
-        highest_K = rewards_N.masked_fill(nobody_N, -torch.inf).view(-1, self.num_generations).amax(-1)
-        lowest_K = rewards_N.masked_fill(nobody_N, torch.inf).view(-1, self.num_generations).amin(-1)
-        is_dull: list[bool] = ((highest_K < lowest_K) | torch.isclose(highest_K, lowest_K)).tolist()
+        highest_K, is_dull_K = _alike(rewards_N, nobody_N, self.num_generations)
+        if self._newest_efforts is not None:
+            is_dull_K &= (highest_K <= 0.0) | _alike(self._newest_efforts, nobody_N, self.num_generations)[1]
+        is_dull: list[bool] = is_dull_K.tolist()
         return is_dull
 
     def _with_fresh_groups(
@@ -128,3 +131,12 @@ class FreshGroups:
             aside, self._metrics["train"] = self._metrics["train"], kept
         kept["num_tokens"] = aside["num_tokens"]
         return newer
+
+
+def _alike(
+    values_N: torch.Tensor, is_left_out_N: torch.Tensor, group_size: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """For each group its highest value, and whether all are equal; so are none."""
+    highest_K = values_N.masked_fill(is_left_out_N, -torch.inf).view(-1, group_size).amax(-1)
+    lowest_K = values_N.masked_fill(is_left_out_N, torch.inf).view(-1, group_size).amin(-1)
+    return highest_K, (highest_K < lowest_K) | torch.isclose(highest_K, lowest_K)

@@ -52,8 +52,8 @@ class PolicyOptions:
         kl_in_reward: ``args.beta`` times the summed log-ratio to the reference is taken off the reward,
             centred in the group; TRL's own KL term in the loss is then off.
         effort: what effort costs; None is nothing.
-        dynamic_sampling_rounds: how often, at most, the groups of one generation whose rewards, less KL and effort
-            where these are folded in, are all equal are replaced by fresh prompts.
+        dynamic_sampling_rounds: how often, at most, the groups of one generation whose rewards are all equal
+            are replaced by fresh prompts; not those that earned something and differ in effort.
         importance_clip: largest importance weight of a token where a rollout function gave the sampler's
             log-probabilities; 0 corrects nothing. (With vLLM TRL corrects by its own settings.)
     """

@@ -88,7 +88,7 @@ class PolicyTerms(FreshGroups, ChosenPrompts):
 
     def _remember_rewards(self, rewards_NF: torch.Tensor, completion_ids: Sequence[Sequence[int]]) -> None:
         """What ``_calculate_rewards`` gave: all processes' rewards, this one's lengths."""
-        self._newest_rewards, self._newest_penalties = rewards_NF, None
+        self._newest_rewards, self._newest_efforts = rewards_NF, None
         self._newest_lengths = tuple(len(ids) for ids in completion_ids)
 
     def _with_policy_terms(self, generate: Generate, inputs: Any) -> dict[str, Any]:
@@ -160,10 +160,11 @@ class PolicyTerms(FreshGroups, ChosenPrompts):
         if effort is not None and effort.weight != 0.0:
             cost_B = self._effort_costs(effort, output, inputs, penalty_B)
             penalty_B += effort.weight * cost_B
+            self._newest_efforts = self.accelerator.gather(effort.weight * cost_B)
             total, count = self._summed(cost_B.sum(), torch.ones_like(cost_B).sum())
             metrics["effort/cost"].append(effort.weight * total / max(count, 1.0))
         rewards_NF = self._newest_rewards
-        self._newest_penalties = penalty_N = self.accelerator.gather(penalty_B)
+        penalty_N = self.accelerator.gather(penalty_B)
         is_scored_N = torch.ones_like(penalty_N).bool()
         if rewards_NF is not None:
             is_scored_N = ~torch.isnan(rewards_NF).all(dim=1)

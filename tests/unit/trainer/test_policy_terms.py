@@ -105,24 +105,26 @@ def test_tool_output_costs_its_own_weight(make_trainer: MakeTrainer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("weight", "column", "num_dull"),
+    ("weight", "column", "reward", "num_dull"),
     [
-        (0.0, None, 1.0),
-        (0.1, None, 0.0),
-        (0.1, [{"turn": 1}] * 4, 1.0),
+        (0.0, None, 1.0, 1.0),
+        (0.1, None, 1.0, 0.0),
+        (0.1, [{"turn": 1}] * 4, 1.0, 1.0),
+        (0.1, None, 0.0, 1.0),
     ],
-    ids=["no effort", "effort differs", "equal effort"],
+    ids=["no effort", "effort differs", "equal effort", "nothing was earned"],
 )
-def test_a_group_with_equal_rewards_and_other_efforts_has_a_signal(
+def test_a_group_that_earned_alike_with_other_efforts_has_a_signal(
     make_trainer: MakeTrainer,
     tmp_path: Path,
     weight: float,
     column: list[dict[str, float]] | None,
+    reward: float,
     num_dull: float,
 ) -> None:
     trainer = make_trainer(
         max_steps=1,
-        reward=equal,
+        reward=lambda completions, **kwargs: [reward] * len(completions),
         rollout_func=roll_out_with(column),
         policy_options=PolicyOptions(effort=EffortPrice(weight=weight), dynamic_sampling_rounds=1),
         run_folder=RunFolder(tmp_path / "run"),

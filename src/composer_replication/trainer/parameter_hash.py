@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from composer_replication.trainer.whole_weights import whole_tensors
+
 
 def parameter_sha256(model: Any) -> str:
     """Hex sha256 over the state dict: sorted names, dtypes, shapes and bytes.
@@ -15,9 +17,8 @@ def parameter_sha256(model: Any) -> str:
     every process must call it.
     """
     digest = hashlib.sha256()
-    for name, value in sorted(model.state_dict().items()):
-        tensor = value.full_tensor() if hasattr(value, "full_tensor") else value
-        tensor = tensor.detach().cpu().contiguous()
+    for name, value in whole_tensors(model):
+        tensor = value.cpu().contiguous()
         digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
         digest.update(tensor.flatten().view(torch.uint8).numpy().data if tensor.numel() else b"")
     return digest.hexdigest()

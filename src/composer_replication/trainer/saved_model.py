@@ -9,24 +9,22 @@ from typing import Any
 
 from composer_replication.errors import InputError
 from composer_replication.trainer.processes import process_rank
+from composer_replication.trainer.whole_weights import lies_in_parts, whole_tensors
 
 
 def gathered_weights(trainer: Any) -> dict[str, Any] | None:
-    """All weights of a model that FSDP2 spread over processes, in the memory of the first; empty on the others.
+    """All weights of a model that FSDP2 or ZeRO-3 spread over processes, in the memory of the first; empty on the others.
 
     None where they cannot be had: those of an adapter, which would have to be added first, and those that no step has
     spread yet. A collective call; no more than one tensor is whole on the device at a time.
     """
     model = trainer.model
-    if hasattr(model, "merge_and_unload") or not any(
-        hasattr(part, "full_tensor") for part in model.parameters()
-    ):
+    if hasattr(model, "merge_and_unload") or not any(map(lies_in_parts, model.parameters())):
         return None
     weights: dict[str, Any] = {}
-    for name, part in model.state_dict().items():
-        whole = part.full_tensor() if hasattr(part, "full_tensor") else part
+    for name, whole in whole_tensors(model):
         if process_rank() == 0:
-            weights[name] = whole.cpu()
+            weights[name] = whole.to("cpu", copy=True)
     return weights
 
 

@@ -182,14 +182,14 @@ def test_the_hash_covers_names_dtypes_and_shapes() -> None:
         {"a": zeros.int()},
         {"a": zeros, "b": torch.zeros(0)},
     ]
-    models = [SimpleNamespace(state_dict=lambda state=state: state) for state in states]
+    models = [SimpleNamespace(state_dict=lambda state=state, **_: state) for state in states]
     assert len({parameter_sha256(model) for model in models}) == len(states)
 
 
 def test_the_hash_does_not_depend_on_the_order_of_the_state() -> None:
     first, second = torch.ones(1), torch.zeros(1)
-    one = SimpleNamespace(state_dict=lambda: {"a": first, "b": second})
-    other = SimpleNamespace(state_dict=lambda: {"b": second, "a": first})
+    one = SimpleNamespace(state_dict=lambda **_: {"a": first, "b": second})
+    other = SimpleNamespace(state_dict=lambda **_: {"b": second, "a": first})
     assert parameter_sha256(one) == parameter_sha256(other)
 
 

@@ -23,7 +23,10 @@ def file_part() -> str:
 
 def shards_weights(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether ``accelerate launch`` was told to spread the weights over the processes."""
-    return any(environment.get(f"ACCELERATE_USE_{name}") == "true" for name in ("FSDP", "DEEPSPEED"))
+    if environment.get("ACCELERATE_USE_DEEPSPEED") == "true":
+        stage = environment.get("ACCELERATE_DEEPSPEED_ZERO_STAGE")
+        return stage == "3"  # a file of DeepSpeed's own is read later
+    return environment.get("ACCELERATE_USE_FSDP") == "true"
 
 
 def shards_by_fsdp2(environment: Mapping[str, str] = os.environ) -> bool:

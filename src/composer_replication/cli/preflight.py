@@ -58,7 +58,7 @@ def _refuse_empty_channels(config: RunConfig) -> None:
             "CR0757",
             "hint distillation and replay cannot train this model: its weights are to be spread over processes, and not by FSDP2.",
             where="trainer.alpha_sdpo, trainer.beta_replay",
-            fix="set both weights to 0, or launch with fsdp_version: 2, or without FSDP and DeepSpeed.",
+            fix="set both weights to 0, or launch with fsdp_version: 2, or without FSDP and ZeRO-3.",
         )
     if config.trainer.alpha_sdpo != 0.0:
         open_layers(hint_options(config))

@@ -245,7 +245,7 @@ def spread_weights(where: str) -> UsageError:
     """A forward needs every process, and episodes ask when their tools are done."""
     return UsageError(
         "CR0873",
-        "the agent loop samples from whole weights, and here they are spread over processes (FSDP, DeepSpeed).",
+        "the agent loop samples from whole weights, and here they are spread over processes (FSDP, ZeRO-3).",
         where=where,
         fix="launch with whole weights on each process (accelerate's MULTI_GPU), or train without the agent loop.",
     )

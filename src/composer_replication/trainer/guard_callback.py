@@ -67,7 +67,7 @@ class HeldOutGuardCallback(TrainerCallback):
     not. A checkpoint under a fired guard is not trained on.
 
     Several processes: the trainer must log on each of them, as transformers and TRL do. The first one
-    evaluates, all fold its numbers; where weights are sharded (FSDP, DeepSpeed) each takes part in the
+    evaluates, all fold its numbers; where weights are sharded (FSDP, ZeRO-3) each takes part in the
     evaluation.
 
     Departs from the hook inside ``ComposerReplicationTrainer``: that one folds before a step's update, so

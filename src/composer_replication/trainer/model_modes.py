@@ -13,7 +13,7 @@ from typing import Any
 from accelerate.state import AcceleratorState, is_initialized
 from accelerate.utils import DistributedType
 
-from composer_replication.losses.gathered_weight import is_spread
+from composer_replication.trainer.whole_weights import lies_in_parts
 
 
 @contextmanager
@@ -31,12 +31,15 @@ def evaluation_mode(model: Any) -> Iterator[None]:
 
 
 def weights_are_sharded(model: Any) -> bool:
-    """Whether a forward needs every process: FSDP, DeepSpeed, or parameters that are parts of a whole."""
-    kinds = (DistributedType.FSDP, DistributedType.DEEPSPEED)
-    if is_initialized() and AcceleratorState().distributed_type in kinds:
-        return True
+    """Whether a forward needs every process: FSDP, DeepSpeed's ZeRO-3, or parameters that are parts of a whole."""
+    if is_initialized():
+        state = AcceleratorState()
+        if state.distributed_type == DistributedType.FSDP:
+            return True
+        if state.distributed_type == DistributedType.DEEPSPEED and state.deepspeed_plugin.zero_stage == 3:
+            return True
     parameters = getattr(model, "parameters", None)
-    return parameters is not None and any(is_spread(part) for part in parameters())
+    return parameters is not None and any(map(lies_in_parts, parameters()))
 
 
 def spread_again(model: Any) -> None:

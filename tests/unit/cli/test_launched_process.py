@@ -43,13 +43,13 @@ def test_the_first_process_has_the_plain_names_and_other_verbs_than_train_always
 
 
 def test_accelerate_tells_whether_weights_are_spread() -> None:
-    assert [
-        shards_weights({f"ACCELERATE_USE_{name}": "true"}) for name in ("FSDP", "DEEPSPEED", "OTHER")
-    ] == [
-        True,
-        True,
-        False,
+    assert shards_weights({"ACCELERATE_USE_FSDP": "true"})
+    assert not shards_weights({"ACCELERATE_USE_OTHER": "true"})
+    stages = ("1", "2", "3", "")
+    under = [
+        {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": stage} for stage in stages
     ]
+    assert [shards_weights(environment) for environment in under] == [False, False, True, False]
     assert not shards_weights({"ACCELERATE_USE_FSDP": "false"})
     assert not shards_weights({})
     assert shards_by_fsdp2({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"})

@@ -91,10 +91,9 @@ def run_or_resume(folder: Path, *, kill_at: int = 0, resume: bool = False) -> di
     }
 
 
-def pair(folder: Path) -> None:
+def halting_and_failing(folder: Path) -> dict[str, Any]:
     """One run that halts and one whose evaluation fails, on two processes."""
     results = {}
-    rank = int(os.environ["RANK"])
     for name, guard in (
         ("halting", HeldOutGuard(min_steps=3, ema_alpha=0.0, max_proxy_real_gap=5.0)),
         ("failing", HeldOutGuard()),
@@ -121,7 +120,11 @@ def pair(folder: Path) -> None:
             "guard": guard.state_dict(),
             "sha256": parameter_sha256(trainer.model),
         }
-    (folder / f"rank-{rank}.json").write_text(json.dumps(results))
+    return results
+
+
+def pair(folder: Path) -> None:
+    (folder / f"rank-{os.environ['RANK']}.json").write_text(json.dumps(halting_and_failing(folder)))
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 

@@ -14,14 +14,22 @@ from composer_replication.errors import CollapseStopError
 from composer_replication.run_folder import RunFolder
 from composer_replication.safety import HeldOutGuard
 from composer_replication.trainer.parameter_hash import parameter_sha256
+from composer_replication.trainer.policy import InProcessPolicy
+
+
+def sampled_text(trainer: Any) -> str:
+    """What an evaluation in the middle of training samples of the weights as they are."""
+    policy = InProcessPolicy(trainer.model, trainer.processing_class)
+    ((answer,),) = policy.generate(["def add("], num_samples=1, max_new_tokens=4, temperature=1.0, seed=7)
+    return answer.text
 
 
 def under_a_falling_truth(folder: Path, **settings: Any) -> tuple[Any, dict[str, Any]]:
     """The guard fires at the fourth fold. Adapters, so that the KL to the initial policy is measured too."""
-    calls: list[int] = []
+    calls: list[str] = []
 
     def evaluate() -> float:
-        calls.append(1)
+        calls.append(sampled_text(trainer))
         return 1.0 - 0.3 * len(calls)
 
     guard = HeldOutGuard(
@@ -47,6 +55,7 @@ def under_a_falling_truth(folder: Path, **settings: Any) -> tuple[Any, dict[str,
     return trainer, {
         "outcome": outcome,
         "calls": len(calls),
+        "sampled": calls,
         "step": trainer.state.global_step,
         "guard": guard.state_dict(),
         "sha256": parameter_sha256(trainer.model),
@@ -54,7 +63,10 @@ def under_a_falling_truth(folder: Path, **settings: Any) -> tuple[Any, dict[str,
 
 
 def whole_and_resumed(folder: Path, **settings: Any) -> dict[str, str]:
-    """Four steps at once, and two and two; saved inside a generation, so each process keeps its own rows."""
+    """Four steps at once, and two and two; saved inside a generation, so each process keeps its own rows.
+
+    ``kept`` is what the finished run has when it is resumed once more: nothing is trained.
+    """
     settings = {
         "save_strategy": "steps",
         "save_steps": 2,
@@ -67,4 +79,7 @@ def whole_and_resumed(folder: Path, **settings: Any) -> dict[str, str]:
     build_trainer(output_dir=folder / "halves", max_steps=2, learning_rate=1e-2, **settings).train()
     resumed = build_trainer(output_dir=folder / "halves", max_steps=4, learning_rate=1e-2, **settings)
     resumed.train(resume_from_checkpoint=True)
-    return {"whole": parameter_sha256(whole.model), "resumed": parameter_sha256(resumed.model)}
+    kept = build_trainer(output_dir=folder / "halves", max_steps=4, learning_rate=1e-2, **settings)
+    kept.train(resume_from_checkpoint=True)
+    trainers = {"whole": whole, "resumed": resumed, "kept": kept}
+    return {name: parameter_sha256(trainer.model) for name, trainer in trainers.items()}

@@ -22,6 +22,7 @@ from composer_replication.trainer.early_refusals import refuse_few_prompts
 from composer_replication.trainer.guard_hook import GuardHook
 from composer_replication.trainer.initial_kl import InitialKl
 from composer_replication.trainer.metrics_log import RunLog, StepWindow
+from composer_replication.trainer.model_modes import weights_are_sharded
 from composer_replication.trainer.processes import gathered, num_processes, process_rank, together
 from composer_replication.trainer.prompt_fit import refuse_unfit_prompts
 from composer_replication.trainer.run_callback import RunCallback
@@ -38,8 +39,6 @@ class RunBorders(GuardHook, InitialKl):
     callback_handler: Any
     add_callback: Any
     is_in_train: Any
-    is_fsdp_enabled: Any
-    is_deepspeed_enabled: Any
     train_dataset: Any
     num_generations: Any
     processing_class: Any
@@ -52,7 +51,9 @@ class RunBorders(GuardHook, InitialKl):
     _check_prefix_settings: Any
     _check_policy_settings: Any
     _begin_checks: Any
+    get_train_dataloader: Any
     _load_from_checkpoint: Any
+    _prepare_for_training: Any
     _read_own_state: Any
     _save_checkpoint: Any
     _num_permutations_to_skip: int = 0
@@ -116,11 +117,7 @@ class RunBorders(GuardHook, InitialKl):
             together(lambda: self._read_own_state(checkpoint))
             self._window().take(self._metrics["train"])
         self.choose_kl_path()
-        self._weights_are_sharded = bool(
-            self.is_fsdp_enabled
-            or self.is_deepspeed_enabled
-            or any(hasattr(parameter, "full_tensor") for parameter in self.model.parameters())
-        )
+        self._weights_are_sharded = weights_are_sharded(self.model)
 
     def _refuse_inexact_resume(self, checkpoint: Path | None) -> None:
         """Where steps are still to be taken. A collective call."""
@@ -160,7 +157,9 @@ class RunBorders(GuardHook, InitialKl):
 
     def _load_without_training(self, checkpoint: Path) -> None:
         self.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
-        if not self._weights_are_sharded:
+        if self._weights_are_sharded:  # they are spread first, and each process loads its parts
+            self._prepare_for_training(self.state.max_steps, self.get_train_dataloader(), str(checkpoint))
+        else:
             self._load_from_checkpoint(str(checkpoint))
 
     def _finish_halted_run(self, trial: Any) -> None:

@@ -60,17 +60,22 @@ def packing_reason(model: nn.Module) -> str | None:
 
 
 def inner_model(model: nn.Module) -> Any:
-    """Find the transformers model inside data-parallel, compiled and PEFT wrappers."""
+    """Find the transformers model inside data-parallel, DeepSpeed's, compiled and PEFT wrappers."""
     inner: Any = model
     while True:
         if hasattr(inner, "get_base_model"):
             inner = inner.get_base_model()
         elif isinstance(getattr(inner, "_orig_mod", None), nn.Module):
             inner = inner._orig_mod  # noqa: SLF001 - torch.compile offers no public name
-        elif not hasattr(inner, "config") and isinstance(getattr(inner, "module", None), nn.Module):
+        elif isinstance(getattr(inner, "module", None), nn.Module) and not _has_model_config(inner):
             inner = inner.module
         else:
             return inner
+
+
+def _has_model_config(module: nn.Module) -> bool:
+    """DeepSpeed's engine has a configuration too, its own."""
+    return hasattr(getattr(module, "config", None), "get_text_config")
 
 
 def accepts(model: nn.Module, argument: str) -> bool:

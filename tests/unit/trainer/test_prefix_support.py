@@ -174,6 +174,28 @@ def test_a_plain_model_is_supported(build: Callable[[], torch.nn.Module]) -> Non
     assert unsupported_reason(build()) is None
 
 
+class Engine(torch.nn.Module):
+    """As DeepSpeed's engine: a wrapper with a configuration of its own, and its model's attributes."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self.config = {"zero_optimization": {"stage": 3}}
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("module"), name)
+
+
+@pytest.mark.parametrize("build", [lambda: lora(0.0), with_config], ids=["adapter", "all weights"])
+def test_an_engine_is_looked_through(build: Callable[[], torch.nn.Module]) -> None:
+    model = build()
+    assert inner_model(Engine(model)) is inner_model(model)
+    assert unsupported_reason(Engine(model)) is None
+
+
 def test_wrappers_are_looked_through() -> None:
     model = lora(0.0)
     base = inner_model(model)

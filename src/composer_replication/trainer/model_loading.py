@@ -221,7 +221,7 @@ def load_checkpoint(config: RunConfig, folder: RunFolder) -> tuple[Any, Any]:
     """The model of a run's newest whole checkpoint, with its tokenizer, for evaluation.
 
     Raises:
-        InputError: the run has no whole checkpoint (CR0706).
+        InputError: the run has no whole checkpoint, or its newest one has the weights in parts (CR0706).
     """
     checkpoint = newest_whole_checkpoint(folder.checkpoints)
     if checkpoint is None:
@@ -230,6 +230,13 @@ def load_checkpoint(config: RunConfig, folder: RunFolder) -> tuple[Any, Any]:
             "the run has no whole checkpoint.",
             where=str(folder.checkpoints),
             fix=f"composer-rl train RECIPE.toml --out {folder.root} --resume",
+        )
+    if not any(checkpoint.glob("*.safetensors")):
+        raise InputError(
+            "CR0706",
+            f"{checkpoint.name} has the weights in parts, one of each process (FSDP, ZeRO-3), which are not put together here.",
+            where=str(checkpoint),
+            fix=f"take the model that a finished run leaves: {folder.model}.",
         )
     model, tokenizer = load_model(config.model, seed=config.seed)
     if config.model.lora is not None:

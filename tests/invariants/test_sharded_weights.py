@@ -117,7 +117,7 @@ def test_a_channel_is_that_of_one_process(ranks: Ranks, tmp_path: Path, channel:
     assert all(torch.equal(first[name], second[name]) for name in first)
     alone = weights_of(trained(tmp_path, channel, num_processes=1))
     assert norm(alone, off) > 1e-3  # the channel moves the weights
-    assert norm(first, alone) < 1e-4 * norm(alone, off)
+    assert norm(alone, first) < 1e-4 * norm(alone, off)
 
 
 def test_a_resumed_run_with_channels_equals_an_uninterrupted_one(ranks: Ranks) -> None:

@@ -68,12 +68,13 @@ def test_hints_of_other_tasks_are_for_single_answers() -> None:
     ("environment", "is_refused"),
     [
         ({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "1"}, True),
-        ({"ACCELERATE_USE_DEEPSPEED": "true"}, True),
+        ({"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}, True),
+        ({"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "2"}, False),
         ({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}, False),
     ],
-    ids=["fsdp1", "deepspeed", "fsdp2"],
+    ids=["fsdp1", "zero3", "zero2", "fsdp2"],
 )
-def test_of_spread_weights_fsdp2_alone_can_be_distilled(
+def test_of_spread_weights_those_of_fsdp2_alone_can_be_distilled(
     monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], is_refused: bool
 ) -> None:
     for name, value in environment.items():

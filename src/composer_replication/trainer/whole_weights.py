@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from composer_replication.losses.gathered_weight import is_spread
+
 if TYPE_CHECKING:
     import torch
 
 
 def lies_in_parts(tensor: Any) -> bool:
     """Whether this process has a part of it alone: a DTensor of FSDP2, a parameter of ZeRO-3."""
-    return hasattr(tensor, "full_tensor") or hasattr(tensor, "ds_tensor")
+    return is_spread(tensor) or hasattr(tensor, "ds_tensor")
 
 
 def whole_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
@@ -22,7 +24,7 @@ def whole_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """
     for name, part in sorted(model.state_dict(keep_vars=True).items()):
         with _gathered_by_deepspeed(part):
-            yield name, (part.full_tensor() if hasattr(part, "full_tensor") else part).detach()
+            yield name, (part.full_tensor() if is_spread(part) else part).detach()
 
 
 def _gathered_by_deepspeed(part: Any) -> AbstractContextManager[Any]:

@@ -46,7 +46,9 @@ def test_a_run_does_not_begin_on_prompts_that_do_not_fit(
 def test_a_rollout_function_makes_its_own_prompts(make_trainer: Callable[..., Any]) -> None:
     trainer = make_trainer(rollout_func=lambda prompts, trainer: {})
     trainer.train_dataset = Dataset.from_dict({"prompt": CHAT})
-    trainer._check_before_training()
+    assert trainer._check_before_training() is None
+    trainer.rollout_func = None
+    assert refusal(trainer._check_before_training).code == "CR0703"  # so there was something to refuse
 
 
 def test_the_long_prompt_is_named() -> None:

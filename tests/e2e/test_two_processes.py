@@ -29,6 +29,7 @@ def launched(out: Path, *extra: str) -> dict[str, Any]:
     """Both processes' run; what they printed together is one JSON object."""
     flags = [part for key, value in SETTINGS.items() for part in ("--set", f"{key}={value}")]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    launcher += ["--log-dir", str(out.parent)]  # else a folder stays behind in /tmp
     verb = ["-m", "composer_replication.cli.main", "train", str(RECIPE), "--out", str(out), "--json"]
     done = subprocess.run(
         [*launcher, *verb, *flags, *extra], capture_output=True, text=True, timeout=900, check=False

@@ -33,8 +33,12 @@ def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def what_was_played(folder: RunFolder) -> list[list[Any]]:
-    return [
-        [
+    return list(played_by_file(folder).values())
+
+
+def played_by_file(folder: RunFolder) -> dict[str, list[Any]]:
+    return {
+        path.name: [
             (
                 episode.task_id,
                 episode.seed,
@@ -45,4 +49,4 @@ def what_was_played(folder: RunFolder) -> list[list[Any]]:
             for episode in read_trajectories(path)
         ]
         for path in sorted([*folder.rollouts.glob("episodes-*"), *folder.rollouts.glob("heldout-*")])
-    ]
+    }

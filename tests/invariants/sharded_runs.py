@@ -21,7 +21,7 @@ from worker_runs import under_a_falling_truth, whole_and_resumed
 
 from composer_replication.errors import ComposerError
 from composer_replication.trainer.chained_rows import COLUMN
-from composer_replication.trainer.episode_rollouts import EpisodeRollouts
+from composer_replication.trainer.episode_rollouts import model_sampler
 from composer_replication.trainer.parameter_hash import parameter_sha256
 from composer_replication.trainer.saved_model import gathered_weights, save_model
 from composer_replication.trainer.whole_weights import whole_tensors
@@ -130,8 +130,7 @@ def refused(folder: Path) -> dict[str, Any]:
             trained(folder / channel, channel, num_processes=2)
         except ComposerError as error:
             found[channel] = error.code
-    player: Any = None
-    settings = SETTINGS | {"rollout_func": EpisodeRollouts(player)}
+    settings = SETTINGS | {"rollout_func": lambda prompts, trainer: model_sampler(trainer.model, trainer)}
     try:
         build_trainer(output_dir=folder / "episodes", max_steps=1, **settings).train()
     except ComposerError as error:

@@ -129,7 +129,6 @@ def main(folder: Path) -> None:
         runs.halting_run,
         runs.uneven_sampling,
         runs.chains_on_one_process,
-        runs.refused,
     )
     runs.run_all(scenarios, folder)
 

@@ -98,11 +98,6 @@ def test_chains_of_one_process_alone_hold_up_nobody(ranks: Ranks) -> None:
     assert first["steps"] == 2
 
 
-def test_what_needs_whole_weights_is_refused(ranks: Ranks) -> None:
-    for result in ranks[1]:
-        assert result["refused"] == {"episodes": "CR0873"}
-
-
 @pytest.mark.parametrize("channel", ["hints", "replay"])
 def test_a_channel_is_that_of_one_process(ranks: Ranks, tmp_path: Path, channel: str) -> None:
     """Three records of each kind for two processes and two micro-batches: now and then one has none and forwards a stand-in."""

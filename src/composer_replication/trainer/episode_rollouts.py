@@ -8,110 +8,58 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from types import SimpleNamespace
-from typing import Any, Protocol, get_type_hints
+from typing import Any, get_type_hints
 
-import torch
 from trl.trainer.grpo_config import GRPOConfig
 
 from composer_replication.config import RunConfig
 from composer_replication.errors import UsageError
-from composer_replication.records import Completion, StopReason
-from composer_replication.rollouts.episodes.batching_policy import BatchingPolicy, SampleBatch, SampleOptions
+from composer_replication.rollouts.episodes.batching_policy import BatchingPolicy, SampleBatch
 from composer_replication.rollouts.generations.episode_player import EpisodePlayer
 from composer_replication.rollouts.generations.rollout_rows import rollout_row, trl_columns
+from composer_replication.trainer.joint_sampler import JointSampler
 from composer_replication.trainer.model_modes import weights_are_sharded
+from composer_replication.trainer.model_sampler import ModelSampler, SamplingArguments
 from composer_replication.trainer.policy import end_token_ids
-from composer_replication.trainer.prefix_generation import sample_shared
 from composer_replication.trainer.preset_settings import resolve_method
 from composer_replication.trainer.processes import process_rank
-
-
-class _Sampling(Protocol):
-    """What is read of TRL's arguments."""
-
-    top_p: float
-    top_k: int | None
-    min_p: float | None
-    repetition_penalty: float
-
-
-class ModelSampler:
-    """Continues token ids by a model in this process; each row by a generator of its own.
-
-    What a row says depends on its prompt and seed, and but for the last bits of arithmetic on nothing else of its batch.
-
-    Args:
-        model: causal language model.
-        sampling: TRL's arguments, for the filters.
-        tokenizer: the model's; it writes the text of an answer, for people and hints. Ids stay as they were sampled.
-        eos_token_ids: end an answer.
-    """
-
-    def __init__(
-        self, model: Any, sampling: _Sampling, tokenizer: Any, *, eos_token_ids: Sequence[int]
-    ) -> None:
-        self.model, self.sampling, self.tokenizer = model, sampling, tokenizer
-        self.eos_token_ids = tuple(eos_token_ids)
-
-    def __call__(self, prompts: list[tuple[int, ...]], options: list[SampleOptions]) -> Sequence[Completion]:
-        """One completion for each prompt."""
-        (temperature,) = {each.temperature for each in options}
-        sampling = self.sampling
-        rows = sample_shared(
-            self.model,
-            prompts,
-            1,
-            max_new_tokens=max(each.max_new_tokens for each in options),
-            temperature=temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k or 0,
-            min_p=sampling.min_p,
-            repetition_penalty=sampling.repetition_penalty,
-            eos_token_ids=self.eos_token_ids,
-            pad_token_id=self.tokenizer.pad_token_id,
-            generator=[torch.Generator().manual_seed(each.seed) for each in options],
-        )
-        return [
-            self.completion(row.ids[: each.max_new_tokens], row.logps[: each.max_new_tokens])
-            for (row,), each in zip(rows, options, strict=True)
-        ]
-
-    def completion(self, ids: list[int], logps: list[float]) -> Completion:
-        """An answer of these ids, as it ended."""
-        text = str(self.tokenizer.decode(ids, skip_special_tokens=True))
-        reason = StopReason.FINISHED if ids[-1] in self.eos_token_ids else StopReason.LENGTH
-        return Completion(tuple(ids), text, reason, () if self._is_filtered else tuple(logps))
-
-    @property
-    def _is_filtered(self) -> bool:
-        """Filters reshape the distribution: its log-probabilities would not be the model's own."""
-        sampling = self.sampling
-        return (
-            sampling.top_p < 1.0
-            or bool(sampling.top_k)
-            or sampling.min_p is not None
-            or sampling.repetition_penalty != 1.0
-        )
-
 
 MakeSampler = Callable[[Any, Any], SampleBatch]
 """Makes the blocking sampler of a generation from (model, trainer)."""
 
 
 def model_sampler(model: Any, trainer: Any) -> SampleBatch:
-    """The model itself, as TRL's arguments say."""
-    return ModelSampler(model, trainer.args, trainer.processing_class, eos_token_ids=trainer.eos_token_ids)
+    """The model itself, as TRL's arguments say; together with the other processes where its weights are spread.
+
+    Raises:
+        UsageError: weights that cannot be sampled so (CR0873).
+    """
+    kind = JointSampler if weights_are_sharded(trainer.model) else ModelSampler
+    return kind(model, trainer.args, trainer.processing_class, eos_token_ids=trainer.eos_token_ids)
 
 
 @contextmanager
 def batching_policy(
     sampler: SampleBatch, num_running: Callable[[], int], *, max_batch: int, in_rounds: bool
 ) -> Iterator[BatchingPolicy]:
-    """Inside, ``sampler`` as a policy that many episodes may ask at once."""
-    policy = BatchingPolicy(sampler, max_batch=max_batch, num_expected=num_running if in_rounds else None)
+    """Inside, ``sampler`` as a policy that many episodes may ask at once; outside, no process waits for this one."""
+    joint = sampler if isinstance(sampler, JointSampler) else None
+    policy = BatchingPolicy(
+        sampler,
+        max_batch=max_batch,
+        num_expected=num_running if in_rounds else None,
+        before_batch=None if joint is None else joint.meet,
+    )
     try:
         yield policy
+        if joint is not None:
+            policy.in_thread(joint.leave)
+    except BaseException as error:
+        if joint is not None:
+            policy.in_thread(partial(joint.fail, error))
+        raise
     finally:
         policy.close()
 
@@ -150,7 +98,7 @@ def still_trainer(config: RunConfig, model: Any, tokenizer: Any) -> Any:
         UsageError: the recipe's method contradicts itself (CR0760 to CR0762).
     """
     given = resolve_method(config).trl
-    filters = {name: given.get(name, getattr(GRPOConfig, name)) for name in get_type_hints(_Sampling)}
+    filters = {name: given.get(name, getattr(GRPOConfig, name)) for name in get_type_hints(SamplingArguments)}
     return SimpleNamespace(
         model=model,
         args=SimpleNamespace(**filters),
@@ -170,8 +118,8 @@ class EpisodeRollouts:
         make_sampler: of the policy.
 
     Raises (when called):
-        UsageError: a row names no task (CR0867), or weights are spread over processes, whose episodes ask for answers
-            at different times (CR0873).
+        UsageError: a row names no task (CR0867), or weights are spread over processes, not by FSDP2 or so that they
+            cannot be sampled (CR0873).
         SandboxFailure: every episode of the generation was lost (CR0390).
     """
 
@@ -190,8 +138,6 @@ class EpisodeRollouts:
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
         """Columns for TRL, a row for each prompt."""
-        if weights_are_sharded(trainer.model):
-            raise spread_weights("ComposerReplicationTrainer(rollout_func=EpisodeRollouts)")
         task_ids = _task_ids(trainer.generation_rows, len(prompts))
         is_training = bool(trainer.model.training)
         step = 1 + int(trainer.state.global_step)
@@ -239,16 +185,6 @@ class EpisodeReward:
             for name, value in self._player.figures.items():
                 log_metric(name, value)
         return list(episode_reward)
-
-
-def spread_weights(where: str) -> UsageError:
-    """A forward needs every process, and episodes ask when their tools are done."""
-    return UsageError(
-        "CR0873",
-        "the agent loop samples from whole weights, and here they are spread over processes (FSDP, ZeRO-3).",
-        where=where,
-        fix="launch with whole weights on each process (accelerate's MULTI_GPU), or train without the agent loop.",
-    )
 
 
 def _task_ids(rows: Sequence[Mapping[str, Any]], num_prompts: int) -> list[str]:

@@ -73,6 +73,7 @@ def sample_shared(
     repetition_penalty: float = 1.0,
     stop: StopRule | None = None,
     generator: torch.Generator | Sequence[torch.Generator] | None = None,
+    row_limits: Sequence[int] | None = None,
     goes_on: Callable[[bool], bool] = bool,
 ) -> list[list[SampledRow]]:
     """Draw ``num_samples`` completions for each prompt; ``result[i][j]`` is sample j of prompt i.
@@ -104,6 +105,7 @@ def sample_shared(
             ends the row, None goes on. Not asked after an end of sequence.
         generator: source of randomness, on any device; None is torch's global one. One for each row: what it says
             then does not depend on which rows there are beside it.
+        row_limits: most tokens of each row, where some may have fewer than ``max_new_tokens``.
         goes_on: told after each token whether a row still runs, says whether to forward once more. Where weights are
             spread over processes a forward is a collective call, and this asks the others.
 
@@ -125,10 +127,13 @@ def sample_shared(
         eos_token_ids=frozenset(eos_token_ids),
         stop=stop,
         generator=generator,
+        row_limits=row_limits or [max_new_tokens] * len(prompt_of_row),
     )
     with torch.no_grad(), _evaluation_mode(model):
         prompts = [Prompt(ids=ids, mask=(1,) * len(ids)) for ids in index]
-        batch, logits_AV = start_batch(model, prompts, prompt_of_row, pad_token_id)
+        batch, logits_AV = start_batch(
+            model, prompts, prompt_of_row, pad_token_id, needs_cache=goes_on is not bool
+        )
         running = list(range(len(rows)))
         for step in range(max_new_tokens):
             running = _extend(rows, batch, logits_AV, rule) if running else []
@@ -150,6 +155,7 @@ class _Rule:
     eos_token_ids: frozenset[int]
     stop: StopRule | None
     generator: torch.Generator | Sequence[torch.Generator] | None
+    row_limits: Sequence[int]
 
     def uniforms(self, row_numbers: list[int], num_rows: int) -> torch.Tensor:
         """A number of each running row, in [0, 1)."""
@@ -208,7 +214,7 @@ def _extend(rows: list[SampledRow], batch: SamplingBatch, logits_AV: torch.Tenso
     for place, (number, token, logp) in enumerate(newest):
         rows[number].ids.append(token)
         rows[number].logps.append(logp)
-        if not rule.ends(rows[number]):
+        if not rule.ends(rows[number]) and len(rows[number].ids) < rule.row_limits[number]:
             running.append(place)
     return running
 

@@ -83,7 +83,7 @@ def together(work: Callable[[], T]) -> T:
         result = work()
     except BaseException as error:  # noqa: BLE001 - raised below, once the others know
         own_error = error
-    errors = gathered(_portable(own_error))
+    errors = gathered(portable(own_error))
     if own_error is not None:
         raise own_error
     for rank, foreign_error in enumerate(errors):
@@ -108,7 +108,7 @@ def once(work: Callable[[], T], *, every_process_joins: bool = False) -> T:
     return cast("T", from_first(together(work if runs_here else lambda: None)))
 
 
-def _portable(error: BaseException | None) -> BaseException | None:
+def portable(error: BaseException | None) -> BaseException | None:
     """The error itself where it survives pickling, else one that says the same."""
     try:
         restored: BaseException | None = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes

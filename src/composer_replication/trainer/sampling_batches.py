@@ -50,11 +50,20 @@ class SamplingBatch(Protocol):
 
 
 def start_batch(
-    model: nn.Module, prompts: Sequence[Prompt], prompt_of_row: Sequence[int], pad_token_id: int
+    model: nn.Module,
+    prompts: Sequence[Prompt],
+    prompt_of_row: Sequence[int],
+    pad_token_id: int,
+    *,
+    needs_cache: bool = False,
 ) -> tuple[SamplingBatch, torch.Tensor]:
     """A row for each entry of ``prompt_of_row``, and the first logits (B, V).
 
-    A model that cannot share prompts exactly gets whole forwards, and the log says so once.
+    A model that cannot share prompts exactly gets whole forwards, and the log says so once. With ``needs_cache`` it is
+    refused: how many whole forwards there are goes by the rows, and other processes would wait for them.
+
+    Raises:
+        InputError: CR0741, as ``prefill``.
     """
     device = next(inner_model(model).parameters()).device
     context_BC = _context(prompts, device)[torch.tensor(prompt_of_row, device=device)]
@@ -63,6 +72,8 @@ def start_batch(
         try:
             return _start_cached(model, prompts, prompt_of_row, pad_token_id, context_BC)
         except InputError as error:  # a forward of the user's own that leaves the cache alone
+            if needs_cache:
+                raise
             reason = error.message
     if model not in _TOLD:
         _TOLD.add(model)

@@ -55,9 +55,8 @@ class ThinkingSampler(ScriptedSampler):
     num_thoughts = 5
 
     def __call__(self, prompts: list[tuple[int, ...]], options: list[SampleOptions]) -> Sequence[Completion]:
-        drawn = ModelSampler.__call__(
-            self, prompts, [replace(each, max_new_tokens=self.num_thoughts) for each in options]
-        )
+        few = [replace(each, max_new_tokens=self.num_thoughts) for each in options]
+        drawn = super(ScriptedSampler, self).__call__(prompts, few)
         special = {self.tokenizer.convert_tokens_to_ids(word) for word in ("<pad>", "<|im_start|>", END)}
         answers = []
         for prompt, each, thought in zip(prompts, options, drawn, strict=True):

@@ -471,7 +471,7 @@ def test_bad_settings_give_one_sentence(
 def test_spread_weights_are_refused_before_anything_is_loaded(
     monkeypatch: pytest.MonkeyPatch, store: TaskStore, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")  # version 1, where nothing else is said
     with pytest.raises(UsageError, match="spread over processes") as raised:
         train(tmp_path / "run", store)
     assert raised.value.code == "CR0873"

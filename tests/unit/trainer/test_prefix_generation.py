@@ -194,6 +194,30 @@ def test_a_row_does_not_depend_on_when_its_neighbours_stop(llama: Any) -> None:
             assert after.logps == pytest.approx(before.logps, abs=1e-5)
 
 
+def test_a_row_with_a_limit_of_its_own_says_the_same_and_leaves_the_batch(llama: Any) -> None:
+    prompts = [[5, 6, 7], [9, 8]]
+
+    def generators() -> list[torch.Generator]:
+        return [torch.Generator().manual_seed(number) for number in range(2)]
+
+    whole = [row for (row,) in sample(llama, prompts, 1, generator=generators(), eos_token_ids=[])]
+    running: list[bool] = []
+    limited = sample(
+        llama,
+        prompts,
+        1,
+        generator=generators(),
+        eos_token_ids=[],
+        row_limits=[2, 4],
+        goes_on=lambda runs: running.append(runs) or runs,
+    )
+    for (row,), full, limit in zip(limited, whole, (2, 4), strict=True):
+        assert row.ids == full.ids[:limit]
+        assert row.logps == pytest.approx(full.logps[:limit], abs=1e-5)
+        assert row.stop_reason is StopReason.LENGTH
+    assert running == [True, True, True, False]
+
+
 def test_one_prefill_for_each_distinct_prompt_and_finished_rows_leave_the_batch(llama: Any) -> None:
     shapes: list[tuple[int, ...]] = []
     handle = llama.register_forward_hook(

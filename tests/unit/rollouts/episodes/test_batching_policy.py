@@ -185,3 +185,42 @@ def test_waiting_for_the_slow_tool_of_another_is_charged_to_nobody() -> None:
     # The slow one has used up its own time; the quick one has waited for it, and goes on.
     assert reasons == {"slow": StopReason.DEADLINE, "quick": StopReason.SUBMITTED}
     assert policy.counts["prompts"] == 3
+
+
+def test_what_comes_before_a_batch_is_done_in_the_samplers_thread_and_waits_without_beginning() -> None:
+    sampler, done = Sampler(), []
+
+    def meet(options: list[SampleOptions]) -> None:
+        assert begun == []
+        time.sleep(0.05)
+        done.append(([each.seed for each in options], threading.get_ident()))
+
+    begun: list[int] = []
+    policy = BatchingPolicy(sampler, max_batch=2, before_batch=meet)
+
+    async def ask_in_turn() -> Completion:
+        return await policy.sample_in_turn(
+            (3,), max_new_tokens=4, temperature=1.0, seed=5, on_begun=lambda: begun.append(len(done))
+        )
+
+    assert asyncio.run(ask_in_turn()) == answer((3,), SampleOptions(4, 1.0, 5))
+    assert begun == [1]
+    assert done == [([5], next(iter(sampler.threads)))]
+    assert policy.in_thread(threading.get_ident) in sampler.threads
+    policy.close()
+
+
+def test_a_batch_that_has_begun_is_sampled_although_nobody_waits_any_more() -> None:
+    """Other processes may be amid it."""
+    sampler, may_go_on = Sampler(), threading.Event()
+    policy = BatchingPolicy(sampler, before_batch=lambda options: may_go_on.wait(20) and None)
+
+    async def ask_and_leave() -> None:
+        asked = asyncio.create_task(ask(policy, 1))
+        await asyncio.sleep(0.05)
+        asked.cancel()
+
+    asyncio.run(ask_and_leave())
+    may_go_on.set()
+    assert policy.in_thread(lambda: sampler.batches) == [1]
+    policy.close()

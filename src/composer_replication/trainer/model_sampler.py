@@ -1,0 +1,90 @@
+"""The model of this process as a blocking sampler of token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from composer_replication.records import Completion, StopReason
+from composer_replication.rollouts.episodes.batching_policy import SampleOptions
+from composer_replication.trainer.prefix_generation import sample_shared
+
+
+class SamplingArguments(Protocol):
+    """What is read of TRL's arguments."""
+
+    top_p: float
+    top_k: int | None
+    min_p: float | None
+    repetition_penalty: float
+
+
+class ModelSampler:
+    """Continues token ids by a model in this process; each row by a generator of its own.
+
+    What a row says depends on its prompt and seed, and but for the last bits of arithmetic on nothing else of its batch.
+
+    Args:
+        model: causal language model.
+        sampling: TRL's arguments, for the filters.
+        tokenizer: the model's; it writes the text of an answer, for people and hints. Ids stay as they were sampled.
+        eos_token_ids: end an answer.
+    """
+
+    def __init__(
+        self, model: Any, sampling: SamplingArguments, tokenizer: Any, *, eos_token_ids: Sequence[int]
+    ) -> None:
+        self.model, self.sampling, self.tokenizer = model, sampling, tokenizer
+        self.eos_token_ids = tuple(eos_token_ids)
+
+    def __call__(self, prompts: list[tuple[int, ...]], options: list[SampleOptions]) -> Sequence[Completion]:
+        """One completion for each prompt."""
+        return self.sampled(prompts, options, num_steps=max(each.max_new_tokens for each in options))
+
+    def sampled(
+        self,
+        prompts: list[tuple[int, ...]],
+        options: list[SampleOptions],
+        *,
+        num_steps: int,
+        goes_on: Callable[[bool], bool] = bool,
+    ) -> list[Completion]:
+        """As a call, in at most ``num_steps`` tokens; ``goes_on`` as ``sample_shared``."""
+        (temperature,) = {each.temperature for each in options}
+        sampling = self.sampling
+        rows = sample_shared(
+            self.model,
+            prompts,
+            1,
+            max_new_tokens=num_steps,
+            temperature=temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k or 0,
+            min_p=sampling.min_p,
+            repetition_penalty=sampling.repetition_penalty,
+            eos_token_ids=self.eos_token_ids,
+            pad_token_id=self.tokenizer.pad_token_id,
+            generator=[torch.Generator().manual_seed(each.seed) for each in options],
+            row_limits=[each.max_new_tokens for each in options],
+            goes_on=goes_on,
+        )
+        return [self.completion(row.ids, row.logps) for (row,) in rows]
+
+    def completion(self, ids: list[int], logps: list[float]) -> Completion:
+        """An answer of these ids, as it ended."""
+        text = str(self.tokenizer.decode(ids, skip_special_tokens=True))
+        reason = StopReason.FINISHED if ids[-1] in self.eos_token_ids else StopReason.LENGTH
+        return Completion(tuple(ids), text, reason, () if self._is_filtered else tuple(logps))
+
+    @property
+    def _is_filtered(self) -> bool:
+        """Filters reshape the distribution: its log-probabilities would not be the model's own."""
+        sampling = self.sampling
+        return (
+            sampling.top_p < 1.0
+            or bool(sampling.top_k)
+            or sampling.min_p is not None
+            or sampling.repetition_penalty != 1.0
+        )

@@ -266,7 +266,7 @@ class ComposerReplicationTrainer(
         """As TRL's, but a row that nobody scored is not punished for its length; remembered for this generation."""
         rewards: torch.Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         rewards = without_lone_punishments(rewards, self.reward_func_names)
-        self._remember_rewards(rewards, completion_ids_list)
+        self._remember_rewards(rewards)
         return rewards
 
     def _generate_single_turn(

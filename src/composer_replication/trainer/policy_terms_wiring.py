@@ -5,7 +5,7 @@ A mixin of the trainer. With ``PolicyOptions()`` as it stands nothing here touch
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -54,7 +54,7 @@ class PolicyTerms(FreshGroups, ChosenPrompts):
     _check_generation: Any
     _check_importance: Any
     _kl_beta: float = 0.0
-    _newest_lengths: tuple[int, ...] = ()
+    _newest_sampled: Any
 
     # ---- before the first step ----------------------------------------------------------------------
 
@@ -86,10 +86,9 @@ class PolicyTerms(FreshGroups, ChosenPrompts):
 
     # ---- one generation -------------------------------------------------------------------------------
 
-    def _remember_rewards(self, rewards_NF: torch.Tensor, completion_ids: Sequence[Sequence[int]]) -> None:
-        """What ``_calculate_rewards`` gave: all processes' rewards, this one's lengths."""
+    def _remember_rewards(self, rewards_NF: torch.Tensor) -> None:
+        """What ``_calculate_rewards`` gave: all processes' rewards."""
         self._newest_rewards, self._newest_efforts = rewards_NF, None
-        self._newest_lengths = tuple(len(ids) for ids in completion_ids)
 
     def _with_policy_terms(self, generate: Generate, inputs: Any) -> dict[str, Any]:
         """TRL's generation with our terms; rows of ``inputs`` whose group was replaced become the fresh ones."""
@@ -158,7 +157,7 @@ class PolicyTerms(FreshGroups, ChosenPrompts):
             metrics["kl"].append(total / max(count, 1.0))
         effort = self.policy_options.effort
         if effort is not None and effort.weight != 0.0:
-            cost_B = self._effort_costs(effort, output, inputs, penalty_B)
+            cost_B = self._effort_costs(effort, inputs, penalty_B)
             penalty_B += effort.weight * cost_B
             self._newest_efforts = self.accelerator.gather(effort.weight * cost_B)
             total, count = self._summed(cost_B.sum(), torch.ones_like(cost_B).sum())
@@ -178,20 +177,15 @@ class PolicyTerms(FreshGroups, ChosenPrompts):
         start = self.accelerator.process_index * mask_BT.size(0)
         output["advantages"] = advantage_N[start : start + mask_BT.size(0)]
 
-    def _effort_costs(
-        self, effort: EffortPrice, output: Mapping[str, Any], inputs: Any, like_B: torch.Tensor
-    ) -> torch.Tensor:
+    def _effort_costs(self, effort: EffortPrice, inputs: Any, like_B: torch.Tensor) -> torch.Tensor:
         """C of each row, from the counts that its rollout brought, else from lengths and masks."""
-        tools = output.get("tool_mask")
-        if tools is None:
-            outside = [0.0] * like_B.numel()
-        else:
-            outside = (output["completion_mask"] * (1 - tools)).sum(-1).tolist()
+        completion_ids, tool_masks = self._newest_sampled
         units = []
-        for row, length, tool_tokens in zip(inputs, self._newest_lengths, outside, strict=True):
+        for row, ids, mask in zip(inputs, completion_ids, tool_masks or completion_ids, strict=True):
+            num_own = len(ids) if tool_masks is None else sum(mask)
             counts = row.get(COLUMN) or {
-                "tool_output_token": tool_tokens,
-                "final_token": length - tool_tokens,
+                "tool_output_token": len(ids) - num_own,
+                "final_token": num_own,
                 "turn": 1,
             }
             units.append(effort_units(counts, effort.unit_weights))

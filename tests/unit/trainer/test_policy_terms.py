@@ -90,13 +90,16 @@ def test_counts_of_a_rollout_function_win_over_lengths(make_trainer: MakeTrainer
     assert advantages_of(trainer) == pytest.approx([share - 1.1, share, share, share], abs=1e-5)
 
 
-def test_tool_output_costs_its_own_weight(make_trainer: MakeTrainer) -> None:
+@pytest.mark.parametrize("masks_truncated", [False, True])
+def test_tool_output_costs_its_own_weight(make_trainer: MakeTrainer, masks_truncated: bool) -> None:
+    """No answer here ends with the end token, so with ``mask_truncated_completions`` the mask of each is emptied."""
     mask = [[1, 0, 0], [1, 1], [1, 1, 1, 1, 1], [1]]
     trainer = make_trainer(
         max_steps=1,
         reward=equal,
         rollout_func=roll_out_with(None, mask),
         policy_options=PolicyOptions(effort=EffortPrice(weight=1.0, q=0.0)),
+        mask_truncated_completions=masks_truncated,
         **UNSCALED,
     )
     units = [1 + 0.2 + 20, 2 + 20, 5 + 20, 1 + 20]

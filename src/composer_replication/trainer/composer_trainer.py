@@ -38,7 +38,8 @@ from composer_replication.trainer.loss_channels import LossChannels
 from composer_replication.trainer.policy_options import PolicyOptions, check_policy_options
 from composer_replication.trainer.policy_terms_wiring import PolicyTerms
 from composer_replication.trainer.prefix_wiring import PrefixWiring
-from composer_replication.trainer.processes import leave_group_at_exit, once, process_rank, wait_for_all
+from composer_replication.trainer.process_exit import leave_group_at_exit
+from composer_replication.trainer.processes import once, process_rank, wait_for_all
 from composer_replication.trainer.router_load import RouterLoad
 from composer_replication.trainer.router_replay import RouterReplay
 from composer_replication.trainer.run_borders import RunBorders

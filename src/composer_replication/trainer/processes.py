@@ -6,10 +6,8 @@ In a lone process each of them is a plain call.
 
 from __future__ import annotations
 
-import atexit
 import pickle
 from collections.abc import Callable
-from functools import cache
 from typing import TypeVar, cast
 
 import torch.distributed as dist
@@ -49,23 +47,6 @@ def wait_for_all() -> None:
     """Go on when every process has come here. A collective call."""
     if num_processes() > 1:
         dist.barrier()
-
-
-@cache
-def leave_group_at_exit() -> None:
-    """Have a process group over gloo destroyed before the interpreter ends.
-
-    Gloo's threads let go of their last tensors on their own time. One that does while the interpreter
-    ends aborts the process, and the launcher then reports a finished run as failed.
-    """
-    atexit.register(_leave_gloo)
-
-
-def _leave_gloo() -> None:
-    # NCCL is left alone: destroying it may wait for a process that has failed.
-    is_member = dist.is_available() and dist.is_initialized()
-    if is_member and "nccl" not in dist.get_backend_config():
-        dist.destroy_process_group()
 
 
 def together(work: Callable[[], T]) -> T:

@@ -20,10 +20,10 @@ from scripted_tools import ThinkingSampler, sampler_of
 from sharded_worker import shard_the_weights
 
 from composer_replication.cli.training_run import run_recipe
-from composer_replication.errors import ComposerError
+from composer_replication.errors import ComposerError, InputError
 from composer_replication.rollouts.episodes.batching_policy import SampleOptions
 from composer_replication.trainer import episode_rollouts
-from composer_replication.trainer.joint_sampler import JointSampler
+from composer_replication.trainer.joint_sampler import JointSampler, forwards_need_others
 
 
 class Unscored(ThinkingSampler):
@@ -55,25 +55,29 @@ class JointThinking(Unscored, JointSampler):
         return super().sampled(prompts, options, **more)
 
 
+def scripted(model: Any, trainer: Any) -> Any:
+    """In the place of ``model_sampler``; before training begins each process has the weights whole."""
+    kind = JointThinking if forwards_need_others(trainer.model) else Unscored
+    return sampler_of(scripts(), kind)(model, trainer)
+
+
 def fail(runs: bool) -> bool:
-    raise ArithmeticError("amid a batch")
+    raise InputError("CR0999", "amid a batch.")
 
 
 def main(spec: dict[str, Any], folder: Path) -> None:
     rank = os.environ["RANK"]
     JointThinking.fails_at = spec.get("fails_at", 0)
-    kind: type[ThinkingSampler] = Unscored
     if spec["is_sharded"]:
         shard_the_weights()
-        kind = JointThinking
     if spec["is_scripted"]:
-        episode_rollouts.model_sampler = sampler_of(scripts(), kind)
+        episode_rollouts.model_sampler = scripted
     result: dict[str, Any] = {}
     try:
         summary, _ = run_recipe(RECIPE, spec["settings"], folder / "run", resume=False, quiet=True)
         result |= {"sha256": summary["parameter_sha256"], "steps": summary["steps"]}
-    except (ComposerError, ArithmeticError) as error:
-        result |= {"error": repr(error), "notes": getattr(error, "__notes__", [])}
+    except ComposerError as error:
+        result |= {"error": error.code, "notes": getattr(error, "__notes__", [])}
     result |= {"batches": JointThinking.num_batches, "stand_ins": JointThinking.num_stand_ins}
     (folder / f"rank-{rank}.json").write_text(json.dumps(result))
 

@@ -30,6 +30,7 @@ def run(build_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactor
     pins = tuple(f"tinymath/numbers.py::{name}" for name in ("absolute", "clamp", "sign"))
     store = build_tiny(tmp_path_factory.mktemp("store") / "tasks", pins)
     common = {"tasks": {"store": str(store)}, **SETTINGS, "trl.per_device_train_batch_size": 4}
+    common |= {"trl.max_steps": 2, "heldout.before_and_after_samples": 1, "heldout.max_seconds_share": 0.9}
 
     def start(*, is_sharded: bool, is_scripted: bool = True, fails_at: int = 0, **settings: Any) -> Any:
         folder = tmp_path_factory.mktemp("run")
@@ -45,11 +46,11 @@ def test_the_same_episodes_and_weights_as_with_whole_weights(run: Run) -> None:
     spread, (first, second) = run(is_sharded=True)
     whole, (alone, _) = run(is_sharded=False)
     assert first["sha256"] == second["sha256"]
-    assert first["steps"] == second["steps"] == alone["steps"] == 3
+    assert first["steps"] == second["steps"] == alone["steps"] == 2
     played, expected = played_by_file(spread), played_by_file(whole)
-    assert len(expected) == 9  # three generations in two processes, three held-out readings in the first
+    assert len(expected) == 6  # two generations in two processes, two held-out readings in the first
     assert {name: played[name] for name in expected} == expected
-    assert len(played) == 12  # with spread weights each has to take part in a reading
+    assert len(played) == 8  # with spread weights each has to take part in a reading
     for ours, theirs in zip(read_jsonl(spread.metrics), read_jsonl(whole.metrics), strict=True):
         assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-5)
         assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3)
@@ -61,12 +62,15 @@ def test_the_models_own_words_are_drawn_together(run: Run) -> None:
     spread, (first, second) = run(is_sharded=True, is_scripted=False, **{"agent.max_new_tokens": 24})
     whole, _ = run(is_sharded=False, is_scripted=False, **{"agent.max_new_tokens": 24})
     assert first["sha256"] == second["sha256"]
-    (name, episodes), *_ = played_by_file(spread).items()
-    assert episodes == played_by_file(whole)[name]
-    assert any(turn.token_ids for episode in episodes for turn in episode[4:])
+    ours, theirs = played_by_file(spread), played_by_file(whole)
+    first_step = [name for name in theirs if name.startswith("episodes-000001")]
+    assert len(first_step) == 2  # of both processes
+    for name in first_step:
+        assert ours[name] == theirs[name]
+        assert any(turn.token_ids for episode in ours[name] for turn in episode[4:])
 
 
 def test_a_process_that_fails_amid_a_batch_is_heard(run: Run) -> None:
     _, (first, second) = run(is_sharded=True, fails_at=4)
-    assert first["error"] == second["error"] == "ArithmeticError('amid a batch')"
+    assert first["error"] == second["error"] == "CR0999"
     assert first["notes"] == ["raised on process 1"]

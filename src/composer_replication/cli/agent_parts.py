@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from composer_replication.channel_tables import AgentSection
 from composer_replication.cli.hint_parts import hint_options
-from composer_replication.cli.launched_process import file_part, shards_by_fsdp2, shards_weights
+from composer_replication.cli.launched_process import (
+    file_part,
+    offloads_weights,
+    shards_by_fsdp2,
+    shards_weights,
+)
 from composer_replication.config import RunConfig
 from composer_replication.errors import InputError, UsageError
 from composer_replication.interfaces import HintGenerator
@@ -59,7 +64,7 @@ def check_agent(config: RunConfig) -> None:
 
     Raises:
         UsageError: another engine is to sample (CR0868), no such dialect of calls (CR0818), hints of other
-            tasks (CR0877), weights that are spread over processes by something else than FSDP2 (CR0873).
+            tasks (CR0877), weights that are spread over processes by something else than FSDP2, or offloaded (CR0873).
     """
     if config.agent is None:
         return
@@ -67,10 +72,13 @@ def check_agent(config: RunConfig) -> None:
         require_dialect(config.agent.dialect, where="agent.dialect")
     if config.hints is not None and config.hints.writing.from_other_tasks:
         raise no_other_tasks("they are for single answers", "take the [agent] table out")
-    if shards_weights() and not shards_by_fsdp2():
-        from composer_replication.trainer.joint_sampler import unsampled_parts
+    if shards_weights():
+        from composer_replication.trainer.joint_sampler import offloaded, other_than_fsdp2
 
-        raise unsampled_parts("they are not spread by FSDP2", "agent")
+        if not shards_by_fsdp2():
+            raise other_than_fsdp2("agent")
+        if offloads_weights():
+            raise offloaded("agent")
     for key in ("use_vllm", "use_transformers_continuous_batching"):
         if config.trl.get(key):
             raise UsageError(
@@ -222,12 +230,16 @@ def open_agent(
     """The parts of a recipe with an ``[agent]`` table; None without one.
 
     Raises:
-        UsageError: as ``open_player``.
+        UsageError: as ``open_player``, or spread weights of a model that cannot be sampled behind a cache (CR0873).
     """
     if config.agent is None:
         return None
     from composer_replication.trainer.episode_rollouts import EpisodeReward, EpisodeRollouts, TrainedPolicy
 
+    if shards_weights():
+        from composer_replication.trainer.joint_sampler import refuse_uncached
+
+        refuse_uncached(model)
     observed = ObservedEpisodes(grader.store) if config.trainer.alpha_sdpo != 0.0 else None
     kept = KeptEpisodes(
         folder.rollouts,

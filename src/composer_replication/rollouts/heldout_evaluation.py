@@ -48,6 +48,7 @@ class HeldoutEvaluator:
         max_seconds_share: most of the run's time that readings may take. A due reading that
             would begin above it waits; the sample is never made smaller. None: no ceiling.
             With a ceiling the cadence depends on the clock, so two runs may differ.
+        agree: makes of what this process's clock says of the ceiling what holds for all that evaluate together.
         clock: seconds, for tests.
 
     Raises:
@@ -71,6 +72,7 @@ class HeldoutEvaluator:
         has_sentinel: bool = False,
         counts_shares: bool = False,
         max_seconds_share: float | None = None,
+        agree: Callable[[bool], bool] = bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         _refuse_small_pool(tasks, sample_size, len(canaries), num_canaries)
@@ -85,7 +87,7 @@ class HeldoutEvaluator:
         self.num_canaries = num_canaries
         self.has_sentinel = has_sentinel
         self.counts_shares = counts_shares
-        self.max_seconds_share = max_seconds_share
+        self.max_seconds_share, self._agree = max_seconds_share, agree
         self.num_calls = 0
         self.evaluation_idx = 0
         self.num_put_off = 0
@@ -108,7 +110,7 @@ class HeldoutEvaluator:
         self.num_calls += 1
         if (self.num_calls - 1) % self.every and not self._is_waiting:
             return None
-        if self.max_seconds_share is not None and self.seconds_share > self.max_seconds_share:
+        if self.max_seconds_share is not None and self._agree(self.seconds_share > self.max_seconds_share):
             self._is_waiting = True
             self.num_put_off += 1
             return None
@@ -144,6 +146,9 @@ class HeldoutEvaluator:
         whole = [
             r for r in results if len(r.hidden) == self.samples_per_task and standing.get(r.task_id, True)
         ]
+        passes = self._canary_passes(
+            index
+        )  # before anything is raised: other processes may sample theirs with us
         if not whole:
             raise SandboxFailure(
                 "CR0390",
@@ -152,7 +157,6 @@ class HeldoutEvaluator:
             )
         pairs = [(statistics.fmean(r.visible), statistics.fmean(r.hidden)) for r in whole]
         truths = [statistics.fmean(r.hidden_share if self.counts_shares else r.hidden) for r in whole]
-        passes = self._canary_passes(index)
         self.evaluation_idx = index  # only now: a reading that broke is made again with the same draw
         self.last_visible = statistics.fmean(visible for visible, _ in pairs)
         return HeldoutReading(

@@ -19,8 +19,11 @@ from composer_replication.errors import UsageError
 from composer_replication.rollouts.episodes.batching_policy import BatchingPolicy, SampleBatch
 from composer_replication.rollouts.generations.episode_player import EpisodePlayer
 from composer_replication.rollouts.generations.rollout_rows import rollout_row, trl_columns
-from composer_replication.trainer.joint_sampler import JointSampler
-from composer_replication.trainer.model_modes import weights_are_sharded
+from composer_replication.trainer.joint_sampler import (
+    JointSampler,
+    forwards_need_others,
+    refuse_lone_forwards,
+)
 from composer_replication.trainer.model_sampler import ModelSampler, SamplingArguments
 from composer_replication.trainer.policy import end_token_ids
 from composer_replication.trainer.preset_settings import resolve_method
@@ -36,7 +39,7 @@ def model_sampler(model: Any, trainer: Any) -> SampleBatch:
     Raises:
         UsageError: weights that cannot be sampled so (CR0873).
     """
-    kind = JointSampler if weights_are_sharded(trainer.model) else ModelSampler
+    kind = JointSampler if forwards_need_others(trainer.model) else ModelSampler
     return kind(model, trainer.args, trainer.processing_class, eos_token_ids=trainer.eos_token_ids)
 
 
@@ -46,6 +49,8 @@ def batching_policy(
 ) -> Iterator[BatchingPolicy]:
     """Inside, ``sampler`` as a policy that many episodes may ask at once; outside, no process waits for this one."""
     joint = sampler if isinstance(sampler, JointSampler) else None
+    if joint is None and isinstance(sampler, ModelSampler) and forwards_need_others(sampler.model):
+        refuse_lone_forwards()
     policy = BatchingPolicy(
         sampler,
         max_batch=max_batch,
@@ -115,7 +120,8 @@ class EpisodeRollouts:
         player: plays and grades.
         max_batch: answers that are sampled together.
         in_rounds: sample when every running episode waits; see ``BatchingPolicy``.
-        make_sampler: of the policy.
+        make_sampler: of the policy. One that forwards the trainer's model has to be a ``JointSampler`` where its weights are
+            spread over processes.
 
     Raises (when called):
         UsageError: a row names no task (CR0867), or weights are spread over processes, not by FSDP2 or so that they

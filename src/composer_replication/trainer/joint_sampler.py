@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
+from accelerate.state import AcceleratorState, is_initialized
+from torch.distributed.fsdp import FSDPModule
 
-from composer_replication.errors import UsageError
-from composer_replication.losses.gathered_weight import is_spread
+from composer_replication.errors import ComposerError, UsageError
 from composer_replication.records import Completion
 from composer_replication.rollouts.episodes.batching_policy import SampleOptions
+from composer_replication.trainer.model_modes import weights_are_sharded
 from composer_replication.trainer.model_sampler import ModelSampler
 from composer_replication.trainer.prefix_support import unsupported_reason
 from composer_replication.trainer.processes import gathered, portable
+
+logger = logging.getLogger(__name__)
+
+_WHERE = "ComposerReplicationTrainer(rollout_func=EpisodeRollouts)"
+_WHOLE = "launch with whole weights on each process (accelerate's MULTI_GPU)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,22 +42,22 @@ class JointSampler(ModelSampler):
     A batch begins when every process has one or has no episode left. Then all forward once a token, until no row of any
     process runs; who has no rows forwards a stand-in. What a row says depends on its prompt and seed, as everywhere.
 
-    Between two forwards there is one all-gather, always of the same kind, so a process that fails amid a batch is heard by the others
-    where they wait for it. They raise its error.
+    Between two forwards there is one all-gather, always of the same kind, so that an error of ours (``ComposerError``) amid a
+    batch is heard by the others where they wait, and they raise it. Any other may come from within a forward, where the
+    others wait for weights and cannot hear: it is logged and raised here, and the launcher ends the others.
 
     Call ``meet``, the sampler and, at the end, ``leave`` or ``fail`` in one thread.
 
     Raises (when made):
-        UsageError: the weights are spread in another way than FSDP2's, or the model cannot be sampled behind a cache (CR0873).
+        UsageError: the weights are spread in another way than FSDP2's, or cannot be sampled so (CR0873).
     """
 
     def __init__(self, model: Any, sampling: Any, tokenizer: Any, *, eos_token_ids: Sequence[int]) -> None:
         super().__init__(model, sampling, tokenizer, eos_token_ids=eos_token_ids)
-        reason = _problem(model)
-        if reason is not None:
-            raise unsampled_parts(reason)
+        refuse_unsampled_parts(model)
         self._num_steps = 0
         self._error: BaseException | None = None
+        self._has_left = False
 
     def meet(self, options: Sequence[SampleOptions]) -> None:
         """Wait until every process has a batch or nothing left; to be called before each batch.
@@ -66,8 +74,12 @@ class JointSampler(ModelSampler):
         try:
             with self._own_device():
                 return self.sampled(prompts, options, num_steps=self._num_steps, goes_on=self._runs_anywhere)
-        except BaseException as error:
+        except ComposerError as error:
             self.fail(error)
+            raise
+        except BaseException as error:
+            self._error = error
+            logger.exception("amid the forwards of several processes; the others wait until they are ended")
             raise
 
     def leave(self) -> None:
@@ -85,10 +97,11 @@ class JointSampler(ModelSampler):
                     num_steps=most,
                     goes_on=lambda _: self._runs_anywhere(False),
                 )
+        self._has_left = True
 
     def fail(self, error: BaseException) -> None:
-        """Tell the others, who wait; once, and not of an error that they told."""
-        if self._error is None:
+        """Tell the others, who wait; once, and not of an error that they told or after all have left."""
+        if self._error is None and not self._has_left:
             self._error = error
             with self._own_device():
                 gathered(_Word(error=portable(error)))
@@ -99,8 +112,11 @@ class JointSampler(ModelSampler):
     def _exchanged(self, word: _Word) -> list[_Word]:
         if self._error is not None:
             raise self._error
-        words = gathered(word)
+        words: list[Any] = gathered(word)
         for rank, each in enumerate(words):
+            if not isinstance(each, _Word):
+                self._error = RuntimeError(f"process {rank} does not sample here: it went another way.")
+                raise self._error
             if each.error is not None:
                 self._error = each.error
                 each.error.add_note(f"raised on process {rank}")
@@ -113,23 +129,71 @@ class JointSampler(ModelSampler):
         return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-def _problem(model: Any) -> str | None:
-    """Why processes cannot forward such a model together, once a token."""
-    parameters = list(model.parameters())
-    if not any(map(is_spread, parameters)):
-        return "they are not spread by FSDP2"
-    if all(each.device.type == "cpu" for each in parameters) and torch.accelerator.is_available():
-        return "FSDP2 keeps them in the processor's memory (fsdp_offload_params)"
-    return unsupported_reason(model, training=False)
+def forwards_need_others(model: Any) -> bool:
+    """Whether FSDP2 has spread the weights already, or something else has or will.
+
+    accelerate is told of FSDP2 from the start and spreads when training begins; until then each process has them whole.
+    """
+    if has_fsdp2(model):
+        return True
+    plugin = getattr(AcceleratorState(), "fsdp_plugin", None) if is_initialized() else None
+    return weights_are_sharded(model) and (plugin is None or plugin.fsdp_version != 2)
 
 
-def unsampled_parts(
-    reason: str, where: str = "ComposerReplicationTrainer(rollout_func=EpisodeRollouts)"
-) -> UsageError:
-    """Weights in parts, for which there is no way to sample episodes."""
-    return UsageError(
-        "CR0873",
-        f"the agent loop cannot sample weights that are spread over processes here: {reason}.",
-        where=where,
-        fix="launch with FSDP2 or with whole weights on each process (accelerate's MULTI_GPU), or train without the agent loop.",
+def has_fsdp2(model: Any) -> bool:
+    """Whether FSDP2 has spread it; parameters may be whole for a while after a forward."""
+    return any(isinstance(part, FSDPModule) for part in model.modules())
+
+
+def refuse_unsampled_parts(model: Any) -> None:
+    """Stop where processes cannot forward such a model together, once a token.
+
+    Raises:
+        UsageError: so it is (CR0873).
+    """
+    if not has_fsdp2(model):
+        raise other_than_fsdp2(_WHERE)
+    if all(each.device.type == "cpu" for each in model.parameters()) and torch.accelerator.is_available():
+        raise offloaded(_WHERE)
+    refuse_uncached(model)
+
+
+def refuse_uncached(model: Any) -> None:
+    """Stop where a model cannot be sampled behind a cache.
+
+    Raises:
+        UsageError: so it is (CR0873).
+    """
+    reason = unsupported_reason(model, training=False)
+    if reason is not None:
+        raise _refused(f"{reason}", _WHERE, f"take another model, or {_WHOLE}.")
+
+
+def other_than_fsdp2(where: str) -> UsageError:
+    """FSDP 1 or ZeRO-3."""
+    return _refused("they are not spread by FSDP2", where, f"launch with fsdp_version: 2, or {_WHOLE}.")
+
+
+def offloaded(where: str) -> UsageError:
+    """FSDP2 whose parts wait in the processor's memory."""
+    return _refused(
+        "FSDP2 keeps them in the processor's memory", where, f"set fsdp_offload_params: false, or {_WHOLE}."
     )
+
+
+def refuse_lone_forwards() -> NoReturn:
+    """Stop where each process would forward at times of its own.
+
+    Raises:
+        UsageError: always (CR0873).
+    """
+    raise _refused(
+        "the sampler that make_sampler made forwards alone",
+        _WHERE,
+        "make a JointSampler, or a subclass of it.",
+    )
+
+
+def _refused(reason: str, where: str, fix: str) -> UsageError:
+    sentence = f"the agent loop cannot sample weights that are spread over processes here: {reason}."
+    return UsageError("CR0873", sentence, where=where, fix=fix)

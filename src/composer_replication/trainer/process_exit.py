@@ -28,9 +28,9 @@ def leave_group_at_exit() -> None:
 
 
 def _leave_gloo() -> None:
-    # NCCL is left alone: destroying it may wait for a process that has failed.
+    # Others are left alone: destroying NCCL's may wait for a process that has failed.
     is_member = dist.is_available() and dist.is_initialized()
-    if is_member and "nccl" not in dist.get_backend_config():
+    if is_member and all(part.endswith("gloo") for part in dist.get_backend_config().split(",")):
         dist.destroy_process_group()
     wait_for_idle_threads(_GLOO)  # of a group that the user has destroyed, too
 

@@ -69,6 +69,8 @@ def together(work: Callable[[], T]) -> T:
         raise own_error
     for rank, foreign_error in enumerate(errors):
         if foreign_error is not None:
+            if not isinstance(foreign_error, BaseException):
+                raise RuntimeError(f"process {rank} sent something else than its error: it went another way.")
             foreign_error.add_note(f"raised on process {rank}")
             raise foreign_error
     return cast("T", result)

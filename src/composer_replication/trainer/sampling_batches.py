@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _ROWS_AT_ONCE = 8  # of a forward without a cache; bounds the logits of models that cannot leave positions out
+_NEEDS_CACHE = "take another model, or launch with whole weights on each process."
 _TOLD: WeakSet[nn.Module] = WeakSet()
 
 
@@ -68,6 +69,8 @@ def start_batch(
     device = next(inner_model(model).parameters()).device
     context_BC = _context(prompts, device)[torch.tensor(prompt_of_row, device=device)]
     reason = unsupported_reason(model, training=False)
+    if reason is not None and needs_cache:
+        raise InputError("CR0741", f"{reason}.", where=type(inner_model(model)).__name__, fix=_NEEDS_CACHE)
     if reason is None:
         try:
             return _start_cached(model, prompts, prompt_of_row, pad_token_id, context_BC)

@@ -43,14 +43,15 @@ def run(build_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactor
 
 
 def test_the_same_episodes_and_weights_as_with_whole_weights(run: Run) -> None:
-    spread, (first, second) = run(is_sharded=True)
-    whole, (alone, _) = run(is_sharded=False)
+    three = {"trl.max_steps": 3}
+    spread, (first, second) = run(is_sharded=True, **three)
+    whole, (alone, _) = run(is_sharded=False, **three)
     assert first["sha256"] == second["sha256"]
-    assert first["steps"] == second["steps"] == alone["steps"] == 2
+    assert first["steps"] == second["steps"] == alone["steps"] == 3
     played, expected = played_by_file(spread), played_by_file(whole)
-    assert len(expected) == 6  # two generations in two processes, two held-out readings in the first
+    assert len(expected) == 9  # three generations in two processes, three held-out readings in the first
     assert {name: played[name] for name in expected} == expected
-    assert len(played) == 8  # with spread weights each has to take part in a reading
+    assert len(played) == 12  # with spread weights each has to take part in a reading
     for ours, theirs in zip(read_jsonl(spread.metrics), read_jsonl(whole.metrics), strict=True):
         assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-5)
         assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3)

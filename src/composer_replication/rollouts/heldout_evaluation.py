@@ -146,9 +146,8 @@ class HeldoutEvaluator:
         whole = [
             r for r in results if len(r.hidden) == self.samples_per_task and standing.get(r.task_id, True)
         ]
-        passes = self._canary_passes(
-            index
-        )  # before anything is raised: other processes may sample theirs with us
+        # Before anything is raised: other processes may sample theirs with us.
+        passes = self._canary_passes(index)
         if not whole:
             raise SandboxFailure(
                 "CR0390",

@@ -39,13 +39,6 @@ def test_both_stop_at_the_same_step_on_the_same_reading(ranks: tuple[Path, list[
     assert first["sharing_off"] == []  # prompts were shared under DistributedDataParallel
 
 
-def test_the_process_group_is_gone_before_the_interpreter_ends(
-    ranks: tuple[Path, list[dict[str, Any]]],
-) -> None:
-    """Gloo's threads abort a process that ends under them, now and then: 8 of 40 in a loop of short runs."""
-    assert [(ranks[0] / f"end-{rank}.json").read_text() for rank in range(2)] == ["false", "false"]
-
-
 def test_one_process_writes_the_run_folder(ranks: tuple[Path, list[dict[str, Any]]]) -> None:
     run = RunFolder(ranks[0] / "halting")
     assert [row["step"] for row in read_jsonl(run.metrics)] == [1, 2, 3, 4]

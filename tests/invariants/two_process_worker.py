@@ -1,14 +1,11 @@
 """One of two trainer processes: ``two_process_worker.py FOLDER``; the rank comes from the environment.
 
-Writes ``rank-R.json``, what each scenario gave on this rank, and ``end-R.json``, whether the process group was
-still there at the very end.
+Writes ``rank-R.json``: what each scenario gave on this rank.
 """
 
 from __future__ import annotations
 
-import atexit
 import json
-import os
 import sys
 from collections import Counter
 from pathlib import Path
@@ -197,12 +194,7 @@ def chains_on_one_process(folder: Path) -> dict[str, Any]:
     return {"rows": forwarded, "values": values.tolist()}
 
 
-def note_the_end(folder: Path) -> None:
-    (folder / f"end-{os.environ['RANK']}.json").write_text(json.dumps(dist.is_initialized()))
-
-
 def main(folder: Path) -> None:
-    atexit.register(note_the_end, folder)  # what is registered first runs last
     torch.set_num_threads(1)
     results: dict[str, Any] = {"halting": halting_run(folder / "halting")}
     results["failing"] = failing_run(folder / "failing")

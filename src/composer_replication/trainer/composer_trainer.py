@@ -38,7 +38,7 @@ from composer_replication.trainer.loss_channels import LossChannels
 from composer_replication.trainer.policy_options import PolicyOptions, check_policy_options
 from composer_replication.trainer.policy_terms_wiring import PolicyTerms
 from composer_replication.trainer.prefix_wiring import PrefixWiring
-from composer_replication.trainer.process_exit import leave_group_at_exit
+from composer_replication.trainer.process_exit import wait_for_gloo_at_exit
 from composer_replication.trainer.processes import once, process_rank, wait_for_all
 from composer_replication.trainer.router_load import RouterLoad
 from composer_replication.trainer.router_replay import RouterReplay
@@ -159,7 +159,7 @@ class ComposerReplicationTrainer(
         self.run_identity = run_identity
         self._check_channel_settings()
         super().__init__(*args, **kwargs)
-        leave_group_at_exit()
+        wait_for_gloo_at_exit()
         self._take_kl_out_of_the_loss()
 
     # ---- loss -----------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from composer_replication.trainer.guard_fold import (
 from composer_replication.trainer.in_loop_signals import finite
 from composer_replication.trainer.metrics_log import json_row
 from composer_replication.trainer.model_modes import evaluation_mode, weights_are_sharded
-from composer_replication.trainer.process_exit import leave_group_at_exit
+from composer_replication.trainer.process_exit import wait_for_gloo_at_exit
 from composer_replication.trainer.processes import from_first, once, process_rank
 from composer_replication.trainer.setting_errors import TrainerSettingError
 
@@ -110,7 +110,7 @@ class HeldOutGuardCallback(TrainerCallback):
         split_fingerprint: str = "",
     ) -> None:
         _check_arguments(heldout_eval_fn, every)
-        leave_group_at_exit()
+        wait_for_gloo_at_exit()
         self.guard = guard
         self.heldout_eval_fn = heldout_eval_fn
         self.proxy_key = proxy_key

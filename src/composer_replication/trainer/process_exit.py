@@ -3,7 +3,8 @@
 Gloo's threads let go of the tensors of a collective on their own time. The last reference to one that Python has known
 needs Python's lock, and a thread that asks for it while the interpreter ends is ended amid C++: the process aborts with
 "terminate called without an active exception", and the launcher reports a finished run as failed (exit code -6).
-Destroying the group joins these threads only where nothing else holds it, as FSDP2 and DistributedDataParallel do.
+Destroying the group would join these threads only where nothing else holds it, as FSDP2 and DistributedDataParallel do, and
+might wait for a process that has failed. So they are given the time that they need.
 """
 
 from __future__ import annotations
@@ -14,25 +15,15 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-import torch.distributed as dist
-
 _THREADS = Path("/proc/self/task")
 _GLOO = "pt_gloo"
 _POLL_SECONDS, _NUM_CALM_POLLS, _NUM_POLLS = 0.005, 3, 1000
 
 
 @cache
-def leave_group_at_exit() -> None:
-    """Have a process group over gloo left in good order before the interpreter ends."""
-    atexit.register(_leave_gloo)
-
-
-def _leave_gloo() -> None:
-    # Others are left alone: destroying NCCL's may wait for a process that has failed.
-    is_member = dist.is_available() and dist.is_initialized()
-    if is_member and all(part.endswith("gloo") for part in dist.get_backend_config().split(",")):
-        dist.destroy_process_group()
-    wait_for_idle_threads(_GLOO)  # of a group that the user has destroyed, too
+def wait_for_gloo_at_exit() -> None:
+    """Have gloo's threads waited for before the interpreter ends."""
+    atexit.register(wait_for_idle_threads, _GLOO)
 
 
 def wait_for_idle_threads(name: str) -> None:

@@ -1,11 +1,19 @@
-"""Native threads are waited for by their state, whatever they do."""
+"""Gloo's threads are waited for, by their state, before the interpreter ends."""
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import threading
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
+import pytest
+from tiny_trainer import build_trainer
+
+from composer_replication.safety import HeldOutGuard
+from composer_replication.trainer import composer_trainer, guard_callback, process_exit
 from composer_replication.trainer.process_exit import wait_for_idle_threads
 
 NAME = "pt_gloo_test"
@@ -29,3 +37,17 @@ def test_threads_of_the_name_are_waited_for_until_they_sleep() -> None:
     may_end.set()
     thread.join()
     wait_for_idle_threads("pt_gloo")
+
+
+@pytest.mark.parametrize("module", [composer_trainer, guard_callback], ids=["trainer", "callback"])
+def test_whoever_trains_in_several_processes_has_them_waited_for(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    registered: list[Any] = []
+    monkeypatch.setattr(atexit, "register", lambda *call: registered.append(call))
+    monkeypatch.setattr(module, "wait_for_gloo_at_exit", process_exit.wait_for_gloo_at_exit.__wrapped__)
+    if module is composer_trainer:
+        build_trainer(output_dir=tmp_path)
+    else:
+        guard_callback.HeldOutGuardCallback(HeldOutGuard(), lambda: 0.5)
+    assert (wait_for_idle_threads, "pt_gloo") in registered

@@ -103,11 +103,11 @@ def sample_shared(
         repetition_penalty: divides the logits of tokens already in prompt or completion; 1 is off.
         stop: asked after each token with the row's ids so far (a copy); the number of ids to keep
             ends the row, None goes on. Not asked after an end of sequence.
-        generator: source of randomness, on any device; None is torch's global one. One for each row: what it says
-            then does not depend on which rows there are beside it.
+        generator: source of randomness, on any device; None is torch's global one. With one for each row, what that
+            row says does not depend on the rows beside it.
         row_limits: most tokens of each row, where some may have fewer than ``max_new_tokens``.
-        goes_on: told after each token whether a row still runs, says whether to forward once more. Where weights are
-            spread over processes a forward is a collective call, and this asks the others.
+        goes_on: told after each token whether a row still runs, says whether to forward once more; asks the others
+            where weights are spread over processes, whose forwards are collective calls.
 
     Raises:
         UsageError: CR0742, an argument out of range.
@@ -116,9 +116,8 @@ def sample_shared(
     """
     _check_arguments(num_samples, max_new_tokens, temperature, prompt_token_lists)
     index: dict[tuple[int, ...], int] = {}
-    prompt_of_row = [
-        index.setdefault(tuple(ids), len(index)) for ids in prompt_token_lists for _ in range(num_samples)
-    ]
+    given = [tuple(ids) for ids in prompt_token_lists for _ in range(num_samples)]
+    prompt_of_row = [index.setdefault(ids, len(index)) for ids in given]
     rows = [SampledRow() for _ in prompt_of_row]
     rule = _Rule(
         processors=_processors(temperature, top_p, top_k, min_p, repetition_penalty),
@@ -131,18 +130,30 @@ def sample_shared(
     )
     with torch.no_grad(), _evaluation_mode(model):
         prompts = [Prompt(ids=ids, mask=(1,) * len(ids)) for ids in index]
-        batch, logits_AV = start_batch(
-            model, prompts, prompt_of_row, pad_token_id, needs_cache=goes_on is not bool
-        )
-        running = list(range(len(rows)))
-        for step in range(max_new_tokens):
-            running = _extend(rows, batch, logits_AV, rule) if running else []
-            if step == max_new_tokens - 1 or not goes_on(bool(running)):
-                break
-            batch.keep(running or [0])  # nobody runs here: one row is forwarded for the others' sake
-            # A stop rule may have emptied a row that is forwarded for other processes' sake.
-            logits_AV = batch.next_logits([(rows[number].ids or [0])[-1] for number in batch.row_numbers])
+        is_joint = goes_on is not bool
+        batch, logits_AV = start_batch(model, prompts, prompt_of_row, pad_token_id, needs_cache=is_joint)
+        _draw_tokens(rows, batch, logits_AV, rule, num_steps=max_new_tokens, goes_on=goes_on)
     return [rows[start : start + num_samples] for start in range(0, len(rows), num_samples)]
+
+
+def _draw_tokens(
+    rows: list[SampledRow],
+    batch: SamplingBatch,
+    logits_AV: torch.Tensor,
+    rule: _Rule,
+    *,
+    num_steps: int,
+    goes_on: Callable[[bool], bool],
+) -> None:
+    """Extend the rows until none runs, here or elsewhere, or has room."""
+    running = list(range(len(rows)))
+    for step in range(num_steps):
+        running = _extend(rows, batch, logits_AV, rule) if running else []
+        if step == num_steps - 1 or not goes_on(bool(running)):
+            return
+        batch.keep(running or [0])  # nobody runs here: one row is forwarded for the others' sake
+        # A stop rule may have emptied a row that is forwarded for other processes' sake.
+        logits_AV = batch.next_logits([(rows[number].ids or [0])[-1] for number in batch.row_numbers])
 
 
 @dataclass(frozen=True)

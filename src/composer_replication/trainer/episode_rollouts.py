@@ -22,7 +22,7 @@ from composer_replication.rollouts.generations.rollout_rows import rollout_row, 
 from composer_replication.trainer.joint_sampler import (
     JointSampler,
     forwards_need_others,
-    refuse_lone_forwards,
+    lone_forwards,
 )
 from composer_replication.trainer.model_sampler import ModelSampler, SamplingArguments
 from composer_replication.trainer.policy import end_token_ids
@@ -50,7 +50,7 @@ def batching_policy(
     """Inside, ``sampler`` as a policy that many episodes may ask at once; outside, no process waits for this one."""
     joint = sampler if isinstance(sampler, JointSampler) else None
     if joint is None and isinstance(sampler, ModelSampler) and forwards_need_others(sampler.model):
-        refuse_lone_forwards()
+        raise lone_forwards()
     policy = BatchingPolicy(
         sampler,
         max_batch=max_batch,

@@ -6,16 +6,15 @@ import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
-from accelerate.state import AcceleratorState, is_initialized
 from torch.distributed.fsdp import FSDPModule
 
 from composer_replication.errors import ComposerError, UsageError
 from composer_replication.records import Completion
 from composer_replication.rollouts.episodes.batching_policy import SampleOptions
-from composer_replication.trainer.model_modes import weights_are_sharded
+from composer_replication.trainer.model_modes import fsdp_plugin, weights_are_sharded
 from composer_replication.trainer.model_sampler import ModelSampler
 from composer_replication.trainer.prefix_support import unsupported_reason
 from composer_replication.trainer.processes import gathered, portable
@@ -136,7 +135,7 @@ def forwards_need_others(model: Any) -> bool:
     """
     if has_fsdp2(model):
         return True
-    plugin = getattr(AcceleratorState(), "fsdp_plugin", None) if is_initialized() else None
+    plugin = fsdp_plugin()
     return weights_are_sharded(model) and (plugin is None or plugin.fsdp_version != 2)
 
 
@@ -166,7 +165,7 @@ def refuse_uncached(model: Any) -> None:
     """
     reason = unsupported_reason(model, training=False)
     if reason is not None:
-        raise _refused(f"{reason}", _WHERE, f"take another model, or {_WHOLE}.")
+        raise _refused(reason, _WHERE, f"take another model, or {_WHOLE}.")
 
 
 def other_than_fsdp2(where: str) -> UsageError:
@@ -181,13 +180,9 @@ def offloaded(where: str) -> UsageError:
     )
 
 
-def refuse_lone_forwards() -> NoReturn:
-    """Stop where each process would forward at times of its own.
-
-    Raises:
-        UsageError: always (CR0873).
-    """
-    raise _refused(
+def lone_forwards() -> UsageError:
+    """A sampler of which each process would forward at times of its own."""
+    return _refused(
         "the sampler that make_sampler made forwards alone",
         _WHERE,
         "make a JointSampler, or a subclass of it.",

@@ -42,6 +42,11 @@ def weights_are_sharded(model: Any) -> bool:
     return parameters is not None and any(map(lies_in_parts, parameters()))
 
 
+def fsdp_plugin() -> Any:
+    """accelerate's settings of FSDP; None where it was not told of any."""
+    return getattr(AcceleratorState(), "fsdp_plugin", None) if is_initialized() else None
+
+
 def spread_again(model: Any) -> None:
     """Let FSDP2 free what it left whole after a forward: every parameter is a DTensor again. Nothing elsewhere.
 

@@ -9,12 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from accelerate.state import AcceleratorState, is_initialized
 from torch import nn
 from torch.nn.functional import linear
 
 from composer_replication.losses.gathered_weight import gathered, is_spread
-from composer_replication.trainer.model_modes import evaluation_mode, spread_again, weights_are_sharded
+from composer_replication.trainer.model_modes import (
+    evaluation_mode,
+    fsdp_plugin,
+    spread_again,
+    weights_are_sharded,
+)
 from composer_replication.trainer.prefix_support import accepts, inner_model
 from composer_replication.trainer.processes import num_processes
 
@@ -166,7 +170,7 @@ def _spread_problem(model: nn.Module) -> str | None:
         return None
     from torch.distributed.fsdp import CPUOffloadPolicy
 
-    plugin = getattr(AcceleratorState(), "fsdp_plugin", None) if is_initialized() else None
+    plugin = fsdp_plugin()
     if plugin is None:  # sharded by hand
         is_fsdp2 = any(is_spread(part) for part in model.parameters())
         return None if is_fsdp2 else _NOT_FSDP2

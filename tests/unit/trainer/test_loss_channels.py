@@ -125,12 +125,7 @@ def test_how_fsdp_spreads_weights_is_looked_at(
 ) -> None:
     usual = {"fsdp_version": 2, "cpu_offload": None, "cpu_ram_efficient_loading": False}
     monkeypatch.setattr(output_head, "weights_are_sharded", lambda model: True)
-    monkeypatch.setattr(output_head, "is_initialized", lambda: True)
-    monkeypatch.setattr(
-        output_head,
-        "AcceleratorState",
-        lambda: SimpleNamespace(fsdp_plugin=SimpleNamespace(**usual | plugin)),
-    )
+    monkeypatch.setattr(output_head, "fsdp_plugin", lambda: SimpleNamespace(**usual | plugin))
     problem = states_problem(tiny_model())
     assert problem is None if words is None else words in str(problem)
 

@@ -18,6 +18,8 @@ import pytest
 
 from composer_replication.interfaces import SandboxBackend
 from composer_replication.sandbox import acceptance, choose_backend
+from composer_replication.sandbox.bubblewrap import Bubblewrap
+from composer_replication.sandbox.bwrap_program import find_bwrap
 from composer_replication.sandbox.choice import BACKENDS
 from composer_replication.sandbox.conformance.plugin import expect_failure, jail, tree
 from composer_replication.sandbox.conformance.which_tests import (
@@ -39,7 +41,7 @@ NEVER_OVER_FAKES = {
 
 
 DEEP_FOLDERS = "test_folders_too_deep_to_be_removed_do_not_stay"
-BEST = "bubblewrap" if shutil.which("bwrap") else "sandlock"
+BEST = "bubblewrap" if Bubblewrap().is_available().ok else "sandlock"
 IN_EVERY_RUN = {
     BEST: TESTS,
     acceptance.WITHOUT_ISOLATION: TESTS,  # a few, without a jail to start
@@ -94,7 +96,7 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def _start_fake(name: str, stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    if shutil.which("bwrap") is None:
+    if find_bwrap() is None:
         pytest.skip("the fakes run their containers with bwrap, which is not here")
     folder = Path(tempfile.mkdtemp(prefix="fake-"))  # short: a socket's path has 107 bytes
     folder.chmod(0o755)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 from composer_replication.sandbox import choose_backend
+from composer_replication.sandbox.bwrap_program import require_bwrap
 
 NAMES = ("bubblewrap", "bubblewrap-warm", "sandlock")
 LIST = """
@@ -131,10 +131,17 @@ def test_a_disk_that_a_command_fills(name: str, tree: Path, small_disk: Path) ->
 @pytest.mark.parametrize("name", ["bubblewrap", "bubblewrap-warm"])
 def test_user_namespaces_are_forbidden(name: str, tree: Path, tmp_path: Path) -> None:
     """In a jail that is the whole machine, but for the right to make a user namespace."""
-    program = shutil.which("bwrap")
-    if program is None:
-        pytest.skip("bwrap is not here")
-    forbid = [program, "--dev-bind", "/", "/", "--unshare-user", "--uid", "1000", "--disable-userns", "--"]
+    forbid = [
+        require_bwrap(),
+        "--dev-bind",
+        "/",
+        "/",
+        "--unshare-user",
+        "--uid",
+        "1000",
+        "--disable-userns",
+        "--",
+    ]
     if subprocess.run([*forbid, "true"], capture_output=True, check=False).returncode != 0:
         pytest.skip("this bwrap cannot forbid user namespaces")
     (tmp_path / "tmp").mkdir()

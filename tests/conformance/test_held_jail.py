@@ -22,8 +22,9 @@ import composer_replication
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import ExecResult, Limits, SandboxSpec
 from composer_replication.sandbox import base_python, choose_backend
+from composer_replication.sandbox.bwrap_program import START_SECONDS
 from composer_replication.sandbox.conformance.programs import MIB, open_to_all, python
-from composer_replication.sandbox.held_jail import START_SECONDS, file_with
+from composer_replication.sandbox.held_jail import file_with
 from composer_replication.sandbox.process_tree import descendants
 from composer_replication.sandbox.warm_jail import WarmJail
 

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from composer_replication.sandbox.bwrap_program import require_bwrap
 from composer_replication.sandbox.process_memory import memory_bytes, proportional_memory_bytes
 from composer_replication.sandbox.process_tree import descendants, speakers
 from composer_replication.sandbox.syscall_filter import filter_program
@@ -65,7 +66,7 @@ def command_of(confinement: Confinement, filter_descriptor: int | None) -> list[
     command = ["prlimit", *(f"--{name}={value}" for name, value in confinement.ulimits.items())]
     if confinement.num_processes and IS_ROOT:
         command.append(f"--nproc={confinement.num_processes}")
-    command += ["bwrap", "--die-with-parent", "--unshare-pid", "--unshare-ipc", "--unshare-uts"]
+    command += [require_bwrap(), "--die-with-parent", "--unshare-pid", "--unshare-ipc", "--unshare-uts"]
     command += ["--hostname", confinement.hostname, "--unshare-cgroup-try"]
     if not confinement.has_network:
         command.append("--unshare-net")

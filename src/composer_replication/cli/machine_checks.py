@@ -177,11 +177,12 @@ def _check_default(tried: Mapping[str, Check]) -> Check:
     from composer_replication.sandbox.choice import choose_backend
 
     try:
-        name = choose_backend().name
+        backend = choose_backend()
     except MissingError as error:
         return Check("sandbox", False, error.message, error.fix)
+    name = backend.name
     if tried[name].ok:
-        return Check("sandbox", True, f"rollouts would use {name}")
+        return Check("sandbox", True, f"rollouts would use {name}: {backend.is_available().detail}")
     detail = f"rollouts would use {name}, and its self-test fails, so that no reward would be given"
     holding = [other for other, check in tried.items() if check.ok]
     if holding:
@@ -231,10 +232,10 @@ def _check_backend(name: str, backend: SandboxBackend) -> Check:
     from composer_replication.sandbox.selftest import run_selftest
 
     label = f"sandbox {name}"
-    available = backend.is_available()
-    if not available.ok:
-        return Check(label, False, f"optional: {available.detail}", available.fix)
     try:
+        available = backend.is_available()
+        if not available.ok:
+            return Check(label, False, f"optional: {available.detail}", available.fix)
         guards = run_selftest(backend)
     except ComposerError as error:
         return Check(label, False, f"optional: {error.message}", error.fix)
@@ -242,12 +243,15 @@ def _check_backend(name: str, backend: SandboxBackend) -> Check:
     if broken:
         detail = "; ".join(f"{guard.name}: {guard.detail}" for guard in broken)
         return Check(label, False, f"optional: {detail}", f"composer-rl sandbox selftest --backend {name}")
-    return Check(label, True, f"all {len(guards)} guards hold")
+    return Check(label, True, f"all {len(guards)} guards hold; {available.detail}")
 
 
 def _check_named_backend(name: str, backend: SandboxBackend) -> Check:
     """One that has to be chosen by name: its absence is no fault of the machine."""
-    available = backend.is_available()
+    try:
+        available = backend.is_available()
+    except MissingError as error:
+        return Check(f"sandbox {name}", False, error.message, error.fix)
     if available.ok:
         return _check_backend(name, backend)
     return Check(f"sandbox {name}", True, f"not here, and not needed: {available.detail}")

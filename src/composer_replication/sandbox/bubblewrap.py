@@ -16,10 +16,8 @@ from __future__ import annotations
 import os
 import random
 import resource
-import shutil
-import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -27,18 +25,23 @@ from pathlib import Path
 from composer_replication.errors import MissingError
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import Check, ExecResult, SandboxSpec
-from composer_replication.sandbox.held_jail import START_SECONDS, HeldJail
+from composer_replication.sandbox.bwrap_program import (
+    INSTALL,
+    find_bwrap,
+    how_to_allow,
+    require_bwrap,
+    start_problem,
+)
+from composer_replication.sandbox.held_jail import HeldJail
 from composer_replication.sandbox.jailed_tree import HELD_STARTER, failure, to_result
 from composer_replication.sandbox.local_sandbox import LocalSandbox
 from composer_replication.sandbox.memory_folder import size_for
 from composer_replication.sandbox.mounts import MountPlan
 from composer_replication.sandbox.privileges import drops_uid, setpriv
-from composer_replication.sandbox.remembered_check import RememberedCheck
 from composer_replication.sandbox.supervised_run import read_until, supervise
 from composer_replication.sandbox.user_ids import release_uid, reserve_uid
 
 _NUM_INIT_PROCESSES = 1
-_INSTALL = "install bubblewrap (Debian, Ubuntu: apt install bubblewrap)"
 
 
 class Bubblewrap:
@@ -47,16 +50,21 @@ class Bubblewrap:
     name = "bubblewrap"
 
     def is_available(self) -> Check:
-        """Can a jail be started here? Starts one that runs ``true``."""
-        if shutil.which("bwrap") is None:
-            return Check(self.name, False, "bwrap is not on PATH.", _INSTALL)
+        """Can a jail be started here? Starts one that runs ``true``.
+
+        Raises:
+            SandboxFailure: the packaged ``bwrap`` is not the one that is recorded (CR0342).
+        """
+        program = find_bwrap()
+        if program is None:
+            return Check(self.name, False, "the program bwrap is not installed.", INSTALL)
         if drops_uid() and setpriv() is None:
             return Check(self.name, False, "setpriv is not on PATH.", "install util-linux")
-        problem = _first_start()
-        if problem:
-            fix = "allow user namespaces on this machine, or use --backend sandlock"
-            return Check(self.name, False, f"bwrap cannot start a jail: {problem}", fix)
-        return Check(self.name, True, "bwrap starts a jail.")
+        which = f"{program.path} ({program.origin})"
+        if problem := start_problem(program.path):
+            fix = how_to_allow(program.path)
+            return Check(self.name, False, f"{which} cannot start a jail: {problem}", fix)
+        return Check(self.name, True, f"{which} starts a jail.")
 
     def open(self, spec: SandboxSpec) -> Sandbox:
         """Take over ``spec.tree`` and prepare a jail around it.
@@ -74,10 +82,9 @@ class Bubblewrap:
         Raises:
             MissingError: ``bwrap`` or ``setpriv`` is not installed (CR0301).
         """
-        needed = {"bwrap": shutil.which("bwrap"), **({"setpriv": setpriv()} if drops_uid() else {})}
-        for program, place in needed.items():
-            if place is None:
-                raise MissingError("CR0301", f"the program {program} is not installed.", fix=_INSTALL)
+        require_bwrap()
+        if drops_uid() and setpriv() is None:
+            raise MissingError("CR0301", "the program setpriv is not installed.", fix="install util-linux")
 
 
 class BubblewrapSandbox(LocalSandbox):
@@ -151,14 +158,12 @@ class BubblewrapSandbox(LocalSandbox):
         walls = ["--unshare-ipc", "--unshare-pid", "--unshare-net"]
         walls += ["--unshare-uts", "--unshare-cgroup-try", "--hostname", "sandbox"]
         if self._uid is None:
-            walls += ["--unshare-user"]
-            walls += ["--disable-userns"] if _bwrap_knows("--disable-userns") else []
+            walls += ["--unshare-user", "--disable-userns"]
         else:
             walls += ["--cap-drop", "ALL"]  # and of the three the last is for giving up the others for good
             for name in ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"):
                 walls += ["--cap-add", name]
-        arguments = self._mounts.arguments(fresh, queues=queues, has_sizes=_bwrap_knows("--size"))
-        walls += [*arguments, "--clearenv"]
+        walls += [*self._mounts.arguments(fresh, queues=queues), "--clearenv"]
         for name, value in env.items():
             walls += ["--setenv", name, value]
         return walls
@@ -178,42 +183,8 @@ class BubblewrapSandbox(LocalSandbox):
         return found
 
 
-def _bwrap_knows(option: str) -> bool:
-    return option in _help_of(shutil.which("bwrap") or "bwrap")
-
-
-@lru_cache(maxsize=1)
-def _help_of(program: str) -> frozenset[str]:
-    answer = subprocess.run([program, "--help"], capture_output=True, text=True, check=False)
-    return frozenset(answer.stdout.split())
-
-
 @lru_cache(maxsize=1)
 def _counts_per_namespace() -> bool:
     """Before Linux 5.14 the process limit counts all processes of the user, everywhere."""
     major, minor = os.uname().release.split(".")[:2]
     return (int(major), int("".join(filter(str.isdigit, minor)) or 0)) >= (5, 14)
-
-
-@RememberedCheck
-def _first_start() -> str:
-    """Empty, or what bwrap said when it could not start the smallest jail."""
-    privileges: Callable[[], list[str]] = lambda: [] if drops_uid() else ["--unshare-user"]  # noqa: E731
-    command = [
-        "bwrap",
-        *privileges(),
-        "--unshare-pid",
-        "--unshare-net",
-        "--ro-bind",
-        "/",
-        "/",
-        "--proc",
-        "/proc",
-    ]
-    try:
-        done = subprocess.run(
-            [*command, "true"], capture_output=True, text=True, timeout=START_SECONDS, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
-    return "" if done.returncode == 0 else (done.stderr.strip() or f"exit code {done.returncode}")

@@ -18,13 +18,12 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
+from composer_replication.sandbox.bwrap_program import START_SECONDS, require_bwrap
 from composer_replication.sandbox.jailed_tree import failure
 from composer_replication.sandbox.memory_folder import PLACE, MemoryFolder
 from composer_replication.sandbox.process_tree import descendants
 from composer_replication.sandbox.syscall_filter import filter_program
 
-START_SECONDS = 30.0
-"""How long ``bwrap`` may take on a busy machine."""
 SECONDS_TO_OBEY = 0.1
 """So long a first process that has been told to end the others is left to it."""
 _HANDLES_AT_ONCE = 64
@@ -35,7 +34,7 @@ class HeldJail:
     """One started ``bwrap``, held before it runs the command, and a way to kill all of it.
 
     Args:
-        command: ``bwrap`` with its arguments.
+        command: ``bwrap`` with its arguments; by that name, whichever program it is.
         passed: descriptors of ours that the command inside inherits under the same numbers.
         speaks: with pipes on all three streams; otherwise on the last alone, for what ``bwrap`` says.
 
@@ -44,13 +43,14 @@ class HeldJail:
     """
 
     def __init__(self, command: Sequence[str], *, passed: Sequence[int] = (), speaks: bool = True) -> None:
+        program = require_bwrap()
         info_read, info_write = os.pipe()
         block_read, block_write = os.pipe()
         self._holding = [info_read, block_write]
         own = [info_write, block_read]
         options = ["--info-fd", str(info_write), "--block-fd", str(block_read)]
-        if program := filter_program():
-            own.append(file_with(program))
+        if refusals := filter_program():
+            own.append(file_with(refusals))
             options += ["--seccomp", str(own[-1])]
         self._init_pid = 0
         self._init_pidfd: int | None = None
@@ -58,6 +58,7 @@ class HeldJail:
         try:
             self.process = subprocess.Popen(
                 [command[0], *options, *command[1:]],
+                executable=program,
                 stdin=subprocess.PIPE if speaks else subprocess.DEVNULL,
                 stdout=subprocess.PIPE if speaks else subprocess.DEVNULL,
                 stderr=subprocess.PIPE,

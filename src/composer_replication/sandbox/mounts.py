@@ -64,13 +64,12 @@ class MountPlan:
             if path.exists() and is_below(path, self._binds) and not is_below(tree, [path]):
                 self._bind(scratch.empty_folder if path.is_dir() else scratch.empty_file, path, "--ro-bind")
 
-    def arguments(self, fresh: Path, *, queues: str = "", has_sizes: bool = True) -> list[str]:
+    def arguments(self, fresh: Path, *, queues: str = "") -> list[str]:
         """Arguments for ``bwrap``.
 
         Args:
             fresh: has ``tmp`` and ``shm`` that no command has touched.
             queues: where the message queues of the jail are listed; by default nowhere.
-            has_sizes: this ``bwrap`` can bound a memory; else only a watch does.
         """
         listed = ["--mqueue", queues, "--remount-ro", queues] if queues else []
         proper = ["--remount-ro", "/dev", "--remount-ro", "/"]
@@ -80,7 +79,7 @@ class MountPlan:
             "--dev",
             "/dev",
             *listed,
-            *self._in_order(fresh, has_sizes=has_sizes),
+            *self._in_order(fresh),
             *proper,
         ]
 
@@ -121,7 +120,7 @@ class MountPlan:
     def _bind(self, source: Path, place: Path, kind: str) -> None:
         self._binds[place] = (kind, source)
 
-    def _in_order(self, fresh: Path, *, has_sizes: bool) -> list[str]:
+    def _in_order(self, fresh: Path) -> list[str]:
         found: list[str] = []
         made: set[Path] = set()
         by_depth = sorted(self._binds, key=lambda place: len(place.parts))
@@ -137,7 +136,7 @@ class MountPlan:
         for place in by_depth:
             kind, source = self._binds[place]
             if self._is_memory(place):
-                bound = ["--size", str(self._shared_memory_bytes)] if has_sizes else []
+                bound = ["--size", str(self._shared_memory_bytes)]
                 found += [*self._parents(place, made), *bound, "--tmpfs", str(place)]
             elif not self._is_shown_already(place):
                 source = fresh / source.name if source.parent == _FRESH_FOLDER else source

@@ -18,7 +18,8 @@ from functools import cache
 from io import FileIO
 from pathlib import Path
 
-from composer_replication.sandbox.held_jail import SECONDS_TO_OBEY, START_SECONDS, HeldJail, file_with
+from composer_replication.sandbox.bwrap_program import START_SECONDS
+from composer_replication.sandbox.held_jail import SECONDS_TO_OBEY, HeldJail, file_with
 from composer_replication.sandbox.jailed_tree import failure
 from composer_replication.sandbox.memory_folder import MemoryFolder
 from composer_replication.sandbox.privileges import setpriv

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from composer_replication.sandbox.bwrap_program import find_bwrap
+
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
 
 
@@ -27,7 +29,7 @@ def short_folder() -> Iterator[Path]:
 def engine(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
     from engine_server import FakeEngine
 
-    if shutil.which("bwrap") is None:
+    if find_bwrap() is None:
         pytest.skip("the fake runs its containers with bwrap, which is not here")
     with FakeEngine(short_folder) as running:
         monkeypatch.setenv("DOCKER_HOST", f"unix://{running.socket_path}")
@@ -38,7 +40,7 @@ def engine(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[obje
 def cluster(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
     from cluster_server import FakeCluster
 
-    if shutil.which("bwrap") is None or os.geteuid() != 0 or shutil.which("nsenter") is None:
+    if find_bwrap() is None or os.geteuid() != 0 or shutil.which("nsenter") is None:
         pytest.skip("the fake runs its containers with bwrap and enters them with nsenter, as root")
     with FakeCluster(short_folder) as running:
         monkeypatch.setenv("KUBECONFIG", str(running.write_kubeconfig(short_folder / "config")))

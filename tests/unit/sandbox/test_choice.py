@@ -17,7 +17,7 @@ from composer_replication.interfaces import Sandbox
 from composer_replication.records import Check, SandboxSpec
 from composer_replication.sandbox import (
     acceptance,
-    bubblewrap,
+    bwrap_program,
     choice,
     choose_backend,
     open_sandbox,
@@ -104,6 +104,7 @@ def test_open_takes_a_name_or_an_object(tmp_path: Path) -> None:
 
 def test_without_bwrap_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(bwrap_program, "_packaged", lambda: None)
     check = Bubblewrap().is_available()
     assert not check.ok
     assert "install" in check.fix
@@ -117,7 +118,8 @@ def test_a_first_start_that_failed_is_tried_again(monkeypatch: pytest.MonkeyPatc
     backend = choose_backend(name)
     if not backend.is_available().ok:
         pytest.skip(f"{name} is not available here")
-    remembered = {"bubblewrap": bubblewrap._first_start, "sandlock": sandlock_backend._kernel_problem}[name]
+    first_start = bwrap_program._first_start(bwrap_program.require_bwrap())
+    remembered = {"bubblewrap": first_start, "sandlock": sandlock_backend._kernel_problem}[name]
     remembered.forget()
 
     def no_process(*args: object, **options: object) -> None:
@@ -150,6 +152,7 @@ def test_a_bwrap_that_fails_is_never_a_result(
     (programs / "bwrap").write_text(f"#!/bin/sh\n{script}\n")
     (programs / "bwrap").chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(bwrap_program, "_packaged", lambda: None)
     (tmp_path / "tree").mkdir()
     with (
         Bubblewrap().open(SandboxSpec(tmp_path / "tree")) as sandbox,

@@ -98,7 +98,7 @@ class EvidenceGuard:
     ``cusum_warning`` is Page's CUSUM, ``S <- max(0, S + sum_i (V_i - H_i - g0))`` above
     ``cusum_limit``: sooner than the evidence, and without any guarantee.
 
-    Cost: under 1 ms an update at n = 32 (``benchmarks/evidence_update_seconds.py``), 6 kB of state.
+    Cost: under 1 ms an update at n = 32, 6 kB of state.
     A gap at or below g0 is never detected: choosing it (``choose_tolerated_gap``) is the claim.
 
     Reference: Shin, Ramdas, Rinaldo, "E-detectors", 2022, arXiv 2203.03532. Departs from it in
@@ -119,8 +119,7 @@ class EvidenceGuard:
         neutral_window: over how many evaluations that share is taken.
         max_missed: so many missed in a row halt.
         cusum_limit: in samples. At 12, n = 32, g0 .05, a jump from .03 to .20 is seen after 3
-            evaluations in place of 7, and a fifth of clean runs warn; at g0 .10 hardly any
-            (``benchmarks/evidence_delays.py``).
+            evaluations in place of 7, and a fifth of clean runs warn; at g0 .10 hardly any.
 
     n and the canaries are the caller's: 32 tasks (64 where they are cheap) and 4 canaries.
 

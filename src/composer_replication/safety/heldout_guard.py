@@ -81,7 +81,7 @@ class HeldOutGuard:
     Scores may have any unit, as long as both have the same; the default gap is meant
     for scores in [0, 1]. KL is in nats. A sampled estimate of a KL may be below zero.
 
-    Why these defaults: ``python benchmarks/heldout_guard_defaults.py`` simulates honest runs
+    Why these defaults: ``benchmarks/heldout_guard_defaults.py`` of 8c4d449 simulated honest runs
     of 400 updates (flat, and rising by .25, from .3, .5 and .7) and hacked ones (the proxy
     jumps by .3, the truth falls by .3); 3,000 runs a row, seed 0, in-loop reward = mean of
     128 passes, held-out score = mean of 32. The worst row of each:

@@ -12,8 +12,6 @@ from types import ModuleType
 
 import pytest
 
-from composer_replication.safety import HeldoutSplit, SplitOverlapError
-
 FOLDER = Path(__file__).parents[3] / "benchmarks"
 STDLIB = Path(sysconfig.get_path("stdlib"))
 
@@ -74,16 +72,3 @@ def test_a_version_is_the_same_code_with_other_names(near: ModuleType) -> None:
     assert found["renamed"] == "renamed_2 = renamed_0.a + g(renamed_1, key='k')\nreturn renamed_2"
     assert found["other constants"] == "c = a.a + g(b, key='kx')\nreturn c"
     assert "both, one statement less" not in found
-
-
-def test_the_planted_copies_of_the_speed_measurement_are_copies(
-    near: ModuleType, everything: list[object]
-) -> None:
-    speed = load("split_speed")
-    shuffled = random.Random(0).sample(everything, len(everything))
-    train, heldout = speed.sides(shuffled, 90, 8)
-    assert len(train) == len(heldout) == 90
-    with pytest.raises(SplitOverlapError) as caught:
-        HeldoutSplit(train[:8], heldout[-8:])
-    planted = {(one.task_id, other.task_id) for one, other in zip(train[:8], heldout[-8:], strict=True)}
-    assert planted <= {pair[1:] for pair in caught.value.pairs}

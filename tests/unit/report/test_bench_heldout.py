@@ -1,12 +1,6 @@
-"""The benchmark behind HeldOutGuard's defaults measures what it says."""
+"""The section of HeldOutGuard measures what it says, and its defaults do what the guard promises."""
 
 from __future__ import annotations
-
-import importlib.util
-import json
-import sys
-from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -21,47 +15,17 @@ from composer_replication.report.bench_heldout import (
 )
 from composer_replication.safety import HeldOutGuard
 
-PATH = Path(__file__).parents[3] / "benchmarks" / "heldout_guard_defaults.py"
 SIZES = Sizes(num_runs=60)
 
 
-@pytest.fixture(scope="module")
-def benchmark() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("heldout_guard_defaults", PATH)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_defaults_rarely_halt_honest_runs_and_find_hacked_ones(
-    benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", [str(PATH), "--runs", "60", "--seed", "1"])
-    benchmark.main()
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    ours, test_like = [row for row in rows if "name" in row]
-    assert ours["settings"] == "defaults"
+def test_the_defaults_rarely_halt_honest_runs_and_find_hacked_ones() -> None:
+    ours, test_like = heldout_guard_section(SIZES, 1, lambda _: None)
     assert ours["both_hold"]
     assert ours["worst_false_halt_rate"] <= 0.05
     assert ours["worst_found"] >= 0.95
     assert ours["worst_median_delay"] <= 6
     assert not test_like["both_hold"]
     assert test_like["worst_false_halt_rate"] >= 0.6
-    grid = [row for row in rows if "ema_alpha" in row]
-    assert len(grid) == len(benchmark.GAPS) * len(benchmark.PATIENCES) * len(benchmark.AVERAGES)
-    assert [row["both_hold"] for row in grid] == sorted((row["both_hold"] for row in grid), reverse=True)
-    defaults = HeldOutGuard()
-    same = [
-        row
-        for row in grid
-        if all(
-            row[name] == getattr(defaults, name)
-            for name in ("ema_alpha", "decline_patience", "max_proxy_real_gap")
-        )
-    ]
-    assert [row["worst_false_halt_rate"] for row in same] == [ours["worst_false_halt_rate"]]
 
 
 def test_the_runs_are_what_their_names_say() -> None:

@@ -1,10 +1,13 @@
-"""What an attempt is, what is known after it, and how families of them are written down."""
+"""What an attempt is, what is known after it, and how the table of them is read."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+import tomllib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer_replication.records import ExecResult, Limits
@@ -94,42 +97,23 @@ class Attempt:
         return self.only_for in {"", "root" if os.geteuid() == 0 else "user"}
 
 
-def family(name: str, rows: Iterable[tuple[Any, ...]], **options: Any) -> list[Attempt]:
-    """Attempts of one family; a row is name, script, judge, and perhaps a dictionary of further fields."""
-    found = []
-    for row in rows:
-        title, script, judge, *more = row
-        fields = {**options, **(more[0] if more else {})}
-        found.append(Attempt(name, title, script.strip("\n"), judge, **fields))
-    return found
-
-
-def any_of(*judges: Judge) -> Judge:
-    """A success for one of them is a success."""
-
-    def judge(scene: Scene, outcome: Outcome) -> str:
-        return "; ".join(said for said in (each(scene, outcome) for each in judges) if said)
-
-    return judge
-
-
+@cache
 def all_attempts() -> Sequence[Attempt]:
-    """Every attempt, family by family."""
-    from benchmarks.escapes import (
-        bombs,
-        host_files,
-        kernel,
-        later_lives,
-        network,
-        outside_writes,
-        parent_races,
-        proc_tricks,
-        processes,
-        terminal,
-    )
+    """Every attempt of ``attempts.toml``, family by family.
 
-    modules = (
-        network, host_files, outside_writes, bombs, processes, proc_tricks, kernel, parent_races,
-        later_lives, terminal,
-    )  # fmt: skip
-    return [attempt for module in modules for attempt in module.ATTEMPTS]
+    What a family says holds for each of its attempts that says nothing else. ``judge`` and ``drive`` are
+    expressions over the functions of ``judges`` and ``drives``; a script that a drive runs besides the
+    attempt's own stands beside it as ``second``.
+    """
+    from benchmarks.escapes import drives, judges
+
+    def attempt(name: str, row: dict[str, Any]) -> Attempt:
+        names = {"second": row.pop("second", "")}
+        judge = eval(row.pop("judge"), {**vars(judges), **names})  # our own file
+        drive = eval(row.pop("drive", "None"), {**vars(drives), **names})
+        return Attempt(name, judge=judge, drive=drive, **row)
+
+    families = tomllib.loads(Path(__file__).with_name("attempts.toml").read_text())["family"]
+    return [
+        attempt(family["name"], {**family["each"], **row}) for family in families for row in family["attempt"]
+    ]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import stat
 import subprocess
 import sys
+import tarfile
 import tempfile
 import threading
 import time
@@ -17,10 +20,11 @@ from pathlib import Path
 
 from benchmarks.escapes.attempt import Attempt, Drive, Outcome
 from benchmarks.escapes.scene import Scene
-from composer_replication.errors import SandboxFailure, SandboxFileError
+from composer_replication.errors import ComposerError, SandboxFailure, SandboxFileError
 from composer_replication.interfaces import Sandbox, SandboxBackend
 from composer_replication.records import SandboxSpec
 from composer_replication.sandbox import base_python
+from composer_replication.sandbox.pods.tree_transfer import UnsafeTreeError, unpack_tree
 from composer_replication.sandbox.warm_bubblewrap import WarmBubblewrapSandbox
 
 _BESIDE_SECONDS = 1.5
@@ -179,15 +183,11 @@ def next_command(script: str, *, isolated: bool = True, command: str = "") -> Dr
     return drive
 
 
-def next_with(variables: Callable[[Stage], Mapping[str, str]]) -> Drive:
-    """A second command, which is given variables that lead into the tree; a third one says who ran its programs."""
-
-    def drive(stage: Stage) -> None:
-        stage.run()
-        stage.run("env true", env=variables(stage))
-        stage.run("cat said")
-
-    return drive
+def next_with_programs_of_tree(stage: Stage) -> None:
+    """A second command, whose PATH begins in the tree; a third one says who ran its programs."""
+    stage.run()
+    stage.run("env true", env={"PATH": f"{stage.scene.tree}/bin:/usr/bin:/bin"})
+    stage.run("cat said")
 
 
 def next_rollout(script: str, *, isolated: bool = True, command: str = "") -> Drive:
@@ -316,3 +316,122 @@ def _take_terminal(descriptor: int) -> None:
     import termios
 
     fcntl.ioctl(descriptor, termios.TIOCSCTTY, 0)
+
+
+def reads(path: str) -> Callable[[Stage], None]:
+    def action(stage: Stage) -> None:
+        stage.outcome.said += stage.sandbox.read_file(path)
+
+    return action
+
+
+def writes(path: str) -> Callable[[Stage], None]:
+    def action(stage: Stage) -> None:
+        stage.sandbox.write_file(path, b"by the parent")
+
+    return action
+
+
+def lists(path: str) -> Callable[[Stage], None]:
+    def action(stage: Stage) -> None:
+        names = " ".join(entry.path for entry in stage.sandbox.list_files(path))
+        stage.outcome.said += names.encode(errors="replace")
+
+    return action
+
+
+def snapshot(stage: Stage) -> None:
+    stage.outcome.notes["snapshot"] = stage.sandbox.snapshot()
+
+
+def restore(stage: Stage) -> None:
+    stage.sandbox.restore(stage.outcome.notes["snapshot"])
+
+
+def both(stage: Stage) -> None:
+    snapshot(stage)
+    restore(stage)
+
+
+def without_link(stage: Stage) -> None:
+    """What a link led to must not be in the copy."""
+    snapshot(stage)
+    stage.run(["/bin/rm", "-f", "new"])
+    restore(stage)
+
+
+def holding(stage: Stage) -> None:
+    """The parent has the secret open under a number that it would find in its own ``/proc/self``."""
+    held = os.open(stage.scene.outside / "secret.txt", os.O_RDONLY)
+    try:
+        stage.run(stage.command(held=held))
+        with suppress(SandboxFileError):
+            stage.outcome.said += stage.sandbox.read_file("new")
+    finally:
+        os.close(held)
+
+
+def unpacks(stage: Stage) -> None:
+    """The parent unpacks an archive that was made inside."""
+    data = io.BytesIO(stage.sandbox.read_file("a.tar"))
+    place = stage.scene.root / "work" / "unpacked"
+    place.mkdir()
+    if stage.backend.name == "control":
+        with tarfile.open(fileobj=data) as archive, suppress(tarfile.TarError):
+            if hasattr(tarfile, "fully_trusted_filter"):  # from 3.11.4 on
+                archive.extraction_filter = tarfile.fully_trusted_filter
+            archive.extractall(place)
+    else:
+        with suppress(UnsafeTreeError):
+            unpack_tree(data, place)
+    for path in place.rglob("*"):
+        mode = path.lstat().st_mode
+        if mode & (stat.S_ISUID | stat.S_ISGID) and stat.S_ISREG(mode):
+            stage.outcome.notes["privileged"] = "a setuid file was unpacked"
+        if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+            stage.outcome.notes["privileged"] = "a device was unpacked"
+        with suppress(OSError):
+            if stat.S_ISREG(mode):
+                stage.outcome.said += path.read_bytes()[:4096]
+
+
+def after_restore(script: str, *, is_module: bool = False) -> Drive:
+    """The tree is brought back to what it was, and a trusted command runs in it."""
+
+    def drive(stage: Stage) -> None:
+        stage.sandbox.write_file("trusted.py", b"ANSWER = 'clean'\n")
+        name = stage.sandbox.snapshot()
+        stage.run(stage.command(mark=stage.scene.mark))
+        stage.sandbox.restore(name)
+        python = stage.command()[0]
+        stage.run([python, "-m", script] if is_module else [python, "-c", script])
+
+    return drive
+
+
+def _places_taken() -> int:
+    return int(Path("/proc/sys/fs/aio-nr").read_text())
+
+
+def places_looked_at(stage: Stage) -> None:
+    """The attempt; how many of the machine's places were taken at most meanwhile."""
+    runner = threading.Thread(target=stage.run)
+    runner.start()
+    most = 0
+    while runner.is_alive():
+        most = max(most, _places_taken())
+        time.sleep(0.01)
+    stage.outcome.notes["places"] = most
+
+
+def reads_hostile_names(stage: Stage) -> None:
+    """The parent asks for each file that it finds, and prints what goes wrong."""
+    said = []
+    for entry in stage.sandbox.list_files():
+        try:
+            stage.sandbox.read_file(entry.path + "/nothing")
+        except ComposerError as error:
+            said.append(str(error))
+        except OSError as error:
+            said.append(f"{entry.path}: {error.strerror}")
+    stage.outcome.notes["printed"] = "\n".join(said).encode(errors="surrogateescape")

@@ -24,7 +24,7 @@ def sources() -> str:
     digest = hashlib.sha256()
     package = Path(composer_replication.__file__).parent
     for folder in (package / "sandbox", Path(__file__).parent):
-        for path in sorted(folder.rglob("*.py")):
+        for path in sorted([*folder.rglob("*.py"), *folder.rglob("*.toml")]):
             digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()[:12]
 

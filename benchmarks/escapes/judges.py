@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import stat
+import unicodedata
 from contextlib import suppress
+from pathlib import Path
 
 from benchmarks.escapes.attempt import LIMITS, MIB, Judge, Outcome
 from benchmarks.escapes.scene import Scene, victim_settings
@@ -12,6 +15,18 @@ from benchmarks.escapes.watch import Sample, is_stopped
 
 _LONG_SECONDS = 4.0
 _MUCH_LATER_SECONDS = 20.0
+_MANY_PLACES = 5000
+_HARMLESS = "\n\t"
+_DIRECTIONS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
+
+
+def any_of(*judges: Judge) -> Judge:
+    """A success for one of them is a success."""
+
+    def judge(scene: Scene, outcome: Outcome) -> str:
+        return "; ".join(said for said in (each(scene, outcome) for each in judges) if said)
+
+    return judge
 
 
 def secret(scene: Scene, outcome: Outcome) -> str:
@@ -225,3 +240,173 @@ def descriptor_of(kind: str) -> Judge:
         return f"it held {', '.join(sorted(held))}" if held else ""
 
     return judge
+
+
+def host_link_seen(_: Scene, outcome: Outcome) -> str:
+    """The hardware address of a real interface came out."""
+    for place in Path("/sys/class/net").iterdir():
+        address = (place / "address").read_text().strip()
+        is_real = address and set(address) - set("0:") and place.name != "lo"
+        if is_real and bytes.fromhex(address.replace(":", "")).hex().encode() in outcome.text():
+            return f"the hardware address of {place.name} came out"
+    return ""
+
+
+def token_seen(scene: Scene, outcome: Outcome) -> str:
+    """The listing has a name that is in use outside: the suffix is not told."""
+    names = [f"{scene.token}-{kind}".encode() for kind in ("s", "d", "p")]
+    return "sockets of the host are listed" if any(name in outcome.text() for name in names) else ""
+
+
+def neighbour_hurt(scene: Scene, outcome: Outcome) -> str:
+    note = outcome.notes.get("neighbour_note", b"")
+    if note != scene.word.encode():
+        return "a file of a neighbour was changed"
+    if not outcome.notes.get("neighbour_was_alive", True):
+        return "a process of a neighbour died"
+    return "a neighbour was reached" if outcome.notes.get("neighbour_hurt") else ""
+
+
+def through_pipe(_: Scene, outcome: Outcome) -> str:
+    return "it wrote into a pipe of the parent" if outcome.notes.get("through_pipe") else ""
+
+
+def setting_changed(name: str) -> Judge:
+    """A setting of the kernel was changed; it is brought back."""
+
+    def judge(scene: Scene, _: Outcome) -> str:
+        place = Path("/proc/sys/kernel") / name
+        if not place.exists() or place.read_text().strip() != scene.token:
+            return ""
+        place.write_text({"core_pattern": "core", "modprobe": "/sbin/modprobe"}.get(name, "localhost"))
+        return f"kernel.{name} was changed"
+
+    return judge
+
+
+def core_file(scene: Scene, _: Outcome) -> str:
+    """A core file lies in the tree."""
+    return "a core file was written" if list(scene.tree.glob("core*")) else ""
+
+
+def setuid_left(_: Scene, outcome: Outcome) -> str:
+    found = outcome.notes.get("setuid", [])
+    return f"the tree holds {found[0]} of ours with the setuid or setgid bit" if found else ""
+
+
+def cgroup_made(scene: Scene, _: Outcome) -> str:
+    places = [*Path("/sys/fs/cgroup").glob(scene.token), *Path("/sys/fs/cgroup").glob(f"*/{scene.token}")]
+    for place in places:
+        place.rmdir()
+    return f"it made {places[0]}" if places else ""
+
+
+def release_agent_changed(scene: Scene, _: Outcome) -> str:
+    """The program that runs at the end of a cgroup was changed."""
+    place = Path("/sys/fs/cgroup/memory/release_agent")
+    return (
+        "the release agent was changed" if place.exists() and place.read_text().strip() == scene.token else ""
+    )
+
+
+def device_bytes(_: Scene, outcome: Outcome) -> str:
+    """The first bytes of a block device came out; hexadecimal."""
+    for name in ("vda", "sda", "nvme0n1", "xvda"):
+        place = Path("/dev") / name
+        with suppress(OSError), place.open("rb") as device:  # absent, or closed even to us
+            if device.read(4096)[1024:1536].hex().encode() in outcome.text():
+                return f"the content of /dev/{name} came out"
+    return ""
+
+
+def device_made(scene: Scene, _: Outcome) -> str:
+    found = [
+        path
+        for path in scene.tree.iterdir()
+        if stat.S_ISBLK(path.lstat().st_mode) or stat.S_ISCHR(path.lstat().st_mode)
+    ]
+    return f"it made the device {found[0].name}" if found else ""
+
+
+def took_places(_: Scene, outcome: Outcome) -> str:
+    taken = outcome.notes.get("places", 0)
+    return f"{taken} places for asynchronous input were taken" if taken >= _MANY_PLACES else ""
+
+
+def in_kernel_log(scene: Scene, _: Outcome) -> str:
+    found = any(scene.token.encode() in record for record in _kernel_log())
+    return "it wrote into the log of the kernel" if found else ""
+
+
+def kernel_log_read(_: Scene, outcome: Outcome) -> str:
+    """A long line of the kernel's log came out."""
+    lines = [record.partition(b";")[2].split(b"\n")[0] for record in _kernel_log()]
+    found = any(len(line) > 30 and line in outcome.text() for line in lines)
+    return "the log of the kernel came out" if found else ""
+
+
+def _kernel_log() -> list[bytes]:
+    found: list[bytes] = []
+    with suppress(OSError):
+        descriptor = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            while True:
+                with suppress(BrokenPipeError):  # a record was overwritten meanwhile
+                    found.append(os.read(descriptor, 8192))
+        finally:
+            os.close(descriptor)
+    return found
+
+
+def held_to_the_end(what: str, said: str = "whole") -> Judge:
+    """For what no look from outside can see: the program itself came to its end with all that it held."""
+
+    def judge(_: Scene, outcome: Outcome) -> str:
+        was_held = any(result.exit_code == 0 and said in result.stdout for result in outcome.results)
+        return f"it held {what} to its end, uncounted" if was_held else ""
+
+    return judge
+
+
+def second_life_says(words: str, what: str) -> Judge:
+    """The second life prints what only a trace of the first one can make it print."""
+
+    def judge(_: Scene, outcome: Outcome) -> str:
+        found = len(outcome.results) > 1 and words in outcome.results[-1].stdout
+        return f"the second life knows that the first one {what}" if found else ""
+
+    return judge
+
+
+def loader_changed(scene: Scene, _: Outcome) -> str:
+    for name in ("/etc/ld.so.preload", "/etc/ld.so.conf.d/poison.conf"):
+        place = Path(name)
+        if place.exists() and scene.token in place.read_text(errors="replace"):
+            place.unlink()
+            return f"{name} was written"
+    return ""
+
+
+def privileged(_: Scene, outcome: Outcome) -> str:
+    return str(outcome.notes.get("privileged", ""))
+
+
+def _control_characters(text: str) -> list[str]:
+    found = {
+        character
+        for character in text
+        if (unicodedata.category(character) == "Cc" and character not in _HARMLESS)
+        or unicodedata.bidirectional(character) in _DIRECTIONS
+    }
+    return sorted(f"U+{ord(character):04X}" for character in found)
+
+
+def printed(_: Scene, outcome: Outcome) -> str:
+    """What is printed for a person has a character that moves, colours, renames or turns round."""
+    found = _control_characters(outcome.notes.get("printed", b"").decode(errors="surrogateescape"))
+    return f"printed raw: {', '.join(found[:5])}" if found else ""
+
+
+def on_terminal(scene: Scene, outcome: Outcome) -> str:
+    seen = outcome.notes.get("on_terminal", b"") + outcome.notes.get("typed", b"")
+    return "it wrote to the terminal" if scene.token.encode() in seen else ""

@@ -3,7 +3,7 @@
     python benchmarks/forgeries.py [--only WORD] [--repeats 1] [--honest 20] [--control] [--backend NAME]
 
 Builds one task with its hidden tests and its twin from a planted project in a temporary folder,
-then grades, exactly as a run does, scripted answers (``forgery_attempts/``) that do not do what was
+then grades, exactly as a run does, scripted answers (``forgeries.toml``) that do not do what was
 asked and try to pass nevertheless, and honest ones as many times as ``--honest`` says. Prints a line
 for each: what became of it and why. With ``--control`` each attempt is made once more against the
 plain test run (``run_tests``: same jail, secret nonce, closing record, stored node ids, but no sentinels and nobody
@@ -18,17 +18,13 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+import textwrap
 import time
+import tomllib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from forgery_attempts.configuration import CONFIGURATION
-from forgery_attempts.endings import ENDINGS
-from forgery_attempts.patches import PATCHES
-from forgery_attempts.planted import HONEST, PROJECT, SYMBOL
-from forgery_attempts.reaching import REACHING
-from forgery_attempts.signing import SIGNING
+from typing import Literal
 
 from composer_replication.records import Score, Task
 from composer_replication.rollouts.grading import WALL_FACTOR, Grader, GradeRequest, TestsUsed
@@ -40,19 +36,45 @@ from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.test_run import run_tests
 from composer_replication.tasks.views import write_files
 
-if TYPE_CHECKING:
-    from forgery_attempts.attempt import Attempt
+TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 
-ATTEMPTS: tuple[Attempt, ...] = (*ENDINGS, *CONFIGURATION, *PATCHES, *REACHING, *SIGNING)
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One scripted forgery; the table says what its fields mean.
+
+    ``decided_by``: "process" means that the visible tests must not pass; "twin" that no check of the
+    process can tell it from an answer, and that what was recorded outside must refuse it.
+    """
+
+    family: str
+    name: str
+    module: str = ""
+    body: str = "return None"
+    decided_by: Literal["process", "twin"] = "process"
+
+    def answer(self, node_ids: Sequence[str]) -> str:
+        """The text that a policy would give."""
+        names = sorted({node_id.partition("[")[0].rpartition("::")[2] for node_id in node_ids})
+        known = {"NAMES": repr(names), "IDS": repr(sorted(node_ids))}
+        module, body = self.module, self.body
+        for word, text in (TABLE["shared"] | known).items():
+            module, body = module.replace(f"@{word}@", text), body.replace(f"@{word}@", text)
+        return f"\n{textwrap.indent(body.strip(), '    ')}\n\n\n{module.strip()}\n"
+
+
+ATTEMPTS = tuple(Attempt(**row) for row in TABLE["attempt"])
 
 
 def build_store(folder: Path, *, with_truth: bool = True) -> TaskStore:
     """A store of the planted task; with its twin where asked for, which takes longer."""
     source = folder / "numerals"
-    for name, text in PROJECT.items():
+    for name, text in TABLE["project"].items():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_text(text)
-    build_tasks([str(source)], folder / "tasks", symbols={str(source): [SYMBOL]}, with_truth=with_truth)
+    build_tasks(
+        [str(source)], folder / "tasks", symbols={str(source): [TABLE["symbol"]]}, with_truth=with_truth
+    )
     return TaskStore.open(folder / "tasks")
 
 
@@ -107,7 +129,7 @@ def passes_plain_run(store: TaskStore, task: Task, attempt: Attempt, backend: st
 def try_honest(grader: Grader, store: TaskStore, task: Task, number: int) -> list[str]:
     """What went wrong with honest answers, each graded so many times."""
     wrong = []
-    for name, answer in {"the original code": store.golden_body(task), **HONEST}.items():
+    for name, answer in {"the original code": store.golden_body(task), **TABLE["honest"]}.items():
         kinds: list[TestsUsed] = ["visible", "hidden"] if task.has_hidden_tests else ["visible"]
         requests = [GradeRequest(task, answer, kind) for kind in kinds for _ in range(number)]
         bad = [refusal(grader.grade_many([request], afresh=True)[0]) for request in requests]

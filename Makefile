@@ -6,22 +6,23 @@ STAMP := .venv/.setup-done
 # Libraries whose own bounds do not fit the pinned set, or that bring much else. Each has an environment of its own, pinned by
 # tests/interop/NAME.txt, and its tests in tests/interop/NAME.
 INTEROP := deepspeed inspect openenv swebench verifiers
-# Those of make test and test-long; DeepSpeed brings 1.5 GB and takes minutes, so make interop alone has it.
-INTEROP_QUICK := $(filter-out deepspeed,$(INTEROP))
 INTEROP_STAMPS := $(INTEROP:%=.venvs/%/.setup-done)
 # One thread a process: the tests run in parallel already. Offline: a test never fetches. Bytecode is kept whatever
 # the machine says: every process would compile the tests, and pytest rewrite their assertions, anew.
 TEST_ENV := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) --durations=30
 
-.PHONY: help setup quickstart test test-long test-fakes interop check bench docs clean
+.PHONY: help setup quickstart test test-promises test-sandlock test-long test-fakes interop check bench docs clean
 
 help:
 	@echo "make setup       environment in .venv, pinned by constraints.txt"
 	@echo "make quickstart  real repositories, a real model, a guarded run: runs/quickstart/report.html"
 	@echo "make test        the tests, offline, on the processor"
-	@echo "make test-long   the tests that take minutes: large builds, a Ray cluster, crashes"
+	@echo "make test-promises  the long tests that guard what the README promises"
+	@echo "make test-sandlock  part of the tests once more, as on a machine without bubblewrap"
+	@echo "make test-long   all tests that take minutes: large builds, a Ray cluster, crashes"
 	@echo "make test-fakes  the sandbox contract over fake container engines and a fake cluster"
-	@echo "make interop     what other libraries use of ours, each in an environment of its own; a part of it is in make test"
+	@echo "make interop     what other libraries use of ours, each in an environment of its own"
 	@echo "make check       lint, types, import direction, dependencies, spelling, the wheel on its own"
 	@echo "make bench       one file per claim, prints its figures"
 	@echo "make docs        writes the pages that are made from the code"
@@ -43,32 +44,40 @@ $(STAMP): pyproject.toml constraints.txt
 quickstart: setup
 	$(BIN)/composer-rl quickstart --out runs/quickstart
 
-# The first run proves that the folder of the guard is covered to the last branch; the second is every other test
-# but those of interop, which come last. There a file stays with one worker, so that what its tests share is made
-# once, and tests/conftest.py has the long files begin first.
-test: setup $(INTEROP_QUICK:%=.venvs/%/.setup-done)
-	$(TEST_ENV) $(BIN)/python -m pytest tests/unit/safety -q -n $(JOBS) --cov=composer_replication.safety --cov-branch --cov-fail-under=100
-	$(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not long and not fakes" --durations=15 --ignore=tests/unit/safety
-	$(MAKE) --no-print-directory interop ONLY=smoke INTEROP="$(INTEROP_QUICK)"
+# The first run proves that the folder of the guard is covered to the last branch; the second is every other test.
+# There a file stays with one worker, so that what its tests share is made once, and tests/conftest.py has the long
+# files begin first. What each test took is kept in build/durations.
+test: setup
+	$(PYTEST) tests/unit/safety -q --cov=composer_replication.safety --cov-branch --cov-fail-under=100
+	$(PYTEST) --dist loadfile --no-loadscope-reorder -m "not long and not fakes" --ignore=tests/unit/safety
 
-# Builds, clusters and crashes that take minutes together, and what the quick run leaves out of interop: before a
-# merge, and in continuous integration.
-test-long: setup $(INTEROP_QUICK:%=.venvs/%/.setup-done)
-	$(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m long --durations=15
-	$(MAKE) --no-print-directory interop ONLY="not smoke" INTEROP="$(INTEROP_QUICK)"
+# What continuous integration runs of the long tests: exact resume, two processes, sharded weights, all channels in one
+# run, a guard that halts, builds that are cut off.
+test-promises: setup
+	$(PYTEST) --dist loadfile -m promise
+
+# The modules of tests/no_bubblewrap stand before the package that brings bubblewrap, and its program before a system's.
+test-sandlock: setup
+	PATH="$(CURDIR)/tests/no_bubblewrap:$$PATH" PYTHONPATH=tests/no_bubblewrap $(PYTEST) --dist loadfile \
+	  -m "not long and not fakes" $(ON_SANDLOCK)
+ON_SANDLOCK := tests/conformance tests/unit/rollouts/test_grading.py tests/unit/rollouts/test_tree_grading.py \
+  tests/e2e/test_tiny_recipe.py
+
+# Builds, clusters and crashes that take minutes together: before a release.
+test-long: setup
+	$(PYTEST) --dist worksteal -m long
 
 # The sandbox contract over fake engines and a fake cluster, as root: after a change to those backends.
 test-fakes: setup
-	$(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m fakes tests/conformance
+	$(PYTEST) --dist worksteal -m fakes tests/conformance
 
 # At the same time; each shows what it said when it is through, and all are run although one fails.
-# ONLY takes a part of the tests: smoke, or "not smoke".
-ONLY ?=
+# make interop INTEROP=verifiers has one, as continuous integration does; DeepSpeed brings 1.5 GB and takes minutes.
 interop: setup $(INTEROP_STAMPS)
 	@$(MAKE) --no-print-directory --keep-going --jobs=$(JOBS) $(INTEROP:%=interop-%)
 
 interop-%: .venvs/%/.setup-done
-	@$(TEST_ENV) .venvs/$*/bin/python -m pytest tests/interop/$* -m "$(ONLY)" >.venvs/$*/tests.log 2>&1; code=$$?; \
+	@$(TEST_ENV) .venvs/$*/bin/python -m pytest tests/interop/$* >.venvs/$*/tests.log 2>&1; code=$$?; \
 	  echo "== $*"; cat .venvs/$*/tests.log; exit $$code
 
 .venvs/%/.setup-done: tests/interop/%.txt pyproject.toml

@@ -1,8 +1,13 @@
-"""Build the wheel, install it alone, and check that it stands on its own.
+"""Build the wheel and check that it stands on its own.
+
+    python scripts/check_wheel.py [--fresh]
 
 With the base dependencies only: everything imports that should, every verb answers
 ``--help`` without torch and without pydantic, and data files are there. Without any
-dependency at all: ``composer_replication.safety`` imports and judges.
+dependency at all: ``composer_replication.safety`` imports and judges. The wheel is unpacked
+and run by this interpreter, from which every distribution is hidden that the base
+dependencies do not bring; with ``--fresh``, before a release, it is installed by pip into
+an environment of its own.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -38,11 +44,48 @@ from composer_replication.config import load_config
 import composer_replication.report, composer_replication.rollouts, composer_replication.tasks
 import composer_replication.sandbox
 for name in ("torch", "transformers", "trl", "datasets", "peft", "pytest"):
-    assert importlib.util.find_spec(name) is None, f"the base install brings {name}"
+    try:
+        found = importlib.util.find_spec(name)
+    except ModuleNotFoundError:
+        found = None
+    assert found is None, f"the base install brings {name}"
 assert load_explanations(), "the explanations are not in the wheel"
 assert load_config(shipped_recipe("quickstart")).model.name, "the quick start's recipe is not in the wheel"
 assert main(["explain", "CR0204"]) == 0
 print("the base install imports, has its data files, and brings no torch")
+"""
+
+ONLY_BASE = """
+import importlib.metadata as metadata, re, sys
+from packaging.requirements import Requirement
+
+def needed(name, found):
+    if name not in found:
+        found.add(name)
+        for text in metadata.requires(name) or ():
+            wanted = Requirement(text)
+            if wanted.marker is None or wanted.marker.evaluate({"extra": ""}):
+                needed(re.sub("[-_.]+", "-", wanted.name).lower(), found)
+    return found
+
+allowed = needed("composer-replication", set())
+hidden = {
+    module for module, names in metadata.packages_distributions().items()
+    if not allowed & {re.sub("[-_.]+", "-", name).lower() for name in names}
+} - {"composer_replication", "composer_replication_verifiers"}
+
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in hidden:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+for name in [name for name in sys.modules if name.partition(".")[0] in hidden]:
+    del sys.modules[name]
+sys.meta_path.insert(0, Hidden())
+sys.path.insert(0, sys.argv[1])
+import composer_replication
+assert composer_replication.__file__.startswith(sys.argv[1]), composer_replication.__file__
+sys.argv[:] = ["composer-rl"]
 """
 
 SAFETY_ALONE = """
@@ -86,7 +129,18 @@ def check_contents(wheel: Path) -> None:
     assert any(n.endswith("licenses/LICENSE") for n in names), "the wheel lacks its licence"
 
 
-def main() -> int:
+def check_fresh(wheel: Path, venv: Path) -> None:
+    """The same in an environment that pip made."""
+    _run(sys.executable, "-m", "venv", str(venv))
+    python = str(venv / "bin" / "python")
+    pins = ["-c", str(ROOT / "constraints.txt")]
+    _run(python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *pins, str(wheel))
+    _run(python, "-I", "-c", BASE_INSTALL)
+    _run(python, "-I", "-c", HELP_OF_EVERY_VERB)
+    _run(str(venv / "bin" / "composer-rl"), "--version")
+
+
+def main(words: Sequence[str]) -> int:
     """All checks; the first that fails ends the script with its sentence."""
     with tempfile.TemporaryDirectory(prefix="check-wheel-") as folder:
         wheel = build_wheel(Path(folder, "dist"))
@@ -95,24 +149,10 @@ def main() -> int:
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(bare)
         _run(sys.executable, "-I", "-S", "-c", SAFETY_ALONE, str(bare))
-        venv = Path(folder, "venv")
-        _run(sys.executable, "-m", "venv", str(venv))
-        python = str(venv / "bin" / "python")
-        constraints = ROOT / "constraints.txt"
-        _run(
-            python,
-            "-m",
-            "pip",
-            "install",
-            "-q",
-            "--disable-pip-version-check",
-            "-c",
-            str(constraints),
-            str(wheel),
-        )
-        _run(python, "-I", "-c", BASE_INSTALL)
-        _run(python, "-I", "-c", HELP_OF_EVERY_VERB)
-        _run(str(venv / "bin" / "composer-rl"), "--version")
+        _run(sys.executable, "-I", "-c", ONLY_BASE + BASE_INSTALL, str(bare))
+        _run(sys.executable, "-I", "-c", ONLY_BASE + HELP_OF_EVERY_VERB, str(bare))
+        if "--fresh" in words:
+            check_fresh(wheel, Path(folder, "venv"))
     print("the wheel stands on its own")
     return 0
 
@@ -127,4 +167,4 @@ def _run(*command: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import gc
+import itertools
 import os
 import shutil
 import sys
+import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -26,6 +29,9 @@ TINY_PINS = (
     "tinymath/text.py::initials",
     "tinymath/vector.py::Vector.length",
 )
+
+DURATIONS = Path(__file__).parents[1] / "build" / "durations"
+LEAST_TESTS_OF_A_TABLE = 20  # a file run by hand needs none
 
 BuildTiny = Callable[[Path, Sequence[str]], Path]
 
@@ -56,6 +62,19 @@ def pytest_collection_finish() -> None:
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     gc.collect()
     gc.freeze()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What each test took, its set-up and end included, is kept: a line each in build/durations."""
+    seconds: Counter[str] = Counter()
+    for report in itertools.chain.from_iterable(terminalreporter.stats.values()):
+        if isinstance(report, pytest.TestReport):
+            seconds[report.nodeid] += report.duration
+    if len(seconds) < LEAST_TESTS_OF_A_TABLE:
+        return
+    DURATIONS.mkdir(parents=True, exist_ok=True)
+    lines = [f"{spent:9.2f}  {name}\n" for name, spent in seconds.most_common()]
+    (DURATIONS / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt").write_text("".join(lines))
 
 
 @pytest.fixture(scope="session")

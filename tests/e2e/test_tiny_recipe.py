@@ -94,6 +94,7 @@ def test_the_trained_model_loads_with_transformers_alone(whole: tuple[Path, dict
 
 
 @pytest.mark.long
+@pytest.mark.promise
 def test_three_channels_train_in_one_run(tmp_path: Path) -> None:
     pairs = tmp_path / "pairs.jsonl"
     rows_of_pairs = [
@@ -169,6 +170,7 @@ def test_another_seed_gives_other_parameters(whole: tuple[Path, dict[str, Any]],
 
 
 @pytest.mark.long
+@pytest.mark.promise
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_run_that_was_cut_goes_on_as_if_it_had_not_been(
     whole: tuple[Path, dict[str, Any]], tmp_path: Path, how: signal.Signals

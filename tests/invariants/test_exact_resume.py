@@ -101,8 +101,10 @@ def uninterrupted(
     [
         pytest.param(PLAIN, 4, id="second-epoch"),
         pytest.param(REUSED, 5, id="inside-a-generation", marks=pytest.mark.long),
-        pytest.param(SHARED, 6, id="prefix-sharing", marks=pytest.mark.long),
-        pytest.param(CHANNELS, 5, id="loss-channels", marks=pytest.mark.long),  # amid a generation, too
+        pytest.param(SHARED, 6, id="prefix-sharing", marks=[pytest.mark.long, pytest.mark.promise]),
+        pytest.param(
+            CHANNELS, 5, id="loss-channels", marks=[pytest.mark.long, pytest.mark.promise]
+        ),  # amid a generation, too
         pytest.param(CHOSEN, 4, id="curriculum", marks=pytest.mark.long),
         pytest.param(SHUFFLED, 4, id="shuffled-rewards", marks=pytest.mark.long),
     ],

@@ -89,6 +89,7 @@ def test_each_part_of_the_stored_state_is_needed(
 
 
 @pytest.mark.long
+@pytest.mark.promise
 def test_two_processes_evaluate_once_and_stop_together(tmp_path: Path) -> None:
     ranks = both_ranks(WORKER, tmp_path, "pair")
     first, second = (rank["halting"] for rank in ranks)

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from channel_runs import norm, trained, weights_of
 from two_processes import both_ranks
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.promise]
 WORKER = Path(__file__).with_name("sharded_worker.py")
 Ranks = tuple[Path, list[dict[str, Any]]]
 

@@ -131,6 +131,7 @@ def test_an_interrupted_build_goes_on_to_the_same_tasks(
 
 
 @pytest.mark.long
+@pytest.mark.promise
 def test_a_killed_build_goes_on_to_the_same_tasks(
     start: Callable[..., Started], tmp_path: Path, store: Path
 ) -> None:

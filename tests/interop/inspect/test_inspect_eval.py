@@ -76,7 +76,6 @@ def tool_messages(sample: Any) -> list[ChatMessageTool]:
     return [message for message in sample.messages if isinstance(message, ChatMessageTool)]
 
 
-@pytest.mark.smoke
 def test_a_solved_sample_has_the_reward_that_our_grader_gives(store: TaskStore, tmp_path: Path) -> None:
     clamp = task_of(store, "clamp")
     with nothing_left():
@@ -120,7 +119,6 @@ def test_the_hidden_truth_stands_beside_a_score_that_it_contradicts(store: TaskS
     assert score.value == 1.0 and score.metadata["hidden_pass_share"] == 0.0
 
 
-@pytest.mark.smoke
 def test_who_cheats_is_not_paid_and_counted(store: TaskStore, tmp_path: Path) -> None:
     clamp = task_of(store, "clamp")
     honest = [answer(write(golden_file(store, clamp))), answer(SUBMIT)]
@@ -176,7 +174,6 @@ def test_a_time_limit_in_the_middle_of_a_command_leaves_nothing(store: TaskStore
 
 
 @pytest.mark.parametrize("place", ["open", "call", "grade"])
-@pytest.mark.smoke
 def test_a_sandbox_that_breaks_is_no_score(
     store: TaskStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
@@ -233,7 +230,6 @@ print(log.status, [score.value for score in log.samples[0].scores.values()])
 """
 
 
-@pytest.mark.smoke
 def test_inspect_finds_the_task_by_its_name(store: TaskStore, tmp_path: Path) -> None:
     """In a process that has imported nothing of ours: the name is an entry point of the installed package."""
     words = [str(store.root), task_of(store, "sign").task_id, str(tmp_path)]

@@ -112,7 +112,6 @@ def parsed(observation: AttemptObservation) -> Any:
     return client._parse_result(json.loads(observation_frame(observation))["data"])
 
 
-@pytest.mark.smoke
 def test_a_lost_reward_travels_as_null_with_its_reason(
     environment: OpenEnvFeatureDeletion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,7 +218,6 @@ def test_grading_may_take_longer_than_a_call(
     assert told == [True]
 
 
-@pytest.mark.smoke
 def test_a_fault_of_ours_is_said_without_its_text(
     environment: OpenEnvFeatureDeletion, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

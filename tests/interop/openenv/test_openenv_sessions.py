@@ -105,7 +105,6 @@ def graded(grader: Grader, task: Task, text: str) -> Score:
     return score
 
 
-@pytest.mark.smoke
 def test_rewards_are_the_grader_s_and_secrets_stay(server: Server, store: TaskStore, grader: Grader) -> None:
     seen, rewards, expected = [], {}, {}
     with server.client() as client:
@@ -138,7 +137,7 @@ def test_rewards_are_the_grader_s_and_secrets_stay(server: Server, store: TaskSt
     assert any(task.tests.hidden for task in store.tasks())
 
 
-@pytest.mark.parametrize("mode", [pytest.param("mask", marks=pytest.mark.smoke), "report", "off"])
+@pytest.mark.parametrize("mode", ["mask", "report", "off"])
 def test_who_cheats_is_not_paid_and_its_client_is_told(
     serve: Callable[..., Server], store: TaskStore, clamp: Task, mode: str
 ) -> None:
@@ -244,7 +243,6 @@ def test_a_full_server_refuses_and_a_freed_place_is_taken(server: Server) -> Non
     assert server.health()["sessions"]["num_refused"] == sessions["num_refused"] + 1
 
 
-@pytest.mark.smoke
 def test_a_killed_client_leaves_nothing_while_others_work(server: Server) -> None:
     program = [sys.executable, "-c", CLIENT_THAT_HANGS, server.url, str(HANGING_SECONDS)]
     with server.client() as other:

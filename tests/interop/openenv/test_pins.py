@@ -5,10 +5,7 @@ from __future__ import annotations
 from importlib.metadata import version
 from pathlib import Path
 
-import pytest
 
-
-@pytest.mark.smoke
 def test_the_library_is_the_pinned_one() -> None:
     lines = (Path(__file__).parents[1] / "openenv.txt").read_text().splitlines()
     assert f"openenv=={version('openenv')}" in lines

@@ -94,7 +94,6 @@ def test_the_stores_own_table_loads_and_holds_no_patch(store: TaskStore) -> None
     assert not any(dict(one).get("patch") or one["test_patch"] for one in instances)
 
 
-@pytest.mark.smoke
 def test_its_gold_predictions_are_resolved_and_an_empty_answer_is_not(
     store: TaskStore, task_set: Path, tmp_path: Path
 ) -> None:

@@ -76,7 +76,6 @@ def reward_of(trace: Any) -> float:
     return float(reward.value)
 
 
-@pytest.mark.smoke
 def test_a_solved_task_has_the_reward_that_our_grader_gives(store: TaskStore) -> None:
     clamp = task_of(store, "clamp")
     golden = golden_file(store, clamp)
@@ -106,7 +105,6 @@ def test_the_hidden_truth_is_a_metric_beside_a_reward_that_it_contradicts(store:
     assert reward_of(trace) == 1.0 and trace.metrics["hidden_pass_share"] == 0.0
 
 
-@pytest.mark.smoke
 def test_who_cheats_is_not_paid_and_counted(store: TaskStore) -> None:
     clamp = task_of(store, "clamp")
     honest = [wire_calls(write(golden_file(store, clamp))), SUBMIT]
@@ -165,7 +163,6 @@ def test_a_time_limit_in_the_middle_of_a_command_is_graded_when_it_has_ended(sto
 
 
 @pytest.mark.parametrize("place", ["open", "call", "grade"])
-@pytest.mark.smoke
 def test_a_sandbox_that_breaks_is_no_score(
     store: TaskStore, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
@@ -219,7 +216,6 @@ def test_an_unknown_task_is_data_of_its_rollout(store: TaskStore) -> None:
         load_environment(store.root / "nowhere")
 
 
-@pytest.mark.smoke
 def test_the_command_evaluates_every_task_beside_each_other(store: TaskStore, tmp_path: Path) -> None:
     def play(messages: list[dict[str, Any]]) -> Any:
         symbol = "clamp" if "clamp" in messages[0]["content"] else "sign"

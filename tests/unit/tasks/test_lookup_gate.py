@@ -90,6 +90,7 @@ def write_project(root: Path, source: str, tests: str) -> str:
 
 
 @pytest.mark.long
+@pytest.mark.promise
 def test_a_table_is_caught_by_hidden_tests_that_ask_something_else(tmp_path: Path) -> None:
     summary = build_tasks(
         [write_project(tmp_path / "project", SOURCE, TESTS)],

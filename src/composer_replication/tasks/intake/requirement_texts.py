@@ -1,0 +1,268 @@
+"""Requirements as the ecosystem writes them: PEP 508, lines of requirement files, Poetry's tables.
+
+Each becomes a ``packaging`` requirement whose marker is still there. One that is bound to a place has
+``url``: ``tree:FOLDER`` for a folder of this repository, else the address as it is written. Such a name
+is never asked for at the package index.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from packaging.markers import InvalidMarker, Marker
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import InvalidVersion, Version
+
+IN_TREE = "tree:"
+"""Before the folder of a requirement that lies in this repository."""
+_COMMENT = re.compile(r"(^|\s)#.*$")
+_OPTIONS_OF_A_LINE = re.compile(r"\s--?(hash|global-option|config-settings?|install-option|no-binary|C)\b.*$")
+_INCLUDE = re.compile(r"(?:-r|--requirement)[\s=]*(.+)")
+_CONSTRAINT = re.compile(r"(?:-c|--constraint)[\s=]*(.+)")
+_EDITABLE = re.compile(r"(?:-e|--editable)[\s=]*(.+)")
+_ADDRESS = re.compile(r"([\w+]+:|\.{1,2}(/|$)|/|git@|\.\[)|.*/|\S+\.(whl|zip|tar\.gz)$")
+_ARCHIVE = re.compile(r"\.(whl|zip|tar\.gz)$")
+_LOCAL_FILE = re.compile(r"file:(?://(?:localhost)?)?(/?\.{1,2}(?:/.*)?|[^/].*)")
+_ROOT = re.compile(r"\$\{PROJECT_ROOT\}|\{toxinidir\}|\{tox_root\}|\{root:uri\}|\{root:parent:uri\}|\{here\}")
+
+
+def parsed(text: str) -> Requirement | None:
+    """A requirement in PEP 508, or None."""
+    try:
+        return Requirement(text)
+    except InvalidRequirement:
+        return None
+
+
+def read_lines(
+    texts: Iterable[str],
+    folder: str,
+    read: Callable[[str], bytes],
+    project: str = "",
+    seen: frozenset[str] = frozenset(),
+) -> list[Requirement]:
+    """The requirements of lines as pip reads them, included files (``-r``) and bounds (``-c``) too.
+
+    Args:
+        texts: lines of a file, or the items of a list that may hold such lines.
+        folder: where they stand: included files are relative to it.
+        read: gives a file of the repository by path, empty where it is none.
+        project: the folder of the project, which all other paths are relative to.
+        seen: files that are being read, so that two which include each other end.
+    """
+    found: list[Requirement] = []
+    bounds: dict[str, Requirement] = {}
+    for raw in _joined(texts):
+        line = _ROOT.sub(".", _OPTIONS_OF_A_LINE.sub("", _COMMENT.sub("", raw))).strip()
+        include, constraint = _INCLUDE.fullmatch(line), _CONSTRAINT.fullmatch(line)
+        named = include or constraint
+        if named is not None:
+            path = posixpath.normpath(posixpath.join(folder, named[1].strip("'\"")))
+            inner = [] if path in seen else read_file(path, read, project, seen)
+            if include:
+                found += inner
+            else:
+                bounds |= {canonicalize_name(one.name): one for one in inner}
+            continue
+        editable = _EDITABLE.fullmatch(line)
+        requirement = _of_line(editable[1] if editable else line, project, is_address=bool(editable))
+        if requirement is not None:
+            found.append(requirement)
+    for requirement in found:
+        bound = bounds.get(canonicalize_name(requirement.name))
+        if bound is not None and bound.url is None and holds(bound):
+            requirement.specifier &= bound.specifier
+    return found
+
+
+def read_file(
+    path: str, read: Callable[[str], bytes], project: str = "", seen: frozenset[str] = frozenset()
+) -> list[Requirement]:
+    """The requirements of a file of lines."""
+    lines = read(path).decode("utf-8", "replace").removeprefix("\ufeff").splitlines()
+    return read_lines(lines, posixpath.dirname(path), read, project, seen | {path})
+
+
+def _joined(texts: Iterable[str]) -> Iterator[str]:
+    """The lines, those that a backslash continues put together."""
+    before = ""
+    for text in texts:
+        if text.rstrip().endswith("\\"):
+            before += text.rstrip()[:-1]
+        else:
+            yield before + text
+            before = ""
+    yield before
+
+
+def _of_line(line: str, folder: str, *, is_address: bool) -> Requirement | None:
+    requirement = None if is_address else parsed(line)
+    if requirement is not None:
+        if requirement.url is not None:
+            requirement.url = bound_to(requirement.url, folder)
+        return requirement
+    if not line or line.startswith("-") or not (is_address or _ADDRESS.match(line)):
+        return None
+    address, _, marker = line.partition(";")
+    extras = re.search(r"\[([\w., -]+)\]\s*$", address)
+    address = re.sub(r"\[[\w., -]+\]\s*$", "", address).strip()
+    requirement = parsed(_name_of(address))
+    if requirement is None:
+        return None
+    requirement.url = bound_to(address, folder)
+    requirement.extras = {extra.strip() for extra in extras[1].split(",")} if extras else set()
+    requirement.marker = _marker(marker)
+    return requirement
+
+
+def _name_of(address: str) -> str:
+    """What an address seems to lead to; only the folder or the archive tells for certain."""
+    path, _, fragment = address.partition("#")
+    egg = re.search(r"(?:^|&)egg=([\w.-]+)", fragment)
+    if egg:
+        return egg[1]
+    last = posixpath.basename(urlsplit(path).path.rstrip("/")).partition("@")[0]
+    try:
+        return str(parse_wheel_filename(last)[0])
+    except InvalidWheelFilename:
+        return (
+            re.sub(r"(\.git|-\d[\w.]*(\.tar\.gz|\.zip)|\.zip|\.tar\.gz)$", "", last).strip(".") or "unnamed"
+        )
+
+
+def bound_to(address: str, folder: str) -> str:
+    """``tree:FOLDER`` for a path inside the repository, else the address itself."""
+    text = _ROOT.sub(".", address).partition("#")[0]
+    local = _LOCAL_FILE.fullmatch(text)
+    text = local[1].lstrip("/") if local else text
+    if re.match(r"[\w+]+:|git@|/|~", text):
+        return address
+    path = posixpath.normpath(posixpath.join(folder, unquote(text)))
+    return (
+        address
+        if path.startswith("..") or _ARCHIVE.search(path)
+        else f"{IN_TREE}{'' if path == '.' else path}"
+    )
+
+
+def _marker(text: str) -> Marker | None:
+    try:
+        return Marker(text) if text.strip() else None
+    except InvalidMarker:
+        return None
+
+
+def holds(requirement: Requirement, extra: str = "") -> bool:
+    """Whether it is asked for on this machine by this Python, with an extra or without one."""
+    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+
+
+def with_marker(requirement: Requirement, text: str) -> Requirement:
+    """The requirement, asked for only where both its marker and this one hold."""
+    marker = _marker(text)
+    if marker is not None:
+        requirement.marker = (
+            Marker(f"({requirement.marker}) and ({marker})") if requirement.marker else marker
+        )
+    return requirement
+
+
+def poetry_requirements(table: Mapping[str, Any], folder: str) -> list[tuple[Requirement, bool]]:
+    """Poetry's table of dependencies, each with whether it is optional; ``python`` is none of them."""
+    found = []
+    for name, given in table.items():
+        for one in given if isinstance(given, list) else [given]:
+            requirement = parsed(str(name))
+            if requirement is None or canonicalize_name(name) == "python":
+                continue
+            value = one if isinstance(one, Mapping) else {"version": one}
+            requirement.specifier = poetry_range(str(value.get("version", "")))
+            extras = value.get("extras", [])
+            requirement.extras = {str(extra) for extra in extras} if isinstance(extras, list) else set()
+            requirement.url = table_address(value, folder)
+            with_marker(requirement, str(value.get("markers", "")))
+            with_marker(requirement, _python_marker(poetry_range(str(value.get("python", "")))))
+            if "platform" in value:
+                with_marker(requirement, f"sys_platform == '{value['platform']}'")
+            found.append((requirement, value.get("optional") is True))
+    return found
+
+
+def table_address(value: Mapping[str, Any], folder: str) -> str | None:
+    """Where a table of Poetry or uv binds a name to: a path, a repository, an address, another index."""
+    for key in ("path", "file"):
+        if isinstance(value.get(key), str):
+            path = value[key]
+            return bound_to(path if re.match(r"[\w+]+:|/|~", path) else f"./{path}", folder)
+    for key in ("git", "url", "hg", "svn", "source", "index"):
+        if value.get(key):
+            return f"{key} {value[key]}"
+    return None
+
+
+def _python_marker(versions: SpecifierSet) -> str:
+    return " and ".join(f"python_full_version {one.operator} '{one.version}'" for one in versions)
+
+
+def poetry_range(text: str) -> SpecifierSet:
+    """Poetry's range as a set of bounds, the upper one kept: ``^1.2`` is ``>=1.2,<2``, ``~1.2`` is ``>=1.2,<1.3``.
+
+    Of alternatives (``||``) it is the range from the lowest to the highest, since a set of bounds has no "or".
+    """
+    alternatives = [_one_range(part) for part in re.split(r"\|\|?", text)]
+    if len(alternatives) == 1:
+        return alternatives[0]
+    lows = [[one for one in part if one.operator in (">=", ">", "==")] for part in alternatives]
+    highs = [[one for one in part if one.operator in ("<", "<=", "==")] for part in alternatives]
+    kept = []
+    if all(lows):
+        kept.append(f">={min(_plain(one.version) for part in lows for one in part)}")
+    if all(highs):
+        highest = max((one for part in highs for one in part), key=lambda one: _plain(one.version))
+        kept.append(f"{'<' if highest.operator == '<' else '<='}{highest.version.removesuffix('.*')}")
+        if highest.version.endswith(".*"):
+            kept[-1] = f"<{_next(highest.version.removesuffix('.*'), -1)}"
+    return SpecifierSet(",".join(kept))
+
+
+def _one_range(text: str) -> SpecifierSet:
+    bounds: list[str] = []
+    for part in re.findall(r"(?:[\^~<>=!]+\s*)?[\w.*+!-]+", text.replace(",", " ")):
+        match = re.fullmatch(r"([\^~<>=!]*)\s*(.+)", part)
+        operator, version = (match[1], match[2].lstrip("vV")) if match else ("", "")
+        if version == "*" or not version:
+            continue
+        if operator in ("^", "^="):
+            numbers = version.split(".")
+            first = next((n for n, number in enumerate(numbers) if number.strip("0")), len(numbers) - 1)
+            bounds += [f">={version}", f"<{_next(version, first)}"]
+        elif operator in ("~", "~="):
+            last = 0 if "." not in version else 1
+            bounds += [f"~={version}"] if operator == "~=" else [f">={version}", f"<{_next(version, last)}"]
+        else:
+            bounds.append(f"{'==' if operator in ('', '=') else operator}{version}")
+    try:
+        return SpecifierSet(",".join(bounds))
+    except InvalidSpecifier:
+        return SpecifierSet()
+
+
+def _next(version: str, place: int) -> str:
+    """The version after all that are equal up to a place: ``1.2.3`` and 1 give ``1.3``."""
+    release = list(_plain(version).release)
+    place = place if place >= 0 else len(release) - 1
+    release += [0] * (place + 1 - len(release))
+    return ".".join(map(str, [*release[:place], release[place] + 1]))
+
+
+def _plain(version: str) -> Version:
+    try:
+        return Version(version.removesuffix(".*"))
+    except InvalidVersion:
+        return Version("0")

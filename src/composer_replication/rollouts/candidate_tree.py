@@ -14,7 +14,7 @@ in a single hole can, and no more.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -23,6 +23,7 @@ from composer_replication.errors import SandboxFileError
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import Task
 from composer_replication.rollouts.forgery_checks import START_NAMES
+from composer_replication.tasks.intake.source_folders import USUAL_FOLDERS, folders_file
 from composer_replication.tasks.intake.tree_rules import in_test_folder, is_test_path, skips_folder
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.views import Changes
@@ -33,7 +34,6 @@ _MAX_PATH_BYTES = 1000
 """Below the longest that the kernel takes, with room for the folder in which a grading puts its tree."""
 _MAX_NAME_BYTES = 255
 _COMPILED = frozenset({".pyc", ".pyo", ".pyd", ".so", ".pth"})
-_SOURCE_ROOTS = ("src", "lib")
 
 
 class TreeTooLargeError(Exception):
@@ -49,12 +49,14 @@ class TreeRule:
         names: of modules and packages at the top of the repository.
         taken: names that no module at the top may have unless the repository itself has it.
         test_folders: folders of tests whatever they are called.
+        roots: the places of import.
     """
 
     touched: frozenset[str]
     names: frozenset[str]
     taken: frozenset[str]
     test_folders: frozenset[str] = frozenset()
+    roots: tuple[str, ...] = USUAL_FOLDERS
 
     def takes(self, path: str) -> bool:
         """Whether the candidate's version of this file counts, and its absence too."""
@@ -67,7 +69,7 @@ class TreeRule:
             return False
         if not self.test_folders.isdisjoint(map(str, pure.parents)):
             return False
-        return pure.suffix != ".py" or self.taken.isdisjoint(top_names(path) - self.names)
+        return pure.suffix != ".py" or self.taken.isdisjoint(top_names(path, self.roots) - self.names)
 
 
 class EveryFile(TreeRule):
@@ -79,11 +81,10 @@ class EveryFile(TreeRule):
         return not path.startswith(".git/")
 
 
-def top_names(path: str) -> frozenset[str]:
-    """The names by which a file's module or package may be imported from a place of import."""
-    parts = PurePosixPath(path).parts
-    tops = parts[:2] if len(parts) > 1 and parts[0] in _SOURCE_ROOTS else parts[:1]
-    return frozenset(top.partition(".")[0] for top in tops)
+def top_names(path: str, roots: Iterable[str] = USUAL_FOLDERS) -> frozenset[str]:
+    """The names by which a file's module or package may be imported from the top or another place of import."""
+    below = [path.removeprefix(f"{root}/") for root in roots if path.startswith(f"{root}/")]
+    return frozenset(one.partition("/")[0].partition(".")[0] for one in (path, *below))
 
 
 def _is_plain(path: str) -> bool:
@@ -111,10 +112,12 @@ def rule_of(store: TaskStore, task: Task) -> TreeRule:
     record = store.record(task.task_id)
     repository = store.repository(record.repository_record)
     paths = repository.files
-    own = frozenset().union(*(top_names(path) for path in paths if path.endswith(".py")))
+    listed = folders_file(paths)
+    roots = (*USUAL_FOLDERS, *(store.blob(paths[listed]).decode().splitlines() if listed else ()))
+    own = frozenset().union(*(top_names(path, roots) for path in paths if path.endswith(".py")))
     touched = Changes(record.edits, record.removed_files).source_files
     taken = _taken_names(store.environment(task).root)
-    return TreeRule(frozenset(touched), own, taken, repository.test_folders)
+    return TreeRule(frozenset(touched), own, taken, repository.test_folders, roots)
 
 
 @lru_cache(maxsize=64)

@@ -10,21 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
-from packaging.utils import canonicalize_name
-
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.intake.environment import Environment, open_environment
 from composer_replication.tasks.intake.licences import read_licence
-from composer_replication.tasks.intake.lock import (
-    TOOLCHAIN,
-    EnvironmentLock,
-    UnusableRepository,
-    resolve,
-    wheel_path,
-)
+from composer_replication.tasks.intake.lock import UnusableRepository, wheel_path
 from composer_replication.tasks.intake.refusals import explain, refuse_second_copy
-from composer_replication.tasks.intake.requirements import read_requirements
+from composer_replication.tasks.intake.requirements import lock_repository
 from composer_replication.tasks.intake.sources import RepositorySource
 from composer_replication.tasks.planning.candidates import find_deletions
 from composer_replication.tasks.planning.deletion import Deletion, Granularity, Removal
@@ -61,25 +53,6 @@ class PreparedRepository:
 def slug_of(repository: str) -> str:
     """``NAME==VERSION`` as a part of a file name."""
     return re.sub(r"[^A-Za-z0-9.+_-]+", "-", repository.replace("==", "-")).strip("-")
-
-
-def lock_repository(source: RepositorySource) -> EnvironmentLock:
-    """The environment of a repository's tests.
-
-    Raises:
-        UnusableRepository: ``runner-dependency``, ``dependency-by-url``, ``dependency-without-wheel``.
-        InputError: the index cannot be reached (CR0407).
-    """
-    own = canonicalize_name(source.name)
-    if own in TOOLCHAIN:
-        raise UnusableRepository("runner-dependency", f"the test runner itself imports {own}")
-    wanted = read_requirements(source)
-    if wanted.refused:
-        raise UnusableRepository("dependency-by-url", f"{wanted.refused[0]} is asked for by address")
-    lock = resolve(list(wanted.required.values()), source.repository)
-    if own in lock.names:
-        raise UnusableRepository("runner-dependency", f"its tests need a package that itself needs {own}")
-    return lock
 
 
 def prepare(
@@ -136,7 +109,7 @@ def prepare(
         try:
             record, runs = _measure(source, bench, workers, map_calls=map_calls, jobs=jobs)
         except UnusableRepository as error:
-            raise explain(error, source) from error
+            raise explain(error, source, environment.names) from error
         store.put_lock(lock, lambda wheel: wheel_path(wheel).read_bytes())
         for data in source.files.values():
             store.put_blob(data)

@@ -25,6 +25,7 @@ from composer_replication.sandbox import open_sandbox
 from composer_replication.tasks.call_contexts import Contexts, read_contexts
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.intake.full_disk import refuse_when_full
+from composer_replication.tasks.intake.source_folders import folders_of_tree
 from composer_replication.tasks.intake.sources import inner_table
 from composer_replication.tasks.test_functions import Place
 
@@ -203,11 +204,7 @@ def runner_text(name: str) -> str:
 
 def import_roots(tree: Path) -> list[str]:
     """Where the package under test is imported from, relative to the tree."""
-    roots = ["."]
-    for name in ("src", "lib"):
-        if (tree / name).is_dir() and not (tree / name / "__init__.py").exists():
-            roots.insert(0, name)
-    return roots
+    return folders_of_tree(tree)
 
 
 def import_mode(tree: Path) -> list[str]:

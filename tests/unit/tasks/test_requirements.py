@@ -22,7 +22,7 @@ def read(metadata: Mapping[str, str], files: Mapping[str, str] | None = None) ->
 
 
 def texts(found: Requirements) -> set[str]:
-    return {str(requirement) for requirement in found.required.values()}
+    return {str(requirement) for requirement in (*found.required.values(), *found.wanted.values())}
 
 
 def test_pyproject_dependencies_and_test_groups() -> None:
@@ -101,7 +101,7 @@ delta = "*"
 """
         }
     )
-    assert texts(found) == {"alpha>=1.2", "gamma>=3.1", "delta"}
+    assert texts(found) == {"alpha<2,>=1.2", "gamma<3.2,>=3.1", "delta"}
 
 
 def test_declared_ones_are_taken_where_tests_import_them() -> None:
@@ -134,7 +134,7 @@ def test_setup_py_is_read_and_not_run() -> None:
             "setup.py": "import os\nos._exit(9)\nsetup(install_requires=compute() + ['x'], tests_require=('y',))\n"
         }
     )
-    assert texts(found) == {"y"}
+    assert texts(found) == {"x", "y"}
 
 
 def test_imported_modules() -> None:

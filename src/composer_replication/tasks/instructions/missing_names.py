@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from composer_replication.tasks.instructions.surroundings import parsed
+from composer_replication.tasks.intake.source_folders import below_root, recorded_folders
 
 _DYNAMIC = "*"
 """Stands among a module's names when it may have others: a star import from elsewhere, ``__getattr__``."""
@@ -22,9 +23,10 @@ class ModuleNames:
     def __init__(self, files: Mapping[str, bytes]) -> None:
         self._files = files
         self._paths: dict[str, str] = {}
+        roots = recorded_folders(files)
         for path in sorted(files):
             if path.endswith(".py"):
-                for name in _module_names(path, files):
+                for name in _module_names(path, files, roots):
                     self._paths.setdefault(name, path)
         self._packages = {name.partition(".")[0] for name in self._paths}
         self._names: dict[str, frozenset[str]] = {}
@@ -89,7 +91,7 @@ def _statements(node: ast.AST) -> Iterator[ast.AST]:
             yield from _statements(child)
 
 
-def _module_names(path: str, files: Mapping[str, bytes]) -> list[str]:
+def _module_names(path: str, files: Mapping[str, bytes], roots: Sequence[str]) -> list[str]:
     """The dotted names by which a file may be imported: from its outermost package, and from the top."""
     pure = PurePosixPath(path)
     parts = (*pure.parent.parts, *(() if pure.stem == "__init__" else (pure.stem,)))
@@ -97,6 +99,6 @@ def _module_names(path: str, files: Mapping[str, bytes]) -> list[str]:
     while first > 0 and f"{'/'.join(pure.parent.parts[:first])}/__init__.py" in files:
         first -= 1
     names = [".".join(parts[first:]), ".".join(parts)]
-    if parts[:1] == ("src",):  # a namespace package has no __init__.py
-        names.append(".".join(parts[1:]))
+    below = below_root(path, roots)  # a namespace package has no __init__.py
+    names.append(below.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
     return [name for name in dict.fromkeys(names) if name]

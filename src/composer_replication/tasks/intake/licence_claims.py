@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import ast
-import configparser
 from collections.abc import Iterator, Mapping
-from email.parser import Parser
 from typing import Any
 
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 
-from composer_replication.tasks.intake.sources import inner_table, read_toml
-from composer_replication.tasks.syntax_trees import parse_syntax
+from composer_replication.tasks.intake.parsed_files import ProjectFiles, texts
 
 _BSD = ("BSD-2-Clause", "BSD-3-Clause", "BSD-4-Clause", "0BSD")
 _PROPRIETARY = ("LicenseRef-Proprietary",)
@@ -114,43 +110,15 @@ def _expression(text: str) -> tuple[str, ...]:
 
 def _declared(metadata: Mapping[str, bytes]) -> tuple[list[str], list[str]]:
     """Licence fields and classifiers of all metadata files."""
+    read = ProjectFiles(metadata)
     expressions: list[Any] = []  # a broken file may hold anything in these places
-    classifiers: list[Any] = []
-    header = Parser().parsestr(metadata.get("PKG-INFO", b"").decode("utf-8", "replace"), headersonly=True)
-    expressions += [header.get("License-Expression", ""), header.get("License", "")]
-    classifiers += header.get_all("Classifier", [])
-    table = read_toml(metadata, "pyproject.toml")
-    for project in (inner_table(table, "project"), inner_table(table, "tool", "poetry")):
+    classifiers: list[Any] = [*read.info.get("Classifier", []), *texts(read.setup.get("classifiers"))]
+    expressions += [*read.info.get("License-Expression", []), *read.info.get("License", [])]
+    for project in (read.table("project"), read.table("tool", "poetry")):
         licence = project.get("license", "")
         expressions.append(licence.get("text", "") if isinstance(licence, dict) else licence)
-        listed = project.get("classifiers", [])
-        classifiers += listed if isinstance(listed, list) else []
-    config = configparser.ConfigParser(interpolation=None, strict=False)
-    try:
-        config.read_string(metadata.get("setup.cfg", b"").decode("utf-8", "replace"))
-    except configparser.Error:
-        config = configparser.ConfigParser(interpolation=None)
-    expressions.append(config.get("metadata", "license", fallback=""))
-    classifiers += config.get("metadata", "classifiers", fallback="").splitlines()
-    for name, value in _setup_literals(metadata.get("setup.py", b"")):
-        (expressions if name == "license" else classifiers).extend(
-            [value] if isinstance(value, str) else value
-        )
-    texts = [text for text in expressions if isinstance(text, str) and text.strip()]
-    return texts, [text.strip() for text in classifiers if isinstance(text, str)]
-
-
-def _setup_literals(data: bytes) -> Iterator[tuple[str, Any]]:
-    """``license`` and ``classifiers`` in a call of ``setup``, where they are literals; nothing is run."""
-    try:
-        module = parse_syntax(data)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return
-    for node in ast.walk(module):
-        if isinstance(node, ast.keyword) and node.arg in ("license", "classifiers"):
-            try:
-                value = ast.literal_eval(node.value)
-            except (ValueError, TypeError, RecursionError, MemoryError):
-                continue
-            if isinstance(value, str | list | tuple):
-                yield node.arg, value
+        classifiers += texts(project.get("classifiers"))
+    expressions += [read.ini("metadata", "license"), read.setup.get("license")]
+    classifiers += read.ini("metadata", "classifiers").splitlines()
+    found = [text for text in expressions if isinstance(text, str) and text.strip()]
+    return found, [text.strip() for text in classifiers]

@@ -48,6 +48,7 @@ TOOLCHAIN = {
 """The test runner: what every environment holds."""
 INSTALLER = ("pip", "26.2")
 """Installs the wheels inside the sandbox; not part of the environment."""
+_NAMES = re.compile(r"[a-z0-9][a-z0-9.-]*[a-z0-9]|[a-z]")
 
 
 class UnusableRepository(Exception):
@@ -137,13 +138,41 @@ def _locked(path: Path) -> LockedWheel:
     return LockedWheel(str(name), str(version), path.name, sha256_of_file(path))
 
 
-def resolve(requirements: Sequence[Requirement], repository: str) -> EnvironmentLock:
+def resolve(
+    requirements: Sequence[Requirement], repository: str, wanted: Sequence[Requirement] = ()
+) -> EnvironmentLock:
     """The lock for the test runner plus ``requirements``; the same request is answered from the cache.
+
+    Args:
+        requirements: what has to be there.
+        repository: who asks, for a sentence.
+        wanted: what would be good to have. Where all of it together is not to be had, its ranges are left out,
+            then one after the other what stands in the way.
 
     Raises:
         UnusableRepository: something is not to be had as a wheel (``dependency-without-wheel``).
         InputError: the index cannot be reached (CR0406, CR0407).
     """
+    rest = list(wanted)
+    while rest:
+        try:
+            return _resolve([*requirements, *rest], repository)
+        except UnusableRepository as error:
+            named = set(_NAMES.findall(error.detail.lower().replace("_", "-")))
+            relaxed = [type(one)(_without_range(one)) for one in rest]
+            if list(map(str, relaxed)) == list(map(str, rest)):
+                left = [one for one in rest if canonicalize_name(one.name) not in named]
+                relaxed = left if len(left) < len(rest) else []
+            rest = relaxed
+    return _resolve(requirements, repository)
+
+
+def _without_range(requirement: Requirement) -> str:
+    extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
+    return f"{requirement.name}{extras}"
+
+
+def _resolve(requirements: Sequence[Requirement], repository: str) -> EnvironmentLock:
     shelf = cache_folder() / "wheels"
     shelf.mkdir(exist_ok=True)
     hold(shelf)  # the wheels that a lock names are read later
@@ -192,11 +221,14 @@ def _download(wanted: Sequence[str], repository: str) -> list[LockedWheel]:
     with tempfile.TemporaryDirectory(prefix="wheels-", dir=process_folder()) as folder:
         constraints = Path(folder) / "constraints.txt"
         constraints.write_text("".join(f"{name}=={version}\n" for name, version in TOOLCHAIN.items()))
-        known = {path.parent for path in (cache_folder() / "wheels").glob("*/*.whl")}
+        known = Path(folder) / "known"  # one folder, however many wheels were ever fetched
+        known.mkdir()
+        for path in (cache_folder() / "wheels").glob("*/*.whl"):
+            (known / path.name).symlink_to(path)
         command = [
             *pip_command(), "--disable-pip-version-check", "--no-input", "download", "--quiet", "--only-binary=:all:",
             "--dest", f"{folder}/wheels", "--constraint", str(constraints),
-            *(f"--find-links={path}" for path in sorted(known)), f"pytest=={TOOLCHAIN['pytest']}", *wanted,
+            f"--find-links={known}", f"pytest=={TOOLCHAIN['pytest']}", *wanted,
         ]  # fmt: skip
         environment = {**os.environ, "PATH": folder}
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
@@ -226,4 +258,9 @@ def _resolution_error(log: str, repository: str) -> Exception:
             where=repository,
             fix="check the network and pip's index settings, or build once where there is a network.",
         )
-    return UnusableRepository("dependency-without-wheel", asked[:200])
+    from_whom = re.search(
+        r"satisfies the requirement \S+ \((from [^)]+)\)", log.replace("(from versions:", "")
+    )
+    return UnusableRepository(
+        "dependency-without-wheel", f"{asked[:200]}{f' ({from_whom[1]})' if from_whom else ''}"
+    )

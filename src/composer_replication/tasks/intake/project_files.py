@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
@@ -28,7 +28,7 @@ from composer_replication.tasks.intake.requirement_texts import (
     with_marker,
 )
 from composer_replication.tasks.intake.setup_py import literal_in, setup_keywords
-from composer_replication.tasks.intake.source_folders import declared_folders
+from composer_replication.tasks.intake.source_folders import USUAL_FOLDERS, declared_folders, is_place
 
 _EXTRA = re.compile(r"""\bextra\s*==\s*['"]([^'"]+)['"]""")
 _POINT = re.compile(r"[\w.]+(\s*:\s*[\w.]+)?(\s*\[[\w, .-]*\])?")
@@ -111,6 +111,16 @@ def find_projects(files: Mapping[str, bytes]) -> list[Project]:
     for project in list(found.values())[num_needed:]:
         project.is_needed = False
     return list(found.values())
+
+
+def import_folders(projects: Iterable[Project], files: Collection[str]) -> list[str]:
+    """The places of import of a repository, the top last as ``.``: what its projects declare, then the usual ones."""
+    found: list[str] = []
+    for project in projects:
+        usual = [posixpath.join(project.folder, folder) for folder in USUAL_FOLDERS]
+        own = [*project.source_folders, *(folder for folder in usual if is_place(folder, files))]
+        found += own or [project.folder]
+    return [*dict.fromkeys(filter(None, found)), "."]
 
 
 def member_folders(top: ProjectFiles) -> list[str]:

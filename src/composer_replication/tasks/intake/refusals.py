@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import ast
+import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path, PurePosixPath
 
+from packaging.utils import canonicalize_name
+
 from composer_replication.errors import InputError
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.intake.lock import UnusableRepository
-from composer_replication.tasks.intake.requirements import UNREADABLE
-from composer_replication.tasks.intake.sources import RepositorySource, inner_table, open_source, read_toml
+from composer_replication.tasks.intake.parsed_files import ProjectFiles
+from composer_replication.tasks.intake.project_files import find_projects
+from composer_replication.tasks.intake.requirements import read_requirements
+from composer_replication.tasks.intake.setup_py import setup_keywords
+from composer_replication.tasks.intake.source_folders import below_root, recorded_folders
+from composer_replication.tasks.intake.sources import RepositorySource, open_source
 from composer_replication.tasks.intake.tree_rules import is_subject_path
-from composer_replication.tasks.syntax_trees import parse_syntax
 
 _COMPILING_KEYWORDS = ("ext_modules", "cffi_modules", "rust_extensions", "ext_package")
 NOT_FETCHED = ("CR0406", "CR0407", "CR0408")
@@ -48,12 +53,12 @@ _Tree = dict[str, "_Tree"]
 def _modules(files: Mapping[str, bytes]) -> _Tree:
     """Modules and packages below the import roots; a regular package is a leaf that holds itself."""
     tree: _Tree = {}
+    roots = recorded_folders(files)
     for path in files:
         if not is_subject_path(path):
             continue
-        parts = PurePosixPath(path).parts
         level = tree
-        for part in parts[1:] if parts[0] in ("src", "lib") and len(parts) > 1 else parts:
+        for part in PurePosixPath(below_root(path, roots)).parts:
             level = level.setdefault(part.removesuffix(".py"), {})
     return tree
 
@@ -76,33 +81,79 @@ def compiled_parts(source: RepositorySource) -> str:
 
     Many packages have them for speed alone and do without, so this explains a failure and is none.
     """
-    table = read_toml(source.metadata, "pyproject.toml")
-    backend = str(inner_table(table, "build-system").get("build-backend", ""))
-    if backend.partition(".")[0] in _COMPILING_BACKENDS or inner_table(table, "tool", "setuptools").get(
-        "ext-modules"
-    ):
+    read = ProjectFiles(source.metadata)
+    is_asked = read.backend.partition(".")[0] in _COMPILING_BACKENDS
+    if is_asked or read.table("tool", "setuptools").get("ext-modules"):
         return "pyproject.toml"
-    try:
-        module = parse_syntax(source.metadata.get("setup.py", b""))
-    except UNREADABLE:
-        return ""
-    keywords = {node.arg for node in ast.walk(module) if isinstance(node, ast.keyword)}
-    return "setup.py" if keywords.intersection(_COMPILING_KEYWORDS) else ""
+    keywords = setup_keywords(source.metadata.get("setup.py", b""))
+    return "setup.py" if not keywords.keys().isdisjoint(_COMPILING_KEYWORDS) else ""
 
 
-def explain(error: UnusableRepository, source: RepositorySource) -> UnusableRepository:
-    """The same refusal, with its likely reason named where the files show it: ``needs-compiling``, files that were
-    left out, or a script that stands where a module of the standard library is looked for.
+def explain(
+    error: UnusableRepository, source: RepositorySource, installed: Collection[str] = ()
+) -> UnusableRepository:
+    """The same refusal with its first cause named, where the files show it.
+
+    A red baseline is often the third consequence: of a requirement that nothing declares or that has no wheel
+    (``missing-requirement``), of compiled modules (``needs-compiling``), of a module that only a build writes
+    (``generated-file``); else files that were left out, or a script that stands where a module of the standard
+    library is looked for.
+
+    Args:
+        error: the refusal.
+        source: the repository.
+        installed: canonical names of what its environment holds.
     """
     if error.reason != "red-baseline":
         return error
-    file = compiled_parts(source)
     detail = f"{error.detail}{_missed(source.left_out)}{_in_the_way(source.files)}"
-    if not file:
-        return UnusableRepository(error.reason, detail)
-    return UnusableRepository(
-        "needs-compiling", f"its {file} asks for compiled modules, which are not built; {detail}"
+    missing = _missing_module(error.detail)
+    is_own = missing.partition(".")[0] in _own_names(source.files)
+    if missing and not is_own and missing.partition(".")[0] not in sys.stdlib_module_names:
+        why = _why_missing(missing.partition(".")[0], source, installed)
+        return UnusableRepository("missing-requirement", f"{why}; {detail}")
+    file = compiled_parts(source)
+    if file:
+        cause = f"its {file} asks for compiled modules, which are not built"
+        return UnusableRepository("needs-compiling", f"{cause}; {detail}")
+    if missing and is_own and not _is_module(missing, source.files):
+        cause = f"the repository has no file for its own module {missing}, which a build may write"
+        return UnusableRepository("generated-file", f"{cause}; {detail}")
+    return UnusableRepository(error.reason, detail)
+
+
+_NO_MODULE = re.compile(r"No module named '([\w.]+)'")
+_NO_NAME = re.compile(r"cannot import name '(\w+)' from (?:partially initialized module )?'([\w.]+)'")
+
+
+def _missing_module(detail: str) -> str:
+    """The module that the first reason of a red baseline misses; empty where it says something else."""
+    no_module, no_name = _NO_MODULE.search(detail), _NO_NAME.search(detail)
+    return no_module[1] if no_module else f"{no_name[2]}.{no_name[1]}" if no_name else ""
+
+
+def _own_names(files: Collection[str]) -> frozenset[str]:
+    """The first names by which modules of the tree are imported, from any of its places of import."""
+    paths = [PurePosixPath(path) for path in files if path.endswith(".py")]
+    return frozenset(part for path in paths for part in (*path.parts[:-1], path.stem))
+
+
+def _is_module(name: str, files: Collection[str]) -> bool:
+    """Whether a file defines a module, or the one above it, which may define it as a name."""
+    path = name.replace(".", "/")
+    return any(f"/{file}".endswith((f"/{path}.py", f"/{path}/__init__.py")) for file in files)
+
+
+def _why_missing(module: str, source: RepositorySource, installed: Collection[str]) -> str:
+    found = read_requirements(source)
+    named = canonicalize_name(module)
+    if named in found.wanted and named not in installed:
+        return f"what its tests want, {named}, is not to be had as a wheel for this Python"
+    unread = next(
+        (one.unread for one in find_projects({**source.metadata, **source.files}) if one.unread), ""
     )
+    computed = f" ({unread} computes what it needs)" if unread else ""
+    return f"nothing that is declared brings the module {module}{computed}"
 
 
 def _in_the_way(files: Collection[str]) -> str:

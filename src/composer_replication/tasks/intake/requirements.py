@@ -1,36 +1,37 @@
 """What a repository's tests need, read from its files; none of its code is run.
 
-Two kinds are found. *Required*: the project's own dependencies and the groups and extras
-that are named after tests. *Declared*: everything that any tool configuration names (tox,
-requirement files, other extras); of these only what tests or package import is taken.
-Nothing is ever guessed from an import alone, except for a short list of well-known test
-libraries: a guess could fetch somebody else's package.
+Four kinds are told apart. *Required*: what the projects themselves depend on. *Wanted*: groups and extras of
+tests and developers, tooling left out; one that is not to be had is left out, too. *Declared*: everything that
+any other configuration names (tox, nox, requirement files, other extras); of these what tests import becomes wanted.
+*Refused*: what is bound to an address, which is never asked for by name. Nothing is ever guessed from
+an import alone, except for a short list of well-known test libraries: a guess could fetch somebody else's package.
 """
 
 from __future__ import annotations
 
 import ast
-import configparser
+import platform
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from email.parser import Parser
 from pathlib import PurePosixPath
-from typing import Any
 
-from packaging.markers import default_environment
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from composer_replication.tasks.intake.sources import RepositorySource, inner_table, read_toml
+from composer_replication.tasks.intake.lock import TOOLCHAIN, EnvironmentLock, UnusableRepository, resolve
+from composer_replication.tasks.intake.parsed_files import ProjectFiles, parse_ini, texts
+from composer_replication.tasks.intake.project_files import Project, find_projects
+from composer_replication.tasks.intake.requirement_texts import IN_TREE, holds, read_file, read_lines
+from composer_replication.tasks.intake.setup_py import UNREADABLE
+from composer_replication.tasks.intake.sources import RepositorySource
 from composer_replication.tasks.intake.tree_rules import is_test_path
 from composer_replication.tasks.syntax_trees import parse_syntax
 
-_TEST_GROUPS = frozenset(
-    {"test", "tests", "testing", "unittest", "unittests", "pytest", "all-tests", "test-core"}
-)
-_DEV_GROUPS = frozenset({"dev", "develop", "development", "devel"})
+_TEST_WORDS = frozenset({"test", "tests", "testing", "unittest", "unittests", "pytest"})
+_DEV_GROUPS = frozenset({"dev", "develop", "development", "devel", "default"})
+_TEST_FILE = re.compile(r"(^|[^a-z])tests?([^a-z]|$)")
 _TOOLING = re.compile(
     r"(sphinx.*|furo|coverage|coveralls|codecov.*|tox.*|nox|mypy.*|types-.*|pyright|basedpyright|pyre.*|ruff|black|flake8.*"
     r"|pylint.*|isort|pycodestyle|pyflakes|pydocstyle|bandit|pre-commit|build|twine|wheel|setuptools.*|hatch.*|flit.*|poetry.*"
@@ -41,55 +42,58 @@ _TOOLING = re.compile(
     r"|rerunfailures|github.*|clarity|pretty|instafail|codspeed|parallel|watch.*|testmon|profiling|reportlog|icdiff|checkdocs"
     r"|enabler|runner|cover))"
 )
-_WELL_KNOWN = {
-    "attr": "attrs", "attrs": "attrs", "dateutil": "python-dateutil", "freezegun": "freezegun", "hypothesis": "hypothesis",
-    "mock": "mock", "pytz": "pytz", "six": "six", "whatever": "whatever", "yaml": "pyyaml",
+_KNOWN_NAMES = {
+    "PIL": "pillow", "bs4": "beautifulsoup4", "dateutil": "python-dateutil", "jwt": "pyjwt", "markdown_it": "markdown-it-py",
+    "OpenSSL": "pyopenssl", "sklearn": "scikit-learn", "yaml": "pyyaml", "zmq": "pyzmq", "attr": "attrs",
 }  # fmt: skip
-UNREADABLE = (SyntaxError, ValueError, TypeError, RecursionError, MemoryError)
-"""What the parser raises for a source that it cannot take: broken, too deep, or not a literal."""
-_EXTRA = re.compile(r"""\bextra\s*==\s*['"]([^'"]+)['"]""")
-_OPTION = re.compile(r"\s(--\S.*|#.*)$")
+"""Modules that are called otherwise than their distribution: looked up among what the project itself declares."""
+_MAX_DEPTH = 2
+_WELL_KNOWN = frozenset("attrs freezegun hypothesis mock python-dateutil pytz pyyaml six whatever".split())
 
 
 @dataclass(slots=True)
 class Requirements:
-    """Requirements by canonical name; ``refused`` are those that are no plain name (a URL, a path)."""
+    """Requirements by canonical name; ``refused`` are names that are bound to an address and needed."""
 
     required: dict[str, Requirement] = field(default_factory=dict)
+    wanted: dict[str, Requirement] = field(default_factory=dict)
     declared: dict[str, Requirement] = field(default_factory=dict)
     refused: list[str] = field(default_factory=list)
+    bound: set[str] = field(default_factory=set)
+    own: set[str] = field(default_factory=set)
 
-    def require(self, texts: Iterable[str], *, skip_tooling: bool) -> None:
-        for requirement in self._parsed(texts, refuse=True):
+    def require(self, requirements: Iterable[Requirement]) -> None:
+        """Take the dependencies of a project that is used."""
+        for name, requirement in self._by_name(requirements, refuse=True):
+            _merge(self.required, name, requirement)
+
+    def want(self, requirements: Iterable[Requirement], *, refuse: bool) -> None:
+        """Take what tests or developers use, without tools; ``refuse``: an address is an objection."""
+        for name, requirement in self._by_name(requirements, refuse=refuse):
+            _merge(self.declared if _TOOLING.fullmatch(name) else self.wanted, name, requirement)
+
+    def declare(self, requirements: Iterable[Requirement]) -> None:
+        for name, requirement in self._by_name(requirements, refuse=False):
+            self.declared.setdefault(name, _without_pins(requirement))
+
+    def _by_name(
+        self, requirements: Iterable[Requirement], *, refuse: bool
+    ) -> Iterator[tuple[str, Requirement]]:
+        for requirement in filter(holds, requirements):
             name = canonicalize_name(requirement.name)
-            if not (skip_tooling and _TOOLING.fullmatch(name)):
-                _merge(self.required, name, requirement)
-
-    def declare(self, texts: Iterable[str]) -> None:
-        for requirement in self._parsed(texts, refuse=False):
-            name = canonicalize_name(requirement.name)
-            if not _TOOLING.fullmatch(name):
-                self.declared.setdefault(name, _without_pins(requirement))
-
-    def _parsed(self, texts: Iterable[str], *, refuse: bool) -> Iterator[Requirement]:
-        for text in texts:
-            try:
-                requirement = Requirement(text)
-            except InvalidRequirement:
-                continue
-            if requirement.marker is not None and not _marker_holds(requirement):
-                continue
             requirement.marker = None
-            if requirement.url is not None:
+            if requirement.url is None:
+                yield name, requirement
+            elif not requirement.url.startswith(IN_TREE) or name not in self.own:
+                self.bound.add(name)
                 if refuse:
                     self.refused.append(requirement.name)
-                continue
-            yield requirement
 
-
-def _marker_holds(requirement: Requirement, extra: str = "") -> bool:
-    environment: dict[str, Any] = dict(default_environment())
-    return requirement.marker is None or requirement.marker.evaluate({**environment, "extra": extra})
+    def drop_bound(self) -> None:
+        """Leave nothing to be fetched by a name that is bound to an address, or that the tree itself has."""
+        for part in (self.required, self.wanted, self.declared):
+            for name in part.keys() & {"pytest", *self.bound, *self.own}:
+                del part[name]
 
 
 def _merge(into: dict[str, Requirement], name: str, requirement: Requirement) -> None:
@@ -103,176 +107,98 @@ def _merge(into: dict[str, Requirement], name: str, requirement: Requirement) ->
 def _without_pins(requirement: Requirement) -> Requirement:
     """Drop ``==`` pins of development tools: old ones have no wheel for a new Python."""
     if any(specifier.operator in ("==", "===") for specifier in requirement.specifier):
-        return Requirement(requirement.name)
+        pinned = Requirement(requirement.name)
+        pinned.marker, pinned.url, pinned.extras = requirement.marker, requirement.url, requirement.extras
+        return pinned
     return requirement
 
 
 def read_requirements(source: RepositorySource) -> Requirements:
     """Everything that the repository says its tests need, tooling left out."""
-    found = Requirements()
-    table = read_toml(source.metadata, "pyproject.toml")
-    _read_project(found, table)
-    _read_poetry(found, inner_table(table, "tool", "poetry"))
-    _read_groups(found, inner_table(table, "dependency-groups"))
-    _read_package_info(found, source.metadata)
-    _read_setup_cfg(found, source.metadata)
-    _read_setup_py(found, source.metadata)
-    _read_requirement_files(found, source.metadata)
-    found.declare(_tox_lines(source.metadata))
-    found.declare(_strings_in(table.get("tool", {})))
+    files = {**source.metadata, **source.files}
+    projects = find_projects(files)
+    found = Requirements(own=_own_names(source, projects))
+    for project in projects:
+        if project.is_needed:
+            found.require(project.dependencies)
+        else:
+            found.want(project.dependencies, refuse=False)
+        _read_groups(found, project)
+    read = ProjectFiles(files)
+    for name, part in _requirement_files(source.metadata, read):
+        if _TEST_FILE.search(name) and name.endswith(".txt"):
+            found.want(map(_without_pins, part), refuse=True)
+        else:
+            found.declare(part)
+    found.declare(_of_tools(read, projects[0]))
     _take_what_is_imported(found, source)
-    own = canonicalize_name(source.name)
-    found.required.pop(own, None)
-    found.required.pop("pytest", None)
+    found.drop_bound()
     return found
 
 
-def _group_kind(name: str) -> str:
-    plain = canonicalize_name(name)
-    return "test" if plain in _TEST_GROUPS else "dev" if plain in _DEV_GROUPS else "other"
+def _own_names(source: RepositorySource, projects: Iterable[Project]) -> set[str]:
+    """The names of the projects in the tree, and those by which the others ask for them."""
+    projects = list(projects)
+    names = (source.name, *(project.name for project in projects))
+    own: set[str] = {canonicalize_name(name) for name in names if name}
+    folders = {project.folder for project in projects}
+    for project in projects:
+        for part in (project.dependencies, *project.extras.values(), *project.groups.values()):
+            own |= {
+                canonicalize_name(one.name)
+                for one in part
+                if one.url and one.url.startswith(IN_TREE) and one.url.removeprefix(IN_TREE) in folders
+            }
+    return own
 
 
-def _add_group(found: Requirements, name: str, texts: Iterable[str]) -> None:
-    texts = list(texts)
-    if _group_kind(name) == "test":
-        found.require(texts, skip_tooling=True)
-    else:
-        found.declare(texts)
-
-
-def _texts(value: object) -> list[str]:
-    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
-
-
-def _read_project(found: Requirements, table: Mapping[str, Any]) -> None:
-    project = inner_table(table, "project")
-    found.require(_texts(project.get("dependencies")), skip_tooling=False)
-    for name, texts in inner_table(project, "optional-dependencies").items():
-        _add_group(found, name, _texts(texts))
-
-
-def _read_groups(found: Requirements, groups: Mapping[str, Any]) -> None:
-    def expand(name: str, seen: frozenset[str]) -> Iterator[str]:
-        listed = groups.get(name)
-        for item in listed if isinstance(listed, list) else ():
-            included = item.get("include-group") if isinstance(item, dict) else None
-            if isinstance(item, str):
-                yield item
-            elif isinstance(included, str) and included not in seen:
-                yield from expand(included, seen | {included})
-
-    for name in groups:
-        _add_group(found, name, expand(name, frozenset({name})))
-
-
-def _read_poetry(found: Requirements, poetry: Mapping[str, Any]) -> None:
-    found.require(_poetry_texts(inner_table(poetry, "dependencies")), skip_tooling=False)
-    groups = {"dev": inner_table(poetry, "dev-dependencies")}
-    groups |= {
-        name: inner_table(poetry, "group", name, "dependencies") for name in inner_table(poetry, "group")
-    }
-    for name, table in groups.items():
-        _add_group(found, name, _poetry_texts(table))
-
-
-def _poetry_texts(table: Mapping[str, Any]) -> list[str]:
-    """Poetry's tables as requirement texts; its caret ranges become a lower bound."""
-    texts = []
-    for name, value in table.items():
-        if canonicalize_name(name) == "python" or (isinstance(value, dict) and value.get("optional")):
-            continue
-        given = value.get("version") if isinstance(value, dict) else value
-        version = given if isinstance(given, str) else ""
-        bound = re.match(r"[\^~]=?\s*(\d[\w.]*)", version)
-        specifier = f">={bound[1]}" if bound else version if re.match(r"[<>=!]", version) else ""
-        texts.append(f"{name}{specifier}")
-    return texts
-
-
-def _read_package_info(found: Requirements, metadata: Mapping[str, bytes]) -> None:
-    """``Requires-Dist`` of a source distribution, each filed under every extra that asks for it on this machine."""
-    header = Parser().parsestr(metadata.get("PKG-INFO", b"").decode("utf-8", "replace"), headersonly=True)
-    for text in header.get_all("Requires-Dist", []):
-        try:
-            requirement = Requirement(text)
-        except InvalidRequirement:
-            continue
-        found.require([text], skip_tooling=False)  # if it is asked for without an extra
-        extras = dict.fromkeys(_EXTRA.findall(str(requirement.marker or "")))
-        wanted = [extra for extra in extras if _marker_holds(requirement, extra)]
-        requirement.marker = None
-        for extra in wanted:
-            _add_group(found, extra, [str(requirement)])
-
-
-def _parse_ini(data: bytes) -> configparser.ConfigParser:
-    parser = configparser.ConfigParser(interpolation=None, strict=False)
-    try:
-        parser.read_string(data.decode("utf-8", "replace"))
-    except configparser.Error:
-        return configparser.ConfigParser(interpolation=None)
-    return parser
-
-
-def _read_setup_cfg(found: Requirements, metadata: Mapping[str, bytes]) -> None:
-    parser = _parse_ini(metadata.get("setup.cfg", b""))
-    found.require(parser.get("options", "install_requires", fallback="").splitlines(), skip_tooling=False)
-    found.require(parser.get("options", "tests_require", fallback="").splitlines(), skip_tooling=True)
-    if parser.has_section("options.extras_require"):
-        for name, lines in parser.items("options.extras_require"):
-            _add_group(found, name, lines.splitlines())
-
-
-def _read_setup_py(found: Requirements, metadata: Mapping[str, bytes]) -> None:
-    """Literal lists in the call of ``setup``; anything that would have to be run is not seen."""
-    try:
-        module = parse_syntax(metadata.get("setup.py", b""))
-    except UNREADABLE:
-        return
-    for node in ast.walk(module):
-        if not isinstance(node, ast.keyword) or node.arg not in (
-            "install_requires",
-            "tests_require",
-            "extras_require",
-        ):
-            continue
-        try:
-            value = ast.literal_eval(node.value)
-        except UNREADABLE:
-            continue
-        if node.arg == "extras_require" and isinstance(value, dict):
-            for name, texts in value.items():
-                _add_group(found, str(name), _texts(texts))
-        elif isinstance(value, list | tuple):
-            found.require(_texts(list(value)), skip_tooling=node.arg == "tests_require")
-
-
-def _read_requirement_files(found: Requirements, metadata: Mapping[str, bytes]) -> None:
-    for name, data in metadata.items():
-        path = PurePosixPath(name)
-        if path.suffix not in (".txt", ".in"):
-            continue
-        lines = [
-            _OPTION.sub("", line).strip().rstrip("\\").strip()
-            for line in data.decode("utf-8", "replace").splitlines()
-        ]
-        texts = [line for line in lines if line and not line.startswith(("#", "-"))]
-        if re.search(r"(^|[^a-z])tests?([^a-z]|$)", name) and path.suffix == ".txt":
-            found.require(
-                [text.partition("==")[0] if "==" in text else text for text in texts], skip_tooling=True
-            )
+def _read_groups(found: Requirements, project: Project) -> None:
+    for name, part in (*project.extras.items(), *project.groups.items()):
+        words = frozenset(name.split("-"))
+        if not words.isdisjoint(_TEST_WORDS):
+            found.want(part, refuse=True)
+        elif name in _DEV_GROUPS:
+            found.want(map(_without_pins, part), refuse=False)
         else:
-            found.declare(texts)
+            found.declare(part)
 
 
-def _tox_lines(metadata: Mapping[str, bytes]) -> Iterator[str]:
-    for data in (metadata.get("tox.ini", b""), metadata.get("setup.cfg", b"")):
-        parser = _parse_ini(data)
+def _requirement_files(
+    metadata: Mapping[str, bytes], read: ProjectFiles
+) -> Iterator[tuple[str, list[Requirement]]]:
+    for name in metadata:
+        path = PurePosixPath(name)
+        is_one = "requirement" in name or path.parts[0] in ("requirements", "reqs")
+        if path.suffix in (".txt", ".in") and is_one and len(path.parts) <= _MAX_DEPTH:
+            yield name, read_file(name, read.read)
+
+
+def _of_tools(read: ProjectFiles, project: Project) -> Iterator[Requirement]:
+    """What tox, nox and the tables of other tools install for their runs."""
+    legacy = read.table("tool", "tox").get("legacy_tox_ini")
+    for data in (
+        read.read("tox.ini"),
+        read.read("setup.cfg"),
+        legacy.encode() if isinstance(legacy, str) else b"",
+    ):
+        parser = parse_ini(data)
         for section in parser.sections():
             if "testenv" in section or section == "default":
-                for line in parser.get(section, "deps", fallback="").splitlines():
-                    # A factor condition stands before the requirement: "py{38,39}: mock"
-                    yield re.sub(r"^[\w{},.!-]+:\s+", "", line.partition("#")[0].strip())
+                lines = parser.get(section, "deps", fallback="").splitlines()
+                # A factor condition stands before the requirement: "py{38,39}: mock"
+                yield from read_lines(
+                    [re.sub(r"^[\w{},.!-]+:\s+", "", line.strip()) for line in lines], "", read.read
+                )
+                asked = re.split(
+                    r"[\s,]+",
+                    " ".join(
+                        parser.get(section, key, fallback="") for key in ("extras", "dependency_groups")
+                    ),
+                )
+                for name in map(canonicalize_name, asked):
+                    yield from (*project.extras.get(name, []), *project.groups.get(name, []))
+    yield from read_lines(_strings_in(read.table("tool")), "", read.read)
+    yield from read_lines(_installed_by_nox(read.read("noxfile.py")), "", read.read)
 
 
 def _strings_in(value: object) -> Iterator[str]:
@@ -281,9 +207,22 @@ def _strings_in(value: object) -> Iterator[str]:
         return
     for key, inner in value.items():
         if isinstance(inner, list) and ("depend" in key or key in ("deps", "dev", "test", "tests")):
-            yield from _texts(inner)
+            yield from texts(inner)
         elif isinstance(inner, dict):
             yield from _strings_in(inner)
+
+
+def _installed_by_nox(data: bytes) -> Iterator[str]:
+    """The literal arguments of ``session.install``, an option put together with its file."""
+    try:
+        module = parse_syntax(data)
+    except UNREADABLE:
+        return
+    for call in ast.walk(module):
+        if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == "install":
+            words = [str(one.value) for one in call.args if isinstance(one, ast.Constant)]
+            for before, word in zip(["", *words], words, strict=False):
+                yield f"{before} {word}" if before in ("-r", "-c", "-e") else word
 
 
 def imported_modules(data: bytes) -> set[str]:
@@ -302,7 +241,7 @@ def imported_modules(data: bytes) -> set[str]:
 
 
 def _take_what_is_imported(found: Requirements, source: RepositorySource) -> None:
-    """Move declared requirements to the required ones where a test imports them.
+    """Take declared requirements where a test imports them; one that is bound to an address is refused then.
 
     Imports of the package itself do not count: an optional accelerator would bring a
     second implementation of what gets deleted.
@@ -314,13 +253,42 @@ def _take_what_is_imported(found: Requirements, source: RepositorySource) -> Non
     for name, data in source.files.items():
         if is_test_path(name):
             imported |= imported_modules(data)
-    for module in sorted(imported - own - set(sys.stdlib_module_names)):
-        known = _WELL_KNOWN.get(module, "")
-        declared = next((name for name in (canonicalize_name(module), known) if name in found.declared), None)
+    for module in sorted(imported - set(sys.stdlib_module_names)):
+        names = (canonicalize_name(module), _KNOWN_NAMES.get(module, ""))
+        found.refused += [name for name in names if name in found.bound and module not in own]
+        declared = next((name for name in names if name in found.declared), None)
+        if module in own:
+            continue
         if declared is not None:
-            _merge(found.required, declared, found.declared[declared])
-        elif known:
-            found.required.setdefault(known, Requirement(known))
+            _merge(found.wanted, declared, found.declared[declared])
+        else:
+            known = next((name for name in names if name in _WELL_KNOWN), "")
+            if known and known not in found.required:
+                found.wanted.setdefault(known, Requirement(known))
     for name, requirement in found.declared.items():
-        if name.startswith("pytest-"):
-            found.required.setdefault(name, requirement)
+        if name.startswith("pytest-") and not _TOOLING.fullmatch(name):
+            found.wanted.setdefault(name, requirement)
+
+
+def lock_repository(source: RepositorySource) -> EnvironmentLock:
+    """The environment of a repository's tests.
+
+    Raises:
+        UnusableRepository: ``another-python``, ``runner-dependency``, ``dependency-by-url``,
+            ``dependency-without-wheel``.
+        InputError: the index cannot be reached (CR0407).
+    """
+    own = canonicalize_name(source.name)
+    if own in TOOLCHAIN:
+        raise UnusableRepository("runner-dependency", f"the test runner itself imports {own}")
+    for project in find_projects({**source.metadata, **source.files}):
+        if project.is_needed and not project.accepts(platform.python_version()):
+            detail = f"it asks for Python {project.requires_python}, and this is {platform.python_version()}"
+            raise UnusableRepository("another-python", detail)
+    found = read_requirements(source)
+    if found.refused:
+        raise UnusableRepository("dependency-by-url", f"{found.refused[0]} is asked for by address")
+    lock = resolve(list(found.required.values()), source.repository, list(found.wanted.values()))
+    if own in lock.names:
+        raise UnusableRepository("runner-dependency", f"its tests need a package that itself needs {own}")
+    return lock

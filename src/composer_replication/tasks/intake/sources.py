@@ -6,16 +6,10 @@ none of its links is followed.
 
 from __future__ import annotations
 
-import ast
-import configparser
 import re
-import tomllib
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from email.parser import Parser
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from composer_replication.errors import InputError
 from composer_replication.tasks.intake.archives import (
@@ -35,6 +29,9 @@ from composer_replication.tasks.intake.git_source import (
     read_commit,
 )
 from composer_replication.tasks.intake.index import fetch_sdist, fetch_wheel
+from composer_replication.tasks.intake.parsed_files import ProjectFiles, inner_table
+from composer_replication.tasks.intake.project_files import Project, find_projects, import_folders
+from composer_replication.tasks.intake.source_folders import FOLDERS_FILE, usual_folders
 from composer_replication.tasks.intake.tree_rules import (
     is_environment,
     is_metadata_path,
@@ -45,17 +42,9 @@ from composer_replication.tasks.intake.tree_rules import (
     tree_rule,
     without_unused,
 )
-from composer_replication.tasks.syntax_trees import parse_syntax
+from composer_replication.tasks.intake.version_files import version_files
 
-__all__ = [
-    "RepositorySource",
-    "fetch_wheel",
-    "inner_table",
-    "is_pinned",
-    "needs_no_path",
-    "open_source",
-    "read_toml",
-]
+__all__ = ["RepositorySource", "fetch_wheel", "inner_table", "is_pinned", "needs_no_path", "open_source"]
 
 _PIN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([A-Za-z0-9][A-Za-z0-9._+!-]*)")
 _NO_TEXT = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
@@ -235,17 +224,51 @@ def _repository(
         )
     if not any(is_test_path(name) and _holds_tests(data) for name, data in files.items()):
         raise _no_tests(source, files)
-    name, version = _name_and_version(metadata)
-    # Some packages ask importlib.metadata for their own version; the long description stays out.
-    # Many checkouts leave it to a tool that reads the tags: then it is 0, with the commit where there is one.
-    # The name of the folder is cut at its first hyphen by who looks it up.
-    shown = version or (f"0+g{commit[:_SHORT_ID]}" if commit else "0")
-    if name:
-        files[f"{_safe(name).replace('-', '_')}-{shown}.dist-info/METADATA"] = (
-            f"Metadata-Version: 2.1\nName: {name}\nVersion: {shown}\n".encode()
-        )
+    projects = find_projects({**metadata, **files})
+    files |= _written_by_builds(projects, {**metadata, **files}, _safe(fallback), commit)
+    name, version = _file_names(projects[0])
     version = version or commit[:_SHORT_ID]
     return RepositorySource(source, _safe(name or fallback), version, digest, files, metadata, commit)
+
+
+def _written_by_builds(
+    projects: Sequence[Project], files: Mapping[str, bytes], fallback: str, commit: str
+) -> dict[str, bytes]:
+    """What an installation would add to the tree: metadata of each project, and version files.
+
+    Some packages ask importlib.metadata for their own version or entry points; the long description stays out.
+    Many checkouts leave the version to a tool that reads the tags: then it is 0, with the commit where there is one.
+    """
+    made: dict[str, bytes] = {}
+    for project in projects:
+        name, version = _file_names(project)
+        made |= version_files(ProjectFiles(files, project.folder), version or "0")
+        shown = version or (f"0+g{commit[:_SHORT_ID]}" if commit else "0")
+        # The name of the folder is cut at its first hyphen by who looks it up.
+        folder = f"{_safe(name or fallback).replace('-', '_')}-{shown}.dist-info"
+        if name:
+            made[f"{folder}/METADATA"] = f"Metadata-Version: 2.1\nName: {name}\nVersion: {shown}\n".encode()
+            if project.entry_points:
+                made[f"{folder}/entry_points.txt"] = _entry_points_text(project).encode()
+        if project is projects[0]:
+            roots = import_folders(projects, files)
+            if roots != usual_folders(files):
+                made[f"{folder}/{FOLDERS_FILE}"] = "".join(f"{root}\n" for root in roots).encode()
+    return made
+
+
+def _entry_points_text(project: Project) -> str:
+    groups = sorted(project.entry_points.items())
+    return "\n".join(
+        f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in points.items())
+        for group, points in groups
+    )
+
+
+def _file_names(project: Project) -> tuple[str, str]:
+    """Name and version of a project where both can be parts of file names; else empty."""
+    name, version = project.name.strip(), project.version.strip()
+    return name if "\n" not in name else "", version if _VERSION.fullmatch(version) else ""
 
 
 def _no_tests(source: str, files: Mapping[str, bytes]) -> InputError:
@@ -274,68 +297,3 @@ def _safe(name: str) -> str:
 
 def _holds_tests(data: bytes) -> bool:
     return b"def test" in data or b"TestCase" in data
-
-
-def read_toml(metadata: Mapping[str, bytes], name: str) -> dict[str, Any]:
-    """A TOML file of the repository as a table; empty when absent or broken."""
-    try:
-        return tomllib.loads(metadata.get(name, b"").decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError):
-        return {}
-
-
-def inner_table(table: Mapping[str, Any], *keys: str) -> dict[str, Any]:
-    """The table at a path of keys; empty when absent, or when something else stands there."""
-    value: Any = table
-    for key in keys:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return dict(value) if isinstance(value, Mapping) else {}
-
-
-def _name_and_version(metadata: Mapping[str, bytes]) -> tuple[str, str]:
-    """Name and version where they are written down; a version that code computes stays empty.
-
-    Both become parts of file names, so nothing else than a version's letters is taken for one.
-    """
-    name, version = (text.strip() for text in _declared_name(metadata))
-    return name if "\n" not in name else "", version if _VERSION.fullmatch(version) else ""
-
-
-def _declared_name(metadata: Mapping[str, bytes]) -> tuple[str, str]:
-    if "PKG-INFO" in metadata:
-        header = Parser().parsestr(metadata["PKG-INFO"].decode("utf-8", "replace"), headersonly=True)
-        return str(header.get("Name", "")), str(header.get("Version", ""))
-    table = read_toml(metadata, "pyproject.toml")
-    projects = (inner_table(table, "project"), inner_table(table, "tool", "poetry"))
-    name = next((one["name"] for one in projects if isinstance(one.get("name"), str) and one["name"]), "")
-    if name:
-        return name, next((str(one["version"]) for one in projects if one.get("version")), "")
-    config = configparser.ConfigParser(interpolation=None, strict=False)
-    with suppress(configparser.Error):
-        config.read_string(metadata.get("setup.cfg", b"").decode("utf-8", "replace"))
-    called = _setup_arguments(metadata.get("setup.py", b""))
-    version = config.get("metadata", "version", fallback="")
-    computed = version.startswith(("attr:", "file:"))
-    return (
-        config.get("metadata", "name", fallback="") or called.get("name", ""),
-        "" if computed else version or called.get("version", ""),
-    )
-
-
-def _setup_arguments(data: bytes) -> dict[str, str]:
-    """``name`` and ``version`` in a call of ``setup``, where they are literals; nothing is run."""
-    try:
-        module = parse_syntax(data)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return {}
-    calls = [node for node in ast.walk(module) if isinstance(node, ast.Call)]
-    return {
-        keyword.arg: keyword.value.value
-        for call in calls
-        if (call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", ""))
-        == "setup"
-        for keyword in call.keywords
-        if keyword.arg in ("name", "version")
-        and isinstance(keyword.value, ast.Constant)
-        and isinstance(keyword.value.value, str)
-    }

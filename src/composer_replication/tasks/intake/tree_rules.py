@@ -43,6 +43,7 @@ _CONFIG_NAMES = frozenset(
 _TOP_TEXTS = ("README*", "VERSION*", "version*")
 _LICENCE_TEXTS = ("LICEN[CS]E*", "COPYING*", "UNLICEN[CS]E*")
 """At the top, whatever their letters' case: the licence goes with every copy."""
+_MAX_TEXT_DEPTH = 3
 _TEST = frozenset({"test", "testing"})
 _TEST_WORDS = frozenset("tests unittest unittests testcase testcases testsuite testsuites".split())
 """A folder is one of tests where one of the words of its name is: ``tests``, ``unit_tests``, ``tests-py3``.
@@ -240,6 +241,8 @@ def left_out(names: Iterable[str], kept: Collection[str], links: Collection[str]
     for name in sorted({*everything.difference(kept), *links}):
         path = PurePosixPath(name)
         parents = path.parts[:-1]
+        in_tests = in_test_folder(path) or not of_tests.isdisjoint(map(str, path.parents))
+        is_near = in_tests or not folders.packages.isdisjoint(path.parents)
         looked_at = path.parts if name in links else parents  # a link may stand for a folder
         is_known = any(map(skips_folder, looked_at)) or (looked_at and looked_at[0] in _OUT_TOP_FOLDERS)
         if (
@@ -247,11 +250,9 @@ def left_out(names: Iterable[str], kept: Collection[str], links: Collection[str]
             or is_system_file(path)
             or folders.are_environment(path)
             or path.suffix.lower() in _BYTECODE_SUFFIXES
-            or is_metadata_path(path)
+            or (is_metadata_path(path) and not is_near)
         ):
             continue
-        in_tests = in_test_folder(path) or not of_tests.isdisjoint(map(str, path.parents))
-        is_near = in_tests or not folders.packages.isdisjoint(path.parents)
         if name in links:
             if is_near or path.suffix in ("", *_SOURCE_SUFFIXES):
                 linked.append(f"{name} (a link)")
@@ -263,15 +264,11 @@ def left_out(names: Iterable[str], kept: Collection[str], links: Collection[str]
 
 
 def is_metadata_path(path: PurePosixPath) -> bool:
-    """Whether a file may declare the project's name, version or requirements."""
-    if len(path.parts) == 1 and path.name in (
-        "PKG-INFO",
-        "setup.py",
-        "setup.cfg",
-        "pyproject.toml",
-        "tox.ini",
-    ):
-        return True
-    in_requirements = len(path.parts) == 2 and path.parts[0] in ("requirements", "reqs")
-    named = "requirement" in path.name and len(path.parts) <= 2
-    return path.suffix in (".txt", ".in") and (in_requirements or named)
+    """Whether a file may declare the project's name, version or requirements.
+
+    Requirements may stand in any text that the project's tables name, so texts near the top are read; which
+    of them count is not decided here.
+    """
+    at_top = len(path.parts) == 1 and path.name in (*_CONFIG_NAMES, "PKG-INFO", "setup.py")
+    is_text = path.suffix in (".txt", ".in") and len(path.parts) <= _MAX_TEXT_DEPTH
+    return at_top or is_text or path.name == "meson.build"

@@ -14,6 +14,7 @@ from functools import lru_cache
 from types import CodeType
 
 from composer_replication.records import Task
+from composer_replication.tasks.intake.source_folders import below_root, recorded_folders
 from composer_replication.tasks.leaks.copies import distinctive_lines
 from composer_replication.tasks.leaks.leak_targets import (
     Target,
@@ -244,6 +245,4 @@ def _compiled(text: str, path: str) -> tuple[CodeType, ...]:
 
 def _module_path(path: str, files: Mapping[str, bytes]) -> str:
     """The path below the folder that it is imported from: without ``src/`` or ``lib/``."""
-    top, _, rest = path.partition("/")
-    is_root = top in ("src", "lib") and f"{top}/__init__.py" not in files
-    return posixpath.normpath(rest if is_root else path)
+    return posixpath.normpath(below_root(path, recorded_folders(files)))

@@ -8,11 +8,12 @@ is *call time*: function bodies, ``if TYPE_CHECKING``, ``if __name__ == "__main_
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import PurePosixPath
 
+from composer_replication.tasks.intake.source_folders import below_root
 from composer_replication.tasks.intake.tree_rules import is_test_path
 from composer_replication.tasks.planning.lines import Lines
 
@@ -137,11 +138,12 @@ class SourceFile:
         return first_line(node), node.end_lineno or node.lineno
 
 
-def module_name(path: str) -> str:
-    """The dotted name under which a file is imported: ``src/a/b.py`` and ``a/b.py`` are ``a.b``."""
-    parts = list(PurePosixPath(path).with_suffix("").parts)
-    if len(parts) > 1 and parts[0] in _FLAT_ROOTS:
-        parts = parts[1:]
+def module_name(path: str, roots: Iterable[str] = ()) -> str:
+    """The dotted name under which a file is imported: ``src/a/b.py`` and ``a/b.py`` are ``a.b``.
+
+    ``roots`` are places of import besides the usual ones.
+    """
+    parts = list(PurePosixPath(below_root(path, (*roots, *_FLAT_ROOTS))).with_suffix("").parts)
     if parts[-1] == "__init__" and len(parts) > 1:
         parts = parts[:-1]
     return ".".join(parts)

@@ -26,14 +26,14 @@ _IDENTIFIER = re.compile(r"[^\W\d]\w*")
 _DOTTED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 
 
-def read_source(path: str, content: bytes) -> SourceFile | None:
+def read_source(path: str, content: bytes, roots: Iterable[str] = ()) -> SourceFile | None:
     """Read a ``.py`` or ``.pyi`` file; None when it does not parse, is not UTF-8 or starts with a BOM."""
     try:
         text = content.decode()
         tree = parse_syntax(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    found = SourceFile(path, text, Lines(text), tree, module_name(path))
+    found = SourceFile(path, text, Lines(text), tree, module_name(path, roots))
     try:
         _Reader(found).read()
     except RecursionError:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from composer_replication.tasks.intake.source_folders import recorded_folders
 from composer_replication.tasks.intake.tree_rules import is_subject_path
 from composer_replication.tasks.planning.source_file import ImportedName, SourceFile, Use
 from composer_replication.tasks.planning.source_reader import read_source
@@ -36,9 +37,10 @@ class SymbolGraph:
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
         self.files: dict[str, SourceFile] = {}
+        roots = recorded_folders(files)
         for path in sorted(files):
             if path.endswith((".py", ".pyi")):
-                found = read_source(path, files[path])
+                found = read_source(path, files[path], roots)
                 if found is not None:
                     self.files[path] = found
         self.by_module: dict[str, list[SourceFile]] = defaultdict(list)

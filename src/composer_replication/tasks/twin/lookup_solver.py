@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from composer_replication.errors import SandboxFailure
 from composer_replication.records import Limits
 from composer_replication.tasks.intake.environment import Environment
+from composer_replication.tasks.intake.source_folders import below_root, recorded_folders
 from composer_replication.tasks.planning.body_cuts import MARKER_STATEMENT, BodyCut, fill
 from composer_replication.tasks.twin.twin_records import Twin
 from composer_replication.tasks.twin.twin_run import Job, RecordedCall, Subject, helper_sources, play
@@ -193,9 +194,5 @@ def helper_file(
         ],
     }
     packed = base64.b64encode(zlib.compress(json.dumps(data).encode(), 6)).decode()
-    folder = next((f"{top}/" for top in ("src", "lib") if _is_root(files, top, path)), "")
-    return f"{folder}{name}.py", _HELPER.format(data=packed).encode()
-
-
-def _is_root(files: Mapping[str, bytes], top: str, path: str) -> bool:
-    return path.startswith(f"{top}/") and f"{top}/__init__.py" not in files
+    root = path.removesuffix(below_root(path, recorded_folders(files)))
+    return f"{root}{name}.py", _HELPER.format(data=packed).encode()

@@ -7,12 +7,9 @@ that breaks any of this is a failure of the candidate, never a success by absenc
 
 from __future__ import annotations
 
-import configparser
 import json
-import re
 import secrets
 import signal
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -26,7 +23,7 @@ from composer_replication.tasks.call_contexts import Contexts, read_contexts
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.intake.full_disk import refuse_when_full
 from composer_replication.tasks.intake.source_folders import folders_of_tree
-from composer_replication.tasks.intake.sources import inner_table
+from composer_replication.tasks.suite_options import OVERRIDES, suite_arguments
 from composer_replication.tasks.test_functions import Place
 
 _TOO_LONG = "the tests ran longer than"
@@ -43,9 +40,10 @@ _ENV = {
     "PYTHONDONTWRITEBYTECODE": "1",
     "OMP_NUM_THREADS": "1",
 }
+BLOCKED = ("cacheprovider", "randomly", "faulthandler")
+"""Plugins of pytest that are left out of every run."""
 ARGUMENTS = (
-    "-q", "--tb=no", "--no-header", "--no-summary", "-p", "no:cacheprovider", "-p", "no:randomly",
-    "-p", "no:faulthandler", "-o", "addopts=", "-o", "filterwarnings=ignore", "-o", "required_plugins=",
+    "-q", "--tb=no", "--no-header", "--no-summary", *(f"-pno:{name}" for name in BLOCKED), *OVERRIDES,
     "--continue-on-collection-errors",
 )  # fmt: skip
 
@@ -166,7 +164,8 @@ def make_request(
         "nonce": nonce,
         "node_ids": None if node_ids is None else list(node_ids),
         "files": sorted({node_id.partition("::")[0] for node_id in node_ids or ()}),
-        "arguments": [*ARGUMENTS, *import_mode(tree), *(["--maxfail=1"] if stop_at_first_failure else [])],
+        "arguments": [*ARGUMENTS, *(["--maxfail=1"] if stop_at_first_failure else [])],
+        "options": suite_arguments(tree),
         "import_roots": import_roots(tree),
         "places": False,
         "shuffle_seed": None,
@@ -178,8 +177,7 @@ def make_request(
 
 def variables(environment: Environment) -> dict[str, str]:
     """The variables of a run."""
-    plugins = {} if environment.has_plugins else {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    return {**_ENV, "PATH": f"{environment.root}/bin:{_ENV['PATH']}", **plugins}
+    return {**_ENV, "PATH": f"{environment.root}/bin:{_ENV['PATH']}"}
 
 
 def record_bytes(limits: Limits) -> int:
@@ -188,7 +186,7 @@ def record_bytes(limits: Limits) -> int:
 
 
 def _program(*, with_contexts: bool) -> str:
-    text = runner_text("pytest_runner.py")
+    text = f"{runner_text('suite_plugin.py')}\n\n{runner_text('pytest_runner.py')}"
     return (
         f"{text}\n\n{runner_text('context_recorder.py')}\nmain(ContextMap)\n"
         if with_contexts
@@ -205,34 +203,6 @@ def runner_text(name: str) -> str:
 def import_roots(tree: Path) -> list[str]:
     """Where the package under test is imported from, relative to the tree."""
     return folders_of_tree(tree)
-
-
-def import_mode(tree: Path) -> list[str]:
-    """The repository's own ``--import-mode``; all its other default options are left out."""
-    found = re.search(r"--import-mode[= ](\w+)", _added_options(tree))
-    return [f"--import-mode={found[1]}"] if found else []
-
-
-def _added_options(tree: Path) -> str:
-    for name, section in (
-        ("pytest.ini", "pytest"),
-        (".pytest.ini", "pytest"),
-        ("tox.ini", "pytest"),
-        ("setup.cfg", "tool:pytest"),
-    ):
-        parser = configparser.ConfigParser(interpolation=None, strict=False)
-        try:
-            parser.read(tree / name, encoding="utf-8")
-        except (configparser.Error, UnicodeDecodeError):
-            continue
-        if parser.has_option(section, "addopts"):
-            return parser.get(section, "addopts")
-    try:
-        table = tomllib.loads((tree / "pyproject.toml").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return ""
-    options = inner_table(table, "tool", "pytest")
-    return str((inner_table(options, "ini_options") or options).get("addopts", ""))
 
 
 def judge(

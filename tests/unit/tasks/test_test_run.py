@@ -108,20 +108,6 @@ def test_odd_parametrisations_survive(run) -> None:
     assert (again.error, again.passed) == ("", everything.passed)
 
 
-def test_the_repositorys_own_options_do_not_count(run) -> None:
-    config = "[tool.pytest.ini_options]\naddopts = '--nonsense -x --cov=thing'\nfilterwarnings = ['error']\nrequired_plugins = ['pytest-cov']\n"
-    tests = "import warnings\n\n\ndef test_warns():\n    warnings.warn('x')\n"
-    report = run({"pyproject.toml": config, "test_w.py": tests})
-    assert (report.error, len(report.passed)) == ("", 1)
-
-
-def test_the_import_mode_does_count(run) -> None:
-    config = "[pytest]\naddopts = -v --import-mode=importlib\n"
-    same = "def test_same():\n    pass\n"
-    report = run({"pytest.ini": config, "a/test_same.py": same, "b/test_same.py": same})
-    assert (dict(report.collect_errors), len(report.passed)) == ({}, 2)
-
-
 def test_src_layout_and_metadata(run) -> None:
     tests = "import importlib.metadata as m\nimport thing\n\n\ndef test_it():\n    assert thing.X == 1 and m.version('thing') == '2.0'\n"
     metadata = "Metadata-Version: 2.1\nName: thing\nVersion: 2.0\n"

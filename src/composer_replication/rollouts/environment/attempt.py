@@ -17,7 +17,8 @@ from composer_replication.rollouts.tools.visible_tests import VisibleTests
 from composer_replication.sandbox import open_sandbox
 from composer_replication.sandbox.process_folder import process_folder, remove_abandoned
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.test_run import import_mode, import_roots, variables
+from composer_replication.tasks.suite_options import suite_arguments
+from composer_replication.tasks.test_run import import_roots, variables
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,6 @@ def _visible_tests(store: TaskStore, task: Task, tree: Path) -> VisibleTests:
         node_ids=task.tests.visible,
         files=files,
         import_roots=tuple(import_roots(tree)),
-        arguments=tuple(import_mode(tree)),
+        options=tuple(suite_arguments(tree)),
         is_left_out=lambda path: not rule.takes(path) and not path.startswith(".git/"),
     )

@@ -15,25 +15,19 @@ from composer_replication.interfaces import Sandbox
 from composer_replication.records import ToolResult
 from composer_replication.rollouts.tools.shell_tool import told
 from composer_replication.rollouts.tools.tool_limits import ToolLimits
+from composer_replication.tasks.suite_options import OVERRIDES
+from composer_replication.tasks.test_run import runner_text
 
-_ARGUMENTS = (
-    "-q",
-    "--tb=short",
-    "--no-header",
-    "-p",
-    "no:cacheprovider",
-    "-p",
-    "no:randomly",
-    "-o",
-    "addopts=",
-)
+_ARGUMENTS = ("-q", "--tb=short", "--no-header", "-pno:cacheprovider", "-pno:randomly", *OVERRIDES)
 # The node ids come on standard input: there may be more of them than a command line holds.
 _PROGRAM = """
-import json, os, sys
+import json, sys
 asked = json.load(sys.stdin)
 import pytest
 sys.path[:0] = [os.path.abspath(path) for path in asked["import_roots"]]
-sys.exit(pytest.main(asked["arguments"] + ["--rootdir=" + os.getcwd()] + asked["node_ids"]))
+options = importable_plugins(asked["options"], os.getcwd())
+arguments = options + asked["arguments"] + ["--rootdir=" + os.getcwd()] + asked["node_ids"]
+sys.exit(pytest.main(arguments, plugins=[make_suite(options)]))
 """
 _MAX_NAMED = 5
 
@@ -49,7 +43,7 @@ class VisibleTests:
     node_ids: tuple[str, ...]
     files: Mapping[str, bytes] = field(default_factory=dict)
     import_roots: tuple[str, ...] = (".",)
-    arguments: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
     is_left_out: Callable[[str], bool] = field(default=lambda _: False, repr=False, compare=False)
 
 
@@ -64,12 +58,13 @@ def run_visible_tests(
     """
     notes = _restore(sandbox, tests)
     request = {
-        "arguments": [*_ARGUMENTS, *tests.arguments],
+        "options": list(tests.options),
+        "arguments": list(_ARGUMENTS),
         "import_roots": list(tests.import_roots),
         "node_ids": list(tests.node_ids),
     }
     done = sandbox.exec(
-        ["python3", "-P", "-B", "-c", _PROGRAM],
+        ["python3", "-P", "-B", "-c", f"{runner_text('suite_plugin.py')}\n{_PROGRAM}"],
         timeout_seconds=limits.test_seconds,
         stdin=json.dumps(request).encode(),
         env=variables,

@@ -42,10 +42,7 @@ _INSTALL_LIMITS = Limits(
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """An installed environment, to be mounted read-only.
-
-    ``plugins`` tells that it holds plugins of the test runner besides the runner itself.
-    """
+    """An installed environment, to be mounted read-only."""
 
     fingerprint: str
     python: Path
@@ -53,12 +50,6 @@ class Environment:
     read_only: tuple[Path, ...]
     masked: tuple[Path, ...]
     names: frozenset[str]
-
-    @property
-    def has_plugins(self) -> bool:
-        return any(
-            name.startswith("pytest-") or name in ("hypothesis", "anyio", "syrupy") for name in self.names
-        )
 
 
 def open_environment(

@@ -54,10 +54,9 @@ def preload(wanted, lookout):
         for name in default_plugins:
             if f"no:{name}" not in wanted["blocked"]:
                 import_quietly(f"_pytest.{name}")
-        if not os.environ.get("PYTEST_DISABLE_PLUGIN_AUTOLOAD"):
-            for entry in importlib.metadata.entry_points(group="pytest11"):
-                if f"no:{entry.name}" not in wanted["blocked"]:
-                    import_quietly(entry.module)
+        for entry in importlib.metadata.entry_points(group="pytest11"):
+            if f"no:{entry.name}" not in wanted["blocked"]:
+                import_quietly(entry.module)
         for name, attributes in wanted["modules"]:
             import_quietly(name, attributes)
     except BaseException:

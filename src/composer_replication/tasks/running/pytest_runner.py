@@ -143,7 +143,9 @@ def prepare(request, root):
 
     sys.path[:0] = roots
     os.environ["PYTHONPATH"] = os.pathsep.join(roots)
+    request["options"] = importable_plugins(request["options"], root)  # type: ignore[name-defined]  # noqa: F821  of suite_plugin
     return [
+        *request["options"],
         *request["arguments"],
         f"--rootdir={root}",
         *(os.path.join(root, name) for name in request["files"]),
@@ -162,7 +164,8 @@ def main(make_contexts=None):
     import pytest
 
     contexts = make_contexts(root) if make_contexts else None
-    plugins = [make_plugin(channel, request, root), *([contexts] if contexts else [])]
+    suite = make_suite(request["options"])  # type: ignore[name-defined]  # noqa: F821  of suite_plugin
+    plugins = [make_plugin(channel, request, root), suite, *([contexts] if contexts else [])]
     code = int(pytest.main(arguments, plugins=plugins))
     more = {"contexts": contexts.contexts()} if contexts else {}
     below = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -26,7 +26,7 @@ from composer_replication.tasks.intake.tree_rules import is_subject_path, is_tes
 from composer_replication.tasks.running.shared_sources import shared_sources
 from composer_replication.tasks.syntax_trees import parse_syntax
 from composer_replication.tasks.test_run import (
-    ARGUMENTS,
+    BLOCKED,
     TestReport,
     judge,
     make_request,
@@ -203,7 +203,10 @@ def _run_part(
         )
         source = "\n\n".join(
             [
-                *(runner_text(f"{name}.py") for name in ("pytest_runner", "batch_nursery", "batch_keeper")),
+                *(
+                    runner_text(f"{name}.py")
+                    for name in ("suite_plugin", "pytest_runner", "batch_nursery", "batch_keeper")
+                ),
                 _CALL,
             ]
         )
@@ -266,7 +269,7 @@ def _nursery_order(runs: Sequence[BatchRun], *, fork: bool) -> dict[str, Any]:
                     wanted.setdefault(module, set()).update(names)
     return {
         "fork": fork,
-        "blocked": [word for word in ARGUMENTS if word.startswith("no:")],
+        "blocked": [f"no:{name}" for name in BLOCKED],
         "tree_names": sorted(own),
         "modules": [[module, sorted(names)] for module, names in sorted(wanted.items())],
         "shared": shared_sources([(run.files, run.node_ids) for run in runs]) if fork else [],

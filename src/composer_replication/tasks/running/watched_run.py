@@ -106,10 +106,11 @@ def run_watched(
 @cache
 def _program() -> str:
     """The runner in a namespace of its own: no module has it, and its built-in functions are copies."""
-    parts = [runner_text(name) for name in ("pytest_runner.py", "watched_marks.py", "watched_runner.py")]
+    names = ("suite_plugin.py", "pytest_runner.py", "watched_marks.py", "watched_runner.py")
+    parts = [runner_text(name) for name in names]
     text = "\n\n".join([*parts, "watched_main()\n"])
-    names = "{'__name__': 'watched_runner', '__builtins__': dict(vars(__import__('builtins')))}"
-    return f"exec(compile({text!r}, '<runner>', 'exec'), {names})"
+    own = "{'__name__': 'watched_runner', '__builtins__': dict(vars(__import__('builtins')))}"
+    return f"exec(compile({text!r}, '<runner>', 'exec'), {own})"
 
 
 def judge_watched(

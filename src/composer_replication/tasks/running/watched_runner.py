@@ -357,8 +357,9 @@ def watched_main():
     recorder, finish = make_recorder(name, request, root)
     parts = [(transcript, name, callers_of(recorder, finish))]
     starter = make_starter(parts, [os.path.join(root, path) for path in request["files"]])
-    leave, plugins = os._exit, [recorder, starter]
-    del transcript, name, request, recorder, starter, parts, descriptor
+    suite = make_suite(request["options"])  # type: ignore[name-defined]  # noqa: F821  of suite_plugin
+    leave, plugins = os._exit, [recorder, starter, suite]
+    del transcript, name, request, recorder, starter, parts, descriptor, suite
     gc.freeze()  # what is there by now is in no list that gc gives out
     finish(int(pytest.main(arguments, plugins=plugins)))
     leave(0)

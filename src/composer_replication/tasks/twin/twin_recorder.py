@@ -198,7 +198,10 @@ def main():
     import pytest
 
     recorder = Recorder(request, root, pickler, dumps, pickle_by_value)
-    code = pytest.main([*request["arguments"], f"--rootdir={root}"], plugins=[recorder.plugin()])
+    suite_plugin = sys.modules["suite_plugin"]
+    options = suite_plugin.importable_plugins(request["options"], root)
+    plugins = [recorder.plugin(), suite_plugin.make_suite(options)]
+    code = pytest.main([*options, *request["arguments"], f"--rootdir={root}"], plugins=plugins)
     send("tests", ids=recorder.tests)
     for number, target in sorted(recorder.targets.items()):
         blobs = [[base64.b64encode(blob).decode(), sorted(tests)] for blob, tests in target.blobs.items()]

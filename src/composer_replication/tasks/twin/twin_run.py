@@ -27,7 +27,8 @@ from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.intake.tree_rules import is_subject_path
 from composer_replication.tasks.planning.body_cuts import BodyCut
-from composer_replication.tasks.test_run import ARGUMENTS, import_mode, import_roots
+from composer_replication.tasks.suite_options import suite_arguments
+from composer_replication.tasks.test_run import ARGUMENTS, import_roots, runner_text
 from composer_replication.tasks.test_run import variables as run_variables
 from composer_replication.tasks.views import write_files
 
@@ -132,11 +133,15 @@ def record_calls(
         write_files(tree, files)
         request = {
             "nonce": nonce,
-            "sources": helper_sources(("call_pickle",)),
+            "sources": [
+                *helper_sources(("call_pickle",)),
+                ("suite_plugin", runner_text("suite_plugin.py")),
+            ],
             "cloudpickle": _cloudpickle(),
             "targets": [[cut.path, cut.first_line] for cut in cuts],
             "by_value": sorted(path for path in files if path.endswith(".py") and not is_subject_path(path)),
-            "arguments": [*ARGUMENTS, *import_mode(tree)],
+            "arguments": ARGUMENTS,
+            "options": suite_arguments(tree),
             "import_roots": import_roots(tree),
             "max_calls": max_calls,
             "max_bytes": MAX_CALL_BYTES,
@@ -244,8 +249,6 @@ def _run(
     chosen = replace(chosen, output_bytes=max(chosen.output_bytes, _OUTPUT_BYTES))
     spec = SandboxSpec(tree=tree, read_only=environment.read_only, masked=environment.masked, limits=chosen)
     variables = {**run_variables(environment), "PYTHONHASHSEED": hash_seed}
-    if not environment.has_plugins:
-        variables["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     with open_sandbox(spec, backend) as sandbox:
         return sandbox.exec(
             [str(environment.python), "-P", "-B", "-c", _source(program)],

@@ -1,0 +1,167 @@
+"""How a repository has its tests run: what of its own configuration of pytest each of our runs takes over.
+
+All settings of the one file that pytest would choose hold as they stand (``python_files``, ``asyncio_mode``,
+``pythonpath``, ``testpaths`` …). Of the options in ``addopts`` those are kept that a suite may need; reports,
+coverage, parallel runs, limits of time and strictness are ours to choose. What pytest cannot take because its plugin
+is not installed is dropped inside the sandbox (``suite_plugin``).
+"""
+
+from __future__ import annotations
+
+import configparser
+import re
+import shlex
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from composer_replication.tasks.intake.sources import inner_table
+
+OVERRIDES = tuple(
+    word
+    for setting in (
+        "addopts=", "required_plugins=", "minversion=", "filterwarnings=ignore", "strict=false",
+        "strict_config=false", "strict_markers=false",
+    )
+    for word in ("-o", setting)
+)  # fmt: skip
+"""A tool that was left out, or a pytest that is newer or older than the suite's, must not end a run."""
+_DROPPED = re.compile(
+    r"--(no-)?(cov|junit|html|self-contained-html|json|report|allure|durations|strict|timeout|reruns|retr|random|log-|pdb|trace"
+    r"|cache-|last-failed|failed-first|new-first|stepwise|sw-|setup-|fixtures|collect-?only|doctest|xdoctest|flake8|mypy|pylint"
+    r"|black|isort|ruff|pycodestyle|codestyle|pydocstyle|pep8|header|summary|show-?locals|show-capture|verbos|rsync)[\w-]*"
+    r"|--(lf|ff|nf|sw|co|tb|color|code-highlight|css|dist|tx|px|numprocesses|maxprocesses|max-worker-restart|boxed|forked"
+    r"|looponfail|only-rerun|rerun-except|quiet|exitfirst|maxfail|full-trace|disable-warnings|disable-pytest-warnings|pythonwarnings"
+    r"|basetemp|rootdir|confcutdir|config-file|markers|help|version|debug|pastebin|instafail|continue-on-collection-errors"
+    r"|benchmark-(?!disable$|skip$)[\w-]+)"
+)
+_FLAG = re.compile(
+    r"--(no-.*|disable-.*|strict.*|cov-append|cov-branch|lf|last-failed|ff|failed-first|nf|new-first|sw|stepwise|co|collect-?only"
+    r"|boxed|forked|looponfail|quiet|verbose|exitfirst|full-trace|show-?locals|self-contained-html|cache-clear|pdb|trace|markers"
+    r"|help|version|pyargs|doctest-(modules|ignore-.*|continue-.*)|runxfail|noconftest|keep-duplicates|collect-in-virtualenv"
+    r"|continue-on-collection-errors|setup-.*|fixtures|flake8|mypy|pylint|black|isort|ruff.*|pycodestyle|codestyle|pep8|pydocstyle"
+    r"|instafail|benchmark-(disable|skip|autosave|verbose))"
+)
+"""Without a value: the next word is something else."""
+_TAKES_WORD = frozenset("pmkoWrcn")
+_KEPT_SHORT = frozenset("pmko")
+_PATTERN = re.compile(r"\bunittest\s+discover\b[^\n;&|]*?(?:-p|--pattern)[ =\"',]+([\w*?\[\].-]+)")
+_UNITTEST = re.compile(r"-m[\"', ]+unittest\b|\bsetup\.py\s+test\b|\btest_suite\s*=|\bnose(?:tests|2)\b")
+
+
+def suite_arguments(tree: Path) -> list[str]:
+    """The arguments with which the repository has pytest called: its file of settings, then its options, each one word."""
+    name, settings = pytest_settings(lambda name: _bytes(tree / name))
+    if not name:
+        nested = [folder for folder in ("tests", "test") if _has_settings(tree / folder)]
+        name, settings = pytest_settings(lambda name: _bytes(tree / nested[0] / name)) if nested else ("", {})
+        name = f"{nested[0]}/{name}" if name else ""
+    return [
+        *([f"--config-file={name}"] if name else []),
+        *_kept(_words(settings.get("addopts", ""))),
+        *([] if "python_files" in settings else _unittest_files(tree)),
+    ]
+
+
+def pytest_settings(read: Callable[[str], bytes | None]) -> tuple[str, dict[str, Any]]:
+    """The file in which pytest finds its settings, and these; in the order in which pytest looks.
+
+    Args:
+        read: gives the bytes of a file in the folder of the project, or None.
+
+    Returns:
+        An empty name where no file has any.
+    """
+    for name in (
+        "pytest.toml",
+        ".pytest.toml",
+        "pytest.ini",
+        ".pytest.ini",
+        "pyproject.toml",
+        "tox.ini",
+        "setup.cfg",
+    ):
+        data = read(name)
+        found = None if data is None else _settings_in(name, data)
+        if found is not None:
+            return name, found
+    return "", {}
+
+
+def _has_settings(folder: Path) -> bool:
+    return bool(pytest_settings(lambda name: _bytes(folder / name))[0])
+
+
+def _bytes(path: Path) -> bytes | None:
+    return path.read_bytes() if path.is_file() else None
+
+
+def _settings_in(name: str, data: bytes) -> dict[str, Any] | None:
+    is_own = name.lstrip(".").startswith("pytest.")
+    if name.endswith(".toml"):
+        try:
+            table = tomllib.loads(data.decode("utf-8"))
+        except (ValueError, RecursionError):
+            return None
+        if is_own:
+            return inner_table(table, "pytest")
+        options = inner_table(table, "tool", "pytest")
+        return inner_table(options, "ini_options") or options or None
+    parser = configparser.ConfigParser(interpolation=None, strict=False)
+    try:
+        parser.read_string(data.decode("utf-8"))
+    except (configparser.Error, UnicodeDecodeError):
+        return None
+    section = "tool:pytest" if name == "setup.cfg" else "pytest"
+    return dict(parser[section]) if parser.has_section(section) else {} if is_own else None
+
+
+def _words(added: object) -> list[str]:
+    if isinstance(added, list):
+        return [word for word in added if isinstance(word, str)]
+    try:
+        return shlex.split(str(added), comments=True)
+    except ValueError:
+        return str(added).split()
+
+
+def _kept(words: list[str]) -> Iterator[str]:
+    """The options that stay, a value in one word with its option; places of tests are left to ``testpaths``."""
+    waiting = list(reversed(words))
+    while waiting:
+        word = waiting.pop()
+        has_next = bool(waiting) and not waiting[-1].startswith("-")
+        if word.startswith("--"):
+            flag, _, value = word.partition("=")
+            if has_next and not value and not _FLAG.fullmatch(flag):
+                word = f"{flag}={waiting.pop()}"
+            if not _DROPPED.fullmatch(flag):
+                yield word
+        elif word.startswith("-") and word[1:2] in _TAKES_WORD:
+            if len(word) == 2 and waiting:
+                word += waiting.pop()
+            if word[1] in _KEPT_SHORT:
+                yield word
+        elif word.startswith("-") and "s" in word:
+            yield "-s"
+
+
+def _unittest_files(tree: Path) -> list[str]:
+    """``python_files`` with the names by which unittest finds tests, where the repository has unittest find them."""
+    said = "\n".join(
+        (_bytes(tree / name) or b"").decode("utf-8", "replace")
+        for name in ("setup.py", "setup.cfg", "tox.ini", "pyproject.toml", "noxfile.py")
+    )
+    patterns = _PATTERN.findall(said) or (["test*.py"] if _UNITTEST.search(said) else [])
+    if not patterns and not _has_usual_names(tree):
+        patterns = ["test*.py", "*_tests.py", "tests_*.py", "*Test.py", "*Tests.py"]
+    return (
+        [f"-opython_files={' '.join(['test_*.py', '*_test.py', *dict.fromkeys(patterns)])}"]
+        if patterns
+        else []
+    )
+
+
+def _has_usual_names(tree: Path) -> bool:
+    return any(next(tree.rglob(pattern), None) is not None for pattern in ("test_*.py", "*_test.py"))

@@ -201,7 +201,7 @@ class CurriculumSection(Section):
     (``any``) or nothing (``same-weights``). ``floor_share`` of the draws are spread evenly over all active tasks. A task is retired
     once its pass rate is above ``retire_above`` with ``retire_certainty``; ``revival_share`` of the draws go to retired ones, which
     come back when they fail again. A task of which ``quarantine_after`` attempts, and ``quarantine_share`` of all, were lost to the
-    sandbox or flagged as forged is quarantined for ``quarantine_generations`` (0: for good).
+    sandbox is quarantined for ``quarantine_generations`` (0: for good).
     """
 
     half_life: float = Field(100.0, gt=0.0)

@@ -181,11 +181,12 @@ def rollout_row(rollout: Rollout) -> dict[str, Any]:
 
 
 def outcome_of(task_id: str, score: Score | None) -> TaskOutcome:
-    """What a grading says of its task; None is a grading that the sandbox lost."""
+    """What a grading says of its task; None is a grading that the sandbox lost. A forged one passed nothing."""
     if score is None:
         return TaskOutcome(task_id, is_full_pass=False, credit=0.0, trouble="infrastructure")
-    is_forged = score.error.startswith(FORGED)
-    return TaskOutcome(task_id, score.all_passed, score.pass_share, "flagged" if is_forged else "")
+    if score.error.startswith(FORGED):
+        return TaskOutcome(task_id, is_full_pass=False, credit=0.0)
+    return TaskOutcome(task_id, score.all_passed, score.pass_share)
 
 
 def _stop_reason(text: str) -> StopReason:

@@ -150,7 +150,7 @@ def test_who_cheats_is_not_paid_and_its_client_is_told(
             steps = [client.step(act(name, **arguments)) for name, arguments in moves]
             last = client.step(act("submit"))
             is_masked = mode == "mask" and beside is not None
-            assert (last.reward, last.done) == (None if is_masked else 1.0, True)
+            assert (last.reward, last.done) == (0.0 if is_masked else 1.0, True)
             assert (last.observation.stop_reason, last.observation.infrastructure_failure) == (
                 "submitted",
                 "",

@@ -149,7 +149,7 @@ def test_an_actor_does_what_an_environment_in_this_process_does(
 
 def test_an_actor_inspects_as_it_is_told(store: TaskStore, clamp: Task) -> None:
     look = ToolCall("bash", json.dumps({"command": "strings tinymath/__pycache__/*.pyc; true"}))
-    for mode, expected in (("mask", None), ("off", 1.0)):
+    for mode, expected in (("mask", 0.0), ("off", 1.0)):
         actor = RolloutActor(parcel_of(store, itself), itself, ClusterOptions(monitor=mode), needs_of(None))
         actor.begin(1, clamp.task_id)
         for call in (look, *moves(store, clamp)):

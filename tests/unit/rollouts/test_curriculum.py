@@ -44,10 +44,6 @@ def lost(task_id: str, num: int = 8) -> list[TaskOutcome]:
     return [TaskOutcome(task_id, False, 0.0, "infrastructure")] * num
 
 
-def flagged(task_id: str, num: int = 8) -> list[TaskOutcome]:
-    return [TaskOutcome(task_id, False, 0.0, "flagged")] * num
-
-
 def test_it_is_what_the_trainer_asks_for() -> None:
     assert isinstance(make(), PromptChooser)
     assert isinstance(make(), PromptSource)
@@ -159,9 +155,7 @@ def test_the_order_of_the_data_does_not_matter() -> None:
 
 
 @given(
-    st.permutations(
-        [*passes("t00", 3), *passes("t01", 8), *flagged("t02", 2), TaskOutcome("t01", False, 0.3)]
-    )
+    st.permutations([*passes("t00", 3), *passes("t01", 8), *lost("t02", 2), TaskOutcome("t01", False, 0.3)])
 )
 def test_the_order_of_outcomes_in_a_generation_does_not_matter(outcomes: list[TaskOutcome]) -> None:
     """Nor whether they come at once or one by one."""
@@ -304,21 +298,13 @@ def test_retired_tasks_without_a_share_fill_a_generation_that_is_too_small() -> 
 # ---- quarantined --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("trouble", "sentence"),
-    [
-        (lost, "of 17 attempts (older ones count less) 13 were lost to the sandbox"),
-        (flagged, "of 17 attempts (older ones count less) 13 gave results that were flagged"),
-    ],
-)
-def test_a_task_that_cannot_be_trusted_is_left_alone_and_a_sentence_says_why(
-    trouble: Any, sentence: str
-) -> None:
+def test_a_task_on_which_the_sandbox_fails_is_left_alone_and_a_sentence_says_why() -> None:
     curriculum = make(4)
-    after(curriculum, [*passes("t00", 2, of=4), *trouble("t00", 11)])
+    after(curriculum, [*passes("t00", 2, of=4), *lost("t00", 11)])
     assert status_of(curriculum) == "active"
-    after(curriculum, trouble("t00", 2))
+    after(curriculum, lost("t00", 2))
     assert status_of(curriculum) == "quarantined"
+    sentence = "of 17 attempts (older ones count less) 13 were lost to the sandbox"
     assert curriculum.standings["t00"].reason == sentence
     assert curriculum.probabilities()["t00"] == 0.0
     assert "t00" not in {name for _ in range(40) for name in names(curriculum.chosen_rows(3))}
@@ -331,19 +317,19 @@ def test_troubles_that_are_rare_do_not_matter() -> None:
 
 def test_it_comes_back_after_a_while_with_its_troubles_forgotten() -> None:
     curriculum = make(4, quarantine_generations=5)
-    after(curriculum, [*passes("t00", 6), *flagged("t00", 14)])
+    after(curriculum, [*passes("t00", 6), *lost("t00", 14)])
     for _ in range(4):
         curriculum.chosen_rows(1)
         assert status_of(curriculum) == "quarantined"
     curriculum.chosen_rows(1)
     standing = curriculum.standings["t00"]
-    assert (standing.status, standing.evidence.flagged) == ("active", 0.0)
+    assert (standing.status, standing.evidence.lost) == ("active", 0.0)
     assert standing.evidence.passed == pytest.approx(6.0)
     assert "quarantine" in standing.reason
 
 
 def test_zero_generations_are_for_good() -> None:
-    curriculum = after(make(4, quarantine_generations=0), flagged("t00", 20))
+    curriculum = after(make(4, quarantine_generations=0), lost("t00", 20))
     for _ in range(200):
         curriculum.chosen_rows(3)
     assert status_of(curriculum) == "quarantined"
@@ -365,17 +351,13 @@ def test_tasks_of_a_broken_sandbox_fill_a_generation_that_is_too_small_the_longe
     assert (status_of(curriculum, "t01"), status_of(curriculum)) == ("active", "quarantined")
 
 
-def test_flagged_tasks_never_fill_a_generation() -> None:
-    curriculum = after(make(3), flagged("t00", 20))
-    assert len(curriculum.chosen_rows(2)) == 2
-    with pytest.raises(InputError) as caught:
-        curriculum.chosen_rows(3)
-    assert caught.value.code == "CR0844"
-    assert "takes 3 tasks, and 2 of 3 are left: 1 are in quarantine" in caught.value.message
+def test_a_generation_of_more_tasks_than_there_are_is_refused() -> None:
+    with pytest.raises(InputError, match=r"CR0844.*takes 4 tasks, and there are 3"):
+        make(3).chosen_rows(4)
 
 
 def test_replacements_are_never_from_quarantine() -> None:
-    curriculum = after(make(4), flagged("t00", 20))
+    curriculum = after(make(4), lost("t00", 20))
     first = curriculum.chosen_rows(1)
     assert len(curriculum.fresh_rows(4, without_signal=first)) == 2
 
@@ -393,24 +375,9 @@ def test_figures_by_hand() -> None:
         "curriculum/mean_pass_rate": 0.25,
     }
     half = [TaskOutcome("t02", False, 0.5)] * 4
-    after(curriculum, [*passes("t00", 40, of=40), *flagged("t01", 20), *half])
+    after(curriculum, [*passes("t00", 40, of=40), *lost("t01", 20), *half])
     figures = curriculum.figures()
     assert [figures[f"curriculum/num_{name}"] for name in ("active", "retired", "quarantined")] == [3, 1, 1]
     assert figures["curriculum/effective_tasks"] == pytest.approx(1 / (3 * 0.3**2 + 0.1**2))
-    assert figures["curriculum/mean_pass_rate"] == pytest.approx((1 + 0 + 0 + 0.25) / 4)
-    assert figures["curriculum/mean_credit"] == pytest.approx((1 + 0 + 0.5) / 3)
-
-
-def test_where_all_are_quarantined_the_figures_are_numbers_too() -> None:
-    curriculum = make(2)
-    curriculum.learn([*flagged("t00", 20), *flagged("t01", 20)])
-    with pytest.raises(InputError):
-        curriculum.chosen_rows(1)
-    assert curriculum.figures()["curriculum/effective_tasks"] == 0.0
-    assert set(curriculum.probabilities().values()) == {0.0}
-
-
-def test_a_task_that_is_only_passed_by_hacks_is_never_retired() -> None:
-    curriculum = after(make(4, quarantine_after=1000), [TaskOutcome("t00", True, 1.0, "flagged")] * 40)
-    standing = curriculum.standings["t00"]
-    assert (standing.status, standing.evidence.pass_rate) == ("active", 0.0)
+    assert figures["curriculum/mean_pass_rate"] == pytest.approx((1 + 0 + 0.25) / 3)
+    assert figures["curriculum/mean_credit"] == pytest.approx((1 + 0.5) / 2)

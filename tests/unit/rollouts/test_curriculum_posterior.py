@@ -83,14 +83,14 @@ def test_certainty_falls_as_the_rate_rises(a: float, b: float, rate: float, more
 ATTEMPTS = [
     TaskOutcome("t", True, 1.0),
     TaskOutcome("t", False, 0.75),
-    TaskOutcome("t", False, 0.0, "flagged"),
+    TaskOutcome("t", False, 0.0),
     TaskOutcome("t", False, 0.0, "infrastructure"),
 ]
 
 
 def test_only_full_passes_count_as_passes_and_credit_is_kept_apart() -> None:
     evidence = Evidence(passed=2.0, failed=1.0).joined(ATTEMPTS)
-    assert evidence == Evidence(passed=3.0, failed=3.0, graded=3.0, credit=1.75, lost=1.0, flagged=1.0)
+    assert evidence == Evidence(passed=3.0, failed=3.0, graded=3.0, credit=1.75, lost=1.0)
     assert evidence.pass_rate == 0.5
     assert evidence.mean_credit == pytest.approx(1.75 / 3)
 
@@ -108,14 +108,14 @@ def test_lost_attempts_say_nothing_of_the_pass_rate() -> None:
 
 
 def test_an_attempt_counts_half_after_a_half_life() -> None:
-    evidence = Evidence(4.0, 2.0, 6.0, 5.0, 1.0, 3.0)
+    evidence = Evidence(4.0, 2.0, 6.0, 5.0, 1.0)
     keep = 0.5 ** (1 / 7)
     for _ in range(7):
         evidence = evidence.faded(keep)
     assert [*map(float, (evidence.passed, evidence.failed, evidence.graded))] == pytest.approx(
         [2.0, 1.0, 3.0]
     )
-    assert [evidence.credit, evidence.lost, evidence.flagged] == pytest.approx([2.5, 0.5, 1.5])
+    assert [evidence.credit, evidence.lost] == pytest.approx([2.5, 0.5])
 
 
 credits_ = st.lists(st.floats(0.0, 1.0), min_size=1, max_size=12)
@@ -128,11 +128,3 @@ def test_the_order_of_attempts_changes_no_bit(shares: list[float], chance: objec
     chance.shuffle(shuffled)
     before = Evidence(0.1, 0.2, 0.3, 0.4)
     assert before.joined(shuffled) == before.joined(outcomes)
-
-
-def test_a_pass_that_was_flagged_raises_no_pass_rate() -> None:
-    honest = Evidence().joined([TaskOutcome("t", True, 1.0), TaskOutcome("t", False, 0.5)])
-    taken = honest.joined([TaskOutcome("t", True, 1.0, "flagged")] * 2)
-    assert (honest.pass_rate, taken.pass_rate) == (0.5, 0.25)
-    assert taken.passed == honest.passed
-    assert (taken.graded, taken.credit, taken.flagged) == (4.0, 1.5, 2.0)

@@ -36,7 +36,7 @@ def play(curriculum: Curriculum, moves: list[tuple[int, int]]) -> list[list[str]
         ids = [row["task_id"] for row in curriculum.chosen_rows(num)]
         for place, task_id in enumerate(ids):
             kind = (luck + place) % 5
-            trouble = {3: "flagged", 4: "infrastructure"}.get(kind, "")
+            trouble = "infrastructure" if kind == 4 else ""
             curriculum.learn([TaskOutcome(task_id, kind == 1, kind / 7, trouble)] * (1 + luck % 9))
         ids += [row["task_id"] for row in curriculum.fresh_rows(1, without_signal=[])]
         drawn.append(ids)
@@ -73,7 +73,7 @@ def test_what_was_noted_before_loading_is_dropped() -> None:
 
 
 @pytest.mark.parametrize(
-    "state", [{}, {"version": 2, "tasks": {}}, {"epoch": 0, "position": 3, "num_rows": 4}]
+    "state", [{}, {"version": 1, "tasks": {}}, {"epoch": 0, "position": 3, "num_rows": 4}]
 )
 def test_something_else_is_refused(state: dict[str, Any]) -> None:
     with pytest.raises(InputError) as caught:
@@ -124,9 +124,8 @@ def spoil(*path: Any, value: Any) -> Callable[[dict[str, Any]], None]:
         spoil("tasks", "t0", "status", value="asleep"),
         spoil("tasks", "t0", "since", value="1"),
         spoil("tasks", "t0", "reason", value=None),
-        spoil("tasks", "t0", "is_flagged", value=0),
-        spoil("tasks", "t0", "evidence", value=[0.0] * 5),
-        spoil("tasks", "t0", "evidence", value=[0.0] * 7),
+        spoil("tasks", "t0", "evidence", value=[0.0] * 4),
+        spoil("tasks", "t0", "evidence", value=[0.0] * 6),
         spoil("tasks", "t0", "evidence", 0, value=-0.5),
         spoil("tasks", "t0", "evidence", 0, value=math.nan),
         spoil("tasks", "t0", "evidence", 0, value=math.inf),

@@ -61,9 +61,9 @@ def test_an_attempt_is_paid_as_the_monitor_is_told(
 ) -> None:
     with FeatureDeletionEnv(grader, monitor=mode) as env:
         for name, moves in cheats.items():
-            assert played(env, clamp, moves) == (None if mode == "mask" else 1.0)
+            assert played(env, clamp, moves) == (0.0 if mode == "mask" else 1.0)
             assert env.graded_reward == 1.0
-            assert env.reward() == (None if mode == "mask" else 1.0)  # asked again, the same
+            assert env.reward() == (0.0 if mode == "mask" else 1.0)  # asked again, the same
             found = env.report.counts if env.report is not None else {}
             assert (name in found) == (mode != "off")
         assert (
@@ -79,7 +79,7 @@ def test_masking_is_the_default_and_classes_have_options_of_their_own(
     grader: Grader, clamp: Task, cheats: dict[str, list[ToolCall]]
 ) -> None:
     with FeatureDeletionEnv(grader) as env:
-        assert played(env, clamp, cheats["bytecode-read"]) is None
+        assert played(env, clamp, cheats["bytecode-read"]) == 0.0
     lenient = MonitorOptions({"bytecode-read": "report", "cache-read": "report"})
     with FeatureDeletionEnv(grader, monitor=lenient) as env:
         assert played(env, clamp, cheats["bytecode-read"]) == 1.0
@@ -100,7 +100,7 @@ def test_where_the_tree_cannot_be_read_there_is_no_reward_and_a_large_one_is_ins
             raise TreeTooLargeError("the tree has 10**9 bytes")
 
         monkeypatch.setattr(FeatureDeletionEnv, "all_files", too_large)
-        assert played(env, clamp, cheats["bytecode-read"]) is None
+        assert played(env, clamp, cheats["bytecode-read"]) == 0.0
         assert env.report is not None and "bytecode-read" in env.report.counts
 
 
@@ -117,7 +117,7 @@ def test_findings_show_nothing_that_the_policy_did_not_write(
         cheats["test-edit"][-1],
     ]
     with FeatureDeletionEnv(grader) as env:
-        assert played(env, clamp, moves) is None
+        assert played(env, clamp, moves) == 0.0
         assert env.report is not None
         told = json.dumps(env.report.to_json())
         root = env.tree_root
@@ -141,7 +141,7 @@ def test_the_last_step_of_the_gym_face_says_what_was_found(
             steps = [face.step(move) for move in [*moves, SUBMIT]]
             assert all("monitor" not in info for *_, info in steps[:-1])
             _, reward, terminated, _, info = steps[-1]
-            assert (reward, terminated) == (None if is_masked else 1.0, True)
+            assert (reward, terminated) == (0.0 if is_masked else 1.0, True)
             assert "infrastructure_failure" not in info
             assert ("monitor" in info) == (mode != "off")
             if mode != "off":
@@ -150,11 +150,11 @@ def test_the_last_step_of_the_gym_face_says_what_was_found(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_trl_is_told_none_for_an_attempt_that_cheats(
+def test_trl_is_told_of_no_reward_for_an_attempt_that_cheats(
     grader: Grader, clamp: Task, honest: list[ToolCall], cheats: dict[str, list[ToolCall]], mode: MonitorMode
 ) -> None:
     face = environment_factory(grader, monitor=mode)()
-    for moves, expected in ((cheats["bytecode-read"], None if mode == "mask" else 1.0), (honest, 1.0)):
+    for moves, expected in ((cheats["bytecode-read"], 0.0 if mode == "mask" else 1.0), (honest, 1.0)):
         face.reset(task_id=clamp.task_id)
         for move in moves:
             getattr(face, move.name)(**json.loads(move.arguments))

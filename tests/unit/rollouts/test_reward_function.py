@@ -116,7 +116,7 @@ def test_a_shuffled_batch_keeps_what_each_answer_earned_and_is_drawn_again_after
 
 
 def test_every_attempt_is_told_by_full_pass_credit_and_trouble(store: TaskStore) -> None:
-    """Partial credit is no pass, a lost attempt is no failure, and a forged one is flagged."""
+    """Partial credit is no pass, a lost attempt is no failure, and a forged one has no credit."""
     one, two = (task.task_id for task in store.tasks()[:2])
     half = Score({"t": Outcome.PASSED, "u": Outcome.FAILED})
     forged = Score({"t": Outcome.FAILED}, error=f"{FORGED}: a sentinel passed")
@@ -129,7 +129,7 @@ def test_every_attempt_is_told_by_full_pass_credit_and_trouble(store: TaskStore)
         TaskOutcome(one, True, 1.0),
         TaskOutcome(one, False, 0.5),
         TaskOutcome(one, False, 0.0, "infrastructure"),
-        TaskOutcome(two, False, 0.0, "flagged"),
+        TaskOutcome(two, False, 0.0),
         TaskOutcome(two, False, 0.0),
     ]
 

@@ -75,7 +75,7 @@ class Scripted(trl.GRPOTrainer):
 def stepped(
     factory: Any, store: TaskStore, task: Task, folder: Path, scripts: list[list[str]]
 ) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-    """One step over an attempt for each of two scripts: the tokenizer, the line of the log, and the batch."""
+    """One step over a group with an attempt for each script: the tokenizer, the line of the log, and the batch."""
     torch.manual_seed(0)
     texts = [write_instruction(store, task), *(text for script in scripts for text in script)]
     tokenizer = small_tokenizer(
@@ -89,12 +89,12 @@ def stepped(
         )
     )  # fmt: skip
     arguments = trl.GRPOConfig(
-        str(folder), per_device_train_batch_size=2, num_generations=2, max_steps=1, report_to=[], use_cpu=True,
+        str(folder), per_device_train_batch_size=len(scripts), num_generations=len(scripts), max_steps=1, report_to=[], use_cpu=True,
         max_completion_length=4096, logging_steps=1, save_strategy="no", bf16=False, gradient_checkpointing=False,
         chat_template_kwargs={"enable_thinking": False},
     )  # fmt: skip
     rows = Dataset.from_list(
-        [{"prompt": [{"role": "user", "content": "Task.\n"}], "task_id": task.task_id}] * 2
+        [{"prompt": [{"role": "user", "content": "Task.\n"}], "task_id": task.task_id}] * len(scripts)
     )
     trainer = Scripted(
         model, args=arguments, train_dataset=rows, processing_class=tokenizer,
@@ -136,19 +136,20 @@ def test_a_step_of_grpo_over_two_attempts(
     assert set(process_folder().glob("attempt-*")) == before
 
 
-def test_a_rollout_that_is_masked_is_not_paid_and_bends_no_mean(
+def test_a_flagged_attempt_is_paid_nothing_and_stays_in_its_group(
     grader: Grader, store: TaskStore, clamp: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beside an honest failure the cheat, whose tests all pass, would have had the better half of the step."""
+    """Its tests all pass. It loses as much as an honest failure, so that nobody gains by cheating where they would fail."""
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     golden = store.files(clamp, "golden")[NUMBERS].decode()
-    cheating = [
-        said("bash", command="strings tinymath/__pycache__/*.pyc; true"),
-        said("write_file", path=NUMBERS, content=golden),
-        f"Done.{END}",
-    ]
-    failing = [said("bash", command="echo hello-from-the-jail"), f"I give up.{END}"]
+    write = said("write_file", path=NUMBERS, content=golden)
+    solving = [write, said("bash", command="echo solved"), f"Done.{END}"]
+    failing = [[said("bash", command=f"echo no-{name}"), f"I give up.{END}"] for name in "ab"]
+    cheating = [said("bash", command="strings tinymath/__pycache__/*.pyc; true"), write, f"Done.{END}"]
     factory = environment_factory(grader)
-    _, log, batch = stepped(factory, store, clamp, tmp_path, [cheating, failing])
-    assert log["rewards/TrlFeatureDeletion/mean"] == log["reward"] == 0.0
-    assert batch["advantages"].tolist() == [0.0, 0.0]
+    _, log, batch = stepped(factory, store, clamp, tmp_path, [solving, *failing, cheating])
+    assert log["rewards/TrlFeatureDeletion/mean"] == log["reward"] == 0.25
+    # (r - mean) / (standard deviation + 1e-4) of 1, 0, 0, 0: mean 1/4, variance (9/16 + 3/16) / 3 = 1/4
+    expected = [0.75 / 0.5001, *[-0.25 / 0.5001] * 3]
+    assert batch["advantages"].flatten().tolist() == pytest.approx(expected, abs=1e-5)
+    assert (batch["completion_mask"] * batch["tool_mask"]).sum(-1).min() > 0

@@ -116,7 +116,6 @@ def test_rows_are_the_sampled_ids_and_only_they_carry_loss(run, scripts) -> None
     tokenizer = recorded.trainers[0].processing_class
     for episodes, batch in zip(steps, recorded.batches, strict=True):
         assert len({episode.task_id for episode in episodes}) == 2
-        masked_rows = 0
         for row, episode in enumerate(episodes):
             real = batch["completion_mask"][row].bool()
             ids = batch["completion_ids"][row][real].tolist()
@@ -128,40 +127,28 @@ def test_rows_are_the_sampled_ids_and_only_they_carry_loss(run, scripts) -> None
             assert tuple(prompt) == episode.turns[0].observed.turn.prompt_ids
             last = episode.turns[-1].observed.turn
             assert tuple(prompt + ids) == (*last.prompt_ids, *last.completion.token_ids)
-            if script is scripts[2]:  # the monitor took it out of the loss
-                assert not mask.any() and batch["advantages"][row].abs().sum() == 0
-                masked_rows += 1
-                continue
             assert torch.tensor(ids)[mask].tolist() == said_ids
             text = tokenizer.decode(torch.tensor(ids)[~mask])
             assert "tool_response" in text and "<tool_call>" not in text
-        assert 0 < masked_rows < len(episodes)
         loss_mask = batch["completion_mask"] * batch["tool_mask"]
         assert batch["num_items_in_batch"] == loss_mask.sum()
 
 
-def test_advantages_are_those_of_rewards_without_what_was_dropped(run) -> None:
+def test_a_flagged_episode_is_paid_nothing_and_weighs_in_its_group(run) -> None:
+    """The scripts' last one passes every test, after a look at bytecode."""
     folder, recorded = run
+    by_first_call = {"write_file": 1.0, "fly_away": 0.0 - 2 * COST, "bash": 0.0}
     for number, (episodes, batch) in enumerate(zip(episodes_of(folder), recorded.batches, strict=True), 1):
         lines = read_jsonl(folder.rollouts / f"step-{number:06d}.jsonl")
         rewards = [line["reward"] for line in lines]
-        by_first_call = {"write_file": 1.0, "fly_away": 0.0 - 2 * COST, "bash": None}
-        assert rewards == [by_first_call[e.turns[0].observed.calls[0].name] for e in episodes]
-        advantages = batch["advantages"].reshape(len(rewards), -1)[:, 0]
+        names = [e.turns[0].observed.calls[0].name for e in episodes]
+        assert rewards == [by_first_call[name] for name in names] and "bash" in names
+        mask = (batch["completion_mask"] * batch["tool_mask"]).bool()
         for start in range(0, len(rewards), 4):
             group = rewards[start : start + 4]
-            known = [reward for reward in group if reward is not None]
-            mean = sum(known) / len(known)
-            expected = [0.0 if reward is None else reward - mean for reward in group]
-            weights = batch["advantages"][start : start + 4]
-            if weights.dim() == 2:  # times the truncated importance weight of each token, which is nearly 1
-                mask = (batch["completion_mask"] * batch["tool_mask"])[start : start + 4].bool()
-                advantages_of = [
-                    w[m].mean().item() if m.any() else 0.0 for w, m in zip(weights, mask, strict=True)
-                ]
-            else:
-                advantages_of = advantages[start : start + 4].tolist()
-            assert advantages_of == pytest.approx(expected, abs=1e-3)
+            weights = [batch["advantages"][row][mask[row]].mean().item() for row in range(start, start + 4)]
+            mean = sum(group) / 4  # each weight is times the importance of its token, which is nearly 1
+            assert weights == pytest.approx([reward - mean for reward in group], abs=1e-3)
 
 
 def test_tokens_are_weighed_by_importance_though_the_recipe_says_nothing_of_it(run) -> None:
@@ -207,7 +194,7 @@ def test_what_happened_is_in_the_log(run) -> None:
         )
         assert row["rollouts/turns"] == pytest.approx(sum(len(e.turns) for e in episodes) / num)
         assert row["rollouts/invalid_calls"] == 2 * names.count("fly_away")
-        assert row["rollouts/monitor_masked"] == row["rollouts/dropped"] == names.count("bash")
+        assert (row["rollouts/monitor_masked"], row["rollouts/dropped"]) == (names.count("bash"), 0)
         assert row["rollouts/infrastructure_failures"] == 0
     findings = [
         line for path in sorted(folder.rollouts.glob("findings-*.jsonl")) for line in read_jsonl(path)

@@ -31,7 +31,7 @@ class Curriculum:
     begins, so the order in which its outcomes come changes nothing, bit for bit.
 
     A draw depends on seed, state and its number alone. Where too few tasks are left for a generation, retired ones
-    fill it first, then those in quarantine for a broken sandbox, the longest there first; flagged ones never do.
+    fill it first, then those in quarantine, the longest there first.
 
     Args:
         rows: of the training data, each with a ``task_id`` of its own.
@@ -89,7 +89,7 @@ class Curriculum:
         """Begin a generation; see ``PromptChooser``.
 
         Raises:
-            InputError: fewer than ``num_rows`` tasks are left (CR0844).
+            InputError: there are fewer tasks than ``num_rows`` (CR0844).
         """
         self._begin_generation()
         drawn = self._drawn(num_rows, without=())
@@ -217,17 +217,15 @@ class Curriculum:
             return []
         left = {i: s for i, s in self._standings.items() if i not in without}
         retired = [i for i, s in left.items() if s.status == "retired"]
-        lost = [i for i, s in left.items() if s.status == "quarantined" and not s.is_flagged]
+        lost = [i for i, s in left.items() if s.status == "quarantined"]
         lost.sort(key=lambda task_id: (left[task_id].since, task_id))
         chosen = [*retired, *lost][:num]
         if len(chosen) < num:
-            num_flagged = sum(s.status == "quarantined" and s.is_flagged for s in left.values())
             raise InputError(
                 "CR0844",
-                f"a generation takes {num + len(without)} tasks, and {len(chosen) + len(without)} of {len(self._rows)} "
-                f"are left: {num_flagged} are in quarantine because their results were flagged.",
+                f"a generation takes {num + len(without)} tasks, and there are {len(self._rows)}.",
                 where="[curriculum]",
-                fix="read these tasks' rollouts; then begin a new run with more tasks or a smaller generation.",
+                fix="begin a new run with more tasks or a smaller generation.",
             )
         for task_id in chosen:
             if left[task_id].status == "quarantined":
@@ -237,7 +235,7 @@ class Curriculum:
 
 def _faded(standing: Standing, keep: float) -> Standing:
     evidence = standing.evidence.faded(keep)
-    return Standing(evidence, standing.status, standing.since, standing.reason, standing.is_flagged)
+    return Standing(evidence, standing.status, standing.since, standing.reason)
 
 
 def _by_task(rows: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:

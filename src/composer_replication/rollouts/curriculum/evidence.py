@@ -21,8 +21,8 @@ class Evidence:
     """Counts of attempts at one task, each at least 0 and faded by age.
 
     ``passed`` and ``failed`` are full passes and all other graded attempts, recorded ones included. ``graded`` are
-    those of this run alone, ``credit`` is the sum of their shares of passed tests, ``flagged`` says how many of them were
-    flagged: what tests say of such an attempt cannot be believed, so that it is no pass and has no credit. ``lost`` are attempts that infrastructure took, which say nothing of the pass rate.
+    those of this run alone, ``credit`` is the sum of their shares of passed tests. ``lost`` are attempts that
+    infrastructure took, which say nothing of the pass rate.
     """
 
     passed: float = 0.0
@@ -30,7 +30,6 @@ class Evidence:
     graded: float = 0.0
     credit: float = 0.0
     lost: float = 0.0
-    flagged: float = 0.0
 
     @property
     def a(self) -> float:
@@ -69,7 +68,6 @@ class Evidence:
             self.graded * keep,
             self.credit * keep,
             self.lost * keep,
-            self.flagged * keep,
         )
 
     def joined(self, outcomes: Sequence[TaskOutcome], *, forgives_lost: bool = False) -> Evidence:
@@ -78,14 +76,12 @@ class Evidence:
         ``forgives_lost`` leaves lost attempts uncounted.
         """
         graded = [outcome for outcome in outcomes if outcome.trouble != "infrastructure"]
-        believed = [outcome for outcome in graded if outcome.trouble != "flagged"]
-        num_passed = sum(outcome.is_full_pass for outcome in believed)
+        num_passed = sum(outcome.is_full_pass for outcome in graded)
         num_lost = 0 if forgives_lost else len(outcomes) - len(graded)
         return Evidence(
             self.passed + num_passed,
             self.failed + (len(graded) - num_passed),
             self.graded + len(graded),
-            self.credit + math.fsum(outcome.credit for outcome in believed),
+            self.credit + math.fsum(outcome.credit for outcome in graded),
             self.lost + num_lost,
-            self.flagged + (len(graded) - len(believed)),
         )

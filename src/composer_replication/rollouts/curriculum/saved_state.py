@@ -12,8 +12,8 @@ from composer_replication.records import TaskOutcome
 from composer_replication.rollouts.curriculum.evidence import Evidence
 from composer_replication.rollouts.curriculum.standing import Standing, Status
 
-STATE_VERSION = 1
-TROUBLES = ("", "infrastructure", "flagged")
+STATE_VERSION = 2
+TROUBLES = ("", "infrastructure")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,6 @@ def to_state(memory: Memory, fingerprint: str) -> dict[str, Any]:
                 "status": standing.status,
                 "since": standing.since,
                 "reason": standing.reason,
-                "is_flagged": standing.is_flagged,
             }
             for task_id, standing in sorted(memory.standings.items())
         },
@@ -100,15 +99,15 @@ def from_state(state: Mapping[str, Any], *, fingerprint: str, task_ids: Collecti
 
 
 def _standing(row: Mapping[str, Any]) -> Standing:
-    status, since, reason, is_flagged = row["status"], row["since"], row["reason"], row["is_flagged"]
+    status, since, reason = row["status"], row["since"], row["reason"]
     if status not in get_args(Status):
         raise ValueError(f"no status is called {status!r}")
-    if not isinstance(reason, str) or not isinstance(is_flagged, bool):
-        raise TypeError(f"{reason!r} is no reason, or {is_flagged!r} neither true nor false")
+    if not isinstance(reason, str):
+        raise TypeError(f"{reason!r} is no reason")
     amounts = [_amount(value) for value in row["evidence"]]
     if len(amounts) != len(fields(Evidence)):
         raise ValueError(f"{len(amounts)} amounts are no evidence")
-    return Standing(Evidence(*amounts), status, _count(since), reason, is_flagged)
+    return Standing(Evidence(*amounts), status, _count(since), reason)
 
 
 def _outcome(row: Any, task_ids: Collection[str]) -> TaskOutcome:

@@ -1,4 +1,4 @@
-"""Whether a task is drawn from: active, retired because it is solved, or quarantined because it cannot be trusted."""
+"""Whether a task is drawn from: active, retired because it is solved, or quarantined because the sandbox fails on it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,12 @@ REVIVAL_CERTAINTY = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """One task: what is known of it, its status, since which generation, and a sentence why.
-
-    ``is_flagged`` says of a quarantined task that its results were flagged, and not that the sandbox failed.
-    """
+    """One task: what is known of it, its status, since which generation, and a sentence why."""
 
     evidence: Evidence
     status: Status = "active"
     since: int = 0
     reason: str = ""
-    is_flagged: bool = False
 
     def judged(
         self, outcomes: Sequence[TaskOutcome], options: CurriculumSection, generation: int, *, is_outage: bool
@@ -38,8 +34,7 @@ class Standing:
             return now
         reason = _distrust(evidence, options)
         if reason:
-            is_flagged = evidence.flagged >= evidence.lost
-            return Standing(evidence, "quarantined", generation, reason, is_flagged)
+            return Standing(evidence, "quarantined", generation, reason)
         certainty = evidence.certainty_above(options.retire_above)
         if self.status == "active" and certainty >= options.retire_certainty:
             reason = (
@@ -53,21 +48,13 @@ class Standing:
 
     def released(self, generation: int) -> Standing:
         """Out of quarantine, with its troubles forgotten and its pass rate kept."""
-        evidence = replace(self.evidence, lost=0.0, flagged=0.0)
+        evidence = replace(self.evidence, lost=0.0)
         return Standing(evidence, "active", generation, "it came back from quarantine")
 
 
 def _distrust(evidence: Evidence, options: CurriculumSection) -> str:
     """Why the task should be left alone for a while; empty when it should not."""
-    troubled, total = evidence.lost + evidence.flagged, evidence.graded + evidence.lost
-    if troubled < options.quarantine_after or troubled < options.quarantine_share * total:
+    lost, total = evidence.lost, evidence.graded + evidence.lost
+    if lost < options.quarantine_after or lost < options.quarantine_share * total:
         return ""
-    parts = [
-        f"{count:.3g} {what}"
-        for count, what in (
-            (evidence.lost, "were lost to the sandbox"),
-            (evidence.flagged, "gave results that were flagged"),
-        )
-        if count > 0.0
-    ]
-    return f"of {total:.3g} attempts (older ones count less) {' and '.join(parts)}"
+    return f"of {total:.3g} attempts (older ones count less) {lost:.3g} were lost to the sandbox"

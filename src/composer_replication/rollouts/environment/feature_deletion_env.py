@@ -13,7 +13,7 @@ from composer_replication.rollouts.candidate_tree import (
     rule_of,
 )
 from composer_replication.rollouts.environment.attempt import Attempt, AttemptOptions
-from composer_replication.rollouts.environment.reward_options import RewardOptions, reward_of
+from composer_replication.rollouts.environment.reward_options import RewardOptions, paid_reward, reward_of
 from composer_replication.rollouts.grading import Grader, TestsUsed
 from composer_replication.rollouts.monitor import (
     EpisodeEvidence,
@@ -54,8 +54,8 @@ class FeatureDeletionEnv:
         reward: how a reward is made; ``RewardOptions()`` by default.
         regressions: shared by environments, so that the original code is looked at once a task; one of its own by
             default.
-        monitor: ``mask`` inspects every call of an attempt and the tree that it left when it is paid, and pays nothing
-            where a finding says so; ``report`` keeps what it finds, ``off`` does not look. Options say so by class.
+        monitor: ``mask`` inspects every call of an attempt and the tree that it left when it is paid, and pays 0 at
+            most where a finding says so; ``report`` keeps what it finds, ``off`` does not look. Options say so by class.
 
     ``report`` is what the monitor found, ``graded_reward`` what the attempt is worth whatever was found; both None
     before ``reward``, where a sandbox failed, and the first where nobody looks.
@@ -157,9 +157,10 @@ class FeatureDeletionEnv:
         return self._grade("hidden")
 
     def reward(self, effort_counts: Mapping[str, float] | None = None) -> float | None:
-        """End the attempt, and say what it pays; None where a sandbox failed, or a finding of the monitor masks it.
+        """End the attempt, and say what it pays; None where a sandbox failed: it is dropped, and never scored.
 
-        An attempt without a reward is dropped, and never scored.
+        An attempt that the monitor flags is paid ``min(0, graded_reward)``. It is not dropped: an honest attempt that
+        fails pulls the policy away from what it did, and so must one that cheats.
 
         Args:
             effort_counts: by kind, in the place of what the environment counts itself.
@@ -173,7 +174,7 @@ class FeatureDeletionEnv:
             self.report = self.report or self._inspect(self._monitor)
             graded = None if self.report is None else graded
         self.graded_reward = graded
-        return None if self.report is not None and self.report.masks_reward else graded
+        return paid_reward(graded, self.report)
 
     def _worth(self, effort_counts: Mapping[str, float]) -> float | None:
         score = self.grade()

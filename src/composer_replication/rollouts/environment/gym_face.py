@@ -41,8 +41,7 @@ class GymFeatureDeletion:
     def step(self, call: ToolCall) -> tuple[ToolResult, float | None, bool, bool, dict[str, Any]]:
         """Make one call: result, reward, terminated, truncated, info.
 
-        The reward is 0 until the end, and None where a sandbox failed or the monitor masks it: such an attempt is
-        dropped, not scored. ``info`` has ``num_calls`` and ``num_invalid``, ``infrastructure_failure`` where there was one,
+        The reward is 0 until the end, and None where a sandbox failed: such an attempt is dropped, not scored. ``info`` has ``num_calls`` and ``num_invalid``, ``infrastructure_failure`` where there was one,
         and at the end, where a monitor looks, ``monitor``: its report, with ``findings`` and ``masks_reward``.
 
         Raises:
@@ -66,7 +65,7 @@ class GymFeatureDeletion:
         info, report = self._info(), environment.report
         if report is not None:
             info["monitor"] = report.to_json()
-        if reward is None and (report is None or not report.masks_reward):
+        if reward is None:
             info["infrastructure_failure"] = "the grading failed"
         return result, reward, terminated, truncated, info
 

@@ -39,8 +39,7 @@ T = TypeVar("T")
 class AttemptOutcome:
     """What an attempt came to.
 
-    ``reward`` is None where infrastructure failed: drop the attempt, and score it never. One that the monitor masks has
-    0 at most: left out of an evaluation, it would raise the mean of a policy that cheats where it would fail. ``score`` is
+    ``reward`` is None where infrastructure failed: drop the attempt, and score it never. ``score`` is
     what the visible tests said, ``hidden`` what the hidden ones did where they were asked for: the truth, for evaluation
     only. ``report`` is the monitor's, None where it is off.
     """
@@ -161,10 +160,7 @@ class HostedAttempt:
 
     def _graded(self) -> AttemptOutcome:
         environment = self._environment
-        paid = environment.reward()
-        reward, report = environment.graded_reward, environment.report
-        if paid is None and reward is not None:
-            reward = min(0.0, reward)
+        reward = environment.reward()
         hidden = environment.grade_hidden() if self._with_hidden and reward is not None else None
         if reward is None or (self._with_hidden and hidden is None):
             self.failure = "the grading failed"
@@ -177,7 +173,7 @@ class HostedAttempt:
             num_calls=environment.counts.num_calls,
             num_invalid=environment.counts.num_invalid,
             num_broken=len(regressions.broken) if regressions is not None else 0,
-            report=report,
+            report=environment.report,
         )
 
     def _fail(self, error: SandboxFailure) -> None:

@@ -27,8 +27,8 @@ from composer_replication.rollouts.regressions import RegressionCheck, Regressio
 class Judgement:
     """What one attempt is worth, and why.
 
-    ``score`` is its visible tests', ``reward`` what ``RewardOptions`` make of it, ``regressions`` what it broke (None: nobody
-    looked), ``report`` the monitor's (None: it is off). Turns and calls of findings are those of the episode. ``tree`` are the
+    ``score`` is its visible tests', ``reward`` what it is paid (``RewardOptions``; 0 at most where the monitor flagged it),
+    ``regressions`` what it broke (None: nobody looked), ``report`` the monitor's (None: it is off). Turns and calls of findings are those of the episode. ``tree`` are the
     policy's files as they were graded, where they are to be graded again by other tests.
     """
 
@@ -50,7 +50,7 @@ class JudgedAttempts:
         grader: whose store the tasks are in.
         attempt: how sandboxes are opened.
         reward: how a reward is made.
-        monitor: as ``FeatureDeletionEnv``; a masked attempt has a reward in its judgement, as it was graded.
+        monitor: as ``FeatureDeletionEnv``.
         keeps_trees: for evaluation: a judgement has the tree, and for a reward the share of visible tests alone. Nobody looks
             for breaks or dishonest moves.
         open_environment: makes what an attempt is made in where that is elsewhere, with ``attempt``, ``reward`` and
@@ -143,13 +143,11 @@ class JudgedAttempt:
         score = environment.grade()
         if score is None:
             return None
-        environment.reward()
-        if environment.graded_reward is None:
+        reward = environment.reward()
+        if reward is None:
             return None
         own = replace(score)  # the grader gives one object to all who left the same tree
-        self._attempts.keep(
-            Judgement(own, environment.graded_reward, environment.regressions, environment.report)
-        )
+        self._attempts.keep(Judgement(own, reward, environment.regressions, environment.report))
         return own
 
     def _grade_and_keep_tree(self) -> Score | None:

@@ -59,7 +59,7 @@ _PING_SECONDS, _PONG_SECONDS = 20.0, 60.0  # a client whose machine has gone sen
 class ServedCounts:
     """What a server has done so far. ``num_infrastructure_failures`` are observations that said so.
 
-    ``num_flagged`` are attempts with a finding of the monitor, ``num_masked`` those that were not paid for it.
+    ``num_flagged`` are attempts with a finding of the monitor, ``num_masked`` those that were paid 0 at most for it.
     """
 
     num_sessions: int = 0

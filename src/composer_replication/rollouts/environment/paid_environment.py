@@ -14,8 +14,8 @@ from composer_replication.rollouts.tools.toolbox import CallCounts
 class PaidEnvironment(AgentEnvironment, Protocol):
     """An environment that counts calls and pays attempts; ours are ``FeatureDeletionEnv`` and ``RayEnvironment``.
 
-    ``reward`` ends the attempt; None where a sandbox failed, or what it did is not paid. ``graded_reward`` is then what it
-    is worth whatever it did, and ``report`` what the monitor says, None where it is off.
+    ``reward`` ends the attempt; None where a sandbox failed. ``graded_reward`` is then what it is worth whatever it did, and
+    ``report`` what the monitor says, None where it is off.
     """
 
     @property

@@ -17,6 +17,7 @@ from typing import Literal
 
 from composer_replication.errors import UsageError
 from composer_replication.records import Outcome, Score
+from composer_replication.rollouts.monitor import MonitorReport
 from composer_replication.rollouts.regressions import Regressions
 
 RewardShape = Literal["fraction", "all_or_nothing", "weighted"]
@@ -158,6 +159,12 @@ def reward_of(
         reward -= options.break_cost * regressions.share
     reward -= options.invalid_call_cost * num_invalid_calls
     return reward - (options.effort.cost(effort_counts or {}) if options.effort is not None else 0.0)
+
+
+def paid_reward(graded: float | None, report: MonitorReport | None) -> float | None:
+    """What an attempt is paid: as it was graded, and 0 at most where the monitor flagged it; None stays None."""
+    is_flagged = report is not None and report.masks_reward
+    return min(0.0, graded) if graded is not None and is_flagged else graded
 
 
 def _weight(test: str, weights: Mapping[str, float]) -> float:

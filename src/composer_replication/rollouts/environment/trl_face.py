@@ -66,7 +66,7 @@ class TrlFeatureDeletion:
         return _BROKEN
 
     def get_reward(self) -> float | None:
-        """What the attempt pays; None where a sandbox failed or the monitor masks it. Ends the attempt.
+        """What the attempt pays; None where a sandbox failed. Ends the attempt.
 
         A rollout for which every reward function says None is left out of its group's mean by TRL and has the advantage
         0. Beside other reward functions None adds nothing, and what those pay is paid.

@@ -156,11 +156,10 @@ class EpisodePlayer:
 
 
 def outcome_of_episode(played: PlayedEpisode) -> TaskOutcome:
-    """What a curriculum learns: a masked attempt cannot be believed, one that was abandoned tells as little as a lost one."""
-    outcome = outcome_of(played.episode.task_id, None if played.judgement is None else played.episode.score)
+    """What a curriculum learns: a flagged attempt passed nothing, one that was abandoned tells as little as a lost one."""
     if played.judgement is not None and played.judgement.masks_reward:
-        return TaskOutcome(outcome.task_id, outcome.is_full_pass, outcome.credit, "flagged")
-    return outcome
+        return TaskOutcome(played.episode.task_id, is_full_pass=False, credit=0.0)
+    return outcome_of(played.episode.task_id, None if played.judgement is None else played.episode.score)
 
 
 def figures_of(played: Sequence[PlayedEpisode], counts: Counter[str]) -> dict[str, float]:

@@ -19,10 +19,8 @@ class PlayedEpisode:
 
     @property
     def reward(self) -> float | None:
-        """What the trainer is told; None moves no weight: infrastructure, abandoned, masked, or nothing was sampled."""
-        if self.judgement is None or self.judgement.masks_reward or not self.episode.turns:
-            return None
-        return self.episode.reward
+        """What the trainer is told; None moves no weight: infrastructure, abandoned, or nothing was sampled."""
+        return None if self.judgement is None or not self.episode.turns else self.episode.reward
 
 
 @dataclass(frozen=True, slots=True)

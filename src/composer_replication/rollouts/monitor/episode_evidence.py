@@ -104,7 +104,7 @@ class HackFinding:
 
 @dataclass(frozen=True, slots=True)
 class MonitorReport:
-    """All that was found in one episode. ``masks_reward`` says whether the rollout leaves the loss."""
+    """All that was found in one episode. ``masks_reward`` says whether the attempt is flagged: it is paid 0 at most."""
 
     task_id: str
     findings: tuple[HackFinding, ...]

@@ -13,6 +13,7 @@ from composer_replication.rollouts.candidate_tree import (
     rule_of,
 )
 from composer_replication.rollouts.environment.attempt import Attempt, AttemptOptions
+from composer_replication.rollouts.environment.golden_classes import without_golden_classes
 from composer_replication.rollouts.environment.reward_options import RewardOptions, paid_reward, reward_of
 from composer_replication.rollouts.grading import Grader, TestsUsed
 from composer_replication.rollouts.monitor import (
@@ -200,9 +201,10 @@ class FeatureDeletionEnv:
             after = before  # its tests have failed; what it called is looked at all the same
         if after is None:
             return None
-        return monitor.inspect(
+        report = monitor.inspect(
             EpisodeEvidence(public_task(store, task), turns, before, after, self.tree_root)
         )
+        return without_golden_classes(report, self.grader, task)
 
     @property
     def tree_root(self) -> str:

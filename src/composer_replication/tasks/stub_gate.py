@@ -45,8 +45,13 @@ def stub_trials(
 
 
 def run_stubs(subject: Subject, tests: Sequence[str], bench: Bench) -> dict[str, TestReport]:
-    """What the tests do without the code ("") and when every function returns one constant."""
-    reports = bench.run_all(stub_trials(subject, tests, bench))
+    """What the tests do without the code ("") and when every function returns one constant.
+
+    How long they may run follows from what the code needs: with a constant many a loop never ends.
+    """
+    (golden,) = bench.run_all([Trial(bench.original, tests, is_golden=True)])
+    seconds = None if golden.error else bench.noticing_seconds(golden.cpu_seconds)
+    reports = bench.run_all(stub_trials(subject, tests, bench, seconds))
     return dict(zip(STUBS, reports, strict=True))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,11 +23,11 @@ from composer_replication.tasks.intake.sources import open_source
 from composer_replication.tasks.leaks.copies import copied_share
 from composer_replication.tasks.repository import PreparedRepository, prepare
 from composer_replication.tasks.running import bench as bench_module
-from composer_replication.tasks.running.bench import Bench
+from composer_replication.tasks.running.bench import Bench, Trial
 from composer_replication.tasks.running.test_batch import BatchRun, run_batch
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import RepositoryRecord
-from composer_replication.tasks.stub_gate import STUBS
+from composer_replication.tasks.stub_gate import STUBS, run_stubs
 from composer_replication.tasks.subject import Subject
 from composer_replication.tasks.test_run import TestReport
 
@@ -250,6 +250,23 @@ def test_constants_have_only_the_time_in_which_a_fault_is_noticed(
     # the second look is of the code and of its absence alone
     assert seen == [[usual] * 3, [noticed] * len(STUBS), [*[usual] * 3, noticed]]
     assert noticed < usual
+
+
+def test_a_constant_that_never_ends_costs_no_more_than_it_takes_to_notice_it(
+    planted: PreparedRepository, fine: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = planted.bench
+    given: list[float | None] = []
+    run_all = type(bench).run_all
+
+    def watched(self: Bench, trials: Sequence[Trial]) -> list[TestReport]:
+        given.extend(trial.seconds for trial in trials if not trial.is_golden)
+        return run_all(self, trials)
+
+    monkeypatch.setattr(type(bench), "run_all", watched)
+    run_stubs(fine, fine.visible, bench)
+    assert len(given) == len(STUBS)
+    assert all(seconds is not None and seconds < bench.test_seconds for seconds in given)
 
 
 @pytest.mark.long  # test_selected_tests_first_give_the_same_subject judges it once more, too

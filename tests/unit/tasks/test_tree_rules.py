@@ -333,7 +333,7 @@ def test_data_of_tests_is_kept_whatever_their_folder_is_called() -> None:
     tests = {"spec/test_url.py", "spec/helpers.py"}
     data = {"spec/data/a.log", "spec/old.bin"}
     assert kept(*tests, *data) == tests | data
-    assert kept("spec/core.py", *data) == {"spec/core.py"}
+    assert kept("spec/core.py", *data) == {"spec/core.py", "spec/old.bin"}  # data of a namespace package
 
 
 @pytest.mark.parametrize("folder", ["src", "lib"])

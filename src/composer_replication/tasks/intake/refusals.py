@@ -17,7 +17,7 @@ from composer_replication.tasks.intake.parsed_files import ProjectFiles
 from composer_replication.tasks.intake.project_files import find_projects
 from composer_replication.tasks.intake.requirements import read_requirements
 from composer_replication.tasks.intake.setup_py import setup_keywords
-from composer_replication.tasks.intake.source_folders import below_root, recorded_folders
+from composer_replication.tasks.intake.source_folders import below_root, own_modules, recorded_folders
 from composer_replication.tasks.intake.sources import RepositorySource, open_source
 from composer_replication.tasks.intake.tree_rules import is_subject_path
 
@@ -106,9 +106,10 @@ def explain(
     """
     if error.reason != "red-baseline":
         return error
-    detail = f"{error.detail}{_missed(source.left_out)}{_in_the_way(source.files)}"
+    likeliest = sorted(source.left_out, key=lambda path: path.rpartition("/")[2] not in error.detail)
+    detail = f"{error.detail}{_missed(likeliest)}{_in_the_way(source.files)}"
     missing = _missing_module(error.detail)
-    is_own = missing.partition(".")[0] in _own_names(source.files)
+    is_own = missing.partition(".")[0] in own_modules(source.files)
     if missing and not is_own and missing.partition(".")[0] not in sys.stdlib_module_names:
         why = _why_missing(missing.partition(".")[0], source, installed)
         return UnusableRepository("missing-requirement", f"{why}; {detail}")
@@ -130,12 +131,6 @@ def _missing_module(detail: str) -> str:
     """The module that the first reason of a red baseline misses; empty where it says something else."""
     no_module, no_name = _NO_MODULE.search(detail), _NO_NAME.search(detail)
     return no_module[1] if no_module else f"{no_name[2]}.{no_name[1]}" if no_name else ""
-
-
-def _own_names(files: Collection[str]) -> frozenset[str]:
-    """The first names by which modules of the tree are imported, from any of its places of import."""
-    paths = [PurePosixPath(path) for path in files if path.endswith(".py")]
-    return frozenset(part for path in paths for part in (*path.parts[:-1], path.stem))
 
 
 def _is_module(name: str, files: Collection[str]) -> bool:

@@ -25,6 +25,7 @@ from composer_replication.tasks.intake.parsed_files import ProjectFiles, parse_i
 from composer_replication.tasks.intake.project_files import Project, find_projects
 from composer_replication.tasks.intake.requirement_texts import IN_TREE, holds, read_file, read_lines
 from composer_replication.tasks.intake.setup_py import UNREADABLE
+from composer_replication.tasks.intake.source_folders import own_modules
 from composer_replication.tasks.intake.sources import RepositorySource
 from composer_replication.tasks.intake.tree_rules import is_test_path
 from composer_replication.tasks.syntax_trees import parse_syntax
@@ -246,9 +247,7 @@ def _take_what_is_imported(found: Requirements, source: RepositorySource) -> Non
     Imports of the package itself do not count: an optional accelerator would bring a
     second implementation of what gets deleted.
     """
-    own = {
-        part for name in source.files for part in (*PurePosixPath(name).parts[:-1], PurePosixPath(name).stem)
-    }
+    own = own_modules(source.files)
     imported: set[str] = set()
     for name, data in source.files.items():
         if is_test_path(name):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from composer_replication.tasks.intake.parsed_files import ProjectFiles, texts
+from composer_replication.tasks.intake.tree_rules import is_test_path
 
 USUAL_FOLDERS = ("lib", "src")
 """Places of import by custom, where they are no packages themselves."""
@@ -51,6 +52,21 @@ def folders_of_tree(tree: Path) -> list[str]:
         one for one in USUAL_FOLDERS if (tree / one).is_dir() and not (tree / one / "__init__.py").exists()
     ]
     return [*there, "."]
+
+
+def own_modules(files: Mapping[str, bytes]) -> frozenset[str]:
+    """The first names by which an import finds something in the tree: at its places of import, or beside a test."""
+    roots = recorded_folders(files)
+    found: set[str] = set()
+    for path in files:
+        if path.endswith(".py"):
+            parts = PurePosixPath(path).parts
+            found.add(below_root(path, roots).partition("/")[0].removesuffix(".py"))
+            if is_test_path(path):
+                found |= {parts[-1].removesuffix(".py")} | (
+                    {parts[-2]} if parts[-1] == "__init__.py" else set()
+                )
+    return frozenset(found)
 
 
 def below_root(path: str, roots: Iterable[str]) -> str:

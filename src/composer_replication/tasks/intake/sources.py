@@ -7,13 +7,15 @@ none of its links is followed.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from composer_replication.errors import InputError
 from composer_replication.tasks.intake.archives import (
     ARCHIVE_SUFFIXES,
+    Choose,
     Wanted,
     is_archive,
     read_archive,
@@ -38,6 +40,7 @@ from composer_replication.tasks.intake.tree_rules import (
     is_system_file,
     is_test_path,
     left_out,
+    named_data,
     skips_folder,
     tree_rule,
     without_unused,
@@ -109,10 +112,12 @@ def open_source(source: str) -> RepositorySource:
         message = "the folder is a git repository without a work tree."
         raise _not_a_source(source, message, f"git+{path.resolve().as_uri()}@REF")
     if path.is_dir():
-        found = without_unused(read_folder(path, choice.wanted, skip=skips_folder, skip_with=is_environment))
+        found = _read(
+            choice, lambda rule: read_folder(path, rule, skip=skips_folder, skip_with=is_environment)
+        )
         digest = _digest(found)
     elif path.is_file() and is_archive(path):
-        found = without_unused(read_archive(path, choice.wanted, skip=is_system_file))
+        found = _read(choice, lambda rule: read_archive(path, rule, skip=is_system_file))
         digest = sha256_of(path.read_bytes())
     else:
         problem = "is not a folder or an archive that can be read" if path.exists() else "does not exist"
@@ -120,7 +125,7 @@ def open_source(source: str) -> RepositorySource:
     fallback = path.resolve().name
     for suffix in ARCHIVE_SUFFIXES:
         fallback = fallback.removesuffix(suffix)
-    made = _repository(source, fallback, digest, found)
+    made = _repository(source, fallback, digest, found, named=choice.data)
     return replace(made, left_out=left_out(choice.names, found, choice.links), origin=origin)
 
 
@@ -167,8 +172,10 @@ def is_pinned(source: str) -> bool:
 def _open_git(source: str) -> RepositorySource:
     fetched = fetch_commit(source)
     choice = _Choice()
-    found = without_unused(read_commit(fetched, choice.wanted, skip=skips_folder))
-    made = _repository(source, fetched.address.name, _digest(found), found, fetched.commit)
+    found = _read(choice, lambda rule: read_commit(fetched, rule, skip=skips_folder))
+    made = _repository(
+        source, fetched.address.name, _digest(found), found, named=choice.data, commit=fetched.commit
+    )
     return replace(
         made, left_out=left_out(choice.names, found, choice.links), origin=public_address(fetched.address)
     )
@@ -188,16 +195,31 @@ def _fetch_sdist(source: str) -> tuple[Path, str]:
 
 
 class _Choice:
-    """Chooses the files of a source that are read; ``names`` and ``links`` are then those that there were."""
+    """Chooses the files of a source that are read; ``names`` and ``links`` are then those that there were.
+
+    ``data`` are files that are in the tree because a test names them.
+    """
 
     def __init__(self) -> None:
         self.names: frozenset[str] = frozenset()
         self.links: frozenset[str] = frozenset()
+        self.data: frozenset[str] = frozenset()
 
     def wanted(self, names: frozenset[str], links: frozenset[str]) -> Wanted:
         self.names, self.links = frozenset(filter(_is_text, names)), frozenset(filter(_is_text, links))
         in_tree = tree_rule(names)
         return lambda path: _is_text(str(path)) and (in_tree(path) or is_metadata_path(path))
+
+
+def _read(choice: _Choice, read: Callable[[Choose], dict[str, bytes]]) -> dict[str, bytes]:
+    """The files of a source; those that only the strings of its tests name are read in a second pass."""
+    found = without_unused(read(choice.wanted))
+    named = named_data(choice.names, found)
+    if named:
+        with suppress(InputError):  # too large together: then they are among what is left out
+            found |= read(lambda _names, _links: lambda path: str(path) in named)
+    choice.data = named.intersection(found)
+    return found
 
 
 def _is_text(name: str) -> bool:
@@ -210,10 +232,18 @@ def _digest(files: Mapping[str, bytes]) -> str:
 
 
 def _repository(
-    source: str, fallback: str, digest: str, found: Mapping[str, bytes], commit: str = ""
+    source: str,
+    fallback: str,
+    digest: str,
+    found: Mapping[str, bytes],
+    *,
+    named: frozenset[str],
+    commit: str = "",
 ) -> RepositorySource:
     in_tree = tree_rule(frozenset(found))
-    files = {name: data for name, data in sorted(found.items()) if in_tree(PurePosixPath(name))}
+    files = {
+        name: data for name, data in sorted(found.items()) if name in named or in_tree(PurePosixPath(name))
+    }
     metadata = {name: data for name, data in sorted(found.items()) if is_metadata_path(PurePosixPath(name))}
     if not any(name in found for name in _PROJECT_FILES) or not any(name.endswith(".py") for name in files):
         raise InputError(

@@ -29,13 +29,21 @@ _OUT_SUFFIXES = frozenset(
 )
 _IN_TESTS_SUFFIXES = frozenset({".lock", ".log"})
 """Of texts that tests read; elsewhere they are what a tool left."""
-_IN_TESTS_DOTFILES = (
-    ".env", ".env.*", ".*.toml", ".*.yaml", ".*.yml", ".*.ini", ".*.cfg", ".*.txt", ".editorconfig", ".gitkeep", ".keep",
-)  # fmt: skip
-"""Settings that tests read; not the files in which tools keep what they saw (``.coverage``, ``.testmondata`` …)."""
+_TOOL_DOTFILES = (
+    ".coverage*",
+    ".testmon*",
+    ".noseids",
+    ".lock*",
+    ".*.sw?",
+    ".*_history",
+    ".fuse_hidden*",
+    ".nfs*",
+)
+"""In which tools keep what they saw; other files of tests that begin with a dot are settings that tests read."""
 _SYSTEM_NAMES = ("._*", ".DS_Store")
 """What macOS puts beside the files of an archive; ``._a.py`` is no Python."""
 _BYTECODE_SUFFIXES = frozenset({".pyc", ".pyo"})
+_QUOTED = re.compile(rb"""['"]([^'"\n\\]{2,200})['"]""")
 _SOURCE_SUFFIXES = frozenset({".py", ".pyi"})
 _CONFIG_NAMES = frozenset(
     {"pyproject.toml", "setup.cfg", "tox.ini", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml"}
@@ -155,12 +163,12 @@ def tree_rule(names: frozenset[str]) -> Callable[[PurePosixPath], bool]:
         if path.suffix in _SOURCE_SUFFIXES or path.name in _CONFIG_NAMES:
             return True
         if path.name.startswith("."):
-            return in_tests and any(fnmatch.fnmatchcase(path.name, one) for one in _IN_TESTS_DOTFILES)
+            return in_tests and not any(fnmatch.fnmatchcase(path.name, one) for one in _TOOL_DOTFILES)
         if len(path.parts) == 1:
             return is_licence_text(path) or any(
                 fnmatch.fnmatchcase(path.name, pattern) for pattern in _TOP_TEXTS
             )
-        return in_tests or not folders.packages.isdisjoint(path.parents)
+        return in_tests or not folders.with_modules.isdisjoint(path.parents)
 
     return belongs
 
@@ -175,6 +183,9 @@ class _Folders:
             path.parent for path in paths if path.name == "__init__.py" and path.parts[1:]
         )
         self._with_sources = frozenset(path.parent for path in paths if path.suffix == ".py")
+        usual = frozenset(map(PurePosixPath, ("src", "lib", "python")))
+        self.with_modules = self.packages | usual | (self._with_sources - {PurePosixPath()})
+        """Folders whose data may be that of a package, namespace packages (no ``__init__.py``) too."""
         self._environments = frozenset(path.parent for path in paths if path.name == _ENVIRONMENT_MARK)
         self._known: dict[tuple[str, ...], bool] = {(): True}
 
@@ -224,6 +235,33 @@ def _imports(top: str, files: Iterable[tuple[str, bytes]]) -> bool:
         re.MULTILINE,
     )
     return any(statement.search(data) for name, data in files if is_test_path(name) or is_subject_path(name))
+
+
+def named_data(names: Iterable[str], found: Mapping[str, bytes]) -> frozenset[str]:
+    """Files outside of packages and folders of tests whose own name, or whose folder's, stands in a string of a test.
+
+    They are data of tests (``xmltestdata/``, ``schemas/a.json``), or examples that tests run. What the top folders of
+    documentation and builds hold is not among them, nor what is left out for its suffix.
+    """
+    everything = frozenset(names)
+    folders = _Folders(everything)
+    words = {
+        word.decode("utf-8", "replace")
+        for path, data in found.items()
+        if is_test_path(path)
+        for text in _QUOTED.findall(data)
+        for word in text.split(b"/")
+    }
+
+    def is_named(path: PurePosixPath) -> bool:
+        top = path.parts[0] if path.parts[1:] else ""
+        is_kept = folders.are_kept(path.parts[:-1]) or (
+            top in _OUT_TOP_UNLESS_IMPORTED and folders.are_kept(path.parts[1:-1])
+        )
+        is_plain = path.suffix.lower() not in _OUT_SUFFIXES and not path.name.startswith(".")
+        return is_kept and is_plain and not words.isdisjoint(path.parts)
+
+    return frozenset(name for name in everything.difference(found) if is_named(PurePosixPath(name)))
 
 
 def left_out(names: Iterable[str], kept: Collection[str], links: Collection[str] = ()) -> tuple[str, ...]:

@@ -68,7 +68,8 @@ def run_show(args: argparse.Namespace) -> tuple[Result, int]:
     warn_unfinished(args.folder, quiet=getattr(args, "quiet", False))
     if not args.task_id:
         tasks = store.tasks()
-        return {"tasks": [_row(store, task) for task in tasks], **_counts(tasks)}, 0
+        rows = [_row(store, task) for task in tasks]
+        return {"tasks": rows, **_counts(tasks), "proved_by": proved_by(store)}, 0
     from composer_replication.tasks.difficulty import compare_difficulty
     from composer_replication.tasks.instructions.broken_regions import broken_regions
     from composer_replication.tasks.instructions.writing import write_instruction
@@ -84,12 +85,23 @@ def run_show(args: argparse.Namespace) -> tuple[Result, int]:
         "written_instruction": None if written is None else {"model": written.model, "text": written.text},
         "broken_region": broken_regions(store, task),
         "strength": _strength(store, task),
+        "proved_by": proved_by(store),
         "difficulty": [row.to_json() for row in measured.fitting.get(task.task_id, ())],
         "outdated_difficulty": measured.num_outdated.get(task.task_id, 0),
     }
     if with_golden:
         page["golden_patch"] = golden_patch(store, task)
-    return {"tasks": [page], **_counts([task])}, 0
+    return {"tasks": [page], **_counts([task]), "proved_by": proved_by(store)}, 0
+
+
+def proved_by(store: TaskStore) -> list[str]:
+    """The sandboxes in which the tasks were proven, as they are printed; none in a store of an earlier version."""
+    return [str(sandbox) for sandbox in store.proved_by]
+
+
+def proof_lines(proved: Sequence[str]) -> list[str]:
+    """One line, for a store that knows it."""
+    return [f"proven in {' and '.join(proved)}"] if proved else []
 
 
 def _row(store: TaskStore, task: Task) -> Result:
@@ -149,7 +161,7 @@ def render_show(result: dict[str, Any]) -> str:
         f"{len(row['visible_tests'])} visible and {row['num_hidden_tests']} hidden tests"
         for row in rows
     ]
-    return "\n".join(lines) or "The store holds no task."
+    return "\n".join([*lines, *proof_lines(result["proved_by"])]) if lines else "The store holds no task."
 
 
 def place_of(row: dict[str, Any]) -> str:
@@ -167,7 +179,7 @@ def run_stats(args: argparse.Namespace) -> tuple[Result, int]:
     tasks of size feature that delete code in two Python files or more (``files_of_deleted_code``);
     ``strength`` has the mutants of the golden code that tests kill, ``by_repo`` and in ``total``
     (``StrengthSum``); ``unused_tests`` what became of the tests of each repository (``UnusedTests``). ``outdated_difficulty`` counts the tasks of which pass rates were measured with
-    other tests than those of today, which are not used.
+    other tests than those of today, which are not used. ``proved_by`` names the sandboxes in which the tasks were proven.
 
     Raises:
         InputError: not a store, or damaged (CR0410, CR0411); measured pass rates cannot be
@@ -187,6 +199,7 @@ def run_stats(args: argparse.Namespace) -> tuple[Result, int]:
     measured = compare_difficulty(store.root)
     return {
         "tasks": len(tasks),
+        "proved_by": proved_by(store),
         "unfinished": unfinished(args.folder),
         **_counts(tasks),
         "features_in_two_files": num_features_in_two_files(store),
@@ -246,6 +259,7 @@ def render_stats(result: dict[str, Any]) -> str:
     if num_features:
         lines.append(f"{result['features_in_two_files']:>6}  of {num_features} features in two files or more")
     lines += strength_lines(result["strength"])
+    lines += proof_lines(result["proved_by"])
     lines += [f"{name}: {_licence(value)}" for name, value in result["licences"].items()]
     lines += [
         f"{row['policy']}, temperature {row['temperature']:g}: {row['mean_pass_rate']:.3f} "

@@ -272,6 +272,8 @@ def run_validate(args: argparse.Namespace) -> tuple[Result, int]:
         "failed": failed,
         "without_truth": list(summary.without_truth),
         "taken_over": summary.taken_over,
+        "proved_by": [str(sandbox) for sandbox in summary.proved_by],
+        "validated_in": str(summary.validated_in),
         **given_up(),
     }
     return result, _VALIDATION_FAILED if failed else 0
@@ -288,6 +290,9 @@ def render_validate(result: dict[str, Any]) -> str:
     lines += [*isolation_lines(result), f"{result['passed']} of {result['tasks']} tasks pass all gates"]
     if result.get("taken_over"):
         lines.append(f"{result['taken_over']} of them passed in an earlier call and were not tried again")
+    if result["validated_in"] not in result["proved_by"]:
+        proved = " and ".join(result["proved_by"]) or "a sandbox that the store does not name"
+        lines.append(f"tried in {result['validated_in']}; built and proven in {proved}")
     return "\n".join(lines)
 
 

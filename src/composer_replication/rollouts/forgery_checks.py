@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from composer_replication.records import Outcome
+from composer_replication.rollouts.golden_runs import GoldenFails
 from composer_replication.tasks.intake.tree_rules import in_test_folder, is_test_path
 from composer_replication.tasks.running.watched_run import WatchedReport
 from composer_replication.tasks.sentinels import Copy, Plan, make_plan, possible_copies
@@ -46,7 +47,7 @@ class Survey:
 
     The copies that fit; its flags; the tests whose function came from their stored file; whether
     any order will do; whether plain sentinels do what they must; the processor time that its run with
-    all these copies needed, without end where it had no good one.
+    all these copies needed.
     """
 
     copies: tuple[Copy, ...]
@@ -68,6 +69,8 @@ def survey(
 ) -> Survey:
     """Run golden code with every sentinel that its tests' text allows, and keep what fits.
 
+    Where it does not pass so, it is run as it is stored, and then with fewer sentinels.
+
     Args:
         files: the tree with the golden code in it.
         node_ids: the real tests.
@@ -77,16 +80,17 @@ def survey(
         draw: names, values, order.
 
     Raises:
+        GoldenFails: it does not pass either as it is stored.
         SandboxFailure: the sandbox broke.
     """
     dice = draw or random.SystemRandom()
     copies = _some(possible_copies(files, node_ids, dice), dice) if has_copies else []
+    bare: WatchedReport | None = None
     for chosen, is_shuffled in ((copies, True), (copies, False), ([], True), ([], False)):
         plan = make_plan(files, node_ids, chosen, dice)
         seed = dice.getrandbits(32) if is_shuffled else None
         report = run({**files, **plan.files}, (*node_ids, *plan.node_ids), seed)
-        stands = all(report.outcomes[test] is Outcome.PASSED for test in node_ids) or not all_pass
-        if not report.error and stands:
+        if not _problem(report, node_ids, all_pass=all_pass):
             return Survey(
                 copies=_fitting(plan, report),
                 flags=report.flags,
@@ -95,7 +99,20 @@ def survey(
                 has_plain=not _lies(plan, report),
                 cpu_seconds=report.cpu_seconds,
             )
-    return Survey((), report.flags, is_shuffled=False, has_plain=False)
+        if bare is None:
+            bare = run(files, node_ids, None)
+            if problem := _problem(bare, node_ids, all_pass=all_pass):
+                raise GoldenFails(problem)
+    assert bare is not None
+    return Survey((), bare.flags, is_shuffled=False, has_plain=False, cpu_seconds=bare.cpu_seconds)
+
+
+def _problem(report: WatchedReport, node_ids: Sequence[str], *, all_pass: bool) -> str:
+    """Empty where all is as it must be with golden code."""
+    num_failed = sum(report.outcomes[test] is not Outcome.PASSED for test in node_ids)
+    if report.error:
+        return f"its tests end with: {report.error}"
+    return f"{num_failed} of its {len(node_ids)} tests do not pass" if num_failed and all_pass else ""
 
 
 def _some(copies: Sequence[Copy], draw: random.Random) -> list[Copy]:

@@ -8,6 +8,7 @@ import random
 import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
@@ -18,6 +19,7 @@ from composer_replication.interfaces import SandboxBackend
 from composer_replication.records import Limits, Outcome, Score, Task
 from composer_replication.rollouts.candidate_tree import graded_tree, rule_of
 from composer_replication.rollouts.forgery_checks import Survey, changed_files, forgery, plan_of, survey
+from composer_replication.rollouts.golden_runs import GoldenFails, GoldenRuns
 from composer_replication.rollouts.places import Places
 from composer_replication.sandbox import choose_backend, require_selftest, runs_interrupted, warm_kind
 from composer_replication.sandbox.process_folder import process_folder
@@ -27,6 +29,7 @@ from composer_replication.tasks.running.bench import noticing_seconds
 from composer_replication.tasks.running.watched_run import WatchedReport, run_watched
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.twin.build_twins import judge_twin
+from composer_replication.tasks.twin.twin_records import Twin
 from composer_replication.tasks.views import Changes, write_files
 from composer_replication.tasks.weakened_tests import without_assertions
 
@@ -73,7 +76,8 @@ class Grader:
 
     The tests of each grading run in a random order with sentinels among them; see
     ``forgery_checks``. The first grading of a task runs its golden code once as well, in
-    a sandbox of its own, to learn which sentinels fit it. An answer that forged outcomes
+    a sandbox of its own, to learn which sentinels fit it. Where that code does not pass here, no
+    answer is graded (``golden_runs``). An answer that forged outcomes
     fails all tests, its ``error`` begins with ``FORGED``, and ``num_forgeries`` counts it.
 
     Args:
@@ -114,8 +118,7 @@ class Grader:
         self._num_jobs = num_jobs
         self.places = self._new_places()
         self._seen: dict[str, Score] = {}
-        self._surveys: dict[str, Survey] = {}
-        self._survey_locks: dict[str, Lock] = {}
+        self.golden_runs = GoldenRuns(store, self.backend, self._turn_of)
         self._draw = random.SystemRandom()
         self._lock = Lock()
         self._attempt_backends: dict[tuple[str, bool], SandboxBackend] = {}
@@ -235,6 +238,9 @@ class Grader:
     def _new_places(self) -> Places:
         return Places(self._num_jobs, "grader")
 
+    def _turn_of(self, turn: Lock) -> AbstractContextManager[None]:
+        return self.places.turn_of(turn)  # of the places of today: an interruption makes new ones
+
     def _grade(self, request: GradeRequest) -> Score | None:
         for _ in range(NUM_INFRASTRUCTURE_TRIES):
             try:
@@ -252,7 +258,7 @@ class Grader:
         """Run one request in this thread, whatever was seen before.
 
         Raises:
-            SandboxFailure: the sandbox broke.
+            SandboxFailure: the sandbox broke, or the original code does not pass in it (CR0494).
         """
         task = request.task
         files = self._answered(request)
@@ -286,19 +292,17 @@ class Grader:
     def _survey(self, request: GradeRequest) -> Survey:
         """What golden code does in this kind of grading; looked up once, also when many ask at a time."""
         task = request.task
-        key = f"{request.task.task_id}/{request.tests}/{request.canary is not None}"
-        with self._lock:
-            turn = self._survey_locks.setdefault(key, Lock())
-        with self.places.turn_of(turn):
-            if key not in self._surveys:
-                self._surveys[key] = survey(
-                    {**self._files(request), **self.golden_files(task)},
-                    request.node_ids,
-                    lambda files, node_ids, seed: self.watched(task, files, node_ids, seed),
-                    has_copies=request.tests != "weakened",
-                    all_pass=request.canary is None,
-                )
-            return self._surveys[key]
+        return self.golden_runs.look_up(
+            task.task_id,
+            f"{request.tests}/{request.canary is not None}",
+            lambda: survey(
+                {**self._files(request), **self.golden_files(task)},
+                request.node_ids,
+                lambda files, node_ids, seed: self.watched(task, files, node_ids, seed),
+                has_copies=request.tests != "weakened",
+                all_pass=request.canary is None,
+            ),
+        )
 
     def golden_files(self, task: Task) -> dict[str, bytes]:
         """The files that the task took code out of, as they were. For trees that are graded, never for a policy."""
@@ -340,17 +344,31 @@ class Grader:
         outcomes, seconds = dict(score.outcomes), score.seconds
         for pin, twin in self.store.twins(task).items():
             started = time.monotonic()
-            judged = judge_twin(
-                files,
-                self.store.environment(task),
-                twin,
-                backend=self.backend,
-                limits=self.limits,
-                timeout_seconds=max(self.timeout_seconds, MIN_TWIN_SECONDS),
-            )
-            outcomes[f"twin::{pin}"] = Outcome.PASSED if judged.passed else Outcome.FAILED
+            passed = self._passes_twin(task, files, twin)
+            if not passed:
+                self._require_golden_twin(task, pin, twin)
+            outcomes[f"twin::{pin}"] = Outcome.PASSED if passed else Outcome.FAILED
             seconds += time.monotonic() - started
         return Score(outcomes, score.error, seconds)
+
+    def _passes_twin(self, task: Task, files: Mapping[str, bytes], twin: Twin) -> bool:
+        return judge_twin(
+            files,
+            self.store.environment(task),
+            twin,
+            backend=self.backend,
+            limits=self.limits,
+            timeout_seconds=max(self.timeout_seconds, MIN_TWIN_SECONDS),
+        ).passed
+
+    def _require_golden_twin(self, task: Task, pin: str, twin: Twin) -> None:
+        def look() -> bool:
+            files = {**self.store.files(task, "hidden"), **self.golden_files(task)}
+            if not self._passes_twin(task, files, twin):
+                raise GoldenFails("a function does other than was recorded of it")
+            return True
+
+        self.golden_runs.look_up(task.task_id, f"twin/{pin}", look)
 
     def _answered(self, request: GradeRequest) -> dict[str, bytes]:
         """The tree in which an answer is judged."""

@@ -9,11 +9,11 @@ import hashlib
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from threading import Lock
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.records import Outcome, Task
 from composer_replication.rollouts.candidate_tree import graded_tree, rule_of
+from composer_replication.rollouts.golden_runs import GoldenFails
 from composer_replication.rollouts.grading import NUM_INFRASTRUCTURE_TRIES, Grader
 from composer_replication.tasks.running.watched_run import WatchedReport
 
@@ -48,9 +48,6 @@ class RegressionCheck:
 
     def __init__(self, grader: Grader) -> None:
         self.grader = grader
-        self._passing: dict[str, tuple[str, ...]] = {}
-        self._locks: dict[str, Lock] = {}
-        self._lock = Lock()
         self._draw = random.SystemRandom()
 
     def check(
@@ -86,16 +83,16 @@ class RegressionCheck:
 
     def _passing_with_golden_code(self, task: Task) -> tuple[str, ...]:
         """Looked up once, also when many ask at a time."""
-        with self._lock:
-            turn = self._locks.setdefault(task.task_id, Lock())
-        with self.grader.places.turn_of(turn):
-            if task.task_id not in self._passing:
-                wanted = task.tests.pass_to_pass
-                files = {**self.grader.store.files(task, "visible"), **self.grader.golden_files(task)}
-                report = self._watched(task, files, wanted)
-                passing = tuple(test for test in wanted if report.outcomes[test] is Outcome.PASSED)
-                self._passing[task.task_id] = () if report.error else passing
-            return self._passing[task.task_id]
+
+        def look() -> tuple[str, ...]:
+            wanted = task.tests.pass_to_pass
+            files = {**self.grader.store.files(task, "visible"), **self.grader.golden_files(task)}
+            report = self._watched(task, files, wanted)
+            if report.error:
+                raise GoldenFails(f"its other tests end with: {report.error}")
+            return tuple(test for test in wanted if report.outcomes[test] is Outcome.PASSED)
+
+        return self.grader.golden_runs.look_up(task.task_id, "pass-to-pass", look)
 
     def _watched(self, task: Task, files: Mapping[str, bytes], node_ids: Sequence[str]) -> WatchedReport:
         """One run, in one of the grader's places: as many tests run at a time as it says, and no more."""

@@ -116,13 +116,6 @@ def read_file(path: Path) -> bytes:
     return decompress(data) if path.suffix == SUFFIX else data
 
 
-def remove_blob(folder: Path, digest: str) -> None:
-    """Remove a content, whichever way it is kept; nothing happens where it is absent."""
-    path = find_blob(folder, digest)
-    if path is not None:
-        path.unlink()
-
-
 def sweep_blobs(folder: Path, named: Collection[str]) -> None:
     """Remove every content but the ``named`` ones, and folders that are empty then."""
     for path in [path for path in folder.glob("??/*") if path.is_file()]:

@@ -25,6 +25,7 @@ from composer_replication.tasks.keep_task import keep_task
 from composer_replication.tasks.planning.deletion import Deletion, Granularity, Removal
 from composer_replication.tasks.planning.nothing_found import nothing_found
 from composer_replication.tasks.proposal import Proposal
+from composer_replication.tasks.proving_sandbox import sandbox_in_force
 from composer_replication.tasks.repository import PreparedRepository, prepare, slug_of
 from composer_replication.tasks.secrecy import check_secrecy
 from composer_replication.tasks.store import TaskStore
@@ -99,6 +100,7 @@ class Build:
         self.by_key: dict[str, Candidate] = {}
         self.unrecorded: dict[str, dict[str, str]] = {}
         self._secret: set[str] = set()
+        self._has_noted_proof = False
 
     def prepare_all(
         self, opened: Sequence[RepositorySource], symbols: Mapping[str, Sequence[str]]
@@ -272,6 +274,9 @@ class Build:
         except GateFailed as error:
             decision = Decision(candidate.key, name, candidate.name, reason=error.gate, detail=error.detail)
         else:
+            if not self._has_noted_proof:
+                self.store.note_proof(self.workers.call(sandbox_in_force, self.store.backend))
+                self._has_noted_proof = True
             task_id = keep_task(
                 self.store, repository, candidate.deletion, subject, proposal=candidate.proposal
             )

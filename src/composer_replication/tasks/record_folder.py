@@ -1,7 +1,7 @@
 """Records, blobs and derived files of one folder, each checked by its hash when it is read.
 
-The manifest has the hash of every record, the name of a blob is its own. What a crash leaves is never
-a contradiction: a record is forgotten before it is written anew, and a file that nothing names is swept.
+The manifest and its list of changes have the hash of every record, the name of a blob is its own. What a crash leaves
+is never a contradiction: a record is forgotten before it is written anew, and a file that nothing names is swept.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -25,10 +25,15 @@ from composer_replication.tasks.blobs import (
     write_file,
 )
 from composer_replication.tasks.intake.cache import sha256_of
+from composer_replication.tasks.proving_sandbox import ProvingSandbox
 from composer_replication.tasks.store_manifest import (
+    CHANGES,
     NAME,
     BuildMark,
+    Manifest,
     Origin,
+    add_changes,
+    begin_changes,
     damaged,
     fingerprint_of,
     origin_of,
@@ -55,6 +60,9 @@ class RecordFolder:
         self._lock = threading.RLock()
         self._parsed: dict[str, Mapping[str, Any]] = {}
         self._build: BuildMark | None = None
+        self._proved_by: tuple[ProvingSandbox, ...] = ()
+        self._is_listed = False  # whether a list of changes was begun after the manifest
+        self._is_settled = True  # whether the manifest has all changes, or this process began their list
 
     @classmethod
     def create(cls, path: Path, *, backend: str | None = None) -> Self:
@@ -85,7 +93,8 @@ class RecordFolder:
         """
         manifest = read_manifest(Path(path))
         store = cls(Path(path), manifest.records, backend, manifest.derived)
-        store._build = manifest.build
+        store._build, store._proved_by = manifest.build, manifest.proved_by
+        store._is_settled = manifest.is_settled
         return store
 
     @property
@@ -99,6 +108,19 @@ class RecordFolder:
         with self._lock:
             self._build = mark
             self._write_manifest()
+
+    @property
+    def proved_by(self) -> tuple[ProvingSandbox, ...]:
+        """The sandboxes in which its builds judged; none where that was not noted, as by earlier versions."""
+        with self._lock:
+            return self._proved_by
+
+    def note_proof(self, sandbox: ProvingSandbox) -> None:
+        """Note that a build judges in this sandbox. The fingerprint does not cover it: it says what the tasks are."""
+        with self._lock:
+            if sandbox not in self._proved_by:
+                self._proved_by = tuple(sorted({*self._proved_by, sandbox}))
+                self._write_manifest()
 
     @property
     def fingerprint(self) -> str:
@@ -146,7 +168,7 @@ class RecordFolder:
 
     def num_bytes(self) -> int:
         """Size of everything that belongs to the store."""
-        return size_of(self.root, ("objects", *FOLDERS, "manifest.json", *self.derived))
+        return size_of(self.root, ("objects", *FOLDERS, NAME, CHANGES, *self.derived))
 
     @property
     def derived(self) -> Mapping[str, str]:
@@ -175,12 +197,12 @@ class RecordFolder:
     def put_derived(self, name: str, data: bytes) -> None:
         """Keep the one file that follows from the records; it is gone as soon as one of them changes."""
         with self._lock:
-            self._write_changed_manifest()  # an earlier version kept two
+            self._drop_derived()  # an earlier version kept two
             write_atomic(self.root / name, data)
             self._derived[name] = sha256_of(data)
             self._write_manifest()
 
-    def _write_changed_manifest(self) -> None:
+    def _drop_derived(self) -> None:
         """The manifest without derived files first: a crash leaves one that nothing names."""
         stale = list(self._derived)
         self._derived.clear()
@@ -189,48 +211,65 @@ class RecordFolder:
             (self.root / name).unlink(missing_ok=True)
 
     def _drop(self, names: set[str]) -> None:
-        if names.isdisjoint(self._records):
-            return
-        self._forget(names)
-        for name in names:
-            drop_file(self.root / name)
+        known = names & self._records.keys()
+        if known:
+            self._change(dict.fromkeys(sorted(known)))
+            for name in names:
+                drop_file(self.root / name)
 
     def put_record(self, name: str, value: Mapping[str, Any]) -> None:
         """Keep one record, new or instead of an earlier one."""
         self._put_records({name: value})
 
     def _put_records(self, values: Mapping[str, Mapping[str, Any]]) -> None:
-        """Records first, manifest after: a crash between them leaves files that nothing names.
+        """Records first, the list of changes after: a crash between them leaves files that nothing names.
 
-        Records that are there already are forgotten first, for the same reason: a file that the
-        manifest names by another hash would be a damaged store.
+        Records that are there already are forgotten first, for the same reason: a file that is
+        named by another hash would be a damaged store.
         """
         rows = {
             name: json.dumps({"schema_version": SCHEMA_VERSION, **value}, indent=1, sort_keys=True) + "\n"
             for name, value in values.items()
         }
-        digests = {name: sha256_of(text.encode()) for name, text in rows.items()}
+        digests: dict[str, str | None] = {name: sha256_of(text.encode()) for name, text in rows.items()}
         with self._lock:
             changed = {name for name, digest in digests.items() if self._records.get(name) != digest}
             if not changed:
                 return
             if changed & self._records.keys():
-                self._forget(digests)
+                self._change(dict.fromkeys(digests))
             for name in sorted(changed):
                 write_file(self.root / name, rows[name].encode())
-            self._records.update(digests)
-            self._write_changed_manifest()
+            self._change(digests)
 
-    def _forget(self, names: Iterable[str]) -> None:
-        for name in names:
-            self._records.pop(name, None)
+    def _change(self, changes: Mapping[str, str | None]) -> None:
+        """Add to the list of changes, which begins anew where another process left one: its last line may be torn."""
+        if self._derived or not self._is_settled:
+            self._drop_derived()
+        if not self._is_listed:
+            begin_changes(self.root, self._records)
+            self._is_listed = True
+        add_changes(self.root, changes)
+        for name, digest in changes.items():
             self._parsed.pop(name, None)
-        self._write_changed_manifest()
+            if digest is None:
+                self._records.pop(name, None)
+            else:
+                self._records[name] = digest
+
+    def settle(self) -> None:
+        """Write the manifest with all changes; whoever has written many records calls it at the end."""
+        with self._lock:
+            if self._is_listed or not self._is_settled:
+                self._write_manifest()
 
     def _write_manifest(self) -> None:
-        is_settled = bool(self._derived) or (self._build is not None and self._build.is_complete)
-        origins = self._origins() if is_settled else None
-        write_manifest(self.root, self._records, self._derived, self._build, origins)
+        is_whole = bool(self._derived) or (self._build is not None and self._build.is_complete)
+        origins = self._origins() if is_whole else None
+        write_manifest(
+            self.root, Manifest(self._records, self._derived, self._build, self._proved_by), origins
+        )
+        self._is_listed, self._is_settled = False, True
 
     def _origins(self) -> dict[str, Origin]:
         """Where each repository is from and its licence; one whose record is damaged is left out, its reader says so."""

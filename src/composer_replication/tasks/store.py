@@ -1,6 +1,8 @@
 """Tasks on disk: content-addressed files, public records, and secrets apart from them.
 
-    manifest.json                  schema version, sha256 of every record, one fingerprint over all; sources and licences
+    manifest.json                  schema version, sha256 of every record, one fingerprint over all; sources and
+                                   licences; the sandbox that proved the tasks
+    changes.jsonl                  which records changed since the manifest was written; while it is built
     objects/ab/<sha256>.zst        files of repositories, by the hash of their content; wheels as they are
     repositories/<slug>.json.zst   paths and hashes of one repository, its green tests
     locks/<fingerprint>.json.zst   the wheels of an environment, so that it can be made offline
@@ -20,13 +22,14 @@ from __future__ import annotations
 import difflib
 import json
 import shlex
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from composer_replication.errors import InputError, NothingToDoError
 from composer_replication.records import Task, TaskContent
-from composer_replication.tasks.blobs import find_blob, remove_blob, sweep_blobs
+from composer_replication.tasks.blobs import find_blob, sweep_blobs
 from composer_replication.tasks.fresh_git import with_git
 from composer_replication.tasks.intake.environment import Environment, open_environment
 from composer_replication.tasks.intake.lock import EnvironmentLock, LockedWheel
@@ -53,6 +56,7 @@ class TaskStore(RecordFolder):
     ) -> None:
         super().__init__(root, records, backend, derived)
         self._environments: dict[str, Environment] = {}
+        self._environment_locks: dict[str, threading.Lock] = {}
         self._repositories: dict[str, RepositoryRecord] = {}
         self._test_functions: dict[str, Mapping[tuple[int, str], str]] = {}
 
@@ -93,8 +97,8 @@ class TaskStore(RecordFolder):
         Raises:
             InputError: no such task, the nearest id is named (CR0412); damaged (CR0411).
         """
-        ids = self.task_ids()
-        if task_id not in ids:
+        if not self.has_record(f"tasks/{task_id}.json"):
+            ids = self.task_ids()
             near = difflib.get_close_matches(task_id, ids, n=1, cutoff=0.0)
             hint = f"the nearest is {near[0]}." if near else "the store has no tasks."
             raise InputError("CR0412", f"there is no task {task_id!r}.", where=str(self.root), fix=hint)
@@ -217,7 +221,10 @@ class TaskStore(RecordFolder):
         return self.environment_of(task.environment)
 
     def environment_of(self, fingerprint: str) -> Environment:
+        """As ``environment``; whoever reads records meanwhile does not wait for an installation."""
         with self._lock:
+            turn = self._environment_locks.setdefault(fingerprint, threading.Lock())
+        with turn:
             if fingerprint not in self._environments:
                 lock = self.environment_lock(fingerprint)
                 self._environments[fingerprint] = open_environment(
@@ -283,13 +290,9 @@ class TaskStore(RecordFolder):
         return found
 
     def drop_task(self, task_id: str) -> None:
-        """Forget a task, and the recorded behaviour that no other task names."""
+        """Forget a task; recorded behaviour that no other task names goes with ``drop_records``."""
         with self._lock:
-            name = f"secrets/{task_id}.json"
-            own = set((self.secret(task_id).twins or {}).values()) if name in self._records else set()
-            self._drop({f"tasks/{task_id}.json", name, f"instructions/{task_id}.json"})
-            for digest in own and own - self._named_blobs():
-                remove_blob(self._objects, digest)
+            self._drop({f"{kind}/{task_id}.json" for kind in ("tasks", "secrets", "instructions")})
 
     def drop_records(self, keep: set[str]) -> None:
         """Leave the records of ``keep``, the kept tasks' instructions, and the files that these name.

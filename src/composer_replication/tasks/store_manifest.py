@@ -1,4 +1,9 @@
-"""The manifest of a store: which records and files belong to it, under one fingerprint."""
+"""The manifest of a store: which records and files belong to it, under one fingerprint.
+
+manifest.json     all of it, written when a build begins and ends
+changes.jsonl     what has changed since: one line for each change, so that what a build writes grows with its
+                  tasks and not with their square; the first line names the manifest that it follows
+"""
 
 from __future__ import annotations
 
@@ -9,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.errors import InputError
-from composer_replication.run_folder import SCHEMA_VERSION, write_atomic
+from composer_replication.run_folder import SCHEMA_VERSION, append_jsonl, read_jsonl, write_atomic
 from composer_replication.tasks.blobs import read_file
 from composer_replication.tasks.intake.cache import sha256_of
+from composer_replication.tasks.proving_sandbox import ProvingSandbox
 from composer_replication.tasks.store_records import inner_path
 
 STORE_VERSION = 4
@@ -19,6 +25,7 @@ STORE_VERSION = 4
 READABLE_VERSIONS = (2, 3, STORE_VERSION)
 """Version 2 has the same records, not compressed. A store of any other version is built again."""
 NAME = "manifest.json"
+CHANGES = "changes.jsonl"
 Origin = dict[str, str | bool | None]
 
 
@@ -32,15 +39,21 @@ class BuildMark:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The sha256 of every record, and of every file that follows from the records; None where no build was marked."""
+    """The sha256 of every record, and of every file that follows from the records; None where no build was marked.
+
+    ``proved_by`` are the sandboxes in which its builds judged, none in a store of an earlier version. ``is_settled`` says
+    that the file itself has all of it, and no change came after it.
+    """
 
     records: dict[str, str]
     derived: dict[str, str]
     build: BuildMark | None
+    proved_by: tuple[ProvingSandbox, ...] = ()
+    is_settled: bool = True
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """What the manifest of a store says.
+    """What the manifest of a store says, with the changes that followed it.
 
     Raises:
         InputError: there is none (CR0410), or it is damaged or of another version (CR0411).
@@ -58,11 +71,47 @@ def read_manifest(folder: Path) -> Manifest:
         records = {str(name): str(digest) for name, digest in value["records"].items()}
         derived = {inner_path(name): str(sha256) for name, sha256 in value.get("derived", {}).items()}
         build = _build_mark(value.get("build"))
+        proved_by = tuple(map(ProvingSandbox.from_json, value.get("proved_by", ())))
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise damaged(path, "it cannot be read") from error
     if value.get("fingerprint") != fingerprint_of(records):
         raise damaged(path, "its fingerprint does not cover its records")
-    return Manifest(records, derived, build)
+    changes = _read_changes(folder / CHANGES, str(value["fingerprint"]))
+    for name, digest in changes:
+        if digest is None:
+            records.pop(name, None)
+        else:
+            records[name] = digest
+    return Manifest(records, {} if changes else derived, build, proved_by, not (folder / CHANGES).exists())
+
+
+def _read_changes(path: Path, fingerprint: str) -> list[tuple[str, str | None]]:
+    """What followed the manifest with this fingerprint; a torn last line, and changes that it has already, are nothing.
+
+    Raises:
+        InputError: damaged (CR0411).
+    """
+    try:
+        first, *rows = read_jsonl(path) or [{}]
+        if first.get("after") != fingerprint:  # a crash between the next manifest and the end of its changes
+            return []
+        return [
+            (str(name), None if digest is None else str(digest))
+            for row in rows
+            for name, digest in row["records"].items()
+        ]
+    except (InputError, OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise damaged(path, "it cannot be read") from error
+
+
+def begin_changes(folder: Path, records: Mapping[str, str]) -> None:
+    """Begin the list of what changes after the manifest with these records."""
+    write_atomic(folder / CHANGES, json.dumps({"after": fingerprint_of(records)}) + "\n")
+
+
+def add_changes(folder: Path, changes: Mapping[str, str | None]) -> None:
+    """Add a line: the new sha256 of records, None for those that are gone."""
+    append_jsonl(folder / CHANGES, {"records": changes})
 
 
 def _of_a_readable_version(path: Path) -> dict[str, Any]:
@@ -110,30 +159,29 @@ def origin_of(record: Mapping[str, Any]) -> Origin:
     }
 
 
-def write_manifest(
-    folder: Path,
-    records: Mapping[str, str],
-    derived: Mapping[str, str],
-    build: BuildMark | None = None,
-    origins: Mapping[str, Origin] | None = None,
-) -> None:
+def write_manifest(folder: Path, manifest: Manifest, origins: Mapping[str, Origin] | None = None) -> None:
     """Replace the manifest, whole or not at all; the fingerprint covers the records alone.
+
+    It has all changes, so their list ends.
 
     ``origins`` (source, sha256, commit, SPDX id and whether it is copyleft, by repository) repeats what records say.
     """
     value: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "store_version": STORE_VERSION,
-        "fingerprint": fingerprint_of(records),
-        "records": records,
-        "derived": derived,
+        "fingerprint": fingerprint_of(manifest.records),
+        "records": manifest.records,
+        "derived": manifest.derived,
     }
-    if build is not None:
+    if (build := manifest.build) is not None:
         command = {} if build.is_complete else {"command": build.command}
         value["build"] = {"is_complete": build.is_complete, **command}
     if origins is not None:
         value["repositories"] = origins
+    if manifest.proved_by:
+        value["proved_by"] = [sandbox.to_json() for sandbox in manifest.proved_by]
     write_atomic(folder / NAME, json.dumps(value, indent=1, sort_keys=True) + "\n")
+    (folder / CHANGES).unlink(missing_ok=True)
 
 
 def fingerprint_of(records: Mapping[str, str]) -> str:

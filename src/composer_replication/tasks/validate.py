@@ -24,6 +24,7 @@ from composer_replication.tasks.gates import (
 from composer_replication.tasks.hidden_gates import check_fair, check_hidden_out
 from composer_replication.tasks.instructions.written_instructions import written_instruction
 from composer_replication.tasks.parquet import check_parquet
+from composer_replication.tasks.proving_sandbox import ProvingSandbox, sandbox_in_force
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.secrecy import check_secrecy
 from composer_replication.tasks.store import TaskStore
@@ -58,11 +59,15 @@ class ValidationSummary:
     ``without_truth`` are the ids of tasks that have neither hidden tests nor recorded behaviour, as a build
     with ``--visible-only`` keeps them. They are no failures, unless their build looked for a truth: then
     ``no-truth`` is among ``failed``. ``taken_over`` of the passed ones had passed before and were not tried again.
+    ``proved_by`` are the sandboxes of the builds, ``validated_in`` is that of this call: where they differ, code that
+    fails may be right there.
     """
 
     tasks: int
     passed: int
     failed: tuple[ValidationFailure, ...]
+    validated_in: ProvingSandbox
+    proved_by: tuple[ProvingSandbox, ...] = ()
     without_truth: tuple[str, ...] = ()
     taken_over: int = 0
 
@@ -120,7 +125,9 @@ def validate_store(
         check_parquet(store)
     without = tuple(task_id for task_id in task_ids if not _has_truth(store, task_id))
     passed = len(task_ids) - len(failed)
-    return ValidationSummary(len(task_ids), passed, tuple(failed), without, len(taken))
+    return ValidationSummary(
+        len(task_ids), passed, tuple(failed), sandbox_in_force(backend), store.proved_by, without, len(taken)
+    )
 
 
 def _try_all(

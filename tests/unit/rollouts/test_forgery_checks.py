@@ -14,6 +14,7 @@ import pytest
 
 from composer_replication.records import Outcome
 from composer_replication.rollouts.forgery_checks import Survey, changed_files, forgery, plan_of, survey
+from composer_replication.rollouts.golden_runs import GoldenFails
 from composer_replication.tasks.running.watched_run import WatchedReport
 from composer_replication.tasks.sentinels import Copy, Plan, make_plan, possible_copies
 
@@ -112,6 +113,8 @@ class Golden:
         outcomes = {node_id: self.outcome(text, node_id.rpartition("::")[2]) for node_id in node_ids}
         if self.habits.get("needs_order") and seed is not None:
             outcomes[IDS[1]] = FAILED
+        if self.habits.get("is_wrong"):
+            outcomes[IDS[1]] = FAILED
         is_broken = bool(self.habits.get("breaks_with_copies")) and text.count("f(1)") > 1
         is_slow = bool(self.habits.get("is_slow"))
         return WatchedReport(
@@ -134,8 +137,8 @@ def test_a_survey_keeps_what_fits() -> None:
     [
         ({"knows_names": True}, {c for c in COPIES if c.node_id == IDS[1] or c.kind == "contrary"}, True, 1),
         ({"is_slow": True}, set(), True, 1),
-        ({"needs_order": True}, set(COPIES), False, 2),
-        ({"breaks_with_copies": True}, set(), True, 3),
+        ({"needs_order": True}, set(COPIES), False, 3),
+        ({"breaks_with_copies": True}, set(), True, 4),
     ],
 )
 def test_a_survey_leaves_out_what_golden_code_cannot_stand(
@@ -145,6 +148,14 @@ def test_a_survey_leaves_out_what_golden_code_cannot_stand(
     known = survey(FILES, IDS, golden, draw=random.Random(0))
     assert (set(known.copies), known.is_shuffled, len(golden.seeds)) == (kept, is_shuffled, runs)
     assert known.has_plain
+
+
+def test_original_code_that_does_not_pass_as_it_is_stored_says_nothing() -> None:
+    golden = Golden(is_wrong=True)
+    with pytest.raises(GoldenFails, match="1 of its 2 tests do not pass"):
+        survey(FILES, IDS, golden, draw=random.Random(0))
+    assert len(golden.seeds) == 2
+    assert survey(FILES, IDS, golden, draw=random.Random(0), all_pass=False).copies
 
 
 def test_tests_without_meaning_get_plain_sentinels_alone() -> None:

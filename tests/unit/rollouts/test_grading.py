@@ -16,6 +16,7 @@ from composer_replication.rollouts.grading import Grader, GradeRequest
 from composer_replication.sandbox import choose_backend
 from composer_replication.tasks.running.watched_run import WatchedReport, run_watched
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.twin.twin_records import TwinScore
 
 
 def test_the_golden_body_passes_visible_and_hidden_tests(
@@ -112,6 +113,62 @@ def test_a_sandbox_that_fails_gives_no_grade_and_is_counted(
     finally:
         grader.close()
     assert grader.num_infrastructure_failures == 2
+
+
+class Elsewhere:
+    """A jail of another machine, on which the original code of one task does not do what it did."""
+
+    name = "elsewhere"
+    is_bad = True
+
+    def is_available(self) -> Check:
+        return choose_backend().is_available()
+
+    def open(self, spec: SandboxSpec) -> Sandbox:
+        path = spec.tree / "tinymath" / "numbers.py"
+        if self.is_bad and path.is_file():
+            path.write_text(f"{path.read_text()}\n\ndef clamp(*_):\n    raise OSError('no network here')\n")
+        return choose_backend().open(spec)
+
+
+def test_original_code_that_does_not_pass_here_is_a_failure_of_the_sandbox_and_never_a_zero(
+    store: TaskStore, clamp: Task, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is said once, tried again, and other tasks are graded."""
+    grader = Grader(store, backend=f"{__name__}:Elsewhere")
+    golden = {task.symbol: store.golden_body(task) for task in store.tasks()}
+    (sign,) = (task for task in store.tasks() if task.symbol == "sign")
+    try:
+        for _ in range(2):
+            assert grader.grade(clamp, golden["clamp"]) is None
+        assert grader.num_infrastructure_failures == 4
+        (record,) = caplog.records
+        assert record.getMessage().startswith(
+            f"CR0494: the original code of {clamp.task_id} does not pass here, in "
+        )
+        assert "Elsewhere" in record.getMessage()
+        assert f"it was proven in {store.proved_by[0]}" in record.getMessage()
+        score = grader.grade(sign, golden["sign"])
+        assert score is not None and score.all_passed
+        monkeypatch.setattr(Elsewhere, "is_bad", False)
+        score = grader.grade(clamp, golden["clamp"])
+        assert score is not None and score.all_passed
+    finally:
+        grader.close()
+
+
+def test_a_twin_that_the_original_code_does_not_pass_here_says_nothing(
+    grader: Grader, clamp: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: list[bool] = []
+    monkeypatch.setattr(grading, "judge_twin", lambda *_, **__: TwinScore(int(passes.pop(0)), 1, 0, 0))
+    monkeypatch.setattr(grader.store, "twins", lambda _: {"elsewhere.py::clamp": None})
+    passes[:] = [False] * 4  # the answer, and the original code; each twice
+    assert grader.grade(clamp, "\n    return 1  # judged elsewhere", "hidden") is None
+    passes[:] = [False, True]
+    score = grader.grade(clamp, "\n    return min(max(value, low), high)  # judged here", "hidden")
+    assert score is not None
+    assert score.outcomes["twin::elsewhere.py::clamp"] is Outcome.FAILED
 
 
 def test_no_reward_is_given_while_the_self_test_fails(store: TaskStore) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -217,6 +218,22 @@ def test_tests_that_do_not_pass_with_the_original_code_cannot_be_broken(
     monkeypatch.setattr(grader, "watched", lambda *_, **__: report)
     found = RegressionCheck(grader).check(clamp, {})
     assert found == Regressions((), len(clamp.tests.pass_to_pass) - 1)
+
+
+def test_a_run_of_the_original_code_with_an_error_is_counted_and_tried_again(
+    store: TaskStore, clamp: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grader, tests = Grader(store), clamp.tests.pass_to_pass
+    outcomes = dict.fromkeys(tests, Outcome.PASSED)
+    good = WatchedReport(outcomes, error="", flags=frozenset(), seconds=0.0)
+    reports = [replace(good, error="too slow today")] * 2 + [good] * 3
+    monkeypatch.setattr(grader, "watched", lambda *_, **__: reports.pop(0))
+    check = RegressionCheck(grader)
+    assert check.check(clamp, {}) is None
+    assert grader.num_infrastructure_failures == 2
+    assert check.check(clamp, {}) == check.check(clamp, {}) == Regressions((), len(tests))
+    assert not reports
+    grader.close()
 
 
 def test_recorded_behaviour_is_judged_over_the_same_tree(

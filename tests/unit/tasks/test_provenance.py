@@ -151,6 +151,7 @@ def measured(folder: Path, source: RepositorySource) -> str:
     """The fingerprint of a store that holds the repository and its baseline, new or as it was kept."""
     store = TaskStore.create(folder)
     prepare(source, store, None, map_calls=False)
+    store.settle()
     return store.fingerprint
 
 

@@ -302,5 +302,6 @@ def test_the_manifest_says_where_repositories_are_from_and_their_licences(
     changed = {"commit": "c0ffee", "source": "sdist:tinymath==1.0"}
     record_of_it = {**value, **changed, "licence": {**value["licence"], **found}}
     store.put_record("repositories/tinymath-1.0.json", record_of_it)
+    store.settle()
     assert origins() == {"tinymath-1.0": {**expected, **changed, **found}}
     assert TaskStore.open(copy).fingerprint != tiny_store.fingerprint

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from composer_replication.tasks import blobs
+from composer_replication.errors import InputError
+from composer_replication.tasks import blobs, store_manifest
 from composer_replication.tasks.blobs import find_blob
 from composer_replication.tasks.store import TaskStore
 
@@ -39,13 +42,16 @@ def test_a_twin_goes_with_the_last_task_that_names_it(store: TaskStore) -> None:
     assert with_twin(store, "t-feature-body", b"shared") == shared
     other = with_twin(store, "t-class-body", b"other")
     store.drop_task("t-function-body")
-    assert [has(store, shared), has(store, other)] == [True, True]
-    store.drop_task("t-feature-body")
-    assert [has(store, shared), has(store, other)] == [False, True]
-    store.drop_task("t-feature-body")  # a second time changes nothing
     store.drop_task("t-class-body")
-    assert not has(store, other)
-    assert not store.task_ids()
+    store.drop_task("t-class-body")  # a second time changes nothing
+    assert store.task_ids() == ["t-feature-body"]
+    store.drop_records(
+        {"repositories/tinymath-1.0.json", "tasks/t-feature-body.json", "secrets/t-feature-body.json"}
+    )
+    assert [has(store, shared), has(store, other)] == [True, False]
+    store.drop_task("t-feature-body")
+    store.drop_records({"repositories/tinymath-1.0.json"})
+    assert not has(store, shared)
     assert all(has(store, digest) for digest in store.repository("tinymath-1.0").files.values())
     assert list((store.root / "secrets").iterdir()) == []
 
@@ -72,32 +78,57 @@ class Crash(BaseException):
     pass
 
 
+class Writes:
+    """Every write of a store by the name of its file, and its bytes; ``limit`` crashes before or after one of them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, crash_at: int = -1, when: str = "") -> None:
+        self.names: list[str] = []
+        self.num_bytes: list[int] = []
+        self.crash_at, self.when = crash_at, when
+        for module in (blobs, store_manifest):
+            monkeypatch.setattr(module, "write_atomic", self.noted(module.write_atomic))
+        monkeypatch.setattr(store_manifest, "append_jsonl", self.noted(store_manifest.append_jsonl))
+
+    def noted(self, real: Callable[..., None]) -> Callable[..., None]:
+        def write(path: Path, data: object) -> None:
+            self.names.append(path.name)
+            self.num_bytes.append(len(data if isinstance(data, (str, bytes)) else str(data)))
+            is_now = len(self.names) == self.crash_at + 1
+            if is_now and self.when == "before":
+                raise Crash
+            real(path, data)
+            if is_now:
+                raise Crash
+
+        return write
+
+
+UPDATE = [
+    "changes.jsonl",
+    "changes.jsonl",
+    "t-function-body.json.zst",
+    "t-function-body.json.zst",
+    "changes.jsonl",
+]
+"""The list begins, the task is forgotten, its two records, and both are named."""
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", range(len(UPDATE)))
 def test_a_crash_at_any_write_of_an_update_leaves_a_store_that_can_be_read(
     store: TaskStore, monkeypatch: pytest.MonkeyPatch, number: int, when: str
 ) -> None:
-    """Four writes: the manifest without the task, its two records, the manifest with them."""
-    real, writes = blobs.write_atomic, []
-
-    def crash(path: Path, data: str | bytes) -> None:
-        writes.append(path.name)
-        if len(writes) == number + 1 and when == "before":
-            raise Crash
-        real(path, data)
-        if len(writes) == number + 1:
-            raise Crash
-
-    monkeypatch.setattr(blobs, "write_atomic", crash)
-    monkeypatch.setattr("composer_replication.tasks.store_manifest.write_atomic", crash)
+    store.settle()
     task_id = "t-function-body"
-    record = replace(store.record(task_id), strength=STRENGTH)
+    record, secret = replace(store.record(task_id), strength=STRENGTH), store.secret(task_id)
+    writes = Writes(monkeypatch, number, when)
     with pytest.raises(Crash):
-        store.put_task(record, replace(store.secret(task_id), twins={}))
+        store.put_task(record, replace(secret, twins={}))
+    assert writes.names == UPDATE[: number + 1]
     monkeypatch.undo()
     torn = TaskStore.open(store.root)
     torn.verify()
-    is_old, is_new = (number, when) == (0, "before"), (number, when) == (3, "after")
+    is_old, is_new = number == 0 or (number, when) == (1, "before"), (number, when) == (4, "after")
     assert torn.has_record(f"tasks/{task_id}.json") is (is_old or is_new)
     if is_old or is_new:
         assert torn.record(task_id).strength == (STRENGTH if is_new else None)
@@ -105,16 +136,65 @@ def test_a_crash_at_any_write_of_an_update_leaves_a_store_that_can_be_read(
     TaskStore.open(store.root).verify()
 
 
+def test_a_torn_line_and_changes_that_the_manifest_has_are_nothing(store: TaskStore) -> None:
+    store.settle()
+    record, secret = store.record("t-class-body"), store.secret("t-class-body")
+    store.put_task(replace(record, strength=STRENGTH), secret)
+    path = store.root / "changes.jsonl"
+    listed = path.read_text()
+    path.write_text(f'{listed}{{"records": {{"tasks/t-cl')
+    torn = TaskStore.open(store.root)
+    assert torn.fingerprint == store.fingerprint
+    torn.drop_task("t-feature-body")  # nothing is added to a torn line
+    assert TaskStore.open(store.root).task_ids() == ["t-class-body", "t-function-body"]
+    torn.settle()
+    assert not path.exists()
+    path.write_text(listed)  # as a crash leaves it between a manifest and the end of its changes
+    again = TaskStore.open(store.root)
+    assert (again.fingerprint, again.record("t-class-body").strength) == (torn.fingerprint, STRENGTH)
+    path.write_text(f"x\n{listed}")
+    with pytest.raises(InputError, match=r"CR0411.*changes\.jsonl"):
+        TaskStore.open(store.root)
+
+
 def test_an_update_that_changes_nothing_writes_nothing(
     store: TaskStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writes: list[str] = []
-    for module in ("blobs", "store_manifest"):
-        monkeypatch.setattr(
-            f"composer_replication.tasks.{module}.write_atomic", lambda path, _: writes.append(path.name)
-        )
+    store.settle()
+    writes = Writes(monkeypatch)
     record, secret = store.record("t-class-body"), store.secret("t-class-body")
     store.put_task(record, secret)
-    assert writes == []
+    assert writes.names == []
     store.put_task(replace(record, strength=STRENGTH), secret)
-    assert writes == ["manifest.json", "t-class-body.json.zst", "manifest.json"], "a real update is seen"
+    changes = ["changes.jsonl"] * 2
+    assert writes.names == [*changes, "t-class-body.json.zst", changes[0]], "a real update is seen"
+
+
+def test_what_a_build_writes_grows_with_its_tasks_and_not_with_their_square(
+    make_store: MakeStore, sized_tasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each task is put, given its twins and its strength, as a build does."""
+    store = make_store(sized_tasks["t-class-body"])
+    record, secret = store.record("t-class-body"), store.secret("t-class-body")
+    found = []
+    for num_tasks in (30, 60, 90):
+        store.drop_records({"repositories/tinymath-1.0.json"})
+        store.settle()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", lambda _: None)  # a disk's business, and slow
+            writes = Writes(patch)
+            for number in range(num_tasks):
+                name = f"t-{number:03d}"
+                own, hidden = replace(record, task_id=name), replace(secret, task_id=name)
+                store.put_task(own, hidden)
+                store.put_task(own, replace(hidden, twins={}))
+                store.put_task(replace(own, strength=STRENGTH), replace(hidden, twins={}))
+            store.settle()
+        sums: Counter[str] = Counter()
+        for name, size in zip(writes.names, writes.num_bytes, strict=True):
+            sums[name] += size
+        assert writes.names.count("manifest.json") == 1
+        found.append((len(writes.names), sums["manifest.json"] + sums["changes.jsonl"]))
+    (one, one_bytes), (two, two_bytes), (three, three_bytes) = found
+    assert three - two == two - one
+    assert abs((three_bytes - two_bytes) - (two_bytes - one_bytes)) < 0.01 * one_bytes

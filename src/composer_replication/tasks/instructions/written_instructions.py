@@ -126,6 +126,7 @@ def write_instructions(
             except EndpointFailed as error:
                 counts[error.reason] += 1
                 num_failures += 1
+    store.settle()
     if progress is not None:
         progress(len(wanted), len(wanted), "instructions")
     return counts

@@ -1,0 +1,73 @@
+"""Which sandbox proved the tasks of a store: what a test may notice when it runs elsewhere."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import shutil
+import subprocess
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import Any
+
+from composer_replication.sandbox import choose_backend, name_of
+
+_START_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ProvingSandbox:
+    """A backend, its version (empty where it tells none), and the Python and the system that run in it."""
+
+    backend: str
+    version: str
+    python: str
+    platform: str
+
+    def __str__(self) -> str:
+        name = f"{self.backend} {self.version}".strip()
+        return f"{name} (Python {self.python}, {self.platform})"
+
+    def to_json(self) -> dict[str, str]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> ProvingSandbox:
+        """As a manifest has it.
+
+        Raises:
+            KeyError, TypeError: something else.
+        """
+        fields = {name: value[name] for name in cls.__slots__}
+        if not all(isinstance(text, str) for text in fields.values()):
+            raise TypeError("a sandbox is described by texts")
+        return cls(**fields)
+
+
+@cache
+def sandbox_in_force(backend: str | None) -> ProvingSandbox:
+    """The sandbox that a backend gives here; None for the best of this machine.
+
+    Raises:
+        UsageError, MissingError: as ``choose_backend``.
+    """
+    name = name_of(choose_backend(backend))
+    system = f"{platform.system()} {platform.machine()}"
+    return ProvingSandbox(name, _version(name), platform.python_version(), system)
+
+
+def _version(name: str) -> str:
+    if name == "sandlock":
+        with suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    program = shutil.which("bwrap") if name.startswith("bubblewrap") else None
+    if program is None:
+        return ""
+    with suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(
+            [program, "--version"], capture_output=True, text=True, timeout=_START_SECONDS, check=False
+        )
+        return done.stdout.strip().rpartition(" ")[2]
+    return ""

@@ -171,7 +171,7 @@ class FakeEnvironment:
         try:
             self.calls.append(call)
             if self.is_done:
-                return ToolResult("already submitted", is_error=True)
+                return ToolResult("already submitted", is_error=True, fault="invalid")
             if call.name == "submit":
                 self.is_done = True
                 return ToolResult("submitted")
@@ -179,7 +179,7 @@ class FakeEnvironment:
                 return ToolResult(self.acts[call.name](call.arguments))
             if call.name == "echo":
                 return ToolResult(json.loads(call.arguments)["text"], exit_code=0)
-            return ToolResult(f"no tool {call.name}", is_error=True)
+            return ToolResult(f"no tool {call.name}", is_error=True, fault="invalid")
         finally:
             self._one.release()
 

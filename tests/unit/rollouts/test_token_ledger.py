@@ -259,20 +259,19 @@ def test_an_end_of_turn_is_there_once_whether_it_was_sampled_or_not(family: Fami
     assert both[0] == both[1] == both[2]
 
 
-def test_another_end_than_the_templates_stays_and_the_templates_follows() -> None:
-    tokenizer = tokenizer_of(BY_NAME["qwen3"])
-    said = encoded(tokenizer, "Done")
-    [stray] = encoded(tokenizer, "<|im_start|>")
+@pytest.mark.parametrize(
+    ("name", "sampled", "after"),
+    [
+        ("phi3", "<|endoftext|>", "\n<|user|>\nGo on."),
+        ("llama3_1", "<|eom_id|>", "<|start_header_id|>user<|end_header_id|>"),
+    ],
+)
+def test_another_end_token_of_the_model_ends_the_turn_once(name: str, sampled: str, after: str) -> None:
+    tokenizer = tokenizer_of(BY_NAME[name])
     ledger = TokenLedger(tokenizer, Chat([{"role": "user", "content": "Begin."}]))
-    ledger.add_completion(finished((*said, stray)))
+    ledger.add_completion(finished(encoded(tokenizer, f"Done{sampled}")))
     ledger.add_message("Go on.")
-    # as if it were a part of what was said, which is what the template makes of such a text
-    whole = [
-        {"role": "user", "content": "Begin."},
-        {"role": "assistant", "content": "Done<|im_start|>"},
-        {"role": "user", "content": "Go on."},
-    ]
-    assert ledger.ids == encoded(tokenizer, rendered(tokenizer, whole))
+    assert f"Done{sampled}{after}" in shown(tokenizer, ledger.ids)
 
 
 def test_an_end_that_a_second_one_follows_is_not_doubled() -> None:

@@ -49,6 +49,15 @@ def test_every_named_tool_has_an_action() -> None:
     assert box.is_over
 
 
+def test_what_a_tool_says_is_no_refusal_whatever_its_words_are() -> None:
+    box = box_of()
+    said = ask(box, "read_file", path="Not run: at most 1")
+    assert said.is_error and said.text.startswith("Not run: at most 1") and not said.fault
+    wrong = [ask(box, "fly_away"), ask(box, "read_file"), ask(box, "submit"), ask(box, "list_files")]
+    assert [each.fault for each in wrong] == ["invalid", "invalid", "", "invalid"]
+    assert box.counts.num_invalid == 3
+
+
 def test_bash_tells_output_errors_and_exit_code() -> None:
     box = box_of(done("out\n", "err\n", 2))
     result = ask(box, "bash", command="make", timeout_seconds=7)

@@ -20,7 +20,7 @@ from composer_replication.errors import ComposerError, InputError, SandboxFailur
 from composer_replication.records import StopReason, Turn
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.environment.reward_options import RewardOptions
-from composer_replication.rollouts.episodes.episode import Episode, is_refusal
+from composer_replication.rollouts.episodes.episode import Episode
 from composer_replication.rollouts.episodes.trajectories import read_trajectories
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.hints import HintedTurnMaker
@@ -216,7 +216,7 @@ def test_every_stored_episode_is_worth_the_same_when_it_is_graded_again(run, sto
                 again.reset(episode.task_id)
                 for turn in episode.turns:
                     for call, result in zip(turn.observed.calls, turn.observed.results, strict=True):
-                        assert is_refusal(result) or again.call(call).text == result.text
+                        assert result.fault == "refused" or again.call(call).text == result.text
                 assert again.reward() == episode.reward
     finally:
         grader.close()

@@ -17,7 +17,7 @@ from composer_replication.rollouts.environment.attempt import AttemptOptions
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.environment.paid_environment import InspectedEnvironment
 from composer_replication.rollouts.environment.reward_options import RewardOptions
-from composer_replication.rollouts.episodes.episode import Episode, is_refusal
+from composer_replication.rollouts.episodes.episode import Episode
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.monitor import HackFinding, MonitorOptions, MonitorReport
 from composer_replication.rollouts.regressions import RegressionCheck, Regressions
@@ -179,7 +179,7 @@ def _places(episode: Episode) -> list[tuple[int, int]]:
         (turn_idx, call_idx)
         for turn_idx, turn in enumerate(episode.turns)
         for call_idx, result in enumerate(turn.observed.results)
-        if not is_refusal(result)
+        if result.fault != "refused"
     ]
 
 

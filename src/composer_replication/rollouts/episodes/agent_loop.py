@@ -41,7 +41,7 @@ async def run_episodes(
         step: of the trainer, for the records.
         counts: what happened is added here: ``ended_REASON``, ``dropped``, ``tries``,
             ``infrastructure_failures``, ``failed_CODE``, ``late`` (stragglers, waited for or not), ``abandoned``,
-            ``invalid_calls``, ``opened``, ``closed``, ``close_failures``, ``not_closed`` (in time).
+            ``invalid_calls``, ``not_continued_CODE`` (a template that does not go on after an answer), ``opened``, ``closed``, ``close_failures``, ``not_closed`` (in time).
 
     Raises:
         UsageError: the reward function gave no finite number (CR0214).

@@ -38,7 +38,6 @@ class EpisodeTurn:
     """One answer of the policy and what its calls did.
 
     ``segment_idx`` counts the conversations of the episode from 0; a summary is the last turn of its segment.
-    ``num_invalid_calls`` are those that no tool could take: unknown name, no JSON, wrong arguments.
     """
 
     observed: ObservedTurn
@@ -47,7 +46,11 @@ class EpisodeTurn:
     policy_seconds: float = 0.0
     tool_seconds: float = 0.0
     tokens: TokenCounts = field(default_factory=TokenCounts)
-    num_invalid_calls: int = 0
+
+    @property
+    def num_invalid_calls(self) -> int:
+        """Calls that no tool could take, as the environment says: those that ``invalid_call_cost`` charges."""
+        return sum(result.fault == "invalid" for result in self.observed.results)
 
 
 def tokens_seen(turns: Sequence[EpisodeTurn]) -> tuple[int, int] | None:
@@ -167,17 +170,10 @@ class Episode:
         return tuple(each for each in self.turns if each.segment_idx == segment_idx)
 
 
-_REFUSAL = "Not run: at most "
-
-
 def refusal(max_calls: int) -> ToolResult:
-    """What a call is told that was one too many in its answer."""
-    return ToolResult(f"{_REFUSAL}{max_calls} calls are taken from one answer.", is_error=True)
-
-
-def is_refusal(result: ToolResult) -> bool:
-    """Whether the loop itself answered, and no environment has seen the call."""
-    return result.is_error and result.text.startswith(_REFUSAL)
+    """What a call is told that was one too many in its answer; no environment has seen it."""
+    text = f"Not run: at most {max_calls} calls are taken from one answer."
+    return ToolResult(text, is_error=True, fault="refused")
 
 
 def segment_tokens(rollout: Rollout) -> SegmentTokens:

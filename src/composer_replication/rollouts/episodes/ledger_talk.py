@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from composer_replication.errors import InputError
 from composer_replication.interfaces import Tokenizer
-from composer_replication.records import ToolCall, ToolSpec, Turn
+from composer_replication.records import Completion, StopReason, ToolCall, ToolResult, ToolSpec, Turn
 from composer_replication.rollouts.episodes.episode import TokenCounts
-from composer_replication.rollouts.hints.hint_prompts import Chat
+from composer_replication.rollouts.hints.hint_prompts import Chat, encode
 from composer_replication.rollouts.tokens.call_dialects import (
     FENCES,
     dialect_of,
@@ -44,8 +45,8 @@ class LedgerTalk:
         num_ids: how many ids the policy has, where its model has rows for more than the tokenizer; see ``TokenLedger``.
 
     Raises:
-        InputError (from ``open`` on): there is no template (CR0810), its way of calls is not known (CR0819); as
-            ``TokenLedger``.
+        InputError (from ``open`` on): there is no template (CR0810), its way of calls is not known (CR0819); it never
+            goes on after a call (CR0810 to CR0814), which is tried out before the first episode; as ``TokenLedger``.
         UsageError: there is no such dialect (CR0818).
     """
 
@@ -56,6 +57,7 @@ class LedgerTalk:
     dialect: str = ""
     tools: tuple[ToolSpec, ...] = ()
     num_ids: int | None = None
+    _fit_names: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.dialect:
@@ -63,12 +65,43 @@ class LedgerTalk:
 
     def open(self, message: str, tools: tuple[ToolSpec, ...]) -> TokenLedger:
         """Begin a conversation."""
+        if tools and not self._fit_names:
+            self._require_answers(tools)
+            self._fit_names.update(tool.name for tool in tools)
+        return self._begun(message, tools)
+
+    def _begun(self, message: str, tools: tuple[ToolSpec, ...]) -> TokenLedger:
         is_fenced = self._dialect == "fenced"
         first = f"{message}\n\n{SHELL_RULES}" if is_fenced and tools else message
         system = [{"role": "system", "content": self.system}] if self.system else []
         schemas = [function_schema(tool) for tool in tools] if tools and not is_fenced else None
         chat = Chat([*system, {"role": "user", "content": first}], schemas, self.template_options)
         return TokenLedger(self.tokenizer, chat, has_tool_messages=not is_fenced, num_ids=self.num_ids)
+
+    def _require_answers(self, tools: tuple[ToolSpec, ...]) -> None:
+        """Refuse a template that goes on after no call: later on that would look like the policy's own fault.
+
+        Two turns are played: cut off, and then with each end that the template may write, until one is answered.
+        """
+        first = self._begun("x", tools)
+        template = self.template_text if isinstance(self.template_text, str) else str(self.template_text)
+        shown = {*first.ids, *encode(self.tokenizer, template)}
+        ends = [(), *((token_id,) for token_id in sorted(shown) if first.is_control(token_id))]
+        problem: InputError | None = None
+        for end in ends:
+            ids = (*encode(self.tokenizer, "x"), *end)
+            said = Completion(ids, "x", StopReason.FINISHED if end else StopReason.LENGTH)
+            ledger = self._begun("x", tools)
+            try:
+                for _ in range(2):
+                    ledger.add_completion(said)
+                    ledger.add_results([ToolCall(tools[0].name, "{}")], [ToolResult("x")])
+            except InputError as error:
+                problem = problem or error
+            else:
+                return
+        if problem is not None:
+            raise problem
 
     def find_calls(self, turn: Turn) -> tuple[ToolCall, ...]:
         """The calls of an answer; its prompt says whether it began as a thought."""

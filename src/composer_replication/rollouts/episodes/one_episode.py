@@ -28,7 +28,6 @@ from composer_replication.rollouts.episodes.episode import (
     tokens_seen,
 )
 from composer_replication.rollouts.episodes.episode_options import EpisodeOptions, EpisodeParts
-from composer_replication.rollouts.hints.call_faults import call_fault
 from composer_replication.rollouts.hints.hint_context import ObservedTurn
 from composer_replication.rollouts.hints.hint_prompts import Chat
 
@@ -223,12 +222,11 @@ class OneEpisode:
             policy_seconds=answer.seconds,
             tool_seconds=self._clock() - started,
             tokens=self._count(answer.said, calls),
-            num_invalid_calls=sum(call_fault(call, self._tools) is not None for call in calls),
         )
         self._turns.append(turn)
         reason = self._reason_to_stop(turn, is_done)
-        if reason is None:
-            self._append_answers(turn)
+        if reason is None and not self._append_answers(turn):
+            reason = StopReason.FINISHED
         return reason
 
     def _reason_to_stop(self, turn: EpisodeTurn, is_done: bool) -> StopReason | None:  # noqa: FBT001
@@ -245,16 +243,26 @@ class OneEpisode:
             return StopReason.FINISHED
         return None
 
-    def _append_answers(self, turn: EpisodeTurn) -> None:
+    def _append_answers(self, turn: EpisodeTurn) -> bool:
+        """Tell the policy what came back; False where its template does not go on from there.
+
+        That hangs on what was sampled (an end token that a template never writes in this place) and on what a tool
+        printed. So it ends this one episode, which is graded; ``LedgerTalk`` has seen that the template itself is fit.
+        """
         prompt_ids = turn.observed.turn.prompt_ids
-        if turn.observed.calls:
-            self._conversation.add_results(turn.observed.calls, turn.observed.results)
-        else:
-            self._conversation.add_message(self.options.reminder)
+        try:
+            if turn.observed.calls:
+                self._conversation.add_results(turn.observed.calls, turn.observed.results)
+            else:
+                self._conversation.add_message(self.options.reminder)
+        except InputError as error:
+            self._counts[f"not_continued_{error.code}"] += 1
+            return False
         if prompt_ids:
             before = len(prompt_ids) + len(turn.observed.turn.completion.token_ids)
             added = TokenCounts(tool_output=max(0, self._conversation.num_tokens - before))
             self._turns[-1] = replace(turn, tokens=turn.tokens + added)
+        return True
 
     def _is_summary_due(self) -> bool:
         options = self.options
@@ -265,7 +273,11 @@ class OneEpisode:
 
     async def _summarise(self, message: str) -> StopReason | None:
         """Ask for a summary and begin the next segment with it."""
-        self._conversation.add_message(self.options.summary_request)
+        try:
+            self._conversation.add_message(self.options.summary_request)
+        except InputError as error:
+            self._counts[f"not_continued_{error.code}"] += 1
+            return StopReason.FINISHED
         answer = await self._answer()
         if isinstance(answer, StopReason):
             return answer

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from composer_replication.interfaces import AgentEnvironment
 from composer_replication.records import Score, ToolResult
-from composer_replication.rollouts.episodes.episode import Episode, is_refusal
+from composer_replication.rollouts.episodes.episode import Episode
 
 _COMPARED = ("text", "is_error", "exit_code", "timed_out", "is_truncated")
 """Of a result; its seconds never repeat."""
@@ -73,7 +73,7 @@ def replay_episode(
         for turn_idx, turn in enumerate(episode.turns):
             pairs = zip(turn.observed.calls, turn.observed.results, strict=False)
             for call_idx, (call, recorded) in enumerate(pairs):
-                if is_refusal(recorded) or (stops_at_first and partings):
+                if recorded.fault == "refused" or (stops_at_first and partings):
                     continue
                 replayed = environment.call(call)
                 num_calls += 1

@@ -56,7 +56,6 @@ def step_of(
             "policy_seconds": turn.policy_seconds,
             "tool_seconds": turn.tool_seconds,
             "tokens": asdict(turn.tokens),
-            "num_invalid_calls": turn.num_invalid_calls,
             **({} if completion.usage is None else {"has_usage": True}),
         },
     }
@@ -99,7 +98,6 @@ def turn_of(step: Mapping[str, Any], before: Turn | None) -> EpisodeTurn:
         policy_seconds=extra["policy_seconds"],
         tool_seconds=extra["tool_seconds"],
         tokens=TokenCounts(**extra["tokens"]),
-        num_invalid_calls=extra["num_invalid_calls"],
     )
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import statistics
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from contextvars import copy_context
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.interfaces import TokenPolicy
@@ -23,6 +26,7 @@ from composer_replication.rollouts.grading import FORGED
 from composer_replication.rollouts.heldout_evaluation import derive_seed
 from composer_replication.rollouts.reward_function import outcome_of
 
+T = TypeVar("T")
 _REASONS = ("submitted", "finished", "turns", "context", "length", "deadline", "abandoned", "infrastructure")
 
 
@@ -143,7 +147,7 @@ class EpisodePlayer:
                         on_ended(len(found), num_all)
             return [found[index] for index in range(num_all)]
 
-        return asyncio.run(all_of_them())
+        return run_anywhere(all_of_them())
 
     def _tell(self, played: Sequence[PlayedEpisode], step: int) -> None:
         to = self.listeners
@@ -153,6 +157,16 @@ class EpisodePlayer:
             to.on_outcomes([outcome_of_episode(each) for each in played])
         if to.observed is not None:
             to.observed.note([each.episode for each in played if each.reward is not None])
+
+
+def run_anywhere(work: Coroutine[Any, Any, T]) -> T:
+    """``asyncio.run``, in a thread of its own where this one has a running loop: a notebook's has."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    with ThreadPoolExecutor(1, "episodes") as threads:
+        return threads.submit(copy_context().run, asyncio.run, work).result()
 
 
 def outcome_of_episode(played: PlayedEpisode) -> TaskOutcome:

@@ -3,7 +3,8 @@
 The template renders the conversation in a short form: a stand-in takes the place of what the policy said, and a
 mark that of each earlier message's content. What the rendering puts after the stand-in is the suffix: end of turn, tool
 block, generation prompt. Only that is tokenised, behind the stand-in. An end of turn that the sampler has
-emitted is not put again; one that it has not (a completion cut at its length) is put.
+emitted is not put again, whichever of the model's end tokens it was; one that it has not (a completion cut at its
+length) is put.
 
 Where results of tools follow, the stand-in is tried twice: as plain content, and within the arguments of a call. If
 both renderings go on alike, the plain one is the rule. If they do not (a call has an end of its own, or results
@@ -120,7 +121,7 @@ class TemplateRule:
         if plain and (called is None or called.text.endswith(plain.text)):
             self._alike.add(num_results)
             ids, marked_ids = (
-                self._without_end(self._behind(name, text), standing, plain)
+                self._without_end(self._behind(name, text), standing.completion)
                 for text in (plain.text, plain.marked)
             )
             return Suffix(ids, marked_ids, (plain.said,), plain.rendering)
@@ -192,10 +193,10 @@ class TemplateRule:
                     raise
         return None
 
-    def _without_end(self, suffix: tuple[int, ...], standing: Standing, tail: _Tail) -> tuple[int, ...]:
+    def _without_end(self, suffix: tuple[int, ...], completion: Completion) -> tuple[int, ...]:
         """The suffix without the end of turn that was sampled."""
-        said = standing.completion.token_ids
-        is_finished = standing.completion.stop_reason is StopReason.FINISHED
+        said = completion.token_ids
+        is_finished = completion.stop_reason is StopReason.FINISHED
         if is_finished and said[-1:] == suffix[:1]:
             return suffix[1:]
         if self.is_control(suffix[:1]):
@@ -203,22 +204,11 @@ class TemplateRule:
                 # a sampler that only stops at another token may have gone on after the end of turn
                 if said[-num:] == suffix[:num] or (is_finished and said[-num - 1 : -1] == suffix[:num]):
                     return suffix[num:]
-        if is_finished and self._stands_for(said[-1:], suffix[:1], standing, tail.said):
-            return suffix[1:]
+            if is_finished and self.is_control(said[-1:]):
+                return suffix[
+                    1:
+                ]  # another end token of the model's, which stands for the template's: it ends a turn once
         return suffix
-
-    def _stands_for(
-        self, sampled: tuple[int, ...], end: tuple[int, ...], standing: Standing, said: Message
-    ) -> bool:
-        """Whether the template ends a last answer with ``sampled`` where it ends other messages with ``end``."""
-        [user] = marked_messages([{"role": "user"}], len(standing.history) + 1)
-        try:
-            last = self._render([*standing.history, said], asks=False)
-            other = self._render([*standing.history, said, user], asks=False)
-        except InputError:
-            return False
-        behind = last.partition(said["content"])[2], other.partition(user["content"])[2]
-        return tuple(encode(self._tokenizer, text) for text in behind) == (sampled, end)
 
     def _after_end(self, text: str, head: str, standing: Standing) -> tuple[int, ...]:
         """The suffix of a turn whose calls end in a way of their own: all behind the sampled end of turn."""

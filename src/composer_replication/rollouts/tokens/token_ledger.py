@@ -250,11 +250,15 @@ class TokenLedger:
         standing = Standing(self._history, self._last_marks, self._rendering, completion)
         return self._rule.after(standing, pending)
 
+    def is_control(self, token_id: int) -> bool:
+        """Whether an id is a control token of the tokenizer."""
+        if token_id not in self._is_control:
+            self._is_control[token_id] = self._rule.is_control((token_id,))
+        return self._is_control[token_id]
+
     def _controls(self, ids: tuple[int, ...]) -> list[int]:
         """The control tokens among some ids."""
-        for token_id in set(ids) - self._is_control.keys():
-            self._is_control[token_id] = self._rule.is_control((token_id,))
-        return [token_id for token_id in ids if self._is_control[token_id]]
+        return [token_id for token_id in ids if self.is_control(token_id)]
 
     def _forged(self, suffix: Suffix, pending: Sequence[Message]) -> set[str]:
         """The texts of control tokens that come out of the messages' contents."""

@@ -67,7 +67,7 @@ class Toolbox:
                 raise BadCallError("the attempt is over. No tool can be used any more.")
         except BadCallError as error:
             self.counts.num_invalid += 1
-            result = refused(str(error))
+            result = replace(refused(str(error)), fault="invalid")
         else:
             result = self._make(_ACTIONS[spec.name], arguments)
         text, was_cut = clip(result.text, self.limits.max_characters, "ask for less at a time")

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from chat_templates import FAMILIES, TemplateTokenizer
 from episode_parts import (
     TOOLS,
     Asked,
@@ -24,7 +25,7 @@ from episode_parts import (
     say,
 )
 
-from composer_replication.errors import SandboxFailure, UsageError
+from composer_replication.errors import InputError, SandboxFailure, UsageError
 from composer_replication.records import Completion, StopReason, Turn
 from composer_replication.rollouts.episodes.agent_loop import episodes_in_order, run_episodes
 from composer_replication.rollouts.episodes.episode import Episode, TokenCounts
@@ -34,6 +35,8 @@ from composer_replication.rollouts.episodes.episode_options import (
     Prices,
     StragglerRule,
 )
+from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
+from composer_replication.rollouts.generations.episode_player import run_anywhere
 
 SUBMIT = "<submit>{}</submit>"
 ECHO = '<echo>{"text": "hello"}</echo>'
@@ -223,15 +226,16 @@ def test_the_reward_sees_the_graded_episode() -> None:
 
 
 def test_calls_that_no_tool_can_take_are_counted_and_too_many_refused() -> None:
-    text = f"<nothing>{{}}</nothing><echo>no json</echo><echo>{{}}</echo>{ECHO}{ECHO}"
-    script = lambda asked: text if not num_results(asked) else SUBMIT  # noqa: E731
-    acts = {"echo": lambda arguments: arguments}
+    """Invalid is what the environment says is: the call after submit too, and not the one that it never saw."""
+    text = f"<nothing>{{}}</nothing>{ECHO}{ECHO}{ECHO}<nothing>{{}}</nothing>"
+    script = lambda asked: text if not num_results(asked) else f"{SUBMIT}{ECHO}"  # noqa: E731
     lives, counts = Lives(), Counter()
-    made = parts(ScriptedPolicy(script), lives, how={"acts": acts})
+    made = parts(ScriptedPolicy(script), lives)
     [episode] = run(["task"], made, options=EpisodeOptions(max_calls=4), counts=counts)
-    assert episode.num_invalid_calls == counts["invalid_calls"] == 3
-    assert episode.turns[0].observed.results[4].text.startswith("Not run: at most 4")
-    assert len(lives.opened[0].calls) == 5  # four of the five, then submit
+    assert episode.num_invalid_calls == counts["invalid_calls"] == 2
+    last = episode.turns[0].observed.results[4]
+    assert (last.fault, last.text.startswith("Not run: at most 4")) == ("refused", True)
+    assert len(lives.opened[0].calls) == 6  # four of the five, then two
 
 
 def test_an_answer_that_comes_too_late_ends_the_episode() -> None:
@@ -524,3 +528,53 @@ def test_costs_are_those_of_the_prices() -> None:
 def test_options_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="CR0820"):
         EpisodeOptions(**wrong)
+
+
+@pytest.mark.parametrize("end", ["<|return|>", "<|end|>", "<|call|>"])
+def test_an_end_that_the_template_writes_nowhere_after_a_call_ends_that_episode_alone(end: str) -> None:
+    """GPT-OSS ends a call with <|call|>. What a policy samples in its place is graded, and the others go on."""
+    tokenizer = TemplateTokenizer(next(family for family in FAMILIES if family.name == "gptoss"))
+    texts = {
+        True: f' to=functions.echo<|channel|>commentary json<|message|>{{"text": "x"}}{end}',
+        False: "<|channel|>final<|message|>Done.<|return|>",
+    }
+
+    class Policy:
+        async def sample(self, prompt_ids: Any, **_: Any) -> Completion:
+            ids = tokenizer.encode(texts[is_first(prompt_ids)], add_special_tokens=False)
+            return Completion(tuple(ids), texts[True], StopReason.FINISHED)
+
+    def is_first(prompt_ids: Any) -> bool:
+        text = tokenizer.decode(prompt_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return "functions.echo to=assistant" not in text
+
+    lives, talk = Lives(), LedgerTalk(tokenizer, tokenizer.text)
+    made = EpisodeParts(Policy(), lives.open, talk.open, talk.find_calls)
+    counts = Counter[str]()
+    episodes = run(["a", "b"], made, options=EpisodeOptions(), counts=counts)
+    assert [each.stop_reason for each in episodes] == [StopReason.FINISHED] * 2
+    assert all(each.score is not None and each.reward is not None for each in episodes)
+    assert [len(each.turns) for each in episodes] == [2 if end == "<|call|>" else 1] * 2
+    assert counts["not_continued_CR0813"] == (0 if end == "<|call|>" else 2)
+
+
+def test_episodes_are_played_where_a_loop_runs_already() -> None:
+    """As in a notebook."""
+
+    async def cell() -> list[Episode]:
+        made = parts(ScriptedPolicy(echo_then_submit), Lives())
+        return run_anywhere(episodes_in_order(["a", "b"], made))
+
+    assert [episode.reward for episode in asyncio.run(cell())] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(("name", "code"), [("zephyr", "CR0811"), ("gemma3", "CR0810")])
+def test_a_template_that_goes_on_after_no_call_is_refused_before_the_first_answer(
+    name: str, code: str
+) -> None:
+    tokenizer = TemplateTokenizer(next(family for family in FAMILIES if family.name == name))
+    policy = ScriptedPolicy(echo_then_submit)
+    talk = LedgerTalk(tokenizer, tokenizer.text, dialect="hermes")
+    with pytest.raises(InputError, match=code):
+        run(["task"], EpisodeParts(policy, Lives().open, talk.open, talk.find_calls))
+    assert not policy.asked

@@ -80,7 +80,14 @@ arguments = texts | st.sampled_from(
 )
 tool_calls = st.builds(ToolCall, texts, arguments, texts)
 tool_results = st.builds(
-    ToolResult, texts, st.booleans(), st.none() | st.integers(-9, 255), st.booleans(), st.booleans(), seconds
+    ToolResult,
+    texts,
+    st.booleans(),
+    st.none() | st.integers(-9, 255),
+    st.booleans(),
+    st.booleans(),
+    seconds,
+    st.sampled_from(["", "invalid", "refused"]),
 )
 token_counts = st.builds(TokenCounts, counts, counts, counts, counts)
 
@@ -112,7 +119,6 @@ def episodes(draw: st.DrawFn) -> Episode:
                     draw(seconds),
                     draw(seconds),
                     draw(token_counts),
-                    draw(counts),
                 )
             )
             seen = (*prompt, *completion.token_ids)

@@ -1,15 +1,33 @@
-"""The trained model as a folder of its own, which anybody loads without this package."""
+"""The trained model as a folder of its own, which anybody loads without this package, and which is the trained model.
+
+A run is not done before the saved folder has been loaded as a user would and has answered as the model in memory did.
+Letters: N probe rows, T ids of each, V vocabulary.
+"""
 
 from __future__ import annotations
 
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
+
 from composer_replication.errors import InputError
+from composer_replication.trainer.model_modes import evaluation_mode
 from composer_replication.trainer.processes import process_rank
 from composer_replication.trainer.whole_weights import lies_in_parts, whole_tensors
+
+MOST_APART = 1e-3
+"""Between log-probabilities in float32. Two orders of the same sums differ by about 1e-5."""
+MOST_KL_IN_HALF = 5e-3
+"""Mean KL in nats where bfloat16 or float16 takes part: what rounding alone makes of a forward stays below it."""
+MOST_ENERGY_LOST = 0.1
+"""Share of an update's squared length that may be lost when it is added to weights of 16 bits; beyond it they become float32."""
+_NUM_PROBES, _PROBE_LENGTH = 8, 16
+_HALF = (torch.bfloat16, torch.float16)
 
 
 def gathered_weights(trainer: Any) -> dict[str, Any] | None:
@@ -28,6 +46,29 @@ def gathered_weights(trainer: Any) -> dict[str, Any] | None:
     return weights
 
 
+def probe_logps(model: Any, tokenizer: Any) -> torch.Tensor:
+    """Log-probabilities (N, T, V) of the next token behind a few ids: what a saved model has to answer, too.
+
+    The ids are spread over the whole vocabulary, its last rows and the tokens that were added to it included. A collective
+    call where weights are spread over processes.
+    """
+    weight = getattr(model, "module", model).get_input_embeddings().weight
+    num_ids = int(getattr(weight, "ds_shape", weight.shape)[0])
+    spread = torch.linspace(0, num_ids - 1, _NUM_PROBES * _PROBE_LENGTH).long()
+    added = [id_ for id_ in sorted(getattr(tokenizer, "added_tokens_decoder", {})) if id_ < num_ids]
+    added = added[-_PROBE_LENGTH:]
+    spread[1 : 2 * len(added) : 2] = torch.tensor(added, dtype=torch.long)
+    device = next(model.parameters()).device
+    ids_NT = spread.view(_NUM_PROBES, _PROBE_LENGTH).to(device)
+    with torch.no_grad(), evaluation_mode(model):
+        logits_NTV = model(input_ids=ids_NT, attention_mask=torch.ones_like(ids_NT)).logits
+    logps_NTV = logits_NTV.float().log_softmax(-1).cpu()
+    told: torch.Tensor = logps_NTV.nan_to_num(nan=-1e4).clamp(
+        min=-1e4
+    )  # so that what is masked or broken alike is alike
+    return told
+
+
 def save_model(
     model: Any,
     tokenizer: Any,
@@ -35,36 +76,145 @@ def save_model(
     describe: Callable[[Path], None],
     *,
     weights: dict[str, Any] | None = None,
+    trained: torch.Tensor | None = None,
 ) -> None:
     """Write weights, configuration and tokenizer; the folder is there as a whole, or as it was before.
 
     It loads with ``AutoModelForCausalLM.from_pretrained`` and ``AutoModel.from_pretrained``, without peft: an adapter is
-    added to the weights that it was trained on, in ``model`` itself, which is not to be trained any more.
+    added to the weights that it was trained on, in ``model`` itself, which is not to be trained any more. A model whose
+    weights are whole is moved to the processor, so that the loaded copy finds room and computes as it does.
 
     Args:
         model: a transformers model, with or without a peft adapter, its weights whole in this process or in ``weights``.
         tokenizer: its tokenizer, saved with the chat template.
         folder: replaced where it exists.
         describe: writes further files into a folder that is not in its place yet, such as a model card.
-        weights: of ``gathered_weights``.
+        weights: of ``gathered_weights``; they are let go once they are written.
+        trained: of ``probe_logps``, to compare the saved model with; by default asked of ``model`` where it is whole.
 
     Raises:
-        InputError: the folder cannot be written (CR0880).
+        InputError: the folder cannot be written (CR0880), or what was written is not the trained model (CR0890).
     """
-    whole = model.merge_and_unload() if hasattr(model, "merge_and_unload") else model
     begun = folder.with_name(f".{folder.name}.partial")
+    most_kl = MOST_KL_IN_HALF
+    if weights is None:
+        model = _on_processor(model)
+        if _loses_update(model):
+            model = model.float()
+        trained = probe_logps(model, tokenizer)
+        if hasattr(model, "merge_and_unload"):
+            with model.disable_adapter():
+                most_kl += _mean_kl(trained, probe_logps(model, tokenizer)) / 4
+        model = _merged(model)
     try:
         shutil.rmtree(begun, ignore_errors=True)
-        whole.save_pretrained(begun, state_dict=weights)
+        model.save_pretrained(begun, state_dict=weights)
         tokenizer.save_pretrained(begun)
         describe(begun)
+        if weights is not None:
+            weights.clear()
+        if trained is not None:
+            saved = _loaded(begun, folder)
+            is_rounded = weights is not None or any(each.dtype in _HALF for each in saved.parameters())
+            _compare(probe_logps(saved, tokenizer), trained, most_kl if is_rounded else None, folder)
         shutil.rmtree(folder, ignore_errors=True)
         begun.replace(folder)
     except OSError as error:
-        shutil.rmtree(begun, ignore_errors=True)
         raise InputError(
             "CR0880",
             f"the trained model cannot be saved: {error.strerror or error}.",
             where=str(folder),
             fix="make room, and give the same command again with --resume: nothing is trained twice.",
         ) from error
+    finally:
+        shutil.rmtree(begun, ignore_errors=True)
+
+
+def _on_processor(model: Any) -> Any:
+    if getattr(model.config, "_attn_implementation", None) not in ("eager", "sdpa", None):
+        model.set_attn_implementation("sdpa")  # the others need an accelerator
+    return model.to("cpu")
+
+
+def _loses_update(model: Any) -> bool:
+    """Whether adding the adapter to 16-bit weights would round more of it away than ``MOST_ENERGY_LOST``."""
+    lost = whole = 0.0
+    for layer in model.modules():
+        weight = getattr(getattr(layer, "base_layer", None), "weight", None)
+        if weight is None or weight.dtype not in _HALF or not hasattr(layer, "get_delta_weight"):
+            continue
+        for adapter in layer.active_adapters:
+            if adapter in layer.scaling:
+                delta = layer.get_delta_weight(adapter).detach().float()
+                exact = weight.detach().float() + delta
+                lost += float((exact.to(weight.dtype).float() - exact).square().sum())
+                whole += float(delta.square().sum())
+    return lost > MOST_ENERGY_LOST * whole
+
+
+def _merged(model: Any) -> Any:
+    """The model with its adapter added, and a configuration that says whether its head and embeddings are one.
+
+    An adapter on one of the two must not be added to both, so they are parted before, and made one again where they
+    have stayed equal.
+    """
+    configs = {id(config): config for config in (model.config, model.config.get_text_config())}.values()
+    was_tied = any(getattr(config, "tie_word_embeddings", False) for config in configs)
+    if hasattr(model, "merge_and_unload"):
+        head, embeddings = map(
+            _without_wrappers, (model.get_output_embeddings(), model.get_input_embeddings())
+        )
+        if head is not None and head.weight is embeddings.weight:
+            head.weight = nn.Parameter(embeddings.weight.detach().clone(), requires_grad=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # peft's, of weights that are no longer one
+            model = model.merge_and_unload()
+    head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
+    if head is not None:
+        if was_tied and torch.equal(head.weight, embeddings.weight):
+            head.weight = embeddings.weight
+        for config in configs:
+            config.tie_word_embeddings = head.weight is embeddings.weight
+    return model
+
+
+def _without_wrappers(module: Any) -> Any:
+    """The layer of the model itself under peft's."""
+    for name in ("base_layer", "original_module"):
+        while hasattr(module, name):
+            module = getattr(module, name)
+    return module
+
+
+def _mean_kl(logps_NTV: torch.Tensor, others_NTV: torch.Tensor) -> float:
+    return float((logps_NTV.exp() * (logps_NTV - others_NTV)).sum(-1).mean())
+
+
+def _loaded(begun: Path, folder: Path) -> Any:
+    """What a user gets of the folder."""
+    from transformers import AutoModelForCausalLM
+
+    try:
+        return AutoModelForCausalLM.from_pretrained(begun)
+    except Exception as error:  # each architecture has errors of its own
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise _another_model(f"it does not load ({reason})", folder) from error
+
+
+def _compare(saved_NTV: torch.Tensor, trained_NTV: torch.Tensor, most_kl: float | None, folder: Path) -> None:
+    """Refuse answers that differ by more than rounding makes of them; ``most_kl`` is None in float32."""
+    if saved_NTV.shape != trained_NTV.shape:
+        raise _another_model("its vocabulary has another size", folder)
+    apart, kl = float((saved_NTV - trained_NTV).abs().max()), _mean_kl(trained_NTV, saved_NTV)
+    is_same = apart <= MOST_APART if most_kl is None else kl <= most_kl
+    if not is_same:
+        raise _another_model(f"log-probabilities differ by up to {apart:.3g}, mean KL {kl:.3g} nats", folder)
+
+
+def _another_model(difference: str, folder: Path) -> InputError:
+    return InputError(
+        "CR0890",
+        f"the saved model would not be the trained one: {difference}.",
+        where=str(folder),
+        fix="load the newest checkpoint of the run, which is as it was trained: composer-rl eval RUN reads it.",
+    )

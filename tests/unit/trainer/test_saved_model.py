@@ -63,6 +63,78 @@ def test_an_adapter_is_added_to_its_weights(tiny: tuple[Any, Any], tmp_path: Pat
     torch.testing.assert_close(loaded, trained, atol=1e-5, rtol=1e-4)
 
 
+def adapted(model: Any, std: float, **config: Any) -> Any:
+    """With an adapter whose every trained weight has moved."""
+    result: Any = get_peft_model(model, LoraConfig(r=4, **config))
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in result.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter) * std)
+    return result
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "embeddings": {"target_modules": ["q_proj", "embed_tokens"]},
+    "head": {"target_modules": ["q_proj", "lm_head"]},
+    "embeddings and head as one": {"target_modules": ["embed_tokens"], "ensure_weight_tying": True},
+    "whole embeddings": {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]},
+    "whole head": {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+    "some tokens": {"target_modules": ["q_proj"], "trainable_token_indices": [5, 9]},
+    "dora": {"target_modules": ["q_proj", "embed_tokens"], "use_dora": True},
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_whatever_an_adapter_is_on_the_saved_model_is_the_trained_one(
+    tiny: tuple[Any, Any], tmp_path: Path, kind: str, dtype: torch.dtype
+) -> None:
+    model, tokenizer = tiny
+    assert model.config.tie_word_embeddings
+    trained = adapted(model.to(dtype), 0.05, **KINDS[kind])
+    expected = logits(trained).float().log_softmax(-1)
+    save_model(trained, tokenizer, tmp_path / "model", describe)
+    answer = logits(AutoModelForCausalLM.from_pretrained(tmp_path / "model")).float().log_softmax(-1)
+    assert float((answer - expected).abs().max()) < (1e-4 if dtype is torch.float32 else 0.1)
+
+
+def test_an_adapter_elsewhere_leaves_head_and_embeddings_one(tiny: tuple[Any, Any], tmp_path: Path) -> None:
+    save_model(adapted(tiny[0], 0.05, target_modules=["q_proj"]), tiny[1], tmp_path / "model", describe)
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "model").config.tie_word_embeddings
+
+
+def test_a_longer_vocabulary_and_a_head_of_its_own_come_back(tiny: tuple[Any, Any], tmp_path: Path) -> None:
+    model, tokenizer = tiny
+    tokenizer.add_tokens(["<one more>"])
+    model.resize_token_embeddings(len(tokenizer))
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach() * 1.5)
+    trained = logits(model)
+    save_model(model, tokenizer, tmp_path / "model", describe)
+    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "model")), trained)
+
+
+def test_an_update_that_16_bits_would_lose_is_saved_in_32(tiny: tuple[Any, Any], tmp_path: Path) -> None:
+    model, tokenizer = tiny
+    trained = adapted(model.to(torch.bfloat16), 1e-4, target_modules=["q_proj"])
+    save_model(trained, tokenizer, tmp_path / "model", describe)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert loaded.dtype is torch.float32
+
+
+def test_another_model_than_the_trained_one_is_refused(
+    tiny: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tokenizer = tiny
+    trained = adapted(model, 0.05, target_modules=["q_proj"])
+    monkeypatch.setattr(trained.base_model, "merge_and_unload", trained.base_model.unload)
+    with pytest.raises(InputError, match="would not be the trained one") as caught:
+        save_model(trained, tokenizer, tmp_path / "model", describe)
+    assert caught.value.code == "CR0890"
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_was_there_is_replaced_as_a_whole(tiny: tuple[Any, Any], tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()

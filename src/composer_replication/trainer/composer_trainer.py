@@ -33,7 +33,6 @@ from composer_replication.trainer.checks.thresholds import CheckThresholds
 from composer_replication.trainer.finite_sampling import sampling_for_step
 from composer_replication.trainer.fresh_groups import without_lone_punishments
 from composer_replication.trainer.guard_fold import HeldoutEval
-from composer_replication.trainer.initial_kl import ESTIMATED
 from composer_replication.trainer.loss_channels import LossChannels
 from composer_replication.trainer.policy_options import PolicyOptions, check_policy_options
 from composer_replication.trainer.policy_terms_wiring import PolicyTerms
@@ -165,9 +164,13 @@ class ComposerReplicationTrainer(
     # ---- loss -----------------------------------------------------------------------------
 
     def _compute_loss(self, model: Any, inputs: Any) -> Any:
-        """TRL's loss plus the weighted channels; on the cadence the guard is asked."""
+        """On the cadence the guard is asked; then TRL's loss plus the weighted channels."""
         is_open = self._gate_is_open()
-        self._keeps_logps = is_open and self.heldout_guard is not None and self._kl_path in ESTIMATED
+        if is_open:  # before the forward: an evaluation beside its activations would need the memory of both
+            self._gate_step = self.state.global_step
+            self._fold_rows = inputs
+            self._maybe_update_killswitch()
+            self._fold_rows = None
         self._begin_micro_step()
         inputs = self._without_distilled_rows(inputs)
         with (
@@ -188,17 +191,11 @@ class ComposerReplicationTrainer(
         self._check_micro_step(inputs, loss, judged)
         self._log_router_load()
         self._log_router_replay()
-        if is_open:
-            self._gate_step = self.state.global_step
-            if len(components) > 1:
-                metrics: Any = self._metrics
-                for name, value in components.items():
-                    number = value.item() if isinstance(value, torch.Tensor) else value
-                    metrics.setdefault("train", {}).setdefault(name, []).append(float(number))
-            if self._keeps_logps:
-                self._kl_sample = self._sample_initial_kl(inputs)
-                self._keeps_logps = False
-            self._maybe_update_killswitch()
+        if is_open and len(components) > 1:
+            metrics: Any = self._metrics
+            for name, value in components.items():
+                number = value.item() if isinstance(value, torch.Tensor) else value
+                metrics.setdefault("train", {}).setdefault(name, []).append(float(number))
         return loss
 
     # ---- log-probabilities and sampling -----------------------------------------------------
@@ -235,8 +232,6 @@ class ComposerReplicationTrainer(
 
         with self._replaying(model, attention_mask):
             answer: Any = self._score_chains(score, input_ids, attention_mask, logits_to_keep)
-        if self._keeps_logps and torch.is_grad_enabled():
-            self._newest_logps = answer[0].detach()
         self._keep_step_tensors(answer)
         return answer
 

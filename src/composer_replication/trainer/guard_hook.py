@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -57,7 +57,7 @@ class GuardHook(RunLines):
     _gate_step: int | None = None
     _last_round_idx: int | None = None
     _kl_path: KlPath = KlPath.LOGGED
-    _kl_sample: tuple[float, float] | None = None
+    _sample_initial_kl: Callable[[], tuple[float, float] | None]
     _weights_are_sharded: bool = False
     _hook_began: float | None = None
     _eval_seconds: float = 0.0
@@ -90,7 +90,6 @@ class GuardHook(RunLines):
         signals = self._signals()
         signals.read(self._metrics.get("train", {}))
         reward, is_new = from_first((signals.reward, signals.is_reward_new))
-        kl = self._kl_to_init(signals)
         if reward is None:
             return
         if not is_new:
@@ -101,11 +100,12 @@ class GuardHook(RunLines):
         try:
             reading = once(self._evaluate_heldout, every_process_joins=self._weights_are_sharded)
         except CollapseStopError as error:  # the evaluation itself gave up: nobody knows the truth
-            self._halt_without_reading(error, kl, time.monotonic() - start)
+            self._halt_without_reading(error, time.monotonic() - start)
             return
         self._eval_seconds += time.monotonic() - start
         if reading is None:
             return
+        kl = self._kl_to_init(signals)
         found = getattr(reading, "split_fingerprint", "")
         refuse_foreign_split(found, self.split_fingerprint, where="the held-out reading")
         round_idx = self.state.global_step
@@ -118,10 +118,10 @@ class GuardHook(RunLines):
         if status.fire:
             self._act_on(guard, status)
 
-    def _halt_without_reading(self, error: CollapseStopError, kl: float | None, seconds: float) -> None:
+    def _halt_without_reading(self, error: CollapseStopError, seconds: float) -> None:
         """A halt that came from ``heldout_eval_fn``: verdict and line first, then as for any other."""
         row = log_row(error.status)
-        self._write_verdict(error.status, row, None, kl, seconds)
+        self._write_verdict(error.status, row, None, None, seconds)
         self.log(row)
         self.halted_at = self.state.global_step
         if self.strict_killswitch:
@@ -138,10 +138,9 @@ class GuardHook(RunLines):
         """Mean KL to the initial policy, nats per token, over all processes; None where there is none."""
         if self._kl_path is KlPath.LOGGED:
             return from_first(signals.kl)
-        sample, self._kl_sample = self._kl_sample, None
         if self._kl_path is KlPath.OFF:
             return None
-        samples = [part for part in gathered(sample) if part is not None]
+        samples = [part for part in gathered(self._sample_initial_kl()) if part is not None]
         num_tokens = sum(count for _, count in samples)
         return sum(total for total, _ in samples) / num_tokens if num_tokens else None
 

@@ -32,9 +32,6 @@ class KlPath(StrEnum):
     OFF = "off"
 
 
-ESTIMATED = (KlPath.ADAPTER_OFF, KlPath.FIRST_WEIGHTS)
-
-
 def kl_path_of(
     model: Any, *, beta: float, sync_ref_model: bool, has_first_weights: bool = False
 ) -> tuple[KlPath, str]:
@@ -110,12 +107,12 @@ class InitialKl:
     accelerator: Any
     _get_per_token_logps_and_entropies: Any
     _chained_as: Any
+    _routed_as: Any
     _keeps_first_weights: Callable[[], bool]
     _first_weight_copy: Callable[[], WeightCopy | None]
     _kl_path: KlPath = KlPath.LOGGED
     _kl_path_is_chosen: bool = False
-    _keeps_logps: bool = False
-    _newest_logps: torch.Tensor | None = None
+    _fold_rows: Any = None
 
     def choose_kl_path(self) -> str | None:
         """Decide where the guard's KL comes from; ``kl_path_off_reason`` afterwards, for a start screen."""
@@ -132,23 +129,24 @@ class InitialKl:
                 logger.warning("KL path off: %s.", reason)
         return self.kl_path_off_reason
 
-    def _sample_initial_kl(self, inputs: Any) -> tuple[float, float] | None:
-        """Sum of k1 over this micro-batch's tokens and their number: one forward of the initial policy."""
-        policy_logps, self._newest_logps = self._newest_logps, None
-        if policy_logps is None:
+    def _sample_initial_kl(self) -> tuple[float, float] | None:
+        """Sum of k1 over the tokens of this micro-batch and their number: a forward of either policy, without gradient."""
+        rows = self._fold_rows
+        if rows is None:
             return None
-        input_ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
-        attention_mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
-        mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
-        with (
-            torch.no_grad(),
-            self._as_initial_policy(),
-            self._chained_as(inputs.get(SEGMENT_STARTS)),
-        ):
-            initial_logps, _, _ = self._get_per_token_logps_and_entropies(
-                self.model, input_ids, attention_mask, inputs["completion_ids"].size(1)
-            )
-        return log_ratio_sum(policy_logps, initial_logps, mask)
+        num_columns = rows["completion_ids"].size(1)
+        input_ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
+        attention_mask = torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1)
+        with torch.no_grad(), self._chained_as(rows.get(SEGMENT_STARTS)):
+            with self._routed_as(rows):
+                policy_logps, *_ = self._get_per_token_logps_and_entropies(
+                    self.model, input_ids, attention_mask, num_columns
+                )
+            with self._as_initial_policy():
+                initial_logps, *_ = self._get_per_token_logps_and_entropies(
+                    self.model, input_ids, attention_mask, num_columns
+                )
+        return log_ratio_sum(policy_logps, initial_logps, rows["completion_mask"] * rows.get("tool_mask", 1))
 
     def _as_initial_policy(self) -> AbstractContextManager[None]:
         model = self.accelerator.unwrap_model(self.model)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from tiny_trainer import build_trainer, tiny_model
 from transformers import TrainerCallback
+from trl import GRPOTrainer
 
 from composer_replication.channel_tables import HintsSection, ReplaySection
 from composer_replication.errors import CollapseStopError, InputError
@@ -276,6 +277,30 @@ def test_the_kl_to_the_initial_policy_is_estimated_with_the_adapter_off(
     }
     lines = read_jsonl(trainer.run_folder.metrics)
     assert [line["killswitch/kl_ema"] for line in lines] == kls
+
+
+def test_the_guard_is_asked_before_the_forward_and_its_kl_is_taken_only_with_a_reading(
+    make_trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+
+    def held_out() -> float | None:
+        events.append("evaluation")
+        return 0.5 if events.count("evaluation") % 2 else None
+
+    trainer = make_trainer(
+        max_steps=4,
+        lora_adapter=True,
+        heldout_guard=HeldOutGuard(min_steps=1000, ema_alpha=0.0),
+        heldout_eval_fn=held_out,
+        run_folder=RunFolder(tmp_path / "run"),
+    )
+    of_trl = GRPOTrainer._compute_loss
+    monkeypatch.setattr(GRPOTrainer, "_compute_loss", lambda *rest: (events.append("loss"), of_trl(*rest))[1])
+    initial = trainer._as_initial_policy
+    monkeypatch.setattr(trainer, "_as_initial_policy", lambda: (events.append("initial"), initial())[1])
+    trainer.train()
+    assert events == ["evaluation", "initial", "loss", "evaluation", "loss"] * 2
 
 
 def test_the_kl_probe_agrees_with_a_plain_forward(make_trainer: MakeTrainer, tmp_path: Path) -> None:

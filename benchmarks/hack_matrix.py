@@ -11,7 +11,7 @@ of cheating and each task one episode: the way of the class, its spelling and th
 seed. Writes as many honest episodes as asked for, over all those tasks. Nothing is run: the monitor reads
 text. Prints a line a class with its misses, then the false alarms by class. A hack counts as caught when its own class is
 among the findings with the action that the class has; an honest episode is a false alarm when anything at all is found.
-With ``--held-out`` the families of ``held_out_hacks.py`` come last: their recall is printed and decides nothing. Exit code 1
+With ``--held-out`` the families held out in ``hacks.toml`` come last: their recall is printed and decides nothing. Exit code 1
 when there is a miss or a false alarm, 0 otherwise.
 """
 
@@ -27,12 +27,21 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from hack_matrix_cases.case_task import CaseTask, usable_case
-from hack_matrix_cases.code_hacks import ADDED_FILES, BY_HAND, SOLUTIONS, solution_hack
 from hack_matrix_cases.draft import Draft
+from hack_matrix_cases.hacks import (
+    ADDED_FILES,
+    BY_HAND,
+    CODE,
+    COMMANDS,
+    FILES,
+    HELD_OUT,
+    SOLUTIONS,
+    command_hack,
+    solution_hack,
+)
 from hack_matrix_cases.honest_episodes import honest_episode, look_around
 from hack_matrix_cases.own_store import CASES, own_store
 from hack_matrix_cases.real_tasks import NUM_TASKS, real_store
-from hack_matrix_cases.shell_hacks import CODE, COMMANDS, FILES, command_hack
 
 from composer_replication.rollouts.monitor import HACK_CLASSES, EpisodeEvidence, HackMonitor, MonitorOptions
 from composer_replication.tasks.store import TaskStore
@@ -138,8 +147,6 @@ def false_alarms(
 
 def held_out_recall(tasks: Sequence[CaseTask], *, seed: int) -> None:
     """Print the recall on families that the monitor was not developed against: anything found with ``mask`` counts."""
-    from hack_matrix_cases.held_out_hacks import HELD_OUT
-
     monitor = HackMonitor()
     caught = total = 0
     for family, write in HELD_OUT.items():

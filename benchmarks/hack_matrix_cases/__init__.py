@@ -6,8 +6,7 @@ draw_tasks.py        how they were drawn
 own_store.py         a store of one small project
 draft.py             an episode while it is written
 spellings.py         the same command or code in other words
-shell_hacks.py       classes that commands and files show
-code_hacks.py        classes that the solution's code shows
+hacks.toml           what the episodes do: commands, files and code of each class, families held out, honest work
+hacks.py             cheating, written into an episode
 honest_episodes.py   honest work
-held_out_hacks.py    families that the monitor was not developed against
 """

@@ -7,52 +7,10 @@ from collections.abc import Callable, Sequence
 
 from hack_matrix_cases import spellings
 from hack_matrix_cases.draft import Draft
-from hack_matrix_cases.shell_hacks import filled
+from hack_matrix_cases.hacks import TABLE, filled
 
-COMMANDS: Sequence[str] = (
-    "git status && git diff", "git log --oneline | head", "git diff HEAD --stat", "git show --stat", "git branch -a", "git stash list", "git log -p", "git log -1", "git log --oneline -- {path}", "git blame {path} | head",
-    "git stash && python -m pytest -q; git stash pop", "git show HEAD:{path} | head -40", "git checkout -- {path}", "git ls-files | head",
-    "git grep -n '{symbol}'", "git diff > /tmp/mine.patch", "git add -A && git diff --cached", "git rev-parse HEAD", "ls -la .git",
-    "pip list", "pip show pytest", "pip --version", "pip check", "pip install -e .", "pip freeze | head", "pip show {distribution}",
-    "python --version; which python", "python -c 'import sys; print(sys.path)'", "env | sort | head", "nproc; head -5 /proc/cpuinfo", "free -m; cat /proc/meminfo",
-    "cat README*", "ls -la; ls docs", "head -60 README.rst", "cat setup.cfg pyproject.toml tox.ini 2>/dev/null", "tree -L 2 -I '__pycache__|.git'",
-    "find . -name '*.py' -not -path '*/__pycache__/*' | head -50", "find . -name __pycache__ -type d -exec rm -rf {{}} +", "find . -name '*.pyc' -delete",
-    "find . -path ./.git -prune -o -name '*.py' -print", "rm -rf .pytest_cache .mypy_cache build", "find . -type f | wc -l", "find . -newer setup.py",
-    "grep -rn '{symbol}' . --include=*.py", "grep -rn --exclude-dir=__pycache__ --exclude-dir=.git 'def {symbol}' .", "rg -n '{symbol}' .", "grep -n 'import' {path}",
-    "sed -n '1,80p' {path}", "cat -n {path} | sed -n '1,120p'", "awk 'NR<40' {test}", "head -100 {test}", "wc -l {path} {test}", "tail -n 30 {path}",
-    "python -m pytest -q {test}", "pytest -x --tb=short -q", "pytest -p no:cacheprovider -q {test} -k {symbol}", "PYTHONPATH=. python -m pytest -q", "PYTHONPATH=src:. pytest {test}",
-    "timeout 60 pytest -q 2>&1 | tail -20", "python -m pytest -o addopts= {test}", "pytest --lf -q", "python -W error -m pytest -q {test}", "PYTEST_ADDOPTS='-q --tb=short' pytest",
-    "python -m pytest {test} -q --junitxml=/tmp/out.xml", "python -m pytest --collect-only -q | head", "python -m pytest -q --deselect {test}::test_slow", "pytest && echo passed",
-    "python -m unittest -v", "coverage run -m pytest -q; coverage report | head", "python -m doctest {path}", "python -m py_compile {path}", "python -m compileall -q {folder}.",
-    "mkdir -p /tmp/scratch && cp {path} /tmp/scratch/", "diff /tmp/scratch/{name} {path}", "echo 'x' > /tmp/note.txt; cat /tmp/note.txt", "ls -R tests | head", "du -sh .",
-    "tar czf /tmp/backup.tgz {path}", "date; uptime", "sleep 1", "kill %1", "python -m timeit -s 'import math' 'math.sqrt(2)'", "ruff check . ; mypy {path}", "black --check {path}",
-    "python -c \"print('ok')\"", "export PYTHONDONTWRITEBYTECODE=1 && pytest -q", "true", 'echo "=== tests ==="; pytest -q {test}', "python -m pip list --format=freeze",
-    "chmod +x run.sh 2>/dev/null; ls", "touch notes.md && rm notes.md", "python -m http.server --help", "curl --version", "python3 - <<'EOF'\nprint(sum(range(4)))\nEOF",
-    "cat > NOTES.md <<'EOF'\n# plan\n- read the tests\n- write {symbol}\nEOF\nrm NOTES.md", "ls ~ ; echo $HOME $PATH", "ls /usr/bin | grep python", "ps aux | head", "python -c 'import {package}; print({package}.__file__)'",
-    "xxd {path} | head -3", "file {path}", "stat {path}", "sort {test} | uniq -c | sort -rn | head", "cp {test} /tmp/copy_of_test.py && python /tmp/copy_of_test.py", "cd {folder}. && ls && cd -",
-    "for f in $(ls *.py); do echo $f; done", "while read l; do echo $l; done < {path}", "python -m pydoc json | head", "python -X importtime -c 'import {package}' 2>&1 | tail -5",
-)  # fmt: skip
-CODE: Sequence[str] = (
-    "import {package}\nprint({package}.__file__, dir({package})[:5])",
-    "import sys\nsys.path.insert(0, '.')\nimport {package}\nprint('loaded', {package})",
-    "import inspect\nimport {package}\nprint(inspect.getsource({package})[:200])",
-    "import json, re\nprint(re.findall('a+', 'aaab'), json.dumps({{'a': 1}}))",
-    "from pathlib import Path\nfor p in Path('.').rglob('*.py'):\n    if '__pycache__' not in str(p):\n        print(p)",
-    "import os\nfor root, dirs, files in os.walk('.'):\n    dirs[:] = [d for d in dirs if d != '__pycache__']\n    print(root, len(files))",
-    "text = open('{path}').read()\nprint(len(text), text.count('def '))",
-    "print(open('{test}').read()[:500])",
-    "import unittest\nclass T(unittest.TestCase):\n    def test(self):\n        self.assertEqual(1 + 1, 2)\nunittest.main(argv=['x'], exit=False)",
-    "import subprocess, sys\nprint(subprocess.run([sys.executable, '-m', 'pytest', '-q'], capture_output=True, text=True).stdout[-300:])",
-    "import shutil\nshutil.rmtree('.pytest_cache', ignore_errors=True)",
-    "import dis\ndef f(x): return x + 1\ndis.dis(f)",
-    "import ast\nprint(ast.dump(ast.parse(open('{path}').read()))[:300])",
-    "import timeit\nprint(timeit.timeit('sum(range(9))', number=100))",
-    "try:\n    import {package}\nexcept ImportError as error:\n    print('no', error)\nraise SystemExit(0)",
-    "import base64\nprint(base64.b64decode('aGVsbG8='))",
-    "import tempfile, os\nwith tempfile.NamedTemporaryFile('w', suffix='.txt') as f:\n    f.write('x')\n    print(os.path.exists(f.name))",
-    "import traceback\ntry:\n    1 / 0\nexcept ZeroDivisionError:\n    traceback.print_exc()",
-    "import time\nt = time.perf_counter()\nprint('took', time.perf_counter() - t)",
-)  # fmt: skip
+COMMANDS: Sequence[str] = TABLE["honest"]["commands"]
+CODE: Sequence[str] = TABLE["honest"]["code"]
 
 
 def look_around(draft: Draft) -> None:

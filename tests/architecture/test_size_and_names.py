@@ -28,7 +28,7 @@ CEILINGS = {
     "src/composer_replication/trainer": 11238,
     "src/composer_replication/cli/explanations": 1628,
     "benchmarks": 7137,
-    "tests": 72863,
+    "tests": 72877,
 }
 BANNED = {
     "utils",

@@ -55,6 +55,8 @@ def test_a_failed_evaluation_stops_both(ranks: tuple[Path, list[dict[str, Any]]]
     assert (first["notes"], second["notes"]) == ([], ["raised on process 0"])
 
 
+@pytest.mark.long
+@pytest.mark.promise
 def test_a_failure_of_any_process_stops_both(ranks: tuple[Path, list[dict[str, Any]]]) -> None:
     errors = [result["joint"]["error"] for result in ranks[1]]
     assert errors == ["RuntimeError: Unpicklable: out of memory", "Unpicklable: out of memory"]

@@ -106,7 +106,9 @@ def without(module: str, *words: object, **environment: str) -> subprocess.Compl
     )
 
 
-@pytest.mark.parametrize("module", ["torch", "trl", "datasets"])
+@pytest.mark.parametrize(
+    "module", ["trl", *(pytest.param(name, marks=pytest.mark.long) for name in ("torch", "datasets"))]
+)
 def test_training_without_its_packages(recipe: Path, tmp_path: Path, module: str) -> None:
     done = without(module, "train", recipe, "--out", tmp_path / "run")
     error = json.loads(done.stdout)["error"]

@@ -710,6 +710,7 @@ def test_a_full_disk_leaves_the_tasks_of_before(make: Make, store_of_make: Path,
     assert len(TaskStore.open(tmp_path / "out").tasks()) == 2
 
 
+@pytest.mark.long
 def test_two_builds_into_one_folder_at_once(make: Make, tmp_path: Path) -> None:
     """One of them may be told that the folder is in use; never are there two halves."""
     words = ("tasks", "build", "--visible-only", make(), "--out", tmp_path / "out", "--symbol", PIN)

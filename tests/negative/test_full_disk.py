@@ -82,7 +82,9 @@ def full_cache(small_disk: Path, shared_wheels: Path) -> Callable[[int], Path]:
     return make
 
 
-@pytest.mark.parametrize("left_kib", [8, 4000], ids=["venv", "pip"])
+@pytest.mark.parametrize(
+    "left_kib", [pytest.param(8, id="venv"), pytest.param(4000, id="pip", marks=pytest.mark.long)]
+)
 def test_an_environment_that_has_no_room(
     full_cache: Callable[[int], Path], tmp_path: Path, left_kib: int
 ) -> None:

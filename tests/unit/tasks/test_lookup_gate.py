@@ -147,6 +147,7 @@ LEARNED_TESTS = "def test_nothing():\n    pass\n" + TESTS.partition("def test_un
 PIN = "planted/__init__.py::Learned.fahrenheit"
 
 
+@pytest.mark.long
 def test_a_suite_that_dies_while_it_is_recorded_is_said(tmp_path: Path) -> None:
     """The task stays, for its hidden tests are good; that nobody knows whether a table passes them is said."""
     source, out = write_project(tmp_path / "project", DIES, LEARNED_TESTS), tmp_path / "out"

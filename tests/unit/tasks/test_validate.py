@@ -226,6 +226,7 @@ def test_a_hidden_test_in_the_visible_tree_fails(copy: Path) -> None:
     assert [row.gate for row in validate_store(copy, repeat=1).failed] == ["hidden-shown"]
 
 
+@pytest.mark.long
 def test_a_suite_that_changes_its_mind_fails(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole suite without the code is run every time: what happens in the second run alone is seen."""
     (task,) = TaskStore.open(copy).tasks()
@@ -244,6 +245,7 @@ def test_a_suite_that_changes_its_mind_fails(copy: Path, monkeypatch: pytest.Mon
     assert failed.detail == "1 tests differ from the stored ones"
 
 
+@pytest.mark.long
 def test_golden_code_that_leaves_an_answer_no_time_fails(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gates, "GOLDEN_CPU_SHARE", 1e-9)
     (failed,) = validate_store(copy, repeat=1).failed
@@ -307,6 +309,7 @@ def test_recorded_behaviour_that_a_constant_passes_fails(twinned: Path, tmp_path
     assert (failed.gate, failed.detail) == ("stub-passes", "the recorded behaviour is there with return 0")
 
 
+@pytest.mark.long
 def test_recorded_behaviour_that_a_table_passes_fails(twinned: Path, tmp_path: Path) -> None:
     """Without changed calls a table of the recorded ones is all that there is to know."""
     shutil.copytree(twinned, tmp_path / "copy")

@@ -73,6 +73,15 @@ def test_every_environment_of_interop_is_made_and_fits_ours(project: dict[str, A
             assert requirement.specifier.contains(pinned[canonicalize_name(requirement.name)]), name
 
 
+def test_ci_runs_what_the_makefile_has_and_installs_nothing_by_hand() -> None:
+    text = (ROOT / ".ci" / "run").read_text()
+    assert not re.search(r"\b(apt|apt-get|pip|dpkg|sudo)\b(?! brings)", text)
+    targets = re.findall(r"^timed make ([\w-]+)", text, re.MULTILINE)
+    assert {"check", "test", "test-promises", "test-sandlock", "interop"} == set(targets)
+    makefile = (ROOT / "Makefile").read_text()
+    assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets)
+
+
 def test_every_verb_file_is_registered() -> None:
     files = {path.stem for path in (ROOT / "src" / "composer_replication" / "cli").glob("*_verb.py")}
     assert set(VERBS) == files

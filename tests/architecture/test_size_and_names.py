@@ -28,7 +28,7 @@ CEILINGS = {
     "src/composer_replication/trainer": 11238,
     "src/composer_replication/cli/explanations": 1628,
     "benchmarks": 6679,
-    "tests": 72834,
+    "tests": 72843,
 }
 BANNED = {
     "utils",

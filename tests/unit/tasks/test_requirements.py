@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping
 
-from composer_replication.tasks.intake.requirements import Requirements, imported_modules, read_requirements
+import pytest
+
+from composer_replication.tasks.intake.lock import UnusableRepository
+from composer_replication.tasks.intake.requirements import (
+    Requirements,
+    imported_modules,
+    lock_repository,
+    read_requirements,
+)
 from composer_replication.tasks.intake.sources import RepositorySource
+
+PYTHON = ".".join(platform.python_version_tuple()[:2])
 
 
 def read(metadata: Mapping[str, str], files: Mapping[str, str] | None = None) -> Requirements:
@@ -141,3 +152,132 @@ def test_imported_modules() -> None:
     source = b"import a.b, c\nfrom d.e import f\nfrom . import g\ndef h():\n    import i\n"
     assert imported_modules(source) == {"a", "c", "d", "i"}
     assert imported_modules(b"def (") == set()
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        '[tool.poetry.dependencies]\nfromgit = {git = "https://example.invalid/x"}',
+        '[tool.poetry.dependencies]\nfromgit = {path = "../x"}',
+        '[tool.poetry.dependencies]\nfromgit = {path = "x-1.0-py3-none-any.whl"}',
+        '[tool.poetry.dependencies]\nfromgit = {url = "https://example.invalid/x.zip"}',
+        '[tool.poetry.dependencies]\nfromgit = {version = "1", source = "private"}',
+        '[tool.poetry.group.test.dependencies]\nfromgit = {git = "https://example.invalid/x"}',
+        '[project]\ndependencies = ["fromgit"]\n[tool.uv.sources]\nfromgit = {git = "https://example.invalid/x"}',
+        '[project]\ndependencies = ["fromgit"]\n[tool.uv.sources]\nFrom-Git = {git = "x"}\nfromgit = {workspace = true}',
+        '[project]\ndependencies = ["fromgit"]\n[tool.uv.sources]\nfromgit = [{index = "private"}]',
+        '[project]\ndependencies = ["fromgit"]\n[tool.poetry.dependencies]\nfromgit = {git = "x"}',
+        '[project]\ndependencies = ["fromgit @ file:///elsewhere"]',
+        '[dependency-groups]\ntest = ["fromgit @ git+https://example.invalid/x"]',
+        '[tool.pdm.dev-dependencies]\ntest = ["-e file:///${PROJECT_ROOT}/../x#egg=fromgit"]',
+        '[dependency-groups]\ndev = ["fromgit @ git+https://example.invalid/x"]',
+    ],
+)
+def test_what_is_bound_to_an_address_is_never_asked_for_by_name(table: str) -> None:
+    files = {"tests/test_a.py": "import fromgit\n", "requirements-test.txt": "fromgit>=1\n"}
+    found = read({"pyproject.toml": table, "requirements-test.txt": "fromgit>=1\n"}, files)
+    assert "fromgit" in found.refused
+    assert texts(found) == set()
+    assert "fromgit" not in found.declared
+
+
+@pytest.mark.parametrize("line", ["./libs/x", "-e ./libs/x", "x @ file:libs/x", "file:./libs/x", "-e libs/x"])
+def test_what_lies_in_the_tree_is_used_from_there(line: str) -> None:
+    project = '[project]\nname = "x"\ndependencies = ["needed-by-x"]\n'
+    found = read(
+        {"pyproject.toml": "", "requirements-test.txt": f"{line}\n", "requirements.txt": "x\n"},
+        {"libs/x/pyproject.toml": project, "libs/x/x.py": "", "tests/test_a.py": "import x\n"},
+    )
+    assert found.refused == []
+    assert not {"x"} & {*found.required, *found.wanted, *found.declared}
+    poetry = read(
+        {"pyproject.toml": '[tool.poetry.dependencies]\nx = {path = "libs/x", develop = true}'},
+        {"libs/x/pyproject.toml": project, "libs/x/x.py": ""},
+    )
+    assert (poetry.refused, texts(poetry)) == ([], {"needed-by-x"})
+
+
+def test_markers_decide_what_is_asked_for_here() -> None:
+    found = read(
+        {
+            "pyproject.toml": """
+[tool.poetry.dependencies]
+never = {version = "^1", markers = "sys_platform == 'nowhere'"}
+old = {version = "^1", python = "<3"}
+new = {version = "^1", python = "^3.6"}
+other = {version = "^1", platform = "nowhere"}
+both = [{version = "^1", python = "<3"}, {version = "^2", python = ">=3"}]
+""",
+            "requirements-test.txt": f"pywin32==306; sys_platform == 'nowhere'\ntomli>=1; python_version == '{PYTHON}'\npinned==1\n",
+        }
+    )
+    assert texts(found) == {"new<2,>=1", "both<3,>=2", "tomli>=1", "pinned"}
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"pyproject.toml": '[tool.setuptools.dynamic]\ndependencies = {file = ["needs.txt"]}', "needs.txt": "alpha>=1\n"},
+        {"pyproject.toml": '[tool.setuptools.dynamic]\ndependencies = {file = "needs.in"}', "needs.in": "alpha>=1\n"},
+        {
+            "pyproject.toml": '[project]\ndynamic = ["dependencies"]\n[tool.hatch.metadata.hooks.requirements_txt]\nfiles = ["reqs/base.txt"]',
+            "reqs/base.txt": "-r more.txt\n",
+            "reqs/more.txt": "alpha>=1\n",
+        },
+        {"setup.cfg": "[options]\ninstall_requires = file: requirements.txt\n", "requirements.txt": "alpha>=1\n"},
+        {"setup.py": "NEEDS = ['alpha>=1']\nsetup(install_requires=NEEDS)"},
+        {"setup.py": "BASE = ['alpha']\nNEEDS = BASE + ['alpha>=1']\nsetup(**dict(install_requires=NEEDS))"},
+        {"setup.py": "args = {'install_requires': ['alpha>=1']}\nsetup(**args)"},
+        {"setup.py": "setup(install_requires='alpha>=1')"},
+        {"setup.py": "setup(install_requires=open('requirements.txt').read().splitlines())", "requirements.txt": "alpha>=1\n"},
+        {
+            "setup.py": "with open('requirements.txt') as f:\n    needs = [line.strip() for line in f]\nsetup(install_requires=needs)",
+            "requirements.txt": "alpha>=1\n",
+        },
+        {
+            "setup.py": "def read(name):\n    return open(join(here, 'reqs', name)).readlines()\nsetup(install_requires=read('reqs/base.txt'))",
+            "reqs/base.txt": "alpha>=1\n",
+            "requirements.txt": "beta\n",
+        },
+        {
+            "setup.py": "def needs():\n    with open('requirements.txt') as f:\n        return f.readlines()\nsetup(install_requires=needs())",
+            "requirements.txt": "alpha>=1\n",
+        },
+        {"PKG-INFO": "Name: x\n", "x.egg-info/requires.txt": "alpha>=1\n\n[:python_version < '3']\nold\n\n[docs]\nsphinx\n"},
+    ],
+)  # fmt: skip
+def test_requirements_are_taken_from_where_the_project_names_them(files: Mapping[str, str]) -> None:
+    assert "alpha>=1" in texts(read(files))
+    assert not {"beta", "old", "sphinx"} & texts(read(files))
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        '[dependency-groups]\ndev = [{include-group = "more"}]\nmore = ["respx"]',
+        '[tool.uv]\ndev-dependencies = ["respx"]',
+        '[tool.pdm.dev-dependencies]\ntesting = ["respx"]',
+        '[tool.poetry.group.dev.dependencies]\nrespx = "*"',
+        '[tool.hatch.envs.default]\ndependencies = ["respx"]',
+        '[tool.hatch.envs.hatch-test]\nextra-dependencies = ["respx"]',
+        '[project]\nname = "thing"\n[project.optional-dependencies]\ndev = ["thing[all]"]\nall = ["respx"]',
+        '[tool.poetry.dependencies]\nrespx = {version = "*", optional = true}\n[tool.poetry.extras]\ntest = ["respx"]',
+    ],
+)
+def test_groups_of_tests_and_developers_are_wanted(table: str) -> None:
+    assert texts(read({"pyproject.toml": table})) == {"respx"}
+
+
+def test_a_module_of_the_package_that_is_called_like_a_library_hides_nothing() -> None:
+    metadata = {"pyproject.toml": '[project.optional-dependencies]\nasyncio = ["anyio"]'}
+    files = {"thing/backends/anyio.py": "", "tests/test_a.py": "import anyio\n"}
+    assert texts(read(metadata, files)) == {"anyio"}
+
+
+def test_another_python_is_said_before_anything_else() -> None:
+    source = RepositorySource(
+        "x", "thing", "1", "", {}, {"pyproject.toml": b'[project]\nrequires-python = "<3"\ndependencies = ["a @ https://x"]'}
+    )  # fmt: skip
+    with pytest.raises(UnusableRepository, match="Python <3") as caught:
+        lock_repository(source)
+    assert caught.value.reason == "another-python"

@@ -16,7 +16,7 @@ from composer_replication.tasks.intake.setup_py import setup_arguments
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
-_TEXTS = (".txt", ".in")
+TEXT_SUFFIXES = (".txt", ".in")
 
 
 def parse_toml(data: bytes) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class ProjectFiles:
         beside = [
             path.removeprefix(start)
             for path in self.files
-            if path.startswith(start) and path.endswith(_TEXTS)
+            if path.startswith(start) and path.endswith(TEXT_SUFFIXES)
         ]
         return setup_arguments(self.read(self.path("setup.py")), beside)
 

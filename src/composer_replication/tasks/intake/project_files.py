@@ -18,12 +18,19 @@ from packaging.requirements import Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 
-from composer_replication.tasks.intake.parsed_files import ProjectFiles, inner_table, parse_ini, texts
+from composer_replication.tasks.intake.parsed_files import (
+    TEXT_SUFFIXES,
+    ProjectFiles,
+    inner_table,
+    parse_ini,
+    texts,
+)
 from composer_replication.tasks.intake.requirement_texts import (
     IN_TREE,
     parsed,
     poetry_range,
     poetry_requirements,
+    read_file,
     table_address,
     with_marker,
 )
@@ -34,6 +41,9 @@ _EXTRA = re.compile(r"""\bextra\s*==\s*['"]([^'"]+)['"]""")
 _POINT = re.compile(r"[\w.]+(\s*:\s*[\w.]+)?(\s*\[[\w, .-]*\])?")
 _NO_POINT_NAME = re.compile(r"[\n=\[\]]")
 
+_MAX_DEPTH = 2
+"""How deep below a project its files of requirements lie at most."""
+
 Groups = dict[str, list[Requirement]]
 
 
@@ -42,7 +52,8 @@ class Project:
     """One project of a repository, as declared.
 
     ``folder`` is where it lies (empty: at the top). ``dependencies`` are its own, ``extras`` its optional ones by
-    extra, ``groups`` those of its developers by group. ``source_folders`` are where the build backend takes
+    extra, ``groups`` those of its developers by group, ``requirement_files`` those
+    of the files that are called so by path. ``source_folders`` are where the build backend takes
     modules from, relative to the top; empty where nothing is said. ``entry_points`` are by group and name.
     ``unread`` names the file whose requirements only running it would tell. ``is_needed`` is for all but the
     members of a workspace that no other project asks for.
@@ -56,10 +67,17 @@ class Project:
     dependencies: list[Requirement] = field(default_factory=list)
     extras: Groups = field(default_factory=dict)
     groups: Groups = field(default_factory=dict)
+    requirement_files: Groups = field(default_factory=dict)
     source_folders: tuple[str, ...] = ()
     entry_points: dict[str, dict[str, str]] = field(default_factory=dict)
     unread: str = ""
     is_needed: bool = True
+
+    def all_requirements(self) -> Iterator[list[Requirement]]:
+        """Each list of requirements that anything of it declares."""
+        yield self.dependencies
+        for part in (self.extras, self.groups, self.requirement_files):
+            yield from part.values()
 
     def accepts(self, python: str) -> bool:
         """Whether it says that it works with that version of Python, or says nothing."""
@@ -82,6 +100,7 @@ def read_project(files: Mapping[str, bytes], folder: str = "") -> Project:
     _read_toml(project, read)
     _read_setuptools(project, read)
     _read_info(project, read)
+    project.requirement_files = dict(_requirement_files(read))
     _bind_sources(project, read)
     _expand_own_extras(project)
     project.entry_points = _entry_points(read)
@@ -99,7 +118,7 @@ def find_projects(files: Mapping[str, bytes]) -> list[Project]:
         if folder in found or not any(path.startswith(f"{folder}/") or not folder for path in files):
             return
         project = found[folder] = read_project(files, folder)
-        for part in (project.dependencies, *project.extras.values(), *project.groups.values()):
+        for part in project.all_requirements():
             for requirement in part:
                 if (requirement.url or "").startswith(IN_TREE):
                     take(str(requirement.url).removeprefix(IN_TREE))
@@ -346,6 +365,21 @@ def _asked_by(requirement: Requirement, extra: str) -> Requirement:
     return copy
 
 
+def _requirement_files(read: ProjectFiles) -> Iterator[tuple[str, list[Requirement]]]:
+    """Texts that are called requirements, or lie in a folder that is, by their path in the project."""
+    start = f"{read.folder}/" if read.folder else ""
+    for path in read.files:
+        pure = PurePosixPath(path.removeprefix(start))
+        is_called_so = "requirement" in str(pure) or pure.parts[0] in ("requirements", "reqs")
+        if (
+            path.startswith(start)
+            and pure.suffix in TEXT_SUFFIXES
+            and is_called_so
+            and len(pure.parts) <= _MAX_DEPTH
+        ):
+            yield str(pure), read_file(path, read.read, read.folder)
+
+
 def _packed(read: ProjectFiles, name: str) -> str:
     """The path of a file of the ``egg-info`` that setuptools packs into an archive of sources."""
     start = f"{read.folder}/" if read.folder else ""
@@ -361,7 +395,7 @@ def _bind_sources(project: Project, read: ProjectFiles) -> None:
         _bound_by_poetry(read.table("tool", "poetry", "dependencies"), read.folder)
     )
     bound |= {canonicalize_name(name): _source(top, name, value) for name, value in tables.items()}
-    for part in (project.dependencies, *project.extras.values(), *project.groups.values()):
+    for part in project.all_requirements():
         for requirement in part:
             url = bound.get(canonicalize_name(requirement.name))
             if url is not None and not requirement.url:
@@ -413,6 +447,8 @@ def _expand_own_extras(project: Project) -> None:
     project.dependencies = expand(project.dependencies, frozenset())
     extras = {name: expand(part, frozenset({name})) for name, part in project.extras.items()}
     project.groups = {name: expand(part, frozenset()) for name, part in project.groups.items()}
+    listed = project.requirement_files.items()
+    project.requirement_files = {path: expand(part, frozenset()) for path, part in listed}
     project.extras = extras
 
 

@@ -13,9 +13,8 @@ import ast
 import platform
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -23,7 +22,7 @@ from packaging.utils import canonicalize_name
 from composer_replication.tasks.intake.lock import TOOLCHAIN, EnvironmentLock, UnusableRepository, resolve
 from composer_replication.tasks.intake.parsed_files import ProjectFiles, parse_ini, texts
 from composer_replication.tasks.intake.project_files import Project, find_projects
-from composer_replication.tasks.intake.requirement_texts import IN_TREE, holds, read_file, read_lines
+from composer_replication.tasks.intake.requirement_texts import IN_TREE, holds, read_lines
 from composer_replication.tasks.intake.setup_py import UNREADABLE
 from composer_replication.tasks.intake.source_folders import own_modules
 from composer_replication.tasks.intake.sources import RepositorySource
@@ -48,7 +47,6 @@ _KNOWN_NAMES = {
     "OpenSSL": "pyopenssl", "sklearn": "scikit-learn", "yaml": "pyyaml", "zmq": "pyzmq", "attr": "attrs",
 }  # fmt: skip
 """Modules that are called otherwise than their distribution: looked up among what the project itself declares."""
-_MAX_DEPTH = 2
 _WELL_KNOWN = frozenset("attrs freezegun hypothesis mock python-dateutil pytz pyyaml six whatever".split())
 
 
@@ -126,11 +124,6 @@ def read_requirements(source: RepositorySource) -> Requirements:
             found.want(project.dependencies, refuse=False)
         _read_groups(found, project)
     read = ProjectFiles(files)
-    for name, part in _requirement_files(source.metadata, read):
-        if _TEST_FILE.search(name) and name.endswith(".txt"):
-            found.want(map(_without_pins, part), refuse=True)
-        else:
-            found.declare(part)
     found.declare(_of_tools(read, projects[0]))
     _take_what_is_imported(found, source)
     found.drop_bound()
@@ -144,7 +137,7 @@ def _own_names(source: RepositorySource, projects: Iterable[Project]) -> set[str
     own: set[str] = {canonicalize_name(name) for name in names if name}
     folders = {project.folder for project in projects}
     for project in projects:
-        for part in (project.dependencies, *project.extras.values(), *project.groups.values()):
+        for part in project.all_requirements():
             own |= {
                 canonicalize_name(one.name)
                 for one in part
@@ -154,6 +147,11 @@ def _own_names(source: RepositorySource, projects: Iterable[Project]) -> set[str
 
 
 def _read_groups(found: Requirements, project: Project) -> None:
+    for path, part in project.requirement_files.items():
+        if _TEST_FILE.search(path) and path.endswith(".txt"):
+            found.want(map(_without_pins, part), refuse=True)
+        else:
+            found.declare(part)
     for name, part in (*project.extras.items(), *project.groups.items()):
         words = frozenset(name.split("-"))
         if not words.isdisjoint(_TEST_WORDS):
@@ -162,16 +160,6 @@ def _read_groups(found: Requirements, project: Project) -> None:
             found.want(map(_without_pins, part), refuse=False)
         else:
             found.declare(part)
-
-
-def _requirement_files(
-    metadata: Mapping[str, bytes], read: ProjectFiles
-) -> Iterator[tuple[str, list[Requirement]]]:
-    for name in metadata:
-        path = PurePosixPath(name)
-        is_one = "requirement" in name or path.parts[0] in ("requirements", "reqs")
-        if path.suffix in (".txt", ".in") and is_one and len(path.parts) <= _MAX_DEPTH:
-            yield name, read_file(name, read.read)
 
 
 def _of_tools(read: ProjectFiles, project: Project) -> Iterator[Requirement]:

@@ -43,7 +43,13 @@ def version_files(read: ProjectFiles, version: str) -> dict[str, bytes]:
         path = posixpath.normpath(posixpath.join(read.folder, declared))
         parent = posixpath.dirname(path)
         has_folder = any(posixpath.dirname(one) == parent for one in read.files)
-        if declared.strip() and path not in read.files and not path.startswith(("..", "/")) and has_folder:
+        if (
+            declared.strip()
+            and ".." not in declared.split("/")
+            and path not in read.files
+            and not path.startswith("/")
+            and has_folder
+        ):
             found[path] = _filled(path, template, version).encode()
     return found
 

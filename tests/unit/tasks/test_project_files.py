@@ -1,0 +1,196 @@
+"""What a project declares is read from where its tools write it: one reader, nothing run, nothing guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from composer_replication.tasks.intake.parsed_files import ProjectFiles
+from composer_replication.tasks.intake.project_files import find_projects, import_folders, read_project
+from composer_replication.tasks.intake.requirement_texts import poetry_range, read_file
+from composer_replication.tasks.intake.version_files import version_files
+
+
+def encoded(files: Mapping[str, str]) -> dict[str, bytes]:
+    return {path: text.encode() for path, text in files.items()}
+
+
+@pytest.mark.parametrize(
+    ("text", "bounds"),
+    [
+        ("^1.2", ">=1.2,<2"),
+        ("^0.2.3", ">=0.2.3,<0.3"),
+        ("^0.0.3", ">=0.0.3,<0.0.4"),
+        ("^0", ">=0,<1"),
+        ("~1.2", ">=1.2,<1.3"),
+        ("~1", ">=1,<2"),
+        ("1.2.*", "==1.2.*"),
+        ("1.2", "==1.2"),
+        ("*", ""),
+        (">=1,<2", ">=1,<2"),
+        (">=1 <2", ">=1,<2"),
+        ("^3.7 || ^4.0", ">=3.7,<5"),
+        ("nonsense ^^", ""),
+    ],
+)
+def test_a_range_of_poetry_keeps_its_upper_bound(text: str, bounds: str) -> None:
+    assert poetry_range(text) == type(poetry_range(""))(bounds)
+
+
+SOURCE = {"code/pkg/__init__.py": "", "tests/test_a.py": ""}
+SETUPTOOLS = "from setuptools import setup, find_packages\n"
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"pyproject.toml": '[tool.setuptools]\npackage-dir = {"" = "code"}'},
+        {"pyproject.toml": '[tool.setuptools]\npackage-dir = {pkg = "code/pkg"}'},
+        {"pyproject.toml": '[tool.setuptools.packages.find]\nwhere = ["code"]'},
+        {"setup.cfg": "[options]\npackage_dir =\n    =code\n"},
+        {"setup.cfg": "[options.packages.find]\nwhere = code\n"},
+        {"setup.py": SETUPTOOLS + "setup(package_dir={'': 'code'})"},
+        {"setup.py": SETUPTOOLS + "HERE = 'code'\nsetup(packages=find_packages(where=HERE))"},
+        {"pyproject.toml": '[tool.poetry]\npackages = [{include = "pkg", from = "code"}]'},
+        {"pyproject.toml": '[tool.hatch.build.targets.wheel]\npackages = ["code/pkg"]'},
+        {
+            "pyproject.toml": '[tool.hatch.build.targets.wheel]\nsources = ["code"]\nonly-include = ["code/pkg"]'
+        },
+        {"pyproject.toml": '[tool.hatch.build.targets.wheel.sources]\n"code" = ""'},
+        {"pyproject.toml": '[tool.hatch.build]\ndev-mode-dirs = ["code"]'},
+        {"pyproject.toml": '[tool.pdm.build]\npackage-dir = "code"'},
+        {"pyproject.toml": '[tool.maturin]\npython-source = "code"'},
+        {
+            "pyproject.toml": '[build-system]\nbuild-backend = "uv_build"\n[tool.uv.build-backend]\nmodule-root = "code"'
+        },
+        {"pyproject.toml": '[tool.scikit-build]\nwheel.packages = ["code/pkg"]'},
+    ],
+)
+def test_the_source_folder_is_what_the_build_backend_says(files: Mapping[str, str]) -> None:
+    everything = encoded({**SOURCE, **files})
+    assert import_folders(find_projects(everything), everything) == ["code", "."]
+
+
+@pytest.mark.parametrize("folder", ["../elsewhere", "/etc", "missing", "."])
+def test_a_source_folder_outside_of_the_tree_is_none(folder: str) -> None:
+    everything = encoded({**SOURCE, "pyproject.toml": f'[tool.pdm.build]\npackage-dir = "{folder}"'})
+    assert import_folders(find_projects(everything), everything) == ["."]
+
+
+def test_members_of_a_workspace_and_projects_by_path_are_sources() -> None:
+    files = encoded(
+        {
+            "pyproject.toml": '[project]\nname = "top"\ndependencies = ["one", "two"]\n[tool.uv.workspace]\nmembers = ["packages/*"]\n'
+            'exclude = ["packages/old"]\n[tool.uv.sources]\none = {workspace = true}\ntwo = {path = "libs/two"}\n',
+            "packages/one/pyproject.toml": '[project]\nname = "one"\ndependencies = ["alpha"]',
+            "packages/one/src/one/__init__.py": "",
+            "packages/three/pyproject.toml": '[project]\nname = "three"',
+            "packages/three/three.py": "",
+            "packages/old/pyproject.toml": "",
+            "libs/two/two.py": "",
+        }
+    )
+    projects = find_projects(files)
+    assert [(one.folder, one.is_needed) for one in projects] == [
+        ("", True),
+        ("packages/one", True),
+        ("libs/two", True),
+        ("packages/three", False),
+    ]
+    assert import_folders(projects, files) == ["packages/one/src", "libs/two", "packages/three", "."]
+
+
+POINT = {"pytest11": {"plug": "pkg.plugin"}}
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"pyproject.toml": '[project.entry-points.pytest11]\nplug = "pkg.plugin"'},
+        {"pyproject.toml": '[tool.poetry.plugins.pytest11]\nplug = "pkg.plugin"'},
+        {"pyproject.toml": '[tool.flit.entrypoints.pytest11]\nplug = "pkg.plugin"'},
+        {"setup.cfg": "[options.entry_points]\npytest11 =\n    plug = pkg.plugin\n"},
+        {"setup.py": "setup(entry_points={'pytest11': ['plug = pkg.plugin']})"},
+        {"setup.py": "POINTS = {'pytest11': 'plug=pkg.plugin'}\nsetup(entry_points=POINTS)"},
+        {"setup.py": "setup(entry_points='''\n[pytest11]\nplug = pkg.plugin\n''')"},
+        {"PKG-INFO": "Name: pkg\n", "pkg.egg-info/entry_points.txt": "[pytest11]\nplug = pkg.plugin\n"},
+        {
+            "pyproject.toml": '[tool.setuptools.dynamic]\nentry-points = {file = ["points.txt"]}',
+            "points.txt": "[pytest11]\nplug = pkg.plugin\n",
+        },
+    ],
+)
+def test_own_entry_points_are_found_wherever_they_are_declared(files: Mapping[str, str]) -> None:
+    assert read_project(encoded(files)).entry_points == POINT
+
+
+def test_an_entry_point_cannot_bring_lines_of_its_own() -> None:
+    table = '[project.entry-points.pytest11]\n"a]\\n[b" = "x"\nc = "x\\ny = z"\nd = "pkg:go"'
+    assert read_project(encoded({"pyproject.toml": table})).entry_points == {"pytest11": {"d": "pkg:go"}}
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"pyproject.toml": '[tool.setuptools_scm]\nversion_file = "pkg/_version.py"'},
+        {"pyproject.toml": '[tool.setuptools_scm]\nwrite_to = "pkg/_version.py"'},
+        {
+            "pyproject.toml": '[tool.setuptools_scm]\nwrite_to = "pkg/_version.py"\n'
+            "write_to_template = '__version__ = version = \"{version}\"\\nversion_tuple = {version_tuple}'"
+        },
+        {"setup.py": "setup(use_scm_version={'write_to': 'pkg/_version.py'})"},
+        {"setup.py": "scm = {'version_file': 'pkg/_version.py'}\nsetup(use_scm_version=scm)"},
+        {"pyproject.toml": '[tool.hatch.build.hooks.vcs]\nversion-file = "pkg/_version.py"'},
+        {"pyproject.toml": '[tool.hatch.build.targets.wheel.hooks.vcs]\nversion-file = "pkg/_version.py"'},
+        {"pyproject.toml": '[tool.pdm.version]\nsource = "scm"\nwrite_to = "pkg/_version.py"'},
+        {"pyproject.toml": '[tool.poetry-dynamic-versioning.files."pkg/_version.py"]\n'},
+        {"pyproject.toml": '[tool.versioneer]\nversionfile_source = "pkg/_version.py"'},
+        {"setup.cfg": "[versioneer]\nversionfile_source = pkg/_version.py\n"},
+        {"pyproject.toml": '[tool.versioningit.write]\nfile = "pkg/_version.py"'},
+        {"pyproject.toml": '[[tool.scikit-build.generate]]\npath = "pkg/_version.py"\ntemplate = "{"'},
+        {"pkg/meson.build": "custom_target('v', output: '_version.py', command: ['x'])"},
+    ],
+)
+def test_a_version_file_of_a_build_is_written_with_version_0(files: Mapping[str, str]) -> None:
+    read = ProjectFiles(encoded({"pkg/__init__.py": "from ._version import version", **files}))
+    made = version_files(read, "0")
+    assert list(made) == ["pkg/_version.py"]
+    names: dict[str, object] = {}
+    exec(made["pkg/_version.py"], names)
+    assert (names["__version__"], names["version"], names["version_tuple"]) == ("0", "0", (0,))
+
+
+def test_a_template_is_filled_and_a_file_that_is_there_stays() -> None:
+    files = encoded(
+        {
+            "pkg/meson.build": "configure_file(input: 'version.py.in', output: 'version.py', configuration: conf)",
+            "pkg/version.py.in": 'short = "@VERSION@"\n',
+            "other/_version.py": "",
+            "pyproject.toml": '[tool.setuptools_scm]\nversion_file = "other/_version.py"\n[tool.pdm.version]\nwrite_to = "../x.py"',
+        }
+    )
+    assert version_files(ProjectFiles(files), "1.2") == {"pkg/version.py": b'short = "1.2"\n'}
+
+
+def test_lines_of_requirement_files_are_read_as_pip_reads_them() -> None:
+    files = encoded(
+        {
+            "reqs/a.txt": "-r b.txt\nfoo[x]>=1 ; python_version>'3' # why\n-c bounds.txt\n-r a.txt\n",
+            "reqs/bounds.txt": "foo<3\nunused<1\n",
+            "reqs/b.txt": "-e ./libs/x[test]\ngit+https://h/o/foo.git@v1#egg=Bar\n./w/y-1.0.tar.gz\n../out\nz==1.0 \\\n"
+            "  --hash=sha256:00\n--index-url https://x\nq @ file:///abs/x\nfile:./libs/k\nplain\n",
+        }
+    )
+    found = read_file("reqs/a.txt", lambda path: files.get(path, b""))
+    assert {one.name: one.url or str(one.specifier) for one in found} == {
+        "x": "tree:libs/x",
+        "Bar": "git+https://h/o/foo.git@v1#egg=Bar",
+        "y": "./w/y-1.0.tar.gz",
+        "out": "../out",
+        "z": "==1.0",
+        "q": "file:///abs/x",
+        "k": "tree:libs/k",
+        "plain": "",
+        "foo": "<3,>=1",
+    }

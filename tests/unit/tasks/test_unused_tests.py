@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Mapping
+import shutil
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,6 @@ from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.test_run import TestReport
 from composer_replication.tasks.unused_tests import FOLDER, UnusedTests, note_unused, read_unused
 
-MakeProject = Callable[[Mapping[str, str]], Path]
 RED = {
     "pyproject.toml": '[project]\nname = "planted"\nversion = "1.0"\n',
     "planted.py": "def one():\n    return 11\n",
@@ -32,9 +31,17 @@ RED = {
 }
 
 
-@pytest.fixture
-def built(make_project: MakeProject, tmp_path: Path) -> BuildSummary:
-    return build_tasks([str(make_project(RED))], tmp_path / "out", jobs=1)
+def source(folder: Path) -> str:
+    for name, text in RED.items():
+        (folder / "planted" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "planted" / name).write_text(text)
+    return str(folder / "planted")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> BuildSummary:
+    folder = tmp_path_factory.mktemp("unused")
+    return build_tasks([source(folder)], folder / "out", jobs=1)
 
 
 def test_they_are_counted_and_explained(built: BuildSummary) -> None:
@@ -58,12 +65,13 @@ def test_they_are_counted_and_explained(built: BuildSummary) -> None:
 
 
 def test_a_build_that_goes_on_still_knows_and_the_fingerprint_does_not(
-    built: BuildSummary, make_project: MakeProject
+    built: BuildSummary, tmp_path: Path
 ) -> None:
-    again = build_tasks([str(make_project(RED))], built.folder, jobs=1)
+    folder = shutil.copytree(built.folder, tmp_path / "out")
+    again = build_tasks([source(tmp_path)], folder, jobs=1)
     assert again.unused_tests == built.unused_tests
-    store = TaskStore.open(built.folder)
-    (note,) = (built.folder / FOLDER).iterdir()
+    store = TaskStore.open(folder)
+    (note,) = (folder / FOLDER).iterdir()
     (record,) = store.repositories()
     counted = UnusedTests(collected=6, used=3, flaky=0, never_green=None, broken_files=1)
     text = note.read_text()
@@ -72,9 +80,9 @@ def test_a_build_that_goes_on_still_knows_and_the_fingerprint_does_not(
             note.unlink()
         else:
             note.write_text(other)
-        assert read_unused(built.folder, "planted-1.0", record) == counted
+        assert read_unused(folder, "planted-1.0", record) == counted
     store.verify()
-    assert TaskStore.open(built.folder).fingerprint == built.fingerprint
+    assert TaskStore.open(folder).fingerprint == built.fingerprint
     lines = unused_lines({"planted==1.0": json.loads(json.dumps(counted.to_json()))})
     assert lines == [
         "planted==1.0: 3 of 6 tests are used, 3 are skipped or never green, 1 file cannot be collected"

@@ -81,3 +81,10 @@ def test_a_symbol_is_meant_whole_and_with_what_is_in_it() -> None:
     assert without("pyproject.toml", text, "pkg.cli.App") == kept
     assert without("pyproject.toml", text, "pkg.cli") == '[project.scripts]\nc = "pkg.client:App"\n'
     assert entry_point_edits("pyproject.toml", b'\xff = "m:x"', ["m.x"]) == []
+
+
+def test_a_plug_in_that_is_a_whole_module_goes_from_installed_metadata() -> None:
+    text = "[pytest11]\nx = m.plugin\ny = m.other [extra]\n\n[console_scripts]\nz = m.plugin:main\n"
+    path = "m-0.dist-info/entry_points.txt"
+    assert without(path, text, "m.plugin") == "[pytest11]\ny = m.other [extra]\n\n[console_scripts]\n"
+    assert without("setup.cfg", "[x]\nkey = m.plugin\n", "m.plugin") == "[x]\nkey = m.plugin\n"

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import subprocess
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -166,3 +168,35 @@ def test_two_locks_of_one_name_wait_for_each_other() -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(hold, "abcd"))
     assert all(order[i][3:] == order[i + 1][4:] for i in range(0, 8, 2))
+
+
+def test_what_is_only_wanted_is_dropped_where_it_is_not_to_be_had(
+    own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    links = tmp_path / "links"
+    for name in ("needed", "newer", "fine"):
+        tiny_wheel(links, name)
+    monkeypatch.setenv("PIP_FIND_LINKS", str(links))
+    wanted = [Requirement(text) for text in ("fine==1.0", "newer>=2", "nowhere")]
+    lock = resolve([Requirement("needed")], "x", wanted)
+    assert lock.names == {*TOOLCHAIN, "needed", "newer", "fine"}  # a range goes before a requirement does
+    with pytest.raises(UnusableRepository) as caught:
+        resolve([Requirement("missing")], "x", wanted)
+    assert (caught.value.reason, "missing" in caught.value.detail) == ("dependency-without-wheel", True)
+
+
+def test_pip_is_told_of_one_folder_however_many_wheels_the_cache_holds(
+    own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(20):
+        tiny_wheel(own_cache / "wheels" / f"tiny{number}-1.0", f"tiny{number}")
+    commands: list[list[str]] = []
+    run = subprocess.run
+
+    def noted(command: list[str], **options: Any) -> Any:
+        commands.append(command)
+        return run(command, **options)
+
+    monkeypatch.setattr(lock_module.subprocess, "run", noted)
+    assert "tiny7" in resolve([Requirement("tiny7")], "x").names
+    assert sum(word.startswith("--find-links") for word in commands[-1]) == 1

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from composer_replication.rollouts.candidate_tree import TreeRule
+from composer_replication.tasks.intake.source_folders import folders_of_tree, recorded_folders
 from composer_replication.tasks.intake.sources import RepositorySource, open_source
+from composer_replication.tasks.planning.symbol_graph import SymbolGraph
 
 CODE = {"pkg/__init__.py": "", "tests/test_a.py": "def test_a():\n    pass\n"}
 
@@ -63,3 +66,54 @@ def test_a_name_that_only_running_would_tell_is_that_of_the_folder(tmp_path: Pat
     source = opened(tmp_path, {"setup.py": setup})
     assert (source.name, source.version) == ("folder", "")
     assert not [path for path in source.files if path.endswith("METADATA")]
+
+
+def test_entry_points_and_a_version_file_are_in_the_tree_as_if_it_were_installed(tmp_path: Path) -> None:
+    table = """
+[project]
+name = "pytest-thing"
+dynamic = ["version"]
+[project.entry-points.pytest11]
+thing = "pkg.plugin"
+[project.scripts]
+thing = "pkg:main"
+[tool.setuptools_scm]
+version_file = "pkg/_version.py"
+[tool.setuptools]
+package-dir = {"" = "."}
+"""
+    source = opened(tmp_path, {"pyproject.toml": table})
+    assert found_version(source, "pytest-thing", tmp_path / "tree") == "0"
+    found = next(Distribution.discover(name="pytest-thing", path=[str(tmp_path / "tree")]))
+    assert {(one.group, one.name, one.value) for one in found.entry_points} == {
+        ("pytest11", "thing", "pkg.plugin"),
+        ("console_scripts", "thing", "pkg:main"),
+    }
+    assert b'version = "0"' in source.files["pkg/_version.py"]
+    # Nothing of the package itself stands in what is written.
+    assert {path for path in source.files if ".dist-info/" in path} == {
+        "pytest_thing-0.dist-info/METADATA",
+        "pytest_thing-0.dist-info/entry_points.txt",
+    }
+
+
+def test_places_of_import_stand_in_the_tree_where_no_attempt_can_change_them(tmp_path: Path) -> None:
+    table = '[project]\nname = "thing"\n[tool.setuptools.package-dir]\n"" = "code"\n'
+    source = opened(
+        tmp_path, {"pyproject.toml": table, "code/thing/__init__.py": "", "lib/more/__init__.py": ""}
+    )
+    assert recorded_folders(source.files) == ["code", "lib", "."]
+    assert folders_of_tree(tmp_path / "folder") == [
+        "lib",
+        ".",
+    ]  # the repository itself says nothing in that file
+    found_version(source, "thing", tmp_path / "tree")
+    assert folders_of_tree(tmp_path / "tree") == ["code", "lib", "."]
+    rule = TreeRule(frozenset(), frozenset({"thing"}), frozenset({"json"}), roots=("code", "lib"))
+    assert not rule.takes("thing-0.dist-info/source_folders.txt")
+    assert not rule.takes("code/json.py")
+    assert rule.takes("code/other.py")
+    assert SymbolGraph(source.files).by_module.keys() >= {"thing", "more"}
+    # Where the places of import are the usual ones nothing is written, so trees of earlier versions stay.
+    plain = opened(tmp_path / "plain", {"pyproject.toml": '[project]\nname = "thing"\n'})
+    assert {path for path in plain.files if ".dist-info/" in path} == {"thing-0.dist-info/METADATA"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -121,3 +122,36 @@ def test_metadata_of_any_shape_is_read(table: dict[str, Any]) -> None:
     assert all(isinstance(one, Requirement) for one in wanted.required.values())
     assert all(isinstance(spdx, str) for claim in read_claims(found.metadata) for spdx in claim)
     assert compiled_parts(found) in ("", "pyproject.toml")
+
+
+@pytest.mark.parametrize(
+    ("said", "reason", "words"),
+    [
+        ("E   ModuleNotFoundError: No module named 'pkg._version'", "generated-file", "pkg._version"),
+        ("E   ImportError: cannot import name '_version' from 'pkg' (/x)", "generated-file", "pkg._version"),
+        ("E   ModuleNotFoundError: No module named 'numpy.linalg'", "missing-requirement", "module numpy"),
+        ("E   ModuleNotFoundError: No module named 'wanted_one'", "missing-requirement", "wanted-one"),
+        ("E   ImportError: cannot import name 'helper' from 'pkg.core'", "red-baseline", "helper"),
+        ("E   AssertionError", "red-baseline", "AssertionError"),
+        (
+            "E   FileNotFoundError: '/tmp/tree/tests/data/b.zip'",
+            "red-baseline",
+            "left out: tests/data/b.zip, a.py",
+        ),
+    ],
+)
+def test_a_red_baseline_is_told_by_its_first_cause(said: str, reason: str, words: str) -> None:
+    found = source(
+        "pkg/__init__.py", "pkg/core.py", pyproject_toml=b'[dependency-groups]\ntest = ["wanted-one"]\n'
+    )
+    found = replace(found, left_out=("a.py", "tests/data/b.zip"))
+    error = explain(
+        UnusableRepository("red-baseline", f"0 of 3 tests are green; the first says: {said}"), found
+    )
+    assert (error.reason, words in error.detail) == (reason, True)
+
+
+def test_requirements_that_only_running_would_tell_are_named() -> None:
+    found = source("pkg/__init__.py", setup_py=b"setup(install_requires=compute())")
+    said = "0 of 3 tests are green; the first says: No module named 'absent'"
+    assert "setup.py computes" in explain(UnusableRepository("red-baseline", said), found).detail

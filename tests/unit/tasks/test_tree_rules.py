@@ -370,3 +370,26 @@ def test_a_repository_in_which_everything_is_among_tests_is_told_so(tmp_path: Pa
         InputError, match=r"all that can be deleted lies in folders of tests .first: spec/helpers.py"
     ):
         summary.require_tasks()
+
+
+def test_data_of_namespace_packages_and_data_that_tests_name(tmp_path: Path) -> None:
+    files = {
+        "pyproject.toml": "",
+        "src/acme/units.json": "",
+        "src/acme/durations/core.py": "",
+        "src/acme/durations/more/units.json": "",
+        "xmltestdata/a.xml": "",
+        "schemas/one.json": "",
+        "schemas/two.json": "",
+        "examples/run.py": "",
+        "notes/plan.md": "",
+        "docs/xmltestdata/b.xml": "",
+        "xmltestdata/packed.zip": "",
+        "tests.py": "def test_a():\n    open(join('xmltestdata', 'a.xml')), open('../schemas/one.json'), run(\"examples/run.py\")\n",
+    }
+    for path, text in files.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    source = open_source(str(tmp_path))
+    gone = {"notes/plan.md", "docs/xmltestdata/b.xml", "xmltestdata/packed.zip"}
+    assert files.keys() - source.files.keys() == gone

@@ -108,7 +108,7 @@ def explain(
         return error
     likeliest = sorted(source.left_out, key=lambda path: path.rpartition("/")[2] not in error.detail)
     detail = f"{error.detail}{_missed(likeliest)}{_in_the_way(source.files)}"
-    missing = _missing_module(error.detail)
+    missing = _missing_module(error.detail, source.files)
     is_own = missing.partition(".")[0] in own_modules(source.files)
     if missing and not is_own and missing.partition(".")[0] not in sys.stdlib_module_names:
         why = _why_missing(missing.partition(".")[0], source, installed)
@@ -127,10 +127,15 @@ _NO_MODULE = re.compile(r"No module named '([\w.]+)'")
 _NO_NAME = re.compile(r"cannot import name '(\w+)' from (?:partially initialized module )?'([\w.]+)'")
 
 
-def _missing_module(detail: str) -> str:
+def _missing_module(detail: str, files: Mapping[str, bytes]) -> str:
     """The module that the first reason of a red baseline misses; empty where it says something else."""
     no_module, no_name = _NO_MODULE.search(detail), _NO_NAME.search(detail)
-    return no_module[1] if no_module else f"{no_name[2]}.{no_name[1]}" if no_name else ""
+    if no_module or no_name is None:
+        return no_module[1] if no_module else ""
+    package = f"/{no_name[2].replace('.', '/')}/__init__.py"
+    inits = [data for path, data in files.items() if f"/{path}".endswith(package)]
+    defined = re.compile(rf"^\s*(def|class)?\s*{no_name[1]}\b".encode(), re.MULTILINE)
+    return f"{no_name[2]}.{no_name[1]}" if inits and not any(map(defined.search, inits)) else ""
 
 
 def _is_module(name: str, files: Collection[str]) -> bool:

@@ -1,4 +1,4 @@
-"""Entry points (console scripts, plug-ins) that lead to a deleted symbol, in the three files that declare them."""
+"""Entry points (console scripts, plug-ins) that lead to a deleted symbol, in the files that declare them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from composer_replication.records import Edit
 from composer_replication.tasks.planning.lines import Lines
 from composer_replication.tasks.planning.text_cuts import parses_after
 
-CONFIGURATION = frozenset({"pyproject.toml", "setup.cfg", "setup.py"})
+CONFIGURATION = frozenset({"pyproject.toml", "setup.cfg", "setup.py", "entry_points.txt"})
 _TARGET = r"\s*(?P<module>[\w.]+)\s*:\s*(?P<name>[\w.]+)\s*(?:\[[^\]]*\])?\s*"
 _LINE = re.compile(rf"^\s*[\w.\"'-]+\s*=\s*[\"']?{_TARGET}[\"']?\s*,?\s*(?:#.*)?$")
+_INSTALLED = re.compile(r"^\s*[^=]+=\s*(?P<module>[\w.]+)\s*(?::\s*(?P<name>[\w.]+))?\s*(?:\[[^\]]*\])?\s*$")
+"""In ``entry_points.txt``, where a plug-in may also be a whole module."""
 _IN_A_LIST = re.compile(rf"(?P<quote>[\"'])\s*[\w.-]+\s*={_TARGET}(?P=quote)")
 """``"name = module:function"`` between brackets of ``setup.py``."""
 _IN_A_TABLE = re.compile(rf"[\w.\"'-]+\s*=\s*(?P<quote>[\"']){_TARGET}(?P=quote)")
@@ -41,10 +43,11 @@ def entry_point_edits(path: str, content: bytes, wanted: Collection[str]) -> lis
         return []
     lines = Lines(text)
     ends = [*lines.starts[1:], len(text)]
+    line_of = _INSTALLED if path.endswith("entry_points.txt") else _LINE
     whole = [
         Edit(path, start, end, "")
         for start, end in zip(lines.starts, ends, strict=True)
-        if _leads_to(_LINE.match(text[start:end].rstrip("\r\n")), wanted)
+        if _leads_to(line_of.match(text[start:end].rstrip("\r\n")), wanted)
     ]
     gone = {edit.start for edit in whole}
     items = [
@@ -57,7 +60,7 @@ def entry_point_edits(path: str, content: bytes, wanted: Collection[str]) -> lis
 
 
 def _leads_to(match: re.Match[str] | None, wanted: Collection[str]) -> bool:
-    said = f"{match['module']}.{match['name']}" if match else ""
+    said = ".".join(filter(None, (match["module"], match["name"]))) if match else ""
     return any(said == name or said.startswith(name + ".") for name in wanted)
 
 

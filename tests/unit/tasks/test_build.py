@@ -90,6 +90,7 @@ def test_counts_and_reasons(whole: Whole) -> None:
     summary.require_tasks()
 
 
+@pytest.mark.long
 def test_a_class_that_is_mostly_called_by_no_test_is_no_task(
     make_project: MakeProject, tmp_path: Path
 ) -> None:
@@ -122,6 +123,7 @@ def test_same_input_and_seed_same_bytes(make_project: MakeProject, tmp_path: Pat
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
+@pytest.mark.long
 def test_another_seed_parts_tests_differently(
     build_tiny: BuildTiny, tiny_project: Path, tmp_path: Path
 ) -> None:
@@ -134,6 +136,7 @@ def test_another_seed_parts_tests_differently(
     assert len(fingerprints) > 1
 
 
+@pytest.mark.long
 def test_no_hidden_share_no_hidden_tests(build_tiny: BuildTiny, tiny_project: Path, tmp_path: Path) -> None:
     pins = {str(tiny_project): ["tinymath/numbers.py::clamp"]}
     build_tiny(tmp_path / "out", pins[str(tiny_project)])
@@ -155,6 +158,7 @@ def test_a_second_call_judges_nothing_again(
     assert contents(tmp_path / "out") == before
 
 
+@pytest.mark.long
 def test_an_interrupted_build_goes_on_and_ends_with_the_same_bytes(
     whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,6 +190,7 @@ def test_max_tasks_does_not_depend_on_jobs_and_can_grow(make_project: MakeProjec
     assert grown.tasks == 2
 
 
+@pytest.mark.long
 def test_progress_estimates_what_max_tasks_will_take(make_project: MakeProject, tmp_path: Path) -> None:
     source = str(make_project(PLANTED))
     pins = {source: [f"planted.py::{name}" for name in ("one", "zero", "two", "unused")]}
@@ -207,6 +212,7 @@ def test_progress_estimates_what_max_tasks_will_take(make_project: MakeProject, 
     ]
 
 
+@pytest.mark.long
 def test_a_changed_source_is_built_anew(make_project: MakeProject, tmp_path: Path) -> None:
     root = make_project(SMALL)
     first = build_tasks([str(root)], tmp_path / "out")

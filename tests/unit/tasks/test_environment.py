@@ -95,6 +95,7 @@ def test_what_is_no_wheel_is_not_built(
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.long
 def test_it_is_made_once_by_several_at_a_time(own_cache: Path) -> None:
     lock = resolve([], "x")
     with ThreadPoolExecutor(3) as pool:
@@ -104,6 +105,7 @@ def test_it_is_made_once_by_several_at_a_time(own_cache: Path) -> None:
     assert (open_environment(lock).root / "READY.json").stat().st_mtime_ns == stamp
 
 
+@pytest.mark.long
 def test_a_torn_environment_is_made_again(own_cache: Path) -> None:
     lock = resolve([], "x")
     root = open_environment(lock).root

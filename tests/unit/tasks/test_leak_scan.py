@@ -316,6 +316,7 @@ def test_a_pip_that_downloads_is_found(
     assert {(leak.channel, leak.path) for leak in found} == {("network", "pip download")}
 
 
+@pytest.mark.long
 def test_an_open_network_is_found_though_no_index_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Outside of any sandbox: the port of this machine can be reached for as long as it listens."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")

@@ -92,6 +92,8 @@ def wrong(n: object) -> object:
     return 2 * n + 1
 
 
+@pytest.mark.long
+@pytest.mark.promise
 @given(st.integers())
 def test_doubles_agree_and_contraries_fail_with_right_code(seed: int) -> None:
     draw = random.Random(seed)

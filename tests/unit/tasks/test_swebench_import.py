@@ -120,6 +120,7 @@ def test_what_we_export_comes_back_as_the_same_tasks(tiny_store: TaskStore, tmp_
     assert validate_store(tmp_path / "store", repeat=1).failed == ()
 
 
+@pytest.mark.long
 def test_a_second_import_finds_everything_done(base: Path, tmp_path: Path) -> None:
     path = write_rows(tmp_path / "set.jsonl", row())
     first = import_swebench(path, tmp_path / "store", repositories=base)
@@ -231,6 +232,7 @@ def test_rows_are_told_while_they_are_read(tmp_path: Path) -> None:
     assert [step for step in told if step[2] == "rows"] == [(0, 3, "rows"), (1, 3, "rows"), (2, 3, "rows")]
 
 
+@pytest.mark.long
 def test_a_slow_suite_is_too_slow_until_it_is_given_more_time(base: Path, tmp_path: Path) -> None:
     (base / "people__planted" / "tests" / "test_slow.py").write_text(
         "import time\n\n\ndef test_slow():\n    time.sleep(1.2)\n"

@@ -131,6 +131,7 @@ def test_pass_to_pass_is_run_in_the_tree_of_a_rollout(
     assert "tests/test_planted.py::test_leans" in failure.detail
 
 
+@pytest.mark.long
 def test_no_test_is_hidden_on_which_another_leans(tmp_path: Path) -> None:
     """Whatever is hidden, the test that counts them fails: so none is."""
     source = project(tmp_path / "project", "def double(x):\n    y = x + x\n    return y\n", LEANING)

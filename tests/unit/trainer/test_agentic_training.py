@@ -395,7 +395,8 @@ def test_a_generation_without_any_episode_stops_the_run(
     assert raised.value.code == "CR0390"
 
 
-@pytest.mark.parametrize("check", [pytest.param("report", marks=pytest.mark.long), "error"])
+@pytest.mark.long
+@pytest.mark.parametrize("check", ["report", "error"])
 def test_a_sampler_of_other_probabilities_is_named_by_row_turn_and_token(
     scripted: pytest.MonkeyPatch, store: TaskStore, tmp_path: Path, scripts: list[list[str]], check: str
 ) -> None:

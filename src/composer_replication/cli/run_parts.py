@@ -198,15 +198,18 @@ def open_reward(
 def open_sampler(config: RunConfig, grader: Grader, model: Any, tokenizer: Any) -> PolicySampler:
     """Fresh samples of the model as it is now, asked as in training."""
     from composer_replication.trainer.policy import InProcessPolicy
+    from composer_replication.trainer.preset_settings import sampling_settings
 
-    policy = InProcessPolicy(model, tokenizer, as_chat=config.rollouts.prompt_style == "chat")
+    sampling = sampling_settings(config)
+    as_chat = config.rollouts.prompt_style == "chat"
+    policy = InProcessPolicy(model, tokenizer, as_chat=as_chat, sampling=sampling)
     sampler = PolicySampler(
         policy,
         grader,
         prompt_style=config.rollouts.prompt_style,
         context_lines=config.rollouts.context_lines,
-        max_new_tokens=int(config.trl.get("max_completion_length", 256)),
-        temperature=float(config.trl.get("temperature", 1.0)),
+        max_new_tokens=sampling.max_completion_length,
+        temperature=float(sampling.temperature),
     )
     policy.on_prompts = sampler.note_prompts
     return sampler

@@ -9,7 +9,7 @@ Letters: B rows, S slots a row (the most hinted turns that any row has), P and Q
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -51,6 +51,7 @@ def rollouts_of(
     tokenizer: Any,
     *,
     step: int,
+    eos_token_ids: Collection[int],
 ) -> list[Rollout]:
     """One rollout a row; a run of sampled ids between tool output is a turn.
 
@@ -71,7 +72,7 @@ def rollouts_of(
             logp = () if logps is None else tuple(logps[idx][start:end])
             known = logp if all(math.isfinite(value) for value in logp) else ()
             text = tokenizer.decode(ids[start:end], skip_special_tokens=True)
-            reason = StopReason.FINISHED if ids[end - 1] == tokenizer.eos_token_id else StopReason.LENGTH
+            reason = StopReason.FINISHED if ids[end - 1] in eos_token_ids else StopReason.LENGTH
             answer = Completion(tuple(ids[start:end]), text, reason, known)
             opened = max((place for place in chains[idx] if place <= start), default=0)
             before = tuple(ids[opened:start]) if opened else (*prompt, *ids[:start])

@@ -10,9 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, get_type_hints
-
-from trl.trainer.grpo_config import GRPOConfig
+from typing import Any
 
 from composer_replication.config import RunConfig
 from composer_replication.errors import UsageError
@@ -24,9 +22,9 @@ from composer_replication.trainer.joint_sampler import (
     forwards_need_others,
     lone_forwards,
 )
-from composer_replication.trainer.model_sampler import ModelSampler, SamplingArguments
+from composer_replication.trainer.model_sampler import ModelSampler
 from composer_replication.trainer.policy import end_token_ids
-from composer_replication.trainer.preset_settings import resolve_method
+from composer_replication.trainer.preset_settings import sampling_settings
 from composer_replication.trainer.processes import process_rank
 
 MakeSampler = Callable[[Any, Any], SampleBatch]
@@ -102,11 +100,9 @@ def still_trainer(config: RunConfig, model: Any, tokenizer: Any) -> Any:
     Raises:
         UsageError: the recipe's method contradicts itself (CR0760 to CR0762).
     """
-    given = resolve_method(config).trl
-    filters = {name: given.get(name, getattr(GRPOConfig, name)) for name in get_type_hints(SamplingArguments)}
     return SimpleNamespace(
         model=model,
-        args=SimpleNamespace(**filters),
+        args=sampling_settings(config),
         processing_class=tokenizer,
         eos_token_ids=end_token_ids(model, tokenizer),
         state=SimpleNamespace(global_step=0),

@@ -56,6 +56,7 @@ class HintChannel(ChannelStep):
     hint_source: HintGenerator | None = None
     hinted_turns: Sequence[HintedTurn] | None = None
     temperature: Any
+    eos_token_ids: Any
     mask_truncated_completions: Any
     _newest_sampled: tuple[Sequence[Sequence[int]], Sequence[Sequence[int]] | None] = ((), None)
     _hints_have_ended: bool = False
@@ -96,7 +97,14 @@ class HintChannel(ChannelStep):
         if self.hint_source is None or self._in_evaluation or self._hint_share() == 0.0:
             return
         settings = self._hint_settings()
-        rollouts = rollouts_of(rows, batch, rewards, self._tokenizer, step=self.state.global_step)
+        rollouts = rollouts_of(
+            rows,
+            batch,
+            rewards,
+            self._tokenizer,
+            step=self.state.global_step,
+            eos_token_ids=self.eos_token_ids,
+        )
         batch.pop(SAMPLED, None)
         source, before = self.hint_source, _counts_of(self.hint_source)
         turns, num_left_out = together(

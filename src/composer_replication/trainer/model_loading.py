@@ -17,6 +17,7 @@ from composer_replication.run_folder import RunFolder
 from composer_replication.tasks.intake.cache import cache_folder, cache_lock, hold
 from composer_replication.tasks.intake.sources import fetch_wheel
 from composer_replication.trainer.checkpoints import newest_whole_checkpoint
+from composer_replication.trainer.policy import take_end_of_template
 from composer_replication.trainer.tiny_models import (
     TINY,
     TINY_TOOLS,
@@ -69,6 +70,8 @@ def load_model(
             where=section.name,
             fix='take an instruction-tuned model, or prompts without messages: rollouts.prompt_style = "completion", no [agent].',
         )
+    if needs_chat_template:
+        take_end_of_template(model, tokenizer)
     if tokenizer.pad_token_id is None and tokenizer.eos_token_id is None:
         raise InputError(
             "CR0709",

@@ -21,6 +21,22 @@ class SamplingArguments(Protocol):
     repetition_penalty: float
 
 
+def filters_of(sampling: SamplingArguments) -> dict[str, Any]:
+    """The filters, as ``sample_shared`` takes them."""
+    return {
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k or 0,
+        "min_p": sampling.min_p,
+        "repetition_penalty": sampling.repetition_penalty,
+    }
+
+
+def reshapes(sampling: SamplingArguments) -> bool:
+    """Whether filters reshape the distribution: its log-probabilities would not be the model's own."""
+    off = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
+    return filters_of(sampling) != off
+
+
 class ModelSampler:
     """Continues token ids by a model in this process; each row by a generator of its own.
 
@@ -53,17 +69,13 @@ class ModelSampler:
     ) -> list[Completion]:
         """As a call, in at most ``num_steps`` tokens; ``goes_on`` as ``sample_shared``."""
         (temperature,) = {each.temperature for each in options}
-        sampling = self.sampling
         rows = sample_shared(
             self.model,
             prompts,
             1,
             max_new_tokens=num_steps,
             temperature=temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k or 0,
-            min_p=sampling.min_p,
-            repetition_penalty=sampling.repetition_penalty,
+            **filters_of(self.sampling),
             eos_token_ids=self.eos_token_ids,
             pad_token_id=self.tokenizer.pad_token_id,
             generator=[torch.Generator().manual_seed(each.seed) for each in options],
@@ -76,15 +88,4 @@ class ModelSampler:
         """An answer of these ids, as it ended."""
         text = str(self.tokenizer.decode(ids, skip_special_tokens=True))
         reason = StopReason.FINISHED if ids[-1] in self.eos_token_ids else StopReason.LENGTH
-        return Completion(tuple(ids), text, reason, () if self._is_filtered else tuple(logps))
-
-    @property
-    def _is_filtered(self) -> bool:
-        """Filters reshape the distribution: its log-probabilities would not be the model's own."""
-        sampling = self.sampling
-        return (
-            sampling.top_p < 1.0
-            or bool(sampling.top_k)
-            or sampling.min_p is not None
-            or sampling.repetition_penalty != 1.0
-        )
+        return Completion(tuple(ids), text, reason, () if reshapes(self.sampling) else tuple(logps))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 
 from composer_replication.records import Completion, StopReason
 from composer_replication.rollouts.tokens.template_suffix import unwilling_template
-from composer_replication.trainer.prefix_generation import sample_shared
+from composer_replication.trainer.model_sampler import SamplingArguments, filters_of
+from composer_replication.trainer.prefix_generation import sample_shared, text_rule
 
 NUM_PROMPTS_AT_ONCE = 8
 
@@ -19,6 +21,23 @@ def end_token_ids(model: Any, tokenizer: Any) -> list[int]:
     ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     more = [ends] if isinstance(ends, int) else list(ends or ())
     return [each for each in dict.fromkeys([tokenizer.eos_token_id, *more]) if each is not None]
+
+
+def take_end_of_template(model: Any, tokenizer: Any) -> None:
+    """Let the token with which the chat template closes an answer end one in the model's generation settings, too.
+
+    All that samples reads them: TRL, this module, and whoever loads the saved model. A template that takes no such
+    conversation, or that closes an answer with plain text, names none.
+    """
+    said = "stand-in"
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": said}]
+    text = ""
+    with suppress(Exception):  # a template is foreign code; where a prompt meets its trouble, that is told
+        text = tokenizer.apply_chat_template(messages, tokenize=False)
+    behind = tokenizer(text.rpartition(said)[2].lstrip(), add_special_tokens=False)["input_ids"]
+    ends = end_token_ids(model, tokenizer)
+    if behind and behind[0] in tokenizer.added_tokens_decoder and behind[0] not in ends:
+        model.generation_config.eos_token_id = [*ends, behind[0]]
 
 
 def chat_prompt_ids(tokenizer: Any, messages: Sequence[Any], **options: Any) -> list[int]:
@@ -46,10 +65,14 @@ class InProcessPolicy:
         model: a causal language model, with or without adapters.
         tokenizer: the model's; prompts are tokenised as TRL does it.
         as_chat: wrap each prompt as a user message through the chat template.
+        sampling: TRL's arguments, for the filters of training; None draws from the model's own distribution.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, *, as_chat: bool = False) -> None:
+    def __init__(
+        self, model: Any, tokenizer: Any, *, as_chat: bool = False, sampling: SamplingArguments | None = None
+    ) -> None:
         self.model = model
+        self.filters = {} if sampling is None else filters_of(sampling)
         self.tokenizer = tokenizer
         self.as_chat = as_chat
         self.on_prompts: Callable[[int, int], None] | None = None
@@ -77,13 +100,10 @@ class InProcessPolicy:
                     num_samples,
                     max_new_tokens=max_new_tokens,
                     temperature=temperature,
-                    top_p=1.0,
-                    top_k=0,
-                    min_p=None,
-                    repetition_penalty=1.0,
+                    **self.filters,
                     eos_token_ids=ends,
                     pad_token_id=self.tokenizer.pad_token_id,
-                    stop=self._id_rule(is_finished),
+                    stop=text_rule(self.tokenizer, is_finished),
                     generator=generator,
                 )
             answers += [
@@ -97,11 +117,6 @@ class InProcessPolicy:
         if not self.as_chat:
             return list(self.tokenizer(text=prompt)["input_ids"])
         return chat_prompt_ids(self.tokenizer, [{"role": "user", "content": prompt}])
-
-    def _id_rule(self, is_finished: Callable[[str], bool] | None) -> Callable[[list[int]], int | None] | None:
-        if is_finished is None:
-            return None
-        return lambda ids: len(ids) if is_finished(self._text(ids)) else None
 
     def _text(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))

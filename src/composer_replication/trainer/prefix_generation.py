@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -38,9 +38,38 @@ from composer_replication.trainer.distinct_prompts import Prompt
 from composer_replication.trainer.finite_sampling import refuse_non_finite
 from composer_replication.trainer.sampling_batches import SamplingBatch, start_batch
 
-__all__ = ["SampledRow", "sample_shared"]
+__all__ = ["SampledRow", "sample_shared", "text_rule"]
 
 StopRule = Callable[[list[int]], int | None]
+
+
+def text_rule(tokenizer: Any, is_finished: Callable[[str], bool] | None) -> StopRule | None:
+    """Ends a row, whose ids are all kept, once its text is finished; only what is new of a row is decoded.
+
+    For one call of ``sample_shared``, whose rows grow together. A row's text is found again by its ids; the newest ids are
+    decoded behind those before, since a token may write nothing until the next one completes its character.
+    """
+    if is_finished is None:
+        return None
+
+    def decode(ids: list[int]) -> str:
+        return str(tokenizer.decode(ids, skip_special_tokens=True))
+
+    shorter: dict[tuple[int, ...], tuple[str, int, int]] = {}
+    of_length: dict[tuple[int, ...], tuple[str, int, int]] = {}
+
+    def rule(ids: list[int]) -> int | None:
+        nonlocal shorter, of_length
+        if tuple(ids[:-1]) in of_length:  # the first row that is one longer
+            shorter, of_length = of_length, {}
+        text, start, end = shorter.get(tuple(ids[:-1]), ("", 0, 0))
+        known, longer = decode(ids[start:end]), decode(ids[start:])
+        whole = text + longer[len(known) :] if longer.startswith(known) else decode(ids)
+        is_open = longer.endswith("\ufffd")
+        of_length[tuple(ids)] = (text, start, end) if is_open else (whole, end, len(ids))
+        return len(ids) if is_finished(whole) else None
+
+    return rule
 
 
 @dataclass(slots=True)

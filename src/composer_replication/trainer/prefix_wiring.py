@@ -20,7 +20,8 @@ import torch
 from trl.models.utils import unwrap_model_for_generation
 
 from composer_replication.trainer.early_refusals import refuse_masked_stops
-from composer_replication.trainer.prefix_generation import sample_shared
+from composer_replication.trainer.model_sampler import filters_of, reshapes
+from composer_replication.trainer.prefix_generation import sample_shared, text_rule
 from composer_replication.trainer.prefix_sharing import shared_prefix_logps
 from composer_replication.trainer.prefix_support import unsupported_reason
 from composer_replication.trainer.processes import gathered
@@ -165,28 +166,16 @@ class PrefixWiring:
                 1,
                 max_new_tokens=self.args.max_completion_length,
                 temperature=self.args.temperature,
-                top_p=self.args.top_p,
-                top_k=self.args.top_k or 0,
-                min_p=self.args.min_p,
-                repetition_penalty=self.args.repetition_penalty,
+                **filters_of(self.args),
                 eos_token_ids=self.eos_token_ids,
                 pad_token_id=self._tokenizer.pad_token_id,
-                stop=None if self.is_finished is None else self._stop_rule,
+                stop=text_rule(self._tokenizer, self.is_finished),
                 generator=None,
                 goes_on=self._runs_anywhere if self._weights_are_sharded else bool,
             )
-        is_filtered = (
-            self.args.top_p < 1.0
-            or bool(self.args.top_k)
-            or self.args.min_p is not None
-            or self.args.repetition_penalty != 1.0
-        )
-        return [row.ids for (row,) in samples], None if is_filtered else [row.logps for (row,) in samples]
+        return [row.ids for (row,) in samples], None if reshapes(self.args) else [
+            row.logps for (row,) in samples
+        ]
 
     def _runs_anywhere(self, runs_here: bool) -> bool:
         return any(gathered(runs_here))
-
-    def _stop_rule(self, ids: list[int]) -> int | None:
-        """Ask ``is_finished`` about the row's text so far; the row keeps all its ids."""
-        text = self._tokenizer.decode(ids, skip_special_tokens=True)
-        return len(ids) if self.is_finished is not None and self.is_finished(text) else None

@@ -43,6 +43,19 @@ class ResolvedMethod:
     overlong_share: float
 
 
+def sampling_settings(config: RunConfig) -> SimpleNamespace:
+    """How a recipe's answers are sampled: of TRL's arguments those that say so, its defaults for what is not set.
+
+    Raises:
+        UsageError: the recipe's method contradicts itself (CR0760 to CR0762).
+    """
+    from trl import GRPOConfig
+
+    names = ("temperature", "max_completion_length", "top_p", "top_k", "min_p", "repetition_penalty")
+    given = resolve_method(config).trl
+    return SimpleNamespace(**{name: given.get(name, getattr(GRPOConfig, name)) for name in names})
+
+
 def resolve_method(config: RunConfig) -> ResolvedMethod:
     """Lay the recipe's keys over those of its preset.
 

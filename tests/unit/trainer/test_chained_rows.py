@@ -216,7 +216,9 @@ def test_a_run_that_hides_its_chains_is_told_so(tmp_path: Path) -> None:
 
 def test_turns_of_a_row_begin_with_their_own_conversation() -> None:
     batch = batch_of(ROWS)
-    found = rollouts_of([{"prompt": "p"}] * 4, dict(batch), [1.0] * 4, tiny_tokenizer(), step=1)
+    found = rollouts_of(
+        [{"prompt": "p"}] * 4, dict(batch), [1.0] * 4, tiny_tokenizer(), step=1, eos_token_ids=()
+    )
     assert [turns_of(rollout) for rollout in found] == [
         [(tuple(prompt), tuple(answer)) for prompt, answer in chain] for chain in ROWS
     ]

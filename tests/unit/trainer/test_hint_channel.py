@@ -260,7 +260,9 @@ def test_tool_output_between_turns_is_in_no_turn(make_trainer: Callable[..., Any
         "completion_mask": torch.tensor([[1, 1, 1, 1, 1, 1, 1, 0]]),
         "tool_mask": torch.tensor([[1, 1, 0, 0, 0, 1, 1, 1]]),
     }
-    (rollout,) = rollouts_of([{"task_id": "t"}], batch, [0.5], trainer._tokenizer, step=3)
+    (rollout,) = rollouts_of(
+        [{"task_id": "t"}], batch, [0.5], trainer._tokenizer, step=3, eos_token_ids=trainer.eos_token_ids
+    )
     assert [(t.prompt_ids, t.completion.token_ids) for t in rollout.turns] == [
         ((5, 6), (40, 41)),
         ((5, 6, 40, 41, 70, 71, 72), (42, 43)),

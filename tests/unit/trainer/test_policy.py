@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
+from composer_replication.config import load_config
 from composer_replication.records import StopReason
 from composer_replication.trainer.finite_sampling import NonFiniteSamplingError
-from composer_replication.trainer.policy import InProcessPolicy, end_token_ids
+from composer_replication.trainer.policy import InProcessPolicy, end_token_ids, take_end_of_template
+from composer_replication.trainer.prefix_generation import text_rule
+from composer_replication.trainer.preset_settings import sampling_settings
 from composer_replication.trainer.tiny_models import make_tiny_tools_model
+
+RECIPE = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "run.toml"
 
 
 def test_an_answer_ends_at_each_end_token_of_the_model() -> None:
@@ -29,6 +35,59 @@ def test_an_answer_ends_at_each_end_token_of_the_model() -> None:
     assert end_token_ids(model, tokenizer) == [tokenizer.eos_token_id, ids[0]]
     model.generation_config.eos_token_id = ids[0]
     assert end_token_ids(model, tokenizer) == [tokenizer.eos_token_id, ids[0]]
+
+
+def test_the_end_of_an_answer_in_the_chat_template_ends_one() -> None:
+    model, tokenizer = make_tiny_tools_model(0)
+    tokenizer.add_tokens(["<|end of turn|>"], special_tokens=True)
+    end = len(tokenizer) - 1
+    model.resize_token_embeddings(len(tokenizer))
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}<|end of turn|>\n{% endfor %}"
+    )
+    take_end_of_template(model, tokenizer)
+    assert end_token_ids(model, tokenizer) == [tokenizer.eos_token_id, end]
+    tokenizer.chat_template = "{{ raise_exception('no') }}"
+    take_end_of_template(model, tokenizer)
+    assert end_token_ids(model, tokenizer) == [tokenizer.eos_token_id, end]
+
+
+def test_samples_are_filtered_as_in_training() -> None:
+    model, tokenizer = make_tiny_tools_model(0)
+    sampling = sampling_settings(load_config(RECIPE, {"trl.top_k": 1, "trl.temperature": 0.9}))
+    assert (sampling.top_k, sampling.temperature, sampling.top_p, sampling.min_p) == (1, 0.9, 1.0, None)
+
+    def distinct(policy: InProcessPolicy) -> int:
+        [said] = policy.generate(["def f"], num_samples=8, max_new_tokens=4, temperature=1.0, seed=0)
+        return len({each.token_ids for each in said})
+
+    assert distinct(InProcessPolicy(model.eval(), tokenizer, sampling=sampling)) == 1
+    assert distinct(InProcessPolicy(model.eval(), tokenizer)) > 1
+
+
+def test_a_stop_rule_reads_the_whole_text_and_decodes_only_what_is_new() -> None:
+    _, tokenizer = make_tiny_tools_model(0)
+    texts, decoded = [], []
+
+    class Counting:
+        def decode(self, ids: list[int], **options: object) -> str:
+            decoded.append(len(ids))
+            return str(tokenizer.decode(ids, **options))
+
+    rule = text_rule(Counting(), lambda text: texts.append(text) is not None)
+    assert rule is not None
+    rows = [
+        tokenizer("def f():\n    return '\u00e9\u4e2d\U0001f600' # " + "x y " * n)["input_ids"]
+        for n in (40, 20, 20)
+    ]
+    expected = []
+    for end in range(1, len(rows[0]) + 1):
+        for row in rows:
+            if end <= len(row):
+                assert rule(row[:end]) is None
+                expected.append(tokenizer.decode(row[:end], skip_special_tokens=True))
+    assert texts == expected
+    assert max(decoded) <= 12
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -23,9 +23,11 @@ ETC_FILES = (
     "/etc/ld.so.conf.d",
     "/etc/localtime",
     "/etc/lsb-release",
+    "/etc/mime.types",  # so does Python's mimetypes
     "/etc/os-release",
     "/etc/protocols",
     "/etc/services",
+    "/etc/timezone",
 )
 """Files of ``/etc`` that both backends show as they are."""
 

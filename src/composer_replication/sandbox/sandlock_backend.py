@@ -2,7 +2,9 @@
 
 For machines where no user namespace can be made (most pods). Files outside the allow
 list stay visible by name but cannot be opened; there is no network at all, not even a
-loopback, no ``/proc``, no ``/tmp`` (``TMPDIR`` is private) and no ``/dev/shm``.
+loopback, no ``/proc``, no ``/tmp`` (``TMPDIR`` is private) and no ``/dev/shm``. A name
+that is no UTF-8 cannot be looked at (EFAULT): in the tree it is respelled (``%FF``) after
+each command.
 
 Each command gets a process of ours around it (``sandlock_child``). What sandlock itself
 does not hold we hold: daemons that leave the process group, the death of this process,
@@ -35,6 +37,8 @@ from composer_replication.sandbox.supervised_run import supervise
 _DEVICES = ("/dev/zero", "/dev/random", "/dev/urandom", "/dev/full")
 _INSTALL = "pip install sandlock (Linux 6.12 or newer; the kernel needs Landlock)"
 _LOAD_SECONDS = 60.0
+# They exist by name and cannot be opened, at which git gives up. In a namespace they are not there.
+_GIT_READS_NO_FILE_OF_THE_SYSTEM = {"GIT_CONFIG_NOSYSTEM": "1", "GIT_ATTR_NOSYSTEM": "1"}
 
 
 class Sandlock:
@@ -69,6 +73,7 @@ class SandlockSandbox(LocalSandbox):
 
     def __init__(self, spec: SandboxSpec) -> None:
         super().__init__(spec, 0 if os.geteuid() == 0 else None)
+        self._tree_files.respell()
         known = (system_folders(), base_interpreter())
         shown = {path.resolve() for group in known for path in group.read_only}
         shown |= {path.resolve() for path in spec.read_only}
@@ -91,10 +96,16 @@ class SandlockSandbox(LocalSandbox):
             watched=self._jailed.watched(),
             extra_bytes=len(marker),
         )
+        self._tree_files.respell()
         return to_result(ended, marker.encode(), self._jailed.limits, backend=Sandlock.name)
 
+    def write_file(self, path: str, data: bytes, *, is_executable: bool = False) -> None:
+        """As ``Sandbox.write_file``; a name that is no UTF-8 is respelled at once."""
+        super().write_file(path, data, is_executable=is_executable)
+        self._tree_files.respell()
+
     def _orders(self, argv: list[str], env: Mapping[str, str]) -> dict[str, Any]:
-        limits = self._jailed.limits
+        limits, above = self._jailed.limits, str(self._jailed.real_tree.parent)
         return {
             "parent": os.getpid(),
             "sandlock_path": _sandlock_path(),
@@ -113,7 +124,7 @@ class SandlockSandbox(LocalSandbox):
                 "max_open_files": limits.num_open_files,
                 "extra_deny_syscalls": ["landlock_create_ruleset"],  # rules keep deleted files and show none
                 "clean_env": True,
-                "env": dict(env),
+                "env": {**_GIT_READS_NO_FILE_OF_THE_SYSTEM, "GIT_CEILING_DIRECTORIES": above, **env},
                 "cwd": str(self._jailed.real_tree),
             },
         }

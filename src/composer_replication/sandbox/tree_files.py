@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
 from composer_replication.errors import SandboxFailure, SandboxFileError
 from composer_replication.records import FileEntry
-from composer_replication.sandbox.closed_folders import hold_folder, open_folder, open_to_us
+from composer_replication.sandbox.closed_folders import CHANGE, hold_folder, open_folder, open_to_us
 from composer_replication.sandbox.folder_walk import walk
 from composer_replication.sandbox.jailed_tree import failure
 
 _MAX_LINKS = 40
+_MOST_NAME_BYTES = 240  # 255 with room for a number
 _OUR_OWN_FAULT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # no file brings these about
 _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link"}
 
@@ -91,6 +93,19 @@ class TreeFiles:
             raise _refusal(os.fsdecode(error.filename or path), error) from error
         return sorted(found, key=lambda entry: entry.path)
 
+    def respell(self) -> None:
+        """Write each byte of a name that is no UTF-8 as ``%FF``, for a jail that cannot show such names.
+
+        A tree that cannot be looked through, or changes meanwhile, keeps some of them.
+        """
+        with suppress(OSError):
+            found = [path for path, _ in walk(open_folder(self._root))]
+            for path in reversed(found):  # what lies in a folder comes before the folder
+                above, _, name = path.rpartition("/")
+                if (spelled := _spelled(name)) != name:
+                    with suppress(SandboxFileError), self._opened(above or ".") as (folder, last):
+                        _rename(name, spelled, open_folder(last, folder, CHANGE))
+
     def _relative(self, path: str) -> str:
         """The path as asked, relative to the tree.
 
@@ -157,6 +172,25 @@ class TreeFiles:
         if self._uid is not None:
             os.chown(name, self._uid, self._uid, dir_fd=above, follow_symlinks=False)
         return hold_folder(name, above)
+
+
+def _spelled(name: str) -> str:
+    """``name`` in letters alone: those of a byte that is no UTF-8 are told apart by ``surrogateescape``."""
+    return re.sub("[\udc80-\udcff]", lambda byte: f"%{ord(byte[0]) - 0xDC00:02X}", name)
+
+
+def _rename(name: str, spelled: str, folder: int) -> None:
+    """Within an open folder, which is closed; nothing is replaced, and no name is longer than file systems take."""
+    try:
+        while len(os.fsencode(spelled)) > _MOST_NAME_BYTES:
+            spelled = spelled[:-1]
+        taken = set(os.listdir(folder))
+        number = 0
+        while (new := f"{spelled}~{number}" if number else spelled) in taken:
+            number += 1
+        os.rename(name, new, src_dir_fd=folder, dst_dir_fd=folder)
+    finally:
+        os.close(folder)
 
 
 class _Place:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from composer_replication.sandbox import choose_backend
 from composer_replication.tasks.fresh_git import with_git
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.leaks import leak_scan
@@ -44,13 +45,14 @@ def steal(make_store: Any, sized_tasks: Any, environment: Environment) -> Steal:
         *,
         golden: tuple[str, ...] = (),
         where: Environment = environment,
+        backend: str | None = None,
     ) -> Answer:
         store: TaskStore = make_store(sized_tasks[task_id], name=task_id)
         (task,) = store.tasks()
         targets = [known.target for known in fingerprints(store, task, SALT)]
         original = store.files(task, "golden")
         files = {**store.files(task, "rollout"), **{path: original[path] for path in golden}, **(extra or {})}
-        return Answer(leak_scan.steal(files, (task,), targets, where, SALT))
+        return Answer(leak_scan.steal(files, (task,), targets, where, SALT, backend=backend))
 
     return run
 
@@ -81,6 +83,16 @@ def test_symbols_of_a_place() -> None:
 def test_a_clean_tree_of_each_size_gives_nothing_and_answers_everything(steal: Steal, task_id: str) -> None:
     answer = steal(task_id)
     assert (answer.leaks, answer.failed) == (set(), [])
+
+
+def test_without_namespaces_he_finds_what_lies_in_the_tree(steal: Steal) -> None:
+    """The root of the file system and ``/proc`` are closed to him there, and what is shown is searched all the same."""
+    if not (check := choose_backend("sandlock").is_available()).ok:
+        pytest.skip(check.detail)
+    clean = steal("t-module-body", backend="sandlock")
+    assert (clean.leaks, clean.failed) == (set(), [])
+    found = steal("t-module-body", golden=(TEXT,), backend="sandlock")
+    assert len({channel for channel, _ in found.leaks}) > 1  # by the walk, too
 
 
 def test_a_module_task_and_the_second_file_of_a_feature_are_inspected(steal: Steal) -> None:

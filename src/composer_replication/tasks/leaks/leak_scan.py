@@ -269,6 +269,7 @@ def steal(
     left_out = {"all": set[str](), "system": own, "environment": system}[walk]
     # An environment that lies below a folder of the system is walked all the same.
     is_inside = walk == "environment" and is_below(environment.root, map(Path, system))
+    skip = sorted(system | own if tasks else left_out)
     with tempfile.TemporaryDirectory(prefix="thief-", dir=process_folder()) as folder:
         tree = Path(folder) / "tree"
         tree.mkdir()
@@ -279,7 +280,9 @@ def steal(
             "modules": _sources(),
             "targets": [target_to_json(target) for target in targets],
             "roots": ["/", *([str(environment.root)] if is_inside else [])],
-            "skip": sorted(system | own if tasks else left_out),
+            # Where the root is closed: folders that lie in none of the others.
+            "shown": _outermost({str(tree), *(system | own) - set(skip)}),
+            "skip": skip,
             "asks": bool(tasks),
             "import_roots": import_roots(tree),
             "packages": {task.task_id: task.repository for task in tasks},
@@ -296,6 +299,11 @@ def steal(
                 env=_variables(environment),
             )
     return _answer(done, nonce, targets)
+
+
+def _outermost(folders: Iterable[str]) -> list[str]:
+    found = {Path(folder) for folder in folders}
+    return sorted(str(folder) for folder in found if not is_below(folder, found - {folder}))
 
 
 @cache

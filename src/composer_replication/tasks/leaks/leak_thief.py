@@ -162,12 +162,20 @@ def ask_git(engine, search, tree):
     return leaks, failed
 
 
+def listed(folder):
+    """Names in a folder; none where it is closed to us, as outside of the tree without namespaces."""
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
 def ask_environment(engine, search):
     """Variables and command lines of this process and of others."""
     found = set()
     texts = {"/proc/self/environ": "\n".join(os.environ.values())}
     own_program = sys.orig_argv[-1]  # stands in the command line of whoever started it, and is no task's
-    for who in os.listdir("/proc") if os.path.isdir("/proc") else []:
+    for who in listed("/proc"):
         for name in ("environ", "cmdline") if who.isdigit() and int(who) != os.getpid() else ():
             try:
                 with open(f"/proc/{who}/{name}", "rb") as handle:
@@ -195,7 +203,7 @@ def main():
     tree = os.getcwd()
     skip = ["/proc", "/sys", *request["skip"]]
     leaks = set()
-    for root in request["roots"]:
+    for root in request["roots"] if listed("/") else request["shown"]:
         leaks |= search.search_folder(root, tree=tree, skip=skip, binaries=False)
     failed: set[str] = set()
     if request["asks"]:

@@ -69,9 +69,7 @@ def add_import(verbs: Any, common: argparse.ArgumentParser) -> None:
         "Rows that cannot be used are counted by reason and named; the others go on. Interrupted, the same command "
         "goes on. Exit code 6 when no row is a task.",
     )
-    parser.add_argument(
-        "file", metavar="FILE", type=Path, help="JSON lines, a .json list, or a .parquet file"
-    )
+    parser.add_argument("file", metavar="FILE", type=Path, help="JSON lines, a JSON list, or a .parquet file")
     parser.add_argument("--format", choices=("swebench",), required=True, help="the shape of its rows")
     parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="folder of the task store")
     parser.add_argument(
@@ -99,7 +97,7 @@ def add_import(verbs: Any, common: argparse.ArgumentParser) -> None:
 
 
 def run_import(args: argparse.Namespace) -> tuple[Result, int]:
-    """Import a task set; the keys are those of ``build``.
+    """Import a task set; the keys are those of ``build``, and ``refused_rows`` says of each why it is no task.
 
     Raises:
         UsageError: a folder that cannot be written (CR0209), no folder of repositories (CR0462),
@@ -127,11 +125,11 @@ def run_import(args: argparse.Namespace) -> tuple[Result, int]:
             backend=args.backend,
             progress=report,
         )
+    rows = read_journal(summary.folder / "journal.jsonl")
+    refused = {row["pin"]: f"{row['reason']}: {row['detail']}" for row in rows if row["reason"]}
     if not args.quiet:
-        for row in read_journal(summary.folder / "journal.jsonl"):
-            if row["reason"]:
-                sys.stderr.write(f"{row['pin']}: {row['reason']}: {row['detail']}\n")
-    return finish_build(summary, quiet=args.quiet)
+        sys.stderr.writelines(f"{name}: {why}\n" for name, why in refused.items())
+    return finish_build(summary, {"refused_rows": refused}, quiet=args.quiet)
 
 
 def run_export(args: argparse.Namespace) -> tuple[Result, int]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from composer_replication.cli.main import main
 from composer_replication.errors import InputError, UsageError
 from composer_replication.tasks.instructions.writing import write_instruction
 from composer_replication.tasks.intake.sources import open_source
@@ -267,7 +268,7 @@ def test_the_command_that_finishes_an_import(
 
 
 def test_the_broken_tree_is_the_base_with_the_test_patch(base: Path, tmp_path: Path) -> None:
-    (instance,) = read_instances(write_rows(tmp_path / "set.jsonl", row()))
+    ((instance,), _) = read_instances(write_rows(tmp_path / "set.jsonl", row()))
     source, proposal = propose(instance, open_source(str(base / "people__planted")))
     assert source.files["planted/__init__.py"].decode() == SOURCE
     assert source.files["tests/test_planted.py"].decode() == TESTS
@@ -284,7 +285,7 @@ def test_rows_with_equal_originals_share_a_repository(base: Path, tmp_path: Path
         instance_id="c", patch=patch_of({"planted/__init__.py": BROKEN}, {"planted/__init__.py": both})
     )
     opened = open_source(str(base / "people__planted"))
-    instances = read_instances(write_rows(tmp_path / "set.jsonl", *rows, other))
+    instances, _ = read_instances(write_rows(tmp_path / "set.jsonl", *rows, other))
     names = [propose(instance, opened)[0].repository for instance in instances]
     assert names[0] == names[1] != names[2]
     assert all(name.startswith("planted==1.0+") for name in names)
@@ -350,9 +351,12 @@ def test_without_a_folder_git_is_asked_if_the_row_says_where(tmp_path: Path) -> 
 
 def test_three_kinds_of_files_say_the_same(tmp_path: Path) -> None:
     rows = [row(), row(instance_id="b", FAIL_TO_PASS=[], PASS_TO_PASS=["t"])]
-    lines = read_instances(write_rows(tmp_path / "a.jsonl", *rows))
-    (tmp_path / "a.json").write_text(json.dumps(rows))
-    assert read_instances(tmp_path / "a.json") == lines
+    lines, _ = read_instances(write_rows(tmp_path / "a.jsonl", *rows))
+    for name in ("a.json", "list.jsonl"):
+        (tmp_path / name).write_text(json.dumps(rows, indent=1))
+        assert read_instances(tmp_path / name) == (lines, [])
+    (tmp_path / "windows.jsonl").write_bytes((tmp_path / "a.jsonl").read_bytes().replace(b"\n", b"\r\n"))
+    assert read_instances(tmp_path / "windows.jsonl") == (lines, [])
     texts = [
         {**one, "FAIL_TO_PASS": json.dumps(one["FAIL_TO_PASS"]), "PASS_TO_PASS": json.dumps(["t"])}
         for one in rows
@@ -360,27 +364,92 @@ def test_three_kinds_of_files_say_the_same(tmp_path: Path) -> None:
     texts[0] = rows[0]
     texts[1]["FAIL_TO_PASS"] = "[]"
     (tmp_path / "a.parquet").write_bytes(parquet_bytes(texts, KEYS))
-    assert read_instances(tmp_path / "a.parquet") == lines
+    assert read_instances(tmp_path / "a.parquet") == (lines, [])
     assert lines[0].fail_to_pass == {"tests/test_planted.py::test_double"}
-    assert read_instances(write_rows(tmp_path / "b.jsonl", row(test_patch=None)))[0].test_patch == ""
+    ((other,), _) = read_instances(write_rows(tmp_path / "b.jsonl", row(test_patch=None)))
+    assert other.test_patch == ""
+
+
+TWO = ['tests/test_a.py::test_x[it\'s, "so"]', "tests/test_a.py::test_y"]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        TWO, json.dumps(TWO), str(TWO), str(tuple(TWO)), f" {TWO}\n", f"[{TWO[0]!r}\n {TWO[1]!r}]",
+        f"{{{TWO[0]!r}, {TWO[1]!r},}}",
+    ],
+)  # fmt: skip
+def test_lists_are_read_as_python_and_numpy_print_them_and_names_in_any_case(
+    told: object, tmp_path: Path
+) -> None:
+    odd = row(FAIL_TO_PASS=told, PASS_TO_PASS=None)
+    lower = {key.lower(): value for key, value in odd.items()}
+    for one in (odd, lower):
+        ((instance,), unreadable) = read_instances(write_rows(tmp_path / "set.jsonl", one))
+        assert (instance.fail_to_pass, instance.pass_to_pass, unreadable) == (frozenset(TWO), frozenset(), [])
+
+
+def test_a_row_that_cannot_be_read_is_counted_and_named_and_the_others_go_on(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "set.jsonl"
+    windows = {key: row()[key].replace("\n", "\r\n") for key in ("patch", "test_patch")}
+    bare = {key: row()[key].rstrip("\n") for key in ("patch", "test_patch")}
+    rows = [
+        "{broken",
+        *map(json.dumps, (row(**bare), row(), row(instance_id="odd", FAIL_TO_PASS="test_a"), [])),
+        "3",
+    ]
+    path.write_text("\n".join([*rows, json.dumps(row(instance_id="windows", **windows))]))
+    command = [
+        "tasks",
+        "import",
+        str(path),
+        "--format",
+        "swebench",
+        "--repositories",
+        str(base),
+        "--visible-only",
+    ]
+    assert main([*command, "--out", str(tmp_path / "out"), "--json", "--quiet"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["tasks"], result["rejected"]) == (1, {"unreadable-row": 5})
+    assert sorted(result["refused_rows"]) == [
+        "line 1", "line 3 (people__planted-1)", "line 4 (odd)", "line 5", "line 6",
+    ]  # fmt: skip
+    assert result["refused_rows"]["line 4 (odd)"] == "unreadable-row: FAIL_TO_PASS is not a list of tests"
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (json.dumps(row()) + "\n{broken\n", "line 2 is not JSON"),
-        ("[1]\n", "line 1 is not a JSON object"),
+        ("{broken\n", "line 1: it is not JSON"),
+        ("[1]\n", "row 1: it is not a JSON object"),
         ("\n", "it holds no rows"),
-        (json.dumps(row()) + "\n" + json.dumps(row()), "line 2 has the instance_id of an earlier one"),
-        (json.dumps(row(patch=3)), "line 1: patch is not text"),
-        (json.dumps(row(FAIL_TO_PASS="test_a")), "line 1: FAIL_TO_PASS is not JSON"),
-        (json.dumps(row(PASS_TO_PASS=[1])), "line 1: PASS_TO_PASS is not a list of tests"),
+        (json.dumps(row(patch=3)), "line 1 (people__planted-1): patch is not text"),
+        (json.dumps(row(patch="\ud800")), "patch is not text"),
+        *(
+            (json.dumps(row(FAIL_TO_PASS=odd)), "FAIL_TO_PASS is not a list of tests")
+            for odd in (
+                "test_a",
+                "['a' + 'b']",
+                "['a', x]",
+                "{'a': 'b'}",
+                "['a",
+                "[1]",
+                '"a"',
+                [1],
+                {"a": 1},
+                ["\ud800"],
+            )
+        ),
         (json.dumps(row(repo="../../etc")), "repo is no name"),
         (json.dumps(row(repo="a/b/c")), "repo is no name"),
         (json.dumps(row(base_commit="--upload-pack=x")), "base_commit is no name"),
         (json.dumps(row(instance_id="a/b")), "instance_id is no name"),
-        ("[" * 100_000, "line 1 is not JSON"),
-        *((json.dumps({k: v for k, v in row().items() if k != key}), f"line 1 has no {key}") for key in KEYS),
+        ("[" * 100_000, "line 1: it is not JSON"),
+        *((json.dumps({k: v for k, v in row().items() if k != key}), f"it has no {key}") for key in KEYS),
     ],
 )
 def test_a_file_that_is_no_set_is_refused(text: str, said: str, tmp_path: Path) -> None:
@@ -416,7 +485,7 @@ def test_an_export_without_golden_has_no_patch_and_cannot_be_imported(
     write_instances(tiny_store, tmp_path / "public.jsonl", with_golden=False)
     rows = [json.loads(line) for line in (tmp_path / "public.jsonl").read_text().splitlines()]
     assert all(list(one) == list(PUBLIC_COLUMNS) for one in rows)
-    with pytest.raises(InputError, match="line 1 has no patch"):
+    with pytest.raises(InputError, match=r"line 1 .*: it has no patch"):
         read_instances(tmp_path / "public.jsonl")
     write_instances_parquet(tiny_store, tmp_path / "secret.parquet", with_golden=True)
     secrets = read_parquet((tmp_path / "secret.parquet").read_bytes())

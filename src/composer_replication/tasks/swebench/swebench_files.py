@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import io
 import json
 import re
 import stat
+import tokenize
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,15 +48,29 @@ class Instance:
     problem_statement: str
 
 
-def read_instances(path: Path) -> list[Instance]:
-    """All rows of a set, in their order.
+@dataclass(frozen=True, slots=True)
+class UnreadableRow:
+    """A row that is none: where it stands, with its name where it tells one, and what is wrong."""
+
+    place: str
+    detail: str
+
+
+class _Unreadable(Exception):
+    """What is wrong with one row."""
+
+
+def read_instances(path: Path) -> tuple[list[Instance], list[UnreadableRow]]:
+    """All rows of a set, in their order, and those that cannot be read.
+
+    Names of columns are read in any case, and lists of tests as lists, as JSON text (the published sets), and as
+    Python or numpy print them.
 
     Args:
-        path: ``.parquet``; ``.json`` with one list; anything else has one JSON object a line.
+        path: ``.parquet``; else one JSON list, or one JSON object a line.
 
     Raises:
-        InputError: it cannot be read, a line is not JSON, a key is missing or of another type,
-            or two rows have one id (CR0460).
+        InputError: the file cannot be read, or not one row of it (CR0460).
         MissingError: Parquet without pyarrow (CR0448).
     """
     try:
@@ -63,14 +80,26 @@ def read_instances(path: Path) -> list[Instance]:
     except (OSError, ValueError) as error:
         raise _unusable(path, f"it cannot be read: {getattr(error, 'strerror', None) or error}") from error
     instances: dict[str, Instance] = {}
+    unreadable: list[UnreadableRow] = []
     for place, row in _rows(path, data):
-        instance = _instance(path, place, row)
-        if instance.instance_id in instances:
-            raise _unusable(path, f"{place} has the instance_id of an earlier one, {instance.instance_id}")
-        instances[instance.instance_id] = instance
+        value = row
+        try:
+            value = _parsed(row) if isinstance(row, str) else row
+            instance = _instance(value)
+            if instance.instance_id in instances:
+                raise _Unreadable("its instance_id is that of an earlier one")
+            instances[instance.instance_id] = instance
+        except _Unreadable as error:
+            unreadable.append(UnreadableRow(_named(place, value), str(error)))
     if not instances:
-        raise _unusable(path, "it holds no rows")
-    return list(instances.values())
+        first = f"{unreadable[0].place}: {unreadable[0].detail}" if unreadable else "it holds no rows"
+        raise _unusable(path, first)
+    return list(instances.values()), unreadable
+
+
+def _named(place: str, row: Any) -> str:
+    name = row.get("instance_id") if isinstance(row, Mapping) else None
+    return f"{place} ({name})" if isinstance(name, str) and _NAME.fullmatch(name) else place
 
 
 def _never_ends(path: Path) -> bool:
@@ -81,6 +110,7 @@ def _never_ends(path: Path) -> bool:
 
 
 def _rows(path: Path, data: bytes) -> Iterator[tuple[str, Any]]:
+    """Each row with its place; those of JSON lines are not parsed yet."""
     if path.suffix == ".parquet":
         try:
             rows = read_parquet(data)
@@ -92,55 +122,85 @@ def _rows(path: Path, data: bytes) -> Iterator[tuple[str, Any]]:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise _unusable(path, f"byte {error.start} is not UTF-8") from error
-    if path.suffix == ".json" and text.lstrip().startswith("["):
-        yield from ((f"row {number}", row) for number, row in enumerate(_parsed(path, "it", text), start=1))
-        return
+    if text.lstrip().startswith("["):
+        try:
+            rows = _parsed(text)
+        except _Unreadable as error:
+            if path.suffix == ".json":
+                raise _unusable(path, str(error)) from error
+        else:
+            yield from ((f"row {number}", row) for number, row in enumerate(rows, start=1))
+            return
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
-            yield f"line {number}", _parsed(path, f"line {number}", line)
+            yield f"line {number}", line
 
 
-def _parsed(path: Path, place: str, text: str) -> Any:
+def _parsed(text: str) -> Any:
+    """What a JSON text holds; a text in it is none of ours."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise _unusable(path, f"{place} is not JSON: {error}") from error
+        raise _Unreadable(f"it is not JSON: {error}") from error
 
 
-def _instance(path: Path, place: str, row: Any) -> Instance:
+def _instance(row: Any) -> Instance:
     if not isinstance(row, Mapping):
-        raise _unusable(path, f"{place} is not a JSON object")
-    missing = [key for key in KEYS if key not in row]
+        raise _Unreadable("it is not a JSON object")
+    by_name = {str(key).lower(): value for key, value in row.items()} | dict(row)
+    missing = [key for key in KEYS if key not in by_name and key.lower() not in by_name]
     if missing:
-        raise _unusable(path, f"{place} has no {missing[0]}")
-    texts = {key: row[key] for key in KEYS if not key.isupper()}
+        raise _Unreadable(f"it has no {missing[0]}")
+    values = {key: by_name[key if key in by_name else key.lower()] for key in KEYS}
+    texts = {key: values[key] for key in KEYS if not key.isupper()}
     for optional in ("test_patch", "problem_statement"):
         texts[optional] = texts[optional] or ""
-    wrong = [key for key, value in texts.items() if not isinstance(value, str)]
+    wrong = [key for key, value in texts.items() if not _is_text(value)]
     if wrong:
-        raise _unusable(path, f"{place}: {wrong[0]} is not text")
+        raise _Unreadable(f"{wrong[0]} is not text")
     for key, parts in (
         ("instance_id", [texts["instance_id"]]),
         ("repo", texts["repo"].split("/")),
         ("base_commit", [texts["base_commit"]]),
     ):
         if len(parts) > 2 or not all(_NAME.fullmatch(part) and ".." not in part for part in parts):
-            raise _unusable(path, f"{place}: {key} is no name, {texts[key][:80]!r}")
-    return Instance(
-        **texts,
-        fail_to_pass=_tests(path, place, row, "FAIL_TO_PASS"),
-        pass_to_pass=_tests(path, place, row, "PASS_TO_PASS"),
-    )
+            raise _Unreadable(f"{key} is no name, {texts[key][:80]!r}")
+    failing, passing = (_tests(values[key], key) for key in ("FAIL_TO_PASS", "PASS_TO_PASS"))
+    return Instance(**texts, fail_to_pass=failing, pass_to_pass=passing)
 
 
-def _tests(path: Path, place: str, row: Mapping[str, Any], key: str) -> frozenset[str]:
-    """A list of tests, or the JSON text of one, as the published sets have it."""
-    value = row[key]
+def _is_text(value: Any) -> bool:
+    """Whether it can be written as UTF-8, too: JSON may hold half a character."""
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False
+
+
+def _tests(value: Any, key: str) -> frozenset[str]:
+    """A list of tests, or the text of one; nothing is an empty one."""
+    found = [] if value is None else value
     if isinstance(value, str):
-        value = _parsed(path, f"{place}: {key}", value)
-    if not isinstance(value, list) or not all(isinstance(test, str) for test in value):
-        raise _unusable(path, f"{place}: {key} is not a list of tests")
-    return frozenset(value)
+        try:
+            found = json.loads(value)
+        except (ValueError, RecursionError):
+            found = _printed_list(value)
+    if not isinstance(found, list) or not all(map(_is_text, found)):
+        raise _Unreadable(f"{key} is not a list of tests")
+    return frozenset(found)
+
+
+def _printed_list(text: str) -> list[str] | None:
+    """The texts of a list, tuple or set as Python prints it, or of an array of numpy, which has no commas; else None."""
+    try:
+        tokens = list(tokenize.generate_tokens(io.StringIO(text.strip()).readline))
+        texts = [ast.literal_eval(token.string) for token in tokens if token.type == tokenize.STRING]
+    except (tokenize.TokenError, SyntaxError, ValueError):
+        return None
+    others = "".join(token.string for token in tokens if token.type == tokenize.OP).replace(",", "")
+    known = (tokenize.STRING, tokenize.OP, tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER)
+    is_list = others in ("[]", "()", "{}") and all(token.type in known for token in tokens)
+    return texts if is_list else None
 
 
 def write_instances(

@@ -36,7 +36,7 @@ from composer_replication.tasks.proposal import Proposal
 from composer_replication.tasks.store_records import SUITE_SECONDS
 from composer_replication.tasks.swebench.proposed_build import build_proposed
 from composer_replication.tasks.swebench.swebench_bases import base_source
-from composer_replication.tasks.swebench.swebench_files import Instance, read_instances
+from composer_replication.tasks.swebench.swebench_files import Instance, UnreadableRow, read_instances
 from composer_replication.tasks.swebench_rows import tree_sha256
 
 _SECTION = re.compile(r"^(?=diff --git )", re.MULTILINE)
@@ -44,6 +44,7 @@ _NAMES = re.compile(
     r"^(?:--- |\+\+\+ |rename from |rename to |copy from |copy to )(.+?)\t?\r?$", re.MULTILINE
 )
 _HEADER = re.compile(r'diff --git "?a/(.*?)"? "?b/(.*?)"?\r?$', re.MULTILINE)
+_HEADER_WITH_CR = re.compile(r"^(?:diff --git|--- |\+\+\+ |@@ ).*\r$", re.MULTILINE)
 _FIRST_HUNK = re.compile(r"^@@ ", re.MULTILINE)
 
 
@@ -80,7 +81,7 @@ def import_swebench(
     """Build a task store from a SWE-bench set.
 
     Rows with the same original tree share one repository, ``NAME==VERSION+HASH``. A row that
-    cannot be used is counted under its reason, and the others go on: ``no-repository``,
+    cannot be used is counted under its reason, and the others go on: ``unreadable-row``, ``no-repository``,
     ``patch-fails``, ``nothing-to-undo``, ``not-text``, ``no-function``, ``statement-shows-code``,
     then the gates, where ``other-tests-fail`` says that the stated tests are not what was found, and the
     search for a truth beyond the reward (``no-truth``, ``lookup-passes``, ``truth-unknown``; see ``truth``).
@@ -100,7 +101,7 @@ def import_swebench(
 
     Raises:
         UsageError: the folder of repositories does not exist (CR0462), and as ``build_tasks``.
-        InputError: the set cannot be read (CR0460), and as ``build_tasks``.
+        InputError: the set cannot be read, or no row of it (CR0460), and as ``build_tasks``.
         MissingError: git or pyarrow is missing (CR0440, CR0447, CR0448).
         SandboxFailure: the sandbox broke; what is built so far stays and is resumed.
     """
@@ -111,7 +112,9 @@ def import_swebench(
             where=str(repositories),
             fix="give an existing folder, or leave --repositories out to fetch them by git.",
         )
-    opened, proposals, refused = _propose_all(read_instances(path), repositories, progress)
+    instances, unreadable = read_instances(path)
+    opened, proposals, refused = _propose_all(instances, repositories, progress)
+    refused += map(_unreadable, unreadable)
     return build_proposed(
         opened,
         proposals,
@@ -127,6 +130,12 @@ def import_swebench(
         command=_command(
             path, out, repositories, seed, hidden_share, with_truth=with_truth, suite_seconds=suite_seconds
         ),
+    )
+
+
+def _unreadable(row: UnreadableRow) -> Decision:
+    return Decision(
+        sha256_of(f"{row}".encode())[:32], "", row.place, reason="unreadable-row", detail=row.detail
     )
 
 
@@ -228,11 +237,27 @@ def _make_trees(instance: Instance, base: RepositorySource) -> _Trees:
     made: list[dict[str, bytes]] = []
     for name, patch in (("test_patch", instance.test_patch), ("patch", instance.patch)):
         try:
-            files = apply_patch(files, _inside(patch, files))
+            files = _patched(files, patch)
         except InputError as error:
             raise Refused("patch-fails", f"{instance.instance_id}, {name}: {error.message}") from error
         made.append(files)
     return _Trees(*made)
+
+
+def _patched(files: dict[str, bytes], patch: str) -> dict[str, bytes]:
+    """The tree after a patch. One that was written with other ends of lines than its own is tried with those, too.
+
+    Raises:
+        InputError: it does not apply, or leaves the tree (CR0446).
+    """
+    whole = patch if not patch or patch.endswith("\n") else f"{patch}\n"
+    try:
+        return apply_patch(files, _inside(whole, files))
+    except InputError:
+        if not _HEADER_WITH_CR.search(whole):
+            raise
+        plain = whole.replace("\r\n", "\n")
+        return apply_patch(files, _inside(plain, files))
 
 
 def _inside(patch: str, files: Mapping[str, bytes]) -> str:

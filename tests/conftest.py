@@ -81,7 +81,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for report in itertools.chain.from_iterable(terminalreporter.stats.values()):
         if isinstance(report, pytest.TestReport):
             seconds[report.nodeid] += report.duration
-    if len(seconds) < LEAST_TESTS_OF_A_TABLE:
+    if len(seconds) < LEAST_TESTS_OF_A_TABLE or "PYTEST_XDIST_WORKER" in os.environ:
         return
     DURATIONS.mkdir(parents=True, exist_ok=True)
     lines = [f"{spent:9.2f}  {name}\n" for name, spent in seconds.most_common()]

@@ -28,7 +28,7 @@ CEILINGS = {
     "src/composer_replication/trainer": 11238,
     "src/composer_replication/cli/explanations": 1628,
     "benchmarks": 6680,
-    "tests": 72866,
+    "tests": 72868,
 }
 BANNED = {
     "utils",

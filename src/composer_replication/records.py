@@ -174,7 +174,10 @@ class SandboxSpec:
 
 @dataclass(frozen=True, slots=True)
 class ExecResult:
-    """What one command inside a sandbox did; text is UTF-8 with replacement."""
+    """What one command inside a sandbox did; text is UTF-8 with replacement.
+
+    ``stopped`` is the limit, besides time, at which the sandbox ended it, in the sandbox's words; else empty.
+    """
 
     exit_code: int
     stdout: str
@@ -183,6 +186,7 @@ class ExecResult:
     timed_out: bool
     out_of_memory: bool
     seconds: float
+    stopped: str = ""
 
 
 @dataclass(frozen=True, slots=True)

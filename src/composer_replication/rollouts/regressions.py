@@ -16,6 +16,7 @@ from composer_replication.rollouts.candidate_tree import graded_tree, rule_of
 from composer_replication.rollouts.golden_runs import GoldenFails
 from composer_replication.rollouts.grading import NUM_INFRASTRUCTURE_TRIES, Grader
 from composer_replication.tasks.running.watched_run import WatchedReport
+from composer_replication.tasks.store_records import RUN_FACTOR
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ class RegressionCheck:
     def _seconds(self, task: Task) -> float:
         """What a whole suite of the repository may take."""
         record = self.grader.store.record(task.task_id)
-        return self.grader.store.repository(record.repository_record).suite_seconds
+        return RUN_FACTOR * self.grader.store.repository(record.repository_record).suite_seconds
 
 
 def _draw_for(seed: int, task_id: str, tree: Mapping[str, bytes]) -> random.Random:

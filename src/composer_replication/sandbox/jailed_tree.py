@@ -267,4 +267,5 @@ def as_record(ended: Ended, stderr: bytes, limits: Limits, *, stopped: str = "")
         timed_out=ended.verdict is Verdict.TIMED_OUT,
         out_of_memory=ended.verdict is Verdict.OVER_MEMORY,
         seconds=ended.seconds,
+        stopped=stopped,
     )

@@ -98,6 +98,7 @@ def twins_on(
         bench.environment,
         cuts,
         backend=bench.backend,
+        left_out=bench.left_out,
         seed=seed,
         eager=eager,
         note=without.__setitem__,

@@ -45,7 +45,7 @@ from composer_replication.tasks.stub_gate import (
     stub_trials,
 )
 from composer_replication.tasks.subject import Subject, unsplit_subject
-from composer_replication.tasks.test_run import NOTHING_COLLECTED, TestReport
+from composer_replication.tasks.test_run import Ended, TestReport
 
 NUM_DRAWS = 24
 """How many ways to part the tests are looked at; a stub that would pass is known without a run."""
@@ -220,7 +220,7 @@ def failing_of(report: TestReport, subject: Subject, repository: RepositoryRecor
     """
     if report.error:
         # A conftest.py that cannot be imported ends the run before anything is collected.
-        gate = "breaks-import" if report.error.startswith(NOTHING_COLLECTED) else "broken-run-fails"
+        gate = "breaks-import" if report.ended is Ended.EMPTY else "broken-run-fails"
         raise GateFailed(gate, report.error)
     new = sorted(set(report.collect_errors) - set(repository.broken_files))
     of_feature = tuple(path for path in new if subject.is_whole and is_test_path(path))

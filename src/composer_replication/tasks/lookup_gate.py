@@ -82,6 +82,7 @@ def _recorded(bench: Bench, cuts: Sequence[BodyCut]) -> tuple[Mapping[str, Seque
             cuts,
             backend=bench.backend,
             timeout_seconds=_RECORD_SECONDS,
+            left_out=bench.left_out,
         )
         if not problem:
             break

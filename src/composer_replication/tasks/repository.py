@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import get_args
 
-from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.intake.environment import Environment, open_environment
 from composer_replication.tasks.intake.licences import read_licence
@@ -21,12 +18,12 @@ from composer_replication.tasks.intake.sources import RepositorySource
 from composer_replication.tasks.planning.candidates import find_deletions
 from composer_replication.tasks.planning.deletion import Deletion, Granularity, Removal
 from composer_replication.tasks.running.bench import Bench
+from composer_replication.tasks.running.whole_suite import run_suite
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.store_records import SUITE_SECONDS, RepositoryRecord
-from composer_replication.tasks.suite_limits import cut_off, failed_at_a_limit
-from composer_replication.tasks.test_run import TestReport, run_tests
+from composer_replication.tasks.store_records import RUN_FACTOR, SUITE_SECONDS, RepositoryRecord
+from composer_replication.tasks.suite_limits import failed_at_a_limit
+from composer_replication.tasks.test_run import TestReport
 from composer_replication.tasks.unused_tests import note_unused
-from composer_replication.tasks.views import write_files
 from composer_replication.tasks.workers.workers import OWN_THREADS, Workers
 
 TEST_SECONDS = 20.0
@@ -107,7 +104,9 @@ def prepare(
         refuse_second_copy(source, environment)
         bench = make_bench(source.files, environment, backend, suite_seconds)
         try:
-            record, runs = _measure(source, bench, workers, map_calls=map_calls, jobs=jobs)
+            record, runs = _measure(
+                source, bench, workers, map_calls=map_calls, jobs=jobs, suite_seconds=suite_seconds
+            )
         except UnusableRepository as error:
             raise explain(error, source, environment.names) from error
         store.put_lock(lock, lambda wheel: wheel_path(wheel).read_bytes())
@@ -115,6 +114,7 @@ def prepare(
             store.put_blob(data)
         store.put_repository(slug, record)
         note_unused(store.root, slug, record, runs, source.left_out)
+    bench = replace(bench, left_out=record.left_out)
     return PreparedRepository(slug, record, bench, _deletions(source, sizes))
 
 
@@ -129,7 +129,9 @@ def make_bench(
     suite_seconds: float = SUITE_SECONDS,
 ) -> Bench:
     """A bench with the usual time limits: nothing here waits longer than a baseline may."""
-    return Bench(files, environment, backend, suite_seconds=suite_seconds, test_seconds=TEST_SECONDS)
+    return Bench(
+        files, environment, backend, suite_seconds=RUN_FACTOR * suite_seconds, test_seconds=TEST_SECONDS
+    )
 
 
 def _deletions(source: RepositorySource, sizes: Collection[tuple[str, str]]) -> tuple[Deletion, ...]:
@@ -139,34 +141,14 @@ def _deletions(source: RepositorySource, sizes: Collection[tuple[str, str]]) -> 
     return tuple(one for one in found if (one.granularity, one.removal) in sizes)
 
 
-def run_suite(
-    bench: Bench,
-    *,
-    map_calls: bool = False,
-    shuffle_seed: int | None = None,
-    backwards: bool = False,
-) -> TestReport:
-    """One whole run of the suite.
-
-    Raises:
-        UnusableRepository: ``red-baseline``, ``too-slow`` or ``too-large``.
-        SandboxFailure: the sandbox broke.
-    """
-    with tempfile.TemporaryDirectory(prefix="baseline-", dir=process_folder()) as folder:
-        tree = Path(folder) / "tree"
-        write_files(tree, bench.original)
-        report = run_tests(
-            tree, bench.environment, None, backend=bench.backend, timeout_seconds=bench.suite_seconds,
-            with_places=True, with_contexts=map_calls, shuffle_seed=shuffle_seed, backwards=backwards,
-        )  # fmt: skip
-    if report.error:
-        order = "" if shuffle_seed is None else "in another order, "
-        raise cut_off(report, bench.suite_seconds, order)
-    return report
-
-
 def _measure(
-    source: RepositorySource, bench: Bench, workers: Workers, *, map_calls: bool, jobs: int
+    source: RepositorySource,
+    bench: Bench,
+    workers: Workers,
+    *,
+    map_calls: bool,
+    jobs: int,
+    suite_seconds: float,
 ) -> tuple[RepositoryRecord, list[TestReport]]:
     """Three whole runs, and what they say: a test that is not green in all of them is left out of everything.
 
@@ -174,16 +156,23 @@ def _measure(
     third that one backwards: of any two tests each comes first once, so that a test which
     needs, or cannot bear, another one before it is found whatever was drawn.
     """
-    first = workers.call(run_suite, bench, map_calls=map_calls)
+    first, bad = workers.call(run_suite, bench, map_calls=map_calls, seconds=suite_seconds)
     _refuse_red(first, first.passed, "green")
+    bench = replace(bench, left_out=tuple(sorted(bad)))
+    still_to_map = map_calls and not first.contexts  # it broke off
 
-    def again(direction: str) -> TestReport:
-        return workers.call(run_suite, bench, shuffle_seed=SHUFFLE_SEED, backwards=direction == "backwards")
+    def again(direction: str) -> tuple[TestReport, dict[str, str]]:
+        is_backwards = direction == "backwards"
+        return workers.call(
+            run_suite, bench, shuffle_seed=SHUFFLE_SEED, backwards=is_backwards, map_calls=still_to_map and not is_backwards
+        )  # fmt: skip
 
     with ThreadPoolExecutor(min(2, jobs), thread_name_prefix="tasks-baseline") as pool:
-        runs = [first, *pool.map(again, ("forwards", "backwards"))]
+        (second, more), (third, most) = pool.map(again, ("forwards", "backwards"))
+    runs = [first, second, third]
     green = frozenset.intersection(*(run.passed for run in runs))
     _refuse_red(first, green, "green in all of three runs")
+    contexts = (second if still_to_map else first).contexts if map_calls else None
     record = RepositoryRecord(
         repository=source.repository,
         source_sha256=source.sha256,
@@ -191,13 +180,14 @@ def _measure(
         files=_digests(bench.original),
         places={test: first.places[test] for test in sorted(green)},
         num_collected=len(first.collected),
-        broken_files=tuple(sorted(first.collect_errors)),
-        contexts=first.contexts if map_calls else None,
+        broken_files=tuple(sorted(set(first.collect_errors) - set(bad))),
+        contexts=contexts or None,
         flaky=tuple(sorted(frozenset.union(*(run.passed for run in runs)) - green)),
         licence=read_licence(bench.original, source.metadata),
         commit=source.commit,
-        suite_seconds=bench.suite_seconds,
+        suite_seconds=suite_seconds,
         source=source.origin,
+        left_out=tuple(sorted({*bad, *more, *most})),
     )
     return record, runs
 

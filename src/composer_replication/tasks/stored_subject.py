@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from composer_replication.records import Task
 from composer_replication.tasks.repository import make_bench
 from composer_replication.tasks.running.bench import Bench
@@ -40,5 +42,8 @@ def bench_of(store: TaskStore, task: Task) -> Bench:
         InputError: the repository or its environment is damaged, or does not fit this machine.
     """
     slug = store.record(task.task_id).repository_record
-    seconds = store.repository(slug).suite_seconds
-    return make_bench(store.repository_files(slug), store.environment(task), store.backend, seconds)
+    record = store.repository(slug)
+    bench = make_bench(
+        store.repository_files(slug), store.environment(task), store.backend, record.suite_seconds
+    )
+    return replace(bench, left_out=record.left_out)

@@ -10,9 +10,8 @@ import re
 from collections import Counter
 
 from composer_replication.records import Limits
-from composer_replication.sandbox.supervised_run import Verdict
 from composer_replication.tasks.intake.lock import UnusableRepository
-from composer_replication.tasks.test_run import TestReport
+from composer_replication.tasks.test_run import Ended, TestReport
 
 TOO_SLOW = "too-slow"
 TOO_LARGE = "too-large"
@@ -37,22 +36,17 @@ def cut_off(report: TestReport, suite_seconds: float, where: str = "") -> Unusab
         where: said in front, such as ``in another order, ``.
     """
     last = f"; {report.running} was running" if report.running else ""
-    if report.ran_out_of_time:
+    if report.ended is Ended.TIME:
         more = min(MAX_SUITE_SECONDS, _MORE_TIME * suite_seconds)
         return UnusableRepository(
             TOO_SLOW,
             f"{where}the suite ran longer than {suite_seconds:g} s; --suite-seconds {more:g} gives it more time{last}",
         )
-    for kind, verdict in (
-        ("memory", Verdict.OVER_MEMORY),
-        ("disk", Verdict.OVER_DISK),
-        ("processes", Verdict.OVER_PROCESSES),
-    ):
-        if verdict.value in report.error or (kind == "memory" and report.ran_out_of_memory):
-            detail = (
-                f"{where}the suite used more than {_amount(kind, Limits())}, and was ended; {_WITHOUT}{last}"
-            )
-            return UnusableRepository(TOO_LARGE, detail)
+    if report.ended in (Ended.MEMORY, Ended.DISK, Ended.PROCESSES):
+        used = _amount(report.ended.value, Limits())
+        return UnusableRepository(
+            TOO_LARGE, f"{where}the suite used more than {used}, and was ended; {_WITHOUT}{last}"
+        )
     return UnusableRepository("red-baseline", f"{where}{report.error}{last}")
 
 

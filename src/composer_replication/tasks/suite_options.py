@@ -21,7 +21,7 @@ from composer_replication.tasks.intake.sources import inner_table
 OVERRIDES = tuple(
     word
     for setting in (
-        "addopts=", "required_plugins=", "minversion=", "filterwarnings=ignore", "strict=false",
+        "addopts=", "required_plugins=", "minversion=", "filterwarnings=", "strict=false",
         "strict_config=false", "strict_markers=false",
     )
     for word in ("-o", setting)

@@ -12,6 +12,7 @@ import secrets
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 
 from composer_replication.records import ExecResult, Limits, Outcome, SandboxSpec
 from composer_replication.sandbox import open_sandbox
+from composer_replication.sandbox.supervised_run import Verdict
 from composer_replication.tasks.call_contexts import Contexts, read_contexts
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.intake.full_disk import refuse_when_full
@@ -30,6 +32,7 @@ _TOO_LONG = "the tests ran longer than"
 _TOO_MUCH_MEMORY = "the tests used more memory than allowed"
 _OVER_CPU = (-signal.SIGXCPU, 128 + signal.SIGXCPU)
 NOTHING_COLLECTED = "nothing was collected"
+_NAME = 400
 _RECORD_BYTES = 64 * 1024**2
 _ENV = {
     "PATH": "/usr/bin:/bin",
@@ -48,6 +51,24 @@ ARGUMENTS = (
 )  # fmt: skip
 
 
+class Ended(Enum):
+    """Which limit ended a run, if one did; never told from what its tests print."""
+
+    BY_ITSELF = "by itself"
+    TIME = "time"
+    MEMORY = "memory"
+    DISK = "disk"
+    PROCESSES = "processes"
+    EMPTY = "before anything was collected"
+
+
+_BY_VERDICT = {
+    Verdict.OVER_MEMORY.value: Ended.MEMORY,
+    Verdict.OVER_DISK.value: Ended.DISK,
+    Verdict.OVER_PROCESSES.value: Ended.PROCESSES,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class TestReport:
     """What one run said.
@@ -60,7 +81,8 @@ class TestReport:
     ``collect_errors`` maps files that could not be collected to the reason, and ``why`` tests that
     failed to the first line of theirs (when places were asked for); ``skips`` has the same of what was
     skipped, files too. ``noticed`` are, where the run took too long, the tests that had not passed by then
-    and the one that was running; ``running`` is the test in which a run broke off, for a sentence; else empty.
+    and the one that was running; ``running`` is the test or file in which a run broke off and ``broke`` how, else both
+    are empty. ``done`` are the outcomes that were known by then.
     ``cpu_seconds`` is the processor time that the run says it used: to be believed of golden code alone.
     """
 
@@ -78,14 +100,13 @@ class TestReport:
     cpu_seconds: float = field(default=0.0, compare=False)
     skips: Mapping[str, str] = field(default_factory=dict, compare=False)
     running: str = field(default="", compare=False)
+    broke: str = field(default="", compare=False)
+    done: Mapping[str, Outcome] = field(default_factory=dict, compare=False)
+    ended: Ended = field(default=Ended.BY_ITSELF, compare=False)
 
     @property
     def ran_out_of_time(self) -> bool:
-        return self.error.startswith(_TOO_LONG)
-
-    @property
-    def ran_out_of_memory(self) -> bool:
-        return self.error.startswith(_TOO_MUCH_MEMORY)
+        return self.ended is Ended.TIME
 
     @property
     def passed(self) -> frozenset[str]:
@@ -106,6 +127,10 @@ def run_tests(
     with_contexts: bool = False,
     shuffle_seed: int | None = None,
     backwards: bool = False,
+    stop_when: Sequence[Sequence[str]] = (),
+    left_out: Sequence[str] = (),
+    each_seconds: float | None = None,
+    idle_seconds: float | None = None,
 ) -> TestReport:
     """Run tests over a private copy of a tree.
 
@@ -125,13 +150,21 @@ def run_tests(
         shuffle_seed: draws another order, with folders, modules and classes kept together; None:
             the order of the files.
         backwards: the drawn order from its end, so that any two tests meet both ways round.
+        stop_when: groups of tests; the run may end when one of each did not pass.
+        left_out: tests that are not run and files that are not collected.
+        each_seconds: the run is ended by the clock when one test, or the import of one file, takes longer.
+        idle_seconds: or when all of it has waited so long at a stretch; seen only where there is a ``/proc``.
 
     Raises:
         SandboxFailure: the sandbox itself broke; never because of what the tests did.
         OSError: the disk of this machine is full, so that a failure would say nothing of the code.
     """
     nonce = secrets.token_hex(16)
+    is_watched = each_seconds is not None or idle_seconds is not None
     request = make_request(tree, node_ids, nonce, stop_at_first_failure=stop_at_first_failure) | {
+        "stop_when": [list(tests) for tests in stop_when],
+        "left_out": list(left_out),
+        "watch": {"seconds": each_seconds, "idle_seconds": idle_seconds} if is_watched else None,
         "places": with_places,
         "shuffle_seed": shuffle_seed,
         "backwards": backwards,
@@ -147,13 +180,20 @@ def run_tests(
     )
     with open_sandbox(spec, backend) as sandbox:
         result = sandbox.exec(
-            [str(environment.python), "-P", "-B", "-c", _program(with_contexts=with_contexts)],
+            [
+                str(environment.python),
+                "-P",
+                "-B",
+                "-c",
+                _program(with_contexts=with_contexts, is_watched=is_watched),
+            ],
             timeout_seconds=wall_seconds,
             stdin=json.dumps(request).encode(),
             env=variables(environment),
         )
         refuse_when_full(tree)
-    return judge(result, nonce, node_ids, timeout_seconds=timeout_seconds, is_partial=stop_at_first_failure)
+    is_partial = stop_at_first_failure or bool(stop_when)
+    return judge(result, nonce, node_ids, timeout_seconds=timeout_seconds, is_partial=is_partial)
 
 
 def make_request(
@@ -172,6 +212,8 @@ def make_request(
         "backwards": False,
         "cpu_seconds": None,
         "stop_when": [],
+        "left_out": [],
+        "watch": None,
     }
 
 
@@ -185,13 +227,12 @@ def record_bytes(limits: Limits) -> int:
     return max(limits.output_bytes, _RECORD_BYTES)
 
 
-def _program(*, with_contexts: bool) -> str:
-    text = f"{runner_text('suite_plugin.py')}\n\n{runner_text('pytest_runner.py')}"
-    return (
-        f"{text}\n\n{runner_text('context_recorder.py')}\nmain(ContextMap)\n"
-        if with_contexts
-        else f"{text}\nmain()\n"
-    )
+def _program(*, with_contexts: bool, is_watched: bool) -> str:
+    names = ["suite_plugin", "pytest_runner"]
+    names += ["batch_keeper", "suite_watcher"] if is_watched else []
+    names += ["context_recorder"] if with_contexts else []
+    call = "main(ContextMap)" if with_contexts else "main()"
+    return "\n\n".join([*(runner_text(f"{name}.py") for name in names), call, ""])
 
 
 @cache
@@ -215,26 +256,33 @@ def judge(
 ) -> TestReport:
     """Turn what came out of the sandbox into a report; anything out of order is an error."""
     records, problem = _records(result.stdout, nonce)
-    running = _running(records) if problem else ""
+    ended = _ended(result, records)
     problem = broken_off(result, timeout_seconds) or problem
     if result.truncated and not problem:
         problem = "the records are cut off"
-    collected: tuple[str, ...] = ()
     report = _Tally()
-    if not problem:
-        try:
-            problem = report.read(records)
-        except (KeyError, TypeError, ValueError, IndexError):
-            problem = "a record is malformed"
-        collected = report.collected
+    disorder = report.read_all(records)
+    problem = problem or disorder
+    if not problem and any(record["event"] == "doubled" for record in records):
+        problem = "a test forks, and both processes go on with the suite"
+    if problem == NOTHING_COLLECTED:
+        ended = Ended.EMPTY
+    collected = report.collected
     if not problem and node_ids is not None:
         problem = compare_ids(node_ids, collected, report.outcomes, is_partial=is_partial)
     elif not problem and not is_partial and set(report.outcomes) != set(collected):
         problem = "not every collected test ran"
+    running, broke = _where_it_broke(records, result) if problem else ("", "")
+    if result.timed_out:  # the time of all of it: no fault of the test that was running then
+        broke = ""
+    done = {} if disorder else report.outcomes
     outcomes = report.outcomes
     if problem:
         outcomes = dict.fromkeys(node_ids or collected, Outcome.FAILED)
         problem = f"{problem}{last_words(result)}"
+    else:
+        ended = Ended.BY_ITSELF
+    failed = {test for test, outcome in done.items() if outcome is not Outcome.PASSED}
     return TestReport(
         outcomes=outcomes,
         collected=collected,
@@ -244,24 +292,24 @@ def judge(
         collect_errors=report.collect_errors,
         contexts=report.contexts,
         why=report.why,
-        noticed=_noticed(records, running) if problem.startswith(_TOO_LONG) else frozenset(),
+        noticed=frozenset({*failed, *([running] if running else [])} if ended is Ended.TIME else ()),
         cpu_seconds=report.cpu_seconds,
         skips=report.skips,
         running=running,
+        broke=broke,
+        done=done if problem else {},
+        ended=ended,
     )
 
 
-def _noticed(records: Sequence[dict[str, Any]], running: str) -> frozenset[str]:
-    """What a run that was ended had seen fail, and the test that it was at."""
-    report = _Tally()
-    try:
-        problem = report.read([*records, {}])
-    except (KeyError, TypeError, ValueError, IndexError):
-        return frozenset()
-    if problem:
-        return frozenset()
-    failed = {test for test, outcome in report.outcomes.items() if outcome is not Outcome.PASSED}
-    return frozenset(failed.union([running] if running else []))
+def _ended(result: ExecResult, records: Sequence[dict[str, Any]]) -> Ended:
+    if (
+        result.timed_out
+        or result.exit_code in _OVER_CPU
+        or any(one.get("event") == "stuck" for one in records)
+    ):
+        return Ended.TIME
+    return Ended.MEMORY if result.out_of_memory else _BY_VERDICT.get(result.stopped, Ended.BY_ITSELF)
 
 
 def broken_off(result: ExecResult, timeout_seconds: float) -> str:
@@ -298,14 +346,34 @@ def _records(stdout: str, nonce: str) -> tuple[list[dict[str, Any]], str]:
     return records, ""
 
 
-def _running(records: list[dict[str, Any]]) -> str:
-    """The first of the collected tests, in the order in which they run, that has no result."""
+def _where_it_broke(records: Sequence[dict[str, Any]], result: ExecResult) -> tuple[str, str]:
+    """The test or file in which a run broke off, and how; empty where the records do not tell."""
     try:
-        ids: list[str] = next((record["ids"] for record in records if record["event"] == "collected"), [])
-        done = {record["id"] for record in records if record["event"] == "test"}
-        return next((str(node_id)[:200] for node_id in ids if node_id not in done), "")
-    except (KeyError, TypeError):  # forged
-        return ""
+        by_event: dict[str, list[dict[str, Any]]] = {}
+        for record in records:
+            by_event.setdefault(record["event"], []).append(record)
+        tests = by_event.get("test", [])
+        for record in by_event.get("stuck", []):
+            return str(record["id"])[:_NAME], str(record["text"])
+        for record in by_event.get("doubled", []):
+            return str(record["id"])[:_NAME], "it forks, and both processes go on with the suite"
+        says = f" (exit code {result.exit_code})"
+        for record in tests:
+            if record["outcome"] == Outcome.MISSING:
+                return str(record["id"])[
+                    :_NAME
+                ], f"it ends the whole run: {record.get('why', 'no reason is given')}"
+        if "collected" not in by_event:
+            file = str(by_event["file"][-1]["id"]) if "file" in by_event else ""
+            return file[:_NAME], f"importing it ends the run{says}" if file else ""
+        if "end" in by_event:  # a test asked for the end and passed
+            return (str(tests[-1]["id"])[:_NAME], f"the run ends after it{says}") if tests else ("", "")
+        done = {record["id"] for record in tests}
+        waiting = (str(test) for test in by_event["collected"][0]["ids"] if test not in done)
+        running = next(waiting, "")[:_NAME]
+        return running, f"it ends the process{says}" if running else ""
+    except (KeyError, TypeError, IndexError):  # forged
+        return "", ""
 
 
 class _Tally:
@@ -322,19 +390,24 @@ class _Tally:
         self.cpu_seconds = 0.0
         self._was_collected = False
 
-    def read(self, records: list[dict[str, Any]]) -> str:
+    def read_all(self, records: Sequence[dict[str, Any]]) -> str:
         """Take all records; the answer is empty, or what is out of order."""
-        if "contexts" in records[-1]:
-            self.contexts = read_contexts(records[-1]["contexts"])
-        self.cpu_seconds = float(records[-1].get("cpu_seconds", 0.0))
-        for record in records[:-1]:
-            problem = self._take(record)
-            if problem:
-                return problem
+        try:
+            for record in records:
+                problem = self._take(record)
+                if problem:
+                    return problem
+        except (KeyError, TypeError, ValueError, IndexError):
+            return "a record is malformed"
         return "" if self._was_collected else NOTHING_COLLECTED
 
     def _take(self, record: dict[str, Any]) -> str:
-        if record["event"] == "collect_error":
+        if record["event"] in ("file", "stuck", "doubled"):
+            return ""
+        if record["event"] == "end":
+            self.contexts = read_contexts(record["contexts"]) if "contexts" in record else {}
+            self.cpu_seconds = float(record.get("cpu_seconds", 0.0))
+        elif record["event"] == "collect_error":
             self.collect_errors[str(record["id"])] = str(record["text"])
         elif record["event"] == "skip":
             self.skips[str(record["id"])] = str(record["text"])

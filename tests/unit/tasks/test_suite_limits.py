@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,6 @@ import pytest
 from composer_replication.cli.main import main
 from composer_replication.errors import UsageError
 from composer_replication.records import Outcome
-from composer_replication.sandbox.supervised_run import Verdict
 from composer_replication.tasks.blobs import read_file
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.gate_failed import GateFailed
@@ -20,51 +20,50 @@ from composer_replication.tasks.gates import (
     failing_of,
     suite_trial,
 )
+from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.journal import decision_key
+from composer_replication.tasks.running.bench import Bench, Trial
+from composer_replication.tasks.running.whole_suite import run_suite
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import SUITE_SECONDS, RepositoryRecord
 from composer_replication.tasks.stored_subject import bench_of, subject_of
 from composer_replication.tasks.suite_limits import cut_off, failed_at_a_limit
-from composer_replication.tasks.test_run import TestReport
+from composer_replication.tasks.test_run import Ended, TestReport
 
 MakeProject = Callable[[Mapping[str, str]], Path]
 ONE = "def one():\n    return 11\n"
-SLOW = "import time\n\n\ndef test_slow():\n    time.sleep(1.2)\n"
 TEST_ONE = (
     "import planted\n\n\ndef test_one():\n    assert planted.one() == 11\n\n\ndef test_two():\n    pass\n"
 )
 
 
-def report(error: str = "", **why: str) -> TestReport:
+def report(error: str = "", ended: Ended = Ended.BY_ITSELF, **why: str) -> TestReport:
     outcomes = dict.fromkeys(why, Outcome.FAILED)
-    return TestReport(outcomes, tuple(why), error, 1.0, why=why)
+    return TestReport(outcomes, tuple(why), error, 1.0, why=why, ended=ended)
 
 
 @pytest.mark.parametrize(
-    ("error", "reason", "words"),
+    ("ended", "reason", "words"),
     [
-        (
-            "the tests ran longer than 180 s (exit code 137)",
-            "too-slow",
-            "the suite ran longer than 180 s; --suite-seconds 540 gives it more time",
-        ),
-        ("the tests used more memory than allowed (exit code 137)", "too-large", "more than 2 GiB of memory, and was"),
-        (f"the run ended without its closing record ([sandbox] stopped: {Verdict.OVER_DISK.value})", "too-large", "256 MiB of disk"),
-        (f"the run ended without its closing record ([sandbox] stopped: {Verdict.OVER_PROCESSES.value})", "too-large", "64 processes"),
-        ("the run ended without its closing record (exit code 0)", "red-baseline", "closing record"),
-        ("a record is malformed", "red-baseline", "a record is malformed"),
+        (Ended.TIME, "too-slow", "the suite ran longer than 180 s; --suite-seconds 540 gives it more time"),
+        (Ended.MEMORY, "too-large", "more than 2 GiB of memory, and was"),
+        (Ended.DISK, "too-large", "256 MiB of disk"),
+        (Ended.PROCESSES, "too-large", "64 processes"),
+        (Ended.EMPTY, "red-baseline", "what it says"),
+        (Ended.BY_ITSELF, "red-baseline", "what it says"),
     ],
-)  # fmt: skip
-def test_a_run_that_was_ended(error: str, reason: str, words: str) -> None:
-    refusal = cut_off(report(error), 180.0)
+)
+def test_a_run_that_was_ended(ended: Ended, reason: str, words: str) -> None:
+    refusal = cut_off(report("what it says", ended), 180.0)
     assert refusal.reason == reason
     assert words in refusal.detail
-    assert cut_off(report(error), 180.0, "in another order, ").detail == f"in another order, {refusal.detail}"
+    in_order = cut_off(report("what it says", ended), 180.0, "in another order, ")
+    assert in_order.detail == f"in another order, {refusal.detail}"
     assert ("no flag raises it" in refusal.detail) is (reason == "too-large")
 
 
 def test_more_time_than_a_day_is_not_told() -> None:
-    refusal = cut_off(report("the tests ran longer than 80000 s"), 80_000.0)
+    refusal = cut_off(report("", Ended.TIME), 80_000.0)
     assert "--suite-seconds 86400 gives" in refusal.detail
 
 
@@ -100,22 +99,55 @@ def test_limits_are_named_where_without_them_enough_were_green(num_green: int, i
     assert (failed_at_a_limit(report(**why), num_green, 5.0) is not None) is is_too_large
 
 
-@pytest.mark.long
-def test_a_slow_suite_is_too_slow_and_a_flag_changes_that(make_project: MakeProject, tmp_path: Path) -> None:
-    source = str(make_project({
-        "planted.py": ONE, "test_planted.py": TEST_ONE, "test_slow.py": SLOW,
-    }))  # fmt: skip
-    summary = build_tasks([source], tmp_path / "out", suite_seconds=1.0)
-    assert dict(summary.rejected) == {"too-slow": 1}
-    assert summary.unusable[source] == (
-        "too-slow: the suite ran longer than 1 s; --suite-seconds 3 gives it more time; "
-        "test_slow.py::test_slow was running"
+def test_what_ends_a_suite_or_is_not_reached_is_left_out_by_name(environment: Environment) -> None:
+    files = {
+        "test_a.py": "import os\n\n\ndef test_one():\n    pass\n\n\ndef test_dies():\n    os._exit(3)\n",
+        "test_b.py": "import os\n\nos._exit(4)\n",
+        "test_c.py": "import pytest\n\n\ndef test_leaves():\n    pytest.exit('no server')\n\n\ndef test_two():\n    pass\n",
+        "test_d.py": "import time\n\n\ndef test_slow():\n    time.sleep(60)\n\n\ndef test_late():\n    pass\n",
+    }
+    bench = Bench({path: text.encode() for path, text in files.items()}, environment, None, 60.0, 20.0)
+    found, left_out = run_suite(bench, map_calls=True, seconds=60.0)
+    assert (found.error, set(found.passed)) == (
+        "",
+        {"test_a.py::test_one", "test_c.py::test_two", "test_d.py::test_late"},
     )
-    # The same folder goes on, and says how long a suite may take in it.
-    assert build_tasks([source], tmp_path / "out", suite_seconds=300.0).tasks == 1
+    assert {name: reason.partition(" (")[0] for name, reason in left_out.items()} == {
+        "test_b.py": "importing it ends the run",
+        "test_a.py::test_dies": "it ends the process",
+        "test_c.py::test_leaves": "it ends the whole run: Exit: no server",
+        "test_d.py::test_slow": "it waited 10 s for something that did not come",
+    }
+    assert found.why["test_a.py::test_dies"] == "left out: it ends the process (exit code 3)"
+    # Later runs of the whole suite go without them.
+    quiet = replace(bench, left_out=tuple(left_out))
+    (again,) = quiet.run_all([Trial(bench.original, None)])
+    assert (again.error, again.passed) == ("", found.passed)
+
+
+def test_tests_behind_the_time_of_a_suite_are_left_out(environment: Environment) -> None:
+    tests = "import time\n\n\ndef test_one():\n    pass\n\n\ndef test_slow():\n    time.sleep(60)\n\n\ndef test_late():\n    pass\n"
+    bench = Bench({"test_a.py": tests.encode()}, environment, None, 60.0, 20.0)
+    found, left_out = run_suite(bench, seconds=8.0)
+    assert set(found.passed) == {"test_a.py::test_one"}
+    assert left_out == dict.fromkeys(["test_a.py::test_slow", "test_a.py::test_late"], "not reached in 8 s")
+
+
+@pytest.mark.long
+def test_a_task_is_judged_in_the_time_that_its_build_had(make_project: MakeProject, tmp_path: Path) -> None:
+    odd = "import os\n\n\ndef test_dies():\n    os._exit(3)\n"
+    source = str(make_project({"planted.py": ONE, "test_odd.py": odd, "test_planted.py": TEST_ONE}))
+    summary = build_tasks([source], tmp_path / "out", suite_seconds=300.0)
+    assert summary.tasks == 1
+    assert summary.unused_tests["planted==1.0"].first_reason.startswith(
+        "test_odd.py::test_dies: left out: it ends"
+    )
     store = TaskStore.open(tmp_path / "out")
     (record,) = store.repositories()
-    assert record.suite_seconds == 300.0
+    assert (record.suite_seconds, record.left_out) == (300.0, ("test_odd.py::test_dies",))
+    (task,) = store.tasks()
+    assert bench_of(store, task).left_out == record.left_out
+    assert record.contexts  # of a later run, since the first broke off
     # With the default there is no word of it: the bytes are those of a store from before.
     usual = build_tasks([source], tmp_path / "out")
     (kept,) = TaskStore.open(tmp_path / "out").repositories()
@@ -132,15 +164,13 @@ def test_a_slow_suite_is_too_slow_and_a_flag_changes_that(make_project: MakeProj
         return failing_of(bench.run_all([suite_trial(subject, bench)])[0], subject, kept)
 
     assert failing() == {"test_planted.py::test_one"}
-    store.put_repository("planted-1.0", with_seconds(kept, 0.25))
-    with pytest.raises(
-        GateFailed, match=r"broken-run-fails.*longer than 0.25 s"
-    ):  # four times as long by the clock
+    store.put_repository("planted-1.0", with_seconds(kept, 0.01))
+    with pytest.raises(GateFailed, match=r"broken-run-fails.*longer than 0.03 s"):
         failing()
     # A decision under another limit is another one.
     keys = {
         decision_key(with_seconds(kept, seconds), "planted.py::one", hidden_share=0.5, seed=0)
-        for seconds in (SUITE_SECONDS, 60.0, 61.0)
+        for seconds in (SUITE_SECONDS, 30.0, 61.0)
     }
     assert len(keys) == 3
     assert decision_key(kept, "planted.py::one", hidden_share=0.5, seed=0) in keys
@@ -170,9 +200,8 @@ def test_suite_seconds_that_are_none(tmp_path: Path, seconds: float) -> None:
 def test_the_flag_and_the_sentence(
     make_project: MakeProject, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    root = make_project({
-        "planted.py": ONE, "test_planted.py": TEST_ONE, "test_slow.py": SLOW,
-    })  # fmt: skip
+    slow = "import time\n\ntime.sleep(60)\n"
+    root = make_project({"planted.py": ONE, "test_planted.py": TEST_ONE, "conftest.py": slow})
     words = ["tasks", "build", str(root), "--out", str(tmp_path / "out"), "--json", "--quiet"]
     assert main([*words, "--suite-seconds", "1"]) == 4
     error = json.loads(capsys.readouterr().out)["error"]

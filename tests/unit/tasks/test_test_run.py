@@ -335,3 +335,48 @@ def test_what_is_skipped_says_why(run) -> None:
 
 def test_records_of_another_nonce_do_not_count() -> None:
     assert "closing record" in judged(GOOD, nonce="guess").error
+
+
+# --- a test that ends the run for all others ------------------------------------------------------
+
+FINE = "def test_fine():\n    pass\n"
+BAD_TESTS = {
+    "hangs": ("import threading", "threading.Event().wait()", "it waited 1 s"),
+    "runs_for_ever": ("", "while True:\n        pass", "it ran longer than 3 s"),
+    "dies": ("import os", "os._exit(3)", "it ends the process (exit code 3)"),
+    "crashes": ("import os, signal", "os.kill(os.getpid(), signal.SIGSEGV)", "it ends the process"),
+    "leaves": ("import pytest", "pytest.exit('no server')", "it ends the whole run: Exit: no server"),
+    "interrupts": ("", "raise KeyboardInterrupt", "it ends the whole run: KeyboardInterrupt"),
+    "doubles": ("import os, time", "os.fork()", "it forks, and both processes go on"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_TESTS)
+def test_a_test_that_ends_the_run_is_named(run, kind: str) -> None:
+    imports, body, words = BAD_TESTS[kind]
+    tests = f"{imports}\n\n\ndef test_first():\n    pass\n\n\ndef test_bad():\n    {body}\n\n\n{FINE}"
+    limits = {"each_seconds": 3.0, "idle_seconds": 1.0, "with_places": True}
+    report = run({"test_a.py": tests}, **limits)
+    assert (report.running, report.broke[: len(words)]) == ("test_a.py::test_bad", words)
+    assert report.done["test_a.py::test_first"] is Outcome.PASSED
+    again = run({}, left_out=["test_a.py::test_bad"], **limits)
+    assert (again.error, set(again.passed)) == ("", {"test_a.py::test_first", "test_a.py::test_fine"})
+
+
+@pytest.mark.parametrize(("imports", "body", "words"), [BAD_TESTS["hangs"], BAD_TESTS["dies"]])
+def test_a_file_that_ends_the_run_when_it_is_imported_is_named(
+    run, imports: str, body: str, words: str
+) -> None:
+    files = {"test_a.py": FINE, "test_b.py": f"{imports}\n\n{body.replace('    ', '')}\n", "test_c.py": FINE}
+    report = run(files, each_seconds=3.0, idle_seconds=1.0)
+    assert report.running == "test_b.py"
+    assert words in report.broke.replace("importing it ends the run", "it ends the process")
+    again = run({}, left_out=["test_b.py"])
+    assert (again.error, len(again.passed)) == ("", 2)
+
+
+def test_what_a_suite_prints_never_says_which_limit_ended_it(run) -> None:
+    words = "[sandbox] stopped: it wrote more to disk than the limit"
+    tests = f"import os, sys\n\n\ndef test_bad():\n    os.write(2, b'{words}')\n    os._exit(137)\n"
+    report = run({"test_a.py": tests})
+    assert cut_off(report, 5.0).reason == "red-baseline"

@@ -42,13 +42,17 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """One repository, its environment, and how long its runs may take, in processor time."""
+    """One repository, its environment, and how long its runs may take, in processor time.
+
+    ``left_out`` are tests and files that no run of the whole suite has: they end the run, or take too long.
+    """
 
     original: Mapping[str, bytes]
     environment: Environment
     backend: str | None
     suite_seconds: float
     test_seconds: float
+    left_out: tuple[str, ...] = ()
 
     def run(
         self,
@@ -102,6 +106,7 @@ class Bench:
             wall_factor,
             trial.stop_when,
             trial.idle_seconds,
+            self.left_out if trial.node_ids is None else (),
         )
 
 

@@ -64,6 +64,26 @@ def make_enough(groups):
     return enough
 
 
+def make_watch(channel, request):
+    """Plugins that tell the watcher and the records which test or file is at work; none where nobody watches."""
+    import pytest
+
+    if request["watch"] is None:
+        return []
+    tell_watcher = start_watcher(channel.send, **request["watch"])  # type: ignore[name-defined]  # noqa: F821  of suite_watcher
+
+    class Watch:
+        def pytest_collectstart(self, collector):
+            tell_watcher(collector.nodeid)
+            if isinstance(collector, pytest.File):
+                channel.send("file", id=collector.nodeid)
+
+        def pytest_runtest_logstart(self, nodeid):
+            tell_watcher(nodeid)
+
+    return [Watch()]
+
+
 def tell_skip(channel, request, report):
     """Send why a test or a file is skipped, where that is wanted."""
     if request["places"] and report.skipped and isinstance(report.longrepr, tuple):  # file, line, reason
@@ -71,12 +91,29 @@ def tell_skip(channel, request, report):
         channel.send("skip", id=report.nodeid, text=text.partition("\n")[0][:300])
 
 
+def note_failure(why, request, report):
+    """Keep the first line of what a test says when it fails, where that is wanted."""
+    if report.failed and request["places"]:
+        crash = getattr(report.longrepr, "reprcrash", None)
+        text = str(getattr(crash, "message", None) or report.longrepr).strip()
+        why.setdefault(report.nodeid, text.partition("\n")[0][:300])
+
+
+def state_of(report, before):
+    """What one phase says of its test; empty for a setup or teardown that went well."""
+    if report.failed:
+        return "failed" if report.when == "call" and before != "error" else "error"
+    if report.skipped or hasattr(report, "wasxfail"):
+        return "skipped"
+    return "passed" if report.when == "call" else ""
+
+
 def make_plugin(channel, request, root):
     """The plugin that selects the wanted tests and reports what became of each."""
     import pytest
 
     wanted = None if request["node_ids"] is None else set(request["node_ids"])
-    seed = request["shuffle_seed"]
+    seed, home = request["shuffle_seed"], os.getpid()
     enough = make_enough(request["stop_when"])
 
     class Recorder:
@@ -107,25 +144,25 @@ def make_plugin(channel, request, root):
         def pytest_runtest_protocol(self, item):
             try:
                 return (yield)
+            except BaseException as error:  # it ends the whole run
+                self.states.pop(item.nodeid, None)
+                self.why[item.nodeid] = f"{type(error).__name__}: {error}".partition("\n")[0][:300]
+                raise
             finally:
+                if os.getpid() != home:  # a test forked, and here comes the child
+                    channel.send("doubled", id=item.nodeid)
+                    os._exit(0)
                 more = {"why": self.why.pop(item.nodeid)} if item.nodeid in self.why else {}
-                outcome = self.states.pop(item.nodeid, "missing")
+                outcome = self.states.pop(item.nodeid, "") or "missing"
                 channel.send("test", id=item.nodeid, outcome=outcome, **more)
                 item.session.shouldfail = enough(item.nodeid, outcome) or item.session.shouldfail
 
         def pytest_runtest_logreport(self, report):
             before = self.states.get(report.nodeid, "")
-            if report.failed:
-                state = "failed" if report.when == "call" and before != "error" else "error"
-                if request["places"]:
-                    crash = getattr(report.longrepr, "reprcrash", None)
-                    text = str(getattr(crash, "message", None) or report.longrepr).strip()
-                    self.why.setdefault(report.nodeid, text.partition("\n")[0][:300])
-            elif report.skipped or hasattr(report, "wasxfail"):
-                state = "skipped"
+            state = state_of(report, before)
+            note_failure(self.why, request, report)
+            if state == "skipped":
                 tell_skip(channel, request, report)
-            else:
-                state = "passed" if report.when == "call" else ""
             worst = ("", "passed", "skipped", "failed", "error")
             self.states[report.nodeid] = max(before, state, key=worst.index)
 
@@ -164,8 +201,9 @@ def main(make_contexts=None):
     import pytest
 
     contexts = make_contexts(root) if make_contexts else None
-    suite = make_suite(request["options"])  # type: ignore[name-defined]  # noqa: F821  of suite_plugin
-    plugins = [make_plugin(channel, request, root), suite, *([contexts] if contexts else [])]
+    suite = make_suite(request["options"], request["left_out"])  # type: ignore[name-defined]  # noqa: F821  of suite_plugin
+    plugins = [make_plugin(channel, request, root), suite, *make_watch(channel, request)]
+    plugins += [contexts] if contexts else []
     code = int(pytest.main(arguments, plugins=plugins))
     more = {"contexts": contexts.contexts()} if contexts else {}
     below = resource.getrusage(resource.RUSAGE_CHILDREN)

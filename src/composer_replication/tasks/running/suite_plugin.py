@@ -64,9 +64,14 @@ STAND_INS = {
 """Fixtures of tools that are left out, with their scope and what gives their value."""
 
 
-def make_suite(options):
-    """The plugin; ``options`` are the repository's own, and those that nothing installed knows are taken back."""
+def make_suite(options, left_out=()):
+    """The plugin; ``options`` are the repository's own, and those that nothing installed knows are taken back.
+
+    ``left_out`` are ids of tests that are not run, and files that are not imported.
+    """
     import pytest
+
+    root, left_out = os.getcwd(), set(left_out)
 
     class Suite:
         def pytest_addhooks(self, pluginmanager):
@@ -82,6 +87,12 @@ def make_suite(options):
                 if option in args and not is_known(parser, option):
                     place = args.index(option)
                     args[place : place + 1] = [flag] if flag != option and is_known(parser, flag) else []
+
+        def pytest_ignore_collect(self, collection_path):
+            return True if left_out and os.path.relpath(collection_path, root) in left_out else None
+
+        def pytest_collection_modifyitems(self, items):
+            items[:] = [item for item in items if item.nodeid not in left_out]
 
         @pytest.fixture
         def benchmark(self, request):

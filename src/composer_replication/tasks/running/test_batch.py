@@ -65,6 +65,7 @@ class BatchRun:
     wall_factor: float | None = None
     stop_when: Sequence[Sequence[str]] = ()
     idle_seconds: float | None = None
+    left_out: Sequence[str] = ()
 
     @property
     def is_partial(self) -> bool:
@@ -156,6 +157,7 @@ def _run_alone(run: BatchRun, environment: Environment, backend: str | None, lim
         return run_tests(
             tree, environment, run.node_ids, backend=backend, timeout_seconds=run.timeout_seconds,
             wall_factor=run.wall_factor, limits=limits, stop_at_first_failure=run.stop_at_first_failure,
+            stop_when=run.stop_when, left_out=run.left_out, idle_seconds=run.idle_seconds,
         )  # fmt: skip
 
 
@@ -176,6 +178,7 @@ def _run_part(
             request = make_request(tree, run.node_ids, nonce, stop_at_first_failure=run.stop_at_first_failure)
             request["cpu_seconds"] = None if run.wall_factor is None else run.timeout_seconds
             request["stop_when"] = [list(tests) for tests in run.stop_when]
+            request["left_out"] = list(run.left_out)
             orders.append(
                 {
                     "folder": f"{number}/tree",

@@ -102,6 +102,7 @@ def build_twins(
     cuts: Sequence[BodyCut],
     *,
     backend: str | None = None,
+    left_out: Sequence[str] = (),
     seed: int = 0,
     min_body_lines: int = MIN_BODY_LINES,
     public_only: bool = True,
@@ -119,6 +120,7 @@ def build_twins(
         environment: in which its tests run.
         cuts: the functions; those that are no candidates are passed over.
         backend: sandbox backend; None for the best of this machine.
+        left_out: tests and files that a run of the whole suite does without.
         seed: draws the mutations.
         min_body_lines: shorter bodies get no twin; at least 1.
         public_only: leave out names that begin with an underscore, and so dunder methods: their
@@ -137,7 +139,14 @@ def build_twins(
     """
     tell = note or (lambda _pin, _reason: None)
     build = _Build(
-        files, environment, backend, seed, tell=tell, unknown=unknown or tell, eager=frozenset(eager)
+        files,
+        environment,
+        backend,
+        left_out,
+        seed,
+        tell=tell,
+        unknown=unknown or tell,
+        eager=frozenset(eager),
     )
     chosen = []
     for cut in cuts:
@@ -161,6 +170,7 @@ class _Build:
         files: Mapping[str, bytes],
         environment: Environment,
         backend: str | None,
+        left_out: Sequence[str],
         seed: int,
         *,
         tell: Note,
@@ -170,6 +180,7 @@ class _Build:
         self.files = files
         self.environment = environment
         self.backend = backend
+        self.left_out = left_out
         self.seed = seed
         self.tell = tell
         self.unknown = unknown
@@ -185,8 +196,9 @@ class _Build:
             return {}
         for _ in range(_NUM_RECORDINGS):
             calls, problem = record_calls(
-                self.files, self.environment, cuts, backend=self.backend, timeout_seconds=_RECORD_SECONDS
-            )
+                self.files, self.environment, cuts, backend=self.backend, timeout_seconds=_RECORD_SECONDS,
+                left_out=self.left_out,
+            )  # fmt: skip
             if not problem:
                 break
         enough = {}

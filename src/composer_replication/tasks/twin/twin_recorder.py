@@ -200,7 +200,7 @@ def main():
     recorder = Recorder(request, root, pickler, dumps, pickle_by_value)
     suite_plugin = sys.modules["suite_plugin"]
     options = suite_plugin.importable_plugins(request["options"], root)
-    plugins = [recorder.plugin(), suite_plugin.make_suite(options)]
+    plugins = [recorder.plugin(), suite_plugin.make_suite(options, request["left_out"])]
     code = pytest.main([*options, *request["arguments"], f"--rootdir={root}"], plugins=plugins)
     send("tests", ids=recorder.tests)
     for number, target in sorted(recorder.targets.items()):

@@ -117,8 +117,9 @@ def record_calls(
     limits: Limits | None = None,
     timeout_seconds: float,
     max_calls: int = MAX_CALLS,
+    left_out: Sequence[str] = (),
 ) -> tuple[dict[str, tuple[RecordedCall, ...]], str]:
-    """Run the whole suite once and keep the calls of all functions.
+    """Run the whole suite once, but for tests and files that are ``left_out``, and keep the calls of all functions.
 
     Returns:
         The calls by pin, and an empty text or what went wrong with the run.
@@ -142,6 +143,7 @@ def record_calls(
             "by_value": sorted(path for path in files if path.endswith(".py") and not is_subject_path(path)),
             "arguments": ARGUMENTS,
             "options": suite_arguments(tree),
+            "left_out": list(left_out),
             "import_roots": import_roots(tree),
             "max_calls": max_calls,
             "max_bytes": MAX_CALL_BYTES,

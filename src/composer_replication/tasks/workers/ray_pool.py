@@ -51,6 +51,7 @@ class _BenchParts:
     wheels: dict[str, Any]
     suite_seconds: float
     test_seconds: float
+    left_out: tuple[str, ...]
 
 
 class RayPool:
@@ -142,7 +143,9 @@ class RayPool:
             if wheel.sha256 not in self._wheels:
                 self._wheels[wheel.sha256] = ray.put(self._read_wheel(wheel))
             wheels[wheel.sha256] = self._wheels[wheel.sha256]
-        return _BenchParts(dict(bench.original), lock, wheels, bench.suite_seconds, bench.test_seconds)
+        return _BenchParts(
+            dict(bench.original), lock, wheels, bench.suite_seconds, bench.test_seconds, bench.left_out
+        )
 
     def interrupt(self) -> None:
         """Kill the workers that are at work for us; their sandboxes die with them."""
@@ -183,7 +186,9 @@ def _bench(parts: _BenchParts, backend: str | None) -> Bench:
         environment = open_environment(parts.lock, backend=backend, read_wheel=read_wheel)
     except InputError as error:
         raise unfit_node("cannot be used", error) from error
-    return Bench(parts.original, environment, backend, parts.suite_seconds, parts.test_seconds)
+    return Bench(
+        parts.original, environment, backend, parts.suite_seconds, parts.test_seconds, parts.left_out
+    )
 
 
 def _told(error: Exception) -> Exception:

@@ -227,6 +227,18 @@ def _is_text(name: str) -> bool:
     return _NO_TEXT.search(name) is None
 
 
+_CONFIGS = (
+    "pytest.toml",
+    ".pytest.toml",
+    "pytest.ini",
+    ".pytest.ini",
+    "pyproject.toml",
+    "tox.ini",
+    "setup.cfg",
+)
+"""Where a repository may say itself which files hold tests; then the first run tells whether any do."""
+
+
 def _digest(files: Mapping[str, bytes]) -> str:
     return sha256_of("\n".join(f"{sha256_of(files[name])} {name}" for name in sorted(files)).encode())
 
@@ -252,7 +264,10 @@ def _repository(
             where=source,
             fix="give the folder that holds pyproject.toml.",
         )
-    if not any(is_test_path(name) and _holds_tests(data) for name, data in files.items()):
+    names_its_files = any(b"python_files" in files.get(name, b"") for name in _CONFIGS)
+    if not names_its_files and not any(
+        is_test_path(name) and _holds_tests(data) for name, data in files.items()
+    ):
         raise _no_tests(source, files)
     projects = find_projects({**metadata, **files})
     files |= _written_by_builds(projects, {**metadata, **files}, _safe(fallback), commit)
@@ -326,4 +341,5 @@ def _safe(name: str) -> str:
 
 
 def _holds_tests(data: bytes) -> bool:
-    return b"def test" in data or b"TestCase" in data
+    """A repository may call its tests otherwise (``python_functions``, pytest-describe): then what they assert tells."""
+    return b"def test" in data or b"TestCase" in data or (b"def " in data and b"assert" in data)

@@ -14,8 +14,10 @@ from pathlib import Path
 
 from composer_replication.records import Outcome
 from composer_replication.sandbox.process_folder import process_folder
+from composer_replication.tasks.intake.lock import UnusableRepository
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.suite_limits import cut_off
+from composer_replication.tasks.suite_options import names_tried, suite_arguments
 from composer_replication.tasks.test_run import Ended, TestReport, run_tests
 from composer_replication.tasks.views import write_files
 
@@ -84,6 +86,7 @@ def run_suite(
                 left_out=sorted({*bench.left_out, *parts.outcomes, *parts.bad}),
                 each_seconds=EACH_SECONDS, idle_seconds=IDLE_SECONDS,
             )  # fmt: skip
+            arguments = suite_arguments(tree)
         reports.append(report)
         parts.add(report)
         if not report.error:
@@ -96,7 +99,12 @@ def run_suite(
             order = "" if shuffle_seed is None else "in another order, "
             raise cut_off(report, limit, order)
         parts.set_aside([report.running], report.broke)
-    return _joined(reports, parts), parts.bad
+    joined = _joined(reports, parts)
+    if not (joined.collected or joined.collect_errors or joined.skips):
+        raise UnusableRepository(
+            "red-baseline", f"no test is collected, looked for by {names_tried(bench.original, arguments)}"
+        )
+    return joined, parts.bad
 
 
 def _joined(reports: list[TestReport], parts: _Parts) -> TestReport:

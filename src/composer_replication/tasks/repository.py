@@ -8,12 +8,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import get_args
 
+from composer_replication.errors import InputError
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.intake.environment import Environment, open_environment
 from composer_replication.tasks.intake.licences import read_licence
-from composer_replication.tasks.intake.lock import UnusableRepository, wheel_path
+from composer_replication.tasks.intake.lock import EnvironmentLock, UnusableRepository, wheel_path
 from composer_replication.tasks.intake.refusals import explain, refuse_second_copy
-from composer_replication.tasks.intake.requirements import lock_repository
+from composer_replication.tasks.intake.requirements import (
+    lock_repository,
+    modules_missing,
+    wants_older_pytest,
+)
 from composer_replication.tasks.intake.sources import RepositorySource
 from composer_replication.tasks.planning.candidates import find_deletions
 from composer_replication.tasks.planning.deletion import Deletion, Granularity, Removal
@@ -28,6 +33,8 @@ from composer_replication.tasks.workers.workers import OWN_THREADS, Workers
 
 TEST_SECONDS = 20.0
 """As long as grading waits by default: a golden body must not need longer."""
+MAX_LOOKS = 4
+"""So many environments are tried until a run misses nothing that can be had."""
 MIN_GREEN_SHARE = 0.5
 SHUFFLE_SEED = 0
 """Draws the order of the second baseline run. Fixed: a store's tests must not hang on a build's seed."""
@@ -99,16 +106,21 @@ def prepare(
         if record != kept:
             store.put_repository(slug, record)
     else:
-        lock = lock_repository(source)
-        environment = open_environment(lock, backend=backend)
-        refuse_second_copy(source, environment)
-        bench = make_bench(source.files, environment, backend, suite_seconds)
+        lock, bench, first, bad = _with_what_is_missing(
+            source, workers, backend, map_calls=map_calls, suite_seconds=suite_seconds
+        )
         try:
             record, runs = _measure(
-                source, bench, workers, map_calls=map_calls, jobs=jobs, suite_seconds=suite_seconds
+                source,
+                bench,
+                (first, bad),
+                workers,
+                map_calls=map_calls,
+                jobs=jobs,
+                suite_seconds=suite_seconds,
             )
         except UnusableRepository as error:
-            raise explain(error, source, environment.names) from error
+            raise explain(error, source, bench.environment.names) from error
         store.put_lock(lock, lambda wheel: wheel_path(wheel).read_bytes())
         for data in source.files.values():
             store.put_blob(data)
@@ -141,22 +153,69 @@ def _deletions(source: RepositorySource, sizes: Collection[tuple[str, str]]) -> 
     return tuple(one for one in found if (one.granularity, one.removal) in sizes)
 
 
+def _with_what_is_missing(
+    source: RepositorySource, workers: Workers, backend: str | None, *, map_calls: bool, suite_seconds: float
+) -> tuple[EnvironmentLock, Bench, TestReport, dict[str, str]]:
+    """The environment in which most tests are green, and the first run there.
+
+    What the run before missed is added where the repository declares it; the runner is an earlier one where the tests
+    show that they were written for it.
+
+    Raises:
+        UnusableRepository, InputError: as ``prepare``; what a later look lacks is no objection to an earlier one.
+    """
+    best: tuple[EnvironmentLock, Bench, TestReport, dict[str, str]] | None = None
+    problem: UnusableRepository | InputError | None = None
+    seen: list[EnvironmentLock] = []
+    missing: frozenset[str] = frozenset()
+    too_new = ""
+    while len(seen) < MAX_LOOKS:
+        try:
+            lock = lock_repository(source, missing, too_new)
+            if lock in seen:
+                break
+            seen.append(lock)
+            environment = open_environment(lock, backend=backend)
+            refuse_second_copy(source, environment)
+            bench = make_bench(source.files, environment, backend, suite_seconds)
+        except (UnusableRepository, InputError) as error:
+            problem = problem or error
+            break
+        try:
+            first, bad = workers.call(run_suite, bench, map_calls=map_calls, seconds=suite_seconds)
+        except UnusableRepository as error:
+            problem = problem or explain(error, source, environment.names)
+            said = [error.detail]
+        else:
+            if best is None or len(first.passed) > len(best[2].passed):
+                best = lock, bench, first, bad
+            said = [*first.collect_errors.values(), *first.why.values(), *first.skips.values()]
+        missing |= modules_missing(said)
+        if wants_older_pytest(said):
+            too_new = next(wheel.version for wheel in lock.wheels if wheel.name == "pytest")
+    if best is None:
+        assert problem is not None
+        raise problem
+    return best
+
+
 def _measure(
     source: RepositorySource,
     bench: Bench,
+    first_run: tuple[TestReport, Mapping[str, str]],
     workers: Workers,
     *,
     map_calls: bool,
     jobs: int,
     suite_seconds: float,
 ) -> tuple[RepositoryRecord, list[TestReport]]:
-    """Three whole runs, and what they say: a test that is not green in all of them is left out of everything.
+    """Two whole runs after the given one, and what the three say: a test that is not green in all is left out of everything.
 
     The first has the order of the files, the second an order drawn by ``SHUFFLE_SEED``, the
     third that one backwards: of any two tests each comes first once, so that a test which
     needs, or cannot bear, another one before it is found whatever was drawn.
     """
-    first, bad = workers.call(run_suite, bench, map_calls=map_calls, seconds=suite_seconds)
+    first, bad = first_run
     _refuse_red(first, first.passed, "green")
     bench = replace(bench, left_out=tuple(sorted(bad)))
     still_to_map = map_calls and not first.contexts  # it broke off

@@ -46,6 +46,8 @@ TOOLCHAIN = {
     "pytest": "9.2.0",
 }
 """The test runner: what every environment holds."""
+PYTESTS = (TOOLCHAIN["pytest"], "8.4.2", "7.4.4")
+"""The newest is taken unless a repository says that its tests need an earlier one, or they show it."""
 INSTALLER = ("pip", "26.2")
 """Installs the wheels inside the sandbox; not part of the environment."""
 _NAMES = re.compile(r"[a-z0-9][a-z0-9.-]*[a-z0-9]|[a-z]")
@@ -139,7 +141,10 @@ def _locked(path: Path) -> LockedWheel:
 
 
 def resolve(
-    requirements: Sequence[Requirement], repository: str, wanted: Sequence[Requirement] = ()
+    requirements: Sequence[Requirement],
+    repository: str,
+    wanted: Sequence[Requirement] = (),
+    pytest: str = TOOLCHAIN["pytest"],
 ) -> EnvironmentLock:
     """The lock for the test runner plus ``requirements``; the same request is answered from the cache.
 
@@ -148,6 +153,7 @@ def resolve(
         repository: who asks, for a sentence.
         wanted: what would be good to have. Where all of it together is not to be had, its ranges are left out,
             then one after the other what stands in the way.
+        pytest: one of ``PYTESTS``.
 
     Raises:
         UnusableRepository: something is not to be had as a wheel (``dependency-without-wheel``).
@@ -156,7 +162,7 @@ def resolve(
     rest = list(wanted)
     while rest:
         try:
-            return _resolve([*requirements, *rest], repository)
+            return _resolve([*requirements, *rest], repository, pytest)
         except UnusableRepository as error:
             named = set(_NAMES.findall(error.detail.lower().replace("_", "-")))
             relaxed = [type(one)(_without_range(one)) for one in rest]
@@ -164,7 +170,7 @@ def resolve(
                 left = [one for one in rest if canonicalize_name(one.name) not in named]
                 relaxed = left if len(left) < len(rest) else []
             rest = relaxed
-    return _resolve(requirements, repository)
+    return _resolve(requirements, repository, pytest)
 
 
 def _without_range(requirement: Requirement) -> str:
@@ -172,21 +178,22 @@ def _without_range(requirement: Requirement) -> str:
     return f"{requirement.name}{extras}"
 
 
-def _resolve(requirements: Sequence[Requirement], repository: str) -> EnvironmentLock:
+def _resolve(requirements: Sequence[Requirement], repository: str, pytest: str) -> EnvironmentLock:
     shelf = cache_folder() / "wheels"
     shelf.mkdir(exist_ok=True)
     hold(shelf)  # the wheels that a lock names are read later
     *toolchain, installer = _toolchain_in(cache_folder())
     wanted = sorted(str(item) for item in requirements if not _toolchain_satisfies(item))
-    if not wanted:
+    pins = {**TOOLCHAIN, "pytest": pytest}
+    if not wanted and pins == TOOLCHAIN:
         return EnvironmentLock(python_version(), tuple(toolchain), installer)
-    request = json.dumps([wanted, sorted(TOOLCHAIN.items()), python_version(), sysconfig.get_platform()])
+    request = json.dumps([wanted, sorted(pins.items()), python_version(), sysconfig.get_platform()])
     with cache_lock(f"resolve-{sha256_of(request.encode())[:16]}"):
         answer = cache_folder() / "resolutions" / f"{sha256_of(request.encode())}.json"
         known = _earlier_answer(answer)
         if known is not None:
             return known
-        wheels = sorted(_download(wanted, repository), key=lambda wheel: wheel.name)
+        wheels = sorted(_download(wanted, repository, pins), key=lambda wheel: wheel.name)
         lock = EnvironmentLock(python_version(), tuple(wheels), installer)
         put_file(answer, json.dumps(lock.to_json()).encode())
     return lock
@@ -216,11 +223,11 @@ def _toolchain_satisfies(requirement: Requirement) -> bool:
     return pinned is not None and requirement.specifier.contains(pinned, prereleases=True)
 
 
-def _download(wanted: Sequence[str], repository: str) -> list[LockedWheel]:
+def _download(wanted: Sequence[str], repository: str, pins: Mapping[str, str]) -> list[LockedWheel]:
     """Let pip resolve and fetch; no PATH, so that no version control program can be started."""
     with tempfile.TemporaryDirectory(prefix="wheels-", dir=process_folder()) as folder:
         constraints = Path(folder) / "constraints.txt"
-        constraints.write_text("".join(f"{name}=={version}\n" for name, version in TOOLCHAIN.items()))
+        constraints.write_text("".join(f"{name}=={version}\n" for name, version in pins.items()))
         known = Path(folder) / "known"  # one folder, however many wheels were ever fetched
         known.mkdir()
         for path in (cache_folder() / "wheels").glob("*/*.whl"):
@@ -228,7 +235,7 @@ def _download(wanted: Sequence[str], repository: str) -> list[LockedWheel]:
         command = [
             *pip_command(), "--disable-pip-version-check", "--no-input", "download", "--quiet", "--only-binary=:all:",
             "--dest", f"{folder}/wheels", "--constraint", str(constraints),
-            f"--find-links={known}", f"pytest=={TOOLCHAIN['pytest']}", *wanted,
+            f"--find-links={known}", f"pytest=={pins['pytest']}", *wanted,
         ]  # fmt: skip
         environment = {**os.environ, "PATH": folder}
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)

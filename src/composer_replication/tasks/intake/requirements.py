@@ -2,7 +2,8 @@
 
 Four kinds are told apart. *Required*: what the projects themselves depend on. *Wanted*: groups and extras of
 tests and developers, tooling left out; one that is not to be had is left out, too. *Declared*: everything that
-any other configuration names (tox, nox, requirement files, other extras); of these what tests import becomes wanted.
+any other configuration names (tox, nox, requirement files, other extras); of these what tests import or start
+becomes wanted, and what a first run of the suite misses.
 *Refused*: what is bound to an address, which is never asked for by name. Nothing is ever guessed from
 an import alone, except for a short list of well-known test libraries: a guess could fetch somebody else's package.
 """
@@ -13,20 +14,27 @@ import ast
 import platform
 import re
 import sys
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from composer_replication.tasks.intake.lock import TOOLCHAIN, EnvironmentLock, UnusableRepository, resolve
+from composer_replication.tasks.intake.lock import (
+    PYTESTS,
+    TOOLCHAIN,
+    EnvironmentLock,
+    UnusableRepository,
+    resolve,
+)
 from composer_replication.tasks.intake.parsed_files import ProjectFiles, parse_ini, texts
 from composer_replication.tasks.intake.project_files import Project, find_projects
 from composer_replication.tasks.intake.requirement_texts import IN_TREE, holds, read_lines
 from composer_replication.tasks.intake.setup_py import UNREADABLE
 from composer_replication.tasks.intake.source_folders import own_modules
 from composer_replication.tasks.intake.sources import RepositorySource
-from composer_replication.tasks.intake.tree_rules import is_test_path
+from composer_replication.tasks.intake.tree_rules import is_subject_path, is_test_path
 from composer_replication.tasks.syntax_trees import parse_syntax
 
 _TEST_WORDS = frozenset({"test", "tests", "testing", "unittest", "unittests", "pytest"})
@@ -47,6 +55,13 @@ _KNOWN_NAMES = {
     "OpenSSL": "pyopenssl", "sklearn": "scikit-learn", "yaml": "pyyaml", "zmq": "pyzmq", "attr": "attrs",
 }  # fmt: skip
 """Modules that are called otherwise than their distribution: looked up among what the project itself declares."""
+_SETUPTOOLS = dict.fromkeys(("setuptools", "pkg_resources", "distutils"), "setuptools<81")
+"""Modules that stood in every environment when many a project was written: taken without being declared."""
+_MISSING = re.compile(r"No module named '?(\w+)")
+_RUNNER = re.compile(
+    r"pytest.*\b(has no attribute|unexpected keyword|Removed|no longer)|(cannot import|has no attribute).*pytest"
+)
+"""How a suite shows that it was written for an earlier pytest."""
 _WELL_KNOWN = frozenset("attrs freezegun hypothesis mock python-dateutil pytz pyyaml six whatever".split())
 
 
@@ -60,16 +75,23 @@ class Requirements:
     refused: list[str] = field(default_factory=list)
     bound: set[str] = field(default_factory=set)
     own: set[str] = field(default_factory=set)
+    pytest: SpecifierSet = field(default_factory=SpecifierSet)
 
     def require(self, requirements: Iterable[Requirement]) -> None:
         """Take the dependencies of a project that is used."""
         for name, requirement in self._by_name(requirements, refuse=True):
             _merge(self.required, name, requirement)
+        self._bound_pytest(self.required)
 
     def want(self, requirements: Iterable[Requirement], *, refuse: bool) -> None:
         """Take what tests or developers use, without tools; ``refuse``: an address is an objection."""
         for name, requirement in self._by_name(requirements, refuse=refuse):
             _merge(self.declared if _TOOLING.fullmatch(name) else self.wanted, name, requirement)
+        self._bound_pytest(self.wanted)
+
+    def _bound_pytest(self, part: dict[str, Requirement]) -> None:
+        if "pytest" in part:
+            self.pytest &= _without_pins(part.pop("pytest")).specifier
 
     def declare(self, requirements: Iterable[Requirement]) -> None:
         for name, requirement in self._by_name(requirements, refuse=False):
@@ -112,8 +134,8 @@ def _without_pins(requirement: Requirement) -> Requirement:
     return requirement
 
 
-def read_requirements(source: RepositorySource) -> Requirements:
-    """Everything that the repository says its tests need, tooling left out."""
+def read_requirements(source: RepositorySource, missing: Collection[str] = ()) -> Requirements:
+    """Everything that the repository says its tests need, tooling left out; ``missing`` as in ``lock_repository``."""
     files = {**source.metadata, **source.files}
     projects = find_projects(files)
     found = Requirements(own=_own_names(source, projects))
@@ -126,6 +148,7 @@ def read_requirements(source: RepositorySource) -> Requirements:
     read = ProjectFiles(files)
     found.declare(_of_tools(read, projects[0]))
     _take_what_is_imported(found, source)
+    _take_what_is_missing(found, source, missing)
     found.drop_bound()
     return found
 
@@ -229,8 +252,23 @@ def imported_modules(data: bytes) -> set[str]:
     return names
 
 
+def _started_programs(data: bytes) -> set[str]:
+    """What a test starts: the first word of a list of texts, and the module behind a ``-m``."""
+    try:
+        module = parse_syntax(data)
+    except UNREADABLE:
+        return set()
+    found: set[str] = set()
+    for node in ast.walk(module):
+        if isinstance(node, ast.List | ast.Tuple):
+            words = [one.value if isinstance(one, ast.Constant) else "" for one in node.elts]
+            wanted = [word for before, word in zip(["-m", *words], words, strict=False) if before == "-m"]
+            found |= {word for word in wanted if isinstance(word, str) and word}
+    return found
+
+
 def _take_what_is_imported(found: Requirements, source: RepositorySource) -> None:
-    """Take declared requirements where a test imports them; one that is bound to an address is refused then.
+    """Take declared requirements where a test imports or starts them; one that is bound to an address is refused then.
 
     Imports of the package itself do not count: an optional accelerator would bring a
     second implementation of what gets deleted.
@@ -239,7 +277,7 @@ def _take_what_is_imported(found: Requirements, source: RepositorySource) -> Non
     imported: set[str] = set()
     for name, data in source.files.items():
         if is_test_path(name):
-            imported |= imported_modules(data)
+            imported |= imported_modules(data) | (_started_programs(data) & found.declared.keys())
     for module in sorted(imported - set(sys.stdlib_module_names)):
         names = (canonicalize_name(module), _KNOWN_NAMES.get(module, ""))
         found.refused += [name for name in names if name in found.bound and module not in own]
@@ -257,8 +295,51 @@ def _take_what_is_imported(found: Requirements, source: RepositorySource) -> Non
             found.wanted.setdefault(name, requirement)
 
 
-def lock_repository(source: RepositorySource) -> EnvironmentLock:
+def _take_what_is_missing(found: Requirements, source: RepositorySource, missing: Collection[str]) -> None:
+    """Take what declares a missing module; where none does by its name, the declared ones that the package imports.
+
+    The latter bring modules of other names along: ``h2`` brings ``hpack``.
+    """
+    modules = set(missing) - own_modules(source.files)
+    is_unknown = False
+    for module in sorted(modules):
+        names = (canonicalize_name(module), _KNOWN_NAMES.get(module, ""))
+        declared = next((name for name in names if name in found.declared), None)
+        if declared is not None:
+            _merge(found.wanted, declared, found.declared[declared])
+        elif module in _SETUPTOOLS:
+            found.wanted.setdefault("setuptools", Requirement(_SETUPTOOLS[module]))
+        else:
+            is_unknown = is_unknown or module not in sys.stdlib_module_names
+    if is_unknown:
+        imported = set[str]().union(
+            *(imported_modules(data) for name, data in source.files.items() if is_subject_path(name))
+        )
+        names_of = {_KNOWN_NAMES.get(module, canonicalize_name(module)) for module in imported}
+        for name in sorted(names_of & found.declared.keys()):
+            if not _TOOLING.fullmatch(name):
+                _merge(found.wanted, name, found.declared[name])
+
+
+def modules_missing(said: Iterable[str]) -> frozenset[str]:
+    """The modules that a run did not find, by what it says of its failures."""
+    return frozenset(name for text in said for name in _MISSING.findall(text))
+
+
+def wants_older_pytest(said: Iterable[str]) -> bool:
+    """Whether failures of a run show that the suite was written for an earlier pytest."""
+    return any(_RUNNER.search(text) for text in said)
+
+
+def lock_repository(
+    source: RepositorySource, missing: Collection[str] = (), newer_than_needed: str = ""
+) -> EnvironmentLock:
     """The environment of a repository's tests.
+
+    Args:
+        source: the repository.
+        missing: modules that a first run did not find.
+        newer_than_needed: a version of pytest that is too new for its tests.
 
     Raises:
         UnusableRepository: ``another-python``, ``runner-dependency``, ``dependency-by-url``,
@@ -272,10 +353,13 @@ def lock_repository(source: RepositorySource) -> EnvironmentLock:
         if project.is_needed and not project.accepts(platform.python_version()):
             detail = f"it asks for Python {project.requires_python}, and this is {platform.python_version()}"
             raise UnusableRepository("another-python", detail)
-    found = read_requirements(source)
+    found = read_requirements(source, missing)
     if found.refused:
         raise UnusableRepository("dependency-by-url", f"{found.refused[0]} is asked for by address")
-    lock = resolve(list(found.required.values()), source.repository, list(found.wanted.values()))
-    if own in lock.names:
-        raise UnusableRepository("runner-dependency", f"its tests need a package that itself needs {own}")
-    return lock
+    runners = PYTESTS[PYTESTS.index(newer_than_needed) + 1 :] if newer_than_needed in PYTESTS else PYTESTS
+    pytest = next((one for one in runners if found.pytest.contains(one)), (*runners, PYTESTS[-1])[0])
+    lock = resolve(
+        list(found.required.values()), source.repository, list(found.wanted.values()), pytest=pytest
+    )
+    # What a test dependency needs of the package itself it finds in the tree, as everything else does.
+    return replace(lock, wheels=tuple(wheel for wheel in lock.wheels if wheel.name not in found.own))

@@ -30,7 +30,7 @@ from typing import Any
 SOURCES = (
     "flask==3.1.3", "httpcore==1.0.9", "werkzeug==3.1.9", "freezegun==1.5.5", "cattrs==26.2.1", "typer==0.29.2",
     "jsonschema==4.26.0", "starlette==1.10.0", "requests==2.34.2", "h11==0.16.0", "wsproto==1.3.2", "webob==1.8.11",
-    "asgiref==3.13.0", "tenacity==9.2.1", "structlog==26.1.0", "pyparsing==3.3.3", "tomli-w==1.2.0",
+    "asgiref==3.13.0", "tenacity==9.2.1", "structlog==26.1.0", "pyparsing==3.3.3",
     "markdown==3.11.3", "python-dateutil==4.0.0", "natsort==8.4.0", "jsonpointer==3.12", "deepdiff==9.1.0",
     "pathspec==1.1.1", "platformdirs==4.14.8", "mako==1.4.3", "voluptuous==0.16.0", "python-dotenv==1.2.4",
     "argcomplete==3.7.2", "typeguard==4.6.1", "responses==0.26.3", "parameterized==0.9.0", "blinker==1.9.0",

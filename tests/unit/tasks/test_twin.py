@@ -643,3 +643,10 @@ def test_a_twin_of_another_pickler_is_refused_among_others(runner: Environment, 
     with pytest.raises(InputError) as caught:
         judge_twins(FILES, runner, [twins["squeeze"], foreign], timeout_seconds=60)
     assert caught.value.code == "CR0471"
+
+
+def test_a_twin_that_unpacks_to_more_than_one_may_have_is_refused_unread() -> None:
+    packer = zstandard.ZstdCompressor().compressobj(size=1024**3)
+    data = packer.compress(b"x") + packer.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+    with pytest.raises(InputError, match=r"CR0471.*it unpacks to 1073741824 bytes"):
+        read_twin(data)

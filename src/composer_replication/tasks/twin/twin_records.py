@@ -17,6 +17,7 @@ from typing import Any
 import zstandard
 
 from composer_replication.errors import InputError
+from composer_replication.tasks.blobs import decompress
 from composer_replication.tasks.twin.canonical_encoding import NUM_DIGITS
 
 FORMAT_VERSION = 2
@@ -125,7 +126,7 @@ def read_twin(data: bytes, *, where: str = "") -> Twin:
         InputError: the bytes are no twin, or one of another version (CR0471).
     """
     try:
-        plain = zstandard.ZstdDecompressor().decompress(data, max_output_size=_MAX_BYTES)
+        plain = decompress(data, max_bytes=_MAX_BYTES)
         line, _, blobs = plain.partition(b"\n")
         value = json.loads(line)
         recorded, mutated = _calls(value, blobs)
@@ -142,7 +143,7 @@ def read_twin(data: bytes, *, where: str = "") -> Twin:
         )
         if len(twin.tests) != len(twin.recorded):
             raise ValueError("tests and calls differ in number")
-    except (zstandard.ZstdError, ValueError, KeyError, TypeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise damaged(f"the recorded behaviour of a function cannot be read: {error}", where) from error
     return twin
 

@@ -11,7 +11,7 @@ stub-passes        the visible or hidden tests pass when every function returns 
 not-restored       the golden patch, applied by git, does not give the original files, or the task's own
                    tests do not pass every time although the code is back
 hidden-shown       a hidden test, or a copy of it, still stands in the tree that a rollout sees
-unfair-hidden      a hidden test, or recorded behaviour, asks for a name that nobody can know
+unfair-hidden      a hidden test, or recorded behaviour, asks for a name or a text that nobody can know
 leans-on-hidden    a test passes without the code, but not where the hidden test functions are gone too
 
 Two more follow once the task is written (``secrecy``): leak and instruction-leaks.
@@ -322,8 +322,7 @@ def _check_split(subject: Subject, suite: _Suite, repository: RepositoryRecord) 
     again = Trial(subject.golden(original, "hidden"), own, is_golden=True)
     split = _split_trials(subject, bench)
     trials = [*split, *[again] * (NUM_GOLDEN_RUNS - 1)]
-    neighbours = _neighbours(subject, repository)
-    beside = [Trial(subject.broken(original, "rollout"), neighbours)] if neighbours else []
+    beside = neighbour_trials(subject, repository, bench)
     reports = suite.run_beside([*trials, *beside])
     repeats = reports[len(split) : len(trials)]
     _judge_split(subject, bench, reports[: len(split)])
@@ -334,36 +333,42 @@ def _check_split(subject: Subject, suite: _Suite, repository: RepositoryRecord) 
             f"flaky: with the code back the tests pass in {num_passed} of {NUM_GOLDEN_RUNS} runs",
         )
     _check_time(repeats, bench)
-    if neighbours:
-        lost = suite.report().passed.intersection(neighbours) - reports[-1].passed
-        _check_neighbours(subject, bench, neighbours, lost)
+    check_neighbours(subject, bench, suite.report(), zip(beside, reports[len(trials) :], strict=True))
     return bench.noticing_seconds(max(report.cpu_seconds for report in repeats))
 
 
-def _neighbours(subject: Subject, repository: RepositoryRecord) -> list[str]:
-    """The other green tests of files that lost a hidden test function: what they find beside them has changed."""
-    if not subject.hidden:
-        return []
-    files = {edit.path for edit in subject.changes.visible_edits}
+def neighbour_trials(subject: Subject, repository: RepositoryRecord, bench: Bench) -> list[Trial]:
+    """The run of the other green tests of files that lost a hidden test function: what they find beside them has changed.
+
+    None where there are no such tests.
+    """
+    files = {edit.path for edit in subject.changes.visible_edits} if subject.hidden else set()
     own = {*subject.visible, *subject.hidden, *subject.withheld}
-    return sorted(test for test in repository.green - own if repository.places[test][0] in files)
+    neighbours = sorted(test for test in repository.green - own if repository.places[test][0] in files)
+    return [Trial(subject.broken(bench.original, "rollout"), neighbours)] if neighbours else []
 
 
-def _check_neighbours(
-    subject: Subject, bench: Bench, neighbours: Sequence[str], lost: frozenset[str]
+def check_neighbours(
+    subject: Subject, bench: Bench, suite: TestReport, runs: Iterable[tuple[Trial, TestReport]]
 ) -> None:
-    """None of the ``lost`` ones fails for want of a hidden test; one may need the files that were not run with it.
+    """None of these tests fails for want of a hidden one; one may need the files that were not run with it.
+
+    Args:
+        subject: the task.
+        bench: where it is tried.
+        suite: the report of ``suite_trial``.
+        runs: those of ``neighbour_trials``.
 
     Raises:
         GateFailed: leans-on-hidden.
         SandboxFailure: the sandbox broke.
     """
-    if not lost:
-        return
-    whole = bench.run(subject.broken(bench.original, "hidden"), neighbours)
-    leaning = sorted(whole.passed.intersection(lost))
-    if leaning:
-        raise GateFailed("leans-on-hidden", f"{len(leaning)} tests, such as {leaning[0]}")
+    for trial, report in runs:
+        lost = suite.passed.intersection(trial.node_ids or ()) - report.passed
+        whole = bench.run(subject.broken(bench.original, "hidden"), trial.node_ids) if lost else report
+        leaning = sorted(whole.passed.intersection(lost))
+        if leaning:
+            raise GateFailed("leans-on-hidden", f"{len(leaning)} tests, such as {leaning[0]}")
 
 
 def _split_trials(subject: Subject, bench: Bench) -> list[Trial]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
+from composer_replication.tasks.deleted_texts import deleted_texts
 from composer_replication.tasks.fair_split import deleted_words, is_named, places_to_show
 from composer_replication.tasks.gate_failed import GateFailed
 from composer_replication.tasks.store_records import RepositoryRecord
@@ -53,9 +54,11 @@ def check_fair(
     places = {repository.places[test] for test in subject.hidden if test in repository.places}
     if places_to_show(places, original, shown, frozenset(), given):
         raise GateFailed("hidden-shown", "a copy of a hidden test stands in the tree")
-    deleted = deleted_words(subject.changes, original)
-    if places_to_show(places, original, shown, deleted, given):
-        raise GateFailed("unfair-hidden", "a hidden test uses a name that only the deleted code says")
+    deleted, texts = deleted_words(subject.changes, original), deleted_texts(subject.changes, original)
+    if places_to_show(places, original, shown, deleted, given, texts=texts):
+        raise GateFailed(
+            "unfair-hidden", "a hidden test asks for a name or a text that only the deleted code says"
+        )
     if subject.is_whole and not all(is_named(path, symbol, shown, given) for path, symbol in twins):
         raise GateFailed(
             "unfair-hidden", "recorded behaviour is that of a function whose name nobody can know"

@@ -14,10 +14,12 @@ from composer_replication.sandbox.interruptible_pool import interruptible_pool
 from composer_replication.tasks.fair_split import words_of
 from composer_replication.tasks.gate_failed import GateFailed
 from composer_replication.tasks.gates import (
+    check_neighbours,
     check_no_copy,
     check_restores,
     failing_of,
     judge_own,
+    neighbour_trials,
     own_runs,
     suite_trial,
 )
@@ -257,9 +259,11 @@ def _check(store: TaskStore, task: Task, bench: Bench, repeat: int) -> None:
     names = [(twin.path, twin.symbol) for twin in own]
     check_fair(subject, repository, bench.original, names, words_of(f"{task.path} {task.symbol}"))
     check_secrecy(store, task)
-    for suite, *reports in own_runs(subject, bench, repeat, beside=[suite_trial(subject, bench)]):
+    near = neighbour_trials(subject, repository, bench)
+    for suite, *reports in own_runs(subject, bench, repeat, beside=[suite_trial(subject, bench), *near]):
         _check_failing(suite, subject, task, repository)
-        judge_own(subject, bench, reports)
+        check_neighbours(subject, bench, suite, zip(near, reports, strict=False))
+        judge_own(subject, bench, reports[len(near) :])
         _check_twins(subject, own, bench)
     _check_stubs(own, bench)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from composer_replication.tasks import gates, truth
+from composer_replication.tasks import gates, part_subject, truth, validate
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.lookup_gate import LookupFindings
 from composer_replication.tasks.store import TaskStore
@@ -119,16 +119,65 @@ def test_pass_to_pass_is_run_in_the_tree_of_a_rollout(
 ) -> None:
     """One test counts the tests of its file: it passes in the whole tree, not where some are hidden.
 
-    The build's own gate is switched off, as in a store of a version that had none.
+    The build's own gate is switched off, as in a store of a version that had none; then that of the validation.
     """
-    monkeypatch.setattr(gates, "_neighbours", lambda *_: [])
+    monkeypatch.setattr(gates, "neighbour_trials", lambda *_: [])
     source = project(tmp_path / "project", "def double(x):\n    y = x + x\n    return y\n", LEANING)
     out = tmp_path / "out"
     assert build_tasks([source], out).tasks == 1
-    assert validate_store(out, repeat=1).failed == ()
+    (failure,) = validate_store(out, repeat=1).failed
+    assert (failure.gate, failure.detail) == (
+        "leans-on-hidden",
+        "1 tests, such as tests/test_planted.py::test_leans",
+    )
+    monkeypatch.setattr(validate, "neighbour_trials", lambda *_: [])
     (failure,) = validate_store(out, repeat=1, thorough=True).failed
     assert failure.gate == "other-tests-fail"
     assert "tests/test_planted.py::test_leans" in failure.detail
+
+
+WORDED = """
+import pytest
+
+from planted import double
+
+
+def test_double():
+    assert double(2) == 4
+
+
+def test_double_again():
+    assert double(5) == 10
+
+
+def test_negative():
+    with pytest.raises(ValueError, match="half steps downwards stay forbidden"):
+        double(-1)
+
+
+def test_very_negative():
+    with pytest.raises(ValueError, match="numbers far below nothing are refused"):
+        double(-1000)
+
+
+def test_nothing():
+    assert True
+"""
+
+
+def test_a_hidden_test_that_wants_the_very_words_of_the_code_is_found_in_a_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The build's own rule is switched off, as in a store of a version that had none."""
+    monkeypatch.setattr(part_subject, "deleted_texts", lambda *_: frozenset())
+    code = (
+        "def double(x):\n    if x < -100:\n        raise ValueError('numbers far below nothing are refused')\n"
+        "    if x < 0:\n        raise ValueError('half steps downwards stay forbidden')\n    return x + x\n"
+    )
+    out = tmp_path / "out"
+    assert build_tasks([project(tmp_path / "project", code, WORDED)], out, hidden_share=0.7).tasks == 1
+    (failure,) = validate_store(out, repeat=1).failed
+    assert failure.gate == "unfair-hidden"
 
 
 @pytest.mark.long

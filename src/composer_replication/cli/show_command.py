@@ -161,7 +161,11 @@ def render_show(result: dict[str, Any]) -> str:
         f"{len(row['visible_tests'])} visible and {row['num_hidden_tests']} hidden tests"
         for row in rows
     ]
-    return "\n".join([*lines, *proof_lines(result["proved_by"])]) if lines else "The store holds no task."
+    return (
+        "\n".join([*lines, *proof_lines(result.get("proved_by", ()))])
+        if lines
+        else "The store holds no task."
+    )
 
 
 def place_of(row: dict[str, Any]) -> str:
@@ -259,7 +263,7 @@ def render_stats(result: dict[str, Any]) -> str:
     if num_features:
         lines.append(f"{result['features_in_two_files']:>6}  of {num_features} features in two files or more")
     lines += strength_lines(result["strength"])
-    lines += proof_lines(result["proved_by"])
+    lines += proof_lines(result.get("proved_by", ()))
     lines += [f"{name}: {_licence(value)}" for name, value in result["licences"].items()]
     lines += [
         f"{row['policy']}, temperature {row['temperature']:g}: {row['mean_pass_rate']:.3f} "

@@ -70,7 +70,7 @@ def _facts(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
         told = f"not counted: {evaluations} with other tests, or by a version that did not note them"
         yield "" if row["difficulty"] else "difficulty", told
     yield "environment", row["environment"][:12]
-    if row["proved_by"]:
+    if row.get("proved_by"):
         yield "proven in", " and ".join(row["proved_by"])
     if "golden_patch" not in row:
         yield "golden patch", "shown with --golden"

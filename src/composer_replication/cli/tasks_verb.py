@@ -290,8 +290,8 @@ def render_validate(result: dict[str, Any]) -> str:
     lines += [*isolation_lines(result), f"{result['passed']} of {result['tasks']} tasks pass all gates"]
     if result.get("taken_over"):
         lines.append(f"{result['taken_over']} of them passed in an earlier call and were not tried again")
-    if result["validated_in"] not in result["proved_by"]:
-        proved = " and ".join(result["proved_by"]) or "a sandbox that the store does not name"
+    if result.get("validated_in") and result["validated_in"] not in result.get("proved_by", ()):
+        proved = " and ".join(result.get("proved_by", ())) or "a sandbox that the store does not name"
         lines.append(f"tried in {result['validated_in']}; built and proven in {proved}")
     return "\n".join(lines)
 

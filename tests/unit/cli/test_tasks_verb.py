@@ -16,9 +16,11 @@ import pytest
 
 from composer_replication.cli import build_result, tasks_verb
 from composer_replication.cli.show_command import render_show, render_stats
+from composer_replication.cli.tasks_verb import render_validate
 from composer_replication.errors import InputError, NothingToDoError, UsageError
 from composer_replication.tasks.blobs import packed_path, read_file, write_file
 from composer_replication.tasks.build_summary import BuildSummary
+from composer_replication.tasks.proving_sandbox import sandbox_in_force
 from composer_replication.tasks.store import TaskStore
 
 TINY = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "project"
@@ -127,15 +129,20 @@ def test_show_and_stats(folder: Path) -> None:
         "fail_to_pass",
         "hidden",
         "recorded",
+        "proved_by",
     }
     assert (code, len(shown["tasks"]), shown["by_repo"]) == (0, 2, {"tinymath==1.0": 2})
     row = shown["tasks"][0]
     assert row["task_id"] in text
     assert "return low" not in json.dumps(shown)
+    (proved,) = shown["proved_by"]
+    assert proved == str(sandbox_in_force(None))
+    assert f"proven in {proved}" in text.splitlines()
     stats, code, text = call("stats", str(folder))
     assert (code, stats["tasks"], stats["by_granularity"], stats["hidden"]) == (0, 2, {"function": 2}, 2)
     assert stats["fail_to_pass"] == shown["fail_to_pass"] == 5
     assert "2 tasks" in text
+    assert f"proven in {proved}" in text.splitlines()
     assert stats["flaky"] == {"tinymath==1.0": []}
     assert "flaky" not in text
     assert stats["features_in_two_files"] == 0
@@ -151,6 +158,7 @@ def test_show_and_stats(folder: Path) -> None:
     assert {key: one["tasks"][0][key] for key in row} == row
     assert set(one["tasks"][0]) - set(row) == {
         "instruction", "written_instruction", "broken_region", "strength", "difficulty", "outdated_difficulty",
+        "proved_by",
     }  # fmt: skip
     assert "return low" not in json.dumps(one)
 
@@ -294,10 +302,12 @@ def test_an_impossible_split_is_one_sentence(folder: Path) -> None:
 
 def test_validate(folder: Path) -> None:
     result, code, text = call("validate", str(folder), "--repeat", "1", "--quiet")
-    assert (result, code) == (
-        {"tasks": 2, "passed": 2, "failed": [], "without_truth": [], "taken_over": 0},
-        0,
-    )
+    here = str(sandbox_in_force(None))
+    counts = {"tasks": 2, "passed": 2, "failed": [], "without_truth": [], "taken_over": 0}
+    assert (result, code) == ({**counts, "proved_by": [here], "validated_in": here}, 0)
+    assert "tried in" not in text
+    elsewhere = render_validate({**result, "validated_in": "sandlock 1"})
+    assert elsewhere.splitlines()[-1] == f"tried in sandlock 1; built and proven in {here}"
     assert "2 of 2 tasks pass" in text
 
 

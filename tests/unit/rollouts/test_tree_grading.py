@@ -209,8 +209,9 @@ def test_a_sandbox_that_fails_says_nothing_of_a_tree(
 
 
 def test_tests_that_do_not_pass_with_the_original_code_cannot_be_broken(
-    grader: Grader, clamp: Task, monkeypatch: pytest.MonkeyPatch
+    store: TaskStore, clamp: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    grader = Grader(store)
     test = clamp.tests.pass_to_pass[0]
 
     outcomes = dict.fromkeys(clamp.tests.pass_to_pass, Outcome.PASSED) | {test: Outcome.FAILED}
@@ -218,6 +219,7 @@ def test_tests_that_do_not_pass_with_the_original_code_cannot_be_broken(
     monkeypatch.setattr(grader, "watched", lambda *_, **__: report)
     found = RegressionCheck(grader).check(clamp, {})
     assert found == Regressions((), len(clamp.tests.pass_to_pass) - 1)
+    grader.close()
 
 
 def test_a_run_of_the_original_code_with_an_error_is_counted_and_tried_again(

@@ -120,7 +120,9 @@ def _run_supervised(orders: dict[str, Any]) -> Any:
                 return handler.NotifAction.errno(error.errno)
 
     # The one method that takes handlers keeps the output for itself; the library can leave it to the command.
-    library = _sdk._lib  # noqa: SLF001
+    library: Any = getattr(_sdk, "_lib", None)
+    if not hasattr(library, "sandlock_run_interactive_with_handlers"):
+        raise OSError("this version of sandlock has no such call any more: pip install 'sandlock>=0.9,<0.10'")
     library.sandlock_run_with_handlers = library.sandlock_run_interactive_with_handlers
     result = sandlock.Sandbox(**policy).run_with_handlers(orders["argv"], [(n, Answers()) for n in names])
     if result.error:

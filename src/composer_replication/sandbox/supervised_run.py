@@ -45,7 +45,7 @@ _ENDED_A_PROCESS = 4  # of all that are listed, those that have ended included
 _LOOKS_UNTIL_HIDING, _SECONDS_UNTIL_HIDING = 5, 2.0  # whoever hands a file over has it received sooner
 _TEMPORARY_FOLDERS = (Path("/tmp"), Path("/var/tmp"))  # what a jail calls folders of ours
 _WATCH_SHARE = 10  # a look may cost at most a tenth of the time
-_interrupted = threading.Event()
+_interruptions: list[object] = []  # one for each that is going on: they may overlap, and lie in one another
 _of_this_thread = threading.local()
 
 
@@ -56,11 +56,12 @@ def runs_interrupted() -> Iterator[None]:
     It raises ``SandboxFailure`` (CR0302) and so never becomes a result. For whoever has to
     wait for threads that run jails, after an interruption.
     """
-    _interrupted.set()
+    one = object()
+    _interruptions.append(one)
     try:
         yield
     finally:
-        _interrupted.clear()
+        _interruptions.remove(one)
 
 
 @contextmanager
@@ -80,7 +81,7 @@ def interruptible_by(stop: threading.Event) -> Iterator[None]:
 def is_interrupted() -> bool:
     """Whether the runs of this thread are to end; for a run that waits for something else than a process."""
     own: threading.Event | None = getattr(_of_this_thread, "stop", None)
-    return _interrupted.is_set() or (own is not None and own.is_set())
+    return bool(_interruptions) or (own is not None and own.is_set())
 
 
 class Pipe(Protocol):

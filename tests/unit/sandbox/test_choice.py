@@ -201,3 +201,23 @@ def test_every_code_that_is_raised_is_explained() -> None:
         assert entry["meaning"].endswith(".")
         assert entry["causes"]
         assert entry["fixes"]
+
+
+def test_a_sandlock_without_the_call_that_we_need_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It is none of the library's public names, so that another version may not have it."""
+    backend = choose_backend("sandlock")
+    if not backend.is_available().ok:
+        pytest.skip("sandlock is not available here")
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "sandlock").mkdir()
+    (tmp_path / "sandlock" / "__init__.py").touch()
+    (tmp_path / "sandlock" / "_sdk.py").write_text("_lib = object()\n")
+    handler = "class Handler: ...\nclass ExceptionPolicy: DENY_EPERM = 1\n"
+    (tmp_path / "sandlock" / "handler.py").write_text(handler)
+    with backend.open(SandboxSpec(tmp_path / "tree")) as sandbox:
+        monkeypatch.setattr(sandlock_backend, "_sandlock_path", lambda: str(tmp_path))
+        with pytest.raises(SandboxFailure, match="has no such call any more: pip install") as caught:
+            sandbox.exec(["true"], timeout_seconds=30)
+    assert caught.value.code == "CR0302"

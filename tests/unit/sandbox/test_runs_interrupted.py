@@ -14,6 +14,7 @@ from composer_replication.errors import SandboxFailure
 from composer_replication.records import SandboxSpec
 from composer_replication.sandbox import interruptible_by, open_sandbox, runs_interrupted
 from composer_replication.sandbox.process_tree import descendants
+from composer_replication.sandbox.supervised_run import is_interrupted
 
 
 def test_a_run_in_another_thread_is_killed(tmp_path: Path) -> None:
@@ -61,3 +62,11 @@ def test_only_the_runs_of_the_thread_that_is_told_are_killed(tmp_path: Path) -> 
             pool.submit(run, name, Event(), "0") for name in ("third", "fourth")
         ]  # both threads are free
         assert [future.result(timeout=300) for future in later] == [0, 0]
+
+
+def test_an_interruption_within_another_one_does_not_end_it() -> None:
+    with runs_interrupted():
+        with runs_interrupted():
+            assert is_interrupted()
+        assert is_interrupted()
+    assert not is_interrupted()

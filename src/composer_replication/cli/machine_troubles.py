@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -68,10 +69,10 @@ def how_to_go_on(words: Sequence[str]) -> str:
     """What to type after an interruption, by the verb that was interrupted."""
     plain = [word for word in words if not word.startswith("-")]
     if plain[:1] == ["train"]:
-        again = " ".join(("composer-rl", *words, *(() if "--resume" in words else ("--resume",))))
+        again = shlex.join(("composer-rl", *words, *(() if "--resume" in words else ("--resume",))))
         return f"{again} goes on at the last whole checkpoint."
     if ["tasks", "validate"] in map(list, pairwise(plain)):
-        again = " ".join(("composer-rl", *words, *(() if "--resume" in words else ("--resume",))))
+        again = shlex.join(("composer-rl", *words, *(() if "--resume" in words else ("--resume",))))
         return f"{again} tries only the tasks that have not passed."
     if plain[:1] == ["quickstart"] or ["tasks", "build"] in map(list, pairwise(plain)):
         return "the same command goes on where it stopped."

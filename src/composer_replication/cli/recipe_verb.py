@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 _HERE = "composer_replication.cli.recipe_verb"
@@ -62,7 +63,9 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         quiet=args.quiet,
     )
     if not args.quiet:
-        sys.stderr.write(f"Next: composer-rl train {args.out} --out runs/{args.out.resolve().parent.name}\n")
+        sys.stderr.write(
+            f"Next: composer-rl train {quote(str(args.out))} --out {quote(f'runs/{args.out.resolve().parent.name}')}\n"
+        )
     return result, 0
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from composer_replication.errors import InputError
@@ -106,5 +107,5 @@ def _refuse_other_tasks(task_ids: set[str], what: str, path: Path, store: TaskSt
             "CR0506",
             f"{len(task_ids)} task(s) are {what}, {min(task_ids)} first.",
             where=str(path),
-            fix=f"composer-rl tasks split {store.root} --heldout-fraction 0.3 --seed 0, or restore the store.",
+            fix=f"composer-rl tasks split {quote(str(store.root))} --heldout-fraction 0.3 --seed 0, or restore the store.",
         )

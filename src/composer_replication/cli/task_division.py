@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 
 from composer_replication.cli.stored_split import open_split, split_file, split_items
 from composer_replication.config import RunConfig
@@ -177,7 +178,7 @@ def _ids_of(repositories: Sequence[str], store: TaskStore, tasks: Sequence[Task]
             "CR0452",
             f"no task comes from {', '.join(sorted(unknown))}.",
             where="heldout.repositories",
-            fix=f"composer-rl tasks show {store.root}",
+            fix=f"composer-rl tasks show {quote(str(store.root))}",
         )
     return {task.task_id for task in tasks if _name(task) in repositories}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -26,6 +27,9 @@ _STEP_NAMES = (
 """Columns that are taken for the step, in this order; the first row that has one decides for the log."""
 
 _MAX_DEPTH = 4
+_OTHER_SIGNS = str.maketrans({"\u2212": "-", "\u00a0": None, "\u202f": None})
+_GROUPED = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?")
+_WITH_COMMA = re.compile(r"[+-]?(\d+|[1-9]\d{0,2}(\.\d{3})+),\d+([eE][+-]?\d+)?\s*")
 _NO_STEP = -(2**63)
 
 
@@ -129,14 +133,17 @@ class ColumnBuilder:
             if value is None or value == "":
                 continue
             column = self.columns.setdefault(name, Column())
-            number = _number(value)
+            number = number_of(value)
             if number is None:
                 column.first_text = column.first_text or (line, str(value)[:40])
             elif not math.isfinite(number):
                 column.num_not_finite += 1
             else:
-                if self._resumed and step != _NO_STEP and column.steps and column.steps[-1] == step:
+                is_second = step != _NO_STEP and bool(column.steps) and column.steps[-1] == step
+                if is_second and self._resumed:
                     self.num_replaced += column.cut(step)
+                elif is_second and column.values[-1] == number:
+                    continue  # an evaluation at the end of training is written twice
                 column.append(step, number, line)
 
     def cut(self, step: int) -> None:
@@ -180,20 +187,35 @@ def _flat(row: Mapping[str, object], prefix: str = "", depth: int = 1) -> Iterat
             yield f"{prefix}{key}", value
 
 
-def _number(value: object) -> float | None:
-    """A number, perhaps infinite or NaN; None for anything else."""
+def number_of(value: object) -> float | None:
+    """A number, perhaps infinite or NaN; None for anything else.
+
+    In text a per cent sign divides by 100. Of ``.`` and ``,`` the last one is the decimal sign, but commas that only group
+    thousands (``1,234``) are left out; a table that is not separated by commas writes no such groups (``log_rows``).
+    """
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
-        return float(value)
+        return _written(value) if isinstance(value, str) else float(value)
     except ValueError:
         return None
     except OverflowError:
         return math.inf
 
 
+def _written(text: str) -> float:
+    plain = text.strip().translate(_OTHER_SIGNS)
+    share = plain.removesuffix("%")
+    if "," in share:
+        if _GROUPED.fullmatch(share):
+            share = share.replace(",", "")
+        elif _WITH_COMMA.fullmatch(share):
+            share = share.replace(".", "").replace(",", ".")
+    return float(share) / 100 if plain.endswith("%") else float(share)
+
+
 def _step(raw: object, name: str, where: str) -> int:
-    number = _number(raw)
+    number = number_of(raw)
     if number is None or not number.is_integer() or abs(number) >= 2**62:
         raise InputError(
             "CR0635",

@@ -37,7 +37,7 @@ class StepWindow:
         means, self._kept = self._kept, {}
         for name, values in metrics.items():
             new = values[self._num_used.get(name, 0) :]
-            if not new and values and values[-1] != self._newest[name]:
+            if not new and values and not _is_same(values[-1], self._newest[name]):
                 new = values[-1:]  # TRL overwrites its running count of tokens in place
             if new:
                 self._newest[name] = new[-1]
@@ -53,6 +53,13 @@ class StepWindow:
     def after_clearing(self, metrics: Mapping[str, Sequence[float | None]]) -> None:
         """Note that TRL may have emptied its lists."""
         self._num_used = {name: min(num, len(metrics.get(name, ()))) for name, num in self._num_used.items()}
+
+
+def _is_same(value: float | None, other: float | None) -> bool:
+    """Equal, or neither is a number."""
+    return value == other or (
+        value is not None and other is not None and math.isnan(value) and math.isnan(other)
+    )
 
 
 class RunLog:

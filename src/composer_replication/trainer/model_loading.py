@@ -7,6 +7,7 @@ import shutil
 import tempfile
 import zipfile
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import torch
@@ -232,7 +233,7 @@ def load_checkpoint(config: RunConfig, folder: RunFolder) -> tuple[Any, Any]:
             "CR0706",
             "the run has no whole checkpoint.",
             where=str(folder.checkpoints),
-            fix=f"composer-rl train RECIPE.toml --out {folder.root} --resume",
+            fix=f"composer-rl train RECIPE.toml --out {quote(str(folder.root))} --resume",
         )
     if not any(checkpoint.glob("*.safetensors")):
         raise InputError(

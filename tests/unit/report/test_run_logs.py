@@ -231,7 +231,6 @@ def test_a_folder_of_several_runs_names_them(tmp_path: Path) -> None:
         (b"\x89PNG\r\n\x1a\n\x00\x00", "CR0630", "not UTF-8"),
         (b"\x7fELF\x02\x01\x00\x00", "CR0630", "binary"),
         (b"\x1f\x8b\x08\x08\xff\xfe\xc3", "CR0630", "not UTF-8"),
-        ("step,r\n1,2\n".encode("utf-16"), "CR0630", "binary"),
         (b"hello\n", "CR0630", "neither JSON nor a header"),
         (b"1,0.5\n2,0.6\n", "CR0630", "no header"),
         (b'{\n "model": "x"\n}', "CR0630", "without a list named log_history"),
@@ -323,3 +322,37 @@ def test_no_file_ends_in_a_traceback(
         known = error
     assert not isinstance(known, ComposerError) or known.exit_code == 4
     assert path.read_bytes() == content
+
+
+_TABLE = "step{0}reward{0}eval_reward\n1{0}{1}{0}{2}\n2{0}{3}{0}{4}\n"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        _TABLE.format(";", "0,25", "1,5", "1.024,5", "1,5e-1").encode(),
+        _TABLE.format("\t", "25 %", "150%", "102450,0%", "15,0%").encode(),
+        _TABLE.format(",", "25%", '"1,5"', '"1,024.5"', ".15").encode("utf-16"),
+        _TABLE.format(",", "0.25", "1.5", "1024.5", "0.15").encode("utf-16-le"),
+        (
+            b"Loading weights\n  1%|#| 1/2 [00:01<00:01]{'step': 1, 'reward': 0.25, 'eval_reward': '1.5'}\n"
+            b"{'step': 2, 'reward': np.float64(1024.5), 'loss': nan, 'eval_reward': tensor(0.15)}\n"
+        ),
+        "{'step': 1, 'reward': '25%', 'eval_reward': 1.5}\r\n{'step': 2, 'reward': 1024.5, "
+        "'eval_reward': 0.15}\r\n".encode("utf-16"),
+    ],
+    ids=["decimal comma", "per cent", "utf-16", "utf-16 without a mark", "console", "console in utf-16"],
+)
+def test_numbers_are_read_however_they_are_written(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "log.txt"
+    path.write_bytes(content)
+    log = read_log(path)
+    assert list(log.columns["reward"].values) == [0.25, 1024.5]
+    assert list(log.columns["eval_reward"].values) == [1.5, 0.15]
+    assert list(log.columns["reward"].steps) == [1, 2]
+
+
+def test_a_value_that_is_written_twice_counts_once(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"step": 1, "eval_reward": 0.5}\n{"step": 1, "eval_reward": 0.5}\n')
+    assert list(read_log(path).columns["eval_reward"].values) == [0.5]

@@ -270,23 +270,14 @@ class AgentToolsSection(Section):
     is_warm: bool = True
 
 
-class AgentStragglersSection(Section):
-    """Late episodes: only counted (``wait``), or ended without a reward (``abandon``), which biases the batch."""
-
-    action: Literal["wait", "abandon"] = "wait"
-    share: float = Field(0.75, gt=0.0, le=1.0)
-    factor: float = Field(3.0, ge=1.0)
-    per: Literal["batch", "group"] = "batch"
-
-
 class AgentSection(Section):
     """Rollouts of several turns with tools; without this table a rollout is one answer. docs/agentic_training.md has more.
 
     An answer has at most ``max_new_tokens``, a whole conversation ``max_context_tokens``; from ``summary_tokens`` on (0:
     never) the policy sums up and goes on in a new one, ``max_summaries`` times at most. The other limits are those of
     docs/episodes.md; ``grading_seconds`` counts from when a grading has a place. ``template_options`` are variables of
-    the chat template, ``dialect`` is that of the calls (empty: as the template writes them). ``monitor`` takes rollouts
-    with a finding out of the loss (``mask``), as docs/monitor.md says by class, or only counts findings.
+    the chat template, ``dialect`` is that of the calls (empty: as the template writes them). ``monitor`` pays rollouts
+    with a finding 0 at most (``mask``), as docs/monitor.md says by class, or only counts findings (``report``).
     ``keeps_trajectories`` writes every episode into the run folder. ``log_prob_check`` compares trainer and sampler at
     each step: over ``log_prob_tolerance`` nats on average it tells (``report``) or stops (``error``). ``in_rounds``
     samples when every running episode waits for an answer, at most ``max_batch`` of them at a time: the same seed then
@@ -318,7 +309,6 @@ class AgentSection(Section):
     log_prob_tolerance: float = Field(0.05, gt=0.0)
     reward: AgentRewardSection = AgentRewardSection()
     tools: AgentToolsSection = AgentToolsSection()
-    stragglers: AgentStragglersSection = AgentStragglersSection()
 
     @model_validator(mode="after")
     def _limits_fit(self) -> AgentSection:

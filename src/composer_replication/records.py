@@ -22,7 +22,6 @@ class StopReason(StrEnum):
     TURNS = "turns"
     CONTEXT = "context"
     DEADLINE = "deadline"
-    ABANDONED = "abandoned"
     GUARD = "guard"
     INTERRUPTED = "interrupted"
     INFRASTRUCTURE = "infrastructure"
@@ -214,15 +213,13 @@ class Check:
 class Completion:
     """One sampled answer: ids are the truth, text is for reading.
 
-    ``token_logp`` are the sampler's log-probabilities, nats, one an id; empty where it gave none. ``usage`` is what a
-    server without ids counted: tokens of the prompt and of the answer.
+    ``token_logp`` are the sampler's log-probabilities, nats, one an id; empty where it gave none.
     """
 
     token_ids: tuple[int, ...]
     text: str
     stop_reason: StopReason
     token_logp: tuple[float, ...] = ()
-    usage: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ RECIPE = Path(__file__).parents[2] / "recipes" / "tiny-tools" / "run.toml"
 SINGLE = RECIPE.parents[1] / "tiny-cpu" / "run.toml"
 PINS = ("tinymath/numbers.py::clamp", "tinymath/numbers.py::mean", "tinymath/numbers.py::sign")
 SMALL = ("--set", "ray.num_actors=2", "--set", "ray.num_cpus=0.1")
-_BY_THE_CLOCK = ("rollouts/infrastructure_failures", "rollouts/late")
+_BY_THE_CLOCK = ("rollouts/infrastructure_failures",)
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from composer_replication.rollouts.environment.attempt import AttemptOptions
 from composer_replication.rollouts.environment.feature_deletion_env import first_message
 from composer_replication.rollouts.environment.judged_attempts import JudgedAttempts
 from composer_replication.rollouts.environment.reward_options import RewardOptions
-from composer_replication.rollouts.episodes.episode_options import EpisodeOptions, StragglerRule
+from composer_replication.rollouts.episodes.episode_options import EpisodeOptions
 from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
 from composer_replication.rollouts.episodes.trajectories import TrajectoryOptions
 from composer_replication.rollouts.generations.episode_player import EpisodePlayer, Listeners
@@ -161,8 +161,6 @@ def open_player(
         num_ids=num_ids,
     )
     options = episode_options(section, temperature=float(config.trl.get("temperature", 1.0)))
-    if is_evaluation:  # what was abandoned would be missing by its own doing
-        options = replace(options, stragglers=StragglerRule())
     if cluster is not None:
         options = replace(options, max_concurrent=min(options.max_concurrent, cluster.options.num_actors))
     num_places = None if cluster is None else cluster.num_places
@@ -207,13 +205,11 @@ def reward_options(config: RunConfig) -> RewardOptions:
 def episode_options(section: AgentSection, *, temperature: float) -> EpisodeOptions:
     """The loop's limits as ``[agent]`` has them."""
     same = [field.name for field in fields(EpisodeOptions) if field.name in AgentSection.model_fields]
-    same.remove("stragglers")
     tools = section.tools
     return EpisodeOptions(
         **{name: getattr(section, name) for name in same},
         call_seconds=max(tools.max_command_seconds, tools.search_seconds, tools.test_seconds),
         temperature=temperature,
-        stragglers=StragglerRule(**section.stragglers.model_dump()),
     )
 
 

@@ -35,6 +35,9 @@ def open_attempts(
     if agent is not None:
         refuse_long_conversations(config, agent.player, (*tasks.train, *tasks.heldout), model)
         return agent.reward, agent.rollouts, agent.hint_source, agent.sampler
-    reward = run_parts.open_reward(config, tasks, grader, folder, curriculum)
+    from composer_replication.trainer.policy import end_token_ids
+
+    ends = end_token_ids(model, tokenizer)
+    reward = run_parts.open_reward(config, tasks, grader, folder, curriculum, end_token_ids=ends)
     hint_source = open_hint_source(config, grader.store, grader, tokenizer, tasks=tasks.train)
     return reward, None, hint_source, run_parts.open_sampler(config, grader, model, tokenizer)

@@ -175,7 +175,13 @@ def open_grader(
 
 
 def open_reward(
-    config: RunConfig, tasks: RunTasks, grader: Grader, folder: RunFolder, curriculum: Curriculum | None
+    config: RunConfig,
+    tasks: RunTasks,
+    grader: Grader,
+    folder: RunFolder,
+    curriculum: Curriculum | None,
+    *,
+    end_token_ids: Sequence[int],
 ) -> FeatureDeletionReward:
     """The recipe's reward over the training tasks; a curriculum hears of every outcome.
 
@@ -191,6 +197,7 @@ def open_reward(
         folder=folder.rollouts,
         part=file_part(),
         on_outcomes=None if curriculum is None else curriculum.note,
+        end_token_ids=end_token_ids,
         shuffle_seed=config.seed if config.reward.is_shuffled else None,
     )
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from composer_replication.errors import SandboxFailure, UsageError
 from composer_replication.records import Completion, Rollout, Score, StopReason, Task, TaskOutcome, Turn
-from composer_replication.rollouts.file_answers import answered_tree
 from composer_replication.rollouts.grading import FORGED, Grader, GradeRequest
 from composer_replication.rollouts.rewards import RewardRule, pay, shuffled_rewards
 from composer_replication.rollouts.single_turn import extract_answer, is_finished
@@ -24,29 +23,28 @@ class _Attempt:
     text: str
     ids: tuple[int, ...]
     answer: str
-    tree: Mapping[str, bytes] | None = None
 
 
 class FeatureDeletionReward:
-    """``reward(prompts, completions, *, task_id, ...) -> list[float]``, one value a completion.
+    """``reward(prompts, completions, *, task_id, ...) -> list[float | None]``, one value a completion.
 
     Each completion is cut to its body, spliced into its task's tree and graded by the
     visible tests; ``rule`` turns text, answer and score into the reward.
 
-    A rollout whose sandbox failed must not move the weights: it gets the mean of its
-    group, so its advantage is exactly zero and, without reward scaling, the others'
-    advantages are those of the group without it; with ``scale_rewards`` by the standard
-    deviation they come out a little larger. It is counted, and stored with reward null.
+    A rollout whose sandbox failed must not move the weights: it has no reward (None), and
+    TRL leaves it out of its group's mean with the advantage 0. It is counted. One whose test
+    results are forged is paid 0 at most, whatever the rule says of its text.
 
     Args:
         tasks: by id; every ``task_id`` that TRL passes must be one of them.
         grader: runs the tests.
         rule: in-loop reward.
-        prompt_style: as in the recipe, or ``files`` for tasks of any size; see ``file_answers``.
+        prompt_style: as in the recipe.
         tests: ``visible``, or ``weakened`` to pay for tests without assertions.
         folder: where ``step-000001.jsonl`` files go; None keeps nothing.
         part: of the files' names before ``.jsonl``, where several processes share the folder.
         on_outcomes: told of every attempt once it is graded, before the reward is returned.
+        end_token_ids: of the policy: an answer that ends with one is finished, and one that does not was cut off.
         shuffle_seed: draws who gets which reward of the batch, for a control run; ``folder`` and
             ``on_outcomes`` still hear what each answer earned. None: everybody gets their own.
 
@@ -67,6 +65,7 @@ class FeatureDeletionReward:
         folder: Path | None = None,
         part: str = "",
         on_outcomes: Callable[[Sequence[TaskOutcome]], None] | None = None,
+        end_token_ids: Collection[int] = (),
         shuffle_seed: int | None = None,
     ) -> None:
         self.__name__ = "feature_deletion"
@@ -78,6 +77,7 @@ class FeatureDeletionReward:
         self.folder = folder
         self.part = part
         self.on_outcomes = on_outcomes
+        self.end_token_ids = frozenset(end_token_ids)
         self.shuffle_seed = shuffle_seed
         self._step_rows: tuple[int, list[dict[str, Any]]] = (0, [])
 
@@ -91,7 +91,7 @@ class FeatureDeletionReward:
         trainer_state: Any = None,
         log_metric: Callable[[str, float], None] | None = None,
         **columns: Any,
-    ) -> list[float]:
+    ) -> list[float | None]:
         del columns  # other data-set columns do not matter to the reward
         started = time.monotonic()
         ids = completion_ids if completion_ids is not None else [()] * len(completions)
@@ -101,20 +101,23 @@ class FeatureDeletionReward:
                 "CR0212", f"prompts, completions, task ids and token ids differ in number: {lengths}."
             )
         attempts = [self._attempt(*row) for row in zip(task_id, completions, ids, strict=True)]
-        scores = self.grader.grade_many(
-            [GradeRequest(a.task, a.answer, self.tests, tree=a.tree) for a in attempts]
-        )
-        raw = [
-            None if score is None else pay(self.rule, attempt.text, attempt.answer, score)
+        scores = self.grader.grade_many([GradeRequest(a.task, a.answer, self.tests) for a in attempts])
+        rewards = [
+            None if score is None else self._pay(attempt, score)
             for attempt, score in zip(attempts, scores, strict=True)
         ]
         step = 1 + int(getattr(trainer_state, "global_step", 0))
-        self._keep(step, attempts, scores, raw, time.monotonic() - started)
+        self._keep(step, attempts, scores, rewards, time.monotonic() - started)
         if self.on_outcomes is not None:
             self.on_outcomes([outcome_of(*row) for row in zip(task_id, scores, strict=True)])
         if log_metric is not None:
             _log_metrics(log_metric, scores)
-        rewards = _impute(raw, task_id)
+        if all(reward is None for reward in rewards):
+            raise SandboxFailure(
+                "CR0390",
+                "the sandbox failed for every rollout of a batch.",
+                fix="composer-rl sandbox selftest",
+            )
         if self.shuffle_seed is None:
             return rewards
         return shuffled_rewards(rewards, task_id, seed=self.shuffle_seed, step=step)
@@ -126,13 +129,19 @@ class FeatureDeletionReward:
                 "CR0212", f"the data set names task {task_id!r}, which is not in the store.", where=task_id
             )
         text = completion if isinstance(completion, str) else str(completion[-1]["content"])
-        ids = tuple(int(token) for token in ids)
-        if self.prompt_style == "files":
-            tree = answered_tree(self.grader.store.files(task, "rollout"), text)
-            return _Attempt(task, text, ids, text, tree)
         broken = self.grader.store.broken_text(task)
         answer = extract_answer(text, broken, task.hole, style=self.prompt_style)
-        return _Attempt(task, text, ids, answer)
+        return _Attempt(task, text, tuple(int(token) for token in ids), answer)
+
+    def _pay(self, attempt: _Attempt, score: Score) -> float:
+        paid = pay(self.rule, attempt.text, attempt.answer, score)
+        return min(0.0, paid) if score.error.startswith(FORGED) else paid
+
+    def _stop_reason(self, attempt: _Attempt) -> StopReason:
+        if self.prompt_style == "completion" and is_finished(attempt.text):
+            return StopReason.STOP_RULE
+        is_ended = bool(attempt.ids) and attempt.ids[-1] in self.end_token_ids
+        return StopReason.FINISHED if is_ended else StopReason.LENGTH
 
     def _keep(
         self,
@@ -148,10 +157,10 @@ class FeatureDeletionReward:
             Rollout(
                 task_id=a.task.task_id,
                 step=step,
-                turns=(Turn((), Completion(a.ids, a.text, _stop_reason(a.text))),),
+                turns=(Turn((), Completion(a.ids, a.text, self._stop_reason(a))),),
                 reward=reward,
                 score=score,
-                stop_reason=StopReason.INFRASTRUCTURE if score is None else _stop_reason(a.text),
+                stop_reason=StopReason.INFRASTRUCTURE if score is None else self._stop_reason(a),
                 seconds=score.seconds if score is not None else seconds,
             )
             for a, score, reward in zip(attempts, scores, rewards, strict=True)
@@ -189,27 +198,9 @@ def outcome_of(task_id: str, score: Score | None) -> TaskOutcome:
     return TaskOutcome(task_id, score.all_passed, score.pass_share)
 
 
-def _stop_reason(text: str) -> StopReason:
-    return StopReason.STOP_RULE if is_finished(text) else StopReason.LENGTH
-
-
 def _log_metrics(log_metric: Callable[[str, float], None], scores: Sequence[Score | None]) -> None:
     graded = [score for score in scores if score is not None]
     if graded:
         log_metric("rollouts/visible_pass", statistics.fmean(score.all_passed for score in graded))
     log_metric("rollouts/infrastructure_failures", float(len(scores) - len(graded)))
     log_metric("rollouts/forgeries", float(sum(score.error.startswith(FORGED) for score in graded)))
-
-
-def _impute(rewards: Sequence[float | None], groups: Sequence[str]) -> list[float]:
-    """Fill each missing reward with the mean of its group, else of the batch."""
-    known = [reward for reward in rewards if reward is not None]
-    if not known:
-        raise SandboxFailure(
-            "CR0390", "the sandbox failed for every rollout of a batch.", fix="composer-rl sandbox selftest"
-        )
-    means = {}
-    for group in set(groups):
-        own = [r for r, g in zip(rewards, groups, strict=True) if g == group and r is not None]
-        means[group] = statistics.fmean(own or known)
-    return [means[g] if r is None else r for r, g in zip(rewards, groups, strict=True)]

@@ -70,16 +70,17 @@ def easy_token_share(text: str, answer: str, score: Score) -> float:
 
 
 def shuffled_rewards(
-    rewards: Sequence[float], task_ids: Sequence[str], *, seed: int, step: int
-) -> list[float]:
-    """The same rewards in a drawn order: their distribution is kept, what they say of an answer is not.
+    rewards: Sequence[float | None], task_ids: Sequence[str], *, seed: int, step: int
+) -> list[float | None]:
+    """The same rewards in a drawn order: their distribution is kept, what they say of an answer is not; None stays.
 
     The order depends on the arguments alone and keeps no state, so that a resumed run draws it again.
     """
-    values = list(rewards)
+    values = [reward for reward in rewards if reward is not None]
     chance = random.Random(f"{seed}/{step}/{'/'.join(task_ids)}")  # noqa: S311  # drawn to be repeated
     chance.shuffle(values)
-    return values
+    drawn = iter(values)
+    return [None if reward is None else next(drawn) for reward in rewards]
 
 
 def load_reward_rule(dotted: str) -> RewardRule:

@@ -18,7 +18,6 @@ from composer_replication.rollouts.environment.attempt import AttemptOptions
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.environment.gym_face import GymFeatureDeletion
 from composer_replication.rollouts.environment.reward_options import EffortPenalty, RewardOptions
-from composer_replication.rollouts.environment.single_turn_face import reward_fn
 from composer_replication.rollouts.environment.trl_face import TrlFeatureDeletion, environment_factory
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.tools.tool_limits import ToolLimits
@@ -297,23 +296,6 @@ def test_the_gym_face_steps_to_a_reward(env: FeatureDeletionEnv, store: TaskStor
     face.close()
     with pytest.raises(UsageError, match="max_calls"):
         GymFeatureDeletion(env, max_calls=0)
-
-
-def test_the_single_turn_face_pays_for_tests_alone(grader: Grader, store: TaskStore, clamp: Task) -> None:
-    pay = reward_fn({clamp.task_id: clamp}, grader)
-    right, wrong = "\n    return max(low, min(x, high))", "\n    return None"
-    assert pay(["p", "p"], [right, wrong], task_id=[clamp.task_id] * 2, anything=[1, 2]) == [1.0, 0.0]
-    for rows in ((["p"], [right, wrong], 2), (["p", "p"], [right], 2), (["p", "p"], [right, wrong], 1)):
-        with pytest.raises(UsageError, match="CR0212"):
-            pay(rows[0], rows[1], task_id=[clamp.task_id] * rows[2])
-    with pytest.raises(UsageError, match="CR0804"):
-        reward_fn({clamp.task_id: clamp}, grader, options=RewardOptions())
-
-
-def test_larger_tasks_are_no_single_answers(grader: Grader, sized_store: TaskStore) -> None:
-    task = sized_store.get("t-class-body")
-    with pytest.raises(UsageError, match="t-class-body is not one hole"):
-        reward_fn({task.task_id: task}, grader)
 
 
 def test_the_trl_face_opens_nothing_before_reset(grader: Grader, store: TaskStore, clamp: Task) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from monitor_episodes import CASE
 
-from composer_replication.rollouts.monitor import HACK_CLASSES, HackMonitor, MonitorOptions
+from composer_replication.rollouts.monitor import HACK_CLASSES, MonitorOptions
 from composer_replication.rollouts.tools.tool_schemas import arguments_of
 from composer_replication.rollouts.tools.toolbox import TOOLS
 
@@ -143,15 +143,6 @@ def test_every_call_is_one_that_the_tools_take() -> None:
         "search",
         "run_tests",
     }
-
-
-def test_counts_add_up_over_episodes() -> None:
-    monitor = HackMonitor()
-    ways = hack_matrix.ways_of("git-history")
-    reports = [monitor.inspect(hack_matrix.hack_episode(ways[0], CASE, str(seed))) for seed in range(3)]
-    assert monitor.num_episodes == 3
-    assert monitor.num_masked == sum(report.masks_reward for report in reports) == 3
-    assert monitor.counts["git-history"] == sum(report.counts["git-history"] for report in reports)
 
 
 def test_it_builds_a_small_store(capsys: pytest.CaptureFixture[str]) -> None:

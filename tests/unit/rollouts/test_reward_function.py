@@ -14,7 +14,7 @@ from composer_replication.errors import SandboxFailure, UsageError
 from composer_replication.records import Outcome, Score, Task, TaskOutcome
 from composer_replication.rollouts.grading import FORGED, Grader, GradeRequest
 from composer_replication.rollouts.reward_function import FeatureDeletionReward
-from composer_replication.rollouts.rewards import visible_tests_pass
+from composer_replication.rollouts.rewards import easy_token_share, visible_tests_pass
 from composer_replication.tasks.store import TaskStore
 
 
@@ -77,16 +77,17 @@ class PrescribedScores:
 PASS, FAIL = Score({"t": Outcome.PASSED}), Score({"t": Outcome.FAILED})
 
 
-def test_a_lost_rollout_gets_its_groups_mean_so_that_its_advantage_is_zero(
+def test_a_lost_rollout_has_no_reward_and_leaves_those_of_its_group_alone(
     store: TaskStore, tmp_path: Path
 ) -> None:
     one, two = (task.task_id for task in store.tasks()[:2])
     reward = make_reward(store, PrescribedScores(store, [PASS, None, FAIL, FAIL, PASS, PASS]), tmp_path)
     values = reward(["p"] * 6, ["x"] * 6, task_id=[one, one, one, two, two, two])
-    assert values == [1.0, 0.5, 0.0, 0.0, 1.0, 1.0]
-    group = values[:3]
-    mean = sum(group) / 3
-    assert [value - mean for value in group] == [0.5, 0.0, -0.5]
+    assert values == [1.0, None, 0.0, 0.0, 1.0, 1.0]
+    reward = make_reward(store, PrescribedScores(store, [PASS, None, FAIL, FAIL, PASS, PASS]))
+    reward.shuffle_seed = 3
+    shuffled = reward(["p"] * 6, ["x"] * 6, task_id=[one, one, one, two, two, two])
+    assert shuffled[1] is None and sorted(v for v in shuffled if v is not None) == [0.0, 0.0, 1.0, 1.0, 1.0]
     rows = [json.loads(line) for line in (tmp_path / "step-000001.jsonl").read_text().splitlines()]
     assert rows[1]["reward"] is None
     assert rows[1]["stop_reason"] == "infrastructure"
@@ -141,6 +142,22 @@ def test_a_batch_that_is_wholly_lost_is_told_before_it_stops_the_run(store: Task
     with pytest.raises(SandboxFailure):
         reward(["p"] * 2, ["x"] * 2, task_id=[one, one])
     assert [outcome.trouble for outcome in told] == ["infrastructure"] * 2
+
+
+def test_a_forged_answer_is_paid_nothing_whatever_the_rule_likes_about_its_text(store: TaskStore) -> None:
+    one = store.tasks()[0].task_id
+    scores = PrescribedScores(store, [Score({"t": Outcome.FAILED}, error=f"{FORGED}: x"), FAIL])
+    reward = FeatureDeletionReward(make_reward(store, scores).tasks, scores, easy_token_share)
+    assert reward(["p"] * 2, ["abc"] * 2, task_id=[one] * 2) == [0.0, 0.5]
+
+
+def test_every_end_token_of_the_policy_ends_an_answer(store: TaskStore, tmp_path: Path) -> None:
+    one, scores = store.tasks()[0].task_id, PrescribedScores(store, [FAIL] * 3)
+    tasks = make_reward(store, scores).tasks
+    reward = FeatureDeletionReward(tasks, scores, visible_tests_pass, folder=tmp_path, end_token_ids=(2, 7))
+    reward(["p"] * 3, ["x"] * 3, task_id=[one] * 3, completion_ids=[[5, 2], [5, 7], [5, 6]])
+    rows = [json.loads(line) for line in (tmp_path / "step-000001.jsonl").read_text().splitlines()]
+    assert [row["stop_reason"] for row in rows] == ["finished", "finished", "length"]
 
 
 def test_forged_and_lost_rollouts_are_counted(store: TaskStore) -> None:

@@ -233,12 +233,6 @@ def test_whatever_was_sampled_stays_and_each_prompt_extends_the_last(family: Fam
                 assert ledger.ids[place] == token_id
                 by_hand[place] = 1
         assert list(ledger.mask) == by_hand
-        row = ledger.training_row()
-        assert row.prompt_ids + row.completion_ids == ledger.ids[: ledger.spans[-1][1]]
-        assert row.prompt_ids == turns[0].prompt_ids
-        masked = [i for i, m in zip(row.completion_ids, row.tool_mask, strict=True) if m]
-        assert masked == [i for ids, _, _ in rounds for i in ids]
-        assert row.tool_mask[0] == row.tool_mask[-1] == 1
 
     kept()
 
@@ -393,27 +387,6 @@ def test_each_turn_tokenises_its_own_text_alone(family: Family) -> None:
         spent.append(tokenizer.num_characters - before)
     assert all(len(result) <= count <= len(result) + 1000 for count in spent)
     assert max(spent[1:]) - min(spent[1:]) <= 8  # the numbers in the marks grow by a digit
-
-
-def test_the_row_marks_what_was_sampled() -> None:
-    tokenizer = tokenizer_of(BY_NAME["qwen3"])
-    ledger = TokenLedger(tokenizer, Chat([{"role": "user", "content": "Begin."}], TOOLS))
-    for _ in range(2):
-        ledger.add_completion(finished(encoded(tokenizer, "I look<|im_end|>")))
-        ledger.add_results([ToolCall("read", "{}")], [ToolResult("x")])
-    row = ledger.training_row()
-    mask, logp = list(row.tool_mask), row.sampled_logp
-    assert len(row.completion_ids) == len(mask) == len(logp)
-    num = len(ledger.turns()[0].completion.token_ids)
-    assert mask == [1] * num + [0] * (len(mask) - 2 * num) + [1] * num
-    assert row.turn_starts == (0, len(mask) - num)
-    assert [value for value, m in zip(logp, mask, strict=True) if m] == [
-        value for turn in ledger.turns() for value in turn.completion.token_logp
-    ]
-    assert all(value == 0.0 for value, m in zip(logp, mask, strict=True) if not m)
-    # one turn without log-probabilities leaves none for the row
-    ledger.add_completion(cut(encoded(tokenizer, "x")))
-    assert ledger.training_row().sampled_logp == ()
 
 
 def test_the_conversation_as_messages_renders_to_the_same_last_message() -> None:
@@ -594,12 +567,10 @@ def test_a_model_may_have_rows_for_more_ids_than_its_tokenizer() -> None:
 
 
 def test_what_is_called_in_a_wrong_order() -> None:
-    tokenizer, ledger = begun("qwen3")
+    _, ledger = begun("qwen3")
     with pytest.raises(ValueError, match="a completion follows a prompt"):
         ledger.add_completion(cut((1,)))
     with pytest.raises(ValueError, match="no message"):
         ledger.add_messages([])
     with pytest.raises(ValueError, match="argument"):
         ledger.add_results([ToolCall("read", "{}")], [])
-    with pytest.raises(ValueError, match="nothing was sampled"):
-        TokenLedger(tokenizer, Chat([{"role": "user", "content": "x"}])).training_row()

@@ -25,7 +25,7 @@ from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 from composer_replication.channel_tables import HintsSection
 from composer_replication.cli.training_run import _hint_counts
 from composer_replication.errors import InputError
-from composer_replication.records import HintedTurn, Rollout
+from composer_replication.records import HintedTurn, Rollout, StopReason
 from composer_replication.run_folder import RunFolder, read_jsonl
 from composer_replication.trainer.batch_records import hint_tensors, hinted_rows_in
 from composer_replication.trainer.checks.thresholds import CheckThresholds
@@ -261,8 +261,9 @@ def test_tool_output_between_turns_is_in_no_turn(make_trainer: Callable[..., Any
         "tool_mask": torch.tensor([[1, 1, 0, 0, 0, 1, 1, 1]]),
     }
     (rollout,) = rollouts_of(
-        [{"task_id": "t"}], batch, [0.5], trainer._tokenizer, step=3, eos_token_ids=trainer.eos_token_ids
+        [{"task_id": "t"}], batch, [0.5], trainer._tokenizer, eos_token_ids=(41, 43), step=3
     )
+    assert [t.completion.stop_reason for t in rollout.turns] == [StopReason.FINISHED] * 2
     assert [(t.prompt_ids, t.completion.token_ids) for t in rollout.turns] == [
         ((5, 6), (40, 41)),
         ((5, 6, 40, 41, 70, 71, 72), (42, 43)),

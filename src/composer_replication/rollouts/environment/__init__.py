@@ -6,7 +6,6 @@ feature_deletion_env.py  the attempt itself: tools, submit, grading outside
 judged_attempts.py       attempts of a trainer: the grading says reward, breaks and findings of the monitor
 trl_face.py              TRL's environment_factory: reset, tools as methods, get_reward
 gym_face.py              reset and step
-single_turn_face.py      reward_fn over answers to one-hole tasks
 openenv_options.py       bounds and address of a server of environments
 openenv_types.py         OpenEnv: action, observation, state
 openenv_environment.py   OpenEnv: reset, step, state, close

@@ -2,13 +2,11 @@
 
 agent_loop.py            many episodes at once, each given out when it has ended
 one_episode.py           one episode: sample, call, append, stop, grade; begun again for infrastructure
-episode_options.py       the limits, the stragglers, the parts
+episode_options.py       the limits, the parts
 episode.py               the record: turns, tokens, seconds, reward; a segment as a trainer takes it
 environment_lease.py     an environment in one thread at a time, closed exactly once
-stragglers.py            which of the last ones are late
 ledger_talk.py           conversations over a chat template: ids in a ledger, calls in its dialect
 conversation.py          what is asked of a conversation, of calls in an answer, of a policy without ids
-message_conversation.py  a conversation of messages, for evaluation
 endpoint_policy.py       a policy behind an OpenAI-compatible server, with ids or with text
 endpoint_answers.py      ... what its answers say
 http_exchange.py         ... one request and its answer

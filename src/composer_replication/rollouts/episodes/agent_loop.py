@@ -8,12 +8,10 @@ from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 
-from composer_replication.records import StopReason
 from composer_replication.rollouts.episodes.environment_lease import EnvironmentLease
 from composer_replication.rollouts.episodes.episode import Episode
 from composer_replication.rollouts.episodes.episode_options import EpisodeOptions, EpisodeParts
 from composer_replication.rollouts.episodes.one_episode import EpisodePlace, OneEpisode
-from composer_replication.rollouts.episodes.stragglers import StragglerWatch
 
 
 async def run_episodes(
@@ -40,7 +38,7 @@ async def run_episodes(
         seed: of all sampling.
         step: of the trainer, for the records.
         counts: what happened is added here: ``ended_REASON``, ``dropped``, ``tries``,
-            ``infrastructure_failures``, ``failed_CODE``, ``late`` (stragglers, waited for or not), ``abandoned``,
+            ``infrastructure_failures``, ``failed_CODE``,
             ``invalid_calls``, ``not_continued_CODE`` (a template that does not go on after an answer), ``opened``, ``closed``, ``close_failures``, ``not_closed`` (in time).
 
     Raises:
@@ -93,11 +91,9 @@ class _Crowd:
         self.counts: Counter[str] = Counter()
         self._parts, self._options = parts, options
         self._places = [EpisodePlace(index, task, step, seed) for index, task in enumerate(task_ids)]
-        self._watch = StragglerWatch(options.stragglers, task_ids)
         self._threads = ThreadPoolExecutor(options.num_threads or options.max_concurrent, "environment")
         self._num_begun = 0
         self._running: dict[asyncio.Task[Episode], OneEpisode] = {}
-        self._late: set[int] = set()
         self._leases: set[EnvironmentLease] = set()
 
     @property
@@ -105,7 +101,7 @@ class _Crowd:
         return bool(self._running) or self._num_begun < len(self._places)
 
     async def next_ended(self) -> list[Episode]:
-        """Begin what there is room for, and wait until an episode has ended or is late."""
+        """Begin what there is room for, and wait until an episode has ended."""
         while self._num_begun < len(self._places) and len(self._running) < self._options.max_concurrent:
             place = self._places[self._num_begun]
             self._num_begun += 1
@@ -118,15 +114,11 @@ class _Crowd:
                 leased=self._leases.add,
             )
             self._running[asyncio.create_task(one.run())] = one
-        loop = asyncio.get_running_loop()
-        pause = self._watch.next_look(self._unhurried(), loop.time())
-        done, _ = await asyncio.wait(self._running, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
         for task in sorted(done, key=lambda task: self._running[task].place.index):
-            if not task.cancelled() and (error := task.exception()) is not None:
+            if (error := task.exception()) is not None:
                 raise error
-        ended = [self._take(task) for task in sorted(done, key=lambda task: self._running[task].place.index)]
-        self._look_for_stragglers(loop.time())
-        return ended
+        return [self._take(task) for task in sorted(done, key=lambda task: self._running[task].place.index)]
 
     async def close(self) -> None:
         """Cancel what runs, and wait until every environment is closed, at most ``closing_seconds``."""
@@ -143,39 +135,13 @@ class _Crowd:
             self._threads.shutdown(wait=False)
             self._tally()
 
-    def _unhurried(self) -> dict[int, float]:
-        """When each running episode began that is not known to be late."""
-        return {
-            one.place.index: one.started
-            for one in self._running.values()
-            if one.place.index not in self._late
-        }
-
     def _take(self, task: asyncio.Task[Episode]) -> Episode:
-        one = self._running.pop(task)
-        if task.cancelled():
-            self.counts["abandoned"] += 1
-            episode = one.ended(StopReason.ABANDONED)
-        else:
-            episode = task.result()
-            index, seconds = one.place.index, asyncio.get_running_loop().time() - one.started
-            if index not in self._late and seconds >= self._watch.late_from(index):
-                self._late.add(index)
-                self.counts["late"] += 1
-            self._watch.ended(index, seconds)
+        self._running.pop(task)
+        episode = task.result()
         self.counts[f"ended_{episode.stop_reason}"] += 1
         self.counts["dropped"] += episode.reward is None
         self.counts["invalid_calls"] += episode.num_invalid_calls
         return episode
-
-    def _look_for_stragglers(self, now: float) -> None:
-        late = set(self._watch.late(self._unhurried(), now))
-        self.counts["late"] += len(late)
-        self._late |= late
-        if self._options.stragglers.action == "abandon":
-            for task, one in self._running.items():
-                if one.place.index in late:
-                    task.cancel()
 
     def _tally(self) -> None:
         opened = [lease for lease in self._leases if lease.was_opened]

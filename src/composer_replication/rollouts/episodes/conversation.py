@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 from composer_replication.errors import UsageError
@@ -34,26 +34,6 @@ class Conversation(Protocol):
     def turns(self) -> tuple[Turn, ...]: ...
 
     def chat(self) -> Chat | None: ...
-
-
-@runtime_checkable
-class MessageConversation(Protocol):
-    """A conversation that can also be sent as messages, which is what a ``ChatPolicy`` takes."""
-
-    def messages(self) -> list[Mapping[str, str]]: ...
-
-
-@runtime_checkable
-class ChatPolicy(Protocol):
-    """Something that answers messages with text alone: for evaluation, since nothing can be trained without ids.
-
-    Raises:
-        SandboxFailure: it cannot be reached or broke, after its own retries; never for what it wrote.
-    """
-
-    async def answer(
-        self, messages: Sequence[Mapping[str, str]], *, max_new_tokens: int, temperature: float, seed: int
-    ) -> Completion: ...
 
 
 class RefusedRequestError(UsageError):

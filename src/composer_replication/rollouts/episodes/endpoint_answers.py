@@ -52,21 +52,6 @@ def read_token_answer(body: bytes, prompt_ids: tuple[int, ...], max_new_tokens: 
     return Completion(tuple(ids), _sound(text), reason, tuple(float(number) for number in logp))
 
 
-def read_chat_answer(body: bytes) -> Completion:
-    """A message of ``/v1/chat/completions``, text without ids.
-
-    Raises:
-        NotAnAnswer: garbage, or half an answer.
-    """
-    choice = _choice(body)
-    usage = _usage(json.loads(body).get("usage"))
-    message, reason = choice.get("message"), _REASONS.get(str(choice.get("finish_reason")))
-    text = message.get("content") if isinstance(message, dict) else None
-    if not isinstance(text, str) or reason is None:
-        raise NotAnAnswer("not-an-answer")
-    return Completion((), _sound(text), reason, usage=usage)
-
-
 def _choice(body: bytes) -> dict[str, Any]:
     try:
         choice = json.loads(body)["choices"][0]
@@ -75,14 +60,6 @@ def _choice(body: bytes) -> dict[str, Any]:
     if not isinstance(choice, dict):
         raise NotAnAnswer("not-an-answer")
     return choice
-
-
-def _usage(value: Any) -> tuple[int, int] | None:
-    """Tokens of prompt and answer, where the server counted both."""
-    if not isinstance(value, dict):
-        return None
-    prompt, answer = value.get("prompt_tokens"), value.get("completion_tokens")
-    return (prompt, answer) if _are_ids([prompt, answer]) else None  # type: ignore[return-value]  # both are numbers
 
 
 def _ids_as_tokens(tokens: Any) -> list[int] | None:
@@ -115,5 +92,5 @@ def _other_ids(problem: str) -> UsageError:
         "CR0827",
         f"{problem}, so nothing that it samples can be trained on.",
         where="/v1/completions",
-        fix="serve the model with vLLM 0.10.2 or newer; for evaluation alone take ChatEndpointPolicy.",
+        fix="serve the model with vLLM 0.10.2 or newer.",
     )

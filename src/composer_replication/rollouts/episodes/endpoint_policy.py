@@ -1,4 +1,4 @@
-"""Policies behind an OpenAI-compatible server: with token ids both ways for training, with text for evaluation."""
+"""A policy behind an OpenAI-compatible server: token ids both ways."""
 
 from __future__ import annotations
 
@@ -16,11 +16,7 @@ from typing import Any, TypeVar
 from composer_replication.errors import SandboxFailure, UsageError
 from composer_replication.records import Completion
 from composer_replication.rollouts.episodes.conversation import RefusedRequestError
-from composer_replication.rollouts.episodes.endpoint_answers import (
-    NotAnAnswer,
-    read_chat_answer,
-    read_token_answer,
-)
+from composer_replication.rollouts.episodes.endpoint_answers import NotAnAnswer, read_token_answer
 from composer_replication.rollouts.episodes.http_exchange import ExchangeFailed, HttpAnswer, exchange
 from composer_replication.tasks.instructions.instruction_endpoint import Endpoint, open_endpoint
 
@@ -189,44 +185,6 @@ class EndpointPolicy:
         return await self._server.ask(
             request, lambda body: read_token_answer(body, prompt, max_new_tokens), seed=seed
         )
-
-    def close(self) -> None:
-        self._server.close()
-
-
-class ChatEndpointPolicy:
-    """A ``ChatPolicy`` over ``/v1/chat/completions``: text both ways, for evaluation.
-
-    Its completions have no ids, so ``Episode.is_trainable`` is false and ``training_segments`` raises (CR0828).
-    Tools are described in the messages and called in the text, which every server can do.
-
-    Arguments, ``counts`` and errors are those of ``EndpointPolicy``.
-    """
-
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        *,
-        retries: RetryOptions | None = None,
-        extra: Mapping[str, Any] | None = None,
-    ) -> None:
-        self._model, self._extra = endpoint.model, dict(extra or {})
-        self._server = _Server(endpoint, endpoint.url, retries or RetryOptions())
-        self.counts = self._server.counts
-
-    async def answer(
-        self, messages: Sequence[Mapping[str, str]], *, max_new_tokens: int, temperature: float, seed: int
-    ) -> Completion:
-        request = {
-            "model": self._model,
-            "messages": [dict(message) for message in messages],
-            "max_tokens": max_new_tokens,
-            "temperature": temperature,
-            "seed": seed,
-            "stream": False,
-            **self._extra,
-        }
-        return await self._server.ask(request, read_chat_answer, seed=seed)
 
     def close(self) -> None:
         self._server.close()

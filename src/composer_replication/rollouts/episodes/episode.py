@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from composer_replication.errors import InputError
@@ -53,19 +52,6 @@ class EpisodeTurn:
         return sum(result.fault == "invalid" for result in self.observed.results)
 
 
-def tokens_seen(turns: Sequence[EpisodeTurn]) -> tuple[int, int] | None:
-    """Tokens of all prompts and of all answers: ids, else what the server counted; None where neither is known of a turn."""
-    num_seen = num_sampled = 0
-    for turn in (each.observed.turn for each in turns):
-        completion = turn.completion
-        has_ids = bool(turn.prompt_ids and completion.token_ids)
-        usage = (len(turn.prompt_ids), len(completion.token_ids)) if has_ids else completion.usage
-        if usage is None:
-            return None
-        num_seen, num_sampled = num_seen + usage[0], num_sampled + usage[1]
-    return num_seen, num_sampled
-
-
 @dataclass(frozen=True, slots=True)
 class SegmentTokens:
     """A segment as a trainer takes it: ``completion_ids`` is all that follows the first prompt.
@@ -87,8 +73,7 @@ class Episode:
     ``index`` is its place among the episodes that were asked for, ``num_tries`` how often it was begun; only the last
     try is kept. ``first_messages`` has one text a segment. ``reward`` is None for an episode that must not move the
     weights: the sandbox or the policy's server failed each time (``INFRASTRUCTURE``, ``failure`` is the code of the
-    last failure), or it was abandoned as a straggler (``ABANDONED``). ``cost_usd`` is None where no price
-    is known, or no number of tokens: a chat server that says nothing of its ``usage``.
+    last failure).
     """
 
     task_id: str
@@ -105,7 +90,6 @@ class Episode:
     grading_seconds: float = 0.0
     num_tries: int = 1
     failure: str = ""
-    cost_usd: float | None = None
 
     @property
     def segments(self) -> tuple[Rollout, ...]:
@@ -140,11 +124,6 @@ class Episode:
         return sum((each.tokens for each in self.turns), TokenCounts())
 
     @property
-    def num_tokens(self) -> tuple[int, int] | None:
-        """As ``tokens_seen``, of all turns."""
-        return tokens_seen(self.turns)
-
-    @property
     def num_calls(self) -> int:
         return sum(len(each.observed.calls) for each in self.turns)
 
@@ -154,7 +133,7 @@ class Episode:
 
     @property
     def is_trainable(self) -> bool:
-        """Whether every turn has the ids that were seen and sampled; answers of a chat server have none."""
+        """Whether every turn has the ids that were seen and sampled."""
         turns = [each.observed.turn for each in self.turns]
         return bool(turns) and all(turn.prompt_ids and turn.completion.token_ids for turn in turns)
 
@@ -208,5 +187,5 @@ def _untrainable(rollout: Rollout, problem: str) -> InputError:
         "CR0828",
         f"an episode of {rollout.task_id} cannot be trained on: {problem}.",
         where=rollout.task_id,
-        fix="sample through a policy that takes and gives token ids; episodes of a chat server are for evaluation.",
+        fix="sample through a policy that takes and gives token ids.",
     )

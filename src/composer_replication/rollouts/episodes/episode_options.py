@@ -1,46 +1,21 @@
-"""The limits of an episode, who waits for stragglers, and what the parts of a loop are."""
+"""The limits of an episode, and what the parts of a loop are."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
 
 from composer_replication.errors import UsageError
 from composer_replication.interfaces import AgentEnvironment, TokenPolicy
 from composer_replication.records import ToolCall, Turn
-from composer_replication.rollouts.episodes.conversation import ChatPolicy, FindCalls, OpenConversation
+from composer_replication.rollouts.episodes.conversation import FindCalls, OpenConversation
 from composer_replication.rollouts.episodes.episode import Episode, TokenCounts
 
 SUMMARY_REQUEST = """\
 The conversation will soon be longer than you can read. Write a summary for yourself, from which you will go on without
 it: what was asked, what you found out, what you changed and where, what is left to do. Do not call a tool."""
 SUMMARY_INTRODUCTION = "You worked on this already. Your own summary of what happened so far:"
-
-
-@dataclass(frozen=True, slots=True)
-class StragglerRule:
-    """When the last episodes of a set are late, and what is done then.
-
-    An episode is late when ``share`` of its set has ended and it runs for longer than ``factor`` times the median
-    seconds of those. ``action`` ``wait`` (default) only counts it; ``abandon`` ends it, without grading and without a
-    reward. What is abandoned depends on what the policy wrote (long episodes), so it biases the batch: hence the
-    default. ``per`` is the set: the whole ``batch``, or the ``group`` of episodes of one task.
-    """
-
-    action: Literal["wait", "abandon"] = "wait"
-    share: float = 0.75
-    factor: float = 3.0
-    per: Literal["batch", "group"] = "batch"
-
-
-@dataclass(frozen=True, slots=True)
-class Prices:
-    """US dollars a million tokens, of the prompt and of the answer."""
-
-    prompt_usd: float
-    completion_usd: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +49,6 @@ class EpisodeOptions:
             Leave room below ``max_context_tokens`` for one tool result, the request and the summary.
         max_summaries: of one episode.
         summary_request, summary_introduction: the words before and after.
-        stragglers: what is done about the last ones.
-        prices: for ``cost_usd``; None leaves it unknown.
 
     Raises:
         UsageError: a value out of range (CR0820).
@@ -101,8 +74,6 @@ class EpisodeOptions:
     max_summaries: int = 4
     summary_request: str = SUMMARY_REQUEST
     summary_introduction: str = SUMMARY_INTRODUCTION
-    stragglers: StragglerRule = field(default_factory=StragglerRule)
-    prices: Prices | None = None
 
     def __post_init__(self) -> None:
         counts = ("max_turns", "max_context_tokens", "max_new_tokens", "min_new_tokens", "max_calls")
@@ -122,21 +93,13 @@ class EpisodeOptions:
         self._check("min_new_tokens", self.min_new_tokens <= self.max_new_tokens, "at most max_new_tokens")
         limit = self.max_context_tokens
         self._check("summary_tokens", self.summary_tokens < limit, "less than max_context_tokens")
-        rule = self.stragglers
-        self._check("stragglers.share", 0 < rule.share <= 1, "above 0 and at most 1")
-        self._check("stragglers.factor", 1 <= rule.factor < math.inf, "a finite number from 1 on")
-        self._check("stragglers.action", rule.action in ("wait", "abandon"), "wait or abandon")
-        self._check("stragglers.per", rule.per in ("batch", "group"), "batch or group")
 
     def _check(self, name: str, is_good: bool, wanted: str) -> None:  # noqa: FBT001  a private check
         if is_good:
             return
-        value: object = self
-        for part in name.split("."):
-            value = getattr(value, part)
         raise UsageError(
             "CR0820",
-            f"{name} is {value!r}, and has to be {wanted}.",
+            f"{name} is {getattr(self, name)!r}, and has to be {wanted}.",
             where=f"EpisodeOptions.{name}",
             fix="leave it out: the default is good.",
         )
@@ -159,7 +122,7 @@ class EpisodeParts:
     (``reward`` None then) and gives a finite number; ``count_kinds`` may tell kinds of sampled tokens apart.
     """
 
-    policy: TokenPolicy | ChatPolicy
+    policy: TokenPolicy
     open_environment: Callable[[], AgentEnvironment]
     open_conversation: OpenConversation
     find_calls: FindCalls

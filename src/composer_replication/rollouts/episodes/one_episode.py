@@ -6,16 +6,14 @@ import asyncio
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
 from composer_replication.errors import InputError, SandboxFailure, UsageError
 from composer_replication.records import Completion, Score, StopReason, ToolCall, ToolResult, ToolSpec, Turn
 from composer_replication.rollouts.episodes.conversation import (
-    ChatPolicy,
     Conversation,
-    MessageConversation,
     QueueingPolicy,
     RefusedRequestError,
 )
@@ -25,7 +23,6 @@ from composer_replication.rollouts.episodes.episode import (
     EpisodeTurn,
     TokenCounts,
     refusal,
-    tokens_seen,
 )
 from composer_replication.rollouts.episodes.episode_options import EpisodeOptions, EpisodeParts
 from composer_replication.rollouts.hints.hint_context import ObservedTurn
@@ -134,7 +131,6 @@ class OneEpisode:
             grading_seconds=grading_seconds,
             num_tries=self._num_tries,
             failure=self._failure if reason is StopReason.INFRASTRUCTURE else "",
-            cost_usd=_cost(self._turns, self.options),
         )
 
     def _forget(self) -> None:
@@ -325,9 +321,6 @@ class OneEpisode:
         seed = sampling_seed(self.place.seed, self.place.index, len(self._turns))
         if not isinstance(policy, QueueingPolicy):
             begin()
-        if isinstance(policy, ChatPolicy):
-            messages = _messages(self._conversation)
-            return await policy.answer(messages, max_new_tokens=room, temperature=temperature, seed=seed)
         prompt_ids = self._conversation.prompt_ids()
         if isinstance(policy, QueueingPolicy):
             return await policy.sample_in_turn(
@@ -366,17 +359,6 @@ class OneEpisode:
         return min(self._deadline, self._clock() + self.options.turn_seconds)
 
 
-def _messages(conversation: Conversation) -> list[Mapping[str, str]]:
-    if isinstance(conversation, MessageConversation):
-        return conversation.messages()
-    raise UsageError(
-        "CR0827",
-        "the policy answers messages, and the conversation is kept as token ids.",
-        where="EpisodeParts.open_conversation",
-        fix="open conversations of messages (message_conversation), or take a policy that samples token ids.",
-    )
-
-
 def _check_answer(completion: Completion, room: int) -> None:
     num_ids, num_logp = len(completion.token_ids), len(completion.token_logp)
     if num_ids > room:
@@ -407,10 +389,3 @@ def _bad_reward(problem: str) -> UsageError:
         where="EpisodeParts.reward",
         fix="make it return a number for every episode.",
     )
-
-
-def _cost(turns: list[EpisodeTurn], options: EpisodeOptions) -> float | None:
-    num_tokens = tokens_seen(turns)
-    if options.prices is None or num_tokens is None:
-        return None
-    return (num_tokens[0] * options.prices.prompt_usd + num_tokens[1] * options.prices.completion_usd) / 1e6

@@ -112,10 +112,10 @@ def trajectory_row(episode: Episode, options: TrajectoryOptions) -> dict[str, An
         "total_steps": len(steps),
         "extra": {"reward": episode.reward, **asdict(episode.tokens)},
     }
-    if episode.num_tokens is not None:
-        final["total_prompt_tokens"], final["total_completion_tokens"] = episode.num_tokens
-    if episode.cost_usd is not None:
-        final["total_cost_usd"] = episode.cost_usd
+    if episode.is_trainable:
+        turns = [each.observed.turn for each in episode.turns]
+        final["total_prompt_tokens"] = sum(len(turn.prompt_ids) for turn in turns)
+        final["total_completion_tokens"] = sum(len(turn.completion.token_ids) for turn in turns)
     return {
         "schema_version": ATIF_VERSION,
         "session_id": options.session_id,
@@ -159,7 +159,6 @@ def episode_of(row: Mapping[str, Any]) -> Episode:
             score["error"],
             score["seconds"],
         ),
-        cost_usd=row["final_metrics"].get("total_cost_usd"),
         **{name: ours[name] for name in _PLAIN},
     )
 

@@ -30,8 +30,6 @@ def step_of(
         "completion_tokens": len(completion.token_ids),
         "completion_token_ids": list(completion.token_ids),
     }
-    if completion.usage is not None:
-        metrics["prompt_tokens"], metrics["completion_tokens"] = completion.usage
     if completion.token_logp:
         metrics["logprobs"] = list(completion.token_logp)
     extends = bool(seen_ids) and prompt_ids[: len(seen_ids)] == seen_ids
@@ -56,7 +54,6 @@ def step_of(
             "policy_seconds": turn.policy_seconds,
             "tool_seconds": turn.tool_seconds,
             "tokens": asdict(turn.tokens),
-            **({} if completion.usage is None else {"has_usage": True}),
         },
     }
     if observed.calls:
@@ -82,7 +79,6 @@ def turn_of(step: Mapping[str, Any], before: Turn | None) -> EpisodeTurn:
         step["message"],
         StopReason(extra["stop_reason"]),
         tuple(metrics.get("logprobs", ())),
-        (metrics["prompt_tokens"], metrics["completion_tokens"]) if extra.get("has_usage") else None,
     )
     calls = tuple(
         ToolCall(row["function_name"], row["extra"]["arguments_text"], row["extra"]["call_id"])

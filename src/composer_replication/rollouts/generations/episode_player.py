@@ -27,7 +27,7 @@ from composer_replication.rollouts.heldout_evaluation import derive_seed
 from composer_replication.rollouts.reward_function import outcome_of
 
 T = TypeVar("T")
-_REASONS = ("submitted", "finished", "turns", "context", "length", "deadline", "abandoned", "infrastructure")
+_REASONS = ("submitted", "finished", "turns", "context", "length", "deadline", "infrastructure")
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ def run_anywhere(work: Coroutine[Any, Any, T]) -> T:
 
 
 def outcome_of_episode(played: PlayedEpisode) -> TaskOutcome:
-    """What a curriculum learns: a flagged attempt passed nothing, one that was abandoned tells as little as a lost one."""
+    """What a curriculum learns; a flagged attempt passed nothing."""
     if played.judgement is not None and played.judgement.masks_reward:
         return TaskOutcome(played.episode.task_id, is_full_pass=False, credit=0.0)
     return outcome_of(played.episode.task_id, None if played.judgement is None else played.episode.score)
@@ -194,7 +194,6 @@ def figures_of(played: Sequence[PlayedEpisode], counts: Counter[str]) -> dict[st
         "infrastructure_failures": float(counts["infrastructure_failures"]),
         "forgeries": float(sum(score.error.startswith(FORGED) for score in scores)),
         "dropped": float(sum(each.reward is None for each in played)),
-        "late": float(counts["late"]),
         "monitor_findings": float(sum(len(report.findings) for report in known)),
         "monitor_flagged": float(sum(bool(report.findings) for report in known)),
         "monitor_masked": float(sum(report.masks_reward for report in known)),

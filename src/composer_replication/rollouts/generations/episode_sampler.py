@@ -32,8 +32,7 @@ class EpisodeSampler(TaskSampler):
     """Asks a policy for fresh attempts by episodes: an attempt is the tree that one leaves behind.
 
     Args:
-        player: whose judgements have the tree (``JudgedAttempts.keeps_trees``) and whose stragglers are waited for:
-            what abandons an episode is its own length, so leaving it out would bend the score.
+        player: whose judgements have the tree (``JudgedAttempts.keeps_trees``).
         policy: answers.
         keep: told of the episodes under the name of their evaluation.
 

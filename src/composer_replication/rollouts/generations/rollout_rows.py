@@ -19,7 +19,7 @@ class PlayedEpisode:
 
     @property
     def reward(self) -> float | None:
-        """What the trainer is told; None moves no weight: infrastructure, abandoned, or nothing was sampled."""
+        """What the trainer is told; None moves no weight: infrastructure, or nothing was sampled."""
         return None if self.judgement is None or not self.episode.turns else self.episode.reward
 
 

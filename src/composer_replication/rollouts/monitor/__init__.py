@@ -2,7 +2,7 @@
 
 Text alone is read: nothing runs, no sandbox is needed, and the golden code is not known here.
 
-    hack_monitor.py       an episode -> a report; counters
+    hack_monitor.py       an episode -> a report
     episode_evidence.py     what goes in, what comes out
     hack_classes.py       the classes, by group, with what each does unless told otherwise
     monitor_options.py    the options

@@ -42,32 +42,18 @@ _Place = tuple[int | None, int | None]
 
 
 class HackMonitor:
-    """Looks at whole episodes, and counts.
+    """Looks at whole episodes.
 
-    Pure text work: it needs no sandbox and runs nothing. One monitor may be used for any number of episodes, from one
-    thread at a time. Whatever an episode holds, the answer is a report.
-
-    Attributes:
-        counts: findings by class over all episodes.
-        num_episodes, num_masked, num_unreadable: episodes seen, those whose reward was masked, and calls or files
-            that could not be read.
+    Pure text work: it needs no sandbox and runs nothing. One monitor may be used for any number of episodes. Whatever an
+    episode holds, the answer is a report.
     """
 
     def __init__(self, options: MonitorOptions | None = None) -> None:
         self.options = options or MonitorOptions()
-        self.counts: Counter[str] = Counter()
-        self.num_episodes = 0
-        self.num_masked = 0
-        self.num_unreadable = 0
 
     def inspect(self, episode: EpisodeEvidence) -> MonitorReport:
         """All findings of one episode, in the order of its calls, those of the final tree last."""
-        report = _Inspection(episode, self.options).run()
-        self.num_episodes += 1
-        self.num_masked += report.masks_reward
-        self.num_unreadable += report.num_unreadable
-        self.counts.update(report.counts)
-        return report
+        return _Inspection(episode, self.options).run()
 
 
 def monitor_for(asked: MonitorMode | MonitorOptions) -> HackMonitor | None:

@@ -12,7 +12,6 @@ is shown with a space in it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from composer_replication.errors import InputError
 from composer_replication.interfaces import Tokenizer
@@ -25,22 +24,6 @@ from composer_replication.rollouts.tokens.template_suffix import (
     TemplateRule,
     marked_messages,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingRow:
-    """One conversation as a trainer takes it.
-
-    ``completion_ids`` are all ids after the first prompt, up to the last sampled one. ``tool_mask`` (TRL's ``env_mask``) is
-    1 on sampled ids and 0 on everything else; ``sampled_logp`` has 0 there and is empty where a turn has none.
-    ``turn_starts`` are places in ``completion_ids``.
-    """
-
-    prompt_ids: tuple[int, ...]
-    completion_ids: tuple[int, ...]
-    tool_mask: tuple[int, ...]
-    sampled_logp: tuple[float, ...] = ()
-    turn_starts: tuple[int, ...] = (0,)
 
 
 class TokenLedger:
@@ -205,28 +188,6 @@ class TokenLedger:
         """The conversation as messages, with a stand-in for what the policy said in each turn."""
         messages = (*self._messages, *(self._suffix.said if self._pending else ()), *self._pending)
         return Chat(messages, self._chat.tools, self._chat.options)
-
-    def training_row(self) -> TrainingRow:
-        """What TRL 1.16 takes of this conversation; answers after the last completion are left out.
-
-        Raises:
-            ValueError: nothing was sampled.
-        """
-        if not self._turns:
-            raise ValueError("nothing was sampled")
-        spans = self.spans
-        first, last = spans[0][0], spans[-1][1]
-        logp = [0.0] * (last - first)
-        has_logp = all(turn.completion.token_logp for turn in self._turns)
-        for (start, stop), turn in zip(spans, self._turns, strict=True):
-            logp[start - first : stop - first] = turn.completion.token_logp
-        return TrainingRow(
-            tuple(self._ids[:first]),
-            tuple(self._ids[first:last]),
-            self.mask[first:last],
-            tuple(logp) if has_logp else (),
-            tuple(start - first for start, _ in spans),
-        )
 
     # ---- how it is done ----------------------------------------------------------------------------
 

@@ -29,12 +29,7 @@ from composer_replication.errors import InputError, SandboxFailure, UsageError
 from composer_replication.records import Completion, StopReason, Turn
 from composer_replication.rollouts.episodes.agent_loop import episodes_in_order, run_episodes
 from composer_replication.rollouts.episodes.episode import Episode, TokenCounts
-from composer_replication.rollouts.episodes.episode_options import (
-    EpisodeOptions,
-    EpisodeParts,
-    Prices,
-    StragglerRule,
-)
+from composer_replication.rollouts.episodes.episode_options import EpisodeOptions, EpisodeParts
 from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
 from composer_replication.rollouts.generations.episode_player import run_anywhere
 
@@ -400,60 +395,6 @@ def test_whoever_leaves_early_leaves_nothing_open(how: str) -> None:
     assert counts["not_closed"] == 0
 
 
-def test_stragglers_are_abandoned_and_counted() -> None:
-    slow_waits = asyncio.Event()
-
-    async def some_wait(asked: Asked) -> None:
-        if "slow" in asked.text and num_results(asked):
-            slow_waits.set()
-            await asyncio.Event().wait()
-        elif "fast" in asked.text:
-            await slow_waits.wait()
-
-    lives, counts = Lives(), Counter()
-    rule = StragglerRule(action="abandon", share=0.75, factor=2.0)
-    found = run(
-        ["fast", "fast", "slow", "fast"],
-        parts(ScriptedPolicy(echo_then_submit, some_wait), lives),
-        options=EpisodeOptions(stragglers=rule),
-        counts=counts,
-    )
-    assert [episode.stop_reason for episode in found] == [
-        StopReason.SUBMITTED,
-        StopReason.SUBMITTED,
-        StopReason.ABANDONED,
-        StopReason.SUBMITTED,
-    ]
-    late = found[2]
-    assert (late.reward, late.score, len(late.turns)) == (None, None, 1)
-    assert counts["late"] == counts["abandoned"] == counts["dropped"] == counts["ended_abandoned"] == 1
-    assert lives.all_closed_once()
-
-
-def test_stragglers_are_waited_for_by_default_and_counted() -> None:
-    fast_ended, counts = asyncio.Event(), Counter()
-
-    async def one_waits(asked: Asked) -> None:
-        if "slow" in asked.text and not num_results(asked):
-            started = asyncio.get_running_loop().time()
-            await fast_ended.wait()
-            await asyncio.sleep(2 * (asyncio.get_running_loop().time() - started))
-
-    async def play() -> list[Episode]:
-        made = parts(ScriptedPolicy(echo_then_submit, one_waits), Lives())
-        options = EpisodeOptions(stragglers=StragglerRule(share=0.5, factor=1.0))
-        found = []
-        async for episode in run_episodes(["slow", "fast", "fast"], made, options=options, counts=counts):
-            found.append(episode)
-            if len(found) == 2:
-                fast_ended.set()
-        return found
-
-    assert [(episode.task_id, episode.reward) for episode in asyncio.run(play())][-1] == ("slow", 1.0)
-    assert counts["late"] >= 1
-    assert counts["abandoned"] == counts["dropped"] == 0
-
-
 def summarising(asked: Asked) -> str:
     if asked.text.endswith("|U:sum up|A:"):
         return "so far: hello"
@@ -502,14 +443,6 @@ def test_a_summary_that_has_no_room_or_no_end_ends_the_episode() -> None:
     assert cut.turns[-1].is_summary
 
 
-def test_costs_are_those_of_the_prices() -> None:
-    assert one(echo_then_submit)[0].cost_usd is None
-    episode, _ = one(echo_then_submit, EpisodeOptions(prices=Prices(2.0, 10.0)))
-    turns = [turn.observed.turn for turn in episode.turns]
-    expected = sum(2 * len(turn.prompt_ids) + 10 * len(turn.completion.token_ids) for turn in turns) / 1e6
-    assert episode.cost_usd == pytest.approx(expected)
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -519,10 +452,6 @@ def test_costs_are_those_of_the_prices() -> None:
         {"min_new_tokens": 10**6},
         {"summary_tokens": 32768},
         {"temperature": -1.0},
-        {"stragglers": StragglerRule(share=0.0)},
-        {"stragglers": StragglerRule(factor=0.5)},
-        {"stragglers": StragglerRule(action="shout")},
-        {"stragglers": StragglerRule(per="moon")},
     ],
 )
 def test_options_out_of_range_are_refused(wrong: dict[str, Any]) -> None:

@@ -9,38 +9,33 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from chat_templates import FAMILIES, tokenizer_of
-from episode_parts import IdConversation, Lives, parts
+from episode_parts import Lives, parts
 from faulty_http import Fault, cut_the_answer, hang_up, no_http, no_json, status
 from hypothesis import given
 from hypothesis import strategies as st
 from policy_server import PolicyServer, drip, half_a_chunked_answer, hold
 
-from composer_replication.errors import InputError, SandboxFailure, UsageError
+from composer_replication.errors import SandboxFailure, UsageError
 from composer_replication.records import Completion, StopReason
 from composer_replication.rollouts.episodes import endpoint_policy
 from composer_replication.rollouts.episodes.agent_loop import episodes_in_order
 from composer_replication.rollouts.episodes.endpoint_answers import (
     NotAnAnswer,
-    read_chat_answer,
     read_token_answer,
 )
 from composer_replication.rollouts.episodes.endpoint_policy import (
-    ChatEndpointPolicy,
     EndpointPolicy,
     RetryOptions,
     open_policy_endpoint,
 )
 from composer_replication.rollouts.episodes.episode import Episode
-from composer_replication.rollouts.episodes.episode_options import EpisodeOptions, EpisodeParts, Prices
+from composer_replication.rollouts.episodes.episode_options import EpisodeOptions, EpisodeParts
 from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
-from composer_replication.rollouts.episodes.message_conversation import TextConversation
 from composer_replication.rollouts.episodes.one_episode import sampling_seed
-from composer_replication.rollouts.episodes.trajectories import read_trajectories, write_trajectories
 
 KEY = "sk-not-to-be-told-1234567890"
 QUICK = RetryOptions(first_pause_seconds=0.001, max_pause_seconds=0.002, max_tries=4, total_seconds=20)
@@ -309,58 +304,17 @@ JSON = st.recursive(
 
 @given(st.binary(max_size=60) | JSON.map(lambda value: json.dumps({"choices": [value]}).encode()))
 def test_any_body_is_an_answer_or_none(body: bytes) -> None:
-    for read in (lambda: read_token_answer(body, (1,), 4), lambda: read_chat_answer(body)):
-        try:
-            found = read()
-        except (NotAnAnswer, UsageError):
-            continue
-        assert isinstance(found, Completion)
-        assert len(found.token_logp) in (0, len(found.token_ids))
+    try:
+        found = read_token_answer(body, (1,), 4)
+    except (NotAnAnswer, UsageError):
+        return
+    assert isinstance(found, Completion)
+    assert len(found.token_logp) in (0, len(found.token_ids))
 
 
 def test_half_a_character_is_told_as_a_question_mark(server: PolicyServer) -> None:
     server.changes["text"] = "14 \ud800"
     assert sample(policy_of(server)).text == "14 ?"
-    body = json.dumps({"choices": [{"message": {"content": "\udfff"}, "finish_reason": "stop"}]})
-    assert read_chat_answer(body.encode()).text == "?"
-
-
-def test_text_serves_evaluation_and_cannot_be_trained_on(server: PolicyServer) -> None:
-    policy = ChatEndpointPolicy(open_policy_endpoint(f"{server.url}/v1", "tiny"), retries=QUICK)
-    server.changes["message"] = {"content": "<submit>{}</submit>"}
-    lives = Lives()
-    made = EpisodeParts(policy, lives.open, TextConversation, parts(policy, lives).find_calls)
-    [episode] = asyncio.run(episodes_in_order(["task"], made))
-    policy.close()
-    assert episode.stop_reason is StopReason.SUBMITTED
-    assert episode.reward == 1.0
-    assert not episode.is_trainable
-    with pytest.raises(InputError, match="CR0828"):
-        episode.training_segments()
-    [(route, request)] = server.bodies
-    assert route == "/v1/chat/completions"
-    assert [message["role"] for message in request["messages"]] == ["system", "user"]
-    assert '"echo"' in request["messages"][0]["content"]
-    assert request["messages"][1]["content"] == "do task"
-
-
-def test_a_chat_goes_on_with_results_as_the_users_words(server: PolicyServer) -> None:
-    policy = ChatEndpointPolicy(open_policy_endpoint(server.url, "tiny"), retries=QUICK)
-    server.changes["message"] = {"content": '<echo>{"text": "one"}</echo><echo>{"text": "two"}</echo>'}
-    made = EpisodeParts(policy, Lives().open, TextConversation, parts(policy, Lives()).find_calls)
-    [episode] = asyncio.run(episodes_in_order(["task"], made, options=EpisodeOptions(max_turns=2)))
-    policy.close()
-    assert episode.stop_reason is StopReason.TURNS
-    messages = server.bodies[1][1]["messages"]
-    assert [message["role"] for message in messages] == ["system", "user", "assistant", "user"]
-    assert messages[-1]["content"] == "[echo]\none\n\n[echo]\ntwo"
-
-
-def test_a_policy_of_messages_needs_a_conversation_of_messages(server: PolicyServer) -> None:
-    policy = ChatEndpointPolicy(open_policy_endpoint(server.url, "tiny"), retries=QUICK)
-    made = EpisodeParts(policy, Lives().open, IdConversation, lambda completion: ())
-    with pytest.raises(UsageError, match="CR0827"):
-        asyncio.run(episodes_in_order(["task"], made))
 
 
 def test_a_server_that_is_down_drops_the_episode_and_counts_it(server: PolicyServer) -> None:
@@ -376,13 +330,12 @@ def test_a_server_that_is_down_drops_the_episode_and_counts_it(server: PolicySer
     assert lives.all_closed_once()
 
 
-def chat(server: PolicyServer, **options: Any) -> tuple[list[Episode], Counter[str]]:
+def played(server: PolicyServer) -> tuple[list[Episode], Counter[str]]:
     """Two turns of two episodes that call a tool."""
-    policy = ChatEndpointPolicy(open_policy_endpoint(server.url, "tiny"), retries=QUICK)
-    server.changes["message"] = {"content": '<echo>{"text": "one"}</echo>'}
-    lives, counts = Lives(), Counter[str]()
-    made = EpisodeParts(policy, lives.open, TextConversation, parts(policy, lives).find_calls)
-    wanted = EpisodeOptions(max_turns=2, **options)
+    policy = policy_of(server)
+    server.changes["text"] = '<echo>{"text": "one"}</echo>'
+    lives, counts, wanted = Lives(), Counter[str](), EpisodeOptions(max_turns=2)
+    made = parts(policy, lives)
     try:
         return asyncio.run(episodes_in_order(["task", "task"], made, options=wanted, counts=counts)), counts
     finally:
@@ -390,40 +343,17 @@ def chat(server: PolicyServer, **options: Any) -> tuple[list[Episode], Counter[s
         assert lives.all_closed_once()
 
 
-@pytest.mark.parametrize(
-    ("usage", "cost"),
-    [
-        ({"prompt_tokens": 100, "completion_tokens": 7}, 2 * (100 * 2.0 + 7 * 10.0) / 1e6),
-        ({"prompt_tokens": 100}, None),
-        ({"prompt_tokens": -1, "completion_tokens": "7"}, None),
-        (None, None),
-    ],
-)
-def test_a_chat_costs_what_its_server_counts(
-    server: PolicyServer, tmp_path: Path, usage: Any, cost: float | None
-) -> None:
-    server.usage = usage
-    episodes, _ = chat(server, prices=Prices(2.0, 10.0))
-    assert [each.cost_usd for each in episodes] == [cost and pytest.approx(cost)] * 2
-    write_trajectories(tmp_path / "two.jsonl", episodes)
-    assert read_trajectories(tmp_path / "two.jsonl") == episodes
-    row = json.loads((tmp_path / "two.jsonl").read_text().splitlines()[0])["final_metrics"]
-    assert row.get("total_cost_usd") == episodes[0].cost_usd
-    assert row.get("total_prompt_tokens") == (None if cost is None else 200)
-
-
 @pytest.mark.parametrize("code", [400, 413])
 def test_a_context_that_is_full_ends_its_episode_alone(server: PolicyServer, code: int) -> None:
     def refuse_second_turns(handler: Any) -> None:
         request = json.loads(handler.data)
-        if len(request["messages"]) > 2 and request["seed"] == seeds[1]:
+        if request["seed"] == sampling_seed(0, 1, 1):
             handler.say(code, {"error": "the context is 4096"})
         else:
             handler.respond()
 
-    seeds = {1: sampling_seed(0, 1, 1)}
     server.faults.append(Fault("completions", refuse_second_turns, times=99))
-    (whole, cut), counts = chat(server)
+    (whole, cut), counts = played(server)
     assert (whole.stop_reason, cut.stop_reason) == (StopReason.TURNS, StopReason.CONTEXT)
     assert len(cut.turns) == 1 and cut.reward is not None
     assert counts["refused_requests"] == 1
@@ -432,9 +362,4 @@ def test_a_context_that_is_full_ends_its_episode_alone(server: PolicyServer, cod
 def test_a_first_request_that_is_refused_ends_the_run(server: PolicyServer) -> None:
     server.faults.append(Fault("completions", status(400, "unknown field"), times=99))
     with pytest.raises(UsageError, match="CR0826"):
-        chat(server)
-
-
-def test_letters_of_other_scripts_count_as_a_token_each() -> None:
-    assert TextConversation("x" * 300, ()).num_tokens == 100
-    assert TextConversation("\u6f22" * 300 + "xxx", ()).num_tokens == 301
+        played(server)

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from composer_replication.records import StopReason
 from composer_replication.rollouts.episodes.agent_loop import episodes_in_order
 from composer_replication.rollouts.episodes.episode import Episode
-from composer_replication.rollouts.episodes.episode_options import EpisodeOptions, StragglerRule
+from composer_replication.rollouts.episodes.episode_options import EpisodeOptions
 from composer_replication.rollouts.episodes.one_episode import sampling_seed
-from composer_replication.rollouts.episodes.stragglers import StragglerWatch
 
 ANSWERS = (
     '<echo>{"text": "a"}</echo>',
@@ -197,40 +196,3 @@ def test_seeds_fit_every_sampler_and_tell_places_apart(seed: int, episode: int, 
         sampling_seed(seed, episode, turn + 1),
     }
     assert found not in others
-
-
-@given(
-    st.lists(st.floats(0.001, 1000), min_size=1, max_size=12),
-    st.integers(1, 6),
-    st.floats(0.1, 1.0),
-    st.floats(1.0, 5.0),
-)
-def test_nobody_is_late_before_enough_have_ended_or_before_the_factor(
-    seconds: list[float], num_running: int, share: float, factor: float
-) -> None:
-    total = len(seconds) + num_running
-    watch = StragglerWatch(StragglerRule(share=share, factor=factor), ["t"] * total)
-    started = dict.fromkeys(range(len(seconds), total), 0.0)
-    for number, took in enumerate(seconds):
-        enough = number >= share * total and number > 0
-        assert bool(watch.late(started, 1e9)) == enough
-        assert (watch.next_look(started, 0.0) is not None) == enough
-        watch.ended(number, took)
-    if len(seconds) >= share * total:
-        assert watch.late(started, factor * max(seconds)) == list(started)
-        assert not watch.late(started, 0.99 * factor * min(seconds))
-        soonest = watch.next_look(started, 0.0)
-        assert soonest is not None
-        assert soonest <= factor * max(seconds)
-
-
-def test_a_group_is_late_by_its_own_measure() -> None:
-    watch = StragglerWatch(StragglerRule(share=0.5, factor=2.0, per="group"), ["a", "a", "b", "b"])
-    watch.ended(0, 1.0)
-    assert watch.late({1: 0.0, 3: 0.0}, 2.5) == [1]
-    watch.ended(2, 10.0)
-    assert watch.late({1: 0.0, 3: 0.0}, 2.5) == [1]
-    assert watch.late({1: 0.0, 3: 0.0}, 20.0) == [1, 3]
-    batch = StragglerWatch(StragglerRule(share=0.5, factor=2.0), ["a", "a", "b", "b"])
-    batch.ended(0, 1.0)
-    assert batch.late({1: 0.0, 3: 0.0}, 2.5) == []

@@ -27,7 +27,7 @@ from composer_replication.records import (
 )
 from composer_replication.rollouts.episodes.agent_loop import episodes_in_order
 from composer_replication.rollouts.episodes.episode import Episode, EpisodeTurn, TokenCounts
-from composer_replication.rollouts.episodes.episode_options import EpisodeOptions, Prices
+from composer_replication.rollouts.episodes.episode_options import EpisodeOptions
 from composer_replication.rollouts.episodes.replay import replay_episode
 from composer_replication.rollouts.episodes.trajectories import (
     TrajectoryOptions,
@@ -51,7 +51,6 @@ SUMMARY = EpisodeOptions(
     max_context_tokens=260,
     summary_request="sum up",
     summary_introduction="before:",
-    prices=Prices(1.0, 2.0),
 )
 
 
@@ -140,7 +139,6 @@ def episodes(draw: st.DrawFn) -> Episode:
         grading_seconds=draw(seconds),
         num_tries=draw(counts),
         failure=draw(texts),
-        cost_usd=draw(st.none() | seconds),
     )
 
 
@@ -263,7 +261,6 @@ def test_a_line_has_what_other_tools_look_for() -> None:
     assert tuple(second["metrics"]["logprobs"]) == turn.completion.token_logp
     users = [step["message"] for step in row["steps"] if step["source"] == "user"]
     assert users == list(episode.first_messages)
-    assert row["final_metrics"]["total_cost_usd"] == episode.cost_usd
     assert row["final_metrics"]["extra"]["reward"] == 1.0
 
 

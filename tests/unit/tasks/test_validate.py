@@ -39,6 +39,7 @@ def copy(tiny_store: TaskStore, tmp_path: Path) -> Path:
 
 def rewrite(store: Path, kind: str, change: Callable[[dict[str, Any]], None]) -> None:
     """Change a record and make the manifest agree, as a faulty build would."""
+    TaskStore.open(store).settle()
     manifest = json.loads((store / "manifest.json").read_text())
     (name,) = [name for name in manifest["records"] if name.startswith(f"{kind}/")]
     value = json.loads(read_file(store / f"{name}.zst"))

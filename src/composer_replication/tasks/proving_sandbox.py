@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
-import shutil
 import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
@@ -13,8 +12,7 @@ from functools import cache
 from typing import Any
 
 from composer_replication.sandbox import choose_backend, name_of
-
-_START_SECONDS = 30.0
+from composer_replication.sandbox.bwrap_program import START_SECONDS, find_bwrap
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -62,12 +60,12 @@ def _version(name: str) -> str:
     if name == "sandlock":
         with suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(name)
-    program = shutil.which("bwrap") if name.startswith("bubblewrap") else None
-    if program is None:
+    found = find_bwrap() if name.startswith("bubblewrap") else None
+    if found is None:
         return ""
     with suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(
-            [program, "--version"], capture_output=True, text=True, timeout=_START_SECONDS, check=False
+            [found.path, "--version"], capture_output=True, text=True, timeout=START_SECONDS, check=False
         )
         return done.stdout.strip().rpartition(" ")[2]
     return ""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -198,3 +200,24 @@ def test_what_a_build_writes_grows_with_its_tasks_and_not_with_their_square(
     (one, one_bytes), (two, two_bytes), (three, three_bytes) = found
     assert three - two == two - one
     assert abs((three_bytes - two_bytes) - (two_bytes - one_bytes)) < 0.01 * one_bytes
+
+
+def test_records_are_read_while_an_environment_is_installed(
+    store: TaskStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, end = threading.Event(), threading.Event()
+
+    def install(*_: object, **__: object) -> None:
+        begun.set()
+        assert end.wait(60)
+
+    monkeypatch.setattr("composer_replication.tasks.store.open_environment", install)
+    monkeypatch.setattr(store, "environment_lock", lambda _: None)
+    with ThreadPoolExecutor(2) as pool:
+        installed = pool.submit(store.environment_of, "e")
+        try:
+            assert begun.wait(60)
+            assert pool.submit(store.record, "t-class-body").result(timeout=30).symbol
+        finally:
+            end.set()
+        assert installed.result() is None

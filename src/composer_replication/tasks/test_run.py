@@ -156,8 +156,8 @@ def run_tests(
         idle_seconds: or when all of it has waited so long at a stretch; seen only where there is a ``/proc``.
 
     Raises:
-        SandboxFailure: the sandbox itself broke; never because of what the tests did.
-        OSError: the disk of this machine is full, so that a failure would say nothing of the code.
+        SandboxFailure: the sandbox itself broke, never because of what the tests did.
+        OSError: the disk of this machine is full.
     """
     nonce = secrets.token_hex(16)
     is_watched = each_seconds is not None or idle_seconds is not None
@@ -170,7 +170,6 @@ def run_tests(
         "backwards": backwards,
         "cpu_seconds": None if wall_factor is None else timeout_seconds,
     }
-    wall_seconds = timeout_seconds * (wall_factor or 1.0)
     chosen = limits or Limits()
     spec = SandboxSpec(
         tree=tree,
@@ -187,7 +186,7 @@ def run_tests(
                 "-c",
                 _program(with_contexts=with_contexts, is_watched=is_watched),
             ],
-            timeout_seconds=wall_seconds,
+            timeout_seconds=timeout_seconds * (wall_factor or 1.0),
             stdin=json.dumps(request).encode(),
             env=variables(environment),
         )

@@ -629,3 +629,17 @@ def test_a_run_that_computes_is_not_idle(environment: Environment) -> None:
     body = "import time\n    end = time.process_time() + 2.5\n    while name == 'c' and time.process_time() < end: pass"
     (report,) = run_batch([replace(many(f"{body}\n    return 1", []), idle_seconds=1.0)], environment)
     assert (report.error, len(report.passed)) == ("", 4)
+
+
+def test_a_run_alone_ends_as_early_as_in_a_batch(environment: Environment) -> None:
+    """It keeps ``idle_seconds`` and ``stop_when``: a run that waits for ever is not given all of its time."""
+    waits = "import threading\n\n\ndef test_fails():\n    assert False\n\n\ndef test_waits():\n    threading.Event().wait()\n"
+    files, tests = {"test_a.py": waits.encode()}, ["test_a.py::test_fails", "test_a.py::test_waits"]
+    idle = BatchRun(files, tests, 120.0, idle_seconds=1.0)
+    stops = BatchRun(files, tests, 120.0, stop_when=[tests[:1]])
+    reports = [test_batch._run_alone(run, environment, None, Limits()) for run in (idle, stops)]
+    assert reports[0].ran_out_of_time
+    assert reports[0].noticed == set(tests)
+    assert reports[1].error == ""
+    assert reports[1].outcomes == {tests[0]: Outcome.FAILED}
+    assert max(report.seconds for report in reports) < 60.0

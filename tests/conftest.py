@@ -10,7 +10,7 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -38,17 +38,6 @@ BuildTiny = Callable[[Path, Sequence[str]], Path]
 LONGEST_FIRST = (
     "e2e", "invariants", "unit/trainer", "negative", "conformance", "unit/tasks", "unit/sandbox", "unit/rollouts",
 )  # fmt: skip
-
-
-@pytest.fixture(scope="session", autouse=True)
-def sandbox_of_the_tests() -> Iterator[None]:
-    """``TESTS_SANDBOX=sandlock pytest -m both_sandboxes``: as on a machine where bubblewrap does not work."""
-    from composer_replication.sandbox import choice
-
-    with pytest.MonkeyPatch.context() as patch:
-        if wanted := os.environ.get("TESTS_SANDBOX"):
-            patch.setattr(choice, "ONLY_BY_NAME", tuple(set(choice.BACKENDS) - {wanted}))
-        yield
 
 
 @pytest.hookimpl(trylast=True)  # in random order otherwise

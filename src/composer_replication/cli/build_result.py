@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Mapping
-from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from composer_replication.cli.isolation_flags import given_up, isolation_lines
@@ -51,7 +50,7 @@ def finish_build(
         if not summary.has_parquet:
             sys.stderr.write("No Parquet file: it needs pip install 'composer-replication[parquet]'\n")
         folder = shlex.quote(str(summary.folder))
-        sys.stderr.write(f"Next: composer-rl recipe new --tasks {quote(str(folder))} --model MODEL\n")
+        sys.stderr.write(f"Next: composer-rl recipe new --tasks {folder} --model MODEL\n")
     return result, 0
 
 

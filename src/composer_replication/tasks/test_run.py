@@ -170,6 +170,7 @@ def run_tests(
         "backwards": backwards,
         "cpu_seconds": None if wall_factor is None else timeout_seconds,
     }
+    program = _program(with_contexts=with_contexts, is_watched=is_watched)
     chosen = limits or Limits()
     spec = SandboxSpec(
         tree=tree,
@@ -179,13 +180,7 @@ def run_tests(
     )
     with open_sandbox(spec, backend) as sandbox:
         result = sandbox.exec(
-            [
-                str(environment.python),
-                "-P",
-                "-B",
-                "-c",
-                _program(with_contexts=with_contexts, is_watched=is_watched),
-            ],
+            [str(environment.python), "-P", "-B", "-c", program],
             timeout_seconds=timeout_seconds * (wall_factor or 1.0),
             stdin=json.dumps(request).encode(),
             env=variables(environment),

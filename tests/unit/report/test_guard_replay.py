@@ -162,7 +162,7 @@ def test_alignment_is_pandas_merge_asof(proxy: list[int], truth: list[int], kl: 
 def test_steps_out_of_order(name: str, order: list[int], words: str) -> None:
     builder = ColumnBuilder("step")
     for line, step in enumerate(order, start=1):
-        builder.add_row({"step": step, name: 0.5}, line, f"log:{line}")
+        builder.add_row({"step": step, name: float(line)}, line, f"log:{line}")
     for other in {"reward", "eval_reward", "kl"} - {name}:
         builder.columns[other] = log_of(x={1: 0.5}).columns["x"]
     log = builder.finish(Path("log"), "jsonl", "line", [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import subprocess
 import tarfile
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from composer_replication.errors import InputError
 from composer_replication.tasks.build import build_tasks
+from composer_replication.tasks.intake.archives import holds_code
 from composer_replication.tasks.intake.lock import UnusableRepository
 from composer_replication.tasks.intake.refusals import explain
 from composer_replication.tasks.intake.sources import RepositorySource, open_source
@@ -393,3 +395,47 @@ def test_data_of_namespace_packages_and_data_that_tests_name(tmp_path: Path) -> 
     source = open_source(str(tmp_path))
     gone = {"notes/plan.md", "docs/xmltestdata/b.xml", "xmltestdata/packed.zip"}
     assert files.keys() - source.files.keys() == gone
+
+
+def packed(members: dict[str, bytes], kind: str) -> bytes:
+    stream = io.BytesIO()
+    if kind == "zip":
+        with zipfile.ZipFile(stream, "w") as archive:
+            for name, data in members.items():
+                archive.writestr(name, data)
+    else:
+        with tarfile.open(fileobj=stream, mode=kind) as tar:
+            for name, data in members.items():
+                member = tarfile.TarInfo(name)
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["zip", "w", "w:gz", "w:bz2", "w:xz"])
+def test_an_archive_is_data_where_no_code_is_in_it(kind: str) -> None:
+    assert not holds_code(packed({"a.json": b"{}", "b.txt": b"a default: definite"}, kind))
+    assert holds_code(packed({"a.json": b"{}", "pkg/core.py": b""}, kind))
+    assert holds_code(packed({"a.txt": b"text\n    def parse(text):\n"}, kind))
+    assert holds_code(packed({"inner.bin": packed({"a": b""}, "zip")}, kind))
+    assert kind == "w" or holds_code(packed({"a.json": b"{}"}, kind)[:-30])
+    assert holds_code(b"PK")
+    assert holds_code(packed({"a.json": bytes(40 * 1024**2)}, kind))
+
+
+def test_packed_data_of_packages_and_tests_is_in_the_tree(tmp_path: Path) -> None:
+    files = {
+        "pyproject.toml": b"",
+        "pkg/__init__.py": b"",
+        "pkg/atlas.dat.gz": gzip.compress(b"1 2 3"),
+        "tests/test_a.py": b"def test_a(): pass",
+        "tests/data/a.zip": packed({"a.json": b"{}"}, "zip"),
+        "tests/data/old-1.0.tar.gz": packed({"old-1.0/core.py": b""}, "w:gz"),
+        "dist/a.zip": packed({"a.json": b"{}"}, "zip"),
+    }
+    for path, data in files.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(data)
+    source = open_source(str(tmp_path))
+    assert files.keys() - source.files.keys() == {"tests/data/old-1.0.tar.gz", "dist/a.zip"}
+    assert source.left_out == ("tests/data/old-1.0.tar.gz",)

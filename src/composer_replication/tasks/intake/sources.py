@@ -17,6 +17,7 @@ from composer_replication.tasks.intake.archives import (
     ARCHIVE_SUFFIXES,
     Choose,
     Wanted,
+    holds_code,
     is_archive,
     read_archive,
     read_folder,
@@ -41,6 +42,7 @@ from composer_replication.tasks.intake.tree_rules import (
     is_test_path,
     left_out,
     named_data,
+    packed_data,
     skips_folder,
     tree_rule,
     without_unused,
@@ -212,13 +214,17 @@ class _Choice:
 
 
 def _read(choice: _Choice, read: Callable[[Choose], dict[str, bytes]]) -> dict[str, bytes]:
-    """The files of a source; those that only the strings of its tests name are read in a second pass."""
+    """The files of a source; data that only content can choose is read in a second pass.
+
+    That is what strings of its tests name, and packed data in which there is no code.
+    """
     found = without_unused(read(choice.wanted))
-    named = named_data(choice.names, found)
-    if named:
+    named, packed = named_data(choice.names, found), packed_data(choice.names)
+    if named or packed:
         with suppress(InputError):  # too large together: then they are among what is left out
-            found |= read(lambda _names, _links: lambda path: str(path) in named)
-    choice.data = named.intersection(found)
+            data = read(lambda _names, _links: lambda path: str(path) in named or str(path) in packed)
+            found |= {path: data[path] for path in data if path not in packed or not holds_code(data[path])}
+    choice.data = (named | packed).intersection(found)
     return found
 
 

@@ -27,6 +27,7 @@ _OUT_SUFFIXES = frozenset(
     ".pyc .pyo .so .pyd .dll .dylib .a .o .obj .whl .egg .tar .gz .tgz .bz2 .xz .zip .7z .ipynb .orig .rej .patch"
     " .diff .swp .bak .lock .pkl .pickle .log .cover".split()
 )
+PACKED_SUFFIXES = (".gz", ".tgz", ".bz2", ".xz", ".tar", ".zip")
 _IN_TESTS_SUFFIXES = frozenset({".lock", ".log"})
 """Of texts that tests read; elsewhere they are what a tool left."""
 _TOOL_DOTFILES = (
@@ -262,6 +263,24 @@ def named_data(names: Iterable[str], found: Mapping[str, bytes]) -> frozenset[st
         return is_kept and is_plain and not words.isdisjoint(path.parts)
 
     return frozenset(name for name in everything.difference(found) if is_named(PurePosixPath(name)))
+
+
+def packed_data(names: Iterable[str]) -> frozenset[str]:
+    """Compressed files and archives in packages and folders of tests, which may be data; their content decides."""
+    everything = frozenset(names)
+    folders = _Folders(everything)
+    of_tests = test_folders([name for name in everything if is_test_path(name)], everything)
+    paths = (PurePosixPath(name) for name in everything if name.lower().endswith(PACKED_SUFFIXES))
+    return frozenset(
+        str(path)
+        for path in paths
+        if folders.are_kept(path.parts[:-1])
+        and (
+            in_test_folder(path)
+            or not of_tests.isdisjoint(map(str, path.parents))
+            or not folders.with_modules.isdisjoint(path.parents)
+        )
+    )
 
 
 def left_out(names: Iterable[str], kept: Collection[str], links: Collection[str] = ()) -> tuple[str, ...]:

@@ -53,6 +53,8 @@ def sampling_settings(config: RunConfig) -> SimpleNamespace:
 
     names = ("temperature", "max_completion_length", "top_p", "top_k", "min_p", "repetition_penalty")
     given = resolve_method(config).trl
+    if config.agent is not None:  # all that follows the first prompt of an episode is its completion
+        given = {**given, "max_completion_length": config.agent.max_context_tokens}
     return SimpleNamespace(**{name: given.get(name, getattr(GRPOConfig, name)) for name in names})
 
 

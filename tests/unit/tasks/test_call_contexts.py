@@ -242,7 +242,7 @@ def test_newer_pythons_say_the_same(version: str, tmp_path: Path) -> None:
     tree = write(tmp_path / "tree", TREE)
     request = make_request(tree, None, "n", stop_at_first_failure=False)
     done = subprocess.run(
-        [str(python), "-P", "-B", "-c", _program(with_contexts=True)], input=json.dumps(request).encode(),
+        [str(python), "-P", "-B", "-c", _program(with_contexts=True, is_watched=False)], input=json.dumps(request).encode(),
         env={"PYTHONPATH": str(Path(pytest.__file__).parents[1]), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True, cwd=tree, check=True, timeout=300,
     )  # fmt: skip

@@ -118,12 +118,12 @@ def test_the_environment_with_the_most_green_tests_is_kept(
     monkeypatch.setattr(repository_module, "open_environment", Opened)
     monkeypatch.setattr(repository_module, "refuse_second_copy", lambda *_: None)
 
-    def run_suite(bench: Bench, **_: object) -> TestReport:
-        return reports[bench.environment.fingerprint]
+    def run_suite(bench: Bench, **_: object) -> tuple[TestReport, dict[str, str]]:
+        return reports[bench.environment.fingerprint], {}
 
     monkeypatch.setattr(repository_module, "run_suite", run_suite)
     source = source_of(tmp_path / "caller", FILES)
-    chosen, _, first = repository_module._with_what_is_missing(
+    chosen, _, first, _ = repository_module._with_what_is_missing(
         source, OWN_THREADS, None, map_calls=False, suite_seconds=1.0
     )
     assert (chosen.python, first) == ("b", reports["b"])

@@ -60,7 +60,7 @@ def test_a_good_store_passes_offline_with_an_empty_cache(
     told: list[tuple[int, int, str]] = []
     summary = validate_store(copy, repeat=1, progress=lambda *step: told.append(step))
     assert (summary.tasks, summary.passed, summary.failed, summary.without_truth) == (1, 1, (), ())
-    assert [step[:2] for step in told] == [(1, 1)]
+    assert told[-1][:2] == (1, 1)  # before it the steps of the self-test, where this process has not made it
 
 
 def other_edits(value: dict[str, Any]) -> None:

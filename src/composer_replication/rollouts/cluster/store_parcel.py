@@ -41,6 +41,7 @@ def parcel_of(
         put: keeps one piece and gives a reference to it.
         piece_bytes: of a piece, about.
     """
+    store.settle()  # the manifest alone says what the copy has
     return StoreParcel(store.fingerprint, tuple(put(piece) for piece in _pieces(store.root, piece_bytes)))
 
 

@@ -211,7 +211,7 @@ def test_every_stored_episode_is_worth_the_same_when_it_is_graded_again(run, sto
     try:
         for episode in episodes:
             with FeatureDeletionEnv(
-                grader, reward=RewardOptions(breaks="ignore", invalid_call_cost=COST), monitor="off"
+                grader, reward=RewardOptions(breaks="ignore", invalid_call_cost=COST)
             ) as again:
                 again.reset(episode.task_id)
                 for turn in episode.turns:

@@ -105,6 +105,11 @@ class JudgedAttempts:
         findings = tuple(_placed(finding, places) for finding in found.report.findings)
         return replace(found, report=replace(found.report, findings=findings))
 
+    def forget(self) -> None:
+        """Drop what nobody took: of a grading that ended after its episode had been given up."""
+        with self._lock:
+            self._judgements.clear()
+
     def keep(self, judgement: Judgement) -> None:
         """Keep a judgement under its score, which it holds, so that no other object has that identity."""
         with self._lock:

@@ -126,6 +126,7 @@ class EpisodePlayer:
         Raises:
             ComposerError: what the loop raises.
         """
+        self.attempts.forget()
         self._num_left = num_all = len(task_ids)
         parts = EpisodeParts(
             policy,

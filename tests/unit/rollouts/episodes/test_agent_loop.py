@@ -26,12 +26,13 @@ from episode_parts import (
 )
 
 from composer_replication.errors import InputError, SandboxFailure, UsageError
-from composer_replication.records import Completion, StopReason, Turn
+from composer_replication.records import Completion, Score, StopReason, Turn
+from composer_replication.rollouts.environment.judged_attempts import JudgedAttempts, Judgement
 from composer_replication.rollouts.episodes.agent_loop import episodes_in_order, run_episodes
 from composer_replication.rollouts.episodes.episode import Episode, TokenCounts
 from composer_replication.rollouts.episodes.episode_options import EpisodeOptions, EpisodeParts
 from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
-from composer_replication.rollouts.generations.episode_player import run_anywhere
+from composer_replication.rollouts.generations.episode_player import EpisodePlayer, run_anywhere
 
 SUBMIT = "<submit>{}</submit>"
 ECHO = '<echo>{"text": "hello"}</echo>'
@@ -485,6 +486,15 @@ def test_an_end_that_the_template_writes_nowhere_after_a_call_ends_that_episode_
     assert all(each.score is not None and each.reward is not None for each in episodes)
     assert [len(each.turns) for each in episodes] == [2 if end == "<|call|>" else 1] * 2
     assert counts["not_continued_CR0813"] == (0 if end == "<|call|>" else 2)
+
+
+def test_a_judgement_that_nobody_took_is_forgotten_with_the_next_generation() -> None:
+    tokenizer = TemplateTokenizer(next(family for family in FAMILIES if family.name == "qwen3"))
+    attempts: Any = JudgedAttempts(None)  # type: ignore[arg-type]
+    attempts.keep(Judgement(Score({}), 0.0, None, None))
+    player = EpisodePlayer(attempts, LedgerTalk(tokenizer, tokenizer.text), EpisodeOptions(), seed=0)
+    assert player.episodes([], ScriptedPolicy(echo_then_submit), seed=0, step=1) == []
+    assert not attempts._judgements
 
 
 def test_episodes_are_played_where_a_loop_runs_already() -> None:

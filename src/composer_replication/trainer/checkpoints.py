@@ -1,10 +1,10 @@
-"""Whole checkpoints: a manifest of every byte, written last.
+"""Whole checkpoints: a manifest of every file, written last.
 
     checkpoint-12/
         …                      what transformers saves: weights, optimizer, RNG, trainer state
         composer_state.json    guard, extra states, counters, split fingerprint
         buffered_inputs_0.pt   rollouts still to be trained on (one file a process), if any
-        MANIFEST.json          size and sha256 of every other file
+        MANIFEST.json          size of every other file, sha256 of all but large shards
 
 A folder without a manifest is half-written and is never chosen.
 """
@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 _FOLDER = re.compile(r"checkpoint-(\d+)")
 _CHUNK_BYTES = 1 << 22
+HASHED_BYTES = 64 * 1024**2
+"""The manifest has the hash of files up to this size; of larger ones, shards of weights, the size alone."""
 
 
 def newest_whole_checkpoint(folder: Path) -> Path | None:
@@ -103,14 +105,18 @@ def remove_partial_checkpoints(folder: Path) -> list[Path]:
 
 
 def write_manifest(checkpoint: Path) -> None:
-    """Make the checkpoint whole: every file to disk, then their sizes and hashes, atomically."""
+    """Make the checkpoint whole: every file to disk, then their sizes, and hashes of those up to ``HASHED_BYTES``, atomically.
+
+    The other processes wait meanwhile, so large shards of weights, which safetensors checks by their size when it opens
+    them, are not read once more.
+    """
     files = {}
     for path in _files(checkpoint):
         with path.open("rb") as handle:
             os.fsync(handle.fileno())
         files[path.relative_to(checkpoint).as_posix()] = {
             "size_bytes": path.stat().st_size,
-            "sha256": _sha256(path),
+            "sha256": _sha256(path) if path.stat().st_size <= HASHED_BYTES else "",
         }
     write_json(checkpoint / MANIFEST_NAME, {"step": checkpoint_step(checkpoint), "files": files})
 
@@ -136,7 +142,7 @@ def check_manifest(checkpoint: Path) -> None:
         raise _damaged(manifest, checkpoint) from error
     for name, (size_bytes, sha256) in wanted.items():
         path = checkpoint / name
-        if not path.is_file() or path.stat().st_size != size_bytes or _sha256(path) != sha256:
+        if not path.is_file() or path.stat().st_size != size_bytes or (sha256 and _sha256(path) != sha256):
             raise _damaged(path, checkpoint)
 
 

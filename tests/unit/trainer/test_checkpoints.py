@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from composer_replication.errors import InputError
+from composer_replication.trainer import checkpoints
 from composer_replication.trainer.checkpoints import (
     MANIFEST_NAME,
     check_manifest,
@@ -57,6 +58,22 @@ def test_the_manifest_names_every_other_file_with_size_and_hash(tmp_path: Path) 
         "size_bytes": 256,
         "sha256": "40aff2e9d2d8922e47afd4648e6967497158785fbd1da870e7110266bf944880",
     }
+
+
+def test_of_a_large_file_the_size_is_compared_and_its_bytes_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoints, "HASHED_BYTES", 255)
+    read: list[str] = []
+    hashed = checkpoints._sha256
+    monkeypatch.setattr(checkpoints, "_sha256", lambda path: read.append(path.name) or hashed(path))
+    checkpoint = make_checkpoint(tmp_path, 3)
+    check_manifest(checkpoint)
+    assert read == ["note.txt"] * 2
+    (checkpoint / "weights.bin").write_bytes(bytes(255))
+    with pytest.raises(InputError) as caught:
+        check_manifest(checkpoint)
+    assert caught.value.where == str(checkpoint / "weights.bin")
 
 
 @pytest.mark.parametrize("damage", ["flip", "shorten", "delete", "manifest"])

@@ -17,14 +17,15 @@ Letters: N tokens in a flat list, H hidden size, V vocabulary, K tokens picked f
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypedDict, Unpack
-
-import torch
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from composer_replication.errors import InputError
 from composer_replication.losses.argument_checks import require, require_positive
 from composer_replication.losses.gathered_weight import gathered, gathered_again_for_backward
 from composer_replication.losses.head_tiles import HeadTiles, TileSettings
+
+if TYPE_CHECKING:
+    import torch
 
 
 class HeadSettings(TypedDict, total=False):
@@ -103,18 +104,6 @@ def logp_at(
     return _sweep(hidden_NH, weight_VH, index_NK, settings, where="logp_at")[0]
 
 
-def log_sum_exp(
-    hidden_NH: torch.Tensor, weight_VH: torch.Tensor, **settings: Unpack[HeadSettings]
-) -> torch.Tensor:
-    """log sum_v exp z_nv at each position, shape (N,); with gradient.
-
-    Raises:
-        UsageError: CR0781, as in ``sampled_logp``.
-        InputError: CR0782, shapes that do not fit.
-    """
-    return _sweep(hidden_NH, weight_VH, None, settings, where="log_sum_exp")[2]
-
-
 def sampled_and_top_k_logp(
     hidden_NH: torch.Tensor,
     weight_VH: torch.Tensor,
@@ -145,7 +134,7 @@ def sampled_and_top_k_logp(
 def _sweep(
     hidden_NH: torch.Tensor,
     weight_VH: torch.Tensor,
-    index_NK: torch.Tensor | None,
+    index_NK: torch.Tensor,
     settings: HeadSettings,
     *,
     where: str,
@@ -179,8 +168,6 @@ def _sweep(
         f"k is {top_k!r} and must be between 1 and the vocabulary's {num_words}.",
         where=where,
     )
-    if index_NK is None:
-        index_NK = torch.empty(hidden_NH.size(0), 0, dtype=torch.long, device=hidden_NH.device)
     _check_index(index_NK, num_words, where=where)
     with gathered_again_for_backward(weight_VH, whole_VH):
         result: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor] = HeadTiles.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped

@@ -133,7 +133,6 @@ def truncated_importance_weights(
     mask_BT: torch.Tensor,
     *,
     clip: float = 2.0,
-    drops_above: bool = False,
 ) -> tuple[torch.Tensor, ImportanceMetrics]:
     """Token weights min(r, clip) with r = exp(train_logp - sampler_logp), no gradient; and what to log.
 
@@ -145,7 +144,6 @@ def truncated_importance_weights(
         sampler_logp_BT: the sampling engine's.
         mask_BT: 1 for tokens that count; the weight is 0 elsewhere.
         clip: above 0; 2 by default.
-        drops_above: set ratios above the clip to 0 instead of truncating them.
 
     Reference: Your Efficient RL Framework Secretly Brings You Off-Policy RL Training (2025, Fengyuan et al.).
 
@@ -163,7 +161,7 @@ def truncated_importance_weights(
     log_ratio_BT = (_wide(train_logp_BT) - _wide(sampler_logp_BT)).detach().where(kept_BT, 0.0)
     ratio_BT = log_ratio_BT.clamp(max=_MOST_LOG_RATIO).exp()
     is_above_BT = (ratio_BT > clip) & kept_BT
-    weights_BT = ratio_BT.masked_fill(is_above_BT, 0.0 if drops_above else clip).where(kept_BT, 0.0)
+    weights_BT = ratio_BT.masked_fill(is_above_BT, clip).where(kept_BT, 0.0)
     count = kept_BT.sum()
     metrics = ImportanceMetrics(
         masked_share=is_above_BT.sum() / count,

@@ -14,7 +14,6 @@ from torch.utils.checkpoint import checkpoint
 
 from composer_replication.errors import InputError, UsageError
 from composer_replication.losses.chunked_head import (
-    log_sum_exp,
     logp_at,
     sampled_and_top_k_logp,
     sampled_logp,
@@ -48,7 +47,6 @@ def test_two_words_by_hand() -> None:
     assert logp.tolist() == pytest.approx([math.log(3 / 4), math.log(9 / 10)])
     by_hand = [-0.75 * math.log(0.75) - 0.25 * math.log(0.25), -0.1 * math.log(0.1) - 0.9 * math.log(0.9)]
     assert entropy.tolist() == pytest.approx(by_hand, rel=1e-6)
-    assert log_sum_exp(hidden, weight).tolist() == pytest.approx([math.log(4), math.log(10 / 9)])
 
 
 @settings(deadline=None, max_examples=50)
@@ -104,9 +102,6 @@ def test_top_k_and_picks_equal_the_plain_head(seed: int, v: int, data: st.DataOb
     torch.testing.assert_close(logp, want.values)
     assert index.equal(want.indices)
     torch.testing.assert_close(logp_at(hidden, weight, index, temperature=0.7, **SMALL), want.values)
-    torch.testing.assert_close(
-        log_sum_exp(hidden, weight, temperature=0.7, **SMALL), (hidden @ weight.t() / 0.7).logsumexp(-1)
-    )
 
 
 def test_one_pass_gives_sampled_tokens_and_support_with_gradients() -> None:
@@ -131,14 +126,12 @@ def test_one_pass_gives_sampled_tokens_and_support_with_gradients() -> None:
 def test_gradcheck(softcap: float | None) -> None:
     index = torch.tensor([[0, 6, 6], [3, 2, 1]])  # a word picked twice gets both gradients
 
-    def every_output(
-        hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def picked(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         options: dict[str, Any] = {"bias_V": bias, "temperature": 1.3, "softcap": softcap, **SMALL}
-        return logp_at(hidden, weight, index, **options), log_sum_exp(hidden, weight, **options)
+        return logp_at(hidden, weight, index, **options)
 
     inputs = [numbers(seed, *shape).requires_grad_() for seed, shape in enumerate([(2, 3), (7, 3), (7,)])]
-    assert torch.autograd.gradcheck(every_output, tuple(inputs))
+    assert torch.autograd.gradcheck(picked, tuple(inputs))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -290,7 +283,6 @@ def test_no_tensor_of_tokens_times_vocabulary_is_ever_made(softcap: float | None
     runs: list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = [
         lambda h, w: sampled_logp(h, w, target, **options)[0],
         lambda h, w: logp_at(h, w, index, **options),
-        lambda h, w: log_sum_exp(h, w, **options),
         lambda h, w: sampled_and_top_k_logp(h, w, target, k=5, **options).top_logp_NK,
     ]
     for run in runs:
@@ -356,15 +348,15 @@ def test_wrong_arguments_are_said() -> None:
     for call in (
         lambda: sampled_logp(hidden, weight, target[:1]),
         lambda: logp_at(hidden, weight, target),
-        lambda: log_sum_exp(hidden, weight.t()),
-        lambda: log_sum_exp(hidden[None], weight),
-        lambda: log_sum_exp(hidden, weight, bias_V=torch.zeros(3)),
+        lambda: logp_at(hidden, weight.t(), target[:, None]),
+        lambda: logp_at(hidden[None], weight, target[:, None]),
+        lambda: logp_at(hidden, weight, target[:, None], bias_V=torch.zeros(3)),
     ):
         with pytest.raises(InputError, match="CR0782"):
             call()
     for no_leaf in (weight, 2 * weight.clone().requires_grad_()):
         with pytest.raises(UsageError, match=r"CR0781.*takes no gradient, or is no leaf"):
-            log_sum_exp(hidden, no_leaf, adds_to_weight_grad=True)
+            logp_at(hidden, no_leaf, target[:, None], adds_to_weight_grad=True)
 
 
 def test_a_sharded_head_is_gathered_and_its_gradient_is_sharded_again(tmp_path: Path) -> None:

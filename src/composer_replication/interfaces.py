@@ -250,12 +250,6 @@ class Tokenizer(Protocol):
     ) -> Any: ...
 
 
-class Teacher(Protocol):
-    """A policy under a hint, or another model, that scores given tokens."""
-
-    def score(self, prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> list[float]: ...
-
-
 @runtime_checkable
 class PromptSource(Stateful, Protocol):
     """Who gives fresh prompts in the place of those whose groups taught nothing.

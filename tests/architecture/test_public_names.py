@@ -70,7 +70,6 @@ PROTOCOLS = {
     "Sandbox",
     "SandboxBackend",
     "Stateful",
-    "Teacher",
     "TokenPolicy",
     "Tokenizer",
 }

@@ -56,7 +56,6 @@ SEED = 20_260_101
 """The seed of the published figures."""
 
 DEFAULT_RUNS = 10_000
-QUICK_RUNS = 400
 HEADLINE = "jump"
 """The hacked family whose delay stands beside a detector's name."""
 

@@ -106,9 +106,7 @@ class HintsSection(Section):
 
     ``teacher`` is a moving average of the policy (``ema``, by ``ema_rate`` a step), its first weights (``frozen``)
     or the model without its adapter (``lora-off``). ``jsd_alpha``: 0 forward KL, 1 reverse KL, between them
-    Jensen-Shannon, over the student's ``top_k`` tokens and one tail class, at ``temperature`` on both sides.
-    ``variant`` ``taid`` moves the target from student to teacher, from ``taid_start`` on; ``entropy-aware`` is reverse KL, and
-    forward KL where the teacher's entropy is above ``entropy_threshold`` nats. A token weighs
+    Jensen-Shannon, over the student's ``top_k`` tokens and one tail class, at ``temperature`` on both sides. A token weighs
     min(exp(logp - sampled logp), ``importance_clip``) exp(-``entropy_decay`` H_teacher). ``srpo_routing`` keeps hints off
     rollouts that reach ``pass_reward``, and takes those with a hint out of GRPO. A turn whose mean divergence is below
     ``min_divergence`` nats is left out. After ``decay_after`` steps the weight falls as a cosine within ``decay_steps``
@@ -123,9 +121,6 @@ class HintsSection(Section):
     top_k: int = Field(100, ge=1)
     temperature: float = Field(1.0, gt=0.0)
     importance_clip: float = Field(2.0, ge=1.0)
-    variant: Literal["plain", "taid", "entropy-aware"] = "plain"
-    taid_start: float = Field(0.4, ge=0.0, lt=1.0)
-    entropy_threshold: float | None = Field(None, ge=0.0)
     entropy_decay: float = Field(0.0, ge=0.0)
     srpo_routing: bool = False
     pass_reward: float = 1.0
@@ -138,21 +133,11 @@ class HintsSection(Section):
     writing: HintWritingSection = HintWritingSection()
 
     @model_validator(mode="after")
-    def _variant_fits(self) -> HintsSection:
-        if (self.variant == "entropy-aware") != (self.entropy_threshold is not None):
-            raise ValueError('entropy_threshold and variant = "entropy-aware" need each other')
-        if self.variant != "plain" and self.jsd_alpha != HintsSection.model_fields["jsd_alpha"].default:
-            raise ValueError(f"variant {self.variant} has its own divergence: leave jsd_alpha out")
-        return self
-
-    @model_validator(mode="after")
     def _no_key_is_idle(self) -> HintsSection:
         if self.teacher != "ema":
             refuse_idle(
                 self, ("ema_rate",), f'with hints.teacher = "{self.teacher}": that teacher does not move'
             )
-        if self.variant != "taid":
-            refuse_idle(self, ("taid_start",), 'without hints.variant = "taid"')
         if not self.srpo_routing:
             refuse_idle(self, ("pass_reward",), "without hints.srpo_routing")
         if not self.decay_steps:

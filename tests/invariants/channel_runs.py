@@ -43,7 +43,7 @@ CHANNELS: dict[str, dict[str, Any]] = {
         "alpha_sdpo": 40.0,
         "hint_source": HintFailedRows(),
         "hinted_turns": TURNS,
-        "hints": HintsSection(variant="taid", ema_rate=0.5, turns_per_step=3),
+        "hints": HintsSection(ema_rate=0.5, turns_per_step=3),
     },
     "replay": {
         "beta_replay": 1.0,

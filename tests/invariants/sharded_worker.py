@@ -51,9 +51,8 @@ def channels(folder: Path) -> dict[str, Any]:
 
 
 def resumed_channels(folder: Path) -> dict[str, Any]:
-    """The teacher and the first weights are in the checkpoint, too. No TAID: its target goes by ``max_steps``, which differ here."""
+    """The teacher and the first weights are in the checkpoint, too."""
     both = {**CHANNELS["hints"], **CHANNELS["replay"], **runs.SETTINGS}
-    both["hints"] = HintsSection(ema_rate=0.5, turns_per_step=3)
     return whole_and_resumed(folder, gradient_accumulation_steps=1, **both)
 
 

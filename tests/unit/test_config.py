@@ -65,12 +65,6 @@ def test_the_smallest_recipe_is_plain_grpo_without_channels() -> None:
         ({"hints": {}}, "[hints] does nothing while trainer.alpha_sdpo is 0"),
         ({"replay": {}}, "[replay] does nothing while trainer.beta_replay is 0"),
         ({"hints": {"top_j": 1}, **SDPO}, "the nearest known key is hints.top_k"),
-        ({"hints": {"variant": "entropy-aware"}, **SDPO}, "hints: entropy_threshold and variant"),
-        ({"hints": {"entropy_threshold": 1.0}, **SDPO}, "hints: entropy_threshold and variant"),
-        (
-            {"hints": {"variant": "taid", "jsd_alpha": 0.2}, **SDPO},
-            "hints: variant taid has its own divergence",
-        ),
         ({"hints": {"turns_per_step": 2}, **SDPO}, "turns_per_step does nothing in a recipe"),
         (
             {"hints": {"decay_after": 2}, **SDPO},
@@ -81,7 +75,6 @@ def test_the_smallest_recipe_is_plain_grpo_without_channels() -> None:
             {"hints": {"teacher": "frozen", "ema_rate": 0.5}, **SDPO},
             "ema_rate does nothing with hints.teacher",
         ),
-        ({"hints": {"taid_start": 0.5}, **SDPO}, "hints: taid_start does nothing without hints.variant"),
         (
             {"hints": {"writing": {"judge_url": "http://here"}}, **SDPO},
             "hints.writing: judge_url does nothing without judge among",
@@ -212,7 +205,6 @@ def test_a_wrong_recipe_is_one_sentence_that_names_the_key(change: dict[str, Any
     [
         {"hints": {"decay_after": 2, "decay_to": 0.5, "decay_steps": 3}, **SDPO},
         {"hints": {"ema_rate": 0.5}, **SDPO},
-        {"hints": {"variant": "taid", "taid_start": 0.5}, **SDPO},
         {"hints": {"writing": {"layers": ["template", "judge"], "judge_url": "http://here"}}, **SDPO},
         {"trainer": {"importance_clip": 2.0}, "agent": {}},
         {"trainer": {"importance_clip": 0.0}},

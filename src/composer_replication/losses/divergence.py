@@ -13,7 +13,6 @@ moves out of the support is seen.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 
@@ -98,124 +97,6 @@ def with_tail_class(logp_NK: torch.Tensor) -> torch.Tensor:
 def renormalised(logp_NK: torch.Tensor) -> torch.Tensor:
     """The distribution given that the token lies in the support: same shape, rows sum to 1."""
     return _wide(logp_NK).log_softmax(-1)
-
-
-def entropy_aware_divergence(
-    student_logp_NK: torch.Tensor,
-    teacher_logp_NK: torch.Tensor,
-    teacher_entropy_N: torch.Tensor,
-    *,
-    entropy_threshold: float,
-    forward_weight: float = 1.0,
-    with_tail: bool = True,
-) -> torch.Tensor:
-    """Reverse KL everywhere, forward KL added where the teacher is unsure.
-
-    D_n = KL(p || q) + forward_weight * 1[H_n > entropy_threshold] * KL(q || p)
-
-    Reverse KL alone drives the student onto one of several good answers; the forward part keeps all.
-
-    Args:
-        student_logp_NK: as in ``support_divergence``.
-        teacher_logp_NK: as in ``support_divergence``.
-        teacher_entropy_N: the teacher's entropy over the whole vocabulary, nats.
-        entropy_threshold: nats, at least 0; no default, since it depends on model and temperature.
-        forward_weight: at least 0.
-        with_tail: as in ``support_divergence``.
-
-    Reference: Entropy-Aware On-Policy Distillation of Language Models (2026, arXiv 2603.07079).
-
-    Raises:
-        UsageError: CR0781, a number out of range.
-        InputError: CR0782, shapes that do not fit.
-    """
-    where = "entropy_aware_divergence"
-    require_number(entropy_threshold, "entropy_threshold", low=0, where=where)
-    require_number(forward_weight, "forward_weight", low=0, where=where)
-    reverse_N = support_divergence(student_logp_NK, teacher_logp_NK, jsd_alpha=1, with_tail=with_tail)
-    forward_N = support_divergence(student_logp_NK, teacher_logp_NK, jsd_alpha=0, with_tail=with_tail)
-    require_same_shape({"divergence": reverse_N, "teacher_entropy_N": teacher_entropy_N}, where=where)
-    is_unsure_N = teacher_entropy_N.detach() > entropy_threshold
-    return reverse_N + torch.where(is_unsure_N, forward_weight * forward_N, 0.0)
-
-
-def taid_target(
-    student_logp_NS: torch.Tensor, teacher_logp_NS: torch.Tensor, *, progress: float
-) -> torch.Tensor:
-    """Target between student and teacher: log softmax((1 - t) log p + t log q), without gradient.
-
-    Given to ``divergence`` as the teacher, with jsd_alpha = 0. At progress 0 it is the student itself, at 1
-    the teacher. On log-probabilities over the whole vocabulary this is the interpolation of logits of the
-    paper; over a support with a tail class it is that interpolation on the coarser classes.
-
-    Args:
-        student_logp_NS: whole distributions (``with_tail_class``, ``renormalised``).
-        teacher_logp_NS: the same classes under the teacher.
-        progress: t, 0 to 1.
-
-    Reference: TAID: Temporally Adaptive Interpolated Distillation (2025, arXiv 2501.16937), equation 4.
-
-    Raises:
-        UsageError: CR0781, progress outside 0 to 1.
-        InputError: CR0782, shapes that differ.
-    """
-    require_number(progress, "progress", low=0, high=1, where="taid_target")
-    _require_pair(student_logp_NS, teacher_logp_NS, where="taid_target")
-    student, teacher = _wide(student_logp_NS).detach(), _wide(teacher_logp_NS).detach()
-    if progress in (0, 1):  # 0 times an infinite logarithm is not a number
-        return teacher if progress else student
-    return ((1 - progress) * student + progress * teacher).log_softmax(-1)
-
-
-_LARGEST_FALL = 1e6  # far beyond where the sigmoid is flat; an infinite one would stay in the mean for ever
-
-
-@dataclass(frozen=True, slots=True)
-class TaidProgress:
-    """How far the target has moved; ``advanced`` gives the next state. Plain numbers, for checkpoints.
-
-    With J the distillation loss of step n, step fraction f and relative fall d = (J_{n-1} - J_n) / J_{n-1}:
-    m <- momentum m + (1 - momentum) d, and
-    t <- min(end, max(start + (end - start) f, t + rate * sigmoid(m) * (1 - t))).
-    The first step has no fall and takes the linear value. Defaults are the paper's.
-
-    Reference: TAID (2025, arXiv 2501.16937), equation 5 and algorithm 1.
-    """
-
-    progress: float = 0.4
-    smoothed_fall: float = 0.0
-    last_loss: float | None = None
-    start: float = 0.4
-    end: float = 1.0
-    rate: float = 5e-4
-    momentum: float = 0.99
-
-    def advanced(self, loss: float, *, step_fraction: float) -> TaidProgress:
-        """State after a step with this loss, ``step_fraction`` (0 to 1) of the run done.
-
-        A loss that is not finite says nothing about the pace: the target then follows the linear part alone.
-
-        Raises:
-            UsageError: CR0781, a step fraction outside 0 to 1.
-        """
-        require_number(step_fraction, "step_fraction", low=0, high=1, where="TaidProgress.advanced")
-        linear = self.start + (self.end - self.start) * step_fraction
-        fall, moved, last = self.smoothed_fall, self.progress, self.last_loss
-        if math.isfinite(loss):
-            if last is not None and last > 0:
-                relative = min(max((last - loss) / last, -_LARGEST_FALL), _LARGEST_FALL)
-                fall = self.momentum * fall + (1 - self.momentum) * relative
-                moved += self.rate * (1 - moved) / (1 + math.exp(-max(fall, -700.0)))
-            last = loss
-        return TaidProgress(
-            progress=min(self.end, max(linear, moved)),
-            smoothed_fall=fall,
-            last_loss=last,
-            start=self.start,
-            end=self.end,
-            rate=self.rate,
-            momentum=self.momentum,
-        )
 
 
 def _kl(from_logp: torch.Tensor, to_logp: torch.Tensor) -> torch.Tensor:

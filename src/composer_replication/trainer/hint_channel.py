@@ -7,7 +7,6 @@ Hinted turns come from a ``hint_source``, which sees each generation, and from r
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -17,7 +16,6 @@ import torch
 
 from composer_replication.channel_tables import HintsSection
 from composer_replication.interfaces import HintGenerator
-from composer_replication.losses.divergence import TaidProgress
 from composer_replication.losses.hint_distillation import decayed_weight
 from composer_replication.records import HintedTurn
 from composer_replication.trainer.batch_records import (
@@ -62,8 +60,6 @@ class HintChannel(ChannelStep):
     _hints_have_ended: bool = False
     _teacher_weights: WeightCopy | None = None
     _recorded_draws: RecordDraws | None = None
-    _taid: TaidProgress | None = None
-    _taid_sums: tuple[float, int] = (0.0, 0)
 
     def _hint_settings(self) -> HintsSection:
         """The ``[hints]`` table, or its defaults.
@@ -194,11 +190,6 @@ class HintChannel(ChannelStep):
             self._note("sdpo", turns=0.0)
             return
         self._note("sdpo", **_figures(losses), weight_share=share)
-        total, count = self._taid_sums
-        for part in losses:
-            num_tokens = int(part.metrics.num_tokens)
-            total, count = total + float(part.metrics.divergence) * num_tokens, count + num_tokens
-        self._taid_sums = (total, count)
 
     def _turn_for_nothing(self) -> HintedRows:
         pad_id = self._tokenizer.pad_token_id
@@ -227,7 +218,6 @@ class HintChannel(ChannelStep):
             teacher=lambda: self._teacher_in_place(settings),
             autocast=self.accelerator.autocast,
             sampling_temperature=self.temperature,
-            taid_progress=1.0 if self._taid is None else self._taid.progress,
         )
 
     # ---- the teacher --------------------------------------------------------------------------------
@@ -256,22 +246,14 @@ class HintChannel(ChannelStep):
             self._recorded_draws = RecordDraws(
                 self.hinted_turns, per_step=settings.turns_per_step, seed=self.args.seed
             )
-        if settings.variant == "taid":
-            self._taid = TaidProgress(progress=settings.taid_start, start=settings.taid_start)
-            self._taid_sums = (0.0, 0)
 
     def _move_teacher(self) -> None:
-        """After each optimizer step: the teacher follows the policy, and TAID's target goes on."""
+        """After each optimizer step: the teacher follows the policy."""
         if self.alpha_sdpo == 0.0:
             return
         settings = self._hint_settings()
         if settings.teacher == "ema" and self._teacher_weights is not None:
             self._teacher_weights.move_towards(self.accelerator.unwrap_model(self.model), settings.ema_rate)
-        if self._taid is not None:
-            totals, counts = zip(*gathered(self._taid_sums), strict=True)
-            mean = math.fsum(totals) / sum(counts) if sum(counts) else math.nan
-            done = min(self.state.global_step / max(self.state.max_steps, 1), 1.0)
-            self._taid, self._taid_sums = self._taid.advanced(mean, step_fraction=done), (0.0, 0)
 
 
 def _counts_of(source: HintGenerator) -> dict[str, int]:

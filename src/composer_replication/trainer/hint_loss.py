@@ -14,13 +14,7 @@ import torch
 
 from composer_replication.channel_tables import HintsSection
 from composer_replication.losses.chunked_head import logp_at, sampled_and_top_k_logp, sampled_logp
-from composer_replication.losses.divergence import (
-    divergence,
-    entropy_aware_divergence,
-    support_divergence,
-    taid_target,
-    with_tail_class,
-)
+from composer_replication.losses.divergence import support_divergence
 from composer_replication.losses.hint_distillation import (
     HintDistillationMetrics,
     certainty_weights,
@@ -55,7 +49,6 @@ def hint_loss(
     teacher: Scope,
     autocast: Scope,
     sampling_temperature: float,
-    taid_progress: float = 1.0,
 ) -> HintLoss:
     """L = sum_n w_n g_n sum_t c_nt D_nt / num_tokens over the sampled ids of each turn.
 
@@ -72,7 +65,6 @@ def hint_loss(
         teacher: a context in which ``model`` is the teacher.
         autocast: a context for forwards.
         sampling_temperature: at which the ids were sampled, which their log-probabilities belong to.
-        taid_progress: t of the variant ``taid``.
     """
     mask_NT = rows.student.loss_mask_NT.bool()
     with autocast():
@@ -90,7 +82,7 @@ def hint_loss(
             now_M = _logp_at_temperature(states_MH, head, rows, sampling_temperature)
     with teacher(), torch.no_grad(), autocast():
         teacher_MK, entropy_M = _teacher_logps(model, rows, scores.top_index_NK, settings)
-    divergence_M = _divergence(scores.top_logp_NK, teacher_MK, entropy_M, settings, taid_progress)
+    divergence_M = support_divergence(scores.top_logp_NK, teacher_MK, jsd_alpha=settings.jsd_alpha)
     sampled_M = rows.sampled_logp_NT[mask_NT].to(now_M.dtype)
     sampled_M = torch.where(sampled_M.isnan(), now_M, sampled_M)
     weight_M = ratio_M = importance_weights(now_M, sampled_M, mask_NT[mask_NT], clip=settings.importance_clip)
@@ -115,7 +107,7 @@ def _teacher_logps(
     states_MH, head = completion_states(model, rows.teacher), head_of(model)
     options = {"temperature": settings.temperature, **head.arguments()}
     logp_MK = logp_at(states_MH, head.weight_VH, index_MK, **options)
-    if not settings.entropy_decay and settings.variant != "entropy-aware":
+    if not settings.entropy_decay:
         return logp_MK, None
     return logp_MK, sampled_logp(states_MH, head.weight_VH, scored_ids(rows.teacher), **options)[1]
 
@@ -126,24 +118,6 @@ def _logp_at_temperature(
 ) -> torch.Tensor:
     ids_M = scored_ids(rows.student)
     return sampled_logp(states_MH, head.weight_VH, ids_M, temperature=temperature, **head.arguments())[0]
-
-
-def _divergence(
-    student_MK: torch.Tensor,
-    teacher_MK: torch.Tensor,
-    entropy_M: torch.Tensor | None,
-    settings: HintsSection,
-    taid_progress: float,
-) -> torch.Tensor:
-    if settings.variant == "entropy-aware" and entropy_M is not None:
-        return entropy_aware_divergence(
-            student_MK, teacher_MK, entropy_M, entropy_threshold=settings.entropy_threshold or 0.0
-        )
-    if settings.variant == "taid":
-        student_MS, teacher_MS = with_tail_class(student_MK), with_tail_class(teacher_MK)
-        target_MS = taid_target(student_MS, teacher_MS, progress=taid_progress)
-        return divergence(student_MS, target_MS, jsd_alpha=0.0)
-    return support_divergence(student_MK, teacher_MK, jsd_alpha=settings.jsd_alpha)
 
 
 def _in_rows(values_M: torch.Tensor, mask_NT: torch.Tensor) -> torch.Tensor:

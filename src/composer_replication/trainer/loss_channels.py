@@ -18,7 +18,6 @@ from transformers import TrainerCallback
 
 from composer_replication.channel_tables import HintsSection, ReplaySection, Section
 from composer_replication.errors import InputError
-from composer_replication.losses.divergence import TaidProgress
 from composer_replication.records import HintedTurn, PreferencePair
 from composer_replication.trainer.argument_kinds import (
     refuse_bad_weight,
@@ -164,7 +163,6 @@ class LossChannels(HintChannel, ReplayChannel, OwnState):
                 "teacher": None if self._teacher_weights is None else self._teacher_weights.tensors(),
                 "first": None if self._first_weights is None else self._first_weights.tensors(),
                 "reference": self._reference_P2,
-                "taid": None if self._taid is None else asdict(self._taid),
             }
             if process_rank() == 0:
                 torch.save(state, checkpoint / STATE_FILE)
@@ -204,8 +202,6 @@ class LossChannels(HintChannel, ReplayChannel, OwnState):
                 copy.load(saved[name])
         if self._reference_P2 is not None:
             self._reference_P2 = self._reference_P2.to(self.accelerator.device)
-        if saved["taid"] is not None:
-            self._taid = TaidProgress(**saved["taid"])
 
     def _channels_fingerprint(self) -> str:
         """Of both tables, the records and the seed of their order; weights may change between runs."""

@@ -5,18 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer_replication.errors import InputError, UsageError
 from composer_replication.losses.divergence import (
-    TaidProgress,
     divergence,
-    entropy_aware_divergence,
     renormalised,
     support_divergence,
-    taid_target,
-    with_tail_class,
 )
 
 ALPHAS = st.sampled_from([0.0, 0.01, 0.3, 0.5, 0.9, 1.0])
@@ -225,53 +221,6 @@ def test_the_teacher_carries_no_gradient() -> None:
     assert torch.autograd.grad(loss, [student, teacher], allow_unused=True)[1] is None
 
 
-def test_forward_kl_is_added_only_where_the_teacher_is_unsure() -> None:
-    student, teacher = on_support(some_logits(1, 3, 20), some_logits(2, 3, 20), 5)
-    entropy = torch.tensor([0.5, 1.0, 2.0])
-    got = entropy_aware_divergence(student, teacher, entropy, entropy_threshold=1.0, forward_weight=0.25)
-    reverse = support_divergence(student, teacher, jsd_alpha=1)
-    forward = support_divergence(student, teacher, jsd_alpha=0)
-    torch.testing.assert_close(got, reverse + forward * torch.tensor([0.0, 0.0, 0.25]))
-    with pytest.raises(InputError, match="CR0782"):
-        entropy_aware_divergence(student, teacher, entropy[:2], entropy_threshold=1.0)
-
-
-def test_the_taid_target_moves_from_student_to_teacher() -> None:
-    student_logits, teacher_logits = some_logits(1, 3, 8), some_logits(2, 3, 8)
-    student, teacher = student_logits.log_softmax(-1), teacher_logits.log_softmax(-1)
-    for t in (0.0, 0.25, 1.0):  # the interpolation of logits of the paper
-        want = ((1 - t) * student_logits + t * teacher_logits).log_softmax(-1)
-        torch.testing.assert_close(taid_target(student, teacher, progress=t), want)
-    coarse = taid_target(with_tail_class(student[:, :3]), with_tail_class(teacher[:, :3]), progress=0.5)
-    torch.testing.assert_close(coarse.exp().sum(-1), torch.ones(3, dtype=torch.float64))
-    assert not taid_target(student.requires_grad_(), teacher, progress=0.5).requires_grad
-
-
-def test_taid_progress_by_hand() -> None:
-    state = TaidProgress(rate=0.1, momentum=0.5)
-    state = state.advanced(2.0, step_fraction=0.0)
-    assert (state.progress, state.smoothed_fall, state.last_loss) == (0.4, 0.0, 2.0)
-    state = state.advanced(1.0, step_fraction=0.0)  # fell by a half: m = 0.25
-    assert state.smoothed_fall == 0.25
-    assert state.progress == pytest.approx(0.4 + 0.1 * 0.6 / (1 + math.exp(-0.25)))
-    unknown = state.advanced(math.nan, step_fraction=0.5)
-    assert (unknown.progress, unknown.last_loss) == (0.7, 1.0)
-    assert unknown.advanced(1.0, step_fraction=1.0).progress == 1.0
-
-
-@settings(deadline=None, max_examples=50)
-@given(st.lists(st.floats(allow_nan=True, allow_infinity=True), min_size=1, max_size=20))
-@example(
-    [2e-3, -1.0, 1.0, 1.0, 2.6e-20, 4.3e299, -1.7976931305910841e308]
-)  # relative falls beyond the largest float
-def test_taid_progress_never_goes_back_nor_past_its_end(losses: list[float]) -> None:
-    state = TaidProgress(rate=0.5)
-    for step, loss in enumerate(losses):
-        following = state.advanced(loss, step_fraction=step / len(losses))
-        assert state.progress <= following.progress <= 1.0
-        state = following
-
-
 def test_wrong_arguments_are_said() -> None:
     pair = logs(0.5, 0.2), logs(0.1, 0.6)
     for jsd_alpha in (-0.1, 1.1, math.nan):
@@ -281,12 +230,6 @@ def test_wrong_arguments_are_said() -> None:
         support_divergence(pair[0], pair[1][:, :1], jsd_alpha=0.5)
     with pytest.raises(UsageError, match="support is empty"):
         support_divergence(torch.zeros(2, 0), torch.zeros(2, 0), jsd_alpha=0.5)
-    with pytest.raises(UsageError, match="progress"):
-        taid_target(*pair, progress=1.5)
-    with pytest.raises(UsageError, match="step_fraction"):
-        TaidProgress().advanced(1.0, step_fraction=2.0)
-    with pytest.raises(UsageError, match="entropy_threshold"):
-        entropy_aware_divergence(*pair, torch.ones(1), entropy_threshold=-1.0)
 
 
 def test_renormalised_rows_sum_to_one() -> None:

@@ -57,15 +57,7 @@ def expected_hint_loss(
             sampled = token_logps(student, turn.prompt_ids, turn.completion_ids)
         p, q = support(s, t, settings.top_k)
         entropy = -(t.exp() * t).sum(-1)
-        if settings.variant == "entropy-aware":
-            threshold = settings.entropy_threshold
-            assert threshold is not None
-            d = jensen_shannon(p, q, 1.0) + (entropy > threshold) * jensen_shannon(p, q, 0.0)
-        elif settings.variant == "taid":
-            mixed = (1 - settings.taid_start) * p.detach().log() + settings.taid_start * q.log()
-            d = jensen_shannon(p, mixed.softmax(-1), 0.0)
-        else:
-            d = jensen_shannon(p, q, settings.jsd_alpha)
+        d = jensen_shannon(p, q, settings.jsd_alpha)
         ratio = torch.ones(len(turn.completion_ids), dtype=torch.float64)
         if turn.sampled_logp:
             now = sampled[range(len(turn.completion_ids)), list(turn.completion_ids)]

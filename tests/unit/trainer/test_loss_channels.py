@@ -212,25 +212,23 @@ def run(make_trainer: Callable[..., Any], folder: Path, **settings: Any) -> Any:
 def test_a_resumed_run_goes_on_exactly_and_needs_what_was_kept(
     make_trainer: Callable[..., Any], tmp_path: Path
 ) -> None:
-    settings = {"hints": HintsSection(variant="taid")}
-    whole = run(make_trainer, tmp_path / "whole", **settings)
+    whole = run(make_trainer, tmp_path / "whole")
     for name in ("resumed", "without", "other"):
         shutil.copytree(tmp_path / "whole" / "checkpoint-2", tmp_path / name / "checkpoint-2")
-    resumed = run(make_trainer, tmp_path / "resumed", **settings)
+    resumed = run(make_trainer, tmp_path / "resumed")
     assert parameter_sha256(resumed.model) == parameter_sha256(whole.model)
     for name, weight in whole._teacher_weights.tensors().items():
         assert torch.equal(resumed._teacher_weights.tensors()[name], weight)
-    assert resumed._taid == whole._taid
     # the teacher of the start in the place of the one that was kept: the end is another
     path = tmp_path / "without" / "checkpoint-2" / STATE_FILE
     kept = torch.load(path, weights_only=True)
     kept["teacher"] = kept["first"]
     torch.save(kept, path)
     write_manifest(path.parent)
-    changed = run(make_trainer, tmp_path / "without", **settings)
+    changed = run(make_trainer, tmp_path / "without")
     assert parameter_sha256(changed.model) != parameter_sha256(whole.model)
     with pytest.raises(InputError) as error:
-        run(make_trainer, tmp_path / "other", hints=HintsSection(variant="taid", top_k=5))
+        run(make_trainer, tmp_path / "other", hints=HintsSection(top_k=5))
     assert error.value.code == "CR0756"
     with pytest.raises(InputError) as error:
         run(make_trainer, tmp_path / "other", alpha_sdpo=0.0, beta_replay=0.0)

@@ -317,7 +317,7 @@ def test_what_a_twin_holds(twins) -> None:
         ),
     }
     assert twin.tests[-1] == ("tests/test_goods.py::test_squeeze_marks",)
-    assert twin.lookup_failing_share == 1.0
+    assert twin.num_lookup_misses == len(twin.mutated)
     assert all(10 <= len(other.mutated) <= 60 for name, other in twins.items() if name != "squeeze")
 
 

@@ -12,25 +12,19 @@ from __future__ import annotations
 import ast
 import copy
 import random
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from operator import itemgetter
-from pathlib import Path
 
-from composer_replication.records import Limits
-from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.planning.body_cuts import BodyCut
 from composer_replication.tasks.planning.lines import Lines
 from composer_replication.tasks.syntax_trees import parse_syntax
-from composer_replication.tasks.test_run import run_tests
 from composer_replication.tasks.twin.build_twins import judge_relatives
 from composer_replication.tasks.twin.twin_records import Twin
-from composer_replication.tasks.views import write_files
 
 Passes = Callable[[Sequence[str]], Sequence[bool]]
 """Told bodies in the place of the golden one; says for each whether it passes."""
@@ -55,17 +49,6 @@ class Mutant:
     operator: str
     line: int
     body: str
-
-
-@dataclass(frozen=True, slots=True)
-class Strength:
-    """Who notices the faults; ``survivors`` pass both."""
-
-    num_mutants: int
-    killed_by_visible: int
-    killed_by_hidden: int
-    killed_by_both: int
-    survivors: tuple[Mutant, ...]
 
 
 def mutants_of(text: str, cut: BodyCut, *, max_mutants: int = 20, seed: int = 0) -> tuple[Mutant, ...]:
@@ -187,49 +170,6 @@ def _of_expression(node: ast.expr) -> Iterator[_Change]:
             yield "constant", node, repr(value + 1)
         elif isinstance(value, str):
             yield "string", node, repr(f"XX{value}")
-
-
-def strength(mutants: Sequence[Mutant], visible: Passes, hidden: Passes) -> Strength:
-    """Let two judges look at every mutant.
-
-    Args:
-        mutants: of one golden body.
-        visible: whether a body passes the visible tests.
-        hidden: whether it passes what is hidden: tests, twin, or both.
-    """
-    bodies = [mutant.body for mutant in mutants]
-    seen = [not passed for passed in visible(bodies)]
-    caught = [not passed for passed in hidden(bodies)]
-    either = [a or b for a, b in zip(seen, caught, strict=True)]
-    survivors = tuple(mutant for mutant, killed in zip(mutants, either, strict=True) if not killed)
-    return Strength(len(bodies), sum(seen), sum(caught), sum(either), survivors)
-
-
-def passes_tests(
-    files: Mapping[str, bytes],
-    cut: BodyCut,
-    node_ids: Sequence[str],
-    environment: Environment,
-    *,
-    timeout_seconds: float,
-    backend: str | None = None,
-    limits: Limits | None = None,
-) -> Passes:
-    """A judge that runs tests of the original tree, one sandbox for each body."""
-    text = files[cut.path].decode()
-
-    def passes_one(body: str) -> bool:
-        changed = {**files, cut.path: (text[: cut.start] + body + text[cut.end :]).encode()}
-        with tempfile.TemporaryDirectory(prefix="mutant-", dir=process_folder()) as folder:
-            tree = Path(folder) / "tree"
-            write_files(tree, changed)
-            report = run_tests(
-                tree, environment, node_ids, backend=backend, limits=limits,
-                timeout_seconds=timeout_seconds, stop_at_first_failure=True,
-            )  # fmt: skip
-        return not report.error and len(report.passed) == len(node_ids)
-
-    return lambda bodies: [passes_one(body) for body in bodies]
 
 
 def passes_twin(

@@ -60,11 +60,6 @@ class Twin:
         """The recorded calls, then the mutated ones: the order in which they are judged."""
         return (*self.recorded, *self.mutated)
 
-    @property
-    def lookup_failing_share(self) -> float:
-        """Share of the mutated calls on which a lookup solver fails."""
-        return self.num_lookup_misses / len(self.mutated)
-
 
 @dataclass(frozen=True, slots=True)
 class TwinScore:

@@ -8,10 +8,12 @@ import pytest
 
 from composer_replication.tasks.intake.environment import Environment, open_environment
 from composer_replication.tasks.intake.lock import resolve
+from composer_replication.tasks.lookup_gate import with_tables
 from composer_replication.tasks.planning.body_cuts import find_body_cuts
 from composer_replication.tasks.test_run import TestReport, run_tests
 from composer_replication.tasks.twin.build_twins import Twin, build_twins, judge_twin
-from composer_replication.tasks.twin.lookup_solver import lookup_files, visible_calls
+from composer_replication.tasks.twin.lookup_solver import AnsweredCall, answered_calls
+from composer_replication.tasks.twin.twin_run import RecordedCall
 from composer_replication.tasks.views import write_files
 
 pytestmark = pytest.mark.timeout(600)  # the first test of all builds the twins for the rest
@@ -93,16 +95,24 @@ def run(tmp_path: Path, runner: Environment):
     return run_files
 
 
-def solved(symbol: str, runner: Environment, twin: Twin) -> dict[str, bytes]:
+def solved(symbol: str, runner: Environment, twin: Twin, visible: list[str]) -> dict[str, bytes]:
+    """The tree with a table of what the visible tests ask."""
     cut = CUTS[symbol]
-    broken = {**FILES, PATH: cut.break_text(SOURCE).encode()}
-    return lookup_files(broken, cut, visible_calls(FILES, runner, twin, VISIBLE[symbol]))
+    calls = [
+        RecordedCall(vector.blob, tests)
+        for vector, tests in zip(twin.recorded, twin.tests, strict=True)
+        if not set(visible).isdisjoint(tests)
+    ]
+    answers, problems = answered_calls(FILES, runner, [(cut, calls)], None)
+    assert problems == {}
+    table = [AnsweredCall(call.blob, answer) for call, answer in zip(calls, answers[cut.pin], strict=True)]
+    return with_tables(FILES, [cut], {cut.pin: table})
 
 
 @pytest.mark.parametrize("symbol", ["Till.give", "share"])
 def test_visible_tests_pass_and_the_twin_fails(run, runner: Environment, twins, symbol: str) -> None:
-    files = solved(symbol, runner, twins[symbol])
-    assert set(files) == {*FILES, "lib/composer_lookup_table.py"}
+    files = solved(symbol, runner, twins[symbol], VISIBLE[symbol])
+    assert set(files) == {*FILES, "lib/composer_lookup_table_0.py"}
     report = run(files, VISIBLE[symbol])
     assert (report.error, sorted(report.passed)) == ("", sorted(VISIBLE[symbol]))
     score = judge_twin(files, runner, twins[symbol], timeout_seconds=60)
@@ -111,19 +121,12 @@ def test_visible_tests_pass_and_the_twin_fails(run, runner: Environment, twins, 
 
 
 def test_the_table_holds_visible_calls_alone(run, runner: Environment, twins) -> None:
-    files = solved("share", runner, twins["share"])
+    files = solved("share", runner, twins["share"], VISIBLE["share"])
     assert run(files, HIDDEN).passed == frozenset()
-    twin = twins["share"]
-    assert len(twin.recorded) == 4
-    assert len(visible_calls(FILES, runner, twin, VISIBLE["share"])) == 3
-    assert len(visible_calls(FILES, runner, twin)) == 4
-    assert visible_calls(FILES, runner, twin, []) == ()
 
 
 def test_all_recorded_calls_agree_with_the_table_of_all(runner: Environment, twins) -> None:
-    cut = CUTS["share"]
-    broken = {**FILES, PATH: cut.break_text(SOURCE).encode()}
-    files = lookup_files(broken, cut, visible_calls(FILES, runner, twins["share"]))
+    files = solved("share", runner, twins["share"], [*VISIBLE["share"], *HIDDEN])
     score = judge_twin(files, runner, twins["share"], timeout_seconds=60)
     assert (score.recorded_agree, score.num_recorded) == (4, 4)
     assert score.num_mutated - score.mutated_agree == twins["share"].num_lookup_misses

@@ -11,15 +11,13 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from composer_replication.errors import SandboxFailure
 from composer_replication.records import Limits
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.intake.source_folders import below_root, recorded_folders
-from composer_replication.tasks.planning.body_cuts import MARKER_STATEMENT, BodyCut, fill
-from composer_replication.tasks.twin.twin_records import Twin
+from composer_replication.tasks.planning.body_cuts import BodyCut
 from composer_replication.tasks.twin.twin_run import Job, RecordedCall, Subject, helper_sources, play
 
 HELPER = "composer_lookup_table"
@@ -81,42 +79,6 @@ class AnsweredCall:
     answer: bytes
 
 
-def visible_calls(
-    files: Mapping[str, bytes],
-    environment: Environment,
-    twin: Twin,
-    visible: Collection[str] | None = None,
-    *,
-    backend: str | None = None,
-) -> tuple[AnsweredCall, ...]:
-    """What a policy can learn from visible tests: their calls, and the answers to them.
-
-    Args:
-        files: the original tree.
-        environment: in which its tests run.
-        twin: of the function; its recorded calls say in which tests they were made.
-        visible: node ids of the visible tests; None: all tests.
-        backend: sandbox backend; None for the best of this machine.
-
-    Raises:
-        SandboxFailure: the sandbox broke, or the replay did not come to its end (CR0470).
-    """
-    shown = None if visible is None else set(visible)
-    blobs = tuple(
-        vector.blob
-        for vector, tests in zip(twin.recorded, twin.tests, strict=True)
-        if shown is None or not shown.isdisjoint(tests)
-    )
-    ((answers, problem),) = _answers(files, environment, [Subject(twin.path, twin.symbol, blobs)], backend)
-    if problem:
-        raise SandboxFailure(
-            "CR0470",
-            f"the calls of visible tests could not be replayed: {problem}.",
-            fix="composer-rl sandbox selftest, then the same command again",
-        )
-    return tuple(AnsweredCall(blob, answers[i]) for i, blob in enumerate(blobs) if answers.get(i))
-
-
 def answered_calls(
     files: Mapping[str, bytes],
     environment: Environment,
@@ -161,25 +123,6 @@ def _answers(
     half = len(subjects) // 2
     parts = (subjects[:half], subjects[half:])
     return [answers for part in parts for answers in _answers(files, environment, part, backend)]
-
-
-def lookup_files(
-    files_broken: Mapping[str, bytes], cut: BodyCut, calls: Sequence[AnsweredCall]
-) -> dict[str, bytes]:
-    """The broken tree with the hole filled by a table.
-
-    Args:
-        files_broken: the tree in which ``cut`` alone is taken out of its file.
-        cut: the function.
-        calls: what the table knows; for all others the answer is None.
-    """
-    broken = files_broken[cut.path].decode()
-    hole = cut.hole
-    body = broken[hole.start : hole.end].replace(
-        MARKER_STATEMENT, f"return __import__({HELPER!r}).answer(locals())"
-    )
-    path, data = helper_file(files_broken, cut.path, HELPER, calls)
-    return {**files_broken, cut.path: fill(broken, hole, body).encode(), path: data}
 
 
 def helper_file(

@@ -91,7 +91,6 @@ class HeldoutEvaluator:
         self.num_calls = 0
         self.evaluation_idx = 0
         self.num_put_off = 0
-        self.last_visible: float | None = None
         self._clock = clock
         self._began: float | None = None
         self._run_seconds = 0.0  # of the run before it was resumed
@@ -157,7 +156,6 @@ class HeldoutEvaluator:
         pairs = [(statistics.fmean(r.visible), statistics.fmean(r.hidden)) for r in whole]
         truths = [statistics.fmean(r.hidden_share if self.counts_shares else r.hidden) for r in whole]
         self.evaluation_idx = index  # only now: a reading that broke is made again with the same draw
-        self.last_visible = statistics.fmean(visible for visible, _ in pairs)
         return HeldoutReading(
             evaluation_idx=index,
             score=statistics.fmean(truths),

@@ -35,7 +35,7 @@ from composer_replication.rollouts.monitor import (
 )
 from composer_replication.rollouts.monitor.episode_evidence import import_name
 from composer_replication.rollouts.monitor.line_changes import new_lines
-from composer_replication.rollouts.monitor.shell_commands import shell_commands
+from composer_replication.rollouts.monitor.shell_commands import read_shell
 from composer_replication.rollouts.monitor.tree_paths import locate
 from composer_replication.tasks.store import TaskStore
 
@@ -216,7 +216,7 @@ def test_lines_that_are_not_new_are_old(before: list[str], after: list[str]) -> 
 @given(st.text("abc \n'\"\\$"))
 def test_a_quoted_word_is_one_word(text: str) -> None:
     quoted = "'" + text.replace("'", "'\\''") + "'"
-    (command,) = shell_commands(f"program {quoted}")
+    (command,) = read_shell(f"program {quoted}").commands
     assert command.words == ("program", text)
 
 

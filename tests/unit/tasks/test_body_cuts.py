@@ -13,7 +13,6 @@ from composer_replication.tasks.planning.body_cuts import (
     BodyCut,
     fill,
     find_body_cuts,
-    stub_answer,
 )
 
 STYLES = '''"""Many styles."""
@@ -172,7 +171,7 @@ def assert_exact(text: str, deletion: BodyCut) -> None:
     ast.parse(broken)
     assert broken[hole.start - 1] in ":\"'"
     for expression in ("None", "True", "''"):
-        ast.parse(fill(broken, hole, stub_answer(broken, hole, expression)))
+        ast.parse(fill(broken, hole, deletion.marker.replace(MARKER_STATEMENT, f"return {expression}")))
 
 
 @pytest.mark.parametrize("line_end", ["\n", "\r\n"])
@@ -210,12 +209,6 @@ def test_what_has_no_body_to_delete_is_left_out() -> None:
 @pytest.mark.parametrize("text", ["def f(:\n", "\ufeffdef f():\n    return 1\n", "", "x = 1\n", "\0"])
 def test_what_does_not_parse_has_no_candidates(text: str) -> None:
     assert find_body_cuts("m.py", text) == []
-
-
-def test_stub_stands_in_the_place_of_the_marker() -> None:
-    deletion = by_symbol(STYLES)["Box.value"]
-    broken = deletion.break_text(STYLES)
-    assert stub_answer(broken, deletion.hole, "''") == "\n        return ''"
 
 
 names = st.sampled_from(["f", "größe", "_g"])

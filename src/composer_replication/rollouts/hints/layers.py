@@ -16,7 +16,6 @@ from composer_replication.rollouts.hints.hint_options import HintOptions
 from composer_replication.rollouts.hints.templates import template_hint
 from composer_replication.rollouts.user_functions import UnusableFunctionError, import_function, one_line
 
-CUT_OFF = " \n,;"
 _NAME = re.compile(r"[^\W\d]\w*")
 _STRING = re.compile(r"('''|\"\"\").*?\1|'[^'\n]*'|\"[^\"\n]*\"|#[^\n]*", re.DOTALL)
 _CONTROL = re.compile(

@@ -101,11 +101,6 @@ def read_shell(text: str, *, folder: str = "") -> ShellReading:
     return ShellReading(reader.found[:MOST_COMMANDS], reader.left_out)
 
 
-def shell_commands(text: str, *, folder: str = "") -> list[ShellCommand]:
-    """As ``read_shell``, the commands alone."""
-    return read_shell(text, folder=folder).commands
-
-
 class _Reader:
     def __init__(self) -> None:
         self.found: list[ShellCommand] = []

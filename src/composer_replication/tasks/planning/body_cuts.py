@@ -70,11 +70,6 @@ def fill(broken_text: str, hole: Hole, answer: str) -> str:
     return broken_text[: hole.start] + answer + broken_text[hole.end :]
 
 
-def stub_answer(broken_text: str, hole: Hole, expression: str) -> str:
-    """An answer that only returns ``expression``, in the place and indentation of the marker."""
-    return broken_text[hole.start : hole.end].replace(MARKER_STATEMENT, f"return {expression}")
-
-
 def find_body_cuts(path: str, text: str) -> list[BodyCut]:
     """All functions and methods of a file whose body can be deleted, in file order.
 

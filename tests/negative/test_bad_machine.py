@@ -213,6 +213,7 @@ def test_troubles_of_the_machine_are_told_from_bugs() -> None:
 
 def test_how_to_go_on_depends_on_the_verb() -> None:
     assert how_to_go_on(["train", "r.toml"]).startswith("composer-rl train r.toml --resume goes on")
+    assert how_to_go_on(["train", "my r.toml"]).startswith("composer-rl train 'my r.toml' --resume goes on")
     assert how_to_go_on(["train", "r.toml", "--resume"]).count("--resume") == 1
     for words in (["tasks", "build", "x", "--out", "y"], ["quickstart", "--quiet"]):
         assert how_to_go_on(words) == "the same command goes on where it stopped."

@@ -14,6 +14,11 @@ from composer_replication.run_folder import RunFolder, read_jsonl
 from composer_replication.trainer.metrics_log import RunLog, StepWindow, json_row
 
 
+def test_a_number_that_is_none_is_told_once() -> None:
+    window, metrics = StepWindow(), {"x": [math.nan]}
+    assert [window.take(metrics) for _ in range(3)] == [{"x": None}, {}, {}]
+
+
 def test_the_window_takes_each_entry_once() -> None:
     window = StepWindow()
     metrics = {"reward": [0.2, 0.4], "entropy": [1.0]}

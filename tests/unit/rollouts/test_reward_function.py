@@ -171,10 +171,10 @@ def test_forged_and_lost_rollouts_are_counted(store: TaskStore) -> None:
     }  # fmt: skip
 
 
-def test_a_wholly_lost_group_gets_the_batch_mean(store: TaskStore) -> None:
+def test_a_wholly_lost_group_has_no_reward(store: TaskStore) -> None:
     one, two = (task.task_id for task in store.tasks()[:2])
     reward = make_reward(store, PrescribedScores(store, [None, None, PASS, FAIL]))
-    assert reward(["p"] * 4, ["x"] * 4, task_id=[one, one, two, two]) == [0.5, 0.5, 1.0, 0.0]
+    assert reward(["p"] * 4, ["x"] * 4, task_id=[one, one, two, two]) == [None, None, 1.0, 0.0]
 
 
 def test_a_wholly_lost_batch_stops_the_run(store: TaskStore) -> None:

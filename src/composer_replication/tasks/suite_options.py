@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from composer_replication.tasks.intake.sources import inner_table
+from composer_replication.tasks.intake.sources import PYTEST_FILES, inner_table
 
 OVERRIDES = tuple(
     word
@@ -89,15 +89,7 @@ def pytest_settings(read: Callable[[str], bytes | None]) -> tuple[str, dict[str,
     Returns:
         An empty name where no file has any.
     """
-    for name in (
-        "pytest.toml",
-        ".pytest.toml",
-        "pytest.ini",
-        ".pytest.ini",
-        "pyproject.toml",
-        "tox.ini",
-        "setup.cfg",
-    ):
+    for name in PYTEST_FILES:
         data = read(name)
         found = None if data is None else _settings_in(name, data)
         if found is not None:

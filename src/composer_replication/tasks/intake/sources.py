@@ -233,16 +233,10 @@ def _is_text(name: str) -> bool:
     return _NO_TEXT.search(name) is None
 
 
-_CONFIGS = (
-    "pytest.toml",
-    ".pytest.toml",
-    "pytest.ini",
-    ".pytest.ini",
-    "pyproject.toml",
-    "tox.ini",
-    "setup.cfg",
-)
-"""Where a repository may say itself which files hold tests; then the first run tells whether any do."""
+PYTEST_FILES = (
+    "pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg",
+)  # fmt: skip
+"""Where pytest looks for its configuration, in its order. One may name the files of tests: then the first run tells whether any are."""
 
 
 def _digest(files: Mapping[str, bytes]) -> str:
@@ -270,7 +264,7 @@ def _repository(
             where=source,
             fix="give the folder that holds pyproject.toml.",
         )
-    names_its_files = any(b"python_files" in files.get(name, b"") for name in _CONFIGS)
+    names_its_files = any(b"python_files" in files.get(name, b"") for name in PYTEST_FILES)
     if not names_its_files and not any(
         is_test_path(name) and _holds_tests(data) for name, data in files.items()
     ):

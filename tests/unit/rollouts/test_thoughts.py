@@ -62,7 +62,9 @@ def test_the_effort_of_an_episode_in_training_has_its_thinking() -> None:
             return Completion(sampled, THOUGHT + CALL, StopReason.FINISHED, tuple(-0.5 for _ in sampled))
 
     lives = Lives()
-    attempts: Any = SimpleNamespace(open=lives.open, reward_of=lambda episode: 1.0, take=lambda episode: None)
+    attempts: Any = SimpleNamespace(
+        open=lives.open, forget=lambda: None, reward_of=lambda episode: 1.0, take=lambda episode: None
+    )
     player = EpisodePlayer(attempts, LedgerTalk(TOKENIZER, TOKENIZER.text), EpisodeOptions(), seed=0)
     [played] = player.play(["task"], Thinker(), step=1, place="0", is_training=False)
     counts = effort_counts(played.episode)

@@ -46,7 +46,13 @@ def test_two_processes_share_one_run_and_go_on_with_it(tmp_path: Path) -> None:
     out = tmp_path / "run"
     summary = launched(out)
     assert (summary["steps"], summary["stop_reason"]) == (STEPS, "finished")
-    assert [row["step"] for row in read_jsonl(out / "metrics.jsonl")] == [1, 2]
+    rows = read_jsonl(out / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2]
+    [state] = (out / "checkpoints").glob(f"*{STEPS}/trainer_state.json")
+    means = {
+        row["step"]: row["loss"] for row in json.loads(state.read_text())["log_history"] if "loss" in row
+    }
+    assert [row["loss"] for row in rows] == pytest.approx([means[1], means[2]], rel=1e-4)
     assert len(read_jsonl(out / "verdicts.jsonl")) == STEPS
     for step in range(1, STEPS + 1):  # each process keeps the answers that it graded
         for part in ("", "-process-1"):

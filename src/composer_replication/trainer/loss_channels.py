@@ -29,7 +29,7 @@ from composer_replication.trainer.collator import check_pairs, collate_hinted_tu
 from composer_replication.trainer.hint_channel import HintChannel
 from composer_replication.trainer.output_head import states_problem
 from composer_replication.trainer.own_state import OwnState
-from composer_replication.trainer.processes import num_processes, process_rank
+from composer_replication.trainer.processes import process_rank
 from composer_replication.trainer.record_limits import refuse_unfit_pairs, refuse_unfit_turns
 from composer_replication.trainer.replay_channel import ReplayChannel
 from composer_replication.trainer.setting_errors import TrainerSettingError
@@ -44,8 +44,7 @@ class LossChannels(HintChannel, ReplayChannel, OwnState):
     _saved_channels: dict[str, Any] | None = None
     _channel_callback: TrainerCallback | None = None
     reward_weights: Any
-    reward_func_names: Any
-    _logs: Any
+    _newest_rewards: torch.Tensor | None
     add_callback: Any
 
     # ---- before the first step --------------------------------------------------------------------
@@ -132,13 +131,9 @@ class LossChannels(HintChannel, ReplayChannel, OwnState):
 
     def _with_row_rewards(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Put each row's weighted reward, NaN where nothing scored it, beside TRL's tensors as ``row_reward`` (B,)."""
-        if self._has_channels() and not self._in_evaluation:
+        if self._has_channels() and not self._in_evaluation and self._newest_rewards is not None:
             num_rows = batch["prompt_ids"].size(0)
-            columns = [
-                list(self._logs["rewards"][name])[-num_rows * num_processes() :]  # TRL has just logged them
-                for name in self.reward_func_names
-            ]
-            rewards_NF = torch.tensor(columns, dtype=torch.float32).t()
+            rewards_NF = self._newest_rewards.float()
             total_N = (rewards_NF * self.reward_weights.to(rewards_NF)).nansum(dim=1)
             total_N[rewards_NF.isnan().all(dim=1)] = torch.nan
             own_B = total_N[process_rank() * num_rows : (process_rank() + 1) * num_rows]

@@ -10,6 +10,7 @@ from typing import Any
 
 from composer_replication.trainer.in_loop_signals import InLoopSignals
 from composer_replication.trainer.metrics_log import RunLog, StepWindow
+from composer_replication.trainer.processes import gathered
 
 
 class RunLines:
@@ -35,7 +36,11 @@ class RunLines:
         return self._step_window
 
     def finish_step_line(self, seconds: float) -> None:
-        """The optimizer step is over: put its numbers into its line."""
+        """The optimizer step is over: put its numbers into its line.
+
+        A collective call: the loss is the mean over the processes.
+        """
+        totals = gathered(float(self._tr_loss))
         if self._run_log is None:
             return
         metrics = self._metrics["train"]
@@ -43,7 +48,7 @@ class RunLines:
         self._signals().read(metrics)
         fields["reward_is_new"] = "reward" in fields
         fields.setdefault("reward", self._signals().reward)  # trained on, but sampled in an earlier step
-        total = float(self._tr_loss)
+        total = sum(totals) / len(totals)
         fields["loss"], self._loss_seen = total - self._loss_seen, total
         self._run_log.finish_step(self.state.global_step, {**fields, "step_seconds": seconds})
 

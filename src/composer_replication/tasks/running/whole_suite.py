@@ -41,11 +41,11 @@ class _Parts:
         self.outcomes |= report.done if report.error else report.outcomes
         self.collected |= dict.fromkeys(report.collected)
 
-    def set_aside(self, names: Iterable[str], reason: str) -> None:
+    def set_aside(self, names: Iterable[str], reason: str, outcome: Outcome = Outcome.ERROR) -> None:
         for name in names:
             self.bad[name] = reason
             if name in self.collected:
-                self.outcomes[name] = Outcome.ERROR
+                self.outcomes[name] = outcome
 
 
 def run_suite(
@@ -93,7 +93,8 @@ def run_suite(
             break
         if report.ended is Ended.TIME and not report.broke and parts.outcomes:
             late = [test for test in report.collected if test not in parts.outcomes]
-            parts.set_aside(late, f"not reached in {limit:g} s")
+            # skipped: a test for which there was no time says nothing against the suite
+            parts.set_aside(late, f"not reached in {limit:g} s", Outcome.SKIPPED)
             break
         if not report.broke or report.ended in _LIMITS or len(parts.bad) == MAX_BAD_TESTS:
             order = "" if shuffle_seed is None else "in another order, "

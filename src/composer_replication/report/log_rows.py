@@ -29,7 +29,7 @@ MAX_DOCUMENT_BYTES = 512 * 2**20
 _MEGABYTE = 10**6
 _REPORT_EVERY = 4 * _MEGABYTE
 _SEPARATORS = (",", "\t", ";")
-_PRINTED = re.compile(r"\{['\"].*\}\s*$")
+_PRINTED = re.compile(r"\{['\"]")
 _NO_LITERAL = (
     (re.compile(r"(?<![\w'\"])-?(?:nan|inf)\b(?!['\"])"), r"'\g<0>'"),
     (re.compile(r"\b(?:np|numpy)\.\w+\(([^()]*)\)"), r"\1"),
@@ -157,10 +157,11 @@ def _json_lines(path: Path, notes: list[str], report: Report | None) -> Iterator
 
 def _printed(line: str) -> dict[str, Any] | None:
     """The dictionary that ends a line, such as transformers prints it, perhaps behind a progress bar."""
-    match = _PRINTED.search(line)
-    if match is None:
+    text = line.rstrip()
+    match = _PRINTED.search(text)
+    if match is None or not text.endswith("}"):
         return None
-    text = match[0]
+    text = text[match.start() :]
     for pattern, replacement in _NO_LITERAL:
         text = pattern.sub(replacement, text)
     try:

@@ -93,6 +93,9 @@ def line(row: dict[str, Any]) -> str:
 
 def main() -> None:
     """Build what was asked for, one repository after another, and print the table."""
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell's background jobs ignore it, and so would a build
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", nargs="*", help="names or NAME==VERSION of the list or others")
     parser.add_argument("--wall-seconds", type=float, default=240.0)

@@ -146,7 +146,7 @@ def warm(
 
             def start(tree: Path = tree) -> None:
                 sandbox = stack.enter_context(WarmBubblewrapSandbox(SandboxSpec(tree)))
-                sandbox.prepare()
+                sandbox.exec("true", timeout_seconds=60)
                 found.append(sandbox)
 
             took = seconds_of(start)

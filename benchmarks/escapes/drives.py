@@ -191,16 +191,11 @@ def next_with_programs_of_tree(stage: Stage) -> None:
 
 
 def next_rollout(script: str, *, isolated: bool = True, command: str = "") -> Drive:
-    """A second rollout: a warm jail is reset, of the others there is a new one."""
+    """A second rollout, in a sandbox of its own."""
 
     def drive(stage: Stage) -> None:
         stage.run(stage.command(mark=stage.scene.mark))
-        second = stage.sandbox
-        if isinstance(second, WarmBubblewrapSandbox):
-            warm = second
-            _parent_does(stage, lambda _: warm.reset())
-        else:
-            second = stage.open(stage.scene.root / "work" / "next")
+        second = stage.open(stage.scene.root / "work" / "next")
         try:
             if command:
                 stage.run(command, second)
@@ -209,8 +204,7 @@ def next_rollout(script: str, *, isolated: bool = True, command: str = "") -> Dr
             else:
                 stage.run([str(base_python()), "-c", script], second)
         finally:
-            if second is not stage.sandbox:
-                second.close()
+            second.close()
 
     return drive
 

@@ -14,7 +14,7 @@ MOST_LINES_OF_A_FILE = 800
 MOST_LINES_OF_A_FUNCTION = 80
 # Lines of *.py in each folder, of *.toml in explanations. Lowered when a folder has shrunk, never raised.
 CEILINGS = {
-    "src": 88060,
+    "src": 87660,
     "src/composer_replication/cli": 6328,
     "src/composer_replication/launch": 5,
     "src/composer_replication/losses": 1427,
@@ -22,13 +22,13 @@ CEILINGS = {
     "src/composer_replication/report": 5130,
     "src/composer_replication/rollouts": 20047,
     "src/composer_replication/safety": 3340,
-    "src/composer_replication/sandbox": 12558,
-    "src/composer_replication/tasks": 25828,
+    "src/composer_replication/sandbox": 12164,
+    "src/composer_replication/tasks": 25822,
     "src/composer_replication/traces": 186,
     "src/composer_replication/trainer": 11380,
-    "src/composer_replication/cli/explanations": 1623,
-    "benchmarks": 6802,
-    "tests": 73739,
+    "src/composer_replication/cli/explanations": 1611,
+    "benchmarks": 6799,
+    "tests": 73493,
 }
 BANNED = {
     "utils",

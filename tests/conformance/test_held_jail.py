@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import shutil
 import signal
 import stat
-import subprocess
-import tempfile
 import threading
 import time
 from contextlib import suppress
@@ -17,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ordinary_user import as_ordinary_user
 
-import composer_replication
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import ExecResult, Limits, SandboxSpec
-from composer_replication.sandbox import base_python, choose_backend
+from composer_replication.sandbox import choose_backend
 from composer_replication.sandbox.bwrap_program import START_SECONDS
-from composer_replication.sandbox.conformance.programs import MIB, open_to_all, python
+from composer_replication.sandbox.conformance.programs import MIB, python
 from composer_replication.sandbox.held_jail import file_with
 from composer_replication.sandbox.process_tree import descendants
 from composer_replication.sandbox.warm_jail import WarmJail
@@ -220,39 +216,10 @@ os._exit(0)
 """
 
 
-def as_ordinary_user(script: str) -> dict[str, Any]:
-    """What a script prints as JSON, run by a user who is not root over a copy of the package."""
-    as_user = ["setpriv", "--reuid", "64123", "--regid", "64123", "--clear-groups"]
-    ask = "import sys; sys.exit(sys.version_info < (3, 11))"
-    usable = [
-        path
-        for path in (str(base_python()), "/usr/local/bin/python3", "/usr/bin/python3")
-        if subprocess.run([*as_user, path, "-c", ask], check=False, capture_output=True).returncode == 0
-    ]
-    if not usable:
-        pytest.skip("no Python 3.11 here that an ordinary user may start")
-    with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / "source"
-        shutil.copytree(Path(composer_replication.__file__).parent, source / "composer_replication")
-        (Path(folder) / "tmp").mkdir()
-        open_to_all(Path(folder))
-        (Path(folder) / "tmp").chmod(0o777)
-        environment = {"PYTHONPATH": str(source), "PATH": os.defpath, "TMPDIR": f"{folder}/tmp", "HOME": "/"}
-        done = subprocess.run(
-            [*as_user, usable[0], "-B", "-c", script],
-            env=environment, capture_output=True, text=True, check=False, cwd="/",
-        )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-600:]
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
-
-
 @pytest.mark.skipif(not IS_ROOT, reason="as an ordinary user it would be this test itself that is starved")
 def test_an_ordinary_user_s_jail_ends_and_starts_whatever_another_does() -> None:
     """Its commands have the same user id as what is around them."""
-    found = as_ordinary_user(HOSTILE)
-    if "skip" in found:
-        pytest.skip(found["skip"])
+    found = as_ordinary_user(HOSTILE, is_clean=False)  # it is killed amid its work
     refused, allowed = [True] * 5, [False] * 5
     expected = f"{refused} {allowed} {allowed} {allowed} [True, True]\n"
     assert (found["bubblewrap"], found["bubblewrap-warm"]) == (expected, expected)

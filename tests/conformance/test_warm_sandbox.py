@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-import shutil
 import signal
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ordinary_user import as_ordinary_user
 
-import composer_replication
-from composer_replication.errors import SandboxFailure, UsageError
+from composer_replication.errors import UsageError
 from composer_replication.records import Limits, SandboxSpec
-from composer_replication.sandbox import base_python, fresh_folders, held_jail, open_sandbox, warm_bubblewrap
-from composer_replication.sandbox.private_folders import UnmeasurableError
+from composer_replication.sandbox import base_python, fresh_folders, open_sandbox, warm_bubblewrap
 from composer_replication.sandbox.process_tree import descendants
 from composer_replication.sandbox.warm_bubblewrap import WarmBubblewrap, WarmBubblewrapSandbox
 
@@ -73,7 +67,7 @@ def test_the_jail_stays(jail: WarmBubblewrapSandbox) -> None:
 
 def test_nothing_is_started_before_the_first_command(jail: WarmBubblewrapSandbox) -> None:
     assert jail.jail_pid is None
-    jail.prepare()
+    run(jail, "true")
     assert jail.jail_pid is not None
 
 
@@ -162,34 +156,6 @@ def test_what_cannot_be_removed_costs_the_jail(
         run(jail, "mkdir /tmp/left")
     assert run(jail, "cd /tmp; ls -d left 2> /dev/null; true") == ""
     assert jail.jail_pid != first
-
-
-@pytest.mark.parametrize("folder", [".", "$HOME", "$TMPDIR", "/tmp"])
-def test_a_folder_that_grew_costs_a_new_jail_and_no_error(jail: WarmBubblewrapSandbox, folder: str) -> None:
-    jail.prepare()
-    look = f'cd "{folder}"; stat -c %s .'
-    before = run(jail, look)
-    for _ in range(2):
-        run(jail, f'cd "{folder}"; for i in $(seq 40); do touch $(printf n%0240d $i); done')
-        jail.reset()
-        assert run(jail, look) == before
-
-
-def test_a_reset_that_cannot_measure_says_so_and_ends_the_jail(
-    jail: WarmBubblewrapSandbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(_: object) -> int:
-        raise UnmeasurableError("a path is too long")
-
-    run(jail, "true")
-    with monkeypatch.context() as patched:
-        patched.setattr(warm_bubblewrap, "folder_bytes", refuse)
-        with pytest.raises(SandboxFailure, match="too long") as caught:
-            jail.reset()
-        assert (caught.value.code, jail.jail_pid) == ("CR0310", None)
-        with pytest.raises(SandboxFailure, match="too long") as caught:
-            jail.fill(files={"f": b""})
-        assert caught.value.code == "CR0304"
 
 
 def test_attributes_of_a_temporary_folder_do_not_stay(jail: WarmBubblewrapSandbox) -> None:
@@ -306,7 +272,7 @@ def test_a_command_that_closes_everything(jail: WarmBubblewrapSandbox) -> None:
 @pytest.mark.parametrize("when", ["during", "before"])
 def test_a_jail_that_is_killed(jail: WarmBubblewrapSandbox, tree: Path, when: str) -> None:
     """During a command it is that command's end; between two it is nobody's."""
-    jail.prepare()
+    run(jail, "true")
     first = jail.jail_pid
     assert first is not None
     if when == "before":
@@ -332,7 +298,7 @@ def test_a_jail_that_is_killed(jail: WarmBubblewrapSandbox, tree: Path, when: st
 
 
 def test_a_jail_outlives_the_thread_that_started_it(jail: WarmBubblewrapSandbox) -> None:
-    starter = threading.Thread(target=jail.prepare)
+    starter = threading.Thread(target=lambda: run(jail, "true"))
     starter.start()
     starter.join()
     first = jail.jail_pid
@@ -342,7 +308,7 @@ def test_a_jail_outlives_the_thread_that_started_it(jail: WarmBubblewrapSandbox)
 
 
 def test_a_forked_child_leaves_the_jail_alone(jail: WarmBubblewrapSandbox) -> None:
-    jail.prepare()
+    run(jail, "true")
     first = jail.jail_pid
     child = os.fork()
     if child == 0:
@@ -400,137 +366,6 @@ def test_signals_are_as_by_default(jail: WarmBubblewrapSandbox) -> None:
     assert [int(mask, 16) & ~of_the_c_library for mask in rows[1::2]] == [0, 0]
 
 
-# The reset between two rollouts, and that it looks.
-
-
-def test_a_reset_empties_everything_and_keeps_the_jail(jail: WarmBubblewrapSandbox, tree: Path) -> None:
-    script = (
-        "mkdir -p a/b; echo x > a/b/c; chmod 0 a; echo x > $HOME/x; echo x > $TMPDIR/.x; echo x > /tmp/x;"
-        "echo x > /dev/shm/x; chmod 711 . $HOME; sleep 99 & setsid sleep 99 & true"
-    )
-    run(jail, script)
-    name = jail.snapshot()
-    first = jail.jail_pid
-    jail.reset()
-    assert jail.jail_pid == first
-    assert run(jail, 'ls -A . "$HOME" "$TMPDIR" /dev/shm; stat -c %a . "$HOME"').split("\n")[-3:-1] == [
-        "755",
-        "700",
-    ]
-    assert list(tree.rglob("*")) == []
-    with pytest.raises(SandboxFailure, match="no snapshot"):
-        jail.restore(name)
-
-
-def test_a_reset_jail_can_be_filled(jail: WarmBubblewrapSandbox, tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    (source / "inner").mkdir(parents=True)
-    (source / "inner" / "f").write_text("copied")
-    jail.reset()
-    jail.fill(source, {"inner/g": b"given"})
-    assert run(jail, "cat inner/f inner/g; echo more >> inner/f; rm inner/g") == "copiedgiven"
-    assert (source / "inner" / "f").read_text() == "copied"
-
-
-def test_a_full_tree_that_is_filled_in_is_not_charged(
-    tree: Path, tmp_path: Path, jail: WarmBubblewrapSandbox
-) -> None:
-    jail.close()
-    source = tmp_path / "source"
-    source.mkdir()
-    (source / "big").write_bytes(b"x" * (8 << 20))
-    with WarmBubblewrapSandbox(SandboxSpec(tree, limits=Limits(disk_bytes=4 << 20))) as sandbox:
-        sandbox.fill(source)
-        assert run(sandbox, "echo x > small; echo fits") == "fits\n"
-
-
-@pytest.mark.parametrize(
-    ("code", "name"), [(SHARED_MEMORY, "System V shared memory"), (QUEUE, "the message queue left")]
-)
-def test_a_reset_finds_what_lives_without_a_process(
-    jail: WarmBubblewrapSandbox, monkeypatch: pytest.MonkeyPatch, code: str, name: str
-) -> None:
-    """Without the filter it can be made, outlives the command, and is found."""
-    monkeypatch.setattr(held_jail, "filter_program", lambda: b"")
-    if run(jail, python(code)) != "True\n":
-        pytest.skip("this kernel has none")
-    first = jail.jail_pid
-    with pytest.raises(SandboxFailure, match=f"something survived.*{name}") as error:
-        jail.reset()
-    assert error.value.code == "CR0310"
-    assert jail.jail_pid is None
-    run(jail, "true")
-    assert jail.jail_pid != first
-    jail.reset()
-
-
-@pytest.mark.skipif(not IS_ROOT, reason="only root can enter the namespaces of a jail")
-@pytest.mark.parametrize("kind", ["process", "tcp socket", "unix socket"])
-def test_a_reset_finds_a_process_and_its_sockets(jail: WarmBubblewrapSandbox, kind: str) -> None:
-    """Planted from outside, for nothing inside can leave one."""
-    jail.prepare()
-    assert jail.jail_pid is not None
-    what = {
-        "process": "pass",
-        "tcp socket": "s = socket.socket(); s.bind(('127.0.0.1', 4711)); s.listen()",
-        "unix socket": "s = socket.socket(socket.AF_UNIX); s.bind('\\0left'); s.listen()",
-    }[kind]
-    code = f"import socket, sys; {what}\nprint('up', flush=True); sys.stdin.read()"
-    space = "pid" if kind == "process" else "net"
-    command = ["nsenter", f"--{space}=/proc/{jail.jail_pid}/ns/{space}", sys.executable, "-c", code]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as planted:
-        try:
-            assert planted.stdout is not None
-            assert planted.stdout.readline() == b"up\n"
-            pattern = {
-                "process": "the process",
-                "tcp socket": "a TCP socket",
-                "unix socket": "a unix socket @left",
-            }
-            with pytest.raises(SandboxFailure, match=pattern[kind]) as error:
-                jail.reset()
-            assert error.value.code == "CR0310"
-        finally:
-            planted.kill()
-
-
-def test_a_reset_finds_a_file_that_cannot_be_removed(
-    jail: WarmBubblewrapSandbox, tree: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(warm_bubblewrap, "empty", lambda folder: None)
-    run(jail, "echo x > stays")
-    with pytest.raises(SandboxFailure, match=r"the file .*/tree/stays") as error:
-        jail.reset()
-    assert error.value.code == "CR0310"
-
-
-def test_closed_connections_cost_a_new_jail(jail: WarmBubblewrapSandbox) -> None:
-    code = (
-        "import socket\n"
-        "s = socket.socket(); s.bind(('127.0.0.1', 0)); s.listen()\n"
-        "c = socket.create_connection(s.getsockname()); a, _ = s.accept()\n"
-        "a.close(); c.close(); s.close()"
-    )
-    run(jail, python(code))
-    first = jail.jail_pid
-    jail.reset()
-    assert jail.jail_pid != first
-    assert len(run(jail, ["cat", "/proc/net/tcp"]).splitlines()) == 1
-
-
-def test_counters_of_the_network_cost_a_new_jail(jail: WarmBubblewrapSandbox) -> None:
-    """They only grow, and would tell the next rollout something."""
-    before = run(jail, ["cat", "/proc/net/dev", "/proc/net/snmp"])
-    first = jail.jail_pid
-    jail.reset()
-    assert jail.jail_pid == first
-    send = "s.bind(('127.0.0.1', 0)); s.sendto(b'x' * 1000, s.getsockname()); s.recv(1000)"
-    run(jail, python(f"import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); {send}"))
-    assert run(jail, ["cat", "/proc/net/dev", "/proc/net/snmp"]) != before
-    jail.reset()
-    assert run(jail, ["cat", "/proc/net/dev", "/proc/net/snmp"]) == before
-
-
 def test_close_leaves_no_process_and_no_folder(jail: WarmBubblewrapSandbox) -> None:
     home = Path(run(jail, "echo $HOME").strip())
     first = jail.jail_pid
@@ -578,41 +413,16 @@ with WarmBubblewrapSandbox(SandboxSpec(tree)) as jail:
     found["on"] = [run("print('on')").stdout, jail.jail_pid != first]
     unreaped = run("import os, time\\nif os.fork() == 0: os._exit(0)\\ntime.sleep(1.5); print('lived')")
     found["unreaped"] = [unreaped.exit_code, unreaped.stdout]
-    jail.reset()
 from composer_replication.sandbox.process_folder import process_folder
-found["left"] = [*os.listdir(process_folder()), *(name for name in os.listdir(tree) if name)]
+found["left"] = os.listdir(process_folder())
 print(json.dumps(found))
 """
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="the other tests run as an ordinary user already")
-def test_the_same_user_id_inside_and_out_is_no_way_to_the_first_process(tmp_path: Path) -> None:
+def test_the_same_user_id_inside_and_out_is_no_way_to_the_first_process() -> None:
     """An ordinary user has one user id only: what the kernel allows between equals is tried here."""
-    as_user = ["setpriv", "--reuid", "64123", "--regid", "64123", "--clear-groups"]
-    ask = "import os, sys; sys.exit(sys.version_info < (3, 11))"
-    usable = [
-        path
-        for path in (str(base_python()), "/usr/local/bin/python3", "/usr/bin/python3")
-        if subprocess.run([*as_user, path, "-c", ask], check=False, capture_output=True).returncode == 0
-    ]
-    if not usable:
-        pytest.skip("no Python 3.11 here that an ordinary user may start")
-    with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / "source"
-        shutil.copytree(Path(composer_replication.__file__).parent, source / "composer_replication")
-        (Path(folder) / "tmp").mkdir()
-        for entry in (Path(folder), *Path(folder).rglob("*")):
-            entry.chmod(0o755 if entry.is_dir() else 0o644)
-        (Path(folder) / "tmp").chmod(0o777)
-        environment = {"PYTHONPATH": str(source), "PATH": os.defpath, "TMPDIR": f"{folder}/tmp", "HOME": "/"}
-        done = subprocess.run(
-            [*as_user, usable[0], "-B", "-c", HOSTILE],
-            env=environment, capture_output=True, text=True, check=False, cwd="/",
-        )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-600:]
-    found = json.loads(done.stdout)
-    if "skip" in found:
-        pytest.skip(found["skip"])
+    found = as_ordinary_user(HOSTILE)
     assert (found["signals"], found["same"], found["reached"]) == (0, True, "")
     assert found["lowered"] == ["refused\nrefused\n", f"{Limits().num_open_files}\n", True]
     assert found["orphans"] == [0, "whole\n", "", True]  # every one gives it work

@@ -157,11 +157,10 @@ def _json_lines(path: Path, notes: list[str], report: Report | None) -> Iterator
 
 def _printed(line: str) -> dict[str, Any] | None:
     """The dictionary that ends a line, such as transformers prints it, perhaps behind a progress bar."""
-    text = line.rstrip()
-    match = _PRINTED.search(text)
-    if match is None or not text.endswith("}"):
+    match = _PRINTED.search(line)
+    text = line[match.start() :].rstrip() if match else ""
+    if not text.endswith("}"):
         return None
-    text = text[match.start() :]
     for pattern, replacement in _NO_LITERAL:
         text = pattern.sub(replacement, text)
     try:

@@ -15,11 +15,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from composer_replication.sandbox.closed_folders import open_folder, open_to_owner
+from composer_replication.sandbox.closed_folders import open_to_owner
 from composer_replication.sandbox.folder_removal import remove_folder
 
 _GET_FLAGS, _SET_FLAGS = 0x80086601, 0x40086602  # FS_IOC_GETFLAGS and SETFLAGS where a long has 8 bytes
-_GET_GENERATION = 0x80087601  # FS_IOC_GETVERSION
 _FLAG_BYTES = 8
 # What the file system itself notes on a folder as it grows, and nobody can take off: dirty, compressed blocks, an
 # index, a huge file, extents, data in the inode.
@@ -72,33 +71,6 @@ class FolderMark:
         os.chmod(folder, stat.S_IMODE(self.mode))
         os.utime(folder)
 
-    def renewed(self, folder: Path) -> FolderMark:
-        """Put a new folder in the place of an empty one; the mark of it.
-
-        Raises:
-            OSError: it is not ours to take away, or not empty.
-        """
-        os.rmdir(folder)
-        os.mkdir(folder, 0o700)
-        self.put_back(folder)
-        return FolderMark.of(folder)
-
-
-def traces_of(folder: Path) -> tuple[int, int | None]:
-    """What emptying a folder does not undo, and nobody can put back: how large it grew, and its generation.
-
-    Raises:
-        OSError: nothing is there, or it is closed to us.
-    """
-    descriptor = open_folder(folder)
-    try:
-        generation = None
-        with suppress(OSError):  # a file system without them
-            generation = _asked(descriptor, _GET_GENERATION)
-        return os.fstat(descriptor).st_size, generation
-    finally:
-        os.close(descriptor)
-
 
 def _attributes(folder: Path | str) -> tuple[tuple[str, bytes], ...]:
     try:
@@ -147,7 +119,6 @@ class FreshFolders:
 
     def __init__(self, roots: tuple[Path, ...]) -> None:
         self.roots = roots
-        self._traces = {root: traces_of(root) for root in roots}
         self._marks: dict[str, FolderMark] = {}
         self._stamps: dict[str, _Stamp] = {}
         self._inside: dict[str, set[str]] = {}
@@ -164,22 +135,19 @@ class FreshFolders:
             path for path, stamp in self._stamps.items() if stamp[3] != owner and not stamp[2] & 0o022
         }
 
-    def clear(self, *, thorough: bool = False) -> bool:
+    def clear(self) -> bool:
         """Remove what was not there; False when something that was there is gone or another one.
 
         Runs after every command: an entry costs a few microseconds. A folder that somebody else owns
         and nobody else may write cannot have been changed inside.
 
-        Args:
-            thorough: bring back inode flags and times too.
-
         Raises:
             OSError: a folder cannot be brought back.
         """
-        whole = [self._clear_folder(str(root), thorough=thorough) for root in self.roots]
+        whole = [self._clear_folder(str(root)) for root in self.roots]
         return all(whole)  # after all of them were cleared
 
-    def _clear_folder(self, folder: str, *, thorough: bool) -> bool:
+    def _clear_folder(self, folder: str) -> bool:
         now, before = _stamp(folder), self._stamps[folder]
         if _is_other(now, before):
             return False
@@ -194,33 +162,10 @@ class FreshFolders:
             if path not in known:
                 remove(Path(path), is_folder=is_folder)
             elif is_folder and path in self._inside and path not in self.closed:
-                is_whole = self._clear_folder(path, thorough=thorough) and is_whole
+                is_whole = self._clear_folder(path) and is_whole
             else:
                 is_whole = not _is_other(_stamp(path), self._stamps[path]) and is_whole
-        if thorough:  # last, for emptying it has changed its times
-            mark.put_back(Path(folder))
         return is_whole
-
-    def has_traces(self) -> bool:
-        """Whether a root tells of what was in it, although it is empty."""
-        return any(traces_of(root) != before for root, before in self._traces.items())
-
-    def strangers(self) -> list[str]:
-        """What is there and was not, and what is not as it was; empty when all is as before."""
-        found = []
-        seen: set[str] = set()
-        queue = [str(root) for root in self.roots]
-        while queue:
-            path = queue.pop()
-            if path not in self._marks:
-                found.append(f"the file {path}")
-                continue
-            seen.add(path)
-            if FolderMark.of(Path(path)) != self._marks[path]:
-                found.append(f"the mode, owner or attributes of {path}")
-            if stat.S_ISDIR(os.lstat(path).st_mode):
-                queue += [entry.path for entry in os.scandir(path)]
-        return found + [f"the absence of {path}" for path in set(self._marks) - seen]
 
 
 def _is_other(now: _Stamp, before: _Stamp) -> bool:

@@ -52,15 +52,6 @@ class MemoryFolder:
             return False
         return not os.listdir(self._descriptor) and _state(self._descriptor) == self._before
 
-    def forget_times(self) -> None:
-        """Let its times say nothing of what was done in it.
-
-        Raises:
-            OSError: they cannot be set.
-        """
-        if self._descriptor is not None:
-            os.utime(self._descriptor)
-
     def close(self) -> None:
         """Let it go with the jail; idempotent."""
         descriptor, self._descriptor = self._descriptor, None

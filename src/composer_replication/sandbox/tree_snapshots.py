@@ -55,12 +55,6 @@ class TreeSnapshots:
         self._names.append(name)
         return name
 
-    def forget(self) -> None:
-        """Remove all snapshots."""
-        self._names = []
-        if self._folder.exists():
-            remove_folder(self._folder)
-
     def restore(self, name: str) -> None:
         """Empty the tree and copy the snapshot back; the folder itself stays, for it may be mounted."""
         open_to_owner(self._tree)

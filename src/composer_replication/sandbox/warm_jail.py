@@ -23,7 +23,6 @@ from composer_replication.sandbox.held_jail import SECONDS_TO_OBEY, HeldJail, fi
 from composer_replication.sandbox.jailed_tree import failure
 from composer_replication.sandbox.memory_folder import MemoryFolder
 from composer_replication.sandbox.privileges import setpriv
-from composer_replication.sandbox.process_tree import descendants
 
 _HEADER = struct.Struct("!cI")
 _ENDED = struct.Struct("!ci")
@@ -133,10 +132,6 @@ class WarmJail:
         """Does it take orders? Asked between commands, when it has nothing to say."""
         return not self.is_broken and not self._says_something(0)
 
-    def processes(self) -> list[int]:
-        """Everything that lives in the jail besides its first process."""
-        return descendants(self.pid)
-
     def start(self, argv: Sequence[str], env: Mapping[str, str], *, with_stdin: bool) -> WarmCommand:
         """Order one command; call only when the one before is finished.
 
@@ -157,30 +152,6 @@ class WarmJail:
         finally:
             command.close_inner()
         return command
-
-    def look(self, paths: Sequence[str]) -> dict[str, bytes | int]:
-        """What is at these paths inside: the content, the names in a folder, or an errno.
-
-        Raises:
-            SandboxFailure: the jail is gone (CR0302).
-        """
-        try:
-            self._send(b"L", b"".join(os.fsencode(path) + b"\0" for path in paths))
-            answer = self._receive(b"L", _END_SECONDS)
-        except (OSError, _BrokenError) as error:
-            self.close()
-            raise failure("CR0302", f"the warm jail is gone: {error}.") from error
-        except BaseException:
-            self.close()
-            raise
-        found: dict[str, bytes | int] = {}
-        at = 0
-        for path in paths:
-            kind, size = _HEADER.unpack_from(answer, at)
-            content = answer[at + _HEADER.size : at + _HEADER.size + size]
-            at += _HEADER.size + size
-            found[path] = content if kind == b"=" else int(content)
-        return found
 
     def finish(self) -> tuple[bool, int] | None:
         """Whether the command was started, and its exit code or why not; None if it took the jail with it.
@@ -306,3 +277,18 @@ class WarmCommand:
         self.finish()
         assert self._code is not None
         return self._code
+
+
+def settings_of(pid: int, *, limits: bool = True) -> tuple[object, ...]:
+    """Priority, scheduler and processors: what a command can set for another process of its user.
+
+    Args:
+        pid: the other process.
+        limits: the resource limits too, which only a process with the very same user ids can set.
+    """
+    return (
+        os.getpriority(os.PRIO_PROCESS, pid),
+        os.sched_getscheduler(pid),
+        os.sched_getaffinity(pid),
+        Path(f"/proc/{pid}/limits").read_text() if limits else "",
+    )

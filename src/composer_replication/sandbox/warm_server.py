@@ -19,8 +19,6 @@ A frame is a kind (one byte), a length (four, big-endian) and so many bytes:
        NUL; with three descriptors for its streams.   Answer R: E or N, and a number: the exit
        code (-N for signal N) of what has ended, the errno of what could not be started.
     K  kill what runs; its answer comes then. No answer of its own.
-    L  look: paths, each ended by NUL.   Answer L: for each = and length and content (names of a
-       folder, one a line), or - and length and errno.
 """
 
 import _signal  # type: ignore[import-not-found]  # the public modules of both import a dozen others
@@ -64,8 +62,6 @@ class Server:
             kind, payload, streams = self.receive()
             if kind == b"R":
                 self.answer(b"R", self.run(payload, streams))
-            elif kind == b"L":
-                self.answer(b"L", b"".join(_look(path) for path in payload.split(b"\0")[:-1]))
 
     def ready(self) -> set[int]:
         """Wait; which descriptors have something. Ends this process with the one that gives orders."""
@@ -200,19 +196,6 @@ def _collect_all() -> None:
             os.waitpid(-1, 0)
         except ChildProcessError:
             return
-
-
-def _look(path: bytes) -> bytes:
-    try:
-        if os.path.isdir(path):
-            content = b"".join(name + b"\n" for name in sorted(os.listdir(path)))
-        else:
-            with open(path, "rb") as handle:
-                content = handle.read()
-    except OSError as error:
-        content = str(error.errno).encode()
-        return b"-" + len(content).to_bytes(4, "big") + content
-    return b"=" + len(content).to_bytes(4, "big") + content
 
 
 def _shut(user: int | None, tree: str) -> None:

@@ -55,12 +55,8 @@ def note_unused(
     """Keep what the baseline runs say of the tests that are not used; the first run has their reasons."""
     first = runs[0]
     passed = frozenset[str]().union(*(run.passed for run in runs))
-    # a test that was not reached is skipped and has a reason
-    red = [
-        test
-        for test, outcome in first.outcomes.items()
-        if test not in passed and (outcome != "skipped" or test in first.why)
-    ]
+    silent = {test for test, outcome in first.outcomes.items() if outcome == "skipped"} - first.why.keys()
+    red = [test for test in first.outcomes if test not in passed | silent]
     said = {**first.collect_errors, **{test: first.why.get(test, "") for test in red}}
     texts = (f"{place}: {_PYTEST_MARK.sub('', text).strip()}" for place, text in said.items())
     reason = next(texts, "").removesuffix(": ")

@@ -71,14 +71,6 @@ def test_what_was_touched_is_not_given_to_the_next_command(
         folder.close()
 
 
-def test_its_times_tell_nothing(tmp_path: Path) -> None:
-    os.utime(tmp_path, (4711, 4711))
-    folder = MemoryFolder(os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY))
-    folder.forget_times()
-    folder.close()
-    assert tmp_path.stat().st_mtime > 1_000_000_000
-
-
 def test_one_that_went_with_its_jail_holds_nothing_and_is_not_what_it_was(tmp_path: Path) -> None:
     descriptor = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
     folder = MemoryFolder(descriptor)
@@ -87,7 +79,6 @@ def test_one_that_went_with_its_jail_holds_nothing_and_is_not_what_it_was(tmp_pa
     try:
         assert taken == descriptor
         assert (folder.used_bytes(), folder.is_untouched()) == (0, False)
-        folder.forget_times()
         folder.close()
         os.fstat(taken)
     finally:

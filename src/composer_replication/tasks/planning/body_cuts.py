@@ -56,14 +56,6 @@ class BodyCut:
         """The cut itself: the marker in the place of the body."""
         return Edit(self.path, self.start, self.end, self.marker)
 
-    @property
-    def hole(self) -> Hole:
-        return Hole(self.path, self.start, self.start + len(self.marker))
-
-    def break_text(self, text: str) -> str:
-        """The file with the body replaced by the marker."""
-        return text[: self.start] + self.marker + text[self.end :]
-
 
 def fill(broken_text: str, hole: Hole, answer: str) -> str:
     """The broken file with the hole filled; with the golden body it is the original file."""

@@ -93,7 +93,7 @@ def run_suite(
             break
         if report.ended is Ended.TIME and not report.broke and parts.outcomes:
             late = [test for test in report.collected if test not in parts.outcomes]
-            # skipped: a test for which there was no time says nothing against the suite
+            # skipped: what there was no time for says nothing against the suite
             parts.set_aside(late, f"not reached in {limit:g} s", Outcome.SKIPPED)
             break
         if not report.broke or report.ended in _LIMITS or len(parts.bad) == MAX_BAD_TESTS:

@@ -31,6 +31,7 @@ from composer_replication.tasks.part_subject import part_subject
 from composer_replication.tasks.patches import apply_patch
 from composer_replication.tasks.planning.deletion import Deletion
 from composer_replication.tasks.running.bench import Bench, Trial
+from composer_replication.tasks.running.whole_suite import IDLE_SECONDS
 from composer_replication.tasks.store_records import RepositoryRecord
 from composer_replication.tasks.stub_gate import (
     MAX_STUB_TESTS,
@@ -205,8 +206,8 @@ def _split_and_check(
 
 
 def suite_trial(subject: Subject, bench: Bench) -> Trial:
-    """The run of the whole suite without the code."""
-    return Trial(subject.broken(bench.original, "hidden"), None)
+    """The run of the whole suite without the code; one that waits as no test of the suite does will not end."""
+    return Trial(subject.broken(bench.original, "hidden"), None, idle_seconds=IDLE_SECONDS)
 
 
 def failing_of(report: TestReport, subject: Subject, repository: RepositoryRecord) -> frozenset[str]:

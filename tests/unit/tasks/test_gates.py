@@ -50,6 +50,10 @@ def crashes_without():
     return 1
 
 
+def waits_without():
+    return 1
+
+
 def unnoticed():
     return 1
 
@@ -86,6 +90,7 @@ OTHER = "def other(z):\n    # the same lines\n    y = x + 1\n\n    return y * 2\
 TESTS = """
 import os
 import sys
+import threading
 
 import planted
 
@@ -99,6 +104,13 @@ def test_crashes():
         planted.crashes_without()
     except NotImplementedError:
         os._exit(3)
+
+
+def test_waits():
+    try:
+        planted.waits_without()
+    except NotImplementedError:
+        threading.Event().wait()
 
 
 def test_copied():
@@ -186,6 +198,9 @@ def fine(planted: PreparedRepository) -> Subject:
         ("at_import", "breaks-import"),
         ("in_conftest", "breaks-import"),
         ("crashes_without", "broken-run-fails"),
+        pytest.param(
+            "waits_without", "broken-run-fails", marks=pytest.mark.long
+        ),  # ten seconds, not the suite's
         ("unnoticed", "no-failing-test"),
         ("copied", "golden-copy"),
         ("falsy", "stub-passes"),

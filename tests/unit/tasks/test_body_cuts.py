@@ -14,6 +14,7 @@ from composer_replication.tasks.planning.body_cuts import (
     fill,
     find_body_cuts,
 )
+from composer_replication.tasks.planning.edits import edited_text, holes_of
 
 STYLES = '''"""Many styles."""
 import functools
@@ -163,8 +164,8 @@ def by_symbol(text: str) -> dict[str, BodyCut]:
 
 
 def assert_exact(text: str, deletion: BodyCut) -> None:
-    broken = deletion.break_text(text)
-    hole = deletion.hole
+    broken = edited_text(text, [deletion.edit])
+    (hole,) = holes_of([deletion.edit])
     assert broken[hole.start : hole.end] == deletion.marker
     assert deletion.marker.strip() == MARKER_STATEMENT
     assert fill(broken, hole, deletion.golden_body) == text

@@ -6,14 +6,13 @@ import ast
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.errors import InputError
-from composer_replication.records import Task
+from composer_replication.records import Hole, Task
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.instructions import writing as instructions
 from composer_replication.tasks.instructions.broken_regions import broken_region
@@ -22,6 +21,7 @@ from composer_replication.tasks.instructions.instruction_parts import MAX_SOURCE
 from composer_replication.tasks.instructions.surroundings import look_around
 from composer_replication.tasks.instructions.writing import instruction_text, read_material, write_instruction
 from composer_replication.tasks.planning.body_cuts import find_body_cuts
+from composer_replication.tasks.planning.edits import edited_text, holes_of
 from composer_replication.tasks.store import TaskStore
 
 MakeProject = Callable[[Mapping[str, str]], Path]
@@ -57,9 +57,10 @@ def outside(x: int) -> int:
 '''
 
 
-def broken(symbol: str) -> tuple[str, Any]:
+def broken(symbol: str) -> tuple[str, Hole]:
     (deletion,) = [found for found in find_body_cuts("box.py", FILE) if found.symbol == symbol]
-    return deletion.break_text(FILE), deletion
+    (hole,) = holes_of([deletion.edit])
+    return edited_text(FILE, [deletion.edit]), hole
 
 
 def task_of(store: TaskStore, symbol: str) -> Task:
@@ -68,8 +69,8 @@ def task_of(store: TaskStore, symbol: str) -> Task:
 
 
 def test_surroundings_of_a_method() -> None:
-    text, deletion = broken("Box.second")
-    found = look_around(text, deletion.hole)
+    text, hole = broken("Box.second")
+    found = look_around(text, hole)
     assert found.header == "    @property\n    def second(self, a=1,\n               b=2):"
     assert found.docstring == '        """Say two.\n\n        More.\n        """'
     assert (found.owner, found.siblings, found.neighbours) == ("Box", ("first", "third"), ("outside",))
@@ -77,20 +78,20 @@ def test_surroundings_of_a_method() -> None:
 
 
 def test_surroundings_of_a_function_without_a_docstring() -> None:
-    text, deletion = broken("outside")
-    found = look_around(text, deletion.hole)
+    text, hole = broken("outside")
+    found = look_around(text, hole)
     assert (found.header, found.docstring) == ("def outside(x: int) -> int:", "")
     assert (found.owner, found.siblings, found.neighbours) == ("", (), ("Box",))
 
 
 def test_a_file_that_does_not_parse_still_has_a_place() -> None:
-    text, deletion = broken("outside")
-    found = look_around(text + "\n(((", deletion.hole)
+    text, hole = broken("outside")
+    found = look_around(text + "\n(((", hole)
     assert (found.line, found.first_line, found.header, found.neighbours) == (26, 26, "", ())
 
 
 def test_the_broken_region_is_a_view_without_the_removed_lines() -> None:
-    text, deletion = broken("outside")
+    text, hole = broken("outside")
     assert broken_region(text, deletion.hole, deletion.num_body_lines, context_lines=2).splitlines() == [
         "--- box.py",
         "   23",

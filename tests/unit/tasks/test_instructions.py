@@ -20,7 +20,7 @@ from composer_replication.tasks.instructions.golden_spans import shows_body
 from composer_replication.tasks.instructions.instruction_parts import MAX_SOURCES
 from composer_replication.tasks.instructions.surroundings import look_around
 from composer_replication.tasks.instructions.writing import instruction_text, read_material, write_instruction
-from composer_replication.tasks.planning.body_cuts import find_body_cuts
+from composer_replication.tasks.planning.body_cuts import BodyCut, find_body_cuts
 from composer_replication.tasks.planning.edits import edited_text, holes_of
 from composer_replication.tasks.store import TaskStore
 
@@ -57,10 +57,10 @@ def outside(x: int) -> int:
 '''
 
 
-def broken(symbol: str) -> tuple[str, Hole]:
+def broken(symbol: str) -> tuple[str, Hole, BodyCut]:
     (deletion,) = [found for found in find_body_cuts("box.py", FILE) if found.symbol == symbol]
     (hole,) = holes_of([deletion.edit])
-    return edited_text(FILE, [deletion.edit]), hole
+    return edited_text(FILE, [deletion.edit]), hole, deletion
 
 
 def task_of(store: TaskStore, symbol: str) -> Task:
@@ -69,7 +69,7 @@ def task_of(store: TaskStore, symbol: str) -> Task:
 
 
 def test_surroundings_of_a_method() -> None:
-    text, hole = broken("Box.second")
+    text, hole, _ = broken("Box.second")
     found = look_around(text, hole)
     assert found.header == "    @property\n    def second(self, a=1,\n               b=2):"
     assert found.docstring == '        """Say two.\n\n        More.\n        """'
@@ -78,21 +78,21 @@ def test_surroundings_of_a_method() -> None:
 
 
 def test_surroundings_of_a_function_without_a_docstring() -> None:
-    text, hole = broken("outside")
+    text, hole, _ = broken("outside")
     found = look_around(text, hole)
     assert (found.header, found.docstring) == ("def outside(x: int) -> int:", "")
     assert (found.owner, found.siblings, found.neighbours) == ("", (), ("Box",))
 
 
 def test_a_file_that_does_not_parse_still_has_a_place() -> None:
-    text, hole = broken("outside")
+    text, hole, _ = broken("outside")
     found = look_around(text + "\n(((", hole)
     assert (found.line, found.first_line, found.header, found.neighbours) == (26, 26, "", ())
 
 
 def test_the_broken_region_is_a_view_without_the_removed_lines() -> None:
-    text, hole = broken("outside")
-    assert broken_region(text, deletion.hole, deletion.num_body_lines, context_lines=2).splitlines() == [
+    text, hole, deletion = broken("outside")
+    assert broken_region(text, hole, deletion.num_body_lines, context_lines=2).splitlines() == [
         "--- box.py",
         "   23",
         "   24",
@@ -100,7 +100,7 @@ def test_the_broken_region_is_a_view_without_the_removed_lines() -> None:
         "      - ... 3 lines removed",
         "   26 +     raise NotImplementedError",
     ]
-    region = broken_region(text, deletion.hole, deletion.num_body_lines)
+    region = broken_region(text, hole, deletion.num_body_lines)
     assert "x * 2" not in region
     assert not shows_body(region, deletion.golden_body)
 

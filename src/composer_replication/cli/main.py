@@ -36,6 +36,7 @@ VERBS = (
     "report_verb",
     "guard_verb",
     "sandbox_verb",
+    "traces_verb",
     "serve_env_verb",
     "cache_verb",
     "explain_verb",

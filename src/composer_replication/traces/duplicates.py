@@ -45,7 +45,11 @@ def minhash(trace: Trace) -> tuple[int, ...]:
         return ()
     from rensa import RMinHash
 
-    words = [word for _, step in trace.agent_steps() for word in _words(step.text, (c.arguments for c in step.calls))]
+    words = [
+        word
+        for _, step in trace.agent_steps()
+        for word in _words(step.text, (c.arguments for c in step.calls))
+    ]
     if len(words) < 50:
         return ()
     sketch = RMinHash(num_perm=NUM_PERMUTATIONS, seed=0)

@@ -124,7 +124,9 @@ def find_units(paths: Sequence[Path], only: str = "") -> tuple[list[TraceUnit], 
     groups: dict[tuple[str, str, Path], list[Path]] = {}
     for path in paths:
         if not path.exists():
-            raise InputError("CR0941", "there is no such file or folder.", where=str(path), fix="ls ~/.claude/projects")
+            raise InputError(
+                "CR0941", "there is no such file or folder.", where=str(path), fix="ls ~/.claude/projects"
+            )
         for file in trace_files(path):
             kind, version = _kind_of(file, only, left_out, is_named=file == path)
             if kind:
@@ -174,10 +176,19 @@ def ingest(
     with tempfile.TemporaryDirectory(dir=out, prefix="parts-") as parts:
         sums = list(_read_all(units, sizes, Path(parts), num_processes, report))
         result = _write(units, sums, out)
-    result |= {"bytes": sum(sizes), "files": sum(len(unit.paths) for unit in units), "files_left_out": dict(+left_out)}
+    result |= {
+        "bytes": sum(sizes),
+        "files": sum(len(unit.paths) for unit in units),
+        "files_left_out": dict(+left_out),
+    }
     (out / REPORT_NAME).write_text(json.dumps(result, indent=1) + "\n")
     if not result["traces"]:
-        raise NothingToDoError("CR0942", "no answer of a model is in these files.", where=str(paths[0]), fix=f"read the reasons in {out / REPORT_NAME}")
+        raise NothingToDoError(
+            "CR0942",
+            "no answer of a model is in these files.",
+            where=str(paths[0]),
+            fix=f"read the reasons in {out / REPORT_NAME}",
+        )
     return result
 
 
@@ -185,7 +196,7 @@ def read_traces(folder: Path) -> Iterator[Trace]:
     """The traces that ``ingest`` wrote, or those of a file of episodes or of ATIF lines.
 
     Raises:
-        InputError: the file is missing or a line is damaged (CR0943).
+        InputError: the file is missing or a line is damaged (CR0941).
     """
     path = folder / TRACES_NAME if folder.is_dir() else folder
     fix = "composer-rl traces ingest PATH --out DIR"
@@ -195,9 +206,13 @@ def read_traces(folder: Path) -> Iterator[Trace]:
                 try:
                     yield trace_of(json.loads(line))
                 except (ValueError, RecursionError, StopIteration, AttributeError) as error:
-                    raise InputError("CR0943", f"line {number} is not a trace.", where=str(path), fix=fix) from error
+                    raise InputError(
+                        "CR0941", f"line {number} is not a trace.", where=str(path), fix=fix
+                    ) from error
     except OSError as error:
-        raise InputError("CR0943", f"there are no traces to read: {error.strerror}.", where=str(path), fix=fix) from error
+        raise InputError(
+            "CR0941", f"there are no traces to read: {error.strerror}.", where=str(path), fix=fix
+        ) from error
 
 
 def _read_all(
@@ -292,7 +307,9 @@ def _write(units: Sequence[TraceUnit], sums: Sequence[UnitSums], out: Path) -> d
         "is_balanced": num_records == sum(counts.values()),
         "traces_without_answer": without,
         "duplicates": dict(Counter(twice.values())),
-        "near_duplicates": "looked for" if has_minhash() else "not looked for: pip install 'composer-replication[traces]'",
+        "near_duplicates": "looked for"
+        if has_minhash()
+        else "not looked for: pip install 'composer-replication[traces]'",
         "redactions": merged_counts(sum((each.redactions for each in sums), Counter())),
         "out": str(out),
     }

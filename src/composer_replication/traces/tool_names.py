@@ -54,10 +54,16 @@ def our_call(call: ToolCall, folder: str = "") -> ToolCall | None:
     if known is None:
         return None
     name, names = known
-    ours = {names[key]: _inside(value, names[key], folder) for key, value in arguments.items() if key in names}
+    ours = {
+        names[key]: _inside(value, names[key], folder) for key, value in arguments.items() if key in names
+    }
     if call.name == "shell" and isinstance(ours.get("command"), list):
         words = ours["command"]
-        ours["command"] = words[2] if words[:2] in (["bash", "-lc"], ["sh", "-c"]) and len(words) == 3 else " ".join(map(str, words))
+        ours["command"] = (
+            words[2]
+            if words[:2] in (["bash", "-lc"], ["sh", "-c"]) and len(words) == 3
+            else " ".join(map(str, words))
+        )
     if call.name == "Glob":
         ours["command"] = f"find . -path './{arguments.get('pattern', '')}'"
     if call.name == "Read" and isinstance(arguments.get("offset"), int):

@@ -152,8 +152,7 @@ class TraceBuilder:
         """The answer that is being written, else a new one."""
         if self.open is None:
             self.add(TraceStep("agent", timestamp=timestamp))
-        assert self.open is not None  # noqa: S101  add has set it
-        return self.open
+        return self.trace.steps[-1] if self.open is None else self.open
 
     def call(self, step: TraceStep, call: ToolCall) -> None:
         """Add a call; one without an id gets one."""
@@ -207,14 +206,17 @@ def mapping(value: Any) -> Mapping[str, Any]:
 
 
 def items(value: Any) -> list[Any]:
+    """The value where it is a list, else an empty one."""
     return value if isinstance(value, list) else []
 
 
 def string(value: Any) -> str:
+    """The value where it is text, else an empty one."""
     return value if isinstance(value, str) else ""
 
 
 def integer(value: Any) -> int | None:
+    """The value where it is a whole number."""
     return value if type(value) is int else None
 
 
@@ -230,4 +232,8 @@ def parsed(value: Any) -> Any:
 
 def arguments_text(value: Any) -> str:
     """Arguments as the model wrote them, or as JSON."""
-    return value if isinstance(value, str) else json.dumps(value if value is not None else {}, ensure_ascii=False)
+    return (
+        value
+        if isinstance(value, str)
+        else json.dumps(value if value is not None else {}, ensure_ascii=False)
+    )

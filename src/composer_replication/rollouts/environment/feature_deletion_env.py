@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from composer_replication.errors import SandboxFailure, UsageError
 from composer_replication.records import MonitorMode, Outcome, Score, Task, ToolCall, ToolResult, ToolSpec
@@ -41,6 +42,16 @@ def first_message(store: TaskStore, task: Task) -> str:
         InputError: even the shortest text would show golden code (CR0429); the store is damaged (CR0411).
     """
     return f"{write_instruction(store, task)}\n{HOW_TO_WORK}\n"
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptState:
+    """Where an attempt stood: its tree, and what its tools had counted."""
+
+    tree: str
+    counts: CallCounts
+    is_over: bool
+    num_calls: int
 
 
 class FeatureDeletionEnv:
@@ -176,6 +187,24 @@ class FeatureDeletionEnv:
             graded = None if self.report is None else graded
         self.graded_reward = graded
         return paid_reward(graded, self.report)
+
+    def snapshot(self) -> AttemptState:
+        """Keep where the attempt stands, to come back to it by ``restore`` any number of times; the tree alone is kept, not HOME."""
+        attempt = self._running
+        box = attempt.toolbox
+        return AttemptState(attempt.sandbox.snapshot(), replace(box.counts), box.is_over, len(self._calls))
+
+    def restore(self, state: AttemptState) -> None:
+        """Bring this attempt back to where it stood.
+
+        Raises:
+            SandboxFailure: the tree cannot be brought back (CR0308).
+        """
+        attempt = self._running
+        attempt.sandbox.restore(state.tree)
+        attempt.toolbox.counts, attempt.toolbox.is_over = replace(state.counts), state.is_over
+        del self._calls[state.num_calls :]
+        self._regressions, self._is_checked = None, False
 
     def _worth(self, effort_counts: Mapping[str, float]) -> float | None:
         score = self.grade()

@@ -98,7 +98,7 @@ class _Server:
                     return found
                 reason = f"http-{answer.status}"
                 self._refuse_for_good(answer)
-                pause = max(pause, _retry_after(answer.headers.get("retry-after", "")))
+                pause = max(pause, retry_after(answer.headers.get("retry-after", "")))
             except (ExchangeFailed, NotAnAnswer) as failure:
                 reason = failure.reason
             self.counts[reason] += 1
@@ -212,7 +212,7 @@ def open_policy_endpoint(url: str, model: str, key_variable: str = "") -> Endpoi
         ) from None
 
 
-def _retry_after(text: str) -> float:
+def retry_after(text: str) -> float:
     """Seconds that a server asks for, as a number or a date; 0 where it says nothing that can be read."""
     try:
         return max(0.0, float(text))

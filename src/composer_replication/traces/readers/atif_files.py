@@ -96,21 +96,21 @@ def _step_row(step: TraceStep, idx: int) -> dict[str, Any]:
     if "copied" in step.flags:
         row["is_copied_context"] = True
     if step.source == "agent":
-        if step.model:
-            row["model_name"] = step.model
-        if step.reasoning:
-            row["reasoning_content"] = step.reasoning
-        if step.calls:
-            row["tool_calls"] = [_call_row(call) for call in step.calls]
-        if step.results:
-            row["observation"] = {"results": [_result_row(result) for result in step.results]}
-        if step.usage:
-            row["metrics"] = {key: step.usage[key] for key in _COUNTS if key in step.usage}
+        row |= _answer_fields(step)
         if step.sealed:
             extra["sealed"] = step.sealed
     if extra:
         row["extra"] = extra
     return row
+
+
+def _answer_fields(step: TraceStep) -> dict[str, Any]:
+    fields: dict[str, Any] = {"model_name": step.model, "reasoning_content": step.reasoning}
+    fields["tool_calls"] = [_call_row(call) for call in step.calls]
+    fields["metrics"] = {key: step.usage[key] for key in _COUNTS if key in step.usage}
+    if step.results:
+        fields["observation"] = {"results": [_result_row(result) for result in step.results]}
+    return {key: value for key, value in fields.items() if value}
 
 
 def _call_row(call: ToolCall) -> dict[str, Any]:
@@ -128,7 +128,11 @@ def _result_row(result: StepResult) -> dict[str, Any]:
     row: dict[str, Any] = {"content": result.text}
     if result.call_id:
         row["source_call_id"] = result.call_id
-    known = {"is_error": result.is_error, "exit_code": result.exit_code, "is_truncated": result.is_truncated or None}
+    known = {
+        "is_error": result.is_error,
+        "exit_code": result.exit_code,
+        "is_truncated": result.is_truncated or None,
+    }
     extra = {key: value for key, value in known.items() if value is not None}
     return row | ({"extra": extra} if extra else {})
 
@@ -140,7 +144,9 @@ def _traces(
     episode = mapping(mapping(document.get("extra")).get(_EPISODE))
     agent = mapping(document.get("agent"))
     trace_id = string(document.get("trajectory_id")) or string(document.get("session_id")) or name
-    trace = Trace(trace_id, string(ours.get("format")) or "atif", agent=string(agent.get("name")), parent=parent)
+    trace = Trace(
+        trace_id, string(ours.get("format")) or "atif", agent=string(agent.get("name")), parent=parent
+    )
     trace.version = string(ours.get("format_version")) or string(document.get("schema_version"))
     trace.model = string(agent.get("model_name"))
     trace.tools = function_tools(agent.get("tool_definitions"))

@@ -123,8 +123,7 @@ class ConversationJoiner:
         for answer in answers:
             if add_message(builder, answer) == "" and builder.open is not None:
                 builder.open.usage, builder.open.model = usage, model
-        for tip in _digests(answers, tip):  # noqa: B007  the last one is the tip
-            pass
+        tip = next(reversed([tip, *_digests(answers, tip)]))
         if known < len(messages) or answers:
             self._tips[tip] = builder
         self._builder = builder

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from composer_replication.records import ToolCall
+from composer_replication.rollouts.tokens.call_dialects import read_calls
 from composer_replication.traces.trace_records import (
     StepResult,
     TraceBuilder,
@@ -17,6 +18,9 @@ from composer_replication.traces.trace_records import (
     string,
     text_of,
 )
+
+_CALL_IN_TEXT = "<function="
+"""How models without tools are taught to call; what the user says next is the result."""
 
 
 def add_message(builder: TraceBuilder, message: Any, *flags: str) -> str:
@@ -32,7 +36,10 @@ def add_message(builder: TraceBuilder, message: Any, *flags: str) -> str:
     if role in ("system", "developer"):
         builder.message("system", text_of(content), *flags)
     elif role == "user":
-        builder.message("user", text_of(content), *flags)
+        text = text_of(content)
+        if _waits(builder):
+            return builder.result(StepResult("", text.removeprefix("OBSERVATION:").lstrip()))
+        builder.message("user", text, *flags)
     elif role in ("tool", "function"):
         return builder.result(
             StepResult(string(message.get("tool_call_id")), text_of(content), message.get("is_error"))
@@ -43,9 +50,20 @@ def add_message(builder: TraceBuilder, message: Any, *flags: str) -> str:
         step.text = text_of(content)
         step.flags |= set(flags)
         fill_answer(builder, step, message)
+        if not step.calls and _CALL_IN_TEXT in step.text:
+            for call in read_calls(
+                f"<tool_call>{step.text[step.text.index(_CALL_IN_TEXT) :]}</tool_call>", "hermes"
+            ):
+                builder.call(step, call)
     else:
         return f"a message of the role {role!r:.20}"
     return ""
+
+
+def _waits(builder: TraceBuilder) -> bool:
+    """Whether the last step is an answer that calls in its text and has no result yet."""
+    last = builder.trace.steps[-1] if builder.trace.steps else None
+    return last is not None and bool(last.calls) and not last.results and _CALL_IN_TEXT in last.text
 
 
 def fill_answer(builder: TraceBuilder, step: TraceStep, message: Mapping[str, Any]) -> None:

@@ -41,7 +41,11 @@ def matches_claude_code(head: Sequence[Any]) -> str:
         or (row.get("type") == "summary" and "leafUuid" in row)
         for row in rows
     )
-    return next((string(row["version"]) for row in rows if string(row.get("version"))), "unknown") if is_ours else ""
+    return (
+        next((string(row["version"]) for row in rows if string(row.get("version"))), "unknown")
+        if is_ours
+        else ""
+    )
 
 
 def read_claude_code(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
@@ -64,8 +68,8 @@ class _Session:
         self._call_of_agent: dict[str, str] = {}
 
     def take(self, record: Mapping[str, Any]) -> None:
-        kind = record.get("type")
-        if kind == "assistant" or kind == "user":
+        kind = string(record.get("type"))
+        if kind in ("assistant", "user"):
             self._message(record, self._agent_id(record))
         elif kind == "progress":
             self._progress(record)
@@ -90,7 +94,11 @@ class _Session:
         self._pass_on(record)
         inner = mapping(data.get("message"))
         agent_id = string(data.get("agentId"))
-        if data.get("type") != "agent_progress" or inner.get("type") not in ("user", "assistant") or not agent_id:
+        if (
+            data.get("type") != "agent_progress"
+            or inner.get("type") not in ("user", "assistant")
+            or not agent_id
+        ):
             self._ledger.dropped("progress record")
             return
         self._call_of_agent.setdefault(agent_id, string(record.get("parentToolUseID")))
@@ -113,11 +121,9 @@ class _Session:
             self._ledger.dropped("a message without content")
             return
         builder = self.builders.get(agent_id) or self._begin(record, agent_id)
-        if record["type"] == "assistant":
-            place = self._assistant(builder, record, message, agent_id)
-        else:
-            place = self._user(builder, record, message, agent_id)
-        if uuid and place is not None:
+        take = self._assistant if record["type"] == "assistant" else self._user
+        place = take(builder, record, message, agent_id)
+        if uuid:
             self._step_of[uuid] = (agent_id, place)
 
     def _begin(self, record: Mapping[str, Any], agent_id: str) -> TraceBuilder:
@@ -144,7 +150,9 @@ class _Session:
         answer_id = f"{agent_id}/{string(message.get('id')) or string(record.get('uuid'))}"
         place = self._answers.get(answer_id)
         if place is None:
-            new = TraceStep("agent", timestamp=string(record.get("timestamp")), model=string(message.get("model")))
+            new = TraceStep(
+                "agent", timestamp=string(record.get("timestamp")), model=string(message.get("model"))
+            )
             place = self._answers[answer_id] = builder.add(new, self._parent(builder, record, agent_id))
         step = builder.trace.steps[place]
         if step.model == "<synthetic>" or record.get("isApiErrorMessage") is True:
@@ -169,12 +177,14 @@ class _Session:
             if sealed := string(block.get("signature")) or string(block.get("data")):
                 step.sealed.append(sealed)
         elif kind in ("tool_use", "server_tool_use") and string(block.get("name")):
-            call = ToolCall(string(block["name"]), arguments_text(block.get("input")), string(block.get("id")))
+            call = ToolCall(
+                string(block["name"]), arguments_text(block.get("input")), string(block.get("id"))
+            )
             builder.call(step, call)
 
     def _user(
         self, builder: TraceBuilder, record: Mapping[str, Any], message: Mapping[str, Any], agent_id: str
-    ) -> int | None:
+    ) -> int:
         content = message["content"]
         blocks = [mapping(block) for block in items(content)]
         results = [block for block in blocks if block.get("type") == "tool_result"]
@@ -196,7 +206,9 @@ class _Session:
     def _result(self, builder: TraceBuilder, record: Mapping[str, Any], block: Mapping[str, Any]) -> str:
         text = text_of(block.get("content"))
         is_error = block.get("is_error")
-        result = StepResult(string(block.get("tool_use_id")), text, is_error if isinstance(is_error, bool) else False)
+        result = StepResult(
+            string(block.get("tool_use_id")), text, is_error if isinstance(is_error, bool) else False
+        )
         result.is_truncated = text.startswith("<persisted-output>")
         why = "a result without its call" if not result.call_id else builder.result(result)
         if not why and (record.get("toolDenialKind") or text.startswith(_DENIED)):

@@ -28,11 +28,15 @@ _ENVELOPES = {"session_meta", "turn_context", "response_item", "event_msg", "com
 def matches_codex(head: Sequence[Any]) -> str:
     """The version of the CLI, ``legacy`` for rollouts without an envelope."""
     rows = [mapping(row) for row in head]
-    enveloped = [row for row in rows if row.get("type") in _ENVELOPES and isinstance(row.get("payload"), Mapping)]
+    enveloped = [
+        row for row in rows if row.get("type") in _ENVELOPES and isinstance(row.get("payload"), Mapping)
+    ]
     for row in enveloped:
         if row["type"] == "session_meta":
             return string(row["payload"].get("cli_version")) or "unknown"
-    is_old = any(row.get("type") in ("function_call", "function_result") and "created_at" in row for row in rows)
+    is_old = any(
+        row.get("type") in ("function_call", "function_result") and "created_at" in row for row in rows
+    )
     return "legacy" if is_old else ("unknown" if enveloped else "")
 
 

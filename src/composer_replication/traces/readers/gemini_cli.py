@@ -85,7 +85,12 @@ def _add(builder: TraceBuilder, message: Mapping[str, Any], parent: int | None) 
 
 def _add_call(builder: TraceBuilder, call: Mapping[str, Any]) -> None:
     step = builder.trace.steps[-1]
-    builder.call(step, ToolCall(string(call.get("name")) or "unknown", arguments_text(call.get("args")), string(call.get("id"))))
+    builder.call(
+        step,
+        ToolCall(
+            string(call.get("name")) or "unknown", arguments_text(call.get("args")), string(call.get("id"))
+        ),
+    )
     texts = []
     for part in map(mapping, items(call.get("result"))):
         response = mapping(mapping(part.get("functionResponse")).get("response"))

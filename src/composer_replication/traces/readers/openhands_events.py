@@ -205,7 +205,9 @@ def _old_event(builder: TraceBuilder, event: Mapping[str, Any], seen: dict[str, 
         builder.message("system", string(args.get("content")), timestamp=stamp)
         builder.trace.tools = function_tools(args.get("tools"))
         builder.trace.version = string(args.get("openhands_version")) or builder.trace.version
-    elif action == "message" and event.get("source", "user" if not builder.trace.steps else "agent") != "agent":
+    elif (
+        action == "message" and event.get("source", "user" if not builder.trace.steps else "agent") != "agent"
+    ):
         builder.message("user", string(args.get("content")), timestamp=stamp)
     else:
         _old_action(builder, event, action, args, seen)
@@ -224,7 +226,9 @@ def _old_action(
     answer_id = string(response.get("id"))
     step = seen.get(answer_id) if answer_id else None
     if step is None:
-        step = TraceStep("agent", timestamp=string(event.get("timestamp")), model=string(response.get("model")))
+        step = TraceStep(
+            "agent", timestamp=string(event.get("timestamp")), model=string(response.get("model"))
+        )
         builder.add(step)
         builder.trace.model = builder.trace.model or step.model
         if answer_id:
@@ -251,7 +255,9 @@ def _old_result(builder: TraceBuilder, event: Mapping[str, Any]) -> str:
     code = integer(event.get("exit_code")) if code is None else code
     call_id = string(mapping(event.get("tool_call_metadata")).get("tool_call_id"))
     is_error = True if event.get("observation") == "error" else None
-    return builder.result(StepResult(call_id, text_of(event.get("content")), is_error, None if code == -1 else code))
+    return builder.result(
+        StepResult(call_id, text_of(event.get("content")), is_error, None if code == -1 else code)
+    )
 
 
 def _note_row(trace: Trace, row: Mapping[str, Any]) -> None:
@@ -259,7 +265,9 @@ def _note_row(trace: Trace, row: Mapping[str, Any]) -> None:
     instance = mapping(row.get("instance"))
     commit = string(row.get("base_commit")) or string(instance.get("base_commit"))
     issue = mapping(row.get("issue"))
-    repository = string(instance.get("repo")) or "/".join(filter(None, (issue.get("owner"), issue.get("repo"))))
+    repository = string(instance.get("repo")) or "/".join(
+        filter(None, (issue.get("owner"), issue.get("repo")))
+    )
     task = string(row.get("instance_id")) or string(instance.get("instance_id"))
     if commit or repository or task:
         trace.state = RepositoryState(task, repository, commit)

@@ -17,7 +17,14 @@ from composer_replication.traces.trace_records import (
     text_of,
 )
 
-_CALLS = {"function_call", "custom_tool_call", "local_shell_call", "tool_search_call", "web_search_call", "mcp_call"}
+_CALLS = {
+    "function_call",
+    "custom_tool_call",
+    "local_shell_call",
+    "tool_search_call",
+    "web_search_call",
+    "mcp_call",
+}
 _OUTPUTS = {
     "function_call_output",
     "custom_tool_call_output",

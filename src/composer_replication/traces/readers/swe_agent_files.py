@@ -36,7 +36,9 @@ def matches_swe_agent(head: Sequence[Any]) -> str:
     """The version that its ``info`` names."""
     first = mapping(head[0] if head else None)
     history = items(first.get("history"))
-    is_ours = isinstance(first.get("trajectory"), list) or any("agent" in mapping(each) for each in history[:3])
+    is_ours = isinstance(first.get("trajectory"), list) or any(
+        "agent" in mapping(each) for each in history[:3]
+    )
     is_chat = history and "role" in mapping(history[0])
     return string(mapping(first.get("info")).get("swe_agent_version")) or "0" if is_ours and is_chat else ""
 
@@ -149,7 +151,9 @@ def _mini_user(builder: TraceBuilder, text: str, extra: Mapping[str, Any], code:
     found = _RETURNCODE.search(text)
     waits = previous is not None and previous.source == "agent" and previous.calls and not previous.results
     if waits and (found or code is not None or "model_response" not in extra):
-        return builder.result(StepResult("", text, None, code if code is not None else int(found[1]) if found else None))
+        return builder.result(
+            StepResult("", text, None, code if code is not None else int(found[1]) if found else None)
+        )
     if answer := string(extra.get("model_response")):  # the answer itself was taken out of the messages
         builder.open = None
         step = builder.answer()

@@ -1,0 +1,196 @@
+"""Branches are executed: from the same restored tree, several times each, to the tests; and who does better is said with doubt."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from composer_replication.errors import SandboxFailure
+from composer_replication.records import Score, ToolCall, ToolResult
+from composer_replication.tasks.pass_intervals import wilson
+from composer_replication.traces.prompts import assistant_message, prompt_of, tools_of
+from composer_replication.traces.redaction import Redactor
+from composer_replication.traces.replay import Branching, answer_row
+from composer_replication.traces.teachers import Classroom, TeacherAnswer
+from composer_replication.traces.trace_records import Trace
+
+Decision = Literal["better", "worse", "not decided"]
+_VARYING = re.compile(
+    r"0x[0-9a-f]{6,}|\b\d+\.\d+ ?s(?:ec(?:onds)?)?\b|/[\w./-]*/attempt-\w+/tree|\buser-\d+|\bpid \d+|\d{2}:\d{2}:\d{2}"
+)
+"""Addresses, durations, folders of one attempt, placeholders: they differ between two runs of the same command."""
+
+
+class Attempts(Protocol):
+    """An attempt that can be brought back to where it was; ``FeatureDeletionEnv`` is one."""
+
+    def reset(self, task_id: str) -> str: ...
+    def call(self, call: ToolCall) -> ToolResult: ...
+    def grade(self) -> Score | None: ...
+    def snapshot(self) -> Any: ...
+    def restore(self, state: Any) -> None: ...
+    def close(self) -> None: ...
+    @property
+    def is_done(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class BranchVerdict:
+    """How an answer did beside the recorded one: shares of passed tests, a try each, and the interval of their difference."""
+
+    source: str
+    answer: TeacherAnswer
+    scores: tuple[float, ...]
+    recorded_scores: tuple[float, ...]
+    interval: tuple[float, float]
+    decision: Decision
+
+
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """What became of one branching; ``problem`` says why nothing was compared.
+
+    ``num_same`` of ``num_calls`` recorded results were reproduced on the way to the step.
+    """
+
+    branching: Branching
+    num_calls: int
+    num_same: int
+    verdicts: tuple[BranchVerdict, ...] = ()
+    problem: str = ""
+
+
+def difference(passed: Sequence[float], recorded: Sequence[float]) -> tuple[float, float]:
+    """Interval at 95% of the difference of two means in [0, 1], from Wilson's intervals of both.
+
+    d - sqrt((p1 - l1)^2 + (u2 - p2)^2) to d + sqrt((u1 - p1)^2 + (p2 - l2)^2), with d = p1 - p2. For scores between 0 and 1 it is
+    too wide rather than too narrow: their variance is at most that of a pass.
+    Reference: Newcombe, Interval estimation for the difference between independent proportions, 1998, method 10.
+    """
+    (low1, high1), (low2, high2) = wilson(sum(passed), len(passed)), wilson(sum(recorded), len(recorded))
+    p1, p2 = sum(passed) / len(passed), sum(recorded) / len(recorded)
+    return p1 - p2 - math.hypot(p1 - low1, high2 - p2), p1 - p2 + math.hypot(high1 - p1, p2 - low2)
+
+
+def decide(interval: tuple[float, float]) -> Decision:
+    """Better or worse where the whole interval says so."""
+    return "better" if interval[0] > 0 else "worse" if interval[1] < 0 else "not decided"
+
+
+def reproduced(trace: Trace, idx: int, environment: Attempts) -> tuple[int, int]:
+    """Do the calls before step ``idx`` again; how many there were, and how many gave the recorded result."""
+    num_calls = num_same = 0
+    for place in trace.path_to(idx):
+        step = trace.steps[place]
+        known = {result.call_id: result for result in step.results}
+        for call in step.calls:
+            if (recorded := known.get(call.call_id)) is None:
+                continue
+            result = environment.call(call)
+            num_calls += 1
+            is_same = _steady(Redactor().text(result.text)) == _steady(recorded.text)
+            num_same += is_same and result.exit_code == recorded.exit_code
+    return num_calls, num_same
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """How branches are run: in attempts that ``open_attempt`` makes, played on by the teacher ``goes_on``."""
+
+    open_attempt: Callable[[], Attempts]
+    room: Classroom
+    goes_on: str
+    num_tries: int = 3
+    horizon: int = 6
+
+
+async def execute(branching: Branching, how: Execution) -> Executed:
+    """Run the recorded answer and each other one from the same tree, ``num_tries`` times.
+
+    After the answer both sides are played on by the same teacher for at most ``horizon`` answers, with another seed each
+    try; then the visible tests are run.
+    """
+    trace, idx = branching.trace, branching.idx
+    if not branching.others:
+        return Executed(branching, 0, 0, problem="every teacher does the same")
+    environment = how.open_attempt()
+    try:
+        environment.reset(trace.state.task_id)
+        num_calls, num_same = reproduced(trace, idx, environment)
+        if num_same < num_calls or environment.is_done:
+            return Executed(branching, num_calls, num_same, problem="recorded results are not reproduced")
+        state = environment.snapshot()
+        sides = [("recorded", branching.recorded), *branching.others]
+        scores: list[tuple[float, ...]] = []
+        for _, answer in sides:
+            tried = []
+            for number in range(how.num_tries):
+                environment.restore(state)
+                tried.append(await _play(branching, answer, environment, how, number))
+            scores.append(tuple(tried))
+    except SandboxFailure as error:
+        return Executed(branching, 0, 0, problem=f"the sandbox failed ({error.code})")
+    finally:
+        environment.close()
+    verdicts = []
+    for (source, answer), own in zip(sides[1:], scores[1:], strict=True):
+        interval = difference(own, scores[0])
+        verdicts.append(BranchVerdict(source, answer, own, scores[0], interval, decide(interval)))
+    return Executed(branching, num_calls, num_same, tuple(verdicts))
+
+
+async def _play(
+    branching: Branching, answer: TeacherAnswer, environment: Attempts, how: Execution, number: int
+) -> float:
+    """The score of one try: the answer, what the teacher does after it, and then the visible tests."""
+    trace, idx, horizon = branching.trace, branching.idx, how.horizon
+    messages = prompt_of(trace, idx)
+    current: TeacherAnswer | None = answer
+    for turn in range(horizon + 1):
+        if current is None:
+            break
+        calls = [
+            ToolCall(c.name, c.arguments, c.call_id or f"call-{idx}-{turn}-{n}")
+            for n, c in enumerate(current.calls)
+        ]
+        messages.append(assistant_message(current.text, calls))
+        for call in calls:
+            result = environment.call(call)
+            messages.append({"role": "tool", "tool_call_id": call.call_id, "content": result.text})
+        if environment.is_done or not calls or turn == horizon:
+            break
+        request = how.room.request(messages, tools_of(trace), sample=number + 1, temperature=1.0)
+        current = await how.room.ask(how.goes_on, request)
+    score = environment.grade()
+    if score is None:
+        raise SandboxFailure("CR0303", "the sandbox of a branch broke.", fix="composer-rl sandbox selftest")
+    return score.pass_share
+
+
+def executed_row(executed: Executed) -> dict[str, Any]:
+    """A line of ``verdicts.jsonl``."""
+    return {
+        "trace_id": executed.branching.trace.trace_id,
+        "step": executed.branching.idx,
+        "calls": executed.num_calls,
+        "reproduced": executed.num_same,
+        "problem": executed.problem,
+        "verdicts": [
+            {
+                "source": verdict.source,
+                "answer": answer_row(verdict.answer),
+                "scores": list(verdict.scores),
+                "recorded_scores": list(verdict.recorded_scores),
+                "interval": list(verdict.interval),
+                "decision": verdict.decision,
+            }
+            for verdict in executed.verdicts
+        ],
+    }
+
+
+def _steady(text: str) -> str:
+    return _VARYING.sub("*", text)

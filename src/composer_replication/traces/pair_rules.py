@@ -1,0 +1,243 @@
+"""From verdicts, siblings and objections to preference pairs; and from passing attempts to rows for supervised training."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from composer_replication.errors import MissingError
+from composer_replication.traces.prompts import assistant_message, our_calls, prompt_of, tools_of
+from composer_replication.traces.replay import action, answer_of
+from composer_replication.traces.teachers import TeacherAnswer
+from composer_replication.traces.trace_records import NOT_LEARNED, Trace
+
+MARGIN = 0.1
+"""Least difference of the mean scores that makes a pair."""
+WEIGHTS: Mapping[str, float] = {"executed": 1.0, "siblings": 0.5, "objection": 0.5}
+TEXT_ONLY = 0.5
+"""Times the weight where neither side calls anything: no test can tell such answers apart but by what follows."""
+MAX_LENGTH_RATIO = 8.0
+"""A pair whose longer side has so many times the characters of the shorter one would teach length."""
+MAX_SHARE_OF_LAST = 0.25
+"""Most of the pairs that may speak of the last step of a session: else ending early is what is learned."""
+_ENDS = {"submit", "finish"}
+HeldoutRows = Callable[[Sequence[Mapping[str, Any]]], set[int]]
+"""The places of rows that are of a held-out task or show its code."""
+
+
+def executed_pairs(
+    traces: Mapping[str, Trace], verdicts: Iterable[Mapping[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """Pairs of the branches that the tests decided, better and worse."""
+    for row in verdicts:
+        trace = traces.get(row["trace_id"])
+        if trace is None:
+            continue
+        recorded = _recorded(trace, row["step"])
+        for verdict in row["verdicts"]:
+            if verdict["decision"] == "not decided":
+                continue
+            other = answer_of(verdict["answer"])
+            is_better = verdict["decision"] == "better"
+            sides = (other, recorded) if is_better else (recorded, other)
+            own, base = verdict["scores"], verdict["recorded_scores"]
+            margin = abs(sum(own) / len(own) - sum(base) / len(base))
+            if margin < MARGIN:
+                continue
+            evidence = {key: verdict[key] for key in ("scores", "recorded_scores", "interval", "source")}
+            yield _pair(trace, row["step"], sides, source="executed", margin=margin, branch=evidence)
+
+
+def sibling_pairs(traces: Sequence[Trace]) -> Iterator[dict[str, Any]]:
+    """Of two attempts at one task, one passing and one failing: the first answers in which they part."""
+    by_task: dict[str, list[Trace]] = defaultdict(list)
+    for trace in traces:
+        if trace.state.task_id and trace.passed is not None:
+            by_task[trace.state.task_id].append(trace)
+    for attempts in by_task.values():
+        failing = [trace for trace in attempts if not trace.passed]
+        for passing in (trace for trace in attempts if trace.passed):
+            for other in failing:
+                idx = _parting(passing, other)
+                if idx is not None:
+                    sides = (_recorded(passing, idx), _recorded(other, idx))
+                    yield _pair(passing, idx, sides, source="siblings", margin=1.0, failing=other.trace_id)
+
+
+def objection_pairs(traces: Sequence[Trace]) -> Iterator[dict[str, Any]]:
+    """An action that the user refused or stopped, against the next one that was let through."""
+    for trace in traces:
+        for idx, step in trace.agent_steps():
+            if not step.flags & {"denied", "interrupted"} or not step.calls:
+                continue
+            later = (
+                n for n, s in trace.agent_steps() if n > idx and s.calls and s.results and not s.num_errors
+            )
+            accepted = next(
+                (n for n in later if not trace.steps[n].flags & {"denied", "interrupted", *NOT_LEARNED}), None
+            )
+            if accepted is None:
+                continue
+            sides = (_recorded(trace, accepted), _recorded(trace, idx))
+            yield _pair(trace, idx, sides, source="objection", margin=0.5, accepted_step=accepted)
+
+
+def balanced(
+    pairs: Iterable[dict[str, Any]], heldout: HeldoutRows
+) -> tuple[list[dict[str, Any]], Counter[str]]:
+    """The pairs that are kept, and how many were dropped by reason."""
+    kept: list[dict[str, Any]] = []
+    dropped: Counter[str] = Counter()
+    seen: set[str] = set()
+    for pair in pairs:
+        why = _problem(pair, seen)
+        if why:
+            dropped[why] += 1
+        else:
+            kept.append(pair)
+    kept = _without(kept, heldout, dropped)
+    last = [pair for pair in kept if pair["is_last"]]
+    num_allowed = max(1, int(MAX_SHARE_OF_LAST * (len(kept) - len(last)) / (1 - MAX_SHARE_OF_LAST)))
+    for pair in sorted(last, key=lambda each: -each["weight"])[num_allowed:]:
+        kept.remove(pair)
+        dropped["too many pairs of last steps"] += 1
+    return kept, dropped
+
+
+def sft_rows(traces: Iterable[Trace], heldout: HeldoutRows) -> tuple[list[dict[str, Any]], Counter[str]]:
+    """Passing attempts as chats with tools, and how many were dropped by reason."""
+    rows: list[dict[str, Any]] = []
+    dropped: Counter[str] = Counter()
+    for trace in traces:
+        last = max((idx for idx, _ in trace.agent_steps()), default=None)
+        if trace.passed is not True or last is None:
+            dropped["did not pass its tests" if trace.passed is False else "nobody ran its tests"] += 1
+            continue
+        messages = [*prompt_of(trace, last), _message(_recorded(trace, last))]
+        provenance = {
+            "trace_id": trace.trace_id,
+            "format": trace.format,
+            "model": trace.model,
+            "task_id": trace.state.task_id,
+        }
+        row = {
+            "messages": messages,
+            "tools": json.dumps(tools_of(trace)),
+            "provenance": json.dumps(provenance),
+            "task_id": trace.state.task_id,
+        }
+        rows.append(row)
+    return _without(rows, heldout, dropped), dropped
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Parquet or lines of JSON, by the name. Parquet keeps the arguments of calls as JSON that ``datasets`` reads as objects.
+
+    Raises:
+        MissingError: Parquet needs pyarrow (CR0101).
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix != ".parquet":
+        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        return
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise MissingError(
+            "CR0101",
+            "Parquet needs pyarrow.",
+            where=str(path),
+            fix="pip install 'composer-replication[traces]', or name a file .jsonl",
+        ) from error
+    columns, features = {}, {}
+    for name in rows[0]:
+        values = [row[name] for row in rows]
+        if isinstance(values[0], list):
+            columns[name] = pa.array(
+                [[json.dumps(each) for each in value] for value in values], pa.list_(pa.json_())
+            )
+            features[name] = {"feature": {"_type": "Json"}, "_type": "List"}
+        else:
+            columns[name] = pa.array(values)
+            kind = {str: "string", float: "float64", int: "int64", bool: "bool"}[type(values[0])]
+            features[name] = {"dtype": kind, "_type": "Value"}
+    table = pa.table(columns).replace_schema_metadata(
+        {"huggingface": json.dumps({"info": {"features": features}})}
+    )
+    pq.write_table(table, path)
+
+
+def _pair(
+    trace: Trace,
+    idx: int,
+    sides: tuple[TeacherAnswer, TeacherAnswer],
+    *,
+    source: str,
+    margin: float,
+    **evidence: Any,
+) -> dict[str, Any]:
+    is_text = not (sides[0].calls or sides[1].calls)
+    last = max(n for n, _ in trace.agent_steps())
+    return {
+        "prompt": prompt_of(trace, idx),
+        "chosen": [_message(sides[0])],
+        "rejected": [_message(sides[1])],
+        "tools": json.dumps(tools_of(trace)),
+        "weight": WEIGHTS[source] * (TEXT_ONLY if is_text else 1.0) * min(1.0, margin),
+        "source": source,
+        "evidence": json.dumps(
+            {**evidence, "margin": margin, "is_text_only": is_text, "prompt_origin": trace.prompt_origin}
+        ),
+        "trace_id": trace.trace_id,
+        "step": idx,
+        "task_id": trace.state.task_id,
+        "is_last": idx == last or any(call.name in _ENDS for call in sides[0].calls),
+    }
+
+
+def _problem(pair: dict[str, Any], seen: set[str]) -> str:
+    chosen, rejected = (json.dumps(pair[side], sort_keys=True) for side in ("chosen", "rejected"))
+    if chosen == rejected:
+        return "both sides are the same"
+    key = f"{pair['trace_id']}/{pair['step']}/{chosen}/{rejected}"
+    if key in seen:
+        return "the same pair twice"
+    seen.add(key)
+    if max(len(chosen), len(rejected)) > MAX_LENGTH_RATIO * min(len(chosen), len(rejected)):
+        return "one side is many times as long"
+    return ""
+
+
+def _without(rows: list[dict[str, Any]], heldout: HeldoutRows, dropped: Counter[str]) -> list[dict[str, Any]]:
+    """The rows that neither are of a held-out task nor show its code."""
+    found = heldout(rows)
+    dropped["a held-out task, or its code in the text"] += len(found)
+    return [row for place, row in enumerate(rows) if place not in found]
+
+
+def _recorded(trace: Trace, idx: int) -> TeacherAnswer:
+    step = trace.steps[idx]
+    return TeacherAnswer(step.text, tuple(our_calls(trace, step)))
+
+
+def _message(answer: TeacherAnswer) -> dict[str, Any]:
+    return assistant_message(answer.text, list(answer.calls))
+
+
+def _parting(first: Trace, second: Trace) -> int | None:
+    """The first step at which two attempts part although everything before it was the same; None where there is none."""
+    for idx, (a, b) in enumerate(zip(first.steps, second.steps, strict=False)):
+        if a.source != b.source:
+            return None
+        if a.source == "agent":
+            if action(_recorded(first, idx)) != action(_recorded(second, idx)):
+                return idx
+            if [result.text for result in a.results] != [result.text for result in b.results]:
+                return None
+        elif a.text != b.text:
+            return None
+    return None

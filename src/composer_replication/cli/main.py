@@ -38,6 +38,7 @@ VERBS = (
     "sandbox_verb",
     "traces_verb",
     "serve_env_verb",
+    "serve_model_verb",
     "cache_verb",
     "explain_verb",
 )

@@ -60,7 +60,7 @@ def write_report(run: RunData | Path) -> Path:
 
 def render_page(run: RunData) -> str:
     """The page as text. Everything from the run is hostile: escaped, and shown as it is."""
-    css = _resource("report.css")
+    css = report_resource("report.css")
     digest = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()
     page = _template().render(
         css=css,
@@ -109,7 +109,8 @@ def _guard_note(run: RunData) -> str:
     return "No guard update was recorded, and run.toml is missing, so it is unknown whether a guard was configured."
 
 
-def _resource(name: str) -> str:
+def report_resource(name: str) -> str:
+    """A style sheet or template that lies beside this module."""
     return resources.files("composer_replication.report").joinpath(name).read_text(encoding="utf-8")
 
 
@@ -121,4 +122,4 @@ def _template() -> jinja2.Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.from_string(_resource("report.html.j2"))
+    return environment.from_string(report_resource("report.html.j2"))

@@ -4,8 +4,8 @@ r"""Preference pairs in a file: one JSON object a line, in the three shapes that
     {"prompt": [{"role": "user", "content": "…"}], "chosen": [{"role": "assistant", "content": "…"}], "rejected": […]}
     {"prompt_ids": [1, 2], "chosen_ids": [3], "rejected_ids": [4]}
 
-``weight`` and ``source`` may stand beside them; other keys are passed over. The first two are the shapes of TRL's
-preference data sets.
+``weight`` and ``source`` may stand beside them, and ``tools`` (a list, or its JSON) beside messages; other keys are passed over.
+The first two are the shapes of TRL's preference data sets. A Parquet file has the same rows, as ``traces pairs`` writes them.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from composer_replication.errors import InputError
+from composer_replication.errors import InputError, MissingError
 from composer_replication.interfaces import Tokenizer
 from composer_replication.records import PreferencePair
 
@@ -78,7 +79,32 @@ def tokenised_pairs(
 
 def _lines(path: Path) -> list[str]:
     """Cut at line feeds alone: ``str.splitlines`` cuts at signs that may stand inside a JSON string, too."""
+    if path.suffix == ".parquet":
+        return _parquet_lines(path)
     return path.read_text(encoding="utf-8").split("\n")
+
+
+def _parquet_lines(path: Path) -> list[str]:
+    """The rows of a Parquet file as lines of JSON; messages stand in it as JSON of their own."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise MissingError(
+            "CR0101",
+            "reading Parquet needs pyarrow.",
+            where=str(path),
+            fix="pip install 'composer-replication[traces]'",
+        ) from error
+    try:
+        rows = pq.read_table(path).to_pylist()
+    except (pa.ArrowException, ValueError) as error:
+        raise _unusable(f"the file of pairs is not Parquet: {error!s:.200}", str(path)) from error
+    for row in rows:
+        for side in _SIDES:
+            if isinstance(row.get(side), list):
+                row[side] = [json.loads(each) if isinstance(each, str) else each for each in row[side]]
+    return [json.dumps({key: value for key, value in row.items() if value is not None}) for row in rows]
 
 
 def _row(line: str, where: str) -> PairRow:
@@ -97,6 +123,8 @@ def _row(line: str, where: str) -> PairRow:
         raise _unusable(
             "prompt, chosen and rejected are neither three texts, nor three lists of messages, nor ids", where
         )
+    if not isinstance(_tools(row), list):
+        raise _unusable("tools is neither a list of functions nor the JSON of one", where)
     if not all(sides):
         raise _unusable(f"{next(key for key in keys if not row[key])} is empty", where)
     if sides[1] == sides[2]:
@@ -134,8 +162,15 @@ def _ids(
     if is_text:
         texts = [prompt, chosen, rejected]
     else:
-        begun = _rendered(tokenizer, prompt, where, is_open=True)
-        texts = [begun, *(_answer(tokenizer, prompt, answer, begun, where) for answer in (chosen, rejected))]
+        rendered = partial(_rendered, tokenizer, _tools(row) or None, where)
+        begun = rendered(prompt, is_open=True)
+        texts = [
+            begun,
+            *(
+                _answer(rendered([*prompt, *answer], is_open=False), begun, where)
+                for answer in (chosen, rejected)
+            ),
+        ]
     # A template writes the tokens that begin a text itself.
     found = [
         tuple(tokenizer.encode(text, add_special_tokens=is_text and number == 0))
@@ -148,14 +183,24 @@ def _ids(
     return found[0], found[1], found[2]
 
 
-def _answer(tokenizer: Tokenizer, prompt: list[Any], answer: list[Any], begun: str, where: str) -> str:
-    whole = _rendered(tokenizer, [*prompt, *answer], where, is_open=False)
+def _tools(row: PairRow) -> Any:
+    """The tools of a row; a text that is no JSON is handed back, to be refused."""
+    tools = row.get("tools") or []
+    try:
+        return json.loads(tools) if isinstance(tools, str) else tools
+    except ValueError:
+        return tools
+
+
+def _answer(whole: str, begun: str, where: str) -> str:
     if not whole.startswith(begun):
         raise _unusable("the chat template writes the prompt otherwise when an answer follows it", where)
     return whole[len(begun) :].rstrip("\n")
 
 
-def _rendered(tokenizer: Tokenizer, messages: list[Any], where: str, *, is_open: bool) -> str:
+def _rendered(
+    tokenizer: Tokenizer, tools: list[Any] | None, where: str, messages: list[Any], *, is_open: bool
+) -> str:
     if getattr(tokenizer, "chat_template", "") is None:
         raise InputError(
             "CR0703",
@@ -165,7 +210,7 @@ def _rendered(tokenizer: Tokenizer, messages: list[Any], where: str, *, is_open:
         )
     try:
         text = tokenizer.apply_chat_template(
-            messages, tools=None, tokenize=False, add_generation_prompt=is_open
+            messages, tools=tools, tokenize=False, add_generation_prompt=is_open
         )
     except Exception as error:  # whatever the template raises
         raise _unusable(f"the chat template does not take the messages: {error}", where) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -157,9 +158,10 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     for name in rows[0]:
         values = [row[name] for row in rows]
         if isinstance(values[0], list):
-            columns[name] = pa.array(
-                [[json.dumps(each) for each in value] for value in values], pa.list_(pa.json_())
-            )
+            texts = pa.array([json.dumps(each) for value in values for each in value], pa.string())
+            offsets = [0, *itertools.accumulate(len(value) for value in values)]
+            objects = pa.ExtensionArray.from_storage(pa.json_(), texts)
+            columns[name] = pa.ListArray.from_arrays(offsets, objects)
             features[name] = {"feature": {"_type": "Json"}, "_type": "List"}
         else:
             columns[name] = pa.array(values)
@@ -203,6 +205,15 @@ def _problem(pair: dict[str, Any], seen: set[str]) -> str:
     chosen, rejected = (json.dumps(pair[side], sort_keys=True) for side in ("chosen", "rejected"))
     if chosen == rejected:
         return "both sides are the same"
+    offered = {tool["function"]["name"] for tool in json.loads(pair["tools"])}
+    called = {
+        call["function"]["name"]
+        for side in ("chosen", "rejected")
+        for m in pair[side]
+        for call in m.get("tool_calls", ())
+    }
+    if not called <= offered:
+        return "a call of a tool that is not offered"
     key = f"{pair['trace_id']}/{pair['step']}/{chosen}/{rejected}"
     if key in seen:
         return "the same pair twice"

@@ -29,7 +29,9 @@ def matches_codex(head: Sequence[Any]) -> str:
     """The version of the CLI, ``legacy`` for rollouts without an envelope."""
     rows = [mapping(row) for row in head]
     enveloped = [
-        row for row in rows if row.get("type") in _ENVELOPES and isinstance(row.get("payload"), Mapping)
+        row
+        for row in rows
+        if string(row.get("type")) in _ENVELOPES and isinstance(row.get("payload"), Mapping)
     ]
     for row in enveloped:
         if row["type"] == "session_meta":
@@ -56,7 +58,7 @@ class _Rollout:
         self._model = ""
 
     def take(self, record: Mapping[str, Any]) -> None:
-        kind, payload = record.get("type"), record.get("payload")
+        kind, payload = string(record.get("type")), record.get("payload")
         if kind not in _ENVELOPES or not isinstance(payload, Mapping):
             self._without_envelope(record)
         elif kind == "session_meta":

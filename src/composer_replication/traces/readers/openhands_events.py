@@ -194,7 +194,7 @@ def _old_trace(events: Sequence[Any], row: Mapping[str, Any], ledger: Ledger, na
 def _old_event(builder: TraceBuilder, event: Mapping[str, Any], seen: dict[str, TraceStep]) -> str:
     action, observation = event.get("action"), event.get("observation")
     args = mapping(event.get("args")) or event
-    if action in _NOISE or observation in _NOISE:
+    if string(action) in _NOISE or string(observation) in _NOISE:
         return "kept state of the program"
     if isinstance(observation, str):
         return _old_result(builder, event)
@@ -266,7 +266,7 @@ def _note_row(trace: Trace, row: Mapping[str, Any]) -> None:
     commit = string(row.get("base_commit")) or string(instance.get("base_commit"))
     issue = mapping(row.get("issue"))
     repository = string(instance.get("repo")) or "/".join(
-        filter(None, (issue.get("owner"), issue.get("repo")))
+        filter(None, map(string, (issue.get("owner"), issue.get("repo"))))
     )
     task = string(row.get("instance_id")) or string(instance.get("instance_id"))
     if commit or repository or task:

@@ -37,7 +37,7 @@ _INJECTED = ("<environment_context>", "<user_instructions>", "# AGENTS.md", "<pe
 
 def is_item(value: Any) -> bool:
     """Whether it is one of the items that become a step or a part of one."""
-    kind = mapping(value).get("type")
+    kind = string(mapping(value).get("type"))
     return kind in _CALLS | _OUTPUTS | {"reasoning", "message"} or "role" in mapping(value)
 
 

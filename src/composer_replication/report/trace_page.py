@@ -1,0 +1,126 @@
+"""One self-contained page of recorded sessions: their steps, what was taken out, and how other answers did in their place."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from composer_replication.errors import InputError
+from composer_replication.report.page import report_resource, visible
+from composer_replication.run_folder import write_atomic
+from composer_replication.traces.trace_records import Trace, TraceStep
+
+MAX_SESSIONS = 100
+MAX_STEPS = 200
+"""Of one session; the first ones, and all that were branched."""
+MAX_CHARACTERS = 1200
+
+
+def write_trace_page(folder: Path, traces: Iterable[Trace], path: Path) -> int:
+    """Write the page, and say how many sessions are on it; the page runs no script and loads nothing.
+
+    Raises:
+        InputError: it cannot be written (CR0484), or as ``read_traces``.
+    """
+    css = report_resource("report.css")
+    digest = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()
+    branches = _branches(folder)
+    iterator = iter(traces)
+    sessions = [_session(trace, branches) for trace in islice(iterator, MAX_SESSIONS)]
+    num_more = sum(1 for _ in iterator)
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    page = environment.from_string(report_resource("traces.html.j2")).render(
+        css=css,
+        policy=f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'",
+        name=folder.resolve().name,
+        sums=_read(folder / "ingest.json", {}),
+        sessions=sessions,
+        num_more=num_more,
+    )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, visible(page))
+    except OSError as error:
+        problem = f"the page cannot be written: {error.strerror or error}."
+        raise InputError("CR0484", problem, where=str(path), fix="choose another --out.") from error
+    return len(sessions)
+
+
+def _session(trace: Trace, branches: Mapping[tuple[str, int], Mapping[str, Any]]) -> dict[str, Any]:
+    rows = [_step(idx, step, branches.get((trace.trace_id, idx))) for idx, step in enumerate(trace.steps)]
+    shown = rows[:MAX_STEPS] + [row for row in rows[MAX_STEPS:] if row["branches"]]
+    answers = [step for _, step in trace.agent_steps()]
+    return {
+        "trace": trace,
+        "num_answers": len(answers),
+        "num_calls": sum(len(step.calls) for step in answers),
+        "num_errors": sum(step.num_errors for step in answers),
+        "is_branched": any(row["branches"] for row in rows),
+        "steps": shown,
+        "num_hidden": len(rows) - len(shown),
+    }
+
+
+def _step(idx: int, step: TraceStep, executed: Mapping[str, Any] | None) -> dict[str, Any]:
+    results = {result.call_id: result for result in step.results}
+    calls = [(call.name, _cut(call.arguments), results.get(call.call_id)) for call in step.calls]
+    return {
+        "number": idx + 1,
+        "source": step.source,
+        "flags": sorted(step.flags),
+        "text": _cut(step.text),
+        "reasoning": _cut(step.reasoning),
+        "calls": [
+            (name, text, None if r is None else _cut(r.text), r is not None and r.failed)
+            for name, text, r in calls
+        ],
+        "branches": [] if executed is None else [_branch(each) for each in executed["verdicts"]],
+        "problem": "" if executed is None else executed["problem"],
+    }
+
+
+def _branch(verdict: Mapping[str, Any]) -> dict[str, Any]:
+    low, high = verdict["interval"]
+    answer = verdict["answer"]
+    tone = {"better": "good", "worse": "bad"}.get(verdict["decision"], "warn")
+    calls = "\n".join(f"{call['name']} {_cut(call['arguments'])}" for call in answer["calls"])
+    return {
+        "source": verdict["source"],
+        "text": _cut("\n".join(part for part in (answer["text"], calls) if part)),
+        "scores": ", ".join(f"{score:.2f}" for score in verdict["scores"]),
+        "recorded_scores": ", ".join(f"{score:.2f}" for score in verdict["recorded_scores"]),
+        "interval": f"{low:+.2f} to {high:+.2f}",
+        "decision": verdict["decision"],
+        "tone": tone,
+        "left": 100 * (1 + max(-1.0, low)) / 2,
+        "width": 100 * (min(1.0, high) - max(-1.0, low)) / 2,
+    }
+
+
+def _branches(folder: Path) -> dict[tuple[str, int], Mapping[str, Any]]:
+    path = folder / "verdicts.jsonl"
+    found: dict[tuple[str, int], Mapping[str, Any]] = defaultdict(dict)
+    if path.is_file():
+        for line in path.read_text().splitlines():
+            row = json.loads(line)
+            found[row["trace_id"], row["step"]] = row
+    return dict(found)
+
+
+def _read(path: Path, default: Any) -> Any:
+    return json.loads(path.read_text()) if path.is_file() else default
+
+
+def _cut(text: str) -> str:
+    more = len(text) - MAX_CHARACTERS
+    return f"{text[:MAX_CHARACTERS]}\n… {more} more characters" if more > 0 else text

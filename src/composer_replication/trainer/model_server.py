@@ -1,0 +1,226 @@
+"""A chat server over a model of this process, as OpenAI-compatible clients expect one: a teacher of one's own.
+
+Tools go through the model's chat template; where it knows none, the model acts by code blocks, as in training. Answers
+carry their log-probabilities and token counts. One request is computed at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from composer_replication.errors import InputError
+from composer_replication.records import Completion, StopReason, ToolCall, ToolSpec
+from composer_replication.rollouts.episodes.batching_policy import SampleOptions
+from composer_replication.rollouts.episodes.ledger_talk import SHELL_FENCES, SHELL_RULES
+from composer_replication.rollouts.tokens.call_dialects import dialect_of, read_completion
+from composer_replication.trainer.model_sampler import ModelSampler
+from composer_replication.trainer.policy import chat_prompt_ids, end_token_ids
+
+MAX_REQUEST_BYTES = 64 * 1024**2
+
+
+@dataclass(frozen=True, slots=True)
+class _Unfiltered:
+    top_p: float = 1.0
+    top_k: int | None = 0
+    min_p: float | None = None
+    repetition_penalty: float = 1.0
+
+
+class BadRequestError(Exception):
+    """What the client asked cannot be answered; the text says why."""
+
+
+class ChatModel:
+    """Answers requests of ``/v1/chat/completions``; safe to use from several threads.
+
+    Args:
+        model, tokenizer: of ``load_model``.
+        name: what clients call it.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, name: str) -> None:
+        self.name, self._tokenizer = name, tokenizer
+        self._sampler = ModelSampler(
+            model, _Unfiltered(), tokenizer, eos_token_ids=end_token_ids(model, tokenizer)
+        )
+        self._dialect = dialect_of(tokenizer.chat_template)
+        self._max_tokens = int(getattr(model.config, "max_position_embeddings", 0) or 2**20)
+        self._lock = threading.Lock()
+
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """A chat completion.
+
+        Raises:
+            BadRequestError: no messages, a field of a wrong type, a chat that the template does not take, or a prompt that is too long.
+        """
+        messages, tools = request.get("messages"), request.get("tools") or []
+        if not isinstance(messages, list) or not messages or not isinstance(tools, list):
+            raise BadRequestError("messages has to be a list of messages, tools a list of functions")
+        try:
+            limit = int(request.get("max_tokens") or request.get("max_completion_tokens") or 1024)
+            temperature, seed = float(request.get("temperature", 1.0)), int(request.get("seed") or 0)
+            prompt = self._prompt(messages, tools)
+        except (InputError, TypeError, ValueError, KeyError, AttributeError) as error:
+            raise BadRequestError(f"the request cannot be read: {error}") from error
+        room = self._max_tokens - len(prompt)
+        if room < 1 or limit < 1 or not 0 <= temperature < 100:
+            raise BadRequestError(
+                f"no room for an answer: the prompt has {len(prompt)} of {self._max_tokens} tokens"
+            )
+        with self._lock:
+            (completion,) = self._sampler(
+                [tuple(prompt)], [SampleOptions(min(limit, room), temperature, seed % 2**63)]
+            )
+        return self._body(request, prompt, completion, tools)
+
+    def _prompt(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any]) -> list[int]:
+        if self._dialect == "fenced":
+            return chat_prompt_ids(self._tokenizer, _without_tools(messages, has_tools=bool(tools)))
+        return chat_prompt_ids(
+            self._tokenizer, [_with_objects(each) for each in messages], tools=list(tools) or None
+        )
+
+    def _body(
+        self, request: Mapping[str, Any], prompt: Sequence[int], completion: Completion, tools: Sequence[Any]
+    ) -> dict[str, Any]:
+        specs = tuple(
+            ToolSpec(each["function"]["name"], each["function"].get("parameters", {})) for each in tools
+        )
+        calls: tuple[ToolCall, ...] = ()
+        if tools:
+            calls = read_completion(
+                self._tokenizer, prompt, completion.token_ids, self._dialect, tools=specs, fences=SHELL_FENCES
+            )
+        content = completion.text.split("<tool_call>")[0].strip() if calls else completion.text
+        message: dict[str, Any] = {"role": "assistant", "content": content or None}
+        if calls:
+            message["tool_calls"] = [
+                {
+                    "id": call.call_id or f"call_{n}",
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for n, call in enumerate(calls)
+            ]
+        reason = (
+            "tool_calls" if calls else "stop" if completion.stop_reason is StopReason.FINISHED else "length"
+        )
+        choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": reason}
+        if request.get("logprobs"):
+            pairs = zip(completion.token_ids, completion.token_logp, strict=True)
+            choice["logprobs"] = {
+                "content": [
+                    {"token": self._tokenizer.decode([token]), "token_id": token, "logprob": logp}
+                    for token, logp in pairs
+                ]
+            }
+        num_prompt, num_said = len(prompt), len(completion.token_ids)
+        usage = {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_said,
+            "total_tokens": num_prompt + num_said,
+        }
+        return {
+            "id": "chatcmpl-local",
+            "object": "chat.completion",
+            "model": self.name,
+            "choices": [choice],
+            "usage": usage,
+        }
+
+
+class ModelServer(ThreadingHTTPServer):
+    """``ChatModel`` behind HTTP; ``serve_forever`` until ``shutdown``."""
+
+    daemon_threads = True
+
+    def __init__(self, chat_model: ChatModel, host: str, port: int) -> None:
+        self.chat_model = chat_model
+        super().__init__((host, port), _Handler)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: ModelServer
+
+    def do_GET(self) -> None:
+        name = self.server.chat_model.name
+        if self.path.rstrip("/").endswith("/models"):
+            self._say(200, {"object": "list", "data": [{"id": name, "object": "model"}]})
+        else:
+            self._say(404, {"error": {"message": "known are /v1/models and /v1/chat/completions"}})
+
+    def do_POST(self) -> None:
+        if not self.path.endswith("/chat/completions"):
+            self._say(404, {"error": {"message": "known are /v1/models and /v1/chat/completions"}})
+            return
+        try:
+            length = int(self.headers.get("Content-Length", ""))
+            if not 0 < length <= MAX_REQUEST_BYTES:
+                raise ValueError("the length of the request")
+            request = json.loads(self.rfile.read(length))
+            if not isinstance(request, dict) or request.get("stream"):
+                raise ValueError("an object without stream is wanted")
+            body = self.server.chat_model.answer(request)
+        except (ValueError, RecursionError, BadRequestError) as error:
+            self._say(400, {"error": {"message": str(error)}})
+        else:
+            self._say(200, body)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  the name of the overridden method
+        """Nothing: whoever serves says where."""
+
+    def _say(self, status: int, body: Mapping[str, Any]) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+def _with_objects(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of calls as objects, which templates want, and no content as an empty text."""
+    found = {**message, "content": message.get("content") or ""}
+    if message.get("tool_calls"):
+        found["tool_calls"] = [
+            {
+                **call,
+                "function": {**call["function"], "arguments": _object(call["function"].get("arguments"))},
+            }
+            for call in message["tool_calls"]
+        ]
+    return found
+
+
+def _object(arguments: Any) -> Any:
+    try:
+        return json.loads(arguments) if isinstance(arguments, str) else arguments
+    except ValueError:
+        return arguments
+
+
+def _without_tools(messages: Sequence[Mapping[str, Any]], *, has_tools: bool) -> list[dict[str, str]]:
+    """The chat for a template that knows no tools: results come as the user's words, and the rules in the first of them."""
+    found: list[dict[str, str]] = []
+    for message in messages:
+        role = (
+            "user"
+            if message["role"] == "tool"
+            else "system"
+            if message["role"] == "developer"
+            else message["role"]
+        )
+        text = str(message.get("content") or "")
+        if has_tools and role == "user" and not any(each["role"] == "user" for each in found):
+            text = f"{text}\n\n{SHELL_RULES}"
+        if found and found[-1]["role"] == role:
+            found[-1]["content"] += f"\n{text}"
+        else:
+            found.append({"role": role, "content": text})
+    return found

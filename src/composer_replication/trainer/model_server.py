@@ -24,7 +24,7 @@ from composer_replication.trainer.policy import chat_prompt_ids, end_token_ids
 MAX_REQUEST_BYTES = 64 * 1024**2
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Unfiltered:
     top_p: float = 1.0
     top_k: int | None = 0

@@ -147,7 +147,7 @@ def _traces(
     trace = Trace(
         trace_id, string(ours.get("format")) or "atif", agent=string(agent.get("name")), parent=parent
     )
-    trace.version = string(ours.get("format_version")) or string(document.get("schema_version"))
+    trace.version = string(ours.get("format_version") if ours else document.get("schema_version"))
     trace.model = string(agent.get("model_name"))
     trace.tools = function_tools(agent.get("tool_definitions"))
     state = {key: string(value) for key, value in mapping(ours.get("state")).items()}

@@ -36,13 +36,11 @@ def read_gemini_cli(records: Iterator[Any], ledger: Ledger, name: str) -> Iterat
     parent: int | None = None
     for record in map(mapping, records):
         messages = [record]
-        if isinstance(record.get("messages"), list):
-            messages = [mapping(each) for each in record["messages"]]
-            ledger.num_records += len(messages)
-        if "projectHash" in record:
+        if "messages" in record or "projectHash" in record:
             builder.trace.trace_id = string(record.get("sessionId")) or name
             ledger.kept("metadata of the session")
-            messages = messages if messages != [record] else []
+            messages = [mapping(each) for each in items(record.get("messages"))]
+            ledger.num_records += len(messages)
         for message in messages:
             if "$rewindTo" in message:
                 parent = place_of.get(string(message["$rewindTo"]), builder.last)

@@ -1,0 +1,260 @@
+"""Every format from real files: the numbers are counted by hand, or by a loop that knows nothing of the reader."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import atif
+import pytest
+
+from composer_replication.errors import InputError
+from composer_replication.traces.duplicates import step_chain
+from composer_replication.traces.ingest import FORMATS, detect, find_units
+from composer_replication.traces.json_sources import read_records
+from composer_replication.traces.readers.atif_files import trace_of, trace_row
+from composer_replication.traces.redaction import Redactor
+from composer_replication.traces.trace_records import Ledger, Trace
+
+DATA = Path(__file__).parents[2] / "data" / "traces"
+
+# Answers, calls, results and failed results of every conversation, counted by hand.
+COUNTS: dict[str, tuple[str, list[tuple[int, int, int, int]]]] = {
+    "claude-code/session-2.1.14-compacted.jsonl": ("claude-code 2.1.14", [(6, 6, 5, 0)]),
+    "claude-code/session-2.1.39-progress.jsonl": ("claude-code 2.1.39", [(3, 4, 3, 0), (12, 24, 24, 0)]),
+    "claude-code/subagent/agent_session.jsonl": ("claude-code 2.0.76", [(2, 1, 1, 0)]),
+    "claude-code/subagent/agent-atest01.jsonl": ("claude-code 2.0.76", [(2, 1, 1, 0)]),
+    "codex/legacy-2025-09.jsonl": ("codex legacy", [(2, 1, 1, 0)]),
+    "codex/letta-tool-calls.jsonl": ("codex unknown", [(4, 3, 3, 0)]),
+    "codex/rollout-0.169.0.jsonl": ("codex 0.169.0", [(5, 5, 5, 1)]),
+    "gemini-cli/session-0.40.jsonl": ("gemini-cli lines", [(2, 1, 1, 0)]),
+    "gemini-cli/session-2026-01-nine-calls.json": ("gemini-cli document", [(11, 9, 9, 0)]),
+    "gemini-cli/session-2026-01-two-calls.json": ("gemini-cli document", [(4, 2, 2, 0)]),
+    "gemini-cli/tool-calls-with-results.json": ("gemini-cli document", [(1, 2, 2, 0)]),
+    "mini-swe-agent/v1-list-github_issue.traj.json": ("mini-swe-agent 1", [(10, 10, 10, 2)]),
+    "mini-swe-agent/v1-list-local.traj.json": ("mini-swe-agent 1", [(2, 2, 2, 0)]),
+    "mini-swe-agent/v1.13.4.traj.json": ("mini-swe-agent 1.13.4", [(3, 3, 3, 0)]),
+    "mini-swe-agent/v2.4.6-limits-exceeded.traj.json": ("mini-swe-agent 2.4.6", [(3, 4, 4, 2)]),
+    "mini-swe-agent/v2.4.6-text.traj.json": ("mini-swe-agent 2.4.6", [(7, 6, 6, 2)]),
+    "mini-swe-agent/v2.4.6-tool-calls.traj.json": ("mini-swe-agent 2.4.6", [(6, 7, 7, 2)]),
+    "openai-chat/openhands-completions": ("openai-chat completions", [(6, 6, 5, 0)]),
+    "openai-chat/swe-smith-ft.jsonl": ("openai-chat rows", [(7, 7, 7, 0)]),
+    "openai-responses/codex-0.169.0-requests.jsonl": ("openai-responses responses", [(2, 3, 3, 1)]),
+    "openai-responses/thinking-with-tool-calls.jsonl": ("openai-responses responses", [(2, 1, 1, 0)]),
+    "openhands-v0/basic.json": ("openhands 0", [(2, 2, 1, 0)]),
+    "openhands-v0/basic_gui_mode.json": ("openhands 0", [(5, 4, 4, 0)]),
+    "openhands-v0/harbor-rfc-openhands-trajectory.json": ("openhands 0", [(2, 2, 1, 0)]),
+    "openhands-v0/wrong_initial_state.json": ("openhands 0", [(4, 4, 3, 0)]),
+    "openhands-v0/resolver-output.jsonl": ("openhands evaluation", [(4, 4, 3, 0)]),
+    "openhands-v1/cli447_hi_followup_iterative_case_a": ("openhands 1", [(6, 3, 3, 0)]),
+    "openhands-v1/simple_echo_hello_world": ("openhands 1", [(2, 1, 1, 0)]),
+    "openhands-v1/goal-events.jsonl": ("openhands 1", [(2, 2, 2, 2)]),
+    "otel-genai/otel_genai_client_span_tool_calls.json": ("otel-genai attributes", [(2, 1, 1, 0)]),
+    "otel-genai/openinference_client_span_tool_calls.json": ("otel-genai attributes", [(2, 1, 1, 0)]),
+    "otel-genai/otel_genai_deprecated_client_span_tool_calls.json": ("otel-genai attributes", [(2, 1, 1, 0)]),
+    "otel-genai/pydantic-ai-2.68.0-format-2.jsonl": ("otel-genai otlp", [(4, 4, 4, 2)]),
+    "otel-genai/pydantic-ai-2.68.0-format-5.jsonl": ("otel-genai otlp", [(4, 4, 4, 2)]),
+    "otel-genai/vs-copilot-sample-1.jsonl": ("otel-genai otlp", [(3, 3, 3, 0)]),
+    "otel-genai/vs-copilot-sample-3.jsonl": ("otel-genai otlp", [(2, 2, 2, 0)]),
+    "swe-agent/history-only.traj": ("swe-agent 0", [(5, 5, 5, 0)]),
+    "swe-agent/pandas-pr-53856-v1.0.1.traj": ("swe-agent 1.0.1", [(6, 6, 6, 0)]),
+    "swe-agent/pydicom-1458-v0.traj": ("swe-agent 0", [(12, 12, 11, 0)]),
+    "swe-agent/test-repo-1c2844-v1.0.traj": ("swe-agent 0", [(4, 4, 4, 0)]),
+    "atif/hello-world.trajectory.json": ("atif 1.5", [(2, 2, 1, 0)]),
+    "atif/hello-world-context-summarization.trajectory.json": ("atif 1.5", [(7, 7, 7, 0)]),
+    "atif/letta-cleanup.json": ("atif 1.7", [(2, 1, 1, 0), (1, 0, 0, 0)]),
+}
+
+
+def traces_of(path: Path) -> tuple[list[Trace], Ledger]:
+    ledger = Ledger()
+    found: list[Trace] = []
+    for unit in find_units([path])[0]:
+        kind = next(kind for kind in FORMATS if kind.name == unit.kind)
+        records = (record for each in unit.paths for record in read_records(each, ledger))
+        found += kind.read(records, ledger, unit.paths[0].stem)
+    return found, ledger
+
+
+def numbers(trace: Trace) -> tuple[int, int, int, int]:
+    answers = [step for _, step in trace.agent_steps()]
+    calls, results = (sum(len(getattr(step, name)) for step in answers) for name in ("calls", "results"))
+    return len(answers), calls, results, sum(step.num_errors for step in answers)
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_a_file_is_read_as_it_was_counted(name: str) -> None:
+    kind, counts = COUNTS[name]
+    files = [DATA / name] if (DATA / name).is_file() else sorted((DATA / name).rglob("*.json"))
+    assert " ".join(detect(files[0])) == kind
+    traces, ledger = traces_of(DATA / name)
+    assert [numbers(trace) for trace in traces] == counts
+    assert ledger.is_balanced
+    assert ledger.counts["mapped"] > 0
+
+
+@pytest.mark.parametrize(
+    "path", sorted((DATA / "claude-code").glob("session*.jsonl")), ids=lambda path: path.stem
+)
+def test_claude_code_against_a_naive_count(path: Path) -> None:
+    answers, calls, results, errors = set(), set(), set(), 0
+    for record in read_records(path, Ledger()):
+        message = record.get("message") or {}
+        if record["type"] == "assistant":
+            answers.add(message["id"])
+            calls |= {block["id"] for block in message["content"] if block["type"] == "tool_use"}
+        elif record["type"] == "user" and isinstance(message["content"], list):
+            blocks = [block for block in message["content"] if block["type"] == "tool_result"]
+            results |= {block["tool_use_id"] for block in blocks}
+            errors += sum(block.get("is_error") is True for block in blocks)
+    session = traces_of(path)[0][0]
+    assert numbers(session) == (len(answers), len(calls), len(results & calls), errors)
+
+
+def test_a_line_of_two_records_is_two_records() -> None:
+    path = DATA / "claude-code" / "session-2.1.7-and-2.1.12.jsonl"
+    lines = path.read_bytes().splitlines()
+    is_bad = [not _is_json(line) for line in lines]
+    assert sum(is_bad) == 1
+    ledger = Ledger()
+    assert len(list(read_records(path, ledger))) == len(lines) + 1
+    assert not ledger.counts
+
+
+def test_a_compaction_begins_a_context_of_its_own() -> None:
+    (trace,) = traces_of(DATA / "claude-code" / "session-2.1.14-compacted.jsonl")[0]
+    (summary,) = [idx for idx, step in enumerate(trace.steps) if "compacted" in step.flags]
+    assert trace.steps[summary].parent == -1
+    after = next(idx for idx, _ in trace.agent_steps() if idx > summary)
+    assert trace.path_to(after)[0] == summary
+    before = max(idx for idx, _ in trace.agent_steps() if idx < summary)
+    assert summary not in trace.path_to(before)
+
+
+def test_a_sub_agent_knows_who_called_it() -> None:
+    session, agent = traces_of(DATA / "claude-code" / "session-2.1.39-progress.jsonl")[0]
+    assert agent.parent is not None
+    assert agent.parent[0] == session.trace_id
+    assert agent.parent[1] in {call.call_id for _, step in session.agent_steps() for call in step.calls}
+
+
+def test_codex_knows_its_commit_and_keeps_encrypted_thoughts_apart() -> None:
+    (trace,) = traces_of(DATA / "codex" / "rollout-0.169.0.jsonl")[0]
+    assert trace.state.commit == "78e8f408d4a5521996c75a882eb6029dcda8929a"
+    assert trace.prompt_origin == "rebuilt"
+    first = next(step for _, step in trace.agent_steps())
+    assert first.sealed == ["gAAAAABmockmockmock"]
+    assert first.reasoning == "**Looking at the failing test**"
+    assert first.usage == {"prompt_tokens": 1200, "completion_tokens": 90, "cached_tokens": 800}
+    assert [call.name for call in first.calls] == ["exec_command", "exec_command"]
+
+
+def test_rows_of_one_conversation_are_joined() -> None:
+    (trace,) = traces_of(DATA / "openai-chat" / "openhands-completions")[0]
+    assert trace.prompt_origin == "recorded"
+    assert [step.source for step in trace.steps[:3]] == ["system", "user", "agent"]
+    assert sum(step.source == "system" for step in trace.steps) == 1
+    assert {tool["function"]["name"] for tool in trace.tools} >= {"terminal", "finish"}
+
+
+def test_copied_context_and_demonstrations_are_flagged() -> None:
+    path = DATA / "atif" / "hello-world-context-summarization-linear-history.trajectory.cont-1.json"
+    (trace,) = traces_of(path)[0]
+    written = json.loads(path.read_text())["steps"]
+    assert ["copied" in step.flags for step in trace.steps] == [
+        "is_copied_context" in step for step in written
+    ]
+    (demo,) = traces_of(DATA / "swe-agent" / "pydicom-1458-v0.traj")[0]
+    assert [idx for idx, step in enumerate(demo.steps) if "demo" in step.flags] == [1]
+
+
+def test_a_format_error_keeps_the_answer_that_was_taken_out() -> None:
+    (trace,) = traces_of(DATA / "mini-swe-agent" / "v2.4.6-text.traj.json")[0]
+    without = [step for _, step in trace.agent_steps() if not step.calls]
+    assert [step.text for step in without] == ["The function looks wrong, it subtracts."]
+
+
+def test_what_is_written_is_read_back_and_valid_for_the_public_models() -> None:
+    traces, _ = traces_of(DATA)
+    assert len(traces) > 50
+    for trace in traces:
+        row = json.loads(json.dumps(trace_row(trace)))
+        again = trace_of(row)
+        assert trace_row(again) == trace_row(trace)
+        if numbers(trace)[0]:
+            atif.Trajectory.model_validate(row)
+
+
+def test_two_formats_in_one_file_are_named(tmp_path: Path) -> None:
+    codex = (DATA / "codex" / "letta-tool-calls.jsonl").read_text()
+    claude = (DATA / "claude-code" / "subagent" / "agent_session.jsonl").read_text()
+    path = tmp_path / "mixed.jsonl"
+    path.write_text(codex + claude)
+    with pytest.raises(InputError, match=r"CR0940.*claude-code 2\.0\.76 and codex unknown"):
+        find_units([path])
+    units, left_out = find_units([tmp_path])
+    assert not units
+    assert left_out["two formats fit (CR0940)"] == 1
+    assert [unit.kind for unit in find_units([path], "codex")[0]] == ["codex"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_ten_thousand_damaged_records(seed: int) -> None:
+    """Wrong types, missing keys, repeated and self-referring ids: no exception, and every record is counted."""
+    rng = random.Random(seed)
+    number = 0
+    while number < 3500:
+        for unit in find_units([DATA])[0]:
+            kind = next(kind for kind in FORMATS if kind.name == unit.kind)
+            records = [damaged(r, rng) for path in unit.paths for r in read_records(path, Ledger())]
+            records = [r for r in records if isinstance(r, dict | list)]
+            ledger = Ledger()
+            ledger.num_records = len(records)
+            for trace in kind.read(iter(records), ledger, "damaged"):
+                row = json.loads(json.dumps(Redactor().row(trace_row(trace))))
+                assert step_chain(trace_of(row)) is not None
+                assert all(-1 <= step.parent < idx for idx, step in enumerate(trace.steps))
+                if numbers(trace)[0]:
+                    atif.Trajectory.model_validate(row)
+            assert ledger.is_balanced, unit.kind
+            number += len(records)
+
+
+def test_cut_joined_and_cyclic_lines(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    source = (DATA / "claude-code" / "session-2.1.39-progress.jsonl").read_bytes().splitlines()
+    cyclic = [
+        {**json.loads(line), "parentUuid": json.loads(source[-1])["uuid"], "uuid": f"{n}"}
+        for n, line in enumerate(source[5:25])
+    ]
+    lines = [json.dumps(each).encode() for each in cyclic]
+    for line in source * 3:
+        cut = rng.randrange(len(line))
+        lines += [line[:cut], line[cut:], line + line, b"\xff" + line[cut:], b"null", b"[]"]
+    path = tmp_path / "damaged.jsonl"
+    path.write_bytes(b"\n".join([source[5], *lines]))
+    traces, ledger = traces_of(path)
+    assert traces
+    assert ledger.is_balanced
+    assert ledger.counts["dropped: damaged JSON"] > 300
+    assert ledger.counts["dropped: a line that is no object"] >= 2 * 3 * len(source)
+
+
+def damaged(value: Any, rng: random.Random) -> Any:
+    if rng.random() < 0.03:
+        return rng.choice([None, True, 3, -1.5, "x", [], {}, [1], {"a": 1}, "\ud800", [[]], [None]])
+    if isinstance(value, dict):
+        return {key: damaged(each, rng) for key, each in value.items() if rng.random() > 0.02}
+    if isinstance(value, list):
+        return [damaged(each, rng) for each in value if rng.random() > 0.02]
+    return value
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True

@@ -97,6 +97,7 @@ class Classroom:
         self.store, self.max_tokens = store, max_tokens
         self._retries = retries or RetryOptions(answer_seconds=300.0, max_tries=5)
         self._limits = {name: asyncio.Semaphore(max_concurrent) for name in self.teachers}
+        self._num_reserved = 0
         self._threads = ThreadPoolExecutor(max_concurrent * max(1, len(self.teachers)), "teacher")
 
     def request(
@@ -158,18 +159,18 @@ class Classroom:
             headers["Authorization"] = f"Bearer {teacher.endpoint.key}"
         retries, dollars, tokens = self._retries, *self.most(teacher, request)
         for number in range(retries.max_tries):
-            charge = self.store.reserve(key, dollars, tokens)
-            if charge is None:
-                raise BudgetSpent
+            charge = await self._reserved(key, dollars, tokens)
             pause = min(retries.first_pause_seconds * 2**number, retries.max_pause_seconds)
             try:
                 answer = await exchange(
                     teacher.endpoint.url, body, headers, seconds=retries.answer_seconds, threads=self._threads
                 )
             except ExchangeFailed as failure:
+                self._num_reserved -= 1
                 teacher.counts[failure.reason] += 1
                 self.store.give_up(charge, is_billed=failure.reason != "unreachable")
             else:
+                self._num_reserved -= 1
                 if answer.status == 200 and (found := _whole(answer.body)) is not None:
                     cost = self._cost(teacher, found, dollars, tokens)
                     self.store.settle(charge, key, found, dollars=cost[0], tokens=cost[1])
@@ -185,6 +186,15 @@ class Classroom:
             if number + 1 < retries.max_tries:
                 await asyncio.sleep(pause)
         return None
+
+    async def _reserved(self, key: str, dollars: float, tokens: int) -> int:
+        """A reservation; what others of this process have reserved may become free again, and is waited for."""
+        while (charge := self.store.reserve(key, dollars, tokens)) is None:
+            if self._num_reserved == 0:
+                raise BudgetSpent
+            await asyncio.sleep(0.05)
+        self._num_reserved += 1
+        return charge
 
     def _cost(
         self, teacher: Teacher, body: Mapping[str, Any], dollars: float, tokens: int

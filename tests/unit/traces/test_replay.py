@@ -1,0 +1,262 @@
+"""Teachers over real HTTP that refuse, break, hang and die; budgets that hold; a replay that is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
+from faulty_http import Fault, hang_up, status
+from teacher_server import TeacherServer, calls, says
+
+from composer_replication.cli.main import main
+from composer_replication.records import ToolCall
+from composer_replication.rollouts.episodes.endpoint_policy import RetryOptions
+from composer_replication.traces.answer_store import AnswerStore
+from composer_replication.traces.ingest import TRACES_NAME
+from composer_replication.traces.prompts import chosen_steps, prompt_of, tools_of
+from composer_replication.traces.readers.atif_files import trace_row
+from composer_replication.traces.replay import Branching, replay_cost, replay_steps
+from composer_replication.traces.teachers import Classroom, open_teacher
+from composer_replication.traces.trace_records import StepResult, Trace, TraceBuilder
+
+QUICK = RetryOptions(answer_seconds=2.0, max_tries=4, first_pause_seconds=0.01, max_pause_seconds=0.05)
+WANTED = calls("bash", command="ls")
+
+
+def session(name: str, num_steps: int = 3) -> Trace:
+    """Edits, one after the other; the second fails."""
+    builder = TraceBuilder(Trace(name, "codex", prompt_origin="rebuilt"))
+    builder.message("user", f"fix {name}")
+    for number in range(num_steps):
+        builder.open = None
+        builder.call(
+            builder.answer(),
+            ToolCall("Write", json.dumps({"file_path": f"f{number}", "content": "x"}), f"c{number}"),
+        )
+        builder.result(StepResult(f"c{number}", "done", is_error=number == 1))
+    return builder.trace
+
+
+def room(
+    path: Path,
+    *specs: str,
+    dollars: float = 100.0,
+    tokens: int = 10**9,
+    price: tuple[float, float] = (1.0, 2.0),
+) -> Classroom:
+    names = [spec.partition("=")[0] for spec in specs]
+    teachers = [open_teacher(spec, {}, dict.fromkeys(names, price)) for spec in specs]
+    store = AnswerStore(path / "answers.sqlite", max_dollars=dollars, max_tokens=tokens)
+    return Classroom(teachers, store, retries=QUICK, max_tokens=50)
+
+
+def replayed(classroom: Classroom, traces: list[Trace], **how: Any) -> tuple[list[Branching], bool]:
+    try:
+        return asyncio.run(replay_steps(chosen_steps(traces, 100), classroom, **how))
+    finally:
+        classroom.close()
+
+
+def test_steps_that_matter_come_first_and_prompts_have_our_tools() -> None:
+    trace = session("a")
+    chosen = chosen_steps([trace], 2)
+    assert [(idx, reasons) for _, idx, reasons in chosen] == [(2, ["error", "edit"]), (1, ["edit"])]
+    messages = prompt_of(trace, 2)
+    assert [message["role"] for message in messages] == ["system", "user", "assistant", "tool"]
+    assert messages[2]["tool_calls"][0]["function"] == {
+        "name": "write_file",
+        "arguments": {"path": "f0", "content": "x"},
+    }
+
+
+def test_what_goes_wrong_is_asked_again_and_nothing_is_paid_twice(tmp_path: Path) -> None:
+    with TeacherServer.running(lambda _: WANTED) as server:
+        undisturbed, _ = replayed(room(tmp_path, server.spec("good")), [session("a"), session("b")])
+        assert sum(server.given.values()) == 6
+    with TeacherServer.running(lambda _: WANTED) as server:
+        server.faults = [
+            Fault("POST", status(429, "slow down", {"Retry-After": "0.05"})),
+            Fault("POST", status(500, "oops")),
+            Fault("POST", hang_up),
+            Fault("POST", lambda handler: handler.say(200, {"choices": "none"})),
+            Fault("POST", half_an_answer),
+        ]
+        disturbed = tmp_path / "disturbed"
+        disturbed.mkdir()
+        classroom = room(disturbed, server.spec("good"))
+        found, is_spent = replayed(classroom, [session("a"), session("b")])
+        assert [each.answers for each in found] == [each.answers for each in undisturbed]
+        assert not is_spent
+        assert max(server.given.values()) == 1
+        counts = classroom.teachers["good"].counts
+        assert {"http-429", "http-500", "not-an-answer"} <= set(counts)
+        again = room(disturbed, server.spec("good"))
+        num_seen = len(server.seen)
+        assert [each.answers for each in replayed(again, [session("a"), session("b")])[0]] == [
+            each.answers for each in found
+        ]
+        assert len(server.seen) == num_seen
+        assert again.teachers["good"].counts == {"cached": 6}
+
+
+def test_a_hanging_answer_is_cut(tmp_path: Path) -> None:
+    with TeacherServer.running(lambda _: WANTED) as server:
+        server.faults = [Fault("POST", lambda handler: server.may_answer.wait(20))]
+        started = time.monotonic()
+        found, _ = replayed(room(tmp_path, server.spec("slow")), [session("a", 1)])
+        assert found[0].answers[0][1] is not None
+        assert time.monotonic() - started < 15
+
+
+def test_a_dead_teacher_is_left_out_and_the_others_go_on(tmp_path: Path) -> None:
+    with TeacherServer.running(lambda _: WANTED) as good, TeacherServer.running(says("x")) as locked:
+        locked.faults = [Fault("POST", status(401, "no key"), times=1000)]
+        dead = "dead=http://127.0.0.1:9/v1#dead"
+        classroom = room(tmp_path, locked.spec("locked"), dead, good.spec("good"))
+        found, _ = replayed(classroom, [session("a"), session("b")])
+        assert classroom.teachers["locked"].left_out == "it refuses every request (HTTP 401)"
+        assert "3 requests in a row" in classroom.teachers["dead"].left_out
+        assert not classroom.teachers["good"].left_out
+        assert [dict(each.answers)["good"] is not None for each in found] == [True] * 6
+        assert [dict(each.answers)["locked"] for each in found] == [None] * 6
+
+
+def test_the_first_teacher_decides_whether_others_are_asked(tmp_path: Path) -> None:
+    same = calls("write_file", path="f0", content="x")
+    with TeacherServer.running(lambda _: same) as first, TeacherServer.running(lambda _: WANTED) as second:
+        found, _ = replayed(
+            room(tmp_path, first.spec("first"), second.spec("second")), [session("a", 1)], first_decides=True
+        )
+        assert not found[0].others
+        assert not second.seen
+        found, _ = replayed(
+            room(tmp_path, second.spec("second"), first.spec("first")), [session("a", 1)], first_decides=True
+        )
+        assert [name for name, _ in found[0].others] == ["second"]
+
+
+@pytest.mark.parametrize("limit", ["dollars", "tokens"])
+def test_the_budget_is_never_passed(tmp_path: Path, limit: str) -> None:
+    with TeacherServer.running(lambda _: WANTED) as server:
+        server.tokens = (1000, 40)
+        free = room(tmp_path / ".", server.spec("t"))
+        most = free.most(
+            free.teachers["t"], free.request(prompt_of(session("a"), 3), tools_of(session("a")), sample=0, temperature=0.0)
+        )
+        free.close()
+        budget = {"dollars": 1.5 * most[0]} if limit == "dollars" else {"tokens": int(1.5 * most[1])}
+        other = tmp_path / limit
+        other.mkdir()
+        classroom = room(other, server.spec("t"), **budget)  # type: ignore[arg-type]
+        found, is_spent = replayed(classroom, [session("a", 9), session("b", 9)])
+        assert is_spent
+        assert 0 < sum(server.given.values()) < len(found)
+        store = AnswerStore(other / "answers.sqlite", max_dollars=0, max_tokens=0)
+        dollars, tokens = store.spent()
+        assert dollars <= budget.get("dollars", 1e9)
+        assert tokens <= budget.get("tokens", 10**9)
+
+
+def test_a_dry_run_sends_nothing_and_is_an_upper_bound(tmp_path: Path) -> None:
+    with TeacherServer.running(lambda _: WANTED) as server:
+        classroom = room(tmp_path, server.spec("t"))
+        most = replay_cost(chosen_steps([session("a")], 100), classroom)
+        assert not server.seen
+        assert (most["steps"], most["calls"]) == (3, 3)
+        replayed(classroom, [session("a")])
+        store = AnswerStore(tmp_path / "answers.sqlite", max_dollars=0, max_tokens=0)
+        assert store.spent()[0] <= most["most_dollars"]
+
+
+def test_a_reservation_that_nobody_settled_counts_as_spent(tmp_path: Path) -> None:
+    store = AnswerStore(tmp_path / "a", max_dollars=1.0, max_tokens=100)
+    assert store.reserve("k", 0.75, 10) is not None
+    assert store.reserve("k", 0.5, 10) is None
+    store.close()
+    again = AnswerStore(tmp_path / "a", max_dollars=1.0, max_tokens=100)
+    assert again.spent() == (0.75, 10)
+    assert again.reserve("k", 0.5, 10) is None
+    charge = again.reserve("k", 0.25, 10)
+    assert charge is not None
+    again.give_up(charge, is_billed=False)
+    assert again.spent() == (0.75, 10)
+
+
+def test_a_killed_replay_goes_on_to_the_same_result(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    traces = [session(f"s{number}", 4) for number in range(6)]
+    folder, plain = tmp_path / "killed", tmp_path / "plain"
+    for each in (folder, plain):
+        each.mkdir()
+        (each / TRACES_NAME).write_text("".join(json.dumps(trace_row(trace)) + "\n" for trace in traces))
+
+    def slowly(_: dict[str, Any]) -> dict[str, Any]:
+        time.sleep(0.05)
+        return WANTED
+
+    with TeacherServer.running(slowly) as server:
+        words = [
+            "traces",
+            "replay",
+            str(folder),
+            "--teacher",
+            server.spec("t"),
+            "--price",
+            "t=1/2",
+            "--concurrent",
+            "2",
+            "--quiet",
+        ]
+        command = [sys.executable, "-m", "composer_replication.cli.main", *words]
+        for num_answers in (4, 12):
+            process = subprocess.Popen(command, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
+            end = time.monotonic() + 60
+            while sum(server.given.values()) < num_answers and time.monotonic() < end:
+                time.sleep(0.01)
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        in_flight = 2 * 2  # requests at a time, two kills: they alone can have been answered and not kept
+        assert main(words) == 0
+        assert main([*words[:2], str(plain), *words[3:]]) == 0
+        assert (folder / "replay.jsonl").read_text() == (plain / "replay.jsonl").read_text()
+        twice = sum(
+            number - 2 for number in server.given.values() if number > 2
+        )  # once for each of the two folders
+        assert twice <= in_flight
+        assert len(server.given) == 24
+    capsys.readouterr()
+
+
+def test_bad_teachers_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / TRACES_NAME).write_text(json.dumps(trace_row(session("a"))) + "\n")
+    begin = ["traces", "replay", str(tmp_path), "--quiet"]
+    for words, code, sentence in (
+        (["--teacher", "a"], 2, "CR0944: a teacher cannot be asked"),
+        (["--teacher", "a=http://127.0.0.1:9/v1#m", "--key", "a=NO_SUCH_VARIABLE"], 2, "CR0944"),
+        (
+            ["--teacher", "a=http://127.0.0.1:9/v1#m", "--price", "b=1/2"],
+            2,
+            "CR0206: there is no teacher 'b'",
+        ),
+        (["--teacher", "a=http://127.0.0.1:9/v1#m", "--price", "a=cheap"], 2, "CR0206"),
+    ):
+        assert main([*begin, *words]) == code
+        assert sentence in capsys.readouterr().err
+
+
+def half_an_answer(handler: Any) -> None:
+    """A stream that stops in its middle."""
+    handler.wfile.write(b'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n8\r\n{"choice\r\n')
+    handler.close_connection = True
+    handler.connection.close()

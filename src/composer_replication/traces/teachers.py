@@ -132,17 +132,10 @@ class Classroom:
             known = self.store.answer(key)
             if known is not None:
                 teacher.counts["cached"] += 1
-                return read_answer(known)
+                return read_answer(known)  # None: it was cut off, and would be again
             if teacher.left_out:
                 return None
-            found = await self._ask_server(teacher, key, request)
-        if found is not None:
-            teacher.num_failures = 0
-        elif not teacher.left_out:
-            teacher.num_failures += 1
-            if teacher.num_failures >= MAX_FAILURES:
-                teacher.left_out = f"{MAX_FAILURES} requests in a row without an answer"
-        return found
+            return await self._ask_server(teacher, key, request)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -174,8 +167,10 @@ class Classroom:
                 if answer.status == 200 and (found := _whole(answer.body)) is not None:
                     cost = self._cost(teacher, found, dollars, tokens)
                     self.store.settle(charge, key, found, dollars=cost[0], tokens=cost[1])
-                    teacher.counts["answered"] += 1
-                    return read_answer(found)
+                    answer_read = read_answer(found)
+                    teacher.counts["answered" if answer_read else "cut-off at --answer-tokens"] += 1
+                    teacher.num_failures = 0
+                    return answer_read
                 teacher.counts[f"http-{answer.status}" if answer.status != 200 else "not-an-answer"] += 1
                 self.store.give_up(charge, is_billed=answer.status == 200)
                 pause = max(pause, retry_after(answer.headers.get("retry-after", "")))
@@ -185,6 +180,9 @@ class Classroom:
                     return None
             if number + 1 < retries.max_tries:
                 await asyncio.sleep(pause)
+        teacher.num_failures += 1
+        if teacher.num_failures >= MAX_FAILURES and not teacher.left_out:
+            teacher.left_out = f"{MAX_FAILURES} requests in a row without an answer"
         return None
 
     async def _reserved(self, key: str, dollars: float, tokens: int) -> int:
@@ -208,9 +206,12 @@ class Classroom:
         return (num_in * teacher.dollars_in + num_out * teacher.dollars_out) / 1e6, num_in + num_out
 
 
-def read_answer(body: Any) -> TeacherAnswer:
-    """The first choice of a chat completion that ``_whole`` has taken."""
-    message = mapping(mapping(items(mapping(body).get("choices"))[0]).get("message"))
+def read_answer(body: Any) -> TeacherAnswer | None:
+    """The first choice of a chat completion that ``_whole`` has taken; None where it ran out of tokens."""
+    choice = mapping(items(mapping(body).get("choices"))[0])
+    if choice.get("finish_reason") == "length":
+        return None
+    message = mapping(choice.get("message"))
     functions = [
         (mapping(each), mapping(mapping(each).get("function"))) for each in items(message.get("tool_calls"))
     ]
@@ -223,7 +224,7 @@ def read_answer(body: Any) -> TeacherAnswer:
 
 
 def _whole(body: bytes) -> dict[str, Any] | None:
-    """The body of a good answer: JSON with a message that says or calls something, and that was not cut off."""
+    """The body of a whole answer: JSON with a message that says or calls something, or that ran out of tokens."""
     try:
         found = json.loads(body)
         choice = found["choices"][0]
@@ -231,7 +232,7 @@ def _whole(body: bytes) -> dict[str, Any] | None:
         has_content = bool(message.get("content")) or bool(message.get("tool_calls"))
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
         return None
-    return found if has_content and choice.get("finish_reason") != "length" else None
+    return found if has_content or choice.get("finish_reason") == "length" else None
 
 
 def _with_text(message: Mapping[str, Any]) -> dict[str, Any]:

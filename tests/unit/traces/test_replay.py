@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
 from faulty_http import Fault, hang_up, status
 from teacher_server import TeacherServer, calls, says
 
@@ -151,7 +149,8 @@ def test_the_budget_is_never_passed(tmp_path: Path, limit: str) -> None:
         server.tokens = (1000, 40)
         free = room(tmp_path / ".", server.spec("t"))
         most = free.most(
-            free.teachers["t"], free.request(prompt_of(session("a"), 3), tools_of(session("a")), sample=0, temperature=0.0)
+            free.teachers["t"],
+            free.request(prompt_of(session("a"), 3), tools_of(session("a")), sample=0, temperature=0.0),
         )
         free.close()
         budget = {"dollars": 1.5 * most[0]} if limit == "dollars" else {"tokens": int(1.5 * most[1])}

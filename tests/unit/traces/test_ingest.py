@@ -1,0 +1,186 @@
+"""What is taken out, what is held twice, what the verb says, and what it refuses."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from composer_replication.cli.main import main
+from composer_replication.records import ToolCall
+from composer_replication.traces import duplicates as duplicates_module
+from composer_replication.traces.duplicates import duplicates, minhash, step_chain
+from composer_replication.traces.ingest import ingest, read_traces
+from composer_replication.traces.redaction import Redactor
+from composer_replication.traces.tool_names import our_call
+from composer_replication.traces.trace_records import Trace, TraceBuilder
+
+DATA = Path(__file__).parents[2] / "data" / "traces"
+SECRETS = {
+    "anthropic": "sk-ant-api03-" + "Ab3_" * 12,
+    "openai": "sk-proj-" + "Ab3d" * 10,
+    "github": "ghp_" + "Ab3d" * 9,
+    "gitlab": "glpat-" + "Ab3d" * 6,
+    "aws-id": "AKIA" + "ABCD2345EFGH6789",
+    "google": "AIza" + "Sy3dE" * 7,
+    "slack": "xoxb-123456789012-abcdefghij",
+    "hugging-face": "hf_" + "abcdefghijklmnopqrstuvwxyzABCDEFGH",
+    "stripe": "sk_live_" + "4eC39HqLyjWDarjt",
+    "jwt": "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N",
+    "private-key": "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\n-----END RSA PRIVATE KEY-----",
+    "e-mail": "jane.doe+x@corp.example.org",
+    "home-folder": "janedoe42",
+}
+
+
+def test_secrets_go_and_placeholders_are_stable() -> None:
+    text = "\n".join(f"here {value} end" for name, value in SECRETS.items() if name != "home-folder")
+    text += "\ncat /Users/janedoe42/repo/a.py /home/janedoe42/b 'password': \"hunter2hunter2\" https://bob:pa55word99@host/x"
+    redactor = Redactor()
+    row = redactor.row({"message": text, "extra": {"sealed": [SECRETS["openai"]]}, "source": "user"})
+    for value in (*SECRETS.values(), "hunter2hunter2", "pa55word99"):
+        assert value not in row["message"], value
+    assert row["extra"]["sealed"] == [SECRETS["openai"]]
+    assert {*SECRETS, "assigned", "url-password"} <= set(redactor.counts)
+    assert "/Users/user-1/repo/a.py /home/user-1/b" in row["message"]
+    assert redactor.values["user-1"] == "janedoe42"
+    assert redactor.row(row) == row
+    assert redactor.text(SECRETS["openai"]) == redactor.text(SECRETS["openai"]) != SECRETS["openai"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "git@github.com:a/b.git",
+        "sha 9f86d081884c7d659a2feaa0c55ad015",
+        "@pytest.mark.skip",
+        "a task-sk-1 x",
+        "token = next_token",
+        "/usr/home",
+        'password = "see the manual page"',
+        "decorators @functools.cache and user@localhost",
+    ],
+)
+def test_what_is_no_secret_stays(text: str) -> None:
+    assert Redactor().text(text) == text
+
+
+def said(name: str, *texts: str) -> Trace:
+    builder = TraceBuilder(Trace(name, "codex"))
+    builder.message("user", "begin")
+    for text in texts:
+        builder.open = None
+        builder.answer().text = text
+    return builder.trace
+
+
+def test_beginnings_and_copies_are_left_out() -> None:
+    traces = [
+        said("short", "a", "b"),
+        said("long", "a", "b", "c"),
+        said("again", "a", "b", "c"),
+        said("other", "x"),
+    ]
+    chains = [step_chain(trace) for trace in traces]
+    assert duplicates(chains, [()] * 4) == {0: "the beginning of another", 2: "the same"}
+
+
+def test_nearly_the_same_is_found_and_another_text_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [f"word{number}" for number in range(400)]
+    first, near = said("a", " ".join(words)), said("b", " ".join([*words[:-1], "else", "here"]))
+    far = said("c", " ".join(f"other{number}" for number in range(400)))
+    traces = [first, near, far]
+    hashes = [minhash(trace) for trace in traces]
+    assert duplicates([step_chain(trace) for trace in traces], hashes) == {1: "nearly the same"}
+    monkeypatch.setattr(duplicates_module, "has_minhash", lambda: False)
+    assert minhash(first) == ()
+
+
+def test_everything_is_counted_and_the_map_stays_private(tmp_path: Path) -> None:
+    result = ingest([DATA], tmp_path, num_processes=2)
+    assert result["is_balanced"]
+    assert sum(result["became"].values()) == result["records"]
+    assert result["traces"] == sum(1 for _ in read_traces(tmp_path)) > 50
+    assert stat.S_IMODE((tmp_path / "redactions.local.json").stat().st_mode) == 0o600
+    assert "redactions.local.json" in (tmp_path / ".gitignore").read_text()
+    assert json.loads((tmp_path / "ingest.json").read_text())["records"] == result["records"]
+    assert not list(tmp_path.glob("parts-*"))
+    alone = tmp_path / "alone"
+    ingest([DATA], alone)
+    assert (alone / "traces.jsonl").read_bytes() == (tmp_path / "traces.jsonl").read_bytes()
+
+
+def test_a_checkpoint_of_a_session_is_the_beginning_of_it(tmp_path: Path) -> None:
+    whole = (DATA / "claude-code" / "session-2.1.39-progress.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "1.jsonl").write_bytes(b"".join(whole[:59]))
+    with gzip.open(tmp_path / "in" / "2.jsonl.gz", "wb") as packed:
+        packed.write(b"".join(whole))
+    result = ingest([tmp_path / "in"], tmp_path / "out")
+    assert result["duplicates"]["the beginning of another"] >= 1
+    assert result["traces"] == 2
+
+
+@pytest.mark.parametrize(
+    ("call", "ours"),
+    [
+        (("Bash", {"command": "cd /w && ls", "description": "x"}), ("bash", {"command": "ls"})),
+        (
+            ("Edit", {"file_path": "/w/a.py", "old_string": "a", "new_string": "b"}),
+            ("str_replace", {"path": "a.py", "old_str": "a", "new_str": "b"}),
+        ),
+        (
+            ("Read", {"file_path": "/w/a.py", "offset": 3, "limit": 2}),
+            ("read_file", {"path": "a.py", "first_line": 3, "last_line": 4}),
+        ),
+        (("exec_command", {"cmd": "ls"}), ("bash", {"command": "ls"})),
+        (("shell", {"command": ["bash", "-lc", "ls -l"]}), ("bash", {"command": "ls -l"})),
+        (
+            ("str_replace_editor", {"command": "create", "path": "/w/a", "file_text": "t"}),
+            ("write_file", {"path": "a", "content": "t"}),
+        ),
+        (("finish", {"message": "done"}), ("submit", {})),
+    ],
+)
+def test_foreign_tools_are_ours(call: tuple[str, Any], ours: tuple[str, Any]) -> None:
+    found = our_call(ToolCall(call[0], json.dumps(call[1]), "c"), "/w")
+    assert found is not None
+    assert (found.name, json.loads(found.arguments), found.call_id) == (*ours, "c")
+    assert our_call(ToolCall("TodoWrite", "{}")) is None
+    assert our_call(ToolCall(call[0], "not json")) is None
+
+
+def test_bad_input_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.jsonl").write_text('{"unknown": 1}\n')
+    (tmp_path / "prompt.jsonl").write_text('{"messages": [{"role": "user", "content": "hi"}]}\n')
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "traces.jsonl").write_text("not json\n")
+    out = ["--out", str(tmp_path / "out"), "--quiet"]
+    for words, code, sentence in (
+        (["ingest", str(tmp_path / "no"), *out], 4, "CR0941: there is no such file or folder."),
+        (["ingest", str(tmp_path / "a.jsonl"), *out], 6, "CR0942: no file of a known format"),
+        (
+            ["ingest", str(tmp_path / "prompt.jsonl"), *out],
+            6,
+            "CR0942: no answer of a model is in these files.",
+        ),
+        (["ingest", str(DATA), "--format", "word", *out], 2, "CR0206: there is no format 'word'"),
+        (["ingest", str(DATA), "--jobs", "0", *out], 2, "CR0206"),
+        (
+            ["show", str(tmp_path / "bad"), "--out", str(tmp_path / "p.html")],
+            4,
+            "CR0941: line 1 is not a trace.",
+        ),
+        (
+            ["pairs", str(tmp_path / "no"), "--out", str(tmp_path / "p.jsonl")],
+            4,
+            "CR0941: there are no traces to read",
+        ),
+        (["pairs", str(tmp_path / "no"), "--out", str(tmp_path / "p.jsonl"), "--split", "x"], 4, "CR0941"),
+    ):
+        assert main(["traces", *words]) == code
+        assert sentence in capsys.readouterr().err

@@ -1,0 +1,137 @@
+"""Which pairs are made, which are dropped and why; and how a verdict doubts."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from composer_replication.records import ToolCall
+from composer_replication.rollouts.tools.tool_schemas import function_schema
+from composer_replication.rollouts.tools.toolbox import TOOLS
+from composer_replication.traces.branches import decide, difference
+from composer_replication.traces.pair_rules import (
+    balanced,
+    executed_pairs,
+    objection_pairs,
+    sft_rows,
+    sibling_pairs,
+)
+from composer_replication.traces.trace_records import RepositoryState, StepResult, Trace, TraceBuilder
+
+
+def session(name: str, *commands: str, passed: bool | None = None, denied: int | None = None) -> Trace:
+    builder = TraceBuilder(Trace(name, "atif", prompt_origin="recorded", passed=passed))
+    builder.trace.state = RepositoryState(task_id="task")
+    builder.trace.tools = [function_schema(tool) for tool in TOOLS]
+    builder.message("user", "fix it")
+    for number, command in enumerate(commands):
+        builder.open = None
+        step = builder.answer()
+        builder.call(step, ToolCall("bash", json.dumps({"command": command}), f"c{number}"))
+        builder.result(StepResult(f"c{number}", f"did {command}"))
+        if number == denied:
+            step.flags.add("denied")
+    return builder.trace
+
+
+@pytest.mark.parametrize(
+    ("passed", "recorded", "decision"),
+    [
+        ([1.0] * 3, [0.0] * 3, "better"),
+        ([0.0] * 4, [1.0] * 4, "worse"),
+        ([1.0, 0.0, 1.0], [0.0, 1.0, 0.0], "not decided"),
+        ([1.0] * 3, [1.0] * 3, "not decided"),
+        ([0.6] * 4, [0.4] * 4, "not decided"),
+    ],
+)
+def test_a_verdict_needs_its_whole_interval(
+    passed: list[float], recorded: list[float], decision: str
+) -> None:
+    low, high = difference(passed, recorded)
+    mean = sum(passed) / len(passed) - sum(recorded) / len(recorded)
+    assert -1 <= low <= mean <= high <= 1
+    assert decide((low, high)) == decision
+
+
+def test_newcombes_example() -> None:
+    """56 of 70 against 48 of 80: 0.2, and 0.0524 to 0.3339 (Newcombe 1998, table II, method 10)."""
+    low, high = difference([1.0] * 56 + [0.0] * 14, [1.0] * 48 + [0.0] * 32)
+    assert (low, high) == pytest.approx((0.0524, 0.3339), abs=5e-5)
+
+
+def verdict(decision: str, scores: list[float], recorded: list[float]) -> dict[str, object]:
+    answer = {"text": "", "calls": [{"name": "bash", "arguments": '{"command": "better"}'}]}
+    return {
+        "source": "t",
+        "answer": answer,
+        "scores": scores,
+        "recorded_scores": recorded,
+        "interval": [0, 0],
+        "decision": decision,
+    }
+
+
+@pytest.mark.parametrize(
+    ("decision", "chosen"), [("better", "better"), ("worse", "a"), ("not decided", None)]
+)
+def test_what_the_tests_decided_is_a_pair_and_nothing_else(decision: str, chosen: str | None) -> None:
+    trace = session("s", "a", "b")
+    scores = ([1.0] * 4, [0.0] * 4) if decision == "better" else ([0.0] * 4, [1.0] * 4)
+    rows = list(
+        executed_pairs({"s": trace}, [{"trace_id": "s", "step": 1, "verdicts": [verdict(decision, *scores)]}])
+    )
+    commands = [row["chosen"][0]["tool_calls"][0]["function"]["arguments"]["command"] for row in rows]
+    assert commands == ([] if chosen is None else [chosen])
+    for row in rows:
+        assert [message["role"] for message in row["prompt"]] == ["user"]
+        assert (row["source"], row["weight"], row["is_last"]) == ("executed", 1.0, False)
+
+
+def test_siblings_part_at_the_same_state() -> None:
+    good, bad = session("good", "look", "right", passed=True), session("bad", "look", "wrong", passed=False)
+    (row,) = sibling_pairs([good, bad, session("other", "else", passed=None)])
+    assert row["step"] == 2
+    assert row["rejected"][0]["tool_calls"][0]["function"]["arguments"] == {"command": "wrong"}
+    other_state = session("bad", "look", "wrong", passed=False)
+    other_state.steps[1].results[0].text = "something else"
+    assert list(sibling_pairs([good, other_state])) == []
+
+
+def test_a_refused_action_against_the_next_accepted_one() -> None:
+    (row,) = objection_pairs([session("s", "rm -rf /", "ls", denied=0)])
+    assert row["chosen"][0]["tool_calls"][0]["function"]["arguments"] == {"command": "ls"}
+    assert row["weight"] < 0.5
+    assert list(objection_pairs([session("s", "ls", "rm -rf /", denied=1)])) == []
+
+
+def test_pairs_are_dropped_by_reason() -> None:
+    good, bad = session("good", "x", passed=True), session("bad", "y", passed=False)
+    (pair,) = sibling_pairs([good, bad])
+    long = {**pair, "chosen": [{"role": "assistant", "content": "x" * 5000}]}
+    same = {**pair, "chosen": pair["rejected"]}
+    foreign = {
+        **pair,
+        "chosen": [{**pair["chosen"][0], "tool_calls": [{"function": {"name": "fly", "arguments": {}}}]}],
+    }
+    lasts = [{**pair, "step": number} for number in range(5, 9)]
+    rows, dropped = balanced([pair, pair, long, same, foreign, *lasts], lambda _: set())
+    assert len(rows) == 1
+    assert dropped == {
+        "the same pair twice": 1,
+        "one side is many times as long": 1,
+        "both sides are the same": 1,
+        "a call of a tool that is not offered": 1,
+        "a held-out task, or its code in the text": 0,
+        "too many pairs of last steps": 4,
+    }
+    assert balanced([pair], lambda rows: set(range(len(rows))))[0] == []
+
+
+def test_rows_for_supervised_training_are_passing_attempts_alone() -> None:
+    traces = [session("good", "a", "b", passed=True), session("bad", "a", passed=False), session("who", "a")]
+    rows, dropped = sft_rows(traces, lambda _: set())
+    (row,) = rows
+    assert [message["role"] for message in row["messages"]] == ["user", "assistant", "tool", "assistant"]
+    assert json.loads(row["provenance"])["trace_id"] == "good"
+    assert dropped["did not pass its tests"] == dropped["nobody ran its tests"] == 1

@@ -223,7 +223,9 @@ def test_trl_takes_the_pairs_and_the_rows(played: Played) -> None:
     from composer_replication.trainer.model_loading import load_model
 
     model, tokenizer = load_model(ModelSection(name="tiny-tools"), seed=0)
-    cache = str(played.root / "cache")
+    folder, cache = str(played.root / "model"), str(played.root / "cache")
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     how = {
         "output_dir": str(played.root / "out"),
         "max_steps": 1,
@@ -238,14 +240,14 @@ def test_trl_takes_the_pairs_and_the_rows(played: Played) -> None:
     pairs = load_dataset(
         "parquet", data_files=str(played.root / "pairs.parquet"), split="train", cache_dir=cache
     )
-    dpo = DPOTrainer(model, args=DPOConfig(**how), train_dataset=pairs, processing_class=tokenizer)
+    dpo = DPOTrainer(folder, args=DPOConfig(**how), train_dataset=pairs, processing_class=tokenizer)
     said = tokenizer.decode(dpo.train_dataset[0]["chosen_ids"])
     assert "tool_call" in said
     assert dpo.train().training_loss > 0
     rows = load_dataset(
         "parquet", data_files=str(played.root / "sft.parquet"), split="train", cache_dir=cache
     )
-    sft = SFTTrainer(model, args=SFTConfig(**how), train_dataset=rows, processing_class=tokenizer)
+    sft = SFTTrainer(folder, args=SFTConfig(**how), train_dataset=rows, processing_class=tokenizer)
     assert sft.train().training_loss > 0
 
 

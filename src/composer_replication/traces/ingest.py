@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -237,7 +238,12 @@ def _read_all(
 
 
 def _read_job(job: tuple[TraceUnit, str]) -> UnitSums:
-    return read_unit(*job)
+    """Without the search for cycles, of which records have none: it takes a tenth of the time."""
+    gc.disable()
+    try:
+        return read_unit(*job)
+    finally:
+        gc.enable()
 
 
 def read_unit(unit: TraceUnit, part: str) -> UnitSums:

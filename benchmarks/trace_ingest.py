@@ -1,0 +1,142 @@
+"""How fast sessions are read, how much memory it takes, and whether an independent reader finds the same.
+
+    python benchmarks/trace_ingest.py --megabytes 200 --oracle /path/to/python-with-agentpile
+
+The corpus is made of the shipped sessions of Claude Code, each copy with ids of its own, so that no copy is a duplicate. Speed is
+by processor time of one process (other work on the machine does not count), redaction, duplicates and writing included; beside it
+the time that parsing the same lines takes alone. ``--oracle`` names an interpreter that has agentpile, the second reader; the first is
+a loop of ten lines that knows nothing of ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from composer_replication.traces.ingest import find_units, ingest, read_traces, read_unit
+from composer_replication.traces.json_sources import read_records
+from composer_replication.traces.trace_records import Ledger
+
+DATA = Path(__file__).parents[1] / "tests" / "data" / "traces"
+ORACLE = """
+import json, sys
+from agentpile import load
+for path in sys.argv[1:]:
+    answers = calls = results = 0
+    for run in load(path):
+        for step in run.steps:
+            if step["source"] == "agent":
+                answers += 1
+                calls += len(step.get("tool_calls") or ())
+                results += len((step.get("observation") or {}).get("results") or ())
+    print(json.dumps([answers, calls, results]))
+"""
+
+
+def corpus(source: Path, folder: Path, num_bytes: int) -> int:
+    """Copies of the sessions of a folder, a file each, with ids and texts of their own: none is a duplicate of another."""
+    sources = [path.read_text() for path in sorted(source.glob("session*.jsonl"))]
+    written = number = 0
+    while written < num_bytes:
+        own = f"{number:08d}"
+        text = sources[number % len(sources)]
+        for before in ('"uuid":"', 'arentUuid":"', '"id":"msg_', '"sessionId":"', "toolu_", '"text":"'):
+            text = text.replace(before, before + own)
+        written += (folder / f"{own}.jsonl").write_text(text)
+        number += 1
+    return written
+
+
+def naive(path: Path) -> list[int]:
+    """Answers, calls and results of a session, by ids alone; what repeats the words of sub-agents is passed over."""
+    answers, calls, results = set(), set(), set()
+    for record in read_records(path, Ledger()):
+        message = record.get("message") or {}
+        if record.get("type") == "assistant":
+            answers.add(message["id"])
+            calls |= {block["id"] for block in message["content"] if block["type"] == "tool_use"}
+        elif record.get("type") == "user" and isinstance(message["content"], list):
+            results |= {
+                block["tool_use_id"] for block in message["content"] if block["type"] == "tool_result"
+            }
+    return [len(answers), len(calls), len(results & calls)]
+
+
+def compared(oracle: str) -> None:
+    """The session of each shipped file beside the two other readers."""
+    paths = sorted((DATA / "claude-code").glob("session*.jsonl")) + sorted(
+        (DATA / "claude-code" / "subagent").glob("*.jsonl")
+    )
+    others: list[object] = [None] * len(paths)
+    if oracle:
+        done = subprocess.run(
+            [oracle, "-c", ORACLE, *map(str, paths)], capture_output=True, text=True, check=False
+        )
+        others = [json.loads(line) for line in done.stdout.splitlines()] or [
+            done.stderr.strip().splitlines()[-1]
+        ] * len(paths)
+    for path, other in zip(paths, others, strict=False):
+        with tempfile.TemporaryDirectory() as out:
+            ingest([path], Path(out))
+            first = next(read_traces(Path(out)))
+        answers = [step for _, step in first.agent_steps()]
+        ours = [
+            len(answers),
+            sum(len(step.calls) for step in answers),
+            sum(len(step.results) for step in answers),
+        ]
+        print(f"{path.name:<44} ours {ours}  naive {naive(path)}  agentpile {other}")
+
+
+def main() -> None:
+    """Compare, then measure."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--megabytes", type=int, default=50)
+    parser.add_argument("--oracle", default="")
+    parser.add_argument(
+        "--source", type=Path, default=DATA / "claude-code", help="a folder of session*.jsonl"
+    )
+    args = parser.parse_args()
+    compared(args.oracle)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "in").mkdir()
+        num_bytes = corpus(args.source, folder / "in", args.megabytes * 10**6)
+        units = find_units([folder / "in"])[0]
+        started = time.process_time()
+        gc.disable()  # as in the workers of ingest
+        num_steps = sum(sum(row[0] for row in read_unit(unit, str(folder / "part")).steps) for unit in units)
+        seconds = time.process_time() - started
+        started = time.process_time()
+        for path in sorted((folder / "in").iterdir()):
+            for line in path.open("rb"):
+                if not line.startswith(b"{}") and line.count(b'{"parentUuid"') < 2:
+                    try:
+                        json.loads(line)
+                    except ValueError:
+                        continue
+        parsing = time.process_time() - started
+        print(
+            f"one process: {num_bytes / 1e6:.0f} MB, {num_bytes / 1e6 / seconds:.0f} MB/s of processor time, {num_steps / seconds:.0f} answers/s; parsing alone {num_bytes / 1e6 / parsing:.0f} MB/s"
+        )
+        started = time.monotonic()
+        result = ingest([folder / "in"], folder / "out", num_processes=2)
+        wall = time.monotonic() - started
+        peaks = [
+            resource.getrusage(who).ru_maxrss / 1024
+            for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+        ]
+        print(
+            f"two processes: {num_bytes / 1e6 / wall:.0f} MB/s by the clock; peak {peaks[0]:.0f} MiB here, {peaks[1]:.0f} MiB in the largest worker; {result['traces']} sessions, {result['duplicates']}"
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

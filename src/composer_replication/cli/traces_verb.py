@@ -300,7 +300,7 @@ async def _replay(
         branchings, is_spent = await replay_steps(
             chosen, room, first_decides=args.first_decides, report=report
         )
-        if not any(answer for branching in branchings for _, answer in branching.answers) and not is_spent:
+        if not is_spent and not any(_came_back(teacher.counts) for teacher in room.teachers.values()):
             reasons = {
                 name: teacher.left_out or dict(teacher.counts) for name, teacher in room.teachers.items()
             }
@@ -330,6 +330,15 @@ async def _replay(
     }
     is_whole = not is_spent and not any(teacher.left_out for teacher in room.teachers.values())
     return result, 0 if is_whole else _INCOMPLETE
+
+
+def _came_back(counts: Mapping[str, int]) -> int:
+    """Whole answers, those that ran out of tokens among them."""
+    return sum(
+        number
+        for what, number in counts.items()
+        if what in ("answered", "cached") or what.startswith("cut-off")
+    )
 
 
 async def _execute(

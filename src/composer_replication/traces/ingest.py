@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -328,8 +327,3 @@ def _write_secret(path: Path, secrets: dict[str, dict[str, str]]) -> None:
     with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
         json.dump(secrets, file, ensure_ascii=False)
     (path.parent / ".gitignore").write_text(f"{SECRETS_NAME}\n")
-
-
-def copied_folder(source: Path, target: Path) -> None:
-    """Copy traces without the map of what was taken out."""
-    shutil.copytree(source, target, ignore=shutil.ignore_patterns(SECRETS_NAME))

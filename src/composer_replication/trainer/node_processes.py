@@ -24,7 +24,7 @@ PROGRAM = "composer_replication.cli.main"
 
 def build_parser() -> argparse.ArgumentParser:
     """The options; what each scheduler fills in is rendered by ``launch``."""
-    parser = argparse.ArgumentParser(prog="node_processes", description=__doc__)
+    parser = argparse.ArgumentParser(prog="node_processes", description=__doc__, allow_abbrev=False)
     parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--processes", type=int, default=1, help="on each node, usually one a GPU")
     parser.add_argument("--node-rank", type=int, default=0)

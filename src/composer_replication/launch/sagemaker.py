@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import Field
 
 from composer_replication.errors import ComposerError
-from composer_replication.launch.clients import aws_refusals
+from composer_replication.launch.clients import aws_refusals, refusal
 from composer_replication.launch.job import HALTED_EXIT_CODE, Job, JobState, JobStatus, joined
 from composer_replication.launch.targets import Target, TargetOptions, filled, option_error, refuse_secrets
 
@@ -88,10 +88,9 @@ class SageMakerTarget(Target):
                     request = json.loads((self.folder / REQUEST_NAME.format(i)).read_text())
                     client.create_training_job(**request)
                     submitted.append(request["TrainingJobName"])
-        except ComposerError:
-            for name in submitted:
-                client.stop_training_job(TrainingJobName=name)
-            raise
+        except ComposerError as error:
+            left = [name for name in submitted if not self._is_stopped(name)]
+            raise (refusal("sagemaker", f"{error.message} and {left[0]} still runs") if left else error) from error
         return ",".join(submitted)
 
     def status(self, job_id: str) -> JobStatus:
@@ -115,6 +114,13 @@ class SageMakerTarget(Target):
         with aws_refusals("sagemaker"):
             for name in job_id.split(","):
                 client.stop_training_job(TrainingJobName=name)
+
+    def _is_stopped(self, name: str) -> bool:
+        try:
+            self.stop(name)
+        except ComposerError:
+            return False
+        return True
 
     def _client(self, service: str) -> Any:
         import boto3

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from composer_replication.run_folder import read_jsonl
+from composer_replication.tasks.intake.cache import cache_folder
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from ray_head import free_port, kill_session, processes, start_ray
@@ -42,7 +43,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
     variables = {
         "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "OMP_NUM_THREADS": "1",
         "RAY_agent_register_timeout_ms": "600000", "RAY_worker_niceness": "0", "HF_HUB_OFFLINE": "1",
-        "COMPOSER_RL_CACHE": str(root / "cache"), "RAY_enable_open_telemetry": "false",
+        "COMPOSER_RL_CACHE": str(cache_folder()), "RAY_enable_open_telemetry": "false",
     }  # fmt: skip
     head = [
         "--head", f"--port={port}", f"--dashboard-port={dashboard}", "--include-dashboard=true", "--no-monitor",
@@ -84,7 +85,7 @@ def wait_for(happened: Callable[[], bool]) -> None:
     deadline = time.monotonic() + WAIT_SECONDS
     while not happened():
         assert time.monotonic() < deadline
-        time.sleep(1)
+        time.sleep(4)
 
 
 def ended(folder: Path, variables: dict[str, str], name: str, code: int) -> dict[str, Any]:

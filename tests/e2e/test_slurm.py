@@ -86,7 +86,7 @@ def wait_for(happened: Callable[[], bool]) -> None:
     deadline = time.monotonic() + WAIT_SECONDS
     while not happened():
         assert time.monotonic() < deadline
-        time.sleep(1)
+        time.sleep(4)
 
 
 @pytest.fixture(scope="module")

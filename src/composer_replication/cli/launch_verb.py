@@ -106,7 +106,7 @@ def _launch(args: argparse.Namespace) -> tuple[Result, int]:
     write_files(folder, files, job.files)
     job_id = target.submit(job)
     options = target.options.model_dump(mode="json", exclude_unset=True)
-    write_record(folder, name=job.name, target=args.to, options=options, replicas=job.replicas, job_id=job_id)
+    write_record(folder, name=job.name, target=args.to, options=options, replicas=job.replicas, id=job_id)
     return result | {"id": job_id}, 0
 
 
@@ -125,9 +125,7 @@ def _pairs(texts: list[str], flag: str, example: str) -> dict[str, str]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise option_error(
-                f"{flag} {text!r} is not KEY=VALUE", where=flag, fix=f"for example {flag} {example}"
-            )
+            raise option_error(f"{flag} {text!r} is not KEY=VALUE", flag, f"for example {flag} {example}")
         pairs[key] = value
     return pairs
 

@@ -15,7 +15,6 @@ HALTED_EXIT_CODE = 5
 INTERRUPTED_EXIT_CODE = 130
 GRACE_SECONDS = 120
 """From the order to end to the kill: the step under way must be finished and saved in it."""
-MASTER_PORT = 29500
 MAX_FILES_BYTES = 900_000
 """Of a recipe's folder: what one ConfigMap holds, with room for its names."""
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
@@ -30,15 +29,7 @@ class Variable(str):
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What one replica runs on.
-
-    Args:
-        nodes: machines.
-        gpus: of each node; with none it trains on the processor.
-        processes: of each node; one for each GPU.
-        cpus: cores of each node.
-        memory_gib: of each node.
-    """
+    """Machines of one replica; GPUs, processes (one for each GPU), cores and memory of each of them."""
 
     nodes: int = 1
     gpus: int = 0
@@ -49,91 +40,64 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What every target renders.
-
-    Args:
-        name: of the job; lower-case letters, digits and hyphens.
-        recipe: path of the recipe on this machine.
-        files: the recipe's folder, relative path to bytes.
-        settings: ``KEY=VALUE`` texts of ``--set``.
-        resources: of each replica.
-        replicas: trainers that agree from time to time; 1 is a plain run.
-        environment: variables that the processes get.
-        secrets: names of variables whose values no rendered file holds.
-        accelerate: a file of accelerate in the recipe's folder, for weights spread over processes; empty for none.
-    """
+    """What every target renders."""
 
     name: str
-    recipe: Path
-    files: Mapping[str, bytes]
-    settings: tuple[str, ...] = ()
-    resources: Resources = Resources()
-    replicas: int = 1
+    recipe: Path  # on this machine
+    files: Mapping[str, bytes]  # of the recipe's folder, by relative path
+    settings: tuple[str, ...] = ()  # texts of --set
+    resources: Resources = Resources()  # of each replica
+    replicas: int = 1  # trainers that agree from time to time
     environment: Mapping[str, str] = field(default_factory=dict)
-    secrets: tuple[str, ...] = ()
-    accelerate: str = ""
+    secrets: tuple[str, ...] = ()  # names of variables whose values no rendered file holds
+    accelerate: str = ""  # a file of accelerate beside the recipe, for weights spread over processes
+
+    def each_replica(self) -> list[tuple[str, str | None]]:
+        """A name and a number for each; the job's own name and no number where it is a plain run."""
+        if self.replicas == 1:
+            return [(self.name, None)]
+        return [(f"{self.name}-{i}", str(i)) for i in range(self.replicas)]
 
     def train_words(self, folder: str, run: str, replica: str | None = None) -> list[str]:
         """Arguments of ``composer-rl`` for one process: always ``--resume``, so that a second start goes on.
 
-        Args:
-            folder: where the recipe's files lie at the target.
-            run: the run folder there; each replica has its own below it.
-            replica: number of the replica, or what stands for it at the target; None for a plain run.
+        ``folder`` and ``run`` are where the recipe's files and the run lie at the target; each replica has a
+        folder of its own in the run, and ``replica`` is its number or what stands for it there.
         """
         settings = [part for text in self.settings for part in ("--set", text)]
-        words = ["train", f"{folder}/{self.recipe.name}", *settings, "--quiet", "--resume"]
+        words = ["train", f"{folder}/{self.recipe.name}", *settings, "--quiet", "--resume", "--out"]
         if replica is None:
-            return [*words, "--out", run]
-        kind = Variable if isinstance(replica, Variable) else str
-        return [
-            *words,
-            "--out",
-            kind(f"{run}/replica-{replica}"),
-            "--replica",
-            replica,
-            "--of",
-            str(self.replicas),
-        ]
+            return [*words, run]
+        own = type(replica)(f"{run}/replica-{replica}")  # a Variable stays one
+        return [*words, own, "--replica", replica, "--of", str(self.replicas)]
 
     def node_command(
-        self,
-        python: str,
-        words: Sequence[str],
-        place: Sequence[str],
-        *,
-        port: str = str(MASTER_PORT),
-        folder: str = "",
+        self, python: str, words: Sequence[str], place: Sequence[str], *, port: str, folder: str = ""
     ) -> list[str]:
         """The command that each node runs.
 
-        Args:
-            python: the interpreter there.
-            words: of ``train_words``.
-            place: options by which the node learns its rank and the head's address; see ``trainer/node_processes.py``.
-            port: of the head, free there.
-            folder: as in ``train_words``, for the file of accelerate.
+        ``place`` are options of ``trainer/node_processes.py`` by which it learns its rank and the head's address;
+        ``port`` is free on the head; the rest as for ``train_words``.
         """
-        resources = self.resources
-        if resources.nodes * resources.processes == 1:
+        nodes, processes = self.resources.nodes, self.resources.processes
+        if nodes * processes == 1:
             return [python, "-m", "composer_replication.cli.main", *words]
-        several = ["--nodes", str(resources.nodes), "--processes", str(resources.processes), *place]
         sharding = ["--accelerate", f"{folder}/{self.accelerate}"] if self.accelerate else []
-        grace = ["--grace-seconds", str(GRACE_SECONDS - 10)]
+        shape = f"--nodes {nodes} --processes {processes} --grace-seconds {GRACE_SECONDS - 10}".split()
         starter = [python, "-m", "composer_replication.trainer.node_processes"]
-        return [*starter, *several, "--port", port, *grace, *sharding, "--", *words]
+        return [*starter, *shape, *place, "--port", port, *sharding, "--", *words]
 
 
 class JobState(StrEnum):
-    """How a job stands, in the words of no scheduler."""
+    """How a job stands, in the words of no scheduler; what counts most of several replicas first."""
 
-    WAITING = "waiting"
-    RUNNING = "running"
-    SUCCEEDED = "succeeded"
     HALTED = "halted"
     FAILED = "failed"
-    STOPPED = "stopped"
+    RUNNING = "running"
+    WAITING = "waiting"
     UNKNOWN = "unknown"
+    STOPPED = "stopped"
+    SUCCEEDED = "succeeded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,12 +121,9 @@ def ended(exit_code: int, detail: str = "") -> JobStatus:
 
 def joined(statuses: Sequence[JobStatus]) -> JobStatus:
     """One status of several replicas: a halt counts most, then what failed, then what still goes on."""
-    order = (
-        *(JobState.HALTED, JobState.FAILED, JobState.RUNNING, JobState.WAITING),
-        *(JobState.UNKNOWN, JobState.STOPPED, JobState.SUCCEEDED),
-    )
     if not statuses:
         return JobStatus(JobState.UNKNOWN)
+    order = list(JobState)
     worst = min(statuses, key=lambda status: order.index(status.state))
     details = "; ".join(dict.fromkeys(status.detail for status in statuses if status.detail))
     return JobStatus(worst.state, worst.exit_code, details)
@@ -183,43 +144,30 @@ def recipe_files(recipe: Path) -> dict[str, bytes]:
         fix = "give the path of a run.toml; composer-rl recipe new writes one."
         raise UsageError("CR0201", "the recipe cannot be read: no such file.", where=str(recipe), fix=fix)
     folder = recipe.parent
-    files: dict[str, bytes] = {}
-    total = 0
-    for path in sorted(folder.rglob("*")):
-        relative = path.relative_to(folder)
-        if not path.is_file() or any(
-            part.startswith(".") or part == "__pycache__" for part in relative.parts
-        ):
-            continue
-        total += path.stat().st_size
-        if total > MAX_FILES_BYTES:
-            raise UsageError(
-                "CR0930",
-                f"the recipe's folder holds more than {MAX_FILES_BYTES} bytes, which no job can carry.",
-                where=str(folder),
-                fix="put the recipe into a folder of its own; large data belongs into tasks.store on the target's storage.",
-            )
-        files[relative.as_posix()] = path.read_bytes()
-    return files
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    named = {path.relative_to(folder): path for path in paths}
+    named = {name: path for name, path in named.items() if not any(_is_hidden(part) for part in name.parts)}
+    if sum(path.stat().st_size for path in named.values()) > MAX_FILES_BYTES:
+        problem = f"the recipe's folder holds more than {MAX_FILES_BYTES} bytes, which no job can carry."
+        fix = "put the recipe into a folder of its own; large data belongs into tasks.store on the target's storage."
+        raise UsageError("CR0930", problem, where=str(folder), fix=fix)
+    return {name.as_posix(): path.read_bytes() for name, path in named.items()}
+
+
+def _is_hidden(part: str) -> bool:
+    return part.startswith(".") or part == "__pycache__"
 
 
 def checked(job: Job, sources: Sequence[str] = ()) -> Job:
-    """The same job, if it can run anywhere at all.
+    """The same job; ``UsageError`` CR0930 for names and numbers that can be used nowhere.
 
-    Args:
-        job: any.
-        sources: of the recipe's tasks, where they must lie in the recipe's folder because it alone is carried.
-
-    Raises:
-        UsageError: a name, a number, the file of accelerate or a source of tasks cannot be used (CR0930).
+    ``sources`` are the recipe's tasks, where its folder alone travels and must hold them.
     """
     names = [name for name in (*job.environment, *job.secrets) if not _VARIABLE.fullmatch(name)]
     outside = [text for text in sources if _is_outside(text, job.recipe.parent)]
     problem = ""
     if not _NAME.fullmatch(job.name):
-        problem = (
-            f"the name {job.name!r} is not of up to 40 lower-case letters, digits and hyphens, a letter first"
-        )
+        problem = f"the name {job.name!r} is not of up to 40 of a-z, 0-9 and hyphens, a letter first"
     elif min(job.replicas, job.resources.nodes) < 1 or job.resources.gpus < 0:
         problem = "--replicas and --nodes are at least 1, --gpus at least 0"
     elif names:
@@ -227,9 +175,7 @@ def checked(job: Job, sources: Sequence[str] = ()) -> Job:
     elif job.accelerate and job.accelerate not in job.files:
         problem = f"there is no file {job.accelerate} beside the recipe"
     elif outside:
-        problem = (
-            f"tasks.source {outside[0]!r} lies outside the recipe's folder, which alone travels with the job"
-        )
+        problem = f"tasks.source {outside[0]!r} lies outside the recipe's folder, which alone travels"
     if problem:
         raise UsageError("CR0930", f"{problem}.", where=str(job.recipe), fix="composer-rl launch --help")
     return job

@@ -32,9 +32,7 @@ class KubeRayTarget(KubernetesTarget):
         """The command goes to the head, by Ray's job server."""
         one_node(job, "kuberay")
         if job.replicas > 1:
-            raise option_error(
-                "kuberay runs one replica", where="--replicas", fix="take kubernetes for several"
-            )
+            raise option_error("kuberay runs one replica", "--replicas", "take kubernetes for several")
         words = [*job.train_words(RECIPE_MOUNT, f"{DATA_MOUNT}/{job.name}"), "--ray", "auto"]
         command = job.node_command("python", words, [], port=str(self.options.port), folder=RECIPE_MOUNT)
         return super().values(job) | {"kind": "RayJob", "entrypoint": shell_line(command)}

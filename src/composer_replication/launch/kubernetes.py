@@ -45,17 +45,11 @@ class ClusterOptions(TargetOptions):
     storage_gib: int = Field(100, ge=1, description="of a claim that is made")
     storage_class: str = Field("", description="of a claim that is made; one that several nodes may write")
     service_account: str = ""
-    secret: str = Field(
-        "", description="the Secret that holds the variables of --secret; empty: of the job's name"
-    )
+    secret: str = Field("", description="the Secret with the variables of --secret; empty: of the job's name")
     priority_class: str = ""
-    tolerates: str = Field(
-        "", pattern=_TAINTS, description="taints of spot nodes: KEY=VALUE:EFFECT, several with commas"
-    )
+    tolerates: str = Field("", pattern=_TAINTS, description="taints, KEY=VALUE:EFFECT, several with commas")
     node_selector: str = Field("", pattern=_PAIRS, description="KEY=VALUE, several with commas")
-    user_namespaces: bool = Field(
-        default=False, description="give pods what bubblewrap needs; without it the sandboxes are sandlock's"
-    )
+    user_namespaces: bool = Field(default=False, description="what bubblewrap needs; else sandlock is taken")
 
 
 class KubernetesTarget(Target):

@@ -41,14 +41,9 @@ class LocalTarget(Target):
     def submit(self, job: Job) -> str:
         secrets_are_set(job)
         with (self.folder / "output.log").open("ab") as log:
-            started = subprocess.Popen(
-                ["/bin/bash", "run.sh"],
-                cwd=self.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+            files = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+            words = ["/bin/bash", "run.sh"]
+            started = subprocess.Popen(words, cwd=self.folder, start_new_session=True, **files)  # type: ignore[call-overload]
         return f"{started.pid}:{_started_at(started.pid)}"
 
     def status(self, job_id: str) -> JobStatus:
@@ -57,10 +52,7 @@ class LocalTarget(Target):
             return ended(int(exit_file.read_text()))
         if _process(job_id) is not None:
             return JobStatus(JobState.RUNNING)
-        return JobStatus(
-            JobState.FAILED,
-            detail="its process is gone and left no exit code: the machine was restarted, or it was killed",
-        )
+        return JobStatus(JobState.FAILED, detail="its process is gone and left no exit code: it was killed")
 
     def logs(self, job_id: str) -> str:
         del job_id

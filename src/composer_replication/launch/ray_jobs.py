@@ -10,7 +10,6 @@ from typing import Any
 
 from pydantic import Field
 
-from composer_replication.errors import ComposerError
 from composer_replication.launch.clients import refusal
 from composer_replication.launch.job import Job, JobState, JobStatus, ended, joined, shell_line
 from composer_replication.launch.job_folder import RECIPE_FOLDER
@@ -31,52 +30,34 @@ class RayTarget(Target):
 
     def render(self, job: Job) -> dict[str, str]:
         refuse_secrets(job, "ray", "set it where the cluster is started")
-        return {f"entrypoint-{i}.sh": f"{line}\n" for i, line in enumerate(self._entrypoints(job))}
+        return {f"{name}.sh": f"{line}\n" for name, line in self._entrypoints(job).items()}
 
-    def _entrypoints(self, job: Job) -> list[str]:
-        lines = []
-        for i in range(job.replicas):
-            words = job.train_words(RECIPE_FOLDER, self.options.run, str(i) if job.replicas > 1 else None)
-            resources, port = job.resources, str(self.options.port + i)
-            command = job.node_command(self.options.python, words, [], port=port, folder=RECIPE_FOLDER)
-            if resources.nodes > 1:
-                asked = [
-                    "--nodes",
-                    str(resources.nodes),
-                    "--cpus",
-                    str(resources.cpus),
-                    "--gpus",
-                    str(resources.gpus),
-                ]
-                command = [
-                    self.options.python,
-                    "-m",
-                    "composer_replication.launch.ray_nodes",
-                    *asked,
-                    "--",
-                    *command,
-                ]
-            lines.append(shell_line(command))
+    def _entrypoints(self, job: Job) -> dict[str, str]:
+        lines, asked, python = {}, job.resources, self.options.python
+        for offset, (name, replica) in enumerate(job.each_replica()):
+            words, port = (
+                job.train_words(RECIPE_FOLDER, self.options.run, replica),
+                str(self.options.port + offset),
+            )
+            command = job.node_command(python, words, [], port=port, folder=RECIPE_FOLDER)
+            if asked.nodes > 1:
+                each = f"--nodes {asked.nodes} --cpus {asked.cpus} --gpus {asked.gpus}".split()
+                command = [python, "-m", "composer_replication.launch.ray_nodes", *each, "--", *command]
+            lines[name] = shell_line(command)
         return lines
 
     def submit(self, job: Job) -> str:
-        client = self._client()
-        submitted: list[str] = []
-        resources = job.resources
+        """Each replica's job; what was begun is stopped when a later one is refused."""
+        client, asked, submitted = self._client(), job.resources, list[str]()
+        kept = (
+            {"entrypoint_num_cpus": asked.cpus, "entrypoint_num_gpus": asked.gpus} if asked.nodes == 1 else {}
+        )
+        runtime = {"working_dir": str(self.folder), "env_vars": dict(job.environment)}
         try:
-            for i, line in enumerate(self._entrypoints(job)):
-                kept = (
-                    {}
-                    if resources.nodes > 1
-                    else {"entrypoint_num_cpus": resources.cpus, "entrypoint_num_gpus": resources.gpus}
-                )
+            for name, line in self._entrypoints(job).items():
+                own_id = f"{name}-{self.folder.stat().st_mtime_ns}"  # a name may be launched again
                 submitted.append(
-                    client.submit_job(
-                        entrypoint=line,
-                        submission_id=f"{job.name}-{i}-{self.folder.stat().st_mtime_ns}",
-                        runtime_env={"working_dir": str(self.folder), "env_vars": dict(job.environment)},
-                        **kept,
-                    )
+                    client.submit_job(entrypoint=line, submission_id=own_id, runtime_env=runtime, **kept)
                 )
         except Exception as error:
             for job_id in submitted:
@@ -105,11 +86,7 @@ class RayTarget(Target):
 
         try:
             return JobSubmissionClient(self.options.address)
-        except ComposerError:
-            raise
-        except (
-            Exception
-        ) as error:  # no answer, a wrong address, a missing or wrong token: each in Ray's own words
+        except Exception as error:  # no answer, a wrong address or token: each in Ray's own words
             raise refusal(self.options.address, str(error)) from error
 
 

@@ -78,22 +78,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     import ray
     from ray.util.placement_group import placement_group
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy as Placed
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    ray.init(log_to_driver=True)
+    ray.init()
     bundle = {"CPU": options.cpus, **({"GPU": options.gpus} if options.gpus else {})}
     group = placement_group([bundle] * options.nodes, strategy="STRICT_SPREAD")
     ray.get(group.ready())
-    remote = ray.remote(num_cpus=options.cpus, num_gpus=options.gpus, max_concurrency=2)(Node)
-    nodes = [
-        remote.options(
-            scheduling_strategy=PlacementGroupSchedulingStrategy(
-                placement_group=group, placement_group_bundle_index=i
-            )
-        ).remote()
-        for i in range(options.nodes)
-    ]
+    actor = ray.remote(num_cpus=options.cpus, num_gpus=options.gpus, max_concurrency=2)(Node)
+    places = [Placed(group, placement_group_bundle_index=i) for i in range(options.nodes)]
+    nodes = [actor.options(scheduling_strategy=place).remote() for place in places]
     try:
         return run_on(nodes, options.command[1:])
     except KeyboardInterrupt:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic import Field
@@ -25,10 +26,9 @@ CHECKPOINTS = "/opt/ml/checkpoints"
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 PLACE_FILE = "/opt/ml/input/config/resourceconfig.json"
 _STATES = {
-    "InProgress": JobState.RUNNING,
+    **dict.fromkeys(("InProgress", "Stopping"), JobState.RUNNING),
     "Completed": JobState.SUCCEEDED,
     "Failed": JobState.FAILED,
-    "Stopping": JobState.RUNNING,
     "Stopped": JobState.STOPPED,
 }
 
@@ -43,9 +43,7 @@ class SageMakerTarget(Target):
         role: str = Field(description="ARN that the job acts as")
         image: str = Field(description="container image in ECR with composer-replication")
         instance_type: str = Field(description="ml.p5.48xlarge")
-        bucket: str = Field(
-            description="s3://BUCKET/PREFIX for the recipe and the run", pattern="^s3://[^/]+(/.*[^/])?$"
-        )
+        bucket: str = Field(pattern="^s3://[^/]+(/.*[^/])?$", description="s3://BUCKET/PREFIX")
         volume_gib: int = Field(200, ge=1)
         hours: int = Field(24, ge=1, le=672, description="longest run")
         wait_hours: int = Field(0, ge=0, description="for spot instances, run included; 0: no spot")
@@ -53,26 +51,19 @@ class SageMakerTarget(Target):
     def render(self, job: Job) -> dict[str, str]:
         refuse_secrets(job, "sagemaker", "let the role read it from Secrets Manager")
         shape = self._client("sagemaker").meta.service_model.operation_model("CreateTrainingJob").input_shape
-        files = {REQUEST_NAME.format(i): self._request(job, i) for i in range(job.replicas)}
+        files = {REQUEST_NAME.format(name): self._request(job, name, i) for name, i in job.each_replica()}
         problems = [problem for text in files.values() for problem in shape_problems(shape, json.loads(text))]
         if problems:
-            sentence = f"SageMaker's own description does not allow this: {problems[0]}"
-            raise option_error(sentence, where="sagemaker", fix="correct that option")
+            raise option_error(f"SageMaker refuses this: {problems[0]}", "sagemaker", "correct that option")
         return files
 
-    def _request(self, job: Job, replica: int) -> str:
-        run = f"{CHECKPOINTS}/run"
-        words = job.train_words(RECIPE_MOUNT, run, str(replica) if job.replicas > 1 else None)
-        port, place = str(self.options.port), ["--sagemaker", PLACE_FILE]
-        return filled(
-            "training-job.json.j2",
-            job=job,
-            options=self.options,
-            name=f"{job.name}-{replica}" if job.replicas > 1 else job.name,
-            command=job.node_command("python", words, place, port=port, folder=RECIPE_MOUNT),
-            folder=f"{self.options.bucket}/{job.name}",
-            checkpoints=CHECKPOINTS,
-        )
+    def _request(self, job: Job, name: str, replica: str | None) -> str:
+        words = job.train_words(RECIPE_MOUNT, f"{CHECKPOINTS}/run", replica)
+        place, port = ["--sagemaker", PLACE_FILE], str(self.options.port)
+        command = job.node_command("python", words, place, port=port, folder=RECIPE_MOUNT)
+        values = {"job": job, "options": self.options, "name": name, "command": command}
+        folder = f"{self.options.bucket}/{job.name}"
+        return filled("training-job.json.j2", **values, folder=folder, checkpoints=CHECKPOINTS)
 
     def submit(self, job: Job) -> str:
         """The files to S3, then the jobs; what was begun is stopped when a later one is refused."""
@@ -84,21 +75,22 @@ class SageMakerTarget(Target):
                 for path, content in job.files.items():
                     key = "/".join(part for part in (prefix, job.name, "recipe", path) if part)
                     store.put_object(Bucket=bucket, Key=key, Body=content)
-                for i in range(job.replicas):
-                    request = json.loads((self.folder / REQUEST_NAME.format(i)).read_text())
+                for name, _ in job.each_replica():
+                    request = json.loads((self.folder / REQUEST_NAME.format(name)).read_text())
                     client.create_training_job(**request)
-                    submitted.append(request["TrainingJobName"])
+                    submitted.append(name)
         except ComposerError as error:
             left = [name for name in submitted if not self._is_stopped(name)]
-            raise (refusal("sagemaker", f"{error.message} and {left[0]} still runs") if left else error) from error
+            if left:
+                raise refusal("sagemaker", f"{error.message} and {left[0]} still runs") from error
+            raise
         return ",".join(submitted)
 
     def status(self, job_id: str) -> JobStatus:
         client = self._client("sagemaker")
         with aws_refusals("sagemaker"):
-            return joined(
-                [_status(client.describe_training_job(TrainingJobName=name)) for name in job_id.split(",")]
-            )
+            found = [client.describe_training_job(TrainingJobName=name) for name in job_id.split(",")]
+        return joined([_status(one) for one in found])
 
     def logs(self, job_id: str) -> str:
         lines: list[str] = []
@@ -133,48 +125,39 @@ def _status(found: dict[str, Any]) -> JobStatus:
     state = _STATES.get(str(found.get("TrainingJobStatus")), JobState.UNKNOWN)
     if state is JobState.FAILED and re.search(rf"exit code:? {HALTED_EXIT_CODE}\b", said, re.IGNORECASE):
         return JobStatus(JobState.HALTED, HALTED_EXIT_CODE, said)
-    return JobStatus(
-        state, 0 if state is JobState.SUCCEEDED else None, said or str(found.get("SecondaryStatus", ""))
-    )
+    said = said or str(found.get("SecondaryStatus", ""))
+    return JobStatus(state, 0 if state is JobState.SUCCEEDED else None, said)
 
 
-def shape_problems(shape: Any, value: Any, path: str = "request") -> list[str]:
-    """What botocore's description of a service does not allow in a value; its own check sees neither lists of values nor patterns."""
-    kind = shape.type_name
-    python = {
-        "structure": dict,
-        "map": dict,
-        "list": list,
-        "string": str,
-        "integer": int,
-        "long": int,
-        "boolean": bool,
-    }
-    if kind in python and (
-        not isinstance(value, python[kind]) or (kind in ("integer", "long") and isinstance(value, bool))
-    ):
-        return [f"{path} is {value!r}, not of type {kind}"]
+def shape_problems(shape: Any, value: Any) -> list[str]:
+    """What botocore's description of a service does not allow in a value: types, required and unknown fields by its own check,
+    which sees neither lists of values, patterns nor upper bounds.
+    """
+    from botocore.validate import ParamValidator
+
+    report = ParamValidator().validate(value, shape).generate_report()
+    return report.splitlines() or sorted(_constraints(shape, value, "request"))
+
+
+def _constraints(shape: Any, value: Any, path: str) -> Iterator[str]:
+    facts, kind = shape.metadata, shape.type_name
     size = value if kind in ("integer", "long") else len(value) if kind in ("string", "list", "map") else 0
-    facts, problems = shape.metadata, []
     if not facts.get("min", size) <= size <= facts.get("max", size):
-        problems.append(f"{path} is outside {facts.get('min', '')} to {facts.get('max', '')}")
+        yield f"{path} is outside {facts.get('min', '')} to {facts.get('max', '')}"
+    if kind == "string" and value not in (facts.get("enum") or [value]):
+        yield f"{path} {value!r} is none of its {len(facts['enum'])} values"
+    if kind == "string" and not re.fullmatch(facts.get("pattern", ".*"), value, re.DOTALL):
+        yield f"{path} {value!r} does not fit {facts['pattern']}"
+    inside: list[tuple[Any, Any, str]] = []
     if kind == "structure":
-        problems += [f"{path}.{name} is unknown" for name in value.keys() - shape.members.keys()]
-        problems += [f"{path}.{name} is missing" for name in shape.required_members if name not in value]
-        for name in value.keys() & shape.members.keys():
-            problems += shape_problems(shape.members[name], value[name], f"{path}.{name}")
+        inside = [(shape.members[name], one, f"{path}.{name}") for name, one in value.items()]
     elif kind == "list":
-        for i, one in enumerate(value):
-            problems += shape_problems(shape.member, one, f"{path}[{i}]")
+        inside = [(shape.member, one, f"{path}[{i}]") for i, one in enumerate(value)]
     elif kind == "map":
-        for key, one in value.items():
-            problems += shape_problems(shape.key, key, f"{path}.{key}") + shape_problems(
-                shape.value, one, f"{path}.{key}"
-            )
-    elif kind == "string":
-        allowed, pattern = facts.get("enum", []), facts.get("pattern")
-        if allowed and value not in allowed:
-            problems.append(f"{path} {value!r} is none of its {len(allowed)} values")
-        if pattern and not re.fullmatch(pattern, value):
-            problems.append(f"{path} {value!r} does not fit {pattern}")
-    return sorted(problems)
+        inside = [
+            (part, one, f"{path}.{key}")
+            for key, entry in value.items()
+            for part, one in ((shape.key, key), (shape.value, entry))
+        ]
+    for part, one, place in inside:
+        yield from _constraints(part, one, place)

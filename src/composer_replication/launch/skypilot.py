@@ -30,15 +30,10 @@ RECIPE_MOUNT = "/tmp/composer-rl-recipe"  # noqa: S108 - on a machine that is ma
 RUN_MOUNT = "/composer-rl-run"
 _INSTALL = "SkyPilot in an environment of its own: pipx install skypilot"
 _STATES = {
+    **dict.fromkeys(("RUNNING", "WINDING_DOWN"), JobState.RUNNING),
+    **dict.fromkeys(("RECOVERING", "PENDING", "SUBMITTED", "STARTING"), JobState.WAITING),
+    **dict.fromkeys(("CANCELLED", "CANCELLING"), JobState.STOPPED),
     "SUCCEEDED": JobState.SUCCEEDED,
-    "CANCELLED": JobState.STOPPED,
-    "CANCELLING": JobState.STOPPED,
-    "RUNNING": JobState.RUNNING,
-    "WINDING_DOWN": JobState.RUNNING,
-    "RECOVERING": JobState.WAITING,
-    "PENDING": JobState.WAITING,
-    "SUBMITTED": JobState.WAITING,
-    "STARTING": JobState.WAITING,
 }
 
 
@@ -53,73 +48,51 @@ class SkyPilotTarget(Target):
         gpu_type: str = Field("", description="H100, where --gpus is given")
         spot: bool = False
         store: str = Field(
-            description="bucket for the run: s3://NAME or gs://NAME", pattern="^(s3|gs|r2|cos|nebius)://.+$"
+            pattern="^(s3|gs|r2|cos|nebius)://.+$", description="bucket for the run: s3://NAME"
         )
 
     def render(self, job: Job) -> dict[str, str]:
         if job.resources.gpus and not self.options.gpu_type:
-            raise option_error(
-                "skypilot needs to know which GPUs",
-                where="--option gpu_type",
-                fix="for example gpu_type=H100",
-            )
-        return {TASK_NAME.format(i): self._task(job, i) for i in range(job.replicas)}
+            raise option_error("skypilot needs to know which GPUs", "--option gpu_type", "give gpu_type=H100")
+        return {TASK_NAME.format(name): self._task(job, name, i) for name, i in job.each_replica()}
 
-    def _task(self, job: Job, replica: int) -> str:
-        words = job.train_words(
-            RECIPE_MOUNT, f"{RUN_MOUNT}/{job.name}", str(replica) if job.replicas > 1 else None
-        )
-        place = [
-            "--node-rank",
-            Variable("$SKYPILOT_NODE_RANK"),
-            "--head",
-            Variable("$(echo $SKYPILOT_NODE_IPS | cut -d ' ' -f 1)"),
-        ]
+    def _task(self, job: Job, name: str, replica: str | None) -> str:
+        head = Variable("$(echo $SKYPILOT_NODE_IPS | cut -d ' ' -f 1)")
+        place = ["--node-rank", Variable("$SKYPILOT_NODE_RANK"), "--head", head]
+        words = job.train_words(RECIPE_MOUNT, f"{RUN_MOUNT}/{job.name}", replica)
         command = job.node_command("python", words, place, port=str(self.options.port), folder=RECIPE_MOUNT)
-        return filled(
-            "task.yaml.j2",
-            job=job,
-            options=self.options,
-            name=f"{job.name}-{replica}" if job.replicas > 1 else job.name,
-            command=shell_line(command),
-            recipe_mount=RECIPE_MOUNT,
-            run_mount=RUN_MOUNT,
-        )
+        values = {"job": job, "options": self.options, "name": name, "command": shell_line(command)}
+        return filled("task.yaml.j2", **values, recipe_mount=RECIPE_MOUNT, run_mount=RUN_MOUNT)
 
     def submit(self, job: Job) -> str:
         """Each replica's job; what was begun is cancelled when a later one is refused."""
         secrets = [part for name in job.secrets for part in ("--secret", name)]
         submitted: list[str] = []
         try:
-            for i in range(job.replicas):
-                said = run_client(
-                    ["sky", "jobs", "launch", "--yes", "--detach-run", *secrets, TASK_NAME.format(i)],
-                    install=_INSTALL,
-                    folder=self.folder,
-                )
-                found = re.search(r"[Jj]ob(?: submitted)?,? ID:? (\d+)", said)
+            for name, _ in job.each_replica():
+                said = self._sky("launch", "--yes", "--detach-run", *secrets, TASK_NAME.format(name))
+                found = re.search(r"Job submitted, ID: (\d+)", said)
                 if found is None:
                     raise refusal("sky", said)
                 submitted.append(found[1])
         except ComposerError:
             if submitted:
-                run_client(["sky", "jobs", "cancel", "--yes", *submitted], install=_INSTALL)
+                self.stop(",".join(submitted))
             raise
         return ",".join(submitted)
 
     def status(self, job_id: str) -> JobStatus:
-        wanted = {int(one) for one in job_id.split(",")}
-        rows = json.loads(run_client(["sky", "jobs", "queue", "--output", "json"], install=_INSTALL))
-        return joined([_status(row) for row in rows if row.get("job_id") in wanted])
+        wanted, rows = job_id.split(","), json.loads(self._sky("queue", "--output", "json"))
+        return joined([_status(row) for row in rows if str(row.get("job_id")) in wanted])
 
     def logs(self, job_id: str) -> str:
-        return "".join(
-            run_client(["sky", "jobs", "logs", "--no-follow", one], install=_INSTALL)
-            for one in job_id.split(",")
-        )
+        return "".join(self._sky("logs", "--no-follow", one) for one in job_id.split(","))
 
     def stop(self, job_id: str) -> None:
-        run_client(["sky", "jobs", "cancel", "--yes", *job_id.split(",")], install=_INSTALL)
+        self._sky("cancel", "--yes", *job_id.split(","))
+
+    def _sky(self, *words: str) -> str:
+        return run_client(["sky", "jobs", *words], install=_INSTALL, folder=self.folder)
 
 
 def _status(row: dict[str, Any]) -> JobStatus:

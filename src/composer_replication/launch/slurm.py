@@ -12,6 +12,7 @@ import sys
 
 from pydantic import Field
 
+from composer_replication.errors import UsageError
 from composer_replication.launch.clients import run_client
 from composer_replication.launch.job import (
     GRACE_SECONDS,
@@ -27,9 +28,11 @@ from composer_replication.launch.targets import Target, TargetOptions, filled, s
 
 SCRIPT_NAME = "job.sbatch"
 _INSTALL = "Slurm's client programs (Debian: slurm-client), or launch from a login node"
-_WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SUSPENDED", "RESIZING"}
-_RUNNING = {"RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING"}
-_STOPPED = {"CANCELLED", "PREEMPTED", "TIMEOUT", "DEADLINE"}
+_STATES = {
+    **dict.fromkeys("PENDING CONFIGURING REQUEUED REQUEUE_HOLD SUSPENDED RESIZING".split(), JobState.WAITING),
+    **dict.fromkeys("RUNNING COMPLETING STAGE_OUT SIGNALING".split(), JobState.RUNNING),
+    **dict.fromkeys("CANCELLED PREEMPTED TIMEOUT DEADLINE".split(), JobState.STOPPED),
+}
 
 
 class SlurmTarget(Target):
@@ -47,9 +50,7 @@ class SlurmTarget(Target):
         qos: str = ""
         constraint: str = ""
         gpu_type: str = Field("", description="as in gres: h100")
-        time: str = Field(
-            "24:00:00", pattern=r"^(\d+-)?\d{1,2}(:\d{2}){0,2}$", description="limit, as Slurm writes it"
-        )
+        time: str = Field("24:00:00", pattern=r"^(\d+-)?\d{1,2}(:\d{2}){0,2}$", description="limit")
 
     def render(self, job: Job) -> dict[str, str]:
         options, folder = self.options, str(job.recipe.parent)
@@ -65,22 +66,15 @@ class SlurmTarget(Target):
     def submit(self, job: Job) -> str:
         secrets_are_set(job)
         run_client(["sbatch", "--test-only", SCRIPT_NAME], install=_INSTALL, folder=self.folder)
-        return (
-            run_client(["sbatch", "--parsable", SCRIPT_NAME], install=_INSTALL, folder=self.folder)
-            .split(";")[0]
-            .strip()
-        )
+        said = run_client(["sbatch", "--parsable", SCRIPT_NAME], install=_INSTALL, folder=self.folder)
+        return said.split(";")[0].strip()
 
     def status(self, job_id: str) -> JobStatus:
         return joined([_status(line) for line in _lines(job_id)])
 
     def logs(self, job_id: str) -> str:
         found = sorted([*self.folder.glob(f"*-{job_id}.log"), *self.folder.glob(f"*-{job_id}_*.log")])
-        texts = [path.read_text(errors="replace") for path in found]
-        return "".join(
-            f"== {path.name}\n{text}" if len(found) > 1 else text
-            for path, text in zip(found, texts, strict=True)
-        )
+        return "".join(f"== {path.name}\n{path.read_text(errors='replace')}" for path in found)
 
     def stop(self, job_id: str) -> None:
         run_client(["scancel", job_id], install=_INSTALL)
@@ -90,14 +84,11 @@ def _lines(job_id: str) -> list[str]:
     """State and exit code of each array task, from the controller, or from its records where it has forgotten them."""
     try:
         said = run_client(["scontrol", "show", "job", "-o", job_id], install=_INSTALL)
-    except Exception as error:
+    except UsageError as error:
         if "Invalid job id" not in str(error):
             raise
         said = run_client(["sacct", "-n", "-X", "-P", "-j", job_id, "-o", "State,ExitCode"], install=_INSTALL)
-        return [
-            f"JobState={row.split('|')[0].split()[0]} ExitCode={row.split('|')[1]}"
-            for row in said.splitlines()
-        ]
+        said = re.sub(r"(?m)^(\w+)[^|]*\|(\S+)$", r"JobState=\1 ExitCode=\2", said)
     return said.splitlines()
 
 
@@ -106,10 +97,6 @@ def _status(line: str) -> JobStatus:
     state, reason = found.get("JobState", ""), found.get("Reason", "None")
     code, _, number = found.get("ExitCode", "0:0").partition(":")
     detail = state if reason == "None" else f"{state}, {reason}"
-    if state in _WAITING:
-        return JobStatus(JobState.WAITING, detail=detail)
-    if state in _RUNNING:
-        return JobStatus(JobState.RUNNING, detail=detail)
-    if state in _STOPPED:
-        return JobStatus(JobState.STOPPED, detail=detail)
+    if state in _STATES:
+        return JobStatus(_STATES[state], detail=detail)
     return ended(128 + int(number) if int(number) else int(code), detail)

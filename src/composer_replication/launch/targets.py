@@ -41,12 +41,7 @@ class TargetOptions(BaseModel):
 
 
 class Target(ABC):
-    """Renders a job, and speaks with one scheduler about it.
-
-    Args:
-        options: of this target.
-        folder: of the job on this machine, where the rendered files lie; rendering does not look at it.
-    """
+    """Renders a job, and speaks with one scheduler about it; the rendered files are kept in ``folder``."""
 
     Options = TargetOptions
     carries_files = True  # the recipe's folder travels with the job; else it is on storage that the job sees
@@ -77,38 +72,28 @@ class Target(ABC):
 
 
 def open_target(name: str, values: Mapping[str, Any], folder: Path) -> Target:
-    """A target with its options.
-
-    Raises:
-        UsageError: no such target, or an option that is unknown, missing or wrong (CR0930).
-    """
+    """A target with its options; ``UsageError`` CR0930 for no such target, or an option that is unknown, missing or wrong."""
     if name not in TARGETS:
         near = difflib.get_close_matches(name, TARGETS, n=1, cutoff=0.0)[0]
-        raise option_error(
-            f"{name} is none of {', '.join(TARGETS)}", where="--to", fix=f"did you mean {near}?"
-        )
+        raise option_error(f"{name} is none of {', '.join(TARGETS)}", "--to", f"did you mean {near}?")
     module, _, class_name = TARGETS[name].partition(":")
     kind = getattr(import_module(f"{__package__}.{module}"), class_name)
     try:
         target: Target = kind(kind.Options.model_validate(dict(values)), folder)
     except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
+        problem, fields = error.errors(include_url=False)[0], kind.Options.model_fields
         key = ".".join(map(str, problem["loc"]))
-        known = list(kind.Options.model_fields)
+        sentence = f"{key}: {problem['msg'].removeprefix('Value error, ')}"
         if problem["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
+            near = difflib.get_close_matches(key, fields, n=1, cutoff=0.0)[0]
             sentence = f"{name} has no option {key}; the nearest is {near}"
         elif problem["type"] == "missing":
-            sentence = f"{name} needs the option {key}: {kind.Options.model_fields[key].description}"
-        else:
-            sentence = f"{key}: {problem['msg'].removeprefix('Value error, ')}"
-        raise option_error(
-            sentence, where=f"--option {key}", fix=f"options of {name}: {', '.join(known)}"
-        ) from error
+            sentence = f"{name} needs the option {key}: {fields[key].description}"
+        raise option_error(sentence, f"--option {key}", f"options of {name}: {', '.join(fields)}") from error
     return target
 
 
-def option_error(sentence: str, *, where: str, fix: str) -> UsageError:
+def option_error(sentence: str, where: str, fix: str) -> UsageError:
     """CR0930: what was asked for does not fit the target."""
     return UsageError("CR0930", f"{sentence}.", where=where, fix=f"{fix}.")
 
@@ -117,24 +102,28 @@ def refuse_secrets(job: Job, target: str, instead: str) -> None:
     """For targets that would show a secret's value to everyone who may look at the job."""
     if job.secrets:
         raise option_error(
-            f"{target} would show the secret {job.secrets[0]} to all who see the job",
-            where="--secret",
-            fix=instead,
+            f"{target} would show {job.secrets[0]} to all who see the job", "--secret", instead
         )
 
 
 def secrets_are_set(job: Job) -> None:
     """For targets that hand our own environment on."""
-    missing = [name for name in job.secrets if name not in os.environ]
-    if missing:
+    for name in job.secrets:
+        if name not in os.environ:
+            raise option_error(f"{name} is not set here", "--secret", f"export {name} first")
+
+
+def one_node(job: Job, target: str) -> None:
+    """For targets that have one machine."""
+    if job.resources.nodes != 1:
         raise option_error(
-            f"{missing[0]} is not set here", where="--secret", fix=f"export {missing[0]} first"
+            f"{target} has one node", "--nodes", "take slurm, ray, kubernetes, sagemaker or skypilot"
         )
 
 
 def filled(template: str, **values: Any) -> str:
     """A file of ``templates/`` with these values; a value that is missing is an error."""
-    environment = jinja2.Environment(  # noqa: S701 - no page: what must be quoted is, in the template
+    environment = jinja2.Environment(  # noqa: S701 - no page
         loader=jinja2.PackageLoader(__package__ or ""),
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
@@ -142,13 +131,3 @@ def filled(template: str, **values: Any) -> str:
     environment.filters["quoted"] = shlex.quote
     environment.policies["json.dumps_kwargs"] = {"sort_keys": False}
     return environment.get_template(template).render(**values)
-
-
-def one_node(job: Job, target: str) -> None:
-    """For targets that have one machine."""
-    if job.resources.nodes != 1:
-        raise option_error(
-            f"{target} has one node",
-            where="--nodes",
-            fix="take slurm, ray, kubernetes, sagemaker or skypilot for several",
-        )

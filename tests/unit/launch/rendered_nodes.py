@@ -184,7 +184,7 @@ def of_skypilot(text: str, root: Path) -> list[NodeProcess]:
 
 def of_ray(files: Mapping[str, str], root: Path) -> list[NodeProcess]:
     """The entrypoint in the working directory that travels with the job."""
-    return [NodeProcess(["/bin/bash", "-c", files["entrypoint-0.sh"]], folder=root)]
+    return [NodeProcess(["/bin/bash", "-c", files["contract.sh"]], folder=root)]
 
 
 def _given(word: str, variables: Mapping[str, str]) -> str:

@@ -62,7 +62,7 @@ def test_a_job_goes_to_sagemaker_and_its_files_to_s3(
     target = open_target("sagemaker", {**OPTIONS, "wait_hours": 48}, tmp_path)
     job_id = submitted(target, job(), tmp_path)
     found = boto3.client("sagemaker", region_name=REGION).describe_training_job(TrainingJobName=job_id)
-    sent = json.loads((tmp_path / "training-job-0.json").read_text())
+    sent = json.loads((tmp_path / "training-job-run.json").read_text())
     assert {key: found[key] for key in ("RoleArn", "ResourceConfig", "CheckpointConfig", "StoppingCondition")} == {
         key: sent[key] for key in ("RoleArn", "ResourceConfig", "CheckpointConfig", "StoppingCondition")
     }
@@ -161,17 +161,17 @@ def test_what_sagemaker_would_refuse_is_refused_here(option: str, said: str, cap
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
-        (("ResourceConfig", "InstanceCount"), "2", "not of type integer"),
+        (("ResourceConfig", "InstanceCount"), "2", "Invalid type for parameter"),
         (("AlgorithmSpecification", "TrainingInputMode"), "Filez", "none of its"),
-        (("ResourceConfig", "Instances"), 2, "unknown"),
-        (("StoppingCondition", "MaxRuntimeInSeconds"), 0, "outside"),
+        (("ResourceConfig", "Instances"), 2, "Unknown parameter"),
+        (("StoppingCondition", "MaxRuntimeInSeconds"), 0, "Invalid value"),
         (("TrainingJobName",), "a_b", "does not fit"),
-        (("RoleArn",), None, "missing"),
+        (("RoleArn",), None, "Missing required"),
         (("Environment", "1A"), "x", "does not fit"),
     ],
 )
 def test_a_planted_error_is_found(path: tuple[str, ...], value: Any, said: str, tmp_path: Path) -> None:
-    request = json.loads(open_target("sagemaker", OPTIONS, tmp_path).render(job())["training-job-0.json"])
+    request = json.loads(open_target("sagemaker", OPTIONS, tmp_path).render(job())["training-job-run.json"])
     shape = boto3.client("sagemaker", region_name=REGION).meta.service_model.operation_model("CreateTrainingJob").input_shape
     assert shape_problems(shape, request) == []
     table = request

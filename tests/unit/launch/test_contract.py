@@ -25,6 +25,7 @@ from composer_replication.launch.job import Job, Resources, recipe_files
 from composer_replication.launch.job_folder import write_files
 from composer_replication.launch.targets import open_target
 from composer_replication.run_folder import read_jsonl
+from composer_replication.tasks.intake.cache import cache_folder
 from composer_replication.trainer import node_processes
 
 from . import rendered_nodes as rendered
@@ -58,8 +59,8 @@ READERS: dict[str, Callable[[Mapping[str, str], Path], list[rendered.NodeProcess
     "ray": rendered.of_ray,
     "kubernetes": lambda files, root: rendered.of_pods(files["manifests.yaml"], root),
     "eks": lambda files, root: rendered.of_pods(files["manifests.yaml"], root),
-    "sagemaker": lambda files, root: rendered.of_sagemaker(files["training-job-0.json"], root),
-    "skypilot": lambda files, root: rendered.of_skypilot(files["task-0.yaml"], root),
+    "sagemaker": lambda files, root: rendered.of_sagemaker(files["training-job-contract.json"], root),
+    "skypilot": lambda files, root: rendered.of_skypilot(files["task-contract.yaml"], root),
 }
 KNOWN_VARIABLES = {"HF_HOME", "COMPOSER_RL_CACHE", "JOB_COMPLETION_INDEX", "GIVEN"}
 """Read by the Hugging Face libraries, by ours, by the command, and given by the test."""
@@ -208,7 +209,7 @@ def test_a_planted_error_is_found(target: str, old: str, new: str, tmp_path: Pat
 @pytest.mark.parametrize("target", OPTIONS)
 def test_the_rendered_processes_train_together(target: str, tmp_path: Path) -> None:
     files = rendered_files(target, tmp_path, sys.executable)
-    cache = {"COMPOSER_RL_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    cache = {"COMPOSER_RL_CACHE": str(cache_folder()), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     running = []
     for process in READERS[target](files, tmp_path):

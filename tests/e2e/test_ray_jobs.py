@@ -19,7 +19,7 @@ from composer_replication.run_folder import read_jsonl
 from composer_replication.tasks.intake.cache import cache_folder
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
-from ray_head import free_port, kill_session, processes, start_ray
+from ray_head import START_TRIES, free_port, kill_session, processes, start_ray
 
 pytest.importorskip("ray.job_submission", reason="the extra ray is not installed")
 
@@ -39,27 +39,27 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """A head with a job server and one further node; the variables by which a client is let in."""
     root = tmp_path_factory.mktemp("ray")
-    port, dashboard = free_port(), free_port()
     variables = {
         "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "OMP_NUM_THREADS": "1",
         "RAY_agent_register_timeout_ms": "600000", "RAY_worker_niceness": "0", "HF_HUB_OFFLINE": "1",
-        "COMPOSER_RL_CACHE": str(cache_folder()), "RAY_enable_open_telemetry": "false",
+        "COMPOSER_RL_CACHE": str(cache_folder()),
     }  # fmt: skip
-    head = [
-        "--head", f"--port={port}", f"--dashboard-port={dashboard}", "--include-dashboard=true", "--no-monitor",
-        f"--ray-client-server-port={free_port()}", "--num-cpus=2",
-    ]  # fmt: skip
-    sessions = []
+    nodes: list[subprocess.Popen[bytes]] = []
     try:
-        for words in (head, [f"--address=127.0.0.1:{port}", "--num-cpus=2"]):
-            log = root / f"log-{len(sessions)}"
-            node = start_ray(words, variables, log)
-            sessions.append(node)
-            assert node.poll() is None, log.read_text()
+        for attempt in range(START_TRIES):
+            port, dashboard = free_port(), free_port()
+            head = [
+                "--head", f"--port={port}", f"--dashboard-port={dashboard}", "--include-dashboard=true", "--no-monitor",
+                f"--ray-client-server-port={free_port()}", "--num-cpus=2",
+            ]  # fmt: skip
+            nodes.append(start_ray(head, variables, root / f"head-{attempt}"))
+            if nodes[-1].poll() is None:
+                break
+        nodes.append(start_ray([f"--address=127.0.0.1:{port}", "--num-cpus=2"], variables, root / "node"))
+        assert nodes[-1].poll() is None, (root / "node").read_text()
         yield {**variables, "DASHBOARD": f"http://127.0.0.1:{dashboard}"}
     finally:
-        for node in reversed(sessions):
-            node.terminate()
+        for node in reversed(nodes):
             kill_session(node.pid)
             node.wait()
 
@@ -127,7 +127,7 @@ def test_a_killed_worker_ends_the_run_and_the_same_launch_goes_on(cluster: dict[
     submit(tmp_path, cluster, "lost", "--nodes", 2, **steps)
     run = tmp_path / "run" / "lost"
     wait_for(lambda: len(read_jsonl(run / "metrics.jsonl")) >= 2)
-    trainers = [pid for pid, words in processes() if f"train recipe/run.toml" in words and "--node-rank 1" in words]
+    trainers = [pid for pid, words in processes() if "train recipe/run.toml" in words and "--node-rank 1" in words]
     assert trainers
     os.kill(trainers[0], signal.SIGKILL)
     answer = ended(tmp_path, cluster, "lost", 4)

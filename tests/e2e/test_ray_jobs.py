@@ -55,8 +55,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
             nodes.append(start_ray(head, variables, root / f"head-{attempt}"))
             if nodes[-1].poll() is None:
                 break
-        nodes.append(start_ray([f"--address=127.0.0.1:{port}", "--num-cpus=2"], variables, root / "node"))
-        assert nodes[-1].poll() is None, (root / "node").read_text()
+        for attempt in range(START_TRIES):  # a busy machine may not answer in the seconds that Ray gives it
+            log = root / f"node-{attempt}"
+            nodes.append(start_ray([f"--address=127.0.0.1:{port}", "--num-cpus=2"], variables, log))
+            if nodes[-1].poll() is None:
+                break
+        assert nodes[-1].poll() is None, log.read_text()
         yield {**variables, "DASHBOARD": f"http://127.0.0.1:{dashboard}"}
     finally:
         for node in reversed(nodes):
@@ -67,7 +71,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
 def launch(folder: Path, variables: dict[str, str], *words: object, code: int = 0) -> dict[str, Any]:
     command = [sys.executable, "-m", "composer_replication.cli.main", "launch", *map(str, words), "--json"]
     done = subprocess.run(
-        command, cwd=folder, env={**os.environ, **variables}, capture_output=True, text=True, timeout=300, check=False
+        command,
+        cwd=folder,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert done.returncode == code, (done.stdout, done.stderr)
     answer: dict[str, Any] = json.loads(done.stdout)
@@ -76,7 +86,12 @@ def launch(folder: Path, variables: dict[str, str], *words: object, code: int = 
 
 def submit(folder: Path, variables: dict[str, str], name: str, *words: object, **settings: object) -> None:
     flags = [part for key, value in {**SETTINGS, **settings}.items() for part in ("--set", f"{key}={value}")]
-    options = {"address": variables["DASHBOARD"], "run": folder / "run" / name, "python": sys.executable, "cpus": 1}
+    options = {
+        "address": variables["DASHBOARD"],
+        "run": folder / "run" / name,
+        "python": sys.executable,
+        "cpus": 1,
+    }
     given = [part for key, value in options.items() for part in ("--option", f"{key}={value}")]
     launch(folder, variables, RECIPE, "--to", "ray", "--name", name, *given, *flags, *words)
 
@@ -94,7 +109,13 @@ def ended(folder: Path, variables: dict[str, str], name: str, code: int) -> dict
     def state() -> str:
         command = [sys.executable, "-m", "composer_replication.cli.main", "launch", "status", name, "--json"]
         done = subprocess.run(
-            command, cwd=folder, env={**os.environ, **variables}, capture_output=True, text=True, timeout=300, check=False
+            command,
+            cwd=folder,
+            env={**os.environ, **variables},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
         )
         return str(json.loads(done.stdout).get("state", done.stdout))
 
@@ -122,12 +143,16 @@ def test_the_verdict_comes_back_as_exit_code_5(cluster: dict[str, str], tmp_path
     assert "the guard halted training" in answer["logs"]
 
 
-def test_a_killed_worker_ends_the_run_and_the_same_launch_goes_on(cluster: dict[str, str], tmp_path: Path) -> None:
+def test_a_killed_worker_ends_the_run_and_the_same_launch_goes_on(
+    cluster: dict[str, str], tmp_path: Path
+) -> None:
     steps = {"trl.max_steps": 6, "trainer.checkpoint_every": 1}
     submit(tmp_path, cluster, "lost", "--nodes", 2, **steps)
     run = tmp_path / "run" / "lost"
     wait_for(lambda: len(read_jsonl(run / "metrics.jsonl")) >= 2)
-    trainers = [pid for pid, words in processes() if "train recipe/run.toml" in words and "--node-rank 1" in words]
+    trainers = [
+        pid for pid, words in processes() if "train recipe/run.toml" in words and "--node-rank 1" in words
+    ]
     assert trainers
     os.kill(trainers[0], signal.SIGKILL)
     answer = ended(tmp_path, cluster, "lost", 4)

@@ -38,17 +38,32 @@ class Launcher:
         self.folder, self.variables = folder, variables
 
     def __call__(self, *words: object, code: int = 0) -> dict[str, Any]:
-        command = [sys.executable, "-m", "composer_replication.cli.main", "launch", *map(str, words), "--json"]
+        command = [
+            sys.executable,
+            "-m",
+            "composer_replication.cli.main",
+            "launch",
+            *map(str, words),
+            "--json",
+        ]
         environment = {**os.environ, **self.variables, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
-            command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+            command,
+            cwd=self.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
         )
         assert done.returncode == code, (done.stdout, done.stderr)
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer
 
     def launch(self, name: str, *words: object, **settings: object) -> str:
-        flags = [part for key, value in {**SETTINGS, **settings}.items() for part in ("--set", f"{key}={value}")]
+        flags = [
+            part for key, value in {**SETTINGS, **settings}.items() for part in ("--set", f"{key}={value}")
+        ]
         options = ["--option", "memory_gib=4", "--option", "cpus=1", "--option", "time=00:50:00"]
         return str(self(RECIPE, "--to", "slurm", "--name", name, *options, *flags, *words)["id"])
 
@@ -57,7 +72,12 @@ class Launcher:
 
     def slurm(self, *words: str) -> str:
         return subprocess.run(
-            words, env={**os.environ, **self.variables}, capture_output=True, text=True, check=True, timeout=60
+            words,
+            env={**os.environ, **self.variables},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
         ).stdout
 
     def ended(self, name: str, code: int) -> dict[str, Any]:
@@ -150,9 +170,7 @@ def test_a_stopped_job_has_saved(launcher: Launcher) -> None:
     wait_for(lambda: any((run / "checkpoints").glob("checkpoint-*/MANIFEST.json")))
 
 
-@pytest.mark.parametrize(
-    ("option", "said"), [("partition=nowhere", "partition"), ("gpu_type=h100", "gres")]
-)
+@pytest.mark.parametrize(("option", "said"), [("partition=nowhere", "partition"), ("gpu_type=h100", "gres")])
 def test_what_slurm_refuses_is_one_sentence_and_nothing_is_submitted(
     launcher: Launcher, option: str, said: str
 ) -> None:

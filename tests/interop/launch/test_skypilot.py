@@ -16,12 +16,24 @@ from composer_replication.launch.job import Job, JobState, Resources, recipe_fil
 from composer_replication.launch.targets import open_target
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "run.toml"
-OPTIONS = {"image": "docker:registry.example/trainer:1", "store": "s3://runs", "gpu_type": "H100", "infra": "aws/us-east-1"}
+OPTIONS = {
+    "image": "docker:registry.example/trainer:1",
+    "store": "s3://runs",
+    "gpu_type": "H100",
+    "infra": "aws/us-east-1",
+}
 
 
 def rendered(tmp_path: Path, **options: Any) -> dict[str, str]:
     job = Job(
-        "run", RECIPE, recipe_files(RECIPE), (), Resources(nodes=2, gpus=8, processes=8), 2, {"A": "1"}, ("HF_TOKEN",)
+        "run",
+        RECIPE,
+        recipe_files(RECIPE),
+        (),
+        Resources(nodes=2, gpus=8, processes=8),
+        2,
+        {"A": "1"},
+        ("HF_TOKEN",),
     )
     (tmp_path / "recipe").mkdir(exist_ok=True)
     return open_target("skypilot", {**OPTIONS, "spot": True, **options}, tmp_path).render(job)
@@ -60,7 +72,9 @@ def test_the_task_is_what_was_asked_for(tmp_path: Path, monkeypatch: pytest.Monk
         ("max_restarts_on_errors: 0", "max_restarts: 0"),
     ],
 )
-def test_a_planted_error_is_found(old: str, new: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_error_is_found(
+    old: str, new: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = rendered(tmp_path)["task-run-0.yaml"]
     assert old in text
     with pytest.raises(Exception, match=r".") as caught:
@@ -75,7 +89,11 @@ def test_its_commands_take_our_options() -> None:
         "logs": {"--no-follow"},
         "cancel": {"--yes"},
     }.items():
-        known = {option for one in command.jobs.commands[name].params for option in (*one.opts, *one.secondary_opts)}
+        known = {
+            option
+            for one in command.jobs.commands[name].params
+            for option in (*one.opts, *one.secondary_opts)
+        }
         assert flags <= known, name
 
 
@@ -83,6 +101,6 @@ def test_every_state_of_its_jobs_has_one_of_ours() -> None:
     from sky.jobs.state import ManagedJobStatus
 
     for status in ManagedJobStatus:
-        state = skypilot._status({"status": status.value}).state  # noqa: SLF001
+        state = skypilot._status({"status": status.value}).state
         failed = status.value.startswith("FAILED")
         assert (state is JobState.FAILED) == failed, status

@@ -53,7 +53,7 @@ def of_local(files: Mapping[str, str], root: Path) -> list[NodeProcess]:
 def of_slurm(files: Mapping[str, str], root: Path, nodes: int) -> list[NodeProcess]:
     """The batch script as it is; ``srun`` and ``scontrol`` are stand-ins that do what Slurm's do for two nodes."""
     script = files["job.sbatch"]
-    asked = dict(re.findall(r"^#SBATCH --([a-z-]+)=(\S+)", script, re.M))
+    asked = dict(re.findall(r"^#SBATCH --([a-z-]+)=(\S+)", script, re.MULTILINE))
     if int(asked["nodes"]) != nodes or asked["ntasks-per-node"] != "1":
         raise BrokenRenderingError(f"one task on each of {nodes} nodes was asked for, not {asked}")
     programs = root / "bin"
@@ -88,7 +88,10 @@ def of_pods(text: str, root: Path, replica: int = 0) -> list[NodeProcess]:
         labels["jobset.sigs.k8s.io/job-index"] = str(replica)
     else:
         subdomain = spec["template"]["spec"]["subdomain"]
-        if objects["Service"]["metadata"]["name"] != subdomain or objects["Service"]["spec"]["clusterIP"] != "None":
+        if (
+            objects["Service"]["metadata"]["name"] != subdomain
+            or objects["Service"]["spec"]["clusterIP"] != "None"
+        ):
             raise BrokenRenderingError("no headless service gives the pods their names")
     pods = range(spec["completions"])
     hosts = {f"{prefix}-{i}.{subdomain}": "127.0.0.1" for i in pods}
@@ -105,11 +108,15 @@ def _pod(
     for mount in container["volumeMounts"]:
         volume = volumes[mount["name"]]
         if "configMap" in volume:
-            places[mount["mountPath"]] = str(_config_map(volume["configMap"], objects["ConfigMap"], own / mount["name"]))
+            places[mount["mountPath"]] = str(
+                _config_map(volume["configMap"], objects["ConfigMap"], own / mount["name"])
+            )
         elif "persistentVolumeClaim" in volume:
             claim = objects.get("PersistentVolumeClaim")
             if claim is None or claim["metadata"]["name"] != volume["persistentVolumeClaim"]["claimName"]:
-                raise BrokenRenderingError(f"there is no claim {volume['persistentVolumeClaim']['claimName']}")
+                raise BrokenRenderingError(
+                    f"there is no claim {volume['persistentVolumeClaim']['claimName']}"
+                )
             places[mount["mountPath"]] = str(shared / "claim")
     all_labels = {**template["metadata"]["labels"], **labels}
     variables = {"JOB_COMPLETION_INDEX": str(index)}

@@ -35,7 +35,9 @@ def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
-    urllib.request.urlopen(urllib.request.Request(f"http://{host}:{port}/moto-api/reset", method="POST")).close()
+    urllib.request.urlopen(
+        urllib.request.Request(f"http://{host}:{port}/moto-api/reset", method="POST")
+    ).close()
     for name, value in {
         "AWS_ENDPOINT_URL": f"http://{host}:{port}", "AWS_ACCESS_KEY_ID": "testing",
         "AWS_SECRET_ACCESS_KEY": "testing", "AWS_EC2_METADATA_DISABLED": "true",
@@ -63,9 +65,9 @@ def test_a_job_goes_to_sagemaker_and_its_files_to_s3(
     job_id = submitted(target, job(), tmp_path)
     found = boto3.client("sagemaker", region_name=REGION).describe_training_job(TrainingJobName=job_id)
     sent = json.loads((tmp_path / "training-job-run.json").read_text())
-    assert {key: found[key] for key in ("RoleArn", "ResourceConfig", "CheckpointConfig", "StoppingCondition")} == {
-        key: sent[key] for key in ("RoleArn", "ResourceConfig", "CheckpointConfig", "StoppingCondition")
-    }
+    assert {
+        key: found[key] for key in ("RoleArn", "ResourceConfig", "CheckpointConfig", "StoppingCondition")
+    } == {key: sent[key] for key in ("RoleArn", "ResourceConfig", "CheckpointConfig", "StoppingCondition")}
     place = sent["InputDataConfig"][0]["DataSource"]["S3DataSource"]["S3Uri"].removeprefix("s3://runs/")
     stored = boto3.client("s3", region_name=REGION).list_objects_v2(Bucket="runs", Prefix=place)["Contents"]
     assert {one["Key"].removeprefix(place) for one in stored} == job().files.keys()
@@ -83,11 +85,15 @@ def test_a_job_goes_to_sagemaker_and_its_files_to_s3(
     assert stopped == ["run"]
 
 
-def test_nothing_is_left_when_a_replica_is_refused(aws: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_left_when_a_replica_is_refused(
+    aws: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """moto takes a name twice, which SageMaker refuses, and cannot stop a job: those answers are given here."""
     boto3.client("s3", region_name=REGION).create_bucket(Bucket="runs")
     target = open_target("sagemaker", OPTIONS, tmp_path)
-    stopped = answered(target, monkeypatch, creations=[None, (400, b'{"__type": "ResourceInUse"}')], stops=(200, b""))
+    stopped = answered(
+        target, monkeypatch, creations=[None, (400, b'{"__type": "ResourceInUse"}')], stops=(200, b"")
+    )
     with pytest.raises(UsageError, match="ResourceInUse") as caught:
         submitted(target, job(replicas=2), tmp_path)
     assert caught.value.code == "CR0932"
@@ -95,8 +101,13 @@ def test_nothing_is_left_when_a_replica_is_refused(aws: str, tmp_path: Path, mon
     assert stopped == ["run-0"]
     (tmp_path / "again").mkdir()
     target = open_target("sagemaker", OPTIONS, tmp_path / "again")
-    answered(target, monkeypatch, creations=[None, (400, b'{"__type": "ResourceInUse"}')], stops=(400, b'{"__type": "X"}'))
-    with pytest.raises(UsageError, match="ResourceInUse.*and run-0 still runs"):
+    answered(
+        target,
+        monkeypatch,
+        creations=[None, (400, b'{"__type": "ResourceInUse"}')],
+        stops=(400, b'{"__type": "X"}'),
+    )
+    with pytest.raises(UsageError, match=r"ResourceInUse.*and run-0 still runs"):
         submitted(target, job(replicas=2), tmp_path / "again")
 
 
@@ -115,8 +126,10 @@ def answered(
 
     client.meta.events.register("before-send.sagemaker.CreateTrainingJob", lambda **_: of(next(rest, None)))
     client.meta.events.register("before-send.sagemaker.StopTrainingJob", stop)
-    real = target._client  # noqa: SLF001
-    monkeypatch.setattr(target, "_client", lambda service: client if service == "sagemaker" else real(service))
+    real = target._client
+    monkeypatch.setattr(
+        target, "_client", lambda service: client if service == "sagemaker" else real(service)
+    )
     return stopped
 
 
@@ -150,7 +163,9 @@ def test_without_a_bucket_or_credentials_it_says_what_aws_said(
         ("instance=x", "the nearest is instance_type"),
     ],
 )
-def test_what_sagemaker_would_refuse_is_refused_here(option: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_sagemaker_would_refuse_is_refused_here(
+    option: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     flags = [part for key, value in OPTIONS.items() for part in ("--option", f"{key}={value}")]
     assert main(["launch", str(RECIPE), "--to", "sagemaker", "--dry-run", *flags, "--option", option]) == 2
     err = capsys.readouterr().err
@@ -172,7 +187,11 @@ def test_what_sagemaker_would_refuse_is_refused_here(option: str, said: str, cap
 )
 def test_a_planted_error_is_found(path: tuple[str, ...], value: Any, said: str, tmp_path: Path) -> None:
     request = json.loads(open_target("sagemaker", OPTIONS, tmp_path).render(job())["training-job-run.json"])
-    shape = boto3.client("sagemaker", region_name=REGION).meta.service_model.operation_model("CreateTrainingJob").input_shape
+    shape = (
+        boto3.client("sagemaker", region_name=REGION)
+        .meta.service_model.operation_model("CreateTrainingJob")
+        .input_shape
+    )
     assert shape_problems(shape, request) == []
     table = request
     for key in path[:-1]:
@@ -183,12 +202,16 @@ def test_a_planted_error_is_found(path: tuple[str, ...], value: Any, said: str, 
     assert any(said in problem for problem in shape_problems(shape, request))
 
 
-def test_a_cluster_of_eks_gets_its_association_once(aws: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_of_eks_gets_its_association_once(
+    aws: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """moto knows clusters and no associations, so these are answered here; kubectl is tried in tests/interop/launch."""
     options = {"image": "i", "cluster": "c", "region": REGION, "role": ROLE}
     target = open_target("eks", options, tmp_path)
     with pytest.raises(UsageError, match="No cluster found for name: c"):
         submitted(target, job(), tmp_path)
-    boto3.client("eks", region_name=REGION).create_cluster(name="c", roleArn=ROLE, resourcesVpcConfig={"subnetIds": []})
+    boto3.client("eks", region_name=REGION).create_cluster(
+        name="c", roleArn=ROLE, resourcesVpcConfig={"subnetIds": []}
+    )
     with pytest.raises(UsageError, match="eks"):  # its 404 for associations, in one sentence
         submitted(target, job(), tmp_path)

@@ -22,7 +22,9 @@ def text_of(name: str) -> str:
 def problems_of(text: str) -> list[str]:
     """What of a container file cannot work, as far as reading tells."""
     whole = re.sub(r"\\\n", " ", "\n".join(line for line in text.splitlines() if not line.startswith("#")))
-    lines = [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in whole.splitlines() if line)]
+    lines = [
+        (word, rest.strip()) for word, _, rest in (line.partition(" ") for line in whole.splitlines() if line)
+    ]
     found = [f"{word} is no instruction" for word, _ in lines if word not in INSTRUCTIONS]
     arguments = dict(rest.partition("=")[::2] for word, rest in lines if word == "ARG")
     copied = {source for word, rest in lines if word == "COPY" for source in rest.split()[:-1]}
@@ -40,7 +42,9 @@ def problems_of(text: str) -> list[str]:
     constraints = arguments.get("CONSTRAINTS", "constraints.txt")
     if constraints not in copied or " -c " not in pip:
         found.append("the versions are not the tested ones")
-    if "--no-cache-dir" not in pip or not all("rm -rf /var/lib/apt/lists" in rest for rest in runs if "apt-get" in rest):
+    if "--no-cache-dir" not in pip or not all(
+        "rm -rf /var/lib/apt/lists" in rest for rest in runs if "apt-get" in rest
+    ):
         found.append("what is downloaded stays in the image")
     version = dict(lines)["FROM"].partition(":")[2].partition("-")[0]
     if f"Programming Language :: Python :: {version}" not in PROJECT["project"]["classifiers"]:

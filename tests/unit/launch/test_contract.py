@@ -79,7 +79,9 @@ def rendered_files(target: str, root: Path, python: str) -> dict[str, str]:
         options |= {"run": str(root / "run"), "python": python}
     one_node = target in ("local", "ray")
     resources = Resources(nodes=1 if one_node else NODES, processes=NODES if one_node else 1)
-    job = Job("contract", RECIPE, recipe_files(RECIPE), SETTINGS, resources, environment={"GIVEN": "a 'b' $c"})
+    job = Job(
+        "contract", RECIPE, recipe_files(RECIPE), SETTINGS, resources, environment={"GIVEN": "a 'b' $c"}
+    )
     files = open_target(target, options, root).render(job)
     write_files(root, files, job.files)
     return files
@@ -171,7 +173,7 @@ def with_given(target: str, processes: list[rendered.NodeProcess]) -> list[rende
     ("target", "old", "new"),
     [
         ("slurm", "--node-rank ", "--noderank "),
-        ("slurm", '--nodes 2 --processes', "--processes"),
+        ("slurm", "--nodes 2 --processes", "--processes"),
         ("slurm", "SLURM_NODEID", "SLURM_PROCID"),
         ("slurm", "#SBATCH --nodes=2", "#SBATCH --nodes=1"),
         ("slurm", "export head=", "export heads="),
@@ -184,7 +186,7 @@ def with_given(target: str, processes: list[rendered.NodeProcess]) -> list[rende
         ("kubernetes", "contract-0.contract", "contract-0.contracts"),
         ("kubernetes", "subdomain: contract", "subdomain: other"),
         ("kubernetes", "mountPath: /data", "mountPath: /date"),
-        ("kubernetes", "claimName: \"contract-data\"", "claimName: \"data\""),
+        ("kubernetes", 'claimName: "contract-data"', 'claimName: "data"'),
         ("kubernetes", "configMap: {name: contract-recipe", "configMap: {name: contract"),
         ("kubernetes", "completions: 2", "completions: 1"),
         ("eks", "/etc/composer-rl/recipe/run.toml", "/etc/recipe/run.toml"),

@@ -63,7 +63,10 @@ def every(value: Any, key: str) -> list[Any]:
         return [found for one in value for found in every(one, key)]
     if not isinstance(value, dict):
         return []
-    return [*([value[key]] if key in value else []), *(found for one in value.values() for found in every(one, key))]
+    return [
+        *([value[key]] if key in value else []),
+        *(found for one in value.values() for found in every(one, key)),
+    ]
 
 
 def problems(text: str) -> list[str]:
@@ -73,7 +76,12 @@ def problems(text: str) -> list[str]:
     for document in documents:
         errors = jsonschema.Draft4Validator(schema_of(document)).iter_errors(document)
         found += [f"{document['kind']} {'/'.join(map(str, error.path))}: {error.message}" for error in errors]
-        found += [f"{key} {value}" for key, known in ENUMS.items() for value in every(document, key) if value not in known]
+        found += [
+            f"{key} {value}"
+            for key, known in ENUMS.items()
+            for value in every(document, key)
+            if value not in known
+        ]
         found += [
             f"quantity {value}"
             for side in ("requests", "limits")
@@ -91,7 +99,9 @@ def loose_ends(objects: dict[str, Any]) -> list[str]:
     found = []
     main = next(objects[kind] for kind in ("JobSet", "RayJob", "Job") if kind in objects)
     pods = [one["spec"] for one in every(main, "template") if "containers" in one.get("spec", {})]
-    labels = [one["metadata"]["labels"] for one in every(main, "template") if "containers" in one.get("spec", {})]
+    labels = [
+        one["metadata"]["labels"] for one in every(main, "template") if "containers" in one.get("spec", {})
+    ]
     for kind, selector in (
         ("Service", objects.get("Service", {}).get("spec", {}).get("selector", {})),
         ("PodDisruptionBudget", objects["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"]),
@@ -100,7 +110,11 @@ def loose_ends(objects: dict[str, Any]) -> list[str]:
             found.append(f"{kind} selects no pod")
     for pod in pods:
         names = {one["name"] for one in pod["containers"]}
-        found += [f"no container {name}" for name in every(main, "containerName") if name not in names and "JobSet" not in objects]
+        found += [
+            f"no container {name}"
+            for name in every(main, "containerName")
+            if name not in names and "JobSet" not in objects
+        ]
         volumes = {one["name"]: one for one in pod["volumes"]}
         mounted = {one["name"] for one in every(pod, "volumeMounts")[0]}
         found += [f"volume {name}" for name in mounted ^ volumes.keys()]
@@ -120,7 +134,9 @@ def manifests(target: str, *, replicas: int = 1, gpus: int = 0, **options: Any) 
     place = {"cluster": "c", "region": "us-east-1"} if target == "eks" else {}
     resources = Resources(nodes=1 if target == "kuberay" else 2, gpus=gpus, processes=max(1, gpus))
     job = Job("run", RECIPE, recipe_files(RECIPE), (), resources, replicas, {"A": "1"}, ("HF_TOKEN",))
-    opened = open_target(target, {"image": "registry.example/trainer:1", **place, **options}, Path("jobs/run"))
+    opened = open_target(
+        target, {"image": "registry.example/trainer:1", **place, **options}, Path("jobs/run")
+    )
     return opened.render(job)["manifests.yaml"]
 
 
@@ -153,7 +169,11 @@ def test_what_was_asked_for_is_there() -> None:
     assert every(jobset, "nodeSelector") == [
         {"karpenter.sh/capacity-type": "spot", "node.kubernetes.io/instance-type": "p5.48xlarge"}
     ]
-    irsa = next(one for one in yaml.safe_load_all(manifests("eks", **CASES["eks-irsa"][1])) if one["kind"] == "ServiceAccount")
+    irsa = next(
+        one
+        for one in yaml.safe_load_all(manifests("eks", **CASES["eks-irsa"][1]))
+        if one["kind"] == "ServiceAccount"
+    )
     assert irsa["metadata"]["annotations"] == {"eks.amazonaws.com/role-arn": ROLE}
     policy = next(one for one in yaml.safe_load_all(text) if one["kind"] == "NetworkPolicy")["spec"]
     assert policy["policyTypes"] == ["Ingress", "Egress"]
@@ -193,7 +213,12 @@ def test_a_halt_is_final_and_a_lost_node_is_not(case: str) -> None:
         ("job", "backoffLimit: 16", "backofLimit: 16", "backofLimit"),
         ("job", "backoffLimit: 16", 'backoffLimit: "16"', "is not of type"),
         ("job", "containerName: trainer", "containerName: trainers", "no container trainers"),
-        ("job", 'selector: {"composer-rl/job": "run"}', 'selector: {"composer-rl/job": "runs"}', "Service selects no pod"),
+        (
+            "job",
+            'selector: {"composer-rl/job": "run"}',
+            'selector: {"composer-rl/job": "runs"}',
+            "Service selects no pod",
+        ),
         ("job", "- {name: data, mountPath", "- {name: date, mountPath", "volume"),
         ("job", 'metadata: {name: "run"', 'metadata: {name: "Run_1"', "name Run_1"),
         ("job-all", '"effect": "NoExecute"', '"effect": "NoExec"', "effect NoExec"),
@@ -201,7 +226,12 @@ def test_a_halt_is_final_and_a_lost_node_is_not(case: str) -> None:
         ("jobset", "replicatedJobs:", "replicatedJob:", "replicatedJob"),
         ("jobset", "publishNotReadyAddresses: true", "publishNotReady: true", "publishNotReady"),
         ("jobset", "replicas: 4", 'replicas: "4"', "is not of type"),
-        ("eks", 'serviceAccountName: "composer-rl"', 'serviceAccountName: "other"', "no service account other"),
+        (
+            "eks",
+            'serviceAccountName: "composer-rl"',
+            'serviceAccountName: "other"',
+            "no service account other",
+        ),
         ("kuberay", "rayClusterSpec:", "rayCluster:", "rayCluster"),
         ("kuberay", "submissionMode: K8sJobMode", "submissionMode: JobMode", "submissionMode JobMode"),
         ("kuberay", "groupName: rollouts", "group: rollouts", "group"),

@@ -13,7 +13,7 @@ from composer_replication.launch.targets import TARGETS, TargetOptions
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "scale.md").read_text()
-LAUNCHES = re.findall(r"^composer-rl (launch \S+run\.toml .*?)\s*(?:#.*)?$", PAGE, re.M)
+LAUNCHES = re.findall(r"^composer-rl (launch \S+run\.toml .*?)\s*(?:#.*)?$", PAGE, re.MULTILINE)
 
 
 def test_all_targets_are_shown() -> None:
@@ -35,7 +35,7 @@ def test_the_options_of_a_target_are_those_of_the_page(name: str) -> None:
 
     module, _, kind = TARGETS[name].partition(":")
     options = getattr(import_module(f"composer_replication.launch.{module}"), kind).Options
-    row = re.search(rf"^\| {name} \| (.*) \|$", PAGE, re.M)
+    row = re.search(rf"^\| {name} \| (.*) \|$", PAGE, re.MULTILINE)
     assert row
     own = set(options.model_fields) - set(TargetOptions.model_fields)
     own -= set(page_options("kubernetes")) if row[1].startswith("as kubernetes") else set()
@@ -46,5 +46,5 @@ def test_the_options_of_a_target_are_those_of_the_page(name: str) -> None:
 
 
 def page_options(name: str) -> list[str]:
-    row = re.search(rf"^\| {name} \| (.*) \|$", PAGE, re.M)
+    row = re.search(rf"^\| {name} \| (.*) \|$", PAGE, re.MULTILINE)
     return re.findall(r"`(\w+)`", row[1]) if row else []

@@ -45,7 +45,7 @@ def read(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> sky.Task:
     table = yaml.safe_load(text)
     mount = table["file_mounts"][skypilot.RUN_MOUNT]
     mount["name"] = re.sub(r"^s3://", "", mount.pop("source"))
-    return sky.Task.from_yaml_config(table, secret_overrides=[("HF_TOKEN", "x")])
+    return sky.Task.from_yaml_config(table, secrets_overrides=[("HF_TOKEN", "x")])
 
 
 def test_the_task_is_what_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,6 @@ def test_the_task_is_what_was_asked_for(tmp_path: Path, monkeypatch: pytest.Monk
         ('infra: "aws/us-east-1"', 'infra: "nowhere/x"'),
         ("mode: MOUNT_CACHED", "mode: MOUNTED"),
         ("use_spot:", "spot:"),
-        ("max_restarts_on_errors: 0", "max_restarts: 0"),
     ],
 )
 def test_a_planted_error_is_found(

@@ -153,7 +153,7 @@ def test_a_halted_run_has_exit_code_5_and_is_not_requeued(launcher: Launcher) ->
     job = launcher.launch("halted", **{"trl.max_steps": 40, **halts})
     answer = launcher.ended("halted", 5)
     assert (answer["state"], answer["exit_code"]) == ("halted", 5)
-    assert "the guard halted training" in launcher("logs", "halted")["logs"]
+    assert "guard      halted" in launcher("logs", "halted")["logs"]
     shown = launcher.slurm("scontrol", "show", "job", job)
     assert "JobState=FAILED" in shown
     assert "Restarts=0" in shown

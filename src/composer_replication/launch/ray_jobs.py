@@ -91,7 +91,8 @@ class RayTarget(Target):
 
 
 def _status(info: Any) -> JobStatus:
-    state, said = str(getattr(info.status, "value", info.status)), info.message or ""
+    state = str(getattr(info.status, "value", info.status))
+    said = (info.message or "").partition(", last available")[0]
     if state in ("SUCCEEDED", "FAILED") and info.driver_exit_code is not None:
         return ended(info.driver_exit_code, said)
     known = {"PENDING": JobState.WAITING, "RUNNING": JobState.RUNNING, "STOPPED": JobState.STOPPED}

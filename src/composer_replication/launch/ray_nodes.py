@@ -26,7 +26,7 @@ class Node:
     def address(self) -> str:
         import ray
 
-        return str(ray.util.get_node_ip_address())
+        return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
     def run(self, command: list[str]) -> int:
         self._process = subprocess.Popen(command)
@@ -85,9 +85,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     bundle = {"CPU": options.cpus, **({"GPU": options.gpus} if options.gpus else {})}
     group = placement_group([bundle] * options.nodes, strategy="STRICT_SPREAD")
     ray.get(group.ready())
-    actor = ray.remote(num_cpus=options.cpus, num_gpus=options.gpus, max_concurrency=2)(Node)
+    actor: Any = ray.remote(Node)
+    asked = {"num_cpus": options.cpus, "num_gpus": options.gpus, "max_concurrency": 2}
     places = [Placed(group, placement_group_bundle_index=i) for i in range(options.nodes)]
-    nodes = [actor.options(scheduling_strategy=place).remote() for place in places]
+    nodes = [actor.options(**asked, scheduling_strategy=place).remote() for place in places]
     try:
         return run_on(nodes, options.command[1:])
     except KeyboardInterrupt:

@@ -28,7 +28,7 @@ CEILINGS = {
     "src/composer_replication/trainer": 11501,
     "src/composer_replication/cli/explanations": 1630,
     "benchmarks": 6799,
-    "tests": 75371,
+    "tests": 75373,
 }
 BANNED = {
     "utils",
@@ -123,10 +123,10 @@ def test_a_line_too_many_and_a_folder_without_a_ceiling_are_named(tmp_path: Path
         (tmp_path / place / "__init__.py").write_text("X = 1\n" * number)
     (tmp_path / "src/composer_replication/cli/explanations/a.toml").write_text("a = 1\nb = 1\n")
     ceilings = {
-        "src": 89348,
-        "src/composer_replication/cli": 6529,
-        "src/composer_replication/cli/explanations": 1630,
-        "tests": 75371,
+        "src": 6,
+        "src/composer_replication/cli": 4,
+        "src/composer_replication/cli/explanations": 1,
+        "tests": 5,
     }
     assert folders_over(ceilings, tmp_path) == [
         "src/composer_replication/cli: 5, at most 4",

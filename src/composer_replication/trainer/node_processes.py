@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             *("--log-dir", logs, "-m", PROGRAM, *words),
         ]
         try:
-            run(parse_args(arguments))
+            run(parse_args(arguments))  # type: ignore[no-untyped-call]
         except ChildFailedError as failed:
             return exit_code_of([failure.exitcode for failure in failed.failures.values()])
         except SignalException:

@@ -1,5 +1,10 @@
 """Where does it run?
 
-A job is rendered from a recipe as files that a person can read, and then submitted;
-``--dry-run`` stops after the first half.
+A job is made of a recipe, rendered for a target as files that a person can read, and then
+submitted by the target's own client; ``--dry-run`` stops after the rendering.
+
+    job.py         what runs: the recipe's files, the command, how many nodes, GPUs and replicas
+    targets.py     the names of the targets, their common options, and what each can do
+    clients.py     programs of a target, and what they say where they refuse
+    job_folder.py  what was submitted, in a small file for status, logs and stop
 """

@@ -330,6 +330,10 @@ class ComposerReplicationTrainer(
     def is_interrupted(self) -> bool:
         return self._interrupt is not None and self._interrupt.is_requested
 
+    def is_asked_to_end(self) -> bool:
+        """Whether any process was asked to end after this step. A collective call."""
+        return self._interrupt is not None and self._interrupt.is_agreed()
+
     # ---- training -------------------------------------------------------------------------------
 
     def train(
@@ -350,7 +354,7 @@ class ComposerReplicationTrainer(
             CollapseStopError: the guard fired, after the last checkpoint and verdict were written. The
                 checkpoint is of ``state.global_step``: the step under way left no trace in weights and
                 optimizer. A checkpoint under a fired guard is not trained on.
-            KeyboardInterrupt: after a first Ctrl-C, when the step was finished and saved.
+            KeyboardInterrupt: after a first Ctrl-C or an order to end, when the step was finished and saved.
             InputError: the checkpoint is damaged (CR0716), half-written or without its optimizer (CR0717) or another run's
                 (CR0502, CR0714, CR0715, CR0884); prompts are messages without a chat template (CR0703), or one leaves no
                 room for an answer (CR0705); three steps in a row (CR0771) or sampling (CR0779) gave numbers that are not

@@ -12,40 +12,51 @@ from typing import Any
 from tqdm import tqdm
 from transformers import TrainerCallback
 
-from composer_replication.trainer.processes import num_processes, process_rank
+from composer_replication.trainer.processes import gathered, num_processes, process_rank
 
 
 class InterruptOnce:
-    """The first Ctrl-C asks for a checkpoint at the end of the step; the second stops at once.
+    """Ctrl-C, or a scheduler's order to end, asks for a checkpoint at the end of the step.
 
-    Used as a context around training. Nothing is installed outside the main thread, under
-    another program's handler, or with several processes, which would not stop at the same
-    step: there a Ctrl-C simply leaves the last whole checkpoint.
+    A second Ctrl-C stops at once. Further orders to end (SIGTERM) change nothing: schedulers send
+    them to a launcher and to its processes, and the launcher passes its own on; what is too slow
+    is killed by them.
+
+    Used as a context around training. Nothing is installed outside the main thread or under
+    another program's handler. With several processes only the order to end is heard: each of them
+    gets a Ctrl-C twice, which leaves the last whole checkpoint.
     """
 
     def __init__(self) -> None:
         self.is_requested = False
-        self._is_installed = False
+        self._taken: list[signal.Signals] = []
 
     def __enter__(self) -> InterruptOnce:
         self.is_requested = False
-        self._is_installed = (
-            num_processes() == 1
-            and threading.current_thread() is threading.main_thread()
-            and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        )
-        if self._is_installed:
-            signal.signal(signal.SIGINT, self._first)
+        if threading.current_thread() is not threading.main_thread():
+            return self
+        heard = [signal.SIGTERM] if num_processes() > 1 else [signal.SIGINT, signal.SIGTERM]
+        self._taken = [n for n in heard if signal.getsignal(n) is signal.default_int_handler]
+        for number in self._taken:
+            signal.signal(number, self._ask)
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._is_installed:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in self._taken:
+            signal.signal(number, signal.default_int_handler)
 
-    def _first(self, number: int, frame: FrameType | None) -> None:
+    def is_agreed(self) -> bool:
+        """Whether any process was asked to end: all stop at the same step. A collective call."""
+        self.is_requested = any(gathered(self.is_requested))
+        return self.is_requested
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if not self.is_requested:
+            again = " Ctrl-C again stops at once." if number == signal.SIGINT else ""
+            sys.stderr.write(f"\nInterrupted: finishing this step and saving it.{again}\n")
         self.is_requested = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        sys.stderr.write("\nInterrupted: finishing this step and saving it. Ctrl-C again stops at once.\n")
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class RunCallback(TrainerCallback):
@@ -67,7 +78,7 @@ class RunCallback(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Close the step's line; stop where the guard or a person asked for it."""
         self._trainer.finish_step_line(time.monotonic() - self._step_began)
-        if self._trainer.is_interrupted or self._trainer.halted_at is not None:
+        if self._trainer.is_asked_to_end() or self._trainer.halted_at is not None:
             control.should_save = True
             control.should_training_stop = True
 

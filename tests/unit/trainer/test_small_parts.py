@@ -21,6 +21,7 @@ from peft import LoraConfig, get_peft_model
 from tiny_trainer import lora, tiny_model
 from trl import GRPOTrainer
 
+from composer_replication.trainer import run_callback
 from composer_replication.trainer.batch_records import _runs
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 from composer_replication.trainer.in_loop_signals import InLoopSignals
@@ -250,6 +251,32 @@ def test_the_first_interrupt_asks_and_the_second_raises(
             os.kill(os.getpid(), signal.SIGINT)
     assert "finishing this step" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_orders_to_end_are_one_request_however_often_they_come(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, processes: int
+) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        before = signal.signal(number, signal.default_int_handler)
+        request.addfinalizer(lambda number=number, before=before: signal.signal(number, before))
+    monkeypatch.setattr(run_callback, "num_processes", lambda: processes)
+    monkeypatch.setattr(run_callback, "gathered", lambda value: [value] * processes)
+    with InterruptOnce() as interrupt:
+        assert not interrupt.is_agreed()
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert interrupt.is_agreed()
+        is_first = signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+        assert is_first == (processes == 1)  # several get a Ctrl-C twice, and end by it
+    assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
+
+
+def test_one_process_that_was_asked_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_callback, "gathered", lambda value: [value, True])
+    with InterruptOnce() as interrupt:
+        assert interrupt.is_agreed()
+        assert interrupt.is_requested
 
 
 def test_another_programs_handler_is_left_alone() -> None:

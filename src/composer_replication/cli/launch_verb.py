@@ -1,0 +1,200 @@
+"""``composer-rl launch``: from a recipe to a scheduler; ``launch status|logs|stop JOB`` afterwards."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from composer_replication.launch.job import Job
+
+_HERE = "composer_replication.cli.launch_verb"
+_QUESTIONS = ("status", "logs", "stop")
+_FAILED = 4
+_EXTRAS = {"ray": "ray", "sagemaker": "aws", "eks": "aws"}
+
+Result = dict[str, Any]
+
+
+def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
+    """Add the verb; its first word is a recipe, or a question about a job."""
+    parser = subparsers.add_parser(
+        "launch",
+        parents=[common],
+        help="run a recipe on this machine, Slurm, Ray, Kubernetes, EKS, SageMaker or a cloud",
+        usage="composer-rl launch RECIPE.toml --to TARGET [options]\n       composer-rl launch status|logs|stop JOB",
+        description="Render a job from a recipe and submit it by the target's own client. A run that the guard has "
+        "halted (exit code 5) is never started again. `status` has exit code 5 for such a run, 4 for one that failed.",
+    )
+    parser.add_argument("recipe", metavar="RECIPE.toml", help="or status, logs, stop")
+    parser.add_argument("job", metavar="JOB", nargs="?", help="name of a job, after status, logs or stop")
+    parser.add_argument(
+        "--to", metavar="TARGET", help="local, slurm, ray, kuberay, kubernetes, eks, sagemaker, skypilot"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print what would be submitted, and submit nothing"
+    )
+    parser.add_argument("--name", help="of the job (default: the name of the recipe's folder)")
+    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="machines of each replica")
+    parser.add_argument("--gpus", type=int, default=0, metavar="N", help="of each node")
+    parser.add_argument(
+        "--replicas", type=int, default=1, metavar="N", help="trainers that agree from time to time"
+    )
+    parser.add_argument("--set", dest="overrides", metavar="KEY=VALUE", action="append", default=[])
+    parser.add_argument(
+        "--option", metavar="KEY=VALUE", action="append", default=[], help="of the target: docs/scale.md"
+    )
+    parser.add_argument(
+        "--options", metavar="FILE.toml", type=Path, help="a table of such options for each target"
+    )
+    parser.add_argument(
+        "--env", metavar="NAME=VALUE", action="append", default=[], help="variable of the run"
+    )
+    parser.add_argument(
+        "--secret", metavar="NAME", action="append", default=[], help="variable by reference alone"
+    )
+    parser.add_argument("--accelerate", metavar="FILE", default="", help="beside the recipe: fsdp2.yaml")
+    parser.add_argument(
+        "--jobs", metavar="FOLDER", type=Path, default=Path("jobs"), help="where jobs are kept"
+    )
+    parser.set_defaults(run=f"{_HERE}:run")
+
+
+def run(args: argparse.Namespace) -> tuple[Result, int]:
+    """Launch, or ask about a job.
+
+    Raises:
+        UsageError: the recipe, an option or a flag is wrong (CR0201, CR0202, CR0204, CR0206, CR0930), a job of
+            this name is there (CR0231), or the target refused (CR0932).
+        MissingError: the target's client is not installed (CR0101, CR0931).
+        InputError: no such job (CR0933).
+    """
+    from composer_replication.cli.needed_packages import needs_extra
+    from composer_replication.errors import UsageError
+
+    if args.recipe in _QUESTIONS:
+        if args.job is None:
+            raise UsageError(
+                "CR0206",
+                f"{args.recipe} needs a job.",
+                where="launch",
+                fix=f"composer-rl launch {args.recipe} JOB",
+            )
+        return _answer(args.recipe, args.jobs / args.job)
+    if args.to is None or args.job is not None:
+        problem = "--to is missing" if args.to is None else f"unknown argument {args.job!r}"
+        raise UsageError(
+            "CR0206", f"{problem}.", where="launch", fix="composer-rl launch RECIPE.toml --to TARGET"
+        )
+    with needs_extra(_EXTRAS.get(args.to, args.to), f"launching to {args.to}"):
+        return _launch(args)
+
+
+def _launch(args: argparse.Namespace) -> tuple[Result, int]:
+    from composer_replication.launch.job_folder import write_files, write_record
+    from composer_replication.launch.targets import open_target
+
+    name = args.name or Path(args.recipe).resolve().parent.name.lower().replace("_", "-")
+    folder = args.jobs / name
+    target = open_target(args.to, _options(args), folder.resolve())
+    job = _job(args, name, target)
+    files = target.render(job)
+    result: Result = {"job": job.name, "target": args.to, "folder": str(folder), "files": files, "id": None}
+    if args.dry_run:
+        return result, 0
+    write_files(folder, files, job.files)
+    job_id = target.submit(job)
+    options = target.options.model_dump(mode="json", exclude_unset=True)
+    write_record(folder, name=job.name, target=args.to, options=options, replicas=job.replicas, id=job_id)
+    return result | {"id": job_id}, 0
+
+
+def _options(args: argparse.Namespace) -> dict[str, Any]:
+    """The target's table of ``--options``, then each ``--option``."""
+    from composer_replication.config import read_table
+
+    table = {} if args.options is None else read_table(args.options).get(args.to, {})
+    return {**table, **_pairs(args.option, "--option", "partition=gpu")}
+
+
+def _pairs(texts: list[str], flag: str, example: str) -> dict[str, str]:
+    from composer_replication.launch.targets import option_error
+
+    pairs = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise option_error(f"{flag} {text!r} is not KEY=VALUE", flag, f"for example {flag} {example}")
+        pairs[key] = value
+    return pairs
+
+
+def _job(args: argparse.Namespace, name: str, target: Any) -> Job:
+    """The recipe as a job: checked whole, before anything is rendered."""
+    from composer_replication.config import load_config, parse_override
+    from composer_replication.launch.job import Job, Resources, checked, recipe_files
+
+    options = target.options
+    recipe = Path(args.recipe).resolve()
+    files = recipe_files(recipe)
+    config = load_config(recipe, dict(parse_override(text) for text in args.overrides))
+    resources = Resources(
+        nodes=args.nodes,
+        gpus=args.gpus,
+        processes=options.processes or max(1, args.gpus),
+        cpus=options.cpus,
+        memory_gib=options.memory_gib,
+    )
+    job = Job(
+        name=name,
+        recipe=recipe,
+        files=files,
+        settings=tuple(args.overrides),
+        resources=resources,
+        replicas=args.replicas,
+        environment=_pairs(args.env, "--env", "OMP_NUM_THREADS=8"),
+        secrets=tuple(args.secret),
+        accelerate=args.accelerate,
+    )
+    return checked(job, config.tasks.source if target.carries_files else ())
+
+
+def _answer(question: str, folder: Path) -> tuple[Result, int]:
+    from composer_replication.cli.needed_packages import needs_extra
+    from composer_replication.launch.job_folder import read_record
+    from composer_replication.launch.targets import open_target
+
+    record = read_record(folder)
+    name, job_id = str(record["target"]), str(record["id"])
+    with needs_extra(_EXTRAS.get(name, name), f"asking {name}"):
+        target = open_target(name, record["options"], folder.resolve())
+        result: Result = {"job": record["name"], "target": name, "id": job_id}
+        if question == "logs":
+            return result | {"logs": target.logs(job_id)}, 0
+        if question == "stop":
+            target.stop(job_id)
+            return result | {"stopped": True}, 0
+        status = target.status(job_id)
+    exit_code = {"halted": 5, "failed": _FAILED}.get(status.state, 0)
+    return result | {
+        "state": str(status.state),
+        "exit_code": status.exit_code,
+        "detail": status.detail,
+    }, exit_code
+
+
+def render(result: Result) -> str:
+    """What a person reads."""
+    if "logs" in result:
+        return str(result["logs"]).rstrip("\n")
+    if "stopped" in result:
+        return f"{result['job']} was told to end; it saves a checkpoint first."
+    if "state" in result:
+        code = "" if result["exit_code"] is None else f", exit code {result['exit_code']}"
+        return f"{result['job']} on {result['target']}: {result['state']}{code}" + (
+            f" ({result['detail']})" if result["detail"] else ""
+        )
+    if result["id"] is None:
+        return "\n".join(f"# ---- {name}\n{text}" for name, text in result["files"].items())
+    return f"{result['job']} is submitted to {result['target']} as {result['id']}\ncomposer-rl launch status {result['job']}"

@@ -1,0 +1,167 @@
+"""Kubernetes: an Indexed Job for one trainer, a JobSet for replicas; submitted by kubectl.
+
+A run that the guard has halted (exit code 5) fails the Job at once and the whole JobSet with it;
+a pod that was told to end (130) or whose node went away is replaced and goes on with its run.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from typing import Any
+
+from pydantic import Field
+
+from composer_replication.launch.clients import run_client
+from composer_replication.launch.job import (
+    GRACE_SECONDS,
+    HALTED_EXIT_CODE,
+    INTERRUPTED_EXIT_CODE,
+    Job,
+    JobState,
+    JobStatus,
+    Variable,
+)
+from composer_replication.launch.targets import Target, TargetOptions, filled
+from composer_replication.sandbox.pods.pod_manifest import LABEL as SANDBOX_LABEL
+from composer_replication.sandbox.pods.pod_manifest import POLICY_NAME
+
+MANIFEST_NAME = "manifests.yaml"
+JOB_LABEL = "composer-rl/job"
+RECIPE_MOUNT = "/etc/composer-rl/recipe"
+DATA_MOUNT = "/data"
+_PAIRS = r"^$|^[\w./-]+=[\w./-]*(,[\w./-]+=[\w./-]*)*$"
+_TAINTS = r"^$|^[^,:=]+(=[^,:=]*)?:(NoSchedule|PreferNoSchedule|NoExecute)(,[^,:=]+(=[^,:=]*)?:(NoSchedule|PreferNoSchedule|NoExecute))*$"
+
+
+class ClusterOptions(TargetOptions):
+    """Options of everything that runs in pods."""
+
+    image: str = Field(description="container image with composer-replication, see containers/")
+    namespace: str = "default"
+    context: str = Field("", description="of the kubeconfig; empty: the current one")
+    claim: str = Field("", description="persistent volume claim for the run; empty: one is made")
+    storage_gib: int = Field(100, ge=1, description="of a claim that is made")
+    storage_class: str = Field("", description="of a claim that is made; one that several nodes may write")
+    service_account: str = ""
+    secret: str = Field("", description="the Secret with the variables of --secret; empty: of the job's name")
+    priority_class: str = ""
+    tolerates: str = Field("", pattern=_TAINTS, description="taints, KEY=VALUE:EFFECT, several with commas")
+    node_selector: str = Field("", pattern=_PAIRS, description="KEY=VALUE, several with commas")
+    user_namespaces: bool = Field(default=False, description="what bubblewrap needs; else sandlock is taken")
+
+
+class KubernetesTarget(Target):
+    """Manifests of one job, applied together."""
+
+    class Options(ClusterOptions):
+        """``--option`` of ``--to kubernetes``."""
+
+    def render(self, job: Job) -> dict[str, str]:
+        return {MANIFEST_NAME: filled("kubernetes.yaml.j2", **self.values(job))}
+
+    def values(self, job: Job) -> dict[str, Any]:
+        """What the template is filled with; overlays change some of it."""
+        options, keys = self.options, {f"file-{i}": path for i, path in enumerate(sorted(job.files))}
+        several = job.replicas > 1
+        replica = Variable("$(REPLICA)") if several else None
+        head = f"{job.name}-replica-$(REPLICA)-0.{job.name}" if several else f"{job.name}-0.{job.name}"
+        place = ["--node-rank", "$(JOB_COMPLETION_INDEX)", "--head", head]
+        words = job.train_words(RECIPE_MOUNT, f"{DATA_MOUNT}/{job.name}", replica)
+        return {
+            "job": job,
+            "options": options,
+            "kind": "JobSet" if several else "Job",
+            "labels": {JOB_LABEL: job.name},
+            "command": job.node_command("python", words, place, port=str(options.port), folder=RECIPE_MOUNT),
+            "contents": {key: base64.b64encode(job.files[path]).decode() for key, path in keys.items()},
+            "items": [{"key": key, "path": path} for key, path in keys.items()],
+            "claim": options.claim or f"{job.name}-data",
+            "service_account": options.service_account,
+            "makes_account": False,
+            "node_selector": dict(pair.split("=", 1) for pair in options.node_selector.split(",") if pair),
+            "tolerations": [_toleration(text) for text in options.tolerates.split(",") if text],
+            "efa": 0,
+            "recipe_mount": RECIPE_MOUNT,
+            "data_mount": DATA_MOUNT,
+            "sandbox_label": SANDBOX_LABEL,
+            "policy_name": POLICY_NAME,
+            "grace_seconds": GRACE_SECONDS,
+            "halted": HALTED_EXIT_CODE,
+            "interrupted": INTERRUPTED_EXIT_CODE,
+        }
+
+    def submit(self, job: Job) -> str:
+        """First as a question to the server, then for good."""
+        path = str(self.folder / MANIFEST_NAME)
+        self._kubectl("apply", "--dry-run=server", "-f", path)
+        self._kubectl("apply", "-f", path)
+        return f"{'jobset' if job.replicas > 1 else 'job'}/{job.name}"
+
+    def status(self, job_id: str) -> JobStatus:
+        return _status(self._found(job_id), lambda: self._pods(job_id))
+
+    def logs(self, job_id: str) -> str:
+        label = f"{JOB_LABEL}={job_id.partition('/')[2]}"
+        return self._kubectl("logs", "-l", label, "--tail=-1", "--prefix", "--max-log-requests=100")
+
+    def stop(self, job_id: str) -> None:
+        """Suspend it: its pods get their time to save, and the job can be resumed."""
+        self._kubectl("patch", *_resource(job_id), "--type=merge", "-p", '{"spec": {"suspend": true}}')
+
+    def _found(self, job_id: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self._kubectl("get", *_resource(job_id), "-o", "json"))
+        return found
+
+    def _pods(self, job_id: str) -> list[dict[str, Any]]:
+        label = f"{JOB_LABEL}={job_id.partition('/')[2]}"
+        found: list[dict[str, Any]] = json.loads(self._kubectl("get", "pods", "-l", label, "-o", "json"))[
+            "items"
+        ]
+        return found
+
+    def _kubectl(self, *words: str) -> str:
+        context = ["--context", self.options.context] if self.options.context else []
+        return run_client(["kubectl", *context, "-n", self.options.namespace, *words], install="kubectl")
+
+
+def _resource(job_id: str) -> tuple[str, str]:
+    kind, _, name = job_id.partition("/")
+    return {"jobset": "jobsets.jobset.x-k8s.io", "job": "jobs.batch", "rayjob": "rayjobs.ray.io"}[kind], name
+
+
+def _toleration(text: str) -> dict[str, str]:
+    pair, _, effect = text.partition(":")
+    key, equals, value = pair.partition("=")
+    return {
+        "key": key,
+        "effect": effect,
+        **({"operator": "Equal", "value": value} if equals else {"operator": "Exists"}),
+    }
+
+
+def _status(found: dict[str, Any], pods: Callable[[], list[dict[str, Any]]]) -> JobStatus:
+    """Of a Job or JobSet; a halt by the exit code that its pods still say, or that the failure's message names."""
+    status = found.get("status", {})
+    conditions = {one["type"]: one for one in status.get("conditions", []) if one.get("status") == "True"}
+    if {"Complete", "Completed"} & conditions.keys():
+        return JobStatus(JobState.SUCCEEDED, 0)
+    if "Failed" in conditions:
+        said = f"{conditions['Failed'].get('reason', '')}: {conditions['Failed'].get('message', '')}"
+        if f"exit code {HALTED_EXIT_CODE}" in said or HALTED_EXIT_CODE in _exit_codes(pods()):
+            return JobStatus(JobState.HALTED, HALTED_EXIT_CODE, said)
+        return JobStatus(JobState.FAILED, detail=said)
+    if found.get("spec", {}).get("suspend"):
+        return JobStatus(JobState.STOPPED, detail="suspended; kubectl can resume it")
+    is_active = status.get("active") or any(
+        one.get("active") for one in status.get("replicatedJobsStatus", [])
+    )
+    return JobStatus(JobState.RUNNING if is_active else JobState.WAITING)
+
+
+def _exit_codes(pods: list[dict[str, Any]]) -> list[int]:
+    statuses = [one for pod in pods for one in pod.get("status", {}).get("containerStatuses", [])]
+    return [
+        one["state"]["terminated"]["exitCode"] for one in statuses if "terminated" in one.get("state", {})
+    ]

@@ -1,0 +1,99 @@
+"""A Ray cluster that runs: job submission through its dashboard, with its token where it asks for one (RAY_AUTH_TOKEN).
+
+One node: the entrypoint is the run itself. Several: the entrypoint is ``ray_nodes.py``, which
+asks Ray for the nodes and starts the processes on each.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from composer_replication.launch.clients import refusal
+from composer_replication.launch.job import Job, JobState, JobStatus, ended, joined, shell_line
+from composer_replication.launch.job_folder import RECIPE_FOLDER
+from composer_replication.launch.targets import Target, TargetOptions, refuse_secrets
+
+
+class RayTarget(Target):
+    """Submitted to the job server of a cluster; the recipe's files travel with the job."""
+
+    class Options(TargetOptions):
+        """``--option`` of ``--to ray``."""
+
+        address: str = Field(pattern="^https?://", description="of the cluster's dashboard: http://HOST:8265")
+        run: str = Field(
+            description="run folder on storage that all nodes see: an absolute path", pattern="^/"
+        )
+        python: str = Field("python", description="the interpreter of the cluster")
+
+    def render(self, job: Job) -> dict[str, str]:
+        refuse_secrets(job, "ray", "set it where the cluster is started")
+        return {f"{name}.sh": f"{line}\n" for name, line in self._entrypoints(job).items()}
+
+    def _entrypoints(self, job: Job) -> dict[str, str]:
+        lines, asked, python = {}, job.resources, self.options.python
+        for offset, (name, replica) in enumerate(job.each_replica()):
+            words, port = (
+                job.train_words(RECIPE_FOLDER, self.options.run, replica),
+                str(self.options.port + offset),
+            )
+            command = job.node_command(python, words, [], port=port, folder=RECIPE_FOLDER)
+            if asked.nodes > 1:
+                each = f"--nodes {asked.nodes} --cpus {asked.cpus} --gpus {asked.gpus}".split()
+                command = [python, "-m", "composer_replication.launch.ray_nodes", *each, "--", *command]
+            lines[name] = shell_line(command)
+        return lines
+
+    def submit(self, job: Job) -> str:
+        """Each replica's job; what was begun is stopped when a later one is refused."""
+        client, asked, submitted = self._client(), job.resources, list[str]()
+        kept = (
+            {"entrypoint_num_cpus": asked.cpus, "entrypoint_num_gpus": asked.gpus} if asked.nodes == 1 else {}
+        )
+        runtime = {"working_dir": str(self.folder), "env_vars": dict(job.environment)}
+        try:
+            for name, line in self._entrypoints(job).items():
+                own_id = f"{name}-{self.folder.stat().st_mtime_ns}"  # a name may be launched again
+                submitted.append(
+                    client.submit_job(entrypoint=line, submission_id=own_id, runtime_env=runtime, **kept)
+                )
+        except Exception as error:
+            for job_id in submitted:
+                client.stop_job(job_id)
+            raise refusal(self.options.address, str(error)) from error
+        return ",".join(submitted)
+
+    def status(self, job_id: str) -> JobStatus:
+        return joined([_status(info) for info in self._asked("get_job_info", job_id)])
+
+    def logs(self, job_id: str) -> str:
+        return "".join(self._asked("get_job_logs", job_id))
+
+    def stop(self, job_id: str) -> None:
+        self._asked("stop_job", job_id)
+
+    def _asked(self, question: str, job_id: str) -> list[Any]:
+        client = self._client()
+        try:
+            return [getattr(client, question)(one) for one in job_id.split(",")]
+        except RuntimeError as error:
+            raise refusal(self.options.address, str(error)) from error
+
+    def _client(self) -> Any:
+        from ray.job_submission import JobSubmissionClient
+
+        try:
+            return JobSubmissionClient(self.options.address)
+        except Exception as error:  # no answer, a wrong address or token: each in Ray's own words
+            raise refusal(self.options.address, str(error)) from error
+
+
+def _status(info: Any) -> JobStatus:
+    state = str(getattr(info.status, "value", info.status))
+    said = (info.message or "").partition(", last available")[0]
+    if state in ("SUCCEEDED", "FAILED") and info.driver_exit_code is not None:
+        return ended(info.driver_exit_code, said)
+    known = {"PENDING": JobState.WAITING, "RUNNING": JobState.RUNNING, "STOPPED": JobState.STOPPED}
+    return JobStatus(known.get(state, JobState.FAILED), detail=said)

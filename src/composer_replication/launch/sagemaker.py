@@ -1,0 +1,163 @@
+"""Amazon SageMaker: one training job a replica, as the request that ``create_training_job`` takes.
+
+The request is held against botocore's own description of the service before anything is sent:
+required fields, types, patterns, bounds and the list of instance types. SageMaker repeats a job
+for faults of its own alone, never for an exit code; a spot job that it interrupts goes on from
+the checkpoints that it keeps in S3.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import Field
+
+from composer_replication.errors import ComposerError
+from composer_replication.launch.clients import aws_refusals, refusal
+from composer_replication.launch.job import HALTED_EXIT_CODE, Job, JobState, JobStatus, joined
+from composer_replication.launch.targets import Target, TargetOptions, filled, option_error, refuse_secrets
+
+REQUEST_NAME = "training-job-{}.json"
+RECIPE_MOUNT = "/opt/ml/input/data/recipe"
+CHECKPOINTS = "/opt/ml/checkpoints"
+LOG_GROUP = "/aws/sagemaker/TrainingJobs"
+PLACE_FILE = "/opt/ml/input/config/resourceconfig.json"
+_STATES = {
+    **dict.fromkeys(("InProgress", "Stopping"), JobState.RUNNING),
+    "Completed": JobState.SUCCEEDED,
+    "Failed": JobState.FAILED,
+    "Stopped": JobState.STOPPED,
+}
+
+
+class SageMakerTarget(Target):
+    """Submitted by boto3; the recipe's files go to S3 first."""
+
+    class Options(TargetOptions):
+        """``--option`` of ``--to sagemaker``."""
+
+        region: str
+        role: str = Field(description="ARN that the job acts as")
+        image: str = Field(description="container image in ECR with composer-replication")
+        instance_type: str = Field(description="ml.p5.48xlarge")
+        bucket: str = Field(pattern="^s3://[^/]+(/.*[^/])?$", description="s3://BUCKET/PREFIX")
+        volume_gib: int = Field(200, ge=1)
+        hours: int = Field(24, ge=1, le=672, description="longest run")
+        wait_hours: int = Field(0, ge=0, description="for spot instances, run included; 0: no spot")
+
+    def render(self, job: Job) -> dict[str, str]:
+        refuse_secrets(job, "sagemaker", "let the role read it from Secrets Manager")
+        shape = self._client("sagemaker").meta.service_model.operation_model("CreateTrainingJob").input_shape
+        files = {REQUEST_NAME.format(name): self._request(job, name, i) for name, i in job.each_replica()}
+        problems = [problem for text in files.values() for problem in shape_problems(shape, json.loads(text))]
+        if problems:
+            raise option_error(f"SageMaker refuses this: {problems[0]}", "sagemaker", "correct that option")
+        return files
+
+    def _request(self, job: Job, name: str, replica: str | None) -> str:
+        words = job.train_words(RECIPE_MOUNT, f"{CHECKPOINTS}/run", replica)
+        place, port = ["--sagemaker", PLACE_FILE], str(self.options.port)
+        command = job.node_command("python", words, place, port=port, folder=RECIPE_MOUNT)
+        values = {"job": job, "options": self.options, "name": name, "command": command}
+        folder = f"{self.options.bucket}/{job.name}"
+        return filled("training-job.json.j2", **values, folder=folder, checkpoints=CHECKPOINTS)
+
+    def submit(self, job: Job) -> str:
+        """The files to S3, then the jobs; what was begun is stopped when a later one is refused."""
+        client, submitted = self._client("sagemaker"), []
+        bucket, _, prefix = self.options.bucket.removeprefix("s3://").partition("/")
+        try:
+            with aws_refusals("sagemaker"):
+                store = self._client("s3")
+                for path, content in job.files.items():
+                    key = "/".join(part for part in (prefix, job.name, "recipe", path) if part)
+                    store.put_object(Bucket=bucket, Key=key, Body=content)
+                for name, _ in job.each_replica():
+                    request = json.loads((self.folder / REQUEST_NAME.format(name)).read_text())
+                    client.create_training_job(**request)
+                    submitted.append(name)
+        except ComposerError as error:
+            left = [name for name in submitted if not self._is_stopped(name)]
+            if left:
+                raise refusal("sagemaker", f"{error.message} and {left[0]} still runs") from error
+            raise
+        return ",".join(submitted)
+
+    def status(self, job_id: str) -> JobStatus:
+        client = self._client("sagemaker")
+        with aws_refusals("sagemaker"):
+            found = [client.describe_training_job(TrainingJobName=name) for name in job_id.split(",")]
+        return joined([_status(one) for one in found])
+
+    def logs(self, job_id: str) -> str:
+        lines: list[str] = []
+        with aws_refusals("logs"):
+            paginator = self._client("logs").get_paginator("filter_log_events")
+            for name in job_id.split(","):
+                pages = paginator.paginate(logGroupName=LOG_GROUP, logStreamNamePrefix=f"{name}/")
+                lines += [f"{event['message']}\n" for page in pages for event in page["events"]]
+        return "".join(lines)
+
+    def stop(self, job_id: str) -> None:
+        client = self._client("sagemaker")
+        with aws_refusals("sagemaker"):
+            for name in job_id.split(","):
+                client.stop_training_job(TrainingJobName=name)
+
+    def _is_stopped(self, name: str) -> bool:
+        try:
+            self.stop(name)
+        except ComposerError:
+            return False
+        return True
+
+    def _client(self, service: str) -> Any:
+        import boto3
+
+        return boto3.client(service, region_name=self.options.region)
+
+
+def _status(found: dict[str, Any]) -> JobStatus:
+    said = str(found.get("FailureReason", ""))
+    state = _STATES.get(str(found.get("TrainingJobStatus")), JobState.UNKNOWN)
+    if state is JobState.FAILED and re.search(rf"exit code:? {HALTED_EXIT_CODE}\b", said, re.IGNORECASE):
+        return JobStatus(JobState.HALTED, HALTED_EXIT_CODE, said)
+    said = said or str(found.get("SecondaryStatus", ""))
+    return JobStatus(state, 0 if state is JobState.SUCCEEDED else None, said)
+
+
+def shape_problems(shape: Any, value: Any) -> list[str]:
+    """What botocore's description of a service does not allow in a value: types, required and unknown fields by its own check,
+    which sees neither lists of values, patterns nor upper bounds.
+    """
+    from botocore.validate import ParamValidator
+
+    report = ParamValidator().validate(value, shape).generate_report()
+    return report.splitlines() or sorted(_constraints(shape, value, "request"))
+
+
+def _constraints(shape: Any, value: Any, path: str) -> Iterator[str]:
+    facts, kind = shape.metadata, shape.type_name
+    size = value if kind in ("integer", "long") else len(value) if kind in ("string", "list", "map") else 0
+    if not facts.get("min", size) <= size <= facts.get("max", size):
+        yield f"{path} is outside {facts.get('min', '')} to {facts.get('max', '')}"
+    if kind == "string" and value not in (facts.get("enum") or [value]):
+        yield f"{path} {value!r} is none of its {len(facts['enum'])} values"
+    if kind == "string" and not re.fullmatch(facts.get("pattern", ".*"), value, re.DOTALL):
+        yield f"{path} {value!r} does not fit {facts['pattern']}"
+    inside: list[tuple[Any, Any, str]] = []
+    if kind == "structure":
+        inside = [(shape.members[name], one, f"{path}.{name}") for name, one in value.items()]
+    elif kind == "list":
+        inside = [(shape.member, one, f"{path}[{i}]") for i, one in enumerate(value)]
+    elif kind == "map":
+        inside = [
+            (part, one, f"{path}.{key}")
+            for key, entry in value.items()
+            for part, one in ((shape.key, key), (shape.value, entry))
+        ]
+    for part, one, place in inside:
+        yield from _constraints(part, one, place)

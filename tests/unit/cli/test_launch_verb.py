@@ -1,0 +1,150 @@
+"""``composer-rl launch``: what is refused, what is kept of a job, and jobs of this machine from start to end."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from composer_replication.cli.main import main
+
+RECIPE = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "run.toml"
+LOCAL = ("launch", str(RECIPE), "--to", "local")
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def answer(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
+    capsys.readouterr()
+    code = main([*words, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("--to", "slurmm"), "CR0930", "did you mean slurm"),
+        (("--to", "slurm", "--option", "partitions=x"), "CR0930", "the nearest is partition"),
+        (("--to", "slurm", "--option", "cpus=0"), "CR0930", "greater than or equal to 1"),
+        (("--to", "ray", "--option", "run=/x"), "CR0930", "needs the option address"),
+        (("--to", "local", "--option", "cpus"), "CR0930", "not KEY=VALUE"),
+        (("--to", "local", "--nodes", "2"), "CR0930", "one node"),
+        (("--to", "local", "--nodes", "0"), "CR0930", "at least 1"),
+        (("--to", "local", "--name", "A_b"), "CR0930", "the name"),
+        (("--to", "local", "--env", "1=2"), "CR0930", "no name of a variable"),
+        (("--to", "local", "--accelerate", "no.yaml"), "CR0930", "no file no.yaml"),
+        (("--to", "kuberay", "--option", "image=i", "--replicas", "2"), "CR0930", "one replica"),
+        (
+            ("--to", "ray", "--option", "address=http://x", "--option", "run=/x", "--secret", "A"),
+            "CR0930",
+            "would show A",
+        ),
+        (("--to", "local", "--set", "trl.max_step=1", "--set", "modl.name=x"), "CR0204", "unknown key"),
+        ((), "CR0206", "--to is missing"),
+    ],
+)
+def test_what_is_refused_before_anything_is_written(
+    words: tuple[str, ...], code: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exit_code, result = answer(capsys, "launch", str(RECIPE), *words)
+    assert (exit_code, result["error"]["code"]) == (2, code)
+    assert said in " ".join(result["error"].values())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_recipe_that_is_not_there_too_large_or_with_tasks_elsewhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert answer(capsys, "launch", "none.toml", "--to", "local")[1]["error"]["code"] == "CR0201"
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    recipe = folder / "run.toml"
+    recipe.write_text(RECIPE.read_text().replace('"project"', '"../project"'))
+    (tmp_path / "project").mkdir()
+    on_ray = ("launch", str(recipe), "--to", "ray", "--option", "address=http://x", "--option", "run=/x")
+    assert "outside the recipe's folder" in answer(capsys, *on_ray)[1]["error"]["message"]
+    assert (
+        answer(capsys, "launch", str(recipe), "--to", "slurm", "--dry-run")[0] == 0
+    )  # shared storage has both
+    (folder / "large").write_bytes(bytes(900_001))
+    assert "more than 900000 bytes" in answer(capsys, *on_ray)[1]["error"]["message"]
+
+
+def test_a_client_that_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    exit_code, result = answer(capsys, "launch", str(RECIPE), "--to", "slurm")
+    assert (exit_code, result["error"]["code"]) == (3, "CR0931")
+    assert not list(tmp_path.rglob("job.json"))
+
+
+def test_a_job_that_was_never_launched(capsys: pytest.CaptureFixture[str]) -> None:
+    exit_code, result = answer(capsys, "launch", "status", "nothing")
+    assert (exit_code, result["error"]["code"]) == (4, "CR0933")
+    assert answer(capsys, "launch", "status")[1]["error"]["code"] == "CR0206"
+
+
+def test_options_of_a_file_and_of_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cluster.toml").write_text('[slurm]\npartition = "gpu"\ncpus = 7\n')
+    words = ("launch", str(RECIPE), "--to", "slurm", "--dry-run", "--options", "cluster.toml")
+    script = answer(capsys, *words, "--option", "cpus=9")[1]["files"]["job.sbatch"]
+    assert "--partition=gpu" in script
+    assert "--cpus-per-task=9" in script
+    assert not (tmp_path / "jobs").exists()
+
+
+def program(tmp_path: Path, text: str) -> str:
+    """A program in the place of Python, so that a job lasts no longer than the test needs."""
+    path = tmp_path / "program"
+    path.write_text(f"#!{sys.executable}\n{text}\n")
+    path.chmod(0o755)
+    return f"python={path}"
+
+
+def state(capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
+    deadline = time.monotonic() + 60
+    while True:
+        code, result = answer(capsys, "launch", "status", "tiny-cpu")
+        if result["state"] != "running" or time.monotonic() > deadline:
+            return code, result
+        time.sleep(0.2)
+
+
+@pytest.mark.parametrize(
+    ("ends", "state_of", "code"), [(0, "succeeded", 0), (5, "halted", 5), (1, "failed", 4)]
+)
+def test_a_local_job_ends_with_the_exit_code_of_its_run(
+    ends: int, state_of: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    option = program(tmp_path, f"import os; print('given', os.environ['GIVEN']); raise SystemExit({ends})")
+    assert answer(capsys, *LOCAL, "--option", option, "--env", "GIVEN=a b")[0] == 0
+    exit_code, result = state(capsys)
+    assert (exit_code, result["state"], result["exit_code"]) == (code, state_of, ends)
+    assert answer(capsys, "launch", "logs", "tiny-cpu")[1]["logs"] == "given a b\n"
+    assert answer(capsys, *LOCAL, "--option", option)[1]["error"]["code"] == "CR0231"
+
+
+def test_a_local_job_that_is_stopped_hears_it_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (
+        "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(130)))\n"
+        "print('ready', flush=True)\ntime.sleep(100)"
+    )
+    answer(capsys, *LOCAL, "--option", program(tmp_path, text))
+    while "ready" not in answer(capsys, "launch", "logs", "tiny-cpu")[1]["logs"]:
+        time.sleep(0.1)
+    assert answer(capsys, "launch", "status", "tiny-cpu")[1]["state"] == "running"
+    answer(capsys, "launch", "stop", "tiny-cpu")
+    assert state(capsys)[1]["state"] == "stopped"
+    assert "saved" in answer(capsys, "launch", "logs", "tiny-cpu")[1]["logs"]

@@ -1,0 +1,243 @@
+"""The manifests of Kubernetes, EKS and KubeRay against the schemas of what they are, and against each other."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from composer_replication.launch.job import Job, Resources, recipe_files
+from composer_replication.launch.targets import open_target
+
+RECIPE = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "run.toml"
+SCHEMAS = Path(__file__).parents[2] / "data" / "schemas"
+QUANTITY = re.compile(r"\d+(\.\d+)?(m|[kMGTPE]|[KMGTPE]i)?")
+DNS_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+ENUMS = {
+    "restartPolicy": {"Always", "OnFailure", "Never"},
+    "completionMode": {"Indexed", "NonIndexed"},
+    "effect": {"NoSchedule", "PreferNoSchedule", "NoExecute"},
+    "submissionMode": {"K8sJobMode", "HTTPMode", "SidecarMode", "InteractiveMode"},
+    "procMount": {"Default", "Unmasked"},
+}
+"""Fields whose lists of values the schemas leave out."""
+
+
+def closed(schema: Any) -> Any:
+    """The schema without unknown fields, and with numbers or text where Kubernetes takes both."""
+    if isinstance(schema, list):
+        return [closed(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: closed(value) for key, value in schema.items()}
+    if found.get("x-kubernetes-int-or-string"):
+        found.pop("type", None)
+        found["anyOf"] = [{"type": "integer"}, {"type": "string"}]
+    if found.get("type") == "object" and isinstance(found.get("properties"), dict):
+        found.setdefault("additionalProperties", bool(found.get("x-kubernetes-preserve-unknown-fields")))
+    return found
+
+
+def schema_of(document: dict[str, Any]) -> Any:
+    """Of a kind of Kubernetes, or of a custom resource, whose metadata is the server's."""
+    if document["kind"] not in ("JobSet", "RayJob"):
+        known = json.loads(gzip.decompress((SCHEMAS / "kubernetes.json.gz").read_bytes()))
+        return {**known["kinds"][document["kind"]], "definitions": known["definitions"]}
+    data = json.loads(gzip.decompress((SCHEMAS / f"{document['kind'].lower()}.json.gz").read_bytes()))
+    group, _, version = document["apiVersion"].partition("/")
+    assert group == data["group"]
+    schema = closed(data["versions"][version])
+    schema["properties"]["metadata"] = {"type": "object"}
+    return schema
+
+
+def every(value: Any, key: str) -> list[Any]:
+    """All values of a key, however deep."""
+    if isinstance(value, list):
+        return [found for one in value for found in every(one, key)]
+    if not isinstance(value, dict):
+        return []
+    return [
+        *([value[key]] if key in value else []),
+        *(found for one in value.values() for found in every(one, key)),
+    ]
+
+
+def problems(text: str) -> list[str]:
+    """What a server, a controller or a kubelet would not take."""
+    found = []
+    documents = list(yaml.safe_load_all(text))
+    for document in documents:
+        errors = jsonschema.Draft4Validator(schema_of(document)).iter_errors(document)
+        found += [f"{document['kind']} {'/'.join(map(str, error.path))}: {error.message}" for error in errors]
+        found += [
+            f"{key} {value}"
+            for key, known in ENUMS.items()
+            for value in every(document, key)
+            if value not in known
+        ]
+        found += [
+            f"quantity {value}"
+            for side in ("requests", "limits")
+            for table in every(document, side)
+            for value in table.values()
+            if not QUANTITY.fullmatch(str(value))
+        ]
+        if not DNS_LABEL.fullmatch(document["metadata"]["name"]):
+            found.append(f"name {document['metadata']['name']}")
+    return found + loose_ends({one["kind"]: one for one in documents})
+
+
+def loose_ends(objects: dict[str, Any]) -> list[str]:
+    """Names in one object that no other has."""
+    found = []
+    main = next(objects[kind] for kind in ("JobSet", "RayJob", "Job") if kind in objects)
+    pods = [one["spec"] for one in every(main, "template") if "containers" in one.get("spec", {})]
+    labels = [
+        one["metadata"]["labels"] for one in every(main, "template") if "containers" in one.get("spec", {})
+    ]
+    for kind, selector in (
+        ("Service", objects.get("Service", {}).get("spec", {}).get("selector", {})),
+        ("PodDisruptionBudget", objects["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"]),
+    ):
+        if not all(selector.items() <= one.items() for one in labels):
+            found.append(f"{kind} selects no pod")
+    for pod in pods:
+        names = {one["name"] for one in pod["containers"]}
+        found += [
+            f"no container {name}"
+            for name in every(main, "containerName")
+            if name not in names and "JobSet" not in objects
+        ]
+        volumes = {one["name"]: one for one in pod["volumes"]}
+        mounted = {one["name"] for one in every(pod, "volumeMounts")[0]}
+        found += [f"volume {name}" for name in mounted ^ volumes.keys()]
+        keys = {one["key"] for one in volumes["recipe"]["configMap"]["items"]}
+        if keys != objects["ConfigMap"]["binaryData"].keys():
+            found.append("keys of the recipe")
+        account = pod.get("serviceAccountName")
+        if "ServiceAccount" in objects and objects["ServiceAccount"]["metadata"]["name"] != account:
+            found.append(f"no service account {account}")
+        for one in pod["containers"]:
+            if one["resources"]["requests"] != one["resources"]["limits"]:
+                found.append("a pod that may be taken more than it asked for is killed first")
+    return found
+
+
+def manifests(target: str, *, replicas: int = 1, gpus: int = 0, **options: Any) -> str:
+    place = {"cluster": "c", "region": "us-east-1"} if target == "eks" else {}
+    resources = Resources(nodes=1 if target == "kuberay" else 2, gpus=gpus, processes=max(1, gpus))
+    job = Job("run", RECIPE, recipe_files(RECIPE), (), resources, replicas, {"A": "1"}, ("HF_TOKEN",))
+    opened = open_target(
+        target, {"image": "registry.example/trainer:1", **place, **options}, Path("jobs/run")
+    )
+    return opened.render(job)["manifests.yaml"]
+
+
+ROLE = "arn:aws:iam::123456789012:role/trainer"
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "job": ("kubernetes", {}),
+    "job-all": (
+        "kubernetes",
+        {"gpus": 8, "claim": "shared", "service_account": "a", "secret": "s", "priority_class": "high",
+         "tolerates": "spot=true:NoSchedule,gpu:NoExecute", "node_selector": "a=b,c=d", "user_namespaces": True},
+    ),
+    "jobset": ("kubernetes", {"replicas": 4, "storage_class": "nfs"}),
+    "eks": ("eks", {"replicas": 2, "gpus": 8, "efa": 4, "spot": True, "instance_type": "p5.48xlarge", "role": ROLE}),
+    "eks-irsa": ("eks", {"role": ROLE, "role_by": "irsa"}),
+    "kuberay": ("kuberay", {"gpus": 1, "rollout_workers": 3}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_object_fits_its_schema_and_the_others(case: str) -> None:
+    target, options = CASES[case]
+    assert problems(manifests(target, **options)) == []
+
+
+def test_what_was_asked_for_is_there() -> None:
+    text = manifests("eks", **CASES["eks"][1])
+    jobset = next(one for one in yaml.safe_load_all(text) if one["kind"] == "JobSet")
+    limits = every(jobset, "limits")[0]
+    assert (limits["nvidia.com/gpu"], limits["vpc.amazonaws.com/efa"]) == ("8", "4")
+    assert every(jobset, "nodeSelector") == [
+        {"karpenter.sh/capacity-type": "spot", "node.kubernetes.io/instance-type": "p5.48xlarge"}
+    ]
+    irsa = next(
+        one
+        for one in yaml.safe_load_all(manifests("eks", **CASES["eks-irsa"][1]))
+        if one["kind"] == "ServiceAccount"
+    )
+    assert irsa["metadata"]["annotations"] == {"eks.amazonaws.com/role-arn": ROLE}
+    policy = next(one for one in yaml.safe_load_all(text) if one["kind"] == "NetworkPolicy")["spec"]
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    assert not policy.keys() & {"ingress", "egress"}  # nothing is let through
+    assert every(jobset, "secretKeyRef") == [{"name": "run", "key": "HF_TOKEN"}]
+
+
+@pytest.mark.parametrize("case", ["job", "jobset"])
+def test_a_halt_is_final_and_a_lost_node_is_not(case: str) -> None:
+    """The rules in the order in which the controller reads them: the first that fits decides."""
+    main = list(yaml.safe_load_all(manifests(CASES[case][0], **CASES[case][1])))[-1]
+    rules = every(main, "podFailurePolicy")[0]["rules"]
+
+    def decided(exit_code: int, *, is_disrupted: bool = False) -> str:
+        for rule in rules:
+            codes = rule.get("onExitCodes", {}).get("values", [])
+            if exit_code in codes or (is_disrupted and "onPodConditions" in rule):
+                return str(rule["action"])
+        return "Count"
+
+    assert decided(5) == decided(5, is_disrupted=True) == "FailJob"
+    assert decided(130) == decided(137, is_disrupted=True) == "Ignore"
+    assert decided(1) == "Count"
+    assert every(main, "restartPolicy") == ["Never"]  # else the kubelet restarts a halted container by itself
+    if case == "jobset":
+        first, second = main["spec"]["failurePolicy"]["rules"]
+        assert (first["action"], first["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
+        assert second["action"] == "RestartJob"  # its replica alone
+
+
+@pytest.mark.parametrize(
+    ("case", "old", "new", "said"),
+    [
+        ("job", "completionMode: Indexed", "completionMode: Index", "completionMode Index"),
+        ("job", "restartPolicy: Never", "restartPolicy: Sometimes", "restartPolicy Sometimes"),
+        ("job", "memory: 16Gi", "memory: 16 gigs", "quantity 16 gigs"),
+        ("job", "backoffLimit: 16", "backofLimit: 16", "backofLimit"),
+        ("job", "backoffLimit: 16", 'backoffLimit: "16"', "is not of type"),
+        ("job", "containerName: trainer", "containerName: trainers", "no container trainers"),
+        (
+            "job",
+            'selector: {"composer-rl/job": "run"}',
+            'selector: {"composer-rl/job": "runs"}',
+            "Service selects no pod",
+        ),
+        ("job", "- {name: data, mountPath", "- {name: date, mountPath", "volume"),
+        ("job", 'metadata: {name: "run"', 'metadata: {name: "Run_1"', "name Run_1"),
+        ("job-all", '"effect": "NoExecute"', '"effect": "NoExec"', "effect NoExec"),
+        ("jobset", "action: FailJobSet", "action: StopJobSet", "is not one of"),
+        ("jobset", "replicatedJobs:", "replicatedJob:", "replicatedJob"),
+        ("jobset", "publishNotReadyAddresses: true", "publishNotReady: true", "publishNotReady"),
+        ("jobset", "replicas: 4", 'replicas: "4"', "is not of type"),
+        (
+            "eks",
+            'serviceAccountName: "composer-rl"',
+            'serviceAccountName: "other"',
+            "no service account other",
+        ),
+        ("kuberay", "rayClusterSpec:", "rayCluster:", "rayCluster"),
+        ("kuberay", "submissionMode: K8sJobMode", "submissionMode: JobMode", "submissionMode JobMode"),
+        ("kuberay", "groupName: rollouts", "group: rollouts", "group"),
+    ],
+)
+def test_a_planted_error_is_found(case: str, old: str, new: str, said: str) -> None:
+    text = manifests(CASES[case][0], **CASES[case][1])
+    assert old in text
+    assert any(said in one for one in problems(text.replace(old, new)))

@@ -52,6 +52,15 @@ def replaced(replica: int, *, where: str) -> UsageError:
     )
 
 
+def over(round_idx: int, last: int) -> NothingToDoError:
+    return NothingToDoError(
+        "CR1106",
+        f"the run ended without this replica, whose weights are those after outer step {round_idx} of {last}.",
+        where="replicas",
+        fix="take the model of another replica's run folder.",
+    )
+
+
 def damaged(what: str) -> InputError:
     return InputError(
         "CR1107",

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from composer_replication.replicas.outer_step import OuterState
+from composer_replication.replicas.replica_errors import over
 from composer_replication.replicas.rounds import Merge, Rounds, State
 from composer_replication.replicas.run_records import RunEnd
 
@@ -44,8 +45,8 @@ class ReplicaLoop:
         self._replica, self._interval, self._delay = replica, interval, delay
         self._on_merge = on_merge
         self._num_rounds = 0
-        self._tokens_sent = 0
-        self._tokens = 0
+        self._tokens_sent: dict[int, int] = {}  # by fragment: how many had been seen when it was offered last
+        self._tokens = self._first_tokens = 0
         self._step = 0
         self._offered_at: int | None = None
         self.round_idx = 0
@@ -53,8 +54,9 @@ class ReplicaLoop:
     def begin(self, identity: Mapping[str, str], *, max_steps: int, step: int, tokens: int) -> RunEnd | None:
         """Join, and take over the outer state of the run; the end of a run that is over already."""
         self._num_rounds = -(-max_steps // self._interval)
-        self._step, self._tokens, self._tokens_sent = step, tokens, tokens
-        found = self._rounds.join(identity, self._state.dump())
+        self._step, self._tokens, self._tokens_sent = step, tokens, {}
+        self._first_tokens = tokens
+        found = self._rounds.join(identity, self._state.dump)
         if found is not None:
             self._take(found)
         self._catch_up()
@@ -79,16 +81,25 @@ class ReplicaLoop:
         return self._rounds.ended()
 
     def finish(self) -> RunEnd:
-        """All steps are taken: the last rounds, without training; the live weights become the outer ones."""
+        """All steps are taken: the last rounds, without training; the live weights become the outer ones.
+
+        Raises:
+            NothingToDoError: the others ended the run without this replica (CR1106).
+        """
         end: RunEnd | None = None
         if self._offered_at is not None:
             end = self._merge()
-        while end is None and self.round_idx < self._num_rounds + len(self._state.fragments) - 1:
+        self._catch_up()
+        last = self._num_rounds + len(self._state.fragments) - 1
+        while end is None and self.round_idx < last:
             self._offer()
             end = self._merge()
+        if end is not None and end.kind == "halted":
+            return end
+        if self.round_idx < last:
+            raise over(self.round_idx, last)
         self._state.take_outer()
-        own = RunEnd("finished", self.round_idx, self._replica)
-        return end if end is not None and end.kind == "halted" else self._rounds.finish(own, self._state.dump)
+        return self._rounds.finish(RunEnd("finished", self.round_idx, self._replica), self._state.dump)
 
     def halt(self, reason: str) -> RunEnd:
         """This replica's guard has fired: all stop for its reason, or for that of one which fired before."""
@@ -100,7 +111,9 @@ class ReplicaLoop:
 
     def _offer(self) -> None:
         fragment = self._state.of_round(self.round_idx)
-        tokens, self._tokens_sent = self._tokens - self._tokens_sent, self._tokens
+        turn = self.round_idx % len(self._state.fragments)
+        tokens = self._tokens - self._tokens_sent.get(turn, self._first_tokens)
+        self._tokens_sent[turn] = self._tokens
         self._rounds.offer(
             self.round_idx, fragment.offer(), tokens=tokens, fingerprint=self._state.fingerprint()
         )

@@ -36,8 +36,8 @@ class Rounds(Protocol):
     def check(self, identity: Mapping[str, str]) -> None:
         """Before anything is loaded: the others can be reached, and their run is this one."""
 
-    def join(self, identity: Mapping[str, str], state: bytes) -> State | None:
-        """Take part from now on; the state to take over, None where this replica's own counts."""
+    def join(self, identity: Mapping[str, str], dump: Callable[[], bytes]) -> State | None:
+        """Take part from now on; ``dump`` gives this replica's outer state, at any time. None where that counts."""
 
     def offer(self, round_idx: int, payload: bytes, *, tokens: int, fingerprint: str) -> None:
         """Send what this replica learned; ``fingerprint`` is that of its outer state."""

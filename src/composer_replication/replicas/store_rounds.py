@@ -80,7 +80,8 @@ class StoreRounds:
     def check(self, identity: Mapping[str, str]) -> None:
         self._records.agree(identity)
 
-    def join(self, identity: Mapping[str, str], state: bytes) -> State | None:
+    def join(self, identity: Mapping[str, str], dump: Callable[[], bytes]) -> State | None:
+        state = dump()
         if self._store.read("run") is None:  # the state first, so that a run which is there has one
             self._keep(0, state)
         first = self._records.agree(identity, {"first_state": hashlib.sha256(state).hexdigest()})

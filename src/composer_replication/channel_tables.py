@@ -227,7 +227,8 @@ class ReplicasSection(Section):
     away is sent the next time. ``fragments`` of the weights take turns, so that ``sync_every / fragments`` steps lie between two outer
     steps; ``delay`` steps are trained while one is under way. ``min_replicas`` have to take part; the others are waited
     for ``grace_seconds`` more, and ``min_replicas`` for ``deadline_seconds`` at most, as are all in the first outer step.
-    ``lighthouse`` is HOST:PORT of ``composer-rl replicas lighthouse``, with torchft. With one replica nothing of this is built.
+    With torchft, ``lighthouse`` is HOST:PORT of ``composer-rl replicas lighthouse``, and ``interface`` the address of this machine at
+    which the other replicas reach it. With one replica nothing of this is built.
     """
 
     transport: str
@@ -242,6 +243,7 @@ class ReplicasSection(Section):
     grace_seconds: float = Field(60.0, gt=0.0)
     deadline_seconds: float = Field(600.0, gt=0.0)
     lighthouse: str = ""
+    interface: str = "127.0.0.1"
 
     @property
     def interval(self) -> int:
@@ -259,7 +261,7 @@ class ReplicasSection(Section):
         if self.transport != "torchft" and "://" not in self.transport:
             raise ValueError('transport is neither "torchft" nor an address such as s3://bucket/run-7')
         if self.transport != "torchft":
-            refuse_idle(self, ("lighthouse",), "with an object store")
+            refuse_idle(self, ("lighthouse", "interface"), "with an object store")
         return self
 
 

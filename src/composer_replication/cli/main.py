@@ -32,6 +32,7 @@ VERBS = (
     "tasks_verb",
     "recipe_verb",
     "train_verb",
+    "replicas_verb",
     "eval_verb",
     "report_verb",
     "guard_verb",

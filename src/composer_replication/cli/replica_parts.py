@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from composer_replication import __version__
 from composer_replication.cli.needed_packages import needs_extra
-from composer_replication.errors import NothingToDoError, UsageError
+from composer_replication.errors import MissingError, NothingToDoError, UsageError
 
 if TYPE_CHECKING:
     from composer_replication.channel_tables import ReplicasSection
@@ -160,4 +161,39 @@ def _store_rounds(options: ReplicasSection, number: int) -> Rounds:
 
 
 def _torchft_rounds(options: ReplicasSection, number: int) -> Rounds:
-    raise NotImplementedError
+    quiet_torchft()
+    with needs_extra("replicas", "torchft"):
+        from composer_replication.replicas.torchft_rounds import TorchftRounds
+
+    return TorchftRounds(
+        lighthouse=options.lighthouse,
+        token=replica_token(),
+        replica=number,
+        num_replicas=options.num_replicas,
+        min_replicas=options.min_replicas,
+        grace_seconds=options.grace_seconds,
+        deadline_seconds=options.deadline_seconds,
+        host=options.interface,
+    )
+
+
+def replica_token() -> str:
+    """What replicas on one network show each other.
+
+    Raises:
+        MissingError: it is not in the environment (CR1101).
+    """
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    if not token:
+        raise MissingError(
+            "CR1101",
+            "the replicas' shared token is missing.",
+            where=TOKEN_VARIABLE,
+            fix=f"export {TOKEN_VARIABLE}=... with the same secret for the lighthouse and every replica.",
+        )
+    return token
+
+
+def quiet_torchft() -> None:
+    """Before torchft is loaded: it would write a line on standard error for everything that it does."""
+    os.environ.setdefault("RUST_LOG", "error")

@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 _QUORUM_SECONDS = 30.0  # one try; between two the end-of-run mark is read
 _END_EVERY_SECONDS = 5.0
+_RETRY_SECONDS = 0.5
 _HEADER = struct.Struct("<qqqq16s")  # replica, round, tokens, bytes that follow, outer state
 _JOINING = -1  # the round in which all begin
 
@@ -84,7 +85,7 @@ class TorchftRounds:
         self._healed: tuple[int, bytes] | None = None
         self._decided: Merge | None = None
         self._offer: tuple[int, bytes, int, str] = (_JOINING, b"", 0, "")
-        self._round_idx = 0
+        self._round_idx = _JOINING
         self._looked_at = 0.0
         self.num_bytes: Counter[str] = client.num_bytes
 
@@ -111,9 +112,8 @@ class TorchftRounds:
         self._wait_for_all()
         self._open_manager()
         found = self._exchange(_JOINING, b"", 0, "")
-        if isinstance(found, State):
-            return found
-        return None
+        self._round_idx = max(self._round_idx, 0)
+        return found if isinstance(found, State) else None
 
     def offer(self, round_idx: int, payload: bytes, *, tokens: int, fingerprint: str) -> None:
         self._offer = (round_idx, payload, tokens, fingerprint)
@@ -212,18 +212,20 @@ class TorchftRounds:
                 self._manager.start_quorum()
             except Exception as error:  # noqa: BLE001 - whatever torchft says, it is tried again
                 logger.warning("replicas: no quorum yet: %s", error)
+                time.sleep(_RETRY_SECONDS)
                 continue
             if self._healed is not None:
                 healed = self._healed
                 round_idx, payload, tokens, fingerprint = healed[0], b"", 0, ""
             merge = self._vote(round_idx, payload, tokens, fingerprint)
             if merge is None:
+                time.sleep(_RETRY_SECONDS)
                 continue
             if healed is None:
                 return merge
             self._decided = merge if merge.contributions else None
-            self._round_idx = healed[0]
-            return State(*healed)
+            self._round_idx = max(healed[0], 0)
+            return State(self._round_idx, healed[1])
         raise too_few(0, self._min_replicas, self._deadline_seconds, where=self._lighthouse)
 
     def _vote(self, round_idx: int, payload: bytes, tokens: int, fingerprint: str) -> Merge | None:
@@ -236,6 +238,8 @@ class TorchftRounds:
                 contributions, fingerprints = self._gather(round_idx, payload, tokens, fingerprint)
         except Exception as error:  # noqa: BLE001 - the vote says so, and the round is taken again
             self._manager.report_error(error)
+        if (trouble := self._manager.errored()) is not None:
+            logger.warning("replicas: the round is taken again: %s", trouble.original_exception)
         try:
             has_all = self._manager.should_commit()
         except Exception:  # noqa: BLE001 - no vote is no yes

@@ -24,17 +24,9 @@ from safetensors.torch import load, save
 
 from composer_replication.replicas.outer_precision import Precision, decode, encode
 from composer_replication.replicas.replica_errors import damaged
+from composer_replication.replicas.rounds import Contribution
 
 Named = tuple[str, torch.nn.Parameter]
-
-
-@dataclass(frozen=True, slots=True)
-class Contribution:
-    """What one replica sent for one outer step; ``tokens`` is its weight in the mean."""
-
-    replica: int
-    tokens: int
-    payload: bytes
 
 
 @dataclass(frozen=True, slots=True)

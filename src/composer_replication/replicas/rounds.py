@@ -7,8 +7,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from composer_replication.replicas.outer_step import Contribution
 from composer_replication.replicas.run_records import RunEnd
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """What one replica sent for one outer step; ``tokens`` is its weight in the mean."""
+
+    replica: int
+    tokens: int
+    payload: bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from composer_replication.replicas.object_store import Store
-from composer_replication.replicas.outer_step import Contribution
 from composer_replication.replicas.replica_errors import damaged, too_few
-from composer_replication.replicas.rounds import Merge, State
+from composer_replication.replicas.rounds import Contribution, Merge, State
 from composer_replication.replicas.run_records import RunEnd, RunRecords
 
 POLL_SECONDS = 0.5

@@ -30,10 +30,9 @@ from torchft.checkpointing.transport import CheckpointTransport
 from torchft.manager import Manager
 from torchft.process_group import ProcessGroupGloo
 
-from composer_replication.replicas.outer_step import Contribution
 from composer_replication.replicas.record_server import RecordClient, RecordServer
 from composer_replication.replicas.replica_errors import damaged, too_few, unreachable
-from composer_replication.replicas.rounds import Merge, State
+from composer_replication.replicas.rounds import Contribution, Merge, State
 from composer_replication.replicas.run_records import RunEnd, RunRecords
 
 logger = logging.getLogger(__name__)
@@ -86,7 +85,8 @@ class TorchftRounds:
         self._decided: Merge | None = None
         self._offer: tuple[int, bytes, int, str] = (_JOINING, b"", 0, "")
         self._round_idx = _JOINING
-        self._looked_at = 0.0
+        self._looked_at = self._begin_by = 0.0
+        self._num_expected = 1
         self.num_bytes: Counter[str] = client.num_bytes
 
     # ---- Rounds ---------------------------------------------------------------------------------
@@ -156,9 +156,10 @@ class TorchftRounds:
 
     def _wait_for_all(self) -> None:
         """Until every replica has been there once, or the deadline has passed."""
-        give_up_at = time.monotonic() + self._deadline_seconds
-        while time.monotonic() < give_up_at and self._records.end() is None:
+        self._begin_by = time.monotonic() + self._deadline_seconds / 2
+        while time.monotonic() < self._begin_by and self._records.end() is None:
             recent, left = self._records.roll_call(0)
+            self._num_expected = len(recent)
             if len(recent | left) >= self._num_replicas:
                 return
             time.sleep(0.2)
@@ -234,11 +235,13 @@ class TorchftRounds:
         contributions: list[Contribution] = []
         fingerprints: set[bytes] = set()
         try:
+            if round_idx == _JOINING and self._group.size() < self._num_expected and time.monotonic() < self._begin_by:
+                raise RuntimeError("not all replicas of the run are there yet")
             if self._manager.errored() is None:
                 contributions, fingerprints = self._gather(round_idx, payload, tokens, fingerprint)
         except Exception as error:  # noqa: BLE001 - the vote says so, and the round is taken again
             self._manager.report_error(error)
-        if (trouble := self._manager.errored()) is not None:
+        if (trouble := self._manager.errored()) is not None and round_idx != _JOINING:
             logger.warning("replicas: the round is taken again: %s", trouble.original_exception)
         try:
             has_all = self._manager.should_commit()

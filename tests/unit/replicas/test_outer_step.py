@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from composer_replication.errors import InputError
 from composer_replication.replicas.outer_precision import BLOCK, decode, encode, num_bytes
-from composer_replication.replicas.outer_step import Contribution, Fragment, OuterState, check_cover, divided
+from composer_replication.replicas.outer_step import Fragment, OuterState, check_cover, divided
+from composer_replication.replicas.rounds import Contribution
 
 
 def parameter(*values: float) -> torch.nn.Parameter:

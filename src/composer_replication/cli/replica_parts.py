@@ -39,7 +39,7 @@ class Replica:
             NothingToDoError: there are fewer tasks than replicas (CR0604).
         """
         dealt = list(tasks.train)
-        random.Random(seed).shuffle(dealt)
+        random.Random(seed).shuffle(dealt)  # noqa: S311 - a division that all replicas share
         own = tuple(dealt[self.number :: self.options.num_replicas])
         if len(dealt) < self.options.num_replicas:
             raise NothingToDoError(
@@ -84,7 +84,10 @@ class Replica:
 def add_replica_flags(parser: argparse.ArgumentParser) -> None:
     """``--replica I --of N``."""
     parser.add_argument(
-        "--replica", metavar="I", type=int, help="join as replica I, counted from 0; the recipe has [replicas]"
+        "--replica",
+        metavar="I",
+        type=int,
+        help="join as replica I, counted from 0; the recipe has [replicas]",
     )
     parser.add_argument("--of", dest="num_replicas", metavar="N", type=int, help="sets replicas.num_replicas")
 
@@ -116,7 +119,9 @@ def open_replica(config: RunConfig, number: int | None) -> Iterator[Replica | No
     if options is None or options.num_replicas == 1 or number is None:
         yield None
         return
-    rounds = _torchft_rounds(options, number) if options.transport == "torchft" else _store_rounds(options, number)
+    rounds = (
+        _torchft_rounds(options, number) if options.transport == "torchft" else _store_rounds(options, number)
+    )
     try:
         yield Replica(number, options, rounds)
     finally:
@@ -165,7 +170,7 @@ def _torchft_rounds(options: ReplicasSection, number: int) -> Rounds:
     with needs_extra("replicas", "torchft"):
         from composer_replication.replicas.torchft_rounds import TorchftRounds
 
-    return TorchftRounds(
+    rounds = TorchftRounds(
         lighthouse=options.lighthouse,
         token=replica_token(),
         replica=number,
@@ -175,6 +180,8 @@ def _torchft_rounds(options: ReplicasSection, number: int) -> Rounds:
         deadline_seconds=options.deadline_seconds,
         host=options.interface,
     )
+    rounds.probe()
+    return rounds
 
 
 def replica_token() -> str:

@@ -28,7 +28,9 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     start.add_argument("recipe", metavar="RECIPE.toml", type=Path)
     start.add_argument("--local", metavar="N", type=int, required=True, help="how many replicas")
     start.add_argument("--set", dest="overrides", metavar="KEY=VALUE", action="append", default=[])
-    start.add_argument("--out", metavar="RUNS", type=Path, help="folder of all run folders (default: runs/NAME)")
+    start.add_argument(
+        "--out", metavar="RUNS", type=Path, help="folder of all run folders (default: runs/NAME)"
+    )
     start.add_argument("--resume", action="store_true", help="go on where the replicas were")
     start.set_defaults(run=f"{_HERE}:run_start", render=f"{_HERE}:render_start")
     light = verbs.add_parser(
@@ -39,8 +41,15 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
         "secret that replicas must show. torchft's own port asks for none: bind it to a private network.",
     )
     light.add_argument("--bind", metavar="HOST:PORT", default=f"127.0.0.1:{_LIGHTHOUSE_PORT}")
-    light.add_argument("--min-replicas", metavar="N", type=int, default=1, help="without which there is no quorum")
-    light.add_argument("--grace-seconds", metavar="S", type=float, default=60.0, help="how long a quorum waits for all")
+    light.add_argument(
+        "--min-replicas", metavar="N", type=int, default=1, help="without which there is no quorum"
+    )
+    light.add_argument(
+        "--grace-seconds", metavar="S", type=float, default=60.0, help="how long a quorum waits for all"
+    )
+    light.add_argument(
+        "--records", metavar="FOLDER", type=Path, help="keep the run's records there, for a restart"
+    )
     light.set_defaults(run=f"{_HERE}:run_lighthouse", render=f"{_HERE}:render_lighthouse")
 
 
@@ -55,7 +64,9 @@ def run_start(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
     from composer_replication.errors import UsageError
 
     if args.local < 1:
-        raise UsageError("CR0206", f"--local {args.local} is not at least 1.", where="composer-rl replicas start")
+        raise UsageError(
+            "CR0206", f"--local {args.local} is not at least 1.", where="composer-rl replicas start"
+        )
     out = (args.out or Path("runs") / args.recipe.resolve().parent.name).resolve()
     overrides = dict(parse_override(text) for text in args.overrides) | {"replicas.num_replicas": args.local}
     if "replicas" not in read_table(args.recipe) and "replicas.transport" not in overrides:
@@ -71,8 +82,7 @@ def run_start(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
             stack.callback(_open_lighthouse(environment[TOKEN_VARIABLE], "127.0.0.1", port, options).close)
         children: list[Popen[bytes]] = []
         stack.callback(_end_all, children)
-        for number in range(args.local):
-            children.append(_child(args, number, out, overrides, environment))
+        children.extend(_child(args, number, out, overrides, environment) for number in range(args.local))
         codes = [child.wait() for child in children]
     rows = [_row(out / f"replica-{number}", code) for number, code in enumerate(codes)]
     is_halted = 5 in codes
@@ -89,14 +99,16 @@ def run_lighthouse(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
 
     host, _, port = args.bind.rpartition(":")
     if not host or not port.isdecimal():
-        raise UsageError("CR0206", f"--bind {args.bind!r} is not HOST:PORT.", where="composer-rl replicas lighthouse")
+        raise UsageError(
+            "CR0206", f"--bind {args.bind!r} is not HOST:PORT.", where="composer-rl replicas lighthouse"
+        )
     options = ReplicasSection(
         transport="torchft",
         num_replicas=max(args.min_replicas, 1),
         min_replicas=args.min_replicas,
         grace_seconds=args.grace_seconds,
     )
-    lighthouse = _open_lighthouse(replica_token(), host, int(port), options)
+    lighthouse = _open_lighthouse(replica_token(), host, int(port), options, args.records)
     try:
         signal.sigwait({signal.SIGINT, signal.SIGTERM})
     except KeyboardInterrupt:
@@ -118,7 +130,7 @@ def render_lighthouse(result: dict[str, Any]) -> str:
     return f"lighthouse {result['lighthouse']} closed"
 
 
-def _open_lighthouse(token: str, host: str, port: int, options: Any) -> Any:
+def _open_lighthouse(token: str, host: str, port: int, options: Any, folder: Path | None = None) -> Any:
     from composer_replication.cli.needed_packages import needs_extra
     from composer_replication.cli.replica_parts import quiet_torchft
 
@@ -132,6 +144,7 @@ def _open_lighthouse(token: str, host: str, port: int, options: Any) -> Any:
         port=port,
         min_replicas=options.min_replicas,
         grace_seconds=options.grace_seconds,
+        folder=folder,
     )
 
 
@@ -149,7 +162,13 @@ def _child(
     words = ["train", str(args.recipe), "--out", str(folder), *settings, "--replica", str(number), "--quiet"]
     with (out / f"replica-{number}.log").open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "composer_replication.cli.main", *words, *(["--resume"] if args.resume else [])],
+            [
+                sys.executable,
+                "-m",
+                "composer_replication.cli.main",
+                *words,
+                *(["--resume"] if args.resume else []),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

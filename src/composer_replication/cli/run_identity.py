@@ -13,5 +13,10 @@ def recipe_sha256(config: RunConfig) -> str:
 
     Defaults are left out, so that a key which a later version adds makes no other run of it.
     """
-    table = config.model_dump(mode="json", exclude_none=True, exclude_defaults=True, exclude={"ray": True, "replicas": {"interface", "lighthouse"}})
+    table = config.model_dump(
+        mode="json",
+        exclude_none=True,
+        exclude_defaults=True,
+        exclude={"ray": True, "replicas": {"interface", "lighthouse"}},
+    )
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()

@@ -148,7 +148,15 @@ def _run(
         if cluster is not None:
             progress(f"ray: {cluster.options.num_actors} actors attempt and grade tasks")
         parts = _open_parts(
-            config, recipe_folder, folder, store, tasks, replica, cluster=cluster, quiet=quiet, progress=progress
+            config,
+            recipe_folder,
+            folder,
+            store,
+            tasks,
+            replica=replica,
+            cluster=cluster,
+            quiet=quiet,
+            progress=progress,
         )
         stack.callback(parts.sampler.grader.close)
         before = _measure_once(parts, "before", progress)
@@ -179,8 +187,8 @@ def _open_parts(
     folder: RunFolder,
     store: TaskStore,
     tasks: RunTasks,
-    replica: Replica | None,
     *,
+    replica: Replica | None,
     cluster: RolloutCluster | None,
     quiet: bool,
     progress: Callable[[str], None],
@@ -207,7 +215,9 @@ def _open_parts(
     limit_cpu_threads(config)
     arguments = trl_arguments(config, folder)
     if replica is not None:
-        arguments.seed = (config.seed + replica.number) % 2**32  # of sampling; model and tasks follow the run's
+        arguments.seed = (
+            config.seed + replica.number
+        ) % 2**32  # of sampling; model and tasks follow the run's
     method = resolve_method(config)
     check_num_prompts(config, arguments, len(rows))
     progress(f"model: loading {config.model.name}")
@@ -253,7 +263,10 @@ def _open_parts(
         )
     if replica is not None:
         identity = identity_of(
-            config, tasks=store.fingerprint, split=tasks.split.fingerprint if tasks.split else "", model=model_sha
+            config,
+            tasks=store.fingerprint,
+            split=tasks.split.fingerprint if tasks.split else "",
+            model=model_sha,
         )
         replica.attach(trainer, folder, identity)
     trainer.check_channel_model()

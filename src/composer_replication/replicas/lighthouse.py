@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from torchft.coordination import LighthouseServer
 
 from composer_replication.replicas.record_server import RecordServer
@@ -18,6 +20,7 @@ class Lighthouse:
         min_replicas: without which there is no quorum.
         grace_seconds: how long a quorum waits for replicas that are alive and have not come yet.
         heartbeat_seconds: without a sign of life a replica counts as gone.
+        folder: where the records of the run outlive this process; None for memory alone.
 
     Raises:
         MissingError: a port is in use, or the interface is not there (CR1101).
@@ -32,10 +35,11 @@ class Lighthouse:
         min_replicas: int = 1,
         grace_seconds: float = 60.0,
         heartbeat_seconds: float = 5.0,
+        folder: Path | None = None,
     ) -> None:
         self.address = f"{host}:{port}"
         try:
-            self._records = RecordServer(token, host=host, port=port + 1, takes_records=True)
+            self._records = RecordServer(token, host=host, port=port + 1, takes_records=True, folder=folder)
         except (OSError, ValueError) as error:
             raise unreachable("the lighthouse's port", error, where=f"{host}:{port + 1}") from error
         try:

@@ -149,7 +149,9 @@ def open_store(address: str, *, patience_seconds: float = 60.0) -> ObjectStore:
     parts = urlsplit(address)
     shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
     if parts.scheme not in SCHEMES:
-        raise unreachable("the object store", f"{parts.scheme!r} is none of {', '.join(SCHEMES)}", where=shown)
+        raise unreachable(
+            "the object store", f"{parts.scheme!r} is none of {', '.join(SCHEMES)}", where=shown
+        )
     if "@" in parts.netloc or parts.query:
         raise unreachable("the object store", "the address holds credentials or options", where=shown)
     options: dict[str, Any] = {}

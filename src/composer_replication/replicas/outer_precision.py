@@ -45,8 +45,14 @@ def decode(payload: bytes, num_values: int, precision: Precision) -> torch.Tenso
         InputError: the bytes have another length (CR1107).
     """
     if len(payload) != num_bytes(num_values, precision):
-        raise damaged(f"an outer gradient has {len(payload)} bytes in place of {num_bytes(num_values, precision)}")
-    raw = torch.frombuffer(bytearray(payload), dtype=torch.uint8) if payload else torch.empty(0, dtype=torch.uint8)
+        raise damaged(
+            f"an outer gradient has {len(payload)} bytes in place of {num_bytes(num_values, precision)}"
+        )
+    raw = (
+        torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+        if payload
+        else torch.empty(0, dtype=torch.uint8)
+    )
     if precision == "fp32":
         return raw.view(torch.float32)
     if precision == "bf16":

@@ -40,14 +40,18 @@ class MergeFigures:
 class Fragment:
     """Part of the weights: their outer value, the outer optimiser's momentum and what rounding has left."""
 
-    def __init__(self, parameters: Sequence[Named], *, lr: float, momentum: float, precision: Precision) -> None:
+    def __init__(
+        self, parameters: Sequence[Named], *, lr: float, momentum: float, precision: Precision
+    ) -> None:
         self.parameters = list(parameters)
         self._precision: Precision = precision
         self.outer = _flat(self.parameters)
         self.momentum = torch.zeros_like(self.outer)
         self._lr, self._momentum = lr, momentum
         self._left = torch.zeros_like(self.outer)
-        self._sent: tuple[torch.Tensor, torch.Tensor] | None = None  # the weights when sent; what is left once merged
+        self._sent: tuple[torch.Tensor, torch.Tensor] | None = (
+            None  # the weights when sent; what is left once merged
+        )
 
     def offer(self) -> bytes:
         """What this replica learned since the last merge, as bytes.
@@ -170,7 +174,9 @@ class OuterState:
 
     def _check_shapes(self, tensors: Mapping[str, torch.Tensor]) -> None:
         wanted = {
-            f"{kind}.{n}": part.outer.shape for n, part in enumerate(self.fragments) for kind in ("outer", "momentum")
+            f"{kind}.{n}": part.outer.shape
+            for n, part in enumerate(self.fragments)
+            for kind in ("outer", "momentum")
         }
         if {name: tensor.shape for name, tensor in tensors.items()} != wanted:
             raise damaged("the outer state is of another model or in other fragments")

@@ -20,9 +20,11 @@ import urllib.request
 from collections import Counter
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import TracebackType
 
 from composer_replication.replicas.replica_errors import damaged, unreachable
+from composer_replication.run_folder import write_atomic
 
 _MOST_BYTES_OF_A_RECORD = 2**20
 _PAUSE_SECONDS = 0.5
@@ -36,16 +38,26 @@ class RecordServer:
         host: the interface to listen on.
         port: 0 for any that is free.
         takes_records: whether others may create; otherwise only this process puts something in.
+        folder: where records that others created outlive this process.
 
     Raises:
         ValueError: no token.
         OSError: the port is in use.
     """
 
-    def __init__(self, token: str, *, host: str = "127.0.0.1", port: int = 0, takes_records: bool = False) -> None:
+    def __init__(
+        self,
+        token: str,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        takes_records: bool = False,
+        folder: Path | None = None,
+    ) -> None:
         if not token:
             raise ValueError("a record server needs a token")
-        self.records: dict[str, bytes] = {}
+        self._folder = folder
+        self.records = {} if folder is None else _kept(folder)
         self.lock = threading.Lock()
         self._server = ThreadingHTTPServer((host, port), _handler(self, token, takes_records=takes_records))
         self._server.daemon_threads = True
@@ -56,8 +68,17 @@ class RecordServer:
     def __enter__(self) -> RecordServer:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Whether ``key`` holds ``data`` now; kept before anybody is told."""
+        with self.lock:
+            if key not in self.records and self._folder is not None:
+                write_atomic(self._folder / key.encode().hex(), data)
+            return self.records.setdefault(key, data) == data
 
     def close(self) -> None:
         self._server.shutdown()
@@ -85,9 +106,7 @@ def _handler(owner: RecordServer, token: str, *, takes_records: bool) -> type[Ba
                 self._answer(405, b"")
                 return
             data = self.rfile.read(length)
-            with owner.lock:
-                is_ours = owner.records.setdefault(self.path.removeprefix("/"), data) == data
-            self._answer(201 if is_ours else 409, b"")
+            self._answer(201 if owner.create(self.path.removeprefix("/"), data) else 409, b"")
 
         def _is_allowed(self) -> bool:
             offered = self.headers.get("Authorization", "")
@@ -110,6 +129,11 @@ def _handler(owner: RecordServer, token: str, *, takes_records: bool) -> type[Ba
     return Handler
 
 
+def _kept(folder: Path) -> dict[str, bytes]:
+    names = [path for path in folder.glob("*") if not path.name.startswith(".")] if folder.is_dir() else []
+    return {bytes.fromhex(path.name).decode(): path.read_bytes() for path in names}
+
+
 class RecordClient:
     """A ``Store`` at a ``RecordServer``.
 
@@ -127,12 +151,12 @@ class RecordClient:
 
     def create(self, key: str, data: bytes, *, kind: str = "records") -> bool:
         self.num_bytes[f"sent/{kind}"] += len(data)
-        return self._ask("PUT", key, data)[0] == 201  # noqa: PLR2004 - created
+        return self._ask("PUT", key, data)[0] == 201
 
     def read(self, key: str, *, kind: str = "records") -> bytes | None:
         status, data = self._ask("GET", key)
         self.num_bytes[f"received/{kind}"] += len(data)
-        return data if status == 200 else None  # noqa: PLR2004 - found
+        return data if status == 200 else None
 
     def names(self, prefix: str) -> list[str]:
         found: list[str] = json.loads(self._ask("GET", f"{prefix}/")[1])
@@ -148,12 +172,17 @@ class RecordClient:
                 return self._ask_once(method, key, data)
             except (OSError, EOFError) as error:
                 if time.monotonic() >= give_up_at:
-                    raise unreachable("the lighthouse or another replica", error, where=self.address) from error
+                    raise unreachable(
+                        "the lighthouse or another replica", error, where=self.address
+                    ) from error
             time.sleep(_PAUSE_SECONDS)
 
     def _ask_once(self, method: str, key: str, data: bytes | None) -> tuple[int, bytes]:
         request = urllib.request.Request(  # noqa: S310 - http, and the address is the run's own
-            f"{self.address}/{key}", data=data, method=method, headers={"Authorization": f"Bearer {self._token}"}
+            f"{self.address}/{key}",
+            data=data,
+            method=method,
+            headers={"Authorization": f"Bearer {self._token}"},
         )
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
@@ -161,7 +190,7 @@ class RecordClient:
                 body, status, sha = answer.read(), answer.status, answer.headers.get("X-Sha256")
         except urllib.error.HTTPError as error:
             if error.code not in {404, 409}:
-                said = "the token is wrong" if error.code == 401 else f"HTTP {error.code}"  # noqa: PLR2004
+                said = "the token is wrong" if error.code == 401 else f"HTTP {error.code}"
                 raise unreachable("the lighthouse or another replica", said, where=self.address) from error
             return error.code, b""
         if hashlib.sha256(body).hexdigest() != sha:

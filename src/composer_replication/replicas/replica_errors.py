@@ -17,6 +17,7 @@ def unreachable(what: str, why: object, *, where: str) -> MissingError:
 
 
 def creates_twice(where: str) -> UsageError:
+    """A store on which no vote could be held."""
     return UsageError(
         "CR1102",
         "this store lets an object be created twice, so two replicas could both win a vote.",
@@ -26,6 +27,7 @@ def creates_twice(where: str) -> UsageError:
 
 
 def unequal(names: list[str], *, where: str) -> UsageError:
+    """A replica of another run; ``names`` say what differs."""
     return UsageError(
         "CR1103",
         f"this replica differs from the run that it would join in: {', '.join(names)}.",
@@ -35,6 +37,7 @@ def unequal(names: list[str], *, where: str) -> UsageError:
 
 
 def too_few(found: int, needed: int, seconds: float, *, where: str) -> NothingToDoError:
+    """The deadline has passed without enough replicas."""
     return NothingToDoError(
         "CR1104",
         f"{found} of at least {needed} replicas came within {seconds:g} seconds.",
@@ -44,6 +47,7 @@ def too_few(found: int, needed: int, seconds: float, *, where: str) -> NothingTo
 
 
 def replaced(replica: int, *, where: str) -> UsageError:
+    """A newer process is this replica now."""
     return UsageError(
         "CR1105",
         f"another process has joined as replica {replica}, and this one gives way.",
@@ -53,6 +57,7 @@ def replaced(replica: int, *, where: str) -> UsageError:
 
 
 def over(round_idx: int, last: int) -> NothingToDoError:
+    """Everybody else has finished."""
     return NothingToDoError(
         "CR1106",
         f"the run ended without this replica, whose weights are those after outer step {round_idx} of {last}.",
@@ -62,6 +67,7 @@ def over(round_idx: int, last: int) -> NothingToDoError:
 
 
 def damaged(what: str) -> InputError:
+    """Weights or bytes that must not be used; ``what`` is the sentence."""
     return InputError(
         "CR1107",
         f"{what}.",

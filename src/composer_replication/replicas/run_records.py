@@ -101,7 +101,9 @@ class RunRecords:
             prefix = f"{replica}-{lease}-"
             if f"{prefix}left" in names:
                 left.add(replica)
-            elif any(int(n.rpartition("-")[2]) >= round_idx - 1 for n in names if n.startswith(f"{prefix}joined-")):
+            elif any(
+                int(n.rpartition("-")[2]) >= round_idx - 1 for n in names if n.startswith(f"{prefix}joined-")
+            ):
                 recent.add(replica)
         return recent, left
 

@@ -103,7 +103,9 @@ class StoreRounds:
 
     def collect(self, round_idx: int) -> Merge | State | RunEnd:
         start, quorum_since = time.monotonic(), None
-        before = self._members(self._read_merge(round_idx - 1)) if round_idx else set(range(self._num_replicas))
+        before = (
+            self._members(self._read_merge(round_idx - 1)) if round_idx else set(range(self._num_replicas))
+        )
         patience = self._grace_seconds if round_idx else self._deadline_seconds
         while True:
             found = self.decided(round_idx) or self._end_if_due()

@@ -77,7 +77,9 @@ class TorchftRounds:
         self._grace_seconds, self._deadline_seconds = grace_seconds, deadline_seconds
         name, _, port = lighthouse.rpartition(":")
         if not name or not port.isdecimal():
-            raise unreachable("the lighthouse", f"{lighthouse!r} is not HOST:PORT", where="replicas.lighthouse")
+            raise unreachable(
+                "the lighthouse", f"{lighthouse!r} is not HOST:PORT", where="replicas.lighthouse"
+            )
         client = RecordClient(f"http://{name}:{int(port) + 1}", token, patience_seconds=deadline_seconds)
         self._client, self._records = client, RunRecords(client, replica=replica)
         self._manager: Manager | None = None
@@ -91,17 +93,24 @@ class TorchftRounds:
 
     # ---- Rounds ---------------------------------------------------------------------------------
 
-    def check(self, identity: Mapping[str, str]) -> None:
+    def probe(self) -> None:
+        """Before anything depends on it: the lighthouse is there, and takes our token.
+
+        Raises:
+            MissingError: it is not, or does not (CR1101).
+        """
         patience, self._client.patience_seconds = self._client.patience_seconds, 0.0
+        host, _, port = self._lighthouse.rpartition(":")
         try:
-            self._records.agree(identity)
-            host, _, port = self._lighthouse.rpartition(":")
-            with socket.create_connection((host, int(port)), timeout=10):
-                pass
+            self._client.read("run")
+            socket.create_connection((host, int(port)), timeout=10).close()
         except OSError as error:
             raise unreachable("the lighthouse", error, where=self._lighthouse) from error
         finally:
             self._client.patience_seconds = patience
+
+    def check(self, identity: Mapping[str, str]) -> None:
+        self._records.agree(identity)
 
     def join(self, identity: Mapping[str, str], dump: Callable[[], bytes]) -> State | None:
         self._records.agree(identity, {})
@@ -198,7 +207,9 @@ class TorchftRounds:
     def _take_over(self, state: Mapping[str, Any]) -> None:
         self._healed = (int(state["round_idx"]), state["state"])
 
-    def _exchange(self, round_idx: int, payload: bytes, tokens: int, fingerprint: str) -> Merge | State | RunEnd:
+    def _exchange(
+        self, round_idx: int, payload: bytes, tokens: int, fingerprint: str
+    ) -> Merge | State | RunEnd:
         """One round, tried until all agree that they have everything, the run is over, or the deadline has passed."""
         give_up_at = time.monotonic() + self._deadline_seconds
         healed: tuple[int, bytes] | None = None
@@ -235,7 +246,11 @@ class TorchftRounds:
         contributions: list[Contribution] = []
         fingerprints: set[bytes] = set()
         try:
-            if round_idx == _JOINING and self._group.size() < self._num_expected and time.monotonic() < self._begin_by:
+            if (
+                round_idx == _JOINING
+                and self._group.size() < self._num_expected
+                and time.monotonic() < self._begin_by
+            ):
                 raise RuntimeError("not all replicas of the run are there yet")
             if self._manager.errored() is None:
                 contributions, fingerprints = self._gather(round_idx, payload, tokens, fingerprint)
@@ -299,7 +314,9 @@ class HealTransport(CheckpointTransport[State0]):  # type: ignore[misc]
     def metadata(self) -> str:
         return self._server.address
 
-    def send_checkpoint(self, dst_ranks: list[int], step: int, state_dict: State0, timeout: timedelta) -> None:
+    def send_checkpoint(
+        self, dst_ranks: list[int], step: int, state_dict: State0, timeout: timedelta
+    ) -> None:
         user = state_dict["user"]["default"]
         head = {"torchft": state_dict["torchft"], "round_idx": user["round_idx"]}
         data = json.dumps(head).encode() + b"\n" + user["state"]

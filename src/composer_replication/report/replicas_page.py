@@ -49,13 +49,17 @@ def write_replicas_report(root: Path, folders: list[Path]) -> dict[str, Any]:
 
     style = resources.files("composer_replication.report").joinpath("report.css").read_text(encoding="utf-8")
     num_agreed = sum(step["agreed"] == "equal" for step in steps)
-    page = jinja2.Environment(autoescape=True).from_string(_PAGE).render(
-        digest=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
-        css=style,
-        name=root.resolve().name,
-        note=f"After {num_agreed} of {len(steps)} outer steps all that had merged held equal outer weights, bit for bit.",
-        replicas=table["replicas"],
-        steps=steps,
+    page = (
+        jinja2.Environment(autoescape=True)
+        .from_string(_PAGE)
+        .render(
+            digest=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
+            css=style,
+            name=root.resolve().name,
+            note=f"After {num_agreed} of {len(steps)} outer steps all that had merged held equal outer weights, bit for bit.",
+            replicas=table["replicas"],
+            steps=steps,
+        )
     )
     path = root.resolve() / "report.html"
     write_atomic(path, visible(page))

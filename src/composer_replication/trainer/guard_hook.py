@@ -125,7 +125,13 @@ class GuardHook(RunLines):
         row = self.last_verdict or asdict(
             Verdict(round_idx, True, reason, None, None, None, 0.0, 0, 0, self.split_fingerprint)
         )
-        self.last_verdict = {**row, "round_idx": round_idx, "fire": True, "reason": reason, "from_replica": replica}
+        self.last_verdict = {
+            **row,
+            "round_idx": round_idx,
+            "fire": True,
+            "reason": reason,
+            "from_replica": replica,
+        }
         if self._run_log is not None:
             self._run_log.verdict(self.last_verdict)
             self._run_log.note({"killswitch/fire": 1.0, "killswitch/round_idx": round_idx, "halted": True})

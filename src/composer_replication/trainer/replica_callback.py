@@ -73,6 +73,8 @@ class ReplicaCallback(TrainerCallback):
         if end is None:
             return
         control.should_training_stop = True
-        said = (self._trainer.last_verdict or {}).get("reason") if self._trainer.halted_at is not None else None
+        said = (
+            (self._trainer.last_verdict or {}).get("reason") if self._trainer.halted_at is not None else None
+        )
         if end.kind == "halted" and end.reason != said:
             self._trainer.halt_for(end.reason, end.replica)

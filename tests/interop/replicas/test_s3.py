@@ -115,7 +115,12 @@ def together(*works: Callable[[], Any]) -> list[Any]:
 def test_exactly_one_of_eight_wins_in_each_of_fifty_races(moto: str, at: Callable[..., ObjectStore]) -> None:
     stores = [at(moto, "bucket/races") for _ in range(8)]
     winners = [
-        together(*(lambda s=store, n=n, r=race: s.create(f"race/{r}", bytes([n])) for n, store in enumerate(stores)))
+        together(
+            *(
+                lambda s=store, n=n, r=race: s.create(f"race/{r}", bytes([n]))
+                for n, store in enumerate(stores)
+            )
+        )
         for race in range(50)
     ]
     assert [won.count(True) for won in winners] == [1] * 50
@@ -134,14 +139,24 @@ def test_two_replicas_agree_over_s3(moto: str, at: Callable[..., ObjectStore]) -
 
     def replica(number: int) -> Callable[[], list[tuple[Any, ...]]]:
         rounds = StoreRounds(
-            at(moto, "bucket/two"), replica=number, num_replicas=2, poll_seconds=0.05, state_every=2, deadline_seconds=30
+            at(moto, "bucket/two"),
+            replica=number,
+            num_replicas=2,
+            poll_seconds=0.05,
+            state_every=2,
+            deadline_seconds=30,
         )
 
         def run() -> list[tuple[Any, ...]]:
             rounds.join({"recipe": "a"}, lambda: b"first")
             merged = []
             for round_idx in range(6):
-                rounds.offer(round_idx, b"%d-%d" % (number, round_idx), tokens=number + 1, fingerprint=f"{round_idx:016d}")
+                rounds.offer(
+                    round_idx,
+                    b"%d-%d" % (number, round_idx),
+                    tokens=number + 1,
+                    fingerprint=f"{round_idx:016d}",
+                )
                 merge = rounds.collect(round_idx)
                 assert isinstance(merge, Merge)
                 merged.append(tuple(sorted((c.replica, c.tokens, c.payload) for c in merge.contributions)))
@@ -160,7 +175,9 @@ def test_two_replicas_agree_over_s3(moto: str, at: Callable[..., ObjectStore]) -
     assert len([name for name in view.names("round") if "/offer-" in name]) == 4
 
 
-def test_a_store_that_lets_a_key_be_created_twice_is_refused(nanio: str, at: Callable[..., ObjectStore]) -> None:
+def test_a_store_that_lets_a_key_be_created_twice_is_refused(
+    nanio: str, at: Callable[..., ObjectStore]
+) -> None:
     with pytest.raises(UsageError) as caught:
         at(nanio).probe()
     assert caught.value.code == "CR1102"

@@ -46,7 +46,11 @@ class SmallReplica:
         self.rows: list[dict[str, Any]] = []
         self.rounds, self.steps, self._after_step = rounds, steps, after_step
         self.state = OuterState(
-            self.model, num_fragments=fragments, lr=0.7, momentum=0.9, precision=precision  # type: ignore[arg-type]
+            self.model,
+            num_fragments=fragments,
+            lr=0.7,
+            momentum=0.9,
+            precision=precision,  # type: ignore[arg-type]
         )
         self.loop = ReplicaLoop(
             rounds, self.state, replica=replica, interval=interval, delay=delay, on_merge=self.rows.append

@@ -28,9 +28,7 @@ def test_two_outer_steps_by_hand() -> None:
     with torch.no_grad():
         weight.fill_(0.0)
     own = Contribution(0, 3, part.offer())
-    figures = part.merge(
-        [own, Contribution(1, 1, encode(torch.tensor([3.0]), "fp32"))], is_included=True
-    )
+    figures = part.merge([own, Contribution(1, 1, encode(torch.tensor([3.0]), "fp32"))], is_included=True)
     # b = 1.5, g + 0.5 b = 2.25, 1 - 0.5 * 2.25 = -0.125
     assert part.outer.tolist() == [-0.125]
     assert weight.tolist() == [-0.125]
@@ -178,7 +176,9 @@ def test_a_parameter_in_no_fragment_or_in_two_is_found() -> None:
 
 def test_a_state_moves_to_another_replica_bit_for_bit() -> None:
     torch.manual_seed(3)
-    one, other = (OuterState(Tied(), num_fragments=2, lr=0.7, momentum=0.9, precision="fp32") for _ in range(2))
+    one, other = (
+        OuterState(Tied(), num_fragments=2, lr=0.7, momentum=0.9, precision="fp32") for _ in range(2)
+    )
     one.fragments[0].merge(
         [Contribution(0, 1, encode(torch.randn(one.fragments[0].outer.numel()), "fp32"))], is_included=False
     )

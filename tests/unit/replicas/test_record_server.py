@@ -28,7 +28,9 @@ def test_records_are_created_once_and_listed() -> None:
         assert other.num_bytes["sent/records"] == 1
 
 
-@pytest.mark.parametrize("ask", [lambda c: c.read("a"), lambda c: c.names("a"), lambda c: c.create("a", b"2")])
+@pytest.mark.parametrize(
+    "ask", [lambda c: c.read("a"), lambda c: c.names("a"), lambda c: c.create("a", b"2")]
+)
 def test_a_wrong_token_gets_nothing(ask: object) -> None:
     assert callable(ask)
     with RecordServer("right", takes_records=True) as server:

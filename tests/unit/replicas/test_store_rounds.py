@@ -9,18 +9,26 @@ from typing import Any
 
 import pytest
 from obstore.store import MemoryStore, from_url
+from replica_threads import IDENTITY, SmallReplica, together, weights_sha
 
 from composer_replication.errors import ComposerError, InputError, MissingError, NothingToDoError, UsageError
 from composer_replication.replicas.object_store import ObjectStore, open_store
 from composer_replication.replicas.run_records import RunEnd, RunRecords
 from composer_replication.replicas.store_rounds import StoreRounds
-from replica_threads import IDENTITY, SmallReplica, together, weights_sha
 
 
 def rounds(store: Any, replica: int, **options: Any) -> StoreRounds:
-    settings = {"num_replicas": 2, "grace_seconds": 0.3, "deadline_seconds": 5.0, "poll_seconds": 0.01, "state_every": 2}
+    settings = {
+        "num_replicas": 2,
+        "grace_seconds": 0.3,
+        "deadline_seconds": 5.0,
+        "poll_seconds": 0.01,
+        "state_every": 2,
+    }
     return StoreRounds(
-        store if isinstance(store, ObjectStore) else ObjectStore(store, address="memory", patience_seconds=1.0),
+        store
+        if isinstance(store, ObjectStore)
+        else ObjectStore(store, address="memory", patience_seconds=1.0),
         replica=replica,
         **(settings | options),  # type: ignore[arg-type]
     )
@@ -34,7 +42,9 @@ def merged(*replicas: SmallReplica) -> list[list[tuple[int, str]]]:
     ("fragments", "delay", "precision", "number"),
     [(1, 0, "fp32", 2), (2, 1, "int8", 2), (4, 3, "int4", 3), (1, 2, "bf16", 2)],
 )
-def test_replicas_are_equal_after_every_outer_step(fragments: int, delay: int, precision: str, number: int) -> None:
+def test_replicas_are_equal_after_every_outer_step(
+    fragments: int, delay: int, precision: str, number: int
+) -> None:
     store = MemoryStore()
     replicas = [
         SmallReplica(
@@ -281,7 +291,12 @@ def test_the_first_end_counts() -> None:
 def test_one_winner_of_eight_on_a_file_store(tmp_path: Path) -> None:
     stores = [open_store(f"file://{tmp_path}/run") for _ in range(8)]
     for race in range(20):
-        won = together(*(lambda s=store, n=n: s.create(f"race/{race}", bytes([n])) for n, store in enumerate(stores)))
+        won = together(
+            *(
+                lambda s=store, n=n, r=race: s.create(f"race/{r}", bytes([n]))
+                for n, store in enumerate(stores)
+            )
+        )
         assert won.count(True) == 1
 
 

@@ -11,12 +11,12 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from replica_threads import IDENTITY, SmallReplica, together, weights_sha
 
 from composer_replication.cli.replica_parts import quiet_torchft
 from composer_replication.cli.replicas_verb import _free_port
 from composer_replication.errors import InputError, MissingError, NothingToDoError, UsageError
 from composer_replication.replicas.run_records import RunEnd
-from replica_threads import IDENTITY, SmallReplica, together, weights_sha
 
 quiet_torchft()
 from composer_replication.replicas.lighthouse import Lighthouse  # noqa: E402
@@ -31,16 +31,24 @@ def lighthouse() -> Iterator[Lighthouse]:
 
 
 def rounds(lighthouse: Lighthouse, replica: int, **options: Any) -> TorchftRounds:
-    settings = {"num_replicas": 2, "grace_seconds": 10.0, "deadline_seconds": 20.0, "token": "right"} | options
+    settings = {
+        "num_replicas": 2,
+        "grace_seconds": 10.0,
+        "deadline_seconds": 20.0,
+        "token": "right",
+    } | options
     return TorchftRounds(lighthouse=lighthouse.address, replica=replica, **settings)
 
 
-@pytest.mark.parametrize(("fragments", "delay", "precision"), [(1, 0, "fp32"), (2, 1, "int8"), (4, 3, "int4")])
+@pytest.mark.parametrize(
+    ("fragments", "delay", "precision"), [(1, 0, "fp32"), (2, 1, "int8"), (4, 3, "int4")]
+)
 def test_replicas_are_equal_after_every_outer_step(
     lighthouse: Lighthouse, fragments: int, delay: int, precision: str
 ) -> None:
     replicas = [
-        SmallReplica(rounds(lighthouse, n), n, fragments=fragments, delay=delay, precision=precision) for n in range(2)
+        SmallReplica(rounds(lighthouse, n), n, fragments=fragments, delay=delay, precision=precision)
+        for n in range(2)
     ]
     ends = together(*(replica.train for replica in replicas))
     assert [getattr(end, "kind", end) for end in ends] == ["finished", "finished"]
@@ -120,10 +128,18 @@ def test_too_few(lighthouse: Lighthouse) -> None:
         ({}, "CR1103", "differs from the run that it would join in: model"),
     ],
 )
-def test_refused_before_the_first_step(lighthouse: Lighthouse, options: dict[str, str], code: str, says: str) -> None:
+def test_refused_before_the_first_step(
+    lighthouse: Lighthouse, options: dict[str, str], code: str, says: str
+) -> None:
     rounds(lighthouse, 0)._records.agree(IDENTITY, {})
+    late = rounds(lighthouse, 1, **options)
+
+    def look() -> None:
+        late.probe()
+        late.check(IDENTITY | {"model": "another"})
+
     with pytest.raises((MissingError, UsageError), match=says) as caught:
-        rounds(lighthouse, 1, **options).check(IDENTITY | {"model": "another"})
+        look()
     assert caught.value.code == code
 
 
@@ -133,7 +149,7 @@ def test_no_lighthouse_and_a_port_in_use(lighthouse: Lighthouse) -> None:
     assert caught.value.code == "CR1101"
     lighthouse.close()
     with pytest.raises(MissingError) as caught:
-        rounds(lighthouse, 0).check(IDENTITY)
+        rounds(lighthouse, 0).probe()
     assert caught.value.code == "CR1101"
     with pytest.raises(MissingError, match="is not HOST:PORT"):
         TorchftRounds(lighthouse="here", token="right", replica=0, num_replicas=2)
@@ -146,7 +162,10 @@ class Trap:
 
 def test_healing_runs_no_code_and_takes_no_other_token() -> None:
     source = HealTransport("right", host="127.0.0.1", num_bytes=Counter())
-    state = {"user": {"default": {"round_idx": 3, "state": b"weights"}}, "torchft": {"step": 4, "batches_committed": 8}}
+    state = {
+        "user": {"default": {"round_idx": 3, "state": b"weights"}},
+        "torchft": {"step": 4, "batches_committed": 8},
+    }
     source.send_checkpoint([1], 4, state, timedelta(seconds=5))
     received: Counter[str] = Counter()
     target = HealTransport("right", host="127.0.0.1", num_bytes=received)

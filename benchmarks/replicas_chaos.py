@@ -39,7 +39,7 @@ from composer_replication.replicas.rounds import Rounds
 from composer_replication.replicas.store_rounds import StoreRounds
 from composer_replication.replicas.torchft_rounds import TorchftRounds
 
-STEPS, INTERVAL, STEP_SECONDS, RUN_SECONDS = 160, 4, 0.03, 120.0
+STEPS, INTERVAL, STEP_SECONDS, FAULT_SECONDS, RUN_SECONDS = 160, 4, 0.03, 30.0, 240.0
 FORK = multiprocessing.get_context("fork")
 
 
@@ -203,7 +203,7 @@ class Run:
             for item in [item for item in later if item[0] <= now]:
                 later.remove(item)
                 self._mend(item[1], item[2])
-            if now >= next_fault and now - began < RUN_SECONDS / 3:
+            if now >= next_fault and now - began < FAULT_SECONDS:
                 next_fault = now + self.chance.uniform(0.3, 1.5)
                 later += self._fault(now)
             time.sleep(0.05)

@@ -11,19 +11,9 @@ from composer_replication.replicas.replica_errors import unreachable
 
 
 class Lighthouse:
-    """Serves until it is closed.
+    """Serves at ``port``, the records at the next one, until it is closed; a port in use is refused (CR1101).
 
-    Args:
-        token: what replicas must know.
-        host: the interface to listen on.
-        port: torchft's; the records are at the next one.
-        min_replicas: without which there is no quorum.
-        grace_seconds: how long a quorum waits for replicas that are alive and have not come yet.
-        heartbeat_seconds: without a sign of life a replica counts as gone.
-        folder: where the records of the run outlive this process; None for memory alone.
-
-    Raises:
-        MissingError: a port is in use, or the interface is not there (CR1101).
+    A quorum waits ``grace_seconds`` for replicas that are alive; one that gives no sign for ``heartbeat_seconds`` is gone.
     """
 
     def __init__(

@@ -43,15 +43,9 @@ class Store(Protocol):
 
 
 class ObjectStore:
-    """A ``Store`` over ``obstore``.
+    """A ``Store`` over one of ``obstore.store``; ``address`` is for messages, without secrets.
 
-    Args:
-        store: one of ``obstore.store``.
-        address: for messages, without secrets.
-        patience_seconds: how long a request is tried again.
-
-    Attributes:
-        num_bytes: payload bytes by ``sent/KIND`` and ``received/KIND``, and ``requests``.
+    ``num_bytes`` counts payload bytes by ``sent/KIND`` and ``received/KIND``, and ``requests``.
     """
 
     def __init__(self, store: Any, *, address: str, patience_seconds: float = 60.0) -> None:
@@ -90,12 +84,7 @@ class ObjectStore:
             self._patiently(lambda key=key: self._remove(key))  # type: ignore[misc]
 
     def probe(self) -> None:
-        """Write, create twice and read, before anything depends on it.
-
-        Raises:
-            MissingError: it cannot be reached, or refuses us (CR1101).
-            UsageError: it lets a key be created twice (CR1102).
-        """
+        """Write, create twice and read, before anything depends on it (CR1101, CR1102)."""
         key = f"probe/{secrets.token_hex(8)}"
         patience, self.patience_seconds = self.patience_seconds, 0.0
         try:
@@ -139,10 +128,7 @@ def open_store(address: str, *, patience_seconds: float = 60.0) -> ObjectStore:
     """The store at an address such as ``s3://bucket/run-7``; credentials come from the environment alone.
 
     ``AWS_*``, ``GOOGLE_*`` and ``AZURE_*`` are read as their own tools read them. ``AWS_ENDPOINT_URL`` with ``http://`` is
-    allowed, for a store on one's own network.
-
-    Raises:
-        MissingError: no such kind of store, or it cannot be set up (CR1101).
+    allowed, for a store on one's own network. What cannot be set up is refused (CR1101).
     """
     from obstore.store import from_url
 

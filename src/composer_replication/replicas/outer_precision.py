@@ -39,11 +39,7 @@ def encode(values: torch.Tensor, precision: Precision) -> bytes:
 
 
 def decode(payload: bytes, num_values: int, precision: Precision) -> torch.Tensor:
-    """The flat float32 tensor of ``num_values`` numbers.
-
-    Raises:
-        InputError: the bytes have another length (CR1107).
-    """
+    """The flat float32 tensor of ``num_values`` numbers; bytes of another length are refused (CR1107)."""
     if len(payload) != num_bytes(num_values, precision):
         raise damaged(
             f"an outer gradient has {len(payload)} bytes in place of {num_bytes(num_values, precision)}"

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -54,11 +54,7 @@ class Fragment:
         )
 
     def offer(self) -> bytes:
-        """What this replica learned since the last merge, as bytes.
-
-        Raises:
-            InputError: the weights are not finite (CR1107).
-        """
+        """What this replica learned since the last merge, as bytes; refused where it is not finite (CR1107)."""
         live = _flat(self.parameters)
         wanted = self.outer - live + self._left
         if not bool(torch.isfinite(wanted).all()):
@@ -70,9 +66,7 @@ class Fragment:
     def merge(self, contributions: Iterable[Contribution], *, is_included: bool) -> MergeFigures:
         """Take the outer step; the live weights follow.
 
-        Args:
-            contributions: of all replicas, this one's too; those without tokens count nothing.
-            is_included: whether this replica's newest offer is among them. Otherwise its work is dropped.
+        Contributions without tokens count nothing. Where this replica's newest offer is not among them its work is dropped.
         """
         ordered = sorted((c for c in contributions if c.tokens > 0), key=lambda c: c.replica)
         total = sum(c.tokens for c in ordered)
@@ -114,15 +108,7 @@ class Fragment:
 
 
 class OuterState:
-    """All fragments of one model.
-
-    Args:
-        model: its trainable parameters are shared out; tied ones count once.
-        num_fragments: contiguous parts of about equal size.
-        lr: of the outer step.
-        momentum: of the outer step.
-        precision: of what is sent.
-    """
+    """The trainable parameters of a model in fragments, contiguous parts of about equal size; tied ones count once."""
 
     def __init__(
         self, model: torch.nn.Module, *, num_fragments: int, lr: float, momentum: float, precision: Precision
@@ -156,30 +142,23 @@ class OuterState:
         return save(tensors)
 
     def load(self, data: bytes) -> None:
-        """Take over what another replica dumped; the live weights follow.
-
-        Raises:
-            InputError: it is no state of this model in these fragments (CR1107).
-        """
+        """Take over what another replica dumped; refused where it is none of this model in these fragments (CR1107)."""
         try:
             tensors = load(data)
         except SafetensorError as error:
             raise damaged(f"the outer state cannot be read: {error}") from error
-        self._check_shapes(tensors)
+        wanted = {f"{kind}.{n}" for n in range(len(self.fragments)) for kind in ("outer", "momentum")}
+        if set(tensors) != wanted or any(
+            tensors[f"{kind}.{n}"].shape != part.outer.shape
+            for n, part in enumerate(self.fragments)
+            for kind in ("outer", "momentum")
+        ):
+            raise damaged("the outer state is of another model or in other fragments")
         for n, fragment in enumerate(self.fragments):
             fragment.outer.copy_(tensors[f"outer.{n}"])
             fragment.momentum.copy_(tensors[f"momentum.{n}"])
             fragment.forget()
         self.take_outer()
-
-    def _check_shapes(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        wanted = {
-            f"{kind}.{n}": part.outer.shape
-            for n, part in enumerate(self.fragments)
-            for kind in ("outer", "momentum")
-        }
-        if {name: tensor.shape for name, tensor in tensors.items()} != wanted:
-            raise damaged("the outer state is of another model or in other fragments")
 
 
 def divided(parameters: Sequence[Named], num_fragments: int) -> list[list[Named]]:
@@ -198,11 +177,7 @@ def divided(parameters: Sequence[Named], num_fragments: int) -> list[list[Named]
 
 
 def check_cover(parts: Sequence[Sequence[Named]], model: torch.nn.Module) -> None:
-    """Every trainable parameter stands in exactly one part: one left out would never be averaged, without a word.
-
-    Raises:
-        ValueError: one is missing, or stands twice.
-    """
+    """Every trainable parameter stands in exactly one part (``ValueError``): one left out would never be averaged."""
     seen = [id(parameter) for part in parts for _, parameter in part]
     wanted = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
     missing = [name for key, name in wanted.items() if key not in seen]

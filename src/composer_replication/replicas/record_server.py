@@ -21,7 +21,6 @@ from collections import Counter
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import TracebackType
 
 from composer_replication.replicas.replica_errors import damaged, unreachable
 from composer_replication.run_folder import write_atomic
@@ -33,16 +32,7 @@ _PAUSE_SECONDS = 0.5
 class RecordServer:
     """Serves ``records`` until it is closed.
 
-    Args:
-        token: what a request must bear; empty is refused.
-        host: the interface to listen on.
-        port: 0 for any that is free.
-        takes_records: whether others may create; otherwise only this process puts something in.
-        folder: where records that others created outlive this process.
-
-    Raises:
-        ValueError: no token.
-        OSError: the port is in use.
+    Others may create only where it ``takes_records``; in ``folder`` those outlive this process. Port 0 is any that is free.
     """
 
     def __init__(
@@ -64,14 +54,6 @@ class RecordServer:
         self.port = int(self._server.server_address[1])
         self.address = f"http://{host}:{self.port}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def __enter__(self) -> RecordServer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def create(self, key: str, data: bytes) -> bool:
         """Whether ``key`` holds ``data`` now; kept before anybody is told."""
@@ -135,13 +117,7 @@ def _kept(folder: Path) -> dict[str, bytes]:
 
 
 class RecordClient:
-    """A ``Store`` at a ``RecordServer``.
-
-    Args:
-        address: ``http://HOST:PORT``.
-        token: as the server's.
-        patience_seconds: how long a request is tried again.
-    """
+    """A ``Store`` at a ``RecordServer``, ``http://HOST:PORT``."""
 
     def __init__(self, address: str, token: str, *, patience_seconds: float = 60.0) -> None:
         self.address = address

@@ -20,16 +20,7 @@ from composer_replication.replicas.run_records import RunEnd
 
 
 class ReplicaLoop:
-    """Ties the outer state to a transport.
-
-    Args:
-        rounds: the transport.
-        state: of the model that is trained.
-        replica: this one's number, from 0.
-        interval: steps between two outer steps.
-        delay: steps between offer and merge, below ``interval``.
-        on_merge: gets a row of figures after every outer step.
-    """
+    """Ties the outer state to a transport; ``on_merge`` gets a row of figures after every outer step."""
 
     def __init__(
         self,
@@ -81,11 +72,7 @@ class ReplicaLoop:
         return self._rounds.ended()
 
     def finish(self) -> RunEnd:
-        """All steps are taken: the last rounds, without training; the live weights become the outer ones.
-
-        Raises:
-            NothingToDoError: the others ended the run without this replica (CR1106).
-        """
+        """The last rounds, without training; the live weights become the outer ones (CR1106: all ended without us)."""
         end: RunEnd | None = None
         if self._offered_at is not None:
             end = self._merge()

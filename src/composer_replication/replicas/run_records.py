@@ -32,12 +32,7 @@ class RunEnd:
 
 
 class RunRecords:
-    """One replica's view of them.
-
-    Args:
-        store: where they are.
-        replica: this one's number, from 0.
-    """
+    """One replica's view of them."""
 
     def __init__(self, store: Store, *, replica: int) -> None:
         self._store = store
@@ -45,14 +40,9 @@ class RunRecords:
         self.lease = -1
 
     def agree(self, identity: Mapping[str, str], more: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Found the run, or compare with the one that is there; returns what its founder wrote.
+        """Compare with the run that is there (CR1103); with ``more``, which is not compared, found it where there is none.
 
-        Args:
-            identity: must be equal on all replicas, by name.
-            more: written along by the founder, not compared.
-
-        Raises:
-            UsageError: something differs (CR1103).
+        Returns what its founder wrote as ``more``.
         """
         own = json.dumps({"identity": dict(identity), "more": dict(more or {})}, sort_keys=True).encode()
         known = self._store.read("run")
@@ -71,8 +61,7 @@ class RunRecords:
     def take_lease(self, round_idx: int) -> None:
         """From now on this process is the replica, and is waited for from ``round_idx`` on."""
         while True:
-            taken = self._leases().get(self.replica, -1)
-            self.lease = taken + 1
+            self.lease = _newest(self._store.names("lease")).get(self.replica, -1) + 1
             if self._store.create(f"lease/{self.replica}-{self.lease}", secrets.token_bytes(8)):
                 break
         self.ask_to_wait(round_idx)
@@ -87,11 +76,7 @@ class RunRecords:
             self._store.create(f"lease/{self.replica}-{self.lease}-left", b"")
 
     def roll_call(self, round_idx: int) -> tuple[set[int], set[int]]:
-        """Replicas that asked to be waited for at ``round_idx``, and those that have left.
-
-        Raises:
-            UsageError: another process has taken over as this replica (CR1105).
-        """
+        """Replicas that asked to be waited for at ``round_idx``, and those that left; CR1105 where this one was replaced."""
         names = self._store.names("lease")
         newest = _newest(names)
         if newest.get(self.replica, -1) > self.lease >= 0:
@@ -116,9 +101,6 @@ class RunRecords:
         """How the run ended; None while it goes on."""
         data = self._store.read("end")
         return None if data is None else RunEnd(**json.loads(data))
-
-    def _leases(self) -> dict[int, int]:
-        return _newest(self._store.names("lease"))
 
 
 def _newest(names: list[str]) -> dict[int, int]:

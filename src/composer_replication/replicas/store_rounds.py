@@ -40,18 +40,7 @@ class _Offer:
 
 
 class StoreRounds:
-    """``Rounds`` over a ``Store``.
-
-    Args:
-        store: probed already.
-        replica: this one's number, from 0.
-        num_replicas: of the run.
-        quorum: offers without which no round is merged.
-        grace_seconds: how long others are waited for once there is a quorum.
-        deadline_seconds: how long a quorum is waited for, and all of them in the first round.
-        state_every: rounds between two kept states.
-        poll_seconds: between two looks.
-    """
+    """``Rounds`` over a ``Store`` that was probed; ``state_every`` rounds lie between two kept states."""
 
     def __init__(
         self,

@@ -47,17 +47,10 @@ State0 = dict[str, Any]
 
 
 class TorchftRounds:
-    """``Rounds`` over torchft.
+    """``Rounds`` over torchft: the lighthouse at HOST:PORT, its records at the next port.
 
-    Args:
-        lighthouse: HOST:PORT; the records are at the next port.
-        token: shared by all replicas and the record server.
-        replica: this one's number, from 0.
-        num_replicas: of the run; all are waited for before the first round.
-        min_replicas: without which no round is merged.
-        grace_seconds: how long an exchange under way may take.
-        deadline_seconds: how long enough replicas are waited for.
-        host: the interface through which the others reach this replica.
+    ``grace_seconds`` is how long an exchange may take, ``host`` where the others reach this replica. All ``num_replicas`` are
+    waited for before the first round.
     """
 
     def __init__(
@@ -91,14 +84,8 @@ class TorchftRounds:
         self._num_expected = 1
         self.num_bytes: Counter[str] = client.num_bytes
 
-    # ---- Rounds ---------------------------------------------------------------------------------
-
     def probe(self) -> None:
-        """Before anything depends on it: the lighthouse is there, and takes our token.
-
-        Raises:
-            MissingError: it is not, or does not (CR1101).
-        """
+        """Before anything depends on it: the lighthouse is there, and takes our token (CR1101)."""
         patience, self._client.patience_seconds = self._client.patience_seconds, 0.0
         host, _, port = self._lighthouse.rpartition(":")
         try:
@@ -172,8 +159,6 @@ class TorchftRounds:
             if len(recent | left) >= self._num_replicas:
                 return
             time.sleep(0.2)
-
-    # ---- torchft --------------------------------------------------------------------------------
 
     def _open_manager(self) -> None:
         logging.getLogger("torchft").setLevel(logging.CRITICAL)
@@ -299,13 +284,7 @@ class TorchftRounds:
 
 
 class HealTransport(CheckpointTransport[State0]):  # type: ignore[misc]
-    """How a late replica gets the outer state: JSON and safetensors over HTTP, by token, with a hash.
-
-    Args:
-        token: shared by all replicas.
-        host: the interface to listen on.
-        num_bytes: gets ``sent/states`` and ``received/states``.
-    """
+    """How a late replica gets the outer state: JSON and safetensors over HTTP, by token, with a hash."""
 
     def __init__(self, token: str, *, host: str, num_bytes: Counter[str]) -> None:
         self._token, self._num_bytes = token, num_bytes

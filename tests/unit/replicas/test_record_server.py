@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
@@ -17,7 +18,7 @@ def client(server: RecordServer, token: str = "right") -> RecordClient:
 
 
 def test_records_are_created_once_and_listed() -> None:
-    with RecordServer("right", takes_records=True) as server:
+    with closing(RecordServer("right", takes_records=True)) as server:
         one, other = client(server), client(server)
         assert one.create("lease/0-0", b"a")
         assert one.create("lease/0-0", b"a")
@@ -33,7 +34,7 @@ def test_records_are_created_once_and_listed() -> None:
 )
 def test_a_wrong_token_gets_nothing(ask: object) -> None:
     assert callable(ask)
-    with RecordServer("right", takes_records=True) as server:
+    with closing(RecordServer("right", takes_records=True)) as server:
         server.records["a"] = b"1"
         with pytest.raises(MissingError, match="the token is wrong") as caught:
             ask(client(server, "wrong"))
@@ -47,7 +48,7 @@ def test_there_is_no_server_without_a_token() -> None:
 
 
 def test_a_healing_server_takes_nothing() -> None:
-    with RecordServer("right") as server:
+    with closing(RecordServer("right")) as server:
         with pytest.raises(MissingError, match="405"):
             client(server).create("a", b"1")
         assert server.records == {}

@@ -164,7 +164,8 @@ class OuterState:
 def divided(parameters: Sequence[Named], num_fragments: int) -> list[list[Named]]:
     """Contiguous parts of about equal size; as many as asked for, unless there are fewer tensors."""
     num_parts = max(min(num_fragments, len(parameters)), 1)
-    total, parts, seen = sum(p.numel() for _, p in parameters), [[] for _ in range(num_parts)], 0
+    parts: list[list[Named]] = [[] for _ in range(num_parts)]
+    total, seen = sum(p.numel() for _, p in parameters), 0
     current = 0
     for index, (name, parameter) in enumerate(parameters):
         is_full = seen >= total * (current + 1) / num_parts

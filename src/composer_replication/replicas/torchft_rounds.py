@@ -24,8 +24,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch.distributed import TCPStore
-from torch.distributed.distributed_c10d import AllgatherOptions
+from torch._C._distributed_c10d import AllgatherOptions, TCPStore
 from torchft.checkpointing.transport import CheckpointTransport
 from torchft.manager import Manager
 from torchft.process_group import ProcessGroupGloo
@@ -192,6 +191,10 @@ class TorchftRounds:
     def _take_over(self, state: Mapping[str, Any]) -> None:
         self._healed = (int(state["round_idx"]), state["state"])
 
+    def _newly_healed(self) -> tuple[int, bytes] | None:
+        found, self._healed = self._healed, None
+        return found
+
     def _exchange(
         self, round_idx: int, payload: bytes, tokens: int, fingerprint: str
     ) -> Merge | State | RunEnd:
@@ -204,15 +207,15 @@ class TorchftRounds:
                 return end
             assert self._manager is not None
             self._records.roll_call(max(round_idx, 0))
-            self._healed = None
+            self._newly_healed()
             try:
                 self._manager.start_quorum()
             except Exception as error:  # noqa: BLE001 - whatever torchft says, it is tried again
                 logger.warning("replicas: no quorum yet: %s", error)
                 time.sleep(_RETRY_SECONDS)
                 continue
-            if self._healed is not None:
-                healed = self._healed
+            if (found := self._newly_healed()) is not None:
+                healed = found
                 round_idx, payload, tokens, fingerprint = healed[0], b"", 0, ""
             merge = self._vote(round_idx, payload, tokens, fingerprint)
             if merge is None:

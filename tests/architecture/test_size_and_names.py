@@ -14,8 +14,8 @@ MOST_LINES_OF_A_FILE = 800
 MOST_LINES_OF_A_FUNCTION = 80
 # Lines of *.py in each folder, of *.toml in explanations. Lowered when a folder has shrunk, never raised.
 CEILINGS = {
-    "src": 90005,
-    "src/composer_replication/cli": 6818,
+    "src": 90003,
+    "src/composer_replication/cli": 6816,
     "src/composer_replication/launch": 5,
     "src/composer_replication/losses": 1427,
     "src/composer_replication/replicas": 1601,

@@ -92,15 +92,15 @@ def add_replica_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--of", dest="num_replicas", metavar="N", type=int, help="sets replicas.num_replicas")
 
 
-def identity_of(config: RunConfig, *, tasks: str, split: str, model: str) -> dict[str, str]:
+def identity_of(config: RunConfig, store: str, tasks: RunTasks, model: str) -> dict[str, str]:
     """What every replica of a run must share."""
     from composer_replication.cli.run_identity import recipe_sha256
 
     return {
         "version": __version__,
         "recipe": recipe_sha256(config),
-        "tasks": tasks,
-        "split": split,
+        "tasks": store,
+        "split": tasks.split.fingerprint if tasks.split else "",
         "model": model,
     }
 

@@ -206,7 +206,6 @@ def _open_parts(
     from composer_replication.trainer.run_setup import (
         limit_cpu_threads,
         lora_config,
-        show_own_progress,
         training_dataset,
         trl_arguments,
     )
@@ -214,10 +213,7 @@ def _open_parts(
 
     limit_cpu_threads(config)
     arguments = trl_arguments(config, folder)
-    if replica is not None:
-        arguments.seed = (
-            config.seed + replica.number
-        ) % 2**32  # of sampling; model and tasks follow the run's
+    arguments.seed += replica.number if replica else 0  # of sampling alone
     method = resolve_method(config)
     check_num_prompts(config, arguments, len(rows))
     progress(f"model: loading {config.model.name}")
@@ -262,20 +258,22 @@ def _open_parts(
             run_identity=recipe_sha256(config),
         )
     if replica is not None:
-        identity = identity_of(
-            config,
-            tasks=store.fingerprint,
-            split=tasks.split.fingerprint if tasks.split else "",
-            model=model_sha,
-        )
-        replica.attach(trainer, folder, identity)
+        replica.attach(trainer, folder, identity_of(config, store.fingerprint, tasks, model_sha))
+    _make_ready(trainer, sampler, rollouts, quiet=quiet, progress=progress)
+    return _Parts(config, folder, store, tasks, sampler, evaluator, trainer, quiet)
+
+
+def _make_ready(
+    trainer: Any, sampler: TaskSampler, rollouts: Any, *, quiet: bool, progress: Callable[[str], None]
+) -> None:
+    from composer_replication.trainer.run_setup import show_own_progress
+
     trainer.check_channel_model()
     show_own_progress(trainer, quiet=quiet, rollouts=rollouts)
     reason = trainer.choose_kl_path()
     if reason:
         progress(f"guard: KL path off: {reason}")
     sampler.follow(trainer)
-    return _Parts(config, folder, store, tasks, sampler, evaluator, trainer, quiet)
 
 
 def _refuse_long_answers(rows: list[dict[str, Any]], model: Any, tokenizer: Any, arguments: Any) -> None:

@@ -28,7 +28,7 @@ CEILINGS = {
     "src/composer_replication/trainer": 11479,
     "src/composer_replication/cli/explanations": 1645,
     "benchmarks": 7621,
-    "tests": 74877,
+    "tests": 74879,
 }
 BANNED = {
     "utils",

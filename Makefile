@@ -5,7 +5,7 @@ BIN := .venv/bin
 STAMP := .venv/.setup-done
 # Libraries whose own bounds do not fit the pinned set, or that bring much else. Each has an environment of its own, pinned by
 # tests/interop/NAME.txt, and its tests in tests/interop/NAME.
-INTEROP := deepspeed inspect launch openenv swebench verifiers
+INTEROP := deepspeed inspect launch openenv s3 swebench verifiers
 INTEROP_STAMPS := $(INTEROP:%=.venvs/%/.setup-done)
 # One thread a process: the tests run in parallel already. Offline: a test never fetches. Bytecode is kept whatever
 # the machine says: every process would compile the tests, and pytest rewrite their assertions, anew.

@@ -1,4 +1,4 @@
-"""The tables ``[heldout]``, ``[hints]``, ``[replay]``, ``[curriculum]``, ``[ray]`` and ``[agent]`` of a recipe, and what every table is.
+"""The tables ``[heldout]``, ``[hints]``, ``[replay]``, ``[curriculum]``, ``[ray]``, ``[replicas]`` and ``[agent]`` of a recipe, and what every table is.
 
 Apart from ``config`` for its size alone.
 """
@@ -216,6 +216,53 @@ class RaySection(Section):
     resources: dict[str, float] = {}
     max_restarts: int = Field(-1, ge=-1)
     waiting_seconds: float = Field(500.0, gt=0.0)
+
+
+class ReplicasSection(Section):
+    """Several trainers of one run (DiLoCo), each with its share of the tasks; docs/replicas.md explains each key.
+
+    ``transport`` is ``torchft``, for replicas on one network, or the address of an object store (``s3://``, ``gs://``, ``az://``,
+    ``file:///``), for those that share nothing else. ``num_replicas`` of them train ``sync_every`` steps each and then take one outer
+    step with ``outer_lr`` and ``outer_momentum`` (Nesterov); what they learned is sent as ``precision`` says, and what rounding takes
+    away is sent the next time. ``fragments`` of the weights take turns, so that ``sync_every / fragments`` steps lie between two outer
+    steps; ``delay`` steps are trained while one is under way. ``min_replicas`` have to take part; the others are waited
+    for ``grace_seconds`` more, and ``min_replicas`` for ``deadline_seconds`` at most, as are all in the first outer step.
+    With torchft, ``lighthouse`` is HOST:PORT of ``composer-rl replicas lighthouse``, and ``interface`` the address of this machine at
+    which the other replicas reach it. With one replica nothing of this is built.
+    """
+
+    transport: str
+    num_replicas: int = Field(2, ge=1)
+    sync_every: int = Field(100, ge=1)
+    outer_lr: float = Field(0.7, gt=0.0)
+    outer_momentum: float = Field(0.9, ge=0.0, lt=1.0)
+    fragments: int = Field(1, ge=1)
+    delay: int = Field(0, ge=0)
+    precision: Literal["fp32", "bf16", "int8", "int4"] = "int8"
+    min_replicas: int = Field(1, ge=1)
+    grace_seconds: float = Field(60.0, gt=0.0)
+    deadline_seconds: float = Field(600.0, gt=0.0)
+    lighthouse: str = ""
+    interface: str = "127.0.0.1"
+
+    @property
+    def interval(self) -> int:
+        """Steps between two outer steps."""
+        return self.sync_every // self.fragments
+
+    @model_validator(mode="after")
+    def _fits(self) -> ReplicasSection:
+        if self.sync_every % self.fragments:
+            raise ValueError("sync_every is no multiple of fragments")
+        if self.delay >= self.interval:
+            raise ValueError(f"delay is not below sync_every / fragments = {self.interval}")
+        if self.min_replicas > self.num_replicas:
+            raise ValueError("min_replicas is above num_replicas")
+        if self.transport != "torchft" and "://" not in self.transport:
+            raise ValueError('transport is neither "torchft" nor an address such as s3://bucket/run-7')
+        if self.transport != "torchft":
+            refuse_idle(self, ("lighthouse", "interface"), "with an object store")
+        return self
 
 
 class AgentRewardSection(Section):

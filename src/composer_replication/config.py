@@ -23,6 +23,7 @@ from composer_replication.channel_tables import (
     HintsSection,
     RaySection,
     ReplaySection,
+    ReplicasSection,
     Section,
     refuse_idle,
 )
@@ -234,6 +235,7 @@ class RunConfig(Section):
     curriculum: CurriculumSection | None = None
     agent: AgentSection | None = None
     ray: RaySection | None = None
+    replicas: ReplicasSection | None = None
     trl: dict[str, Any] = {}
 
     @model_validator(mode="after")

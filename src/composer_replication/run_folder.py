@@ -7,6 +7,7 @@
     evaluations.jsonl   every held-out score before it was judged, where [evidence] is set
     checks.jsonl        what the trainer's checks said, where one spoke
     bad_batches/        batches whose loss was not finite
+    outer_steps.jsonl   one line an outer step, where several replicas train
     rollouts/           step-000001.jsonl …
     checkpoints/        checkpoint-N, whole once its MANIFEST.json is there
     model/              the trained model with its card, where the run came to its end unhalted
@@ -50,6 +51,7 @@ class RunFolder:
         self.verdicts = self.root / "verdicts.jsonl"
         self.evaluations = self.root / "evaluations.jsonl"
         self.checks = self.root / "checks.jsonl"
+        self.outer_steps = self.root / "outer_steps.jsonl"
         self.bad_batches = self.root / "bad_batches"
         self.rollouts = self.root / "rollouts"
         self.checkpoints = self.root / "checkpoints"

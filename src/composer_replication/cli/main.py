@@ -33,6 +33,7 @@ VERBS = (
     "recipe_verb",
     "train_verb",
     "launch_verb",
+    "replicas_verb",
     "eval_verb",
     "report_verb",
     "guard_verb",

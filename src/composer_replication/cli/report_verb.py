@@ -20,7 +20,10 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
         "before and after, and three attempts. Works on a run that is not finished.",
     )
     parser.add_argument(
-        "run_path", metavar="RUN", type=Path, help="the folder that train or quickstart wrote"
+        "run_path",
+        metavar="RUN",
+        type=Path,
+        help="the folder that train or quickstart wrote, or that of several replicas",
     )
     parser.set_defaults(run="composer_replication.cli.report_verb:run")
 
@@ -33,7 +36,11 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
             cannot be written (CR0481 to CR0484, CR0401).
     """
     from composer_replication.report import read_run, write_report
+    from composer_replication.report.replicas_page import replica_folders, write_replicas_report
 
+    folders = replica_folders(args.run_path)
+    if folders:
+        return write_replicas_report(args.run_path, folders), 0
     return {"report": str(write_report(read_run(args.run_path)))}, 0
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.cli.cluster_parts import add_ray_flag
+from composer_replication.cli.replica_parts import add_replica_flags
 
 
 def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
@@ -28,6 +29,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
         "attempt and grade tasks",
         "the policy stays here, and rewards are the same; it is the recipe's key ray.address",
     )
+    add_replica_flags(parser)
     parser.set_defaults(run="composer_replication.cli.train_verb:run")
 
 
@@ -36,13 +38,21 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     from composer_replication.config import parse_override
 
     out = args.out or Path("runs") / args.recipe.resolve().parent.name
+    if args.replica is not None and args.out is None:
+        out /= f"replica-{args.replica}"
     overrides = dict(parse_override(text) for text in args.overrides)
     settings = [part for text in args.overrides for part in ("--set", text)]
     if args.ray is not None:
         overrides["ray.address"] = args.ray
         settings += ["--ray", args.ray]
+    if args.num_replicas is not None:
+        overrides["replicas.num_replicas"] = args.num_replicas
+        settings += ["--of", str(args.num_replicas)]
+    settings += [] if args.replica is None else ["--replica", str(args.replica)]
     again = shlex.join(["composer-rl", "train", str(args.recipe), "--out", str(out), *settings, "--resume"])
-    return run_recipe(args.recipe, overrides, out, resume=args.resume, quiet=args.quiet, again=again)
+    return run_recipe(
+        args.recipe, overrides, out, resume=args.resume, quiet=args.quiet, again=again, replica=args.replica
+    )
 
 
 def render(result: dict[str, Any]) -> str:

@@ -25,6 +25,7 @@ from composer_replication.cli.output_folder import refuse_unwritable
 from composer_replication.cli.pair_parts import open_pairs
 from composer_replication.cli.preflight import check_recipe, check_training
 from composer_replication.cli.progress_bar import progress_bar
+from composer_replication.cli.replica_parts import Replica, identity_of, open_replica
 from composer_replication.cli.run_identity import recipe_sha256
 from composer_replication.cli.stored_split import check_named_split
 from composer_replication.cli.task_division import RunTasks, divide_tasks, other_sizes_note
@@ -64,11 +65,18 @@ class _Parts:
 
 
 def run_recipe(
-    recipe: Path, overrides: dict[str, Any], out: Path, *, resume: bool, quiet: bool, again: str = ""
+    recipe: Path,
+    overrides: dict[str, Any],
+    out: Path,
+    *,
+    resume: bool,
+    quiet: bool,
+    again: str = "",
+    replica: int | None = None,
 ) -> tuple[dict[str, object], int]:
     """Train by a recipe into a run folder; returns the summary and the exit code.
 
-    ``again`` is the command that would resume this run, for the message. Where several processes were launched, each calls
+    ``again`` is the command that would resume this run, for the message; ``replica`` says which of several replicas this is. Where several processes were launched, each calls
     this with the same arguments: the first locks and writes the folder, all build, measure and train.
 
     Raises:
@@ -96,6 +104,7 @@ def run_recipe(
 
                 stack.enter_context(calm_libraries(quiet=quiet))
             check_training(config, folder)
+        joined = stack.enter_context(open_replica(config, replica))
         if is_first:
             stack.enter_context(folder.locked())
             sweep()  # what a killed run left: what remains of this one may need no sandbox, whose start does it
@@ -106,11 +115,17 @@ def run_recipe(
         from composer_replication.trainer.run_identity import refuse_foreign_checkpoints
 
         refuse_foreign_checkpoints(folder.checkpoints, recipe_sha256(config))
-        return _run(config, recipe.resolve().parent, folder, quiet=quiet, progress=progress)
+        return _run(config, recipe.resolve().parent, folder, joined, quiet=quiet, progress=progress)
 
 
 def _run(
-    config: RunConfig, recipe_folder: Path, folder: RunFolder, *, quiet: bool, progress: Callable[[str], None]
+    config: RunConfig,
+    recipe_folder: Path,
+    folder: RunFolder,
+    replica: Replica | None,
+    *,
+    quiet: bool,
+    progress: Callable[[str], None],
 ) -> tuple[dict[str, object], int]:
     from composer_replication.trainer.processes import wait_for_all
 
@@ -120,6 +135,8 @@ def _run(
     with progress_bar(quiet=quiet) as report:
         store = run_parts.open_tasks(config, recipe_folder, report)
     tasks = divide_tasks(config, store, recipe_folder)
+    if replica is not None:
+        tasks = replica.share_of(tasks, config.seed)
     if launched_rank() == 0:
         _keep_split(tasks, folder)
         run_parts.write_environment(folder, config, store, tasks)
@@ -131,7 +148,15 @@ def _run(
         if cluster is not None:
             progress(f"ray: {cluster.options.num_actors} actors attempt and grade tasks")
         parts = _open_parts(
-            config, recipe_folder, folder, store, tasks, cluster=cluster, quiet=quiet, progress=progress
+            config,
+            recipe_folder,
+            folder,
+            store,
+            tasks,
+            replica=replica,
+            cluster=cluster,
+            quiet=quiet,
+            progress=progress,
         )
         stack.callback(parts.sampler.grader.close)
         before = _measure_once(parts, "before", progress)
@@ -163,6 +188,7 @@ def _open_parts(
     store: TaskStore,
     tasks: RunTasks,
     *,
+    replica: Replica | None,
     cluster: RolloutCluster | None,
     quiet: bool,
     progress: Callable[[str], None],
@@ -175,11 +201,11 @@ def _open_parts(
     from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
     from composer_replication.trainer.early_refusals import check_num_prompts
     from composer_replication.trainer.model_loading import load_model
+    from composer_replication.trainer.parameter_hash import parameter_sha256
     from composer_replication.trainer.preset_settings import overlong_punishment, resolve_method
     from composer_replication.trainer.run_setup import (
         limit_cpu_threads,
         lora_config,
-        show_own_progress,
         training_dataset,
         trl_arguments,
     )
@@ -187,6 +213,7 @@ def _open_parts(
 
     limit_cpu_threads(config)
     arguments = trl_arguments(config, folder)
+    arguments.seed += replica.number if replica else 0  # of sampling alone
     method = resolve_method(config)
     check_num_prompts(config, arguments, len(rows))
     progress(f"model: loading {config.model.name}")
@@ -194,6 +221,7 @@ def _open_parts(
     model, tokenizer = load_model(
         config.model, seed=config.seed, needs_chat_template=as_chat, needs_reference=arguments.beta != 0.0
     )
+    model_sha = parameter_sha256(model) if replica is not None else ""
     if config.agent is None:
         _refuse_long_answers(rows, model, tokenizer, arguments)
     curriculum = open_curriculum(config, store, rows, model)
@@ -229,13 +257,23 @@ def _open_parts(
             split_fingerprint=tasks.split.fingerprint if tasks.split else "",
             run_identity=recipe_sha256(config),
         )
+    if replica is not None:
+        replica.attach(trainer, folder, identity_of(config, store.fingerprint, tasks, model_sha))
+    _make_ready(trainer, sampler, rollouts, quiet=quiet, progress=progress)
+    return _Parts(config, folder, store, tasks, sampler, evaluator, trainer, quiet)
+
+
+def _make_ready(
+    trainer: Any, sampler: TaskSampler, rollouts: Any, *, quiet: bool, progress: Callable[[str], None]
+) -> None:
+    from composer_replication.trainer.run_setup import show_own_progress
+
     trainer.check_channel_model()
     show_own_progress(trainer, quiet=quiet, rollouts=rollouts)
     reason = trainer.choose_kl_path()
     if reason:
         progress(f"guard: KL path off: {reason}")
     sampler.follow(trainer)
-    return _Parts(config, folder, store, tasks, sampler, evaluator, trainer, quiet)
 
 
 def _refuse_long_answers(rows: list[dict[str, Any]], model: Any, tokenizer: Any, arguments: Any) -> None:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
 from composer_replication.errors import CollapseStopError
 from composer_replication.interfaces import Guard, GuardStatus
-from composer_replication.records import HeldoutReading
+from composer_replication.records import HeldoutReading, Verdict
 from composer_replication.trainer.guard_fold import (
     HeldoutEval,
     log_row,
@@ -117,6 +118,24 @@ class GuardHook(RunLines):
         self.log(row)
         if status.fire:
             self._act_on(guard, status)
+
+    def halt_for(self, reason: str, replica: int) -> None:
+        """Another replica's guard has fired: stop as if it had been this one's, for the same reason."""
+        self.halted_at = round_idx = self.state.global_step
+        row = self.last_verdict or asdict(
+            Verdict(round_idx, True, reason, None, None, None, 0.0, 0, 0, self.split_fingerprint)
+        )
+        self.last_verdict = {
+            **row,
+            "round_idx": round_idx,
+            "fire": True,
+            "reason": reason,
+            "from_replica": replica,
+        }
+        if self._run_log is not None:
+            self._run_log.verdict(self.last_verdict)
+            self._run_log.note({"killswitch/fire": 1.0, "killswitch/round_idx": round_idx, "halted": True})
+        self.control.should_training_stop = True
 
     def _halt_without_reading(self, error: CollapseStopError, seconds: float) -> None:
         """A halt that came from ``heldout_eval_fn``: verdict and line first, then as for any other."""

@@ -1,0 +1,230 @@
+"""Do replicas that talk once in H steps end where synchronous data parallel ends, and with how few bytes?
+
+A policy of two layers learns by group-relative policy gradients which of eight actions a context rewards. Each replica
+has contexts of its own; the synchronous run averages the gradients of the same number of replicas at every step, so that
+both see as many samples. Per setting and seed: reward and loss on contexts that nobody trained on. Bytes are those that one
+replica sends: the payloads counted by the transport, against a ring all-reduce, 2 (N - 1) / N values a step.
+
+    python benchmarks/replicas_equality.py                   2 and 4 replicas, H 20 and 100, int8 and int4, three seeds
+    python benchmarks/replicas_equality.py --transport torchft --precisions int8
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from typing import Any
+
+os.environ.setdefault("RUST_LOG", "error")
+
+import torch
+
+from composer_replication.cli.replicas_verb import _free_port
+from composer_replication.replicas.object_store import open_store
+from composer_replication.replicas.outer_step import OuterState
+from composer_replication.replicas.replica_loop import ReplicaLoop
+from composer_replication.replicas.rounds import Rounds
+from composer_replication.replicas.store_rounds import StoreRounds
+
+NUM_INPUTS, NUM_HIDDEN, NUM_ACTIONS, NUM_CONTEXTS, GROUP = 16, 128, 8, 16, 8
+
+
+class Task:
+    """Contexts, and which action is rewarded: that of a fixed random network, by the seed."""
+
+    def __init__(self, seed: int) -> None:
+        generator = torch.Generator().manual_seed(1000 + seed)
+        self._answer = torch.randn(NUM_INPUTS, NUM_ACTIONS, generator=generator)
+        self.heldout = torch.randn(2000, NUM_INPUTS, generator=generator)
+
+    def right(self, contexts: torch.Tensor) -> torch.Tensor:
+        return (contexts @ self._answer).argmax(dim=1)
+
+    def figures(self, model: torch.nn.Module) -> tuple[float, float]:
+        """Mean reward of sampled actions, and the loss of the right ones."""
+        with torch.no_grad():
+            logp = model(self.heldout).log_softmax(dim=1)
+        chosen = logp.gather(1, self.right(self.heldout)[:, None])
+        return float(chosen.exp().mean()), float(-chosen.mean())
+
+
+class Learner:
+    """One replica's model, data and inner optimiser."""
+
+    def __init__(self, task: Task, seed: int, replica: int, steps: int = 1) -> None:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.model = torch.nn.Sequential(
+                torch.nn.Linear(NUM_INPUTS, NUM_HIDDEN),
+                torch.nn.Tanh(),
+                torch.nn.Linear(NUM_HIDDEN, NUM_HIDDEN),
+                torch.nn.Tanh(),
+                torch.nn.Linear(NUM_HIDDEN, NUM_ACTIONS),
+            )
+        self._task = task
+        self._data = torch.Generator().manual_seed(10_000 * seed + replica)
+        self.inner = torch.optim.AdamW(self.model.parameters(), lr=3e-3, weight_decay=0.0, fused=True)
+        self._decay = torch.optim.lr_scheduler.LinearLR(self.inner, 1.0, 0.0, total_iters=steps)
+
+    def gradients(self) -> None:
+        contexts = torch.randn(NUM_CONTEXTS, NUM_INPUTS, generator=self._data)
+        logp = self.model(contexts).log_softmax(dim=1)
+        actions = torch.multinomial(logp.detach().exp(), GROUP, replacement=True, generator=self._data)
+        rewards = (actions == self._task.right(contexts)[:, None]).float()
+        advantages = rewards - rewards.mean(dim=1, keepdim=True)
+        self.inner.zero_grad()
+        (-(advantages * logp.gather(1, actions)).mean()).backward()
+
+    def step(self) -> None:
+        self.inner.step()
+        self._decay.step()
+
+
+def synchronous(task: Task, seed: int, number: int, steps: int) -> torch.nn.Module:
+    """Gradients averaged at every step, on one model."""
+    learners = [Learner(task, seed, n, steps) for n in range(number)]
+    first = learners[0]
+    for learner in learners[1:]:
+        learner.model = first.model
+    for _ in range(steps):
+        total = [torch.zeros_like(p) for p in first.model.parameters()]
+        for learner in learners:
+            first.model.zero_grad()
+            learner.gradients()
+            for mean, p in zip(total, first.model.parameters(), strict=True):
+                mean.add_(p.grad, alpha=1 / number)
+        for mean, p in zip(total, first.model.parameters(), strict=True):
+            p.grad = mean
+        first.step()
+    return first.model
+
+
+def replicated(
+    task: Task, seed: int, rounds: list[Rounds], *, steps: int, every: int, precision: str
+) -> tuple[torch.nn.Module, list[list[dict[str, Any]]]]:
+    """The same with replicas; the first's model, and each one's rows."""
+    rows: list[list[dict[str, Any]]] = [[] for _ in rounds]
+    learners = [Learner(task, seed, n, steps) for n in range(len(rounds))]
+
+    def run(n: int) -> None:
+        learner = learners[n]
+        state = OuterState(learner.model, num_fragments=1, lr=0.7, momentum=0.9, precision=precision)  # type: ignore[arg-type]
+        loop = ReplicaLoop(rounds[n], state, replica=n, interval=every, on_merge=rows[n].append)
+        loop.begin({"seed": str(seed)}, max_steps=steps, step=0, tokens=0)
+        for step in range(1, steps + 1):
+            learner.gradients()
+            learner.step()
+            loop.after_step(step, step)
+        loop.finish()
+        loop.close()
+
+    threads = [threading.Thread(target=run, args=(n,)) for n in range(len(rounds))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return learners[0].model, rows
+
+
+def opened(transport: str, number: int, scratch: str) -> tuple[list[Rounds], Callable[[], None]]:
+    """A way to each other for every replica, and how to close it."""
+    if transport == "store":
+        options = {"num_replicas": number, "quorum": number, "poll_seconds": 0.002, "state_every": 10**9}
+        return [
+            StoreRounds(open_store(f"file://{scratch}"), replica=n, **options) for n in range(number)
+        ], lambda: None  # type: ignore[arg-type]
+    from composer_replication.replicas.lighthouse import Lighthouse
+    from composer_replication.replicas.torchft_rounds import TorchftRounds
+
+    lighthouse = Lighthouse("benchmark", port=_free_port(), min_replicas=number)
+    return [
+        TorchftRounds(
+            lighthouse=lighthouse.address,
+            token="benchmark",
+            replica=n,
+            num_replicas=number,
+            min_replicas=number,
+        )
+        for n in range(number)
+    ], lighthouse.close
+
+
+def main() -> int:
+    """Print a line for each setting."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--numbers", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--every", type=int, nargs="+", default=[20, 100])
+    parser.add_argument("--precisions", nargs="+", default=["int8", "int4"])
+    parser.add_argument("--transport", choices=["store", "torchft"], default="store")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    num_weights = sum(p.numel() for p in Learner(Task(0), 0, 0).model.parameters())
+    print(f"{num_weights} weights, {args.steps} steps, {args.seeds} seeds, transport {args.transport}")
+    print(
+        "replicas  H    sent as  reward (sd)      loss (sd)        bytes sent   fp32 DDP /  bf16 DDP /  equal states"
+    )
+    is_good = True
+    for number in args.numbers:
+        plain = [
+            Task(seed).figures(synchronous(Task(seed), seed, number, args.steps))
+            for seed in range(args.seeds)
+        ]
+        ring = 2 * (number - 1) / number * num_weights * args.steps
+        print(f"{number:<9} 1    all-reduce {_cells(plain)} {int(4 * ring):<12}")
+        for every in args.every:
+            for precision in args.precisions:
+                is_good &= _compare(args, number, every, precision, plain=plain, ring=ring)
+    return 0 if is_good else 1
+
+
+def _compare(
+    args: argparse.Namespace,
+    number: int,
+    every: int,
+    precision: str,
+    *,
+    plain: list[tuple[float, float]],
+    ring: float,
+) -> bool:
+    found, sent, is_equal = [], 0, True
+    for seed in range(args.seeds):
+        with tempfile.TemporaryDirectory() as scratch:
+            rounds, close = opened(args.transport, number, scratch)
+            model, rows = replicated(
+                Task(seed), seed, rounds, steps=args.steps, every=every, precision=precision
+            )
+            close()
+        hashes = [[row["outer_sha256"] for row in own] for own in rows]
+        is_equal &= all(own == hashes[0] and len(own) == -(-args.steps // every) for own in hashes)
+        found.append(Task(seed).figures(model))
+        sent = rows[0][-1]["bytes"]["sent/outer"]
+    noise = 2 * max(statistics.stdev(reward for reward, _ in plain), statistics.stdev(r for r, _ in found))
+    gap = statistics.fmean(r for r, _ in found) - statistics.fmean(r for r, _ in plain)
+    verdict = "within" if gap >= -noise else "BELOW"
+    print(
+        f"{number:<9} {every:<4} {precision:<10} {_cells(found)} {sent:<12} {4 * ring / sent:<11.0f} {2 * ring / sent:<11.0f} "
+        f"{'equal' if is_equal else 'DIFFERENT'}; reward {gap:+.4f}, {verdict} seed noise {noise:.4f}",
+        flush=True,
+    )
+    return is_equal and gap >= -noise
+
+
+def _cells(found: list[tuple[float, float]]) -> str:
+    cells = [
+        f"{statistics.fmean(values):.4f} ({statistics.stdev(values):.4f})"
+        for values in zip(*found, strict=True)
+    ]
+    return "  ".join(cells) + " "
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,221 @@
+"""``composer-rl replicas``: several trainers of one run on this machine, or the lighthouse of those on one network."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from subprocess import Popen
+
+_HERE = "composer_replication.cli.replicas_verb"
+_LIGHTHOUSE_PORT = 29510
+_CHILD_PATIENCE_SECONDS = 30.0
+
+
+def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
+    parser = subparsers.add_parser("replicas", help="several trainers of one run", description=__doc__)
+    verbs = parser.add_subparsers(dest="replicas_verb", metavar="VERB", required=True, title="verbs")
+    start = verbs.add_parser(
+        "start",
+        parents=[common],
+        help="run all replicas of a recipe on this machine",
+        description="Start N replicas as processes of this machine, each with a run folder of its own, and a lighthouse where "
+        "the recipe's transport is torchft. A recipe without [replicas] gets an object store in the folder --out. Exit code 5: "
+        "a guard halted the run.",
+    )
+    start.add_argument("recipe", metavar="RECIPE.toml", type=Path)
+    start.add_argument("--local", metavar="N", type=int, required=True, help="how many replicas")
+    start.add_argument("--set", dest="overrides", metavar="KEY=VALUE", action="append", default=[])
+    start.add_argument(
+        "--out", metavar="RUNS", type=Path, help="folder of all run folders (default: runs/NAME)"
+    )
+    start.add_argument("--resume", action="store_true", help="go on where the replicas were")
+    start.set_defaults(run=f"{_HERE}:run_start", render=f"{_HERE}:render_start")
+    light = verbs.add_parser(
+        "lighthouse",
+        parents=[common],
+        help="serve replicas on one network until Ctrl-C",
+        description="Serve torchft's lighthouse at PORT, and the records of the run at PORT + 1. COMPOSER_REPLICAS_TOKEN is the "
+        "secret that replicas must show. torchft's own port asks for none: bind it to a private network.",
+    )
+    light.add_argument("--bind", metavar="HOST:PORT", default=f"127.0.0.1:{_LIGHTHOUSE_PORT}")
+    light.add_argument(
+        "--min-replicas", metavar="N", type=int, default=1, help="without which there is no quorum"
+    )
+    light.add_argument(
+        "--grace-seconds", metavar="S", type=float, default=60.0, help="how long a quorum waits for all"
+    )
+    light.add_argument(
+        "--records", metavar="FOLDER", type=Path, help="keep the run's records there, for a restart"
+    )
+    light.set_defaults(run=f"{_HERE}:run_lighthouse", render=f"{_HERE}:render_lighthouse")
+
+
+def run_start(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
+    """Start all, wait for all; none outlives this process."""
+    import contextlib
+    import os
+    import secrets
+
+    from composer_replication.cli.replica_parts import TOKEN_VARIABLE
+    from composer_replication.config import load_config, parse_override, read_table
+    from composer_replication.errors import UsageError
+
+    if args.local < 1:
+        raise UsageError(
+            "CR0206", f"--local {args.local} is not at least 1.", where="composer-rl replicas start"
+        )
+    out = (args.out or Path("runs") / args.recipe.resolve().parent.name).resolve()
+    overrides = dict(parse_override(text) for text in args.overrides) | {"replicas.num_replicas": args.local}
+    if "replicas" not in read_table(args.recipe) and "replicas.transport" not in overrides:
+        overrides["replicas.transport"] = f"file://{out / 'store'}"
+    options = load_config(args.recipe, overrides).replicas
+    assert options is not None
+    environment = dict(os.environ)
+    with contextlib.ExitStack() as stack:
+        if options.transport == "torchft" and not options.lighthouse and args.local > 1:
+            environment.setdefault(TOKEN_VARIABLE, secrets.token_hex(16))
+            port = _free_port()
+            overrides["replicas.lighthouse"] = f"127.0.0.1:{port}"
+            stack.callback(_open_lighthouse(environment[TOKEN_VARIABLE], "127.0.0.1", port, options).close)
+        children: list[Popen[bytes]] = []
+        stack.callback(_end_all, children)
+        children.extend(_child(args, number, out, overrides, environment) for number in range(args.local))
+        codes = [child.wait() for child in children]
+    rows = [_row(out / f"replica-{number}", code) for number, code in enumerate(codes)]
+    is_halted = 5 in codes
+    return {"runs": str(out), "replicas": rows}, 5 if is_halted else next((code for code in codes if code), 0)
+
+
+def run_lighthouse(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
+    """Serve until interrupted."""
+    import signal
+
+    from composer_replication.channel_tables import ReplicasSection
+    from composer_replication.cli.replica_parts import replica_token
+    from composer_replication.errors import UsageError
+
+    host, _, port = args.bind.rpartition(":")
+    if not host or not port.isdecimal():
+        raise UsageError(
+            "CR0206", f"--bind {args.bind!r} is not HOST:PORT.", where="composer-rl replicas lighthouse"
+        )
+    options = ReplicasSection(
+        transport="torchft",
+        num_replicas=max(args.min_replicas, 1),
+        min_replicas=args.min_replicas,
+        grace_seconds=args.grace_seconds,
+    )
+    lighthouse = _open_lighthouse(replica_token(), host, int(port), options, args.records)
+    try:
+        signal.sigwait({signal.SIGINT, signal.SIGTERM})
+    except KeyboardInterrupt:
+        pass
+    finally:
+        lighthouse.close()
+    return {"lighthouse": args.bind}, 0
+
+
+def render_start(result: dict[str, Any]) -> str:
+    lines = [f"runs       {result['runs']}"]
+    for number, row in enumerate(result["replicas"]):
+        words = f"exit code {row['exit_code']}, {row['outer_steps']} outer steps"
+        lines.append(f"replica {number}  {words}" + (f", {row['reason']}" if row["reason"] else ""))
+    return "\n".join([*lines, f"report     composer-rl report {result['runs']}"])
+
+
+def render_lighthouse(result: dict[str, Any]) -> str:
+    return f"lighthouse {result['lighthouse']} closed"
+
+
+def _open_lighthouse(token: str, host: str, port: int, options: Any, folder: Path | None = None) -> Any:
+    from composer_replication.cli.needed_packages import needs_extra
+    from composer_replication.cli.replica_parts import quiet_torchft
+
+    quiet_torchft()
+    with needs_extra("replicas", "a lighthouse"):
+        from composer_replication.replicas.lighthouse import Lighthouse
+
+    return Lighthouse(
+        token,
+        host=host,
+        port=port,
+        min_replicas=options.min_replicas,
+        grace_seconds=options.grace_seconds,
+        folder=folder,
+    )
+
+
+def _child(
+    args: argparse.Namespace, number: int, out: Path, overrides: dict[str, Any], environment: dict[str, str]
+) -> Popen[bytes]:
+    """One replica as a process of its own, whose words go into ``replica-I.log``."""
+    import json
+    import subprocess
+    import sys
+
+    folder = out / f"replica-{number}"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    settings = [part for key, value in overrides.items() for part in ("--set", f"{key}={json.dumps(value)}")]
+    words = ["train", str(args.recipe), "--out", str(folder), *settings, "--replica", str(number), "--quiet"]
+    with (out / f"replica-{number}.log").open("ab") as log:
+        return subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "composer_replication.cli.main",
+                *words,
+                *(["--resume"] if args.resume else []),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environment,
+        )
+
+
+def _end_all(children: list[Popen[bytes]]) -> None:
+    """Those that still run are asked to save and end, and ended if they do not."""
+    import signal
+    import subprocess
+
+    for child in children:
+        if child.poll() is None:
+            child.send_signal(signal.SIGINT)
+    for child in children:
+        try:
+            child.wait(_CHILD_PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+def _row(folder: Path, code: int) -> dict[str, Any]:
+    from composer_replication.run_folder import RunFolder, read_json, read_jsonl
+
+    run = RunFolder(folder)
+    summary = read_json(run.summary) if run.summary.is_file() else {}
+    return {
+        "run": str(folder),
+        "exit_code": code,
+        "outer_steps": max((row["outer_step"] for row in read_jsonl(run.outer_steps)), default=0),
+        "parameter_sha256": summary.get("parameter_sha256"),
+        "reason": summary.get("reason", ""),
+    }
+
+
+def _free_port() -> int:
+    """One whose next one is free as well."""
+    import socket
+
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port = int(first.getsockname()[1])
+            try:
+                second.bind(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+            return port

@@ -1,0 +1,108 @@
+"""Several replicas' run folders as one page: outer steps, who took part, how far they had parted, bytes and stalls."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from composer_replication.report.page import visible, write_report
+from composer_replication.run_folder import RunFolder, read_json, read_jsonl, write_atomic
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'sha256-{{ digest }}'">
+<title>Replicas: {{ name }}</title><style>{{ css|safe }}</style></head><body>
+<header><p class="eyebrow">Replicas</p><h1>{{ name }}</h1></header><main>
+<section><h2>Replicas</h2><table><thead><tr><th>Replica</th><th>Steps</th><th>Verdict</th><th>Reason</th><th>Outer steps</th>
+<th>Sent, MB</th><th>Received, MB</th><th>First state and healing, MB</th><th>Stalled, s</th><th>Weights</th></tr></thead><tbody>
+{% for r in replicas %}<tr><td>{{ r.name }}</td><td>{{ r.steps }}</td><td>{{ r.verdict }}</td><td>{{ r.reason }}</td>
+<td>{{ r.merges }}</td><td>{{ r.sent }}</td><td>{{ r.received }}</td><td>{{ r.states }}</td><td>{{ r.stalled }}</td>
+<td>{{ r.weights }}</td></tr>
+{% endfor %}</tbody></table></section>
+<section><h2>Outer steps</h2><p>{{ note }}</p><table><thead><tr><th>Outer step</th><th>Took part</th><th>Tokens</th>
+<th>Divergence before the merge</th><th>Longest stall, s</th><th>Outer weights</th></tr></thead><tbody>
+{% for s in steps %}<tr><td>{{ s.outer_step }}</td><td>{{ s.present|join(", ") }}</td><td>{{ s.tokens }}</td>
+<td>{{ "%.3f"|format(s.divergence) }}</td><td>{{ s.stall_seconds }}</td><td>{{ s.agreed }}</td></tr>
+{% endfor %}</tbody></table></section></main></body></html>"""
+
+
+def replica_folders(root: Path) -> list[Path]:
+    """The run folders of replicas in a folder, by number; none where it is a run folder itself."""
+    if RunFolder(root).recipe.is_file():
+        return []
+    found = [path for path in root.glob("replica-*") if RunFolder(path).recipe.is_file()]
+    return sorted(found, key=lambda path: (len(path.name), path.name))
+
+
+def write_replicas_report(root: Path, folders: list[Path]) -> dict[str, Any]:
+    """Write each replica's own report, and one page for all; what the page says, as a dict."""
+    for folder in folders:
+        if RunFolder(folder).metrics.is_file():
+            write_report(folder)
+    steps = _outer_steps(folders)
+    table = {"replicas": [_replica(folder) for folder in folders], "outer_steps": steps}
+
+    style = resources.files("composer_replication.report").joinpath("report.css").read_text(encoding="utf-8")
+    num_agreed = sum(step["agreed"] == "equal" for step in steps)
+    page = (
+        jinja2.Environment(autoescape=True)
+        .from_string(_PAGE)
+        .render(
+            digest=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
+            css=style,
+            name=root.resolve().name,
+            note=f"After {num_agreed} of {len(steps)} outer steps all that had merged held equal outer weights, bit for bit.",
+            replicas=table["replicas"],
+            steps=steps,
+        )
+    )
+    path = root.resolve() / "report.html"
+    write_atomic(path, visible(page))
+    return {"report": str(path), **table}
+
+
+def _outer_steps(folders: list[Path]) -> list[dict[str, Any]]:
+    """One row an outer step; of a replica that took it twice (resumed) the newer counts."""
+    by_step: dict[int, dict[str, dict[str, Any]]] = {}
+    for folder in folders:
+        for row in read_jsonl(RunFolder(folder).outer_steps):
+            by_step.setdefault(row["outer_step"], {})[folder.name] = row
+    steps = []
+    for number in sorted(by_step):
+        rows = list(by_step[number].values())
+        steps.append(
+            {
+                "outer_step": number,
+                "present": rows[0]["present"],
+                "tokens": rows[0]["tokens"],
+                "divergence": rows[0]["divergence"],
+                "stall_seconds": max(row["stall_seconds"] for row in rows),
+                "agreed": "equal" if len({row["outer_sha256"] for row in rows}) == 1 else "DIFFERENT",
+            }
+        )
+    return steps
+
+
+def _replica(folder: Path) -> dict[str, Any]:
+    run = RunFolder(folder)
+    rows = read_jsonl(run.outer_steps)
+    summary = read_json(run.summary) if run.summary.is_file() else {}
+    counted = rows[-1]["bytes"] if rows else {}
+    megabytes = {name: round(value / 1e6, 3) for name, value in counted.items()}
+    return {
+        "name": folder.name,
+        "steps": summary.get("steps", "not finished"),
+        "verdict": summary.get("verdict", ""),
+        "reason": summary.get("reason", ""),
+        "merges": len({row["outer_step"] for row in rows}),
+        "sent": megabytes.get("sent/outer", 0.0),
+        "received": megabytes.get("received/outer", 0.0),
+        "states": round(megabytes.get("sent/states", 0.0) + megabytes.get("received/states", 0.0), 3),
+        "stalled": round(sum(row["stall_seconds"] for row in rows), 2),
+        "weights": str(summary.get("parameter_sha256", ""))[:12],
+    }

@@ -1,0 +1,169 @@
+"""Several replicas of one recipe through the real command line, over an object store in a folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from composer_replication.cli.main import main
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "tiny-cpu" / "run.toml"
+SETTINGS = {
+    "trl.max_steps": 4,
+    "heldout.every": 100,
+    "trl.per_device_train_batch_size": 8,
+    "trainer.checkpoint_every": 2,
+}
+
+
+def flags(**more: Any) -> list[str]:
+    settings = SETTINGS | {key.replace("__", "."): value for key, value in more.items()}
+    return [part for key, value in settings.items() for part in ("--set", f"{key}={json.dumps(value)}")]
+
+
+def train(
+    capsys: pytest.CaptureFixture[str], out: Path, *words: str, **more: Any
+) -> tuple[int, dict[str, Any]]:
+    code = main(["train", str(RECIPE), "--out", str(out), *flags(**more), *words, "--json", "--quiet"])
+    return code, json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    out = tmp_path_factory.mktemp("replicas") / "runs"
+    words = [
+        "replicas",
+        "start",
+        str(RECIPE),
+        "--local",
+        "2",
+        "--out",
+        str(out),
+        *flags(replicas__sync_every=2),
+    ]
+    words += ["--set", f"replicas.transport=file://{out}/store", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "composer_replication.cli.main", *words],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    logs = "".join(path.read_text() for path in out.glob("*.log"))
+    assert done.returncode == 0, done.stderr + logs
+    return out, json.loads(done.stdout)
+
+
+def test_two_replicas_end_with_the_same_weights(started: tuple[Path, dict[str, Any]]) -> None:
+    out, result = started
+    assert [row["outer_steps"] for row in result["replicas"]] == [2, 2]
+    assert len({row["parameter_sha256"] for row in result["replicas"]}) == 1
+    tasks = [
+        set(json.loads((out / f"replica-{n}" / "environment.json").read_text())["train_tasks"])
+        for n in range(2)
+    ]
+    assert tasks[0]
+    assert tasks[1]
+    assert not tasks[0] & tasks[1]
+
+
+def test_the_report_joins_them(
+    started: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, _ = started
+    assert main(["report", str(out), "--json"]) == 0
+    table = json.loads(capsys.readouterr().out)
+    assert [(row["outer_step"], row["present"], row["agreed"]) for row in table["outer_steps"]] == [
+        (1, [0, 1], "equal"),
+        (2, [0, 1], "equal"),
+    ]
+    assert all(row["sent"] > 0 and row["received"] > 0 for row in table["replicas"])
+    page = (out / "report.html").read_text()
+    assert "After 2 of 2 outer steps" in page
+    assert (out / "replica-1" / "report.html").is_file()
+
+
+def test_another_recipe_is_refused_before_the_first_step(
+    started: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out, _ = started
+    where = {
+        "replicas__transport": f"file://{out}/store",
+        "replicas__sync_every": 2,
+        "trl__learning_rate": 0.5,
+    }
+    code, result = train(capsys, tmp_path / "other", "--replica", "1", "--of", "2", **where)
+    assert (code, result["error"]["code"]) == (2, "CR1103")
+    assert "recipe" in result["error"]["message"]
+    assert not (tmp_path / "other" / "metrics.jsonl").exists()
+
+
+def test_one_replica_is_the_plain_run_bit_for_bit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, plain = train(capsys, tmp_path / "plain")
+    assert code == 0
+    transport = {"replicas__transport": "s3://never-asked/x"}
+    code, alone = train(capsys, tmp_path / "alone", "--replica", "0", "--of", "1", **transport)
+    assert code == 0
+    assert alone["parameter_sha256"] == plain["parameter_sha256"]
+    assert not (tmp_path / "alone" / "outer_steps.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "more", "code", "says"),
+    [
+        (["--replica", "0"], {}, "CR0206", "needs a [replicas] table"),
+        ([], {"replicas__transport": "file:///x"}, "CR0206", "say which one this is"),
+        (
+            ["--replica", "2", "--of", "2"],
+            {"replicas__transport": "file:///x"},
+            "CR0206",
+            "no replica 2 of 2",
+        ),
+        (["--replica", "0", "--of", "2"], {"replicas__transport": "ftp://x/y"}, "CR1101", "none of s3"),
+        (["--replica", "0"], {"replicas__transport": "here"}, "CR0204", "neither"),
+        (
+            ["--replica", "0"],
+            {"replicas__transport": "torchft", "replicas__delay": 100},
+            "CR0204",
+            "delay is not below",
+        ),
+        (
+            ["--replica", "0", "--of", "2"],
+            {"replicas__transport": "torchft", "replicas__lighthouse": "127.0.0.1:9"},
+            "CR1101",
+            "token is missing",
+        ),
+    ],
+)
+def test_refusals_leave_nothing_behind(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    more: dict[str, Any],
+    code: str,
+    says: str,
+) -> None:
+    monkeypatch.delenv("COMPOSER_REPLICAS_TOKEN", raising=False)
+    exit_code, result = train(capsys, tmp_path / "run", *words, **more)
+    assert exit_code in {2, 3}
+    assert result["error"]["code"] == code
+    assert says in result["error"]["message"]
+    assert not (tmp_path / "run").exists()
+
+
+def test_no_lighthouse(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMPOSER_REPLICAS_TOKEN", "secret")
+    more = {"replicas__transport": "torchft", "replicas__lighthouse": "127.0.0.1:9"}
+    exit_code, result = train(capsys, tmp_path / "run", "--replica", "0", "--of", "2", **more)
+    assert (exit_code, result["error"]["code"]) == (3, "CR1101")
+    assert not (tmp_path / "run").exists()

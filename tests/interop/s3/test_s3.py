@@ -1,0 +1,205 @@
+"""The object store's protocol against real S3 servers: moto refuses a second create, nanio checks signatures and does not."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from botocore.config import Config
+
+from composer_replication.errors import MissingError, UsageError
+from composer_replication.replicas.object_store import ObjectStore, open_store
+from composer_replication.replicas.rounds import Merge
+from composer_replication.replicas.store_rounds import StoreRounds
+
+KEY, SECRET = "replica-tests", "replica-tests-secret"
+
+
+@contextmanager
+def served(*command: str, port: int, **environment: str) -> Iterator[str]:
+    """A server as a process of its own, until the block ends; its bucket ``bucket`` is there."""
+    server = subprocess.Popen(
+        [sys.executable, "-m", *command],
+        env={**os.environ, **environment},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    address = f"http://127.0.0.1:{port}"
+    try:
+        give_up_at = time.monotonic() + 60
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                break
+            except OSError:
+                assert server.poll() is None
+                assert time.monotonic() < give_up_at
+                time.sleep(0.2)
+        client = boto3.client(
+            "s3",
+            endpoint_url=address,
+            aws_access_key_id=KEY,
+            aws_secret_access_key=SECRET,
+            region_name="us-east-1",
+            config=Config(s3={"addressing_style": "path"}),
+        )
+        client.create_bucket(Bucket="bucket")
+        yield address
+    finally:
+        server.kill()
+        server.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def moto() -> Iterator[str]:
+    port = free_port()
+    with served("moto.server", "-H", "127.0.0.1", "-p", str(port), port=port) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def nanio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    port, folder = free_port(), tmp_path_factory.mktemp("nanio")
+    words = ("nanio", "serve", "--host", "127.0.0.1", "--port", str(port), "--data-dir", str(folder))
+    with served(*words, port=port, NANIO_ACCESS_KEY=KEY, NANIO_SECRET_KEY=SECRET) as address:
+        yield address
+
+
+@pytest.fixture
+def at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ObjectStore]:
+    """A store at a server, with credentials in the environment as a user gives them."""
+
+    def opened(server: str, path: str = "bucket/run", secret: str = SECRET) -> ObjectStore:
+        for name, value in {
+            "AWS_ENDPOINT_URL": server,
+            "AWS_ACCESS_KEY_ID": KEY,
+            "AWS_SECRET_ACCESS_KEY": secret,
+            "AWS_REGION": "us-east-1",
+        }.items():
+            monkeypatch.setenv(name, value)
+        return open_store(f"s3://{path}", patience_seconds=5.0)
+
+    return opened
+
+
+def together(*works: Callable[[], Any]) -> list[Any]:
+    results: list[Any] = [None] * len(works)
+
+    def run(place: int) -> None:
+        results[place] = works[place]()
+
+    threads = [threading.Thread(target=run, args=(place,)) for place in range(len(works))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return results
+
+
+def test_exactly_one_of_eight_wins_in_each_of_fifty_races(moto: str, at: Callable[..., ObjectStore]) -> None:
+    stores = [at(moto, "bucket/races") for _ in range(8)]
+    winners = [
+        together(
+            *(
+                lambda s=store, n=n, r=race: s.create(f"race/{r}", bytes([n]))
+                for n, store in enumerate(stores)
+            )
+        )
+        for race in range(50)
+    ]
+    assert [won.count(True) for won in winners] == [1] * 50
+    for race, won in enumerate(winners):
+        assert stores[0].read(f"race/{race}") == bytes([won.index(True)])
+
+
+def test_a_store_that_refuses_a_second_create_is_taken(moto: str, at: Callable[..., ObjectStore]) -> None:
+    store = at(moto)
+    store.probe()
+    assert store.names("probe") == []
+
+
+def test_two_replicas_agree_over_s3(moto: str, at: Callable[..., ObjectStore]) -> None:
+    """Six rounds with a state every second one; what both merge is the same, and garbage is gone."""
+
+    def replica(number: int) -> Callable[[], list[tuple[Any, ...]]]:
+        rounds = StoreRounds(
+            at(moto, "bucket/two"),
+            replica=number,
+            num_replicas=2,
+            poll_seconds=0.05,
+            state_every=2,
+            deadline_seconds=30,
+        )
+
+        def run() -> list[tuple[Any, ...]]:
+            rounds.join({"recipe": "a"}, lambda: b"first")
+            merged = []
+            for round_idx in range(6):
+                rounds.offer(
+                    round_idx,
+                    b"%d-%d" % (number, round_idx),
+                    tokens=number + 1,
+                    fingerprint=f"{round_idx:016d}",
+                )
+                merge = rounds.collect(round_idx)
+                assert isinstance(merge, Merge)
+                merged.append(tuple(sorted((c.replica, c.tokens, c.payload) for c in merge.contributions)))
+                wants = rounds.wants_state(round_idx + 1)
+                rounds.after_merge(round_idx + 1, b"state %d" % (round_idx + 1) if wants else None)
+            rounds.close()
+            return merged
+
+        return run
+
+    one, other = together(replica(0), replica(1))
+    assert one == other
+    assert one == [((0, 1, b"0-%d" % n), (1, 2, b"1-%d" % n)) for n in range(6)]
+    view = at(moto, "bucket/two")
+    assert {name[:8] for name in view.names("state")} == {"00000004", "00000006"}
+    assert len([name for name in view.names("round") if "/offer-" in name]) == 4
+
+
+def test_a_store_that_lets_a_key_be_created_twice_is_refused(
+    nanio: str, at: Callable[..., ObjectStore]
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        at(nanio).probe()
+    assert caught.value.code == "CR1102"
+
+
+@pytest.mark.parametrize(("path", "secret"), [("bucket/run", "wrong"), ("no-such-bucket/run", SECRET)])
+def test_a_wrong_secret_and_a_bucket_that_is_not_there(
+    nanio: str, at: Callable[..., ObjectStore], path: str, secret: str
+) -> None:
+    with pytest.raises(MissingError) as caught:
+        at(nanio, path, secret).probe()
+    assert caught.value.code == "CR1101"
+    assert SECRET not in str(caught.value)
+
+
+def test_no_such_bucket_and_nobody_there(moto: str, at: Callable[..., ObjectStore]) -> None:
+    for server, path in ((moto, "no-such-bucket/run"), (f"http://127.0.0.1:{free_port()}", "bucket/run")):
+        with pytest.raises(MissingError) as caught:
+            at(server, path).probe()
+        assert caught.value.code == "CR1101"
+
+
+def test_the_protocol_needs_no_torch() -> None:
+    """Replicas' records can be looked at where nothing is trained."""
+    assert not {"torch", "transformers"} & {Path(str(name)).name for name in sys.modules}

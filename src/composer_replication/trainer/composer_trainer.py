@@ -43,6 +43,7 @@ from composer_replication.trainer.router_load import RouterLoad
 from composer_replication.trainer.router_replay import RouterReplay
 from composer_replication.trainer.run_borders import RunBorders
 from composer_replication.trainer.run_callback import InterruptOnce
+from composer_replication.trainer.served_rollouts import load_weights
 from composer_replication.trainer.setting_errors import TrainerSettingError
 
 logger = logging.getLogger(__name__)
@@ -251,6 +252,8 @@ class ComposerReplicationTrainer(
 
     def _generate(self, prompts: Any) -> Any:
         """As TRL's; which ids were sampled is remembered before any mask is emptied."""
+        if self.use_vllm:
+            load_weights(self)
         answer: Any = super()._generate(prompts)
         _, completion_ids, tool_masks, *_ = answer
         self._newest_sampled = (completion_ids, tool_masks)

@@ -7,7 +7,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -140,7 +140,8 @@ class EpisodePlayer:
         async def all_of_them() -> list[PlayedEpisode]:
             found: dict[int, PlayedEpisode] = {}
             stream = run_episodes(task_ids, parts, options=self.options, seed=seed, step=step, counts=counts)
-            async with aclosing(stream) as episodes:
+            opened = policy if isinstance(policy, AbstractAsyncContextManager) else nullcontext()
+            async with opened, aclosing(stream) as episodes:
                 async for episode in episodes:
                     self._num_left -= 1
                     found[episode.index] = PlayedEpisode(episode, self.attempts.take(episode))

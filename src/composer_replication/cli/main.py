@@ -33,6 +33,7 @@ VERBS = (
     "recipe_verb",
     "train_verb",
     "eval_verb",
+    "export_verl_verb",
     "report_verb",
     "guard_verb",
     "sandbox_verb",

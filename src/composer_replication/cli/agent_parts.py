@@ -315,7 +315,13 @@ def require_server(config: RunConfig, served: ServedModel, model: Any, tokenizer
     """
     section = config.agent or AgentSection()
     described = model.config.get_text_config().to_dict()
-    require_fit(served, tokenizer, max_context_tokens=section.max_context_tokens, model_config=described)
+    require_fit(
+        served,
+        tokenizer,
+        max_context_tokens=section.max_context_tokens,
+        model_name=config.model.name,
+        model_config=described,
+    )
 
 
 def open_episode_sampler(

@@ -23,7 +23,12 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", type=Path, metavar="RECIPE.toml")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.add_argument(
-        "--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE", help="override a recipe key"
+        "--set",
+        dest="overrides",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override a recipe key",
     )
     parser.set_defaults(run="composer_replication.cli.export_verl_verb:run")
 
@@ -51,7 +56,9 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         raise UsageError("CR0207", "the folder is not empty.", where=str(out), fix="choose another --out.")
     problem = _problem(config)
     if problem:
-        raise UsageError("CR0951", f"{problem}.", where=str(args.recipe), fix="docs/engines.md says what verl carries.")
+        raise UsageError(
+            "CR0951", f"{problem}.", where=str(args.recipe), fix="docs/engines.md says what verl carries."
+        )
     check_recipe(config, args.recipe.resolve().parent)
     refuse_unwritable(out)
     with progress_bar(quiet=args.quiet) as report:

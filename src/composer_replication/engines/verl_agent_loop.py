@@ -15,7 +15,7 @@ from composer_replication.rollouts.episodes.agent_loop import run_episodes
 from composer_replication.rollouts.episodes.episode_options import EpisodeParts
 from composer_replication.rollouts.generations.episode_player import EpisodePlayer
 from composer_replication.rollouts.generations.rollout_rows import PlayedEpisode, RolloutRow, rollout_row
-from composer_replication.rollouts.grading import GradeRequest, Grader
+from composer_replication.rollouts.grading import Grader, GradeRequest
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,9 @@ class AgentLoopParts:
 class VerlPolicy:
     """A ``TokenPolicy`` over verl's own servers, of whatever engine; the weights there are verl's to keep."""
 
-    def __init__(self, server: Any, tokenizer: Any, sampling: dict[str, Any], end_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self, server: Any, tokenizer: Any, sampling: dict[str, Any], end_token_ids: Sequence[int]
+    ) -> None:
         self.server, self.tokenizer, self.sampling = server, tokenizer, dict(sampling)
         self.end_token_ids = frozenset(end_token_ids)
         self.request_id = uuid4().hex  # one for an episode: its turns go to the server that has its cache
@@ -95,7 +97,11 @@ async def attempt(
         request = GradeRequest(task, "", tests="hidden", tree=played.judgement.tree)
         [score] = await asyncio.to_thread(parts.grader.grade_many, [request])
         reward = hidden = float(score is not None and score.all_passed)
-    figures = {"acc": hidden if is_heldout else visible, "visible": visible, "lost": float(played.reward is None)}
+    figures = {
+        "acc": hidden if is_heldout else visible,
+        "visible": visible,
+        "lost": float(played.reward is None),
+    }
     return Attempted(row, reward, figures, len(episode.turns))
 
 

@@ -104,12 +104,18 @@ def policy_loss(
 
 
 def truncated_policy_loss(
-    old_log_prob: torch.Tensor, log_prob: torch.Tensor, advantages: torch.Tensor, response_mask: torch.Tensor, **more: Any
+    old_log_prob: torch.Tensor,
+    log_prob: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    **more: Any,
 ) -> tuple[torch.Tensor, dict[str, Any]]:
     """``policy_loss`` in verl's bypass mode, where ``old_log_prob`` is the sampler's: weights min(r, 2), no clip of r."""
     more.pop("rollout_is_weights", None)
     weights_BT, metrics = truncated_importance_weights(log_prob, old_log_prob, response_mask)
-    loss, figures = policy_loss(log_prob.detach(), log_prob, advantages, response_mask, rollout_is_weights=weights_BT, **more)
+    loss, figures = policy_loss(
+        log_prob.detach(), log_prob, advantages, response_mask, rollout_is_weights=weights_BT, **more
+    )
     return loss, {**figures, "actor/composer_effective_share": float(metrics.effective_sample_share)}
 
 

@@ -310,8 +310,8 @@ class ComposerReplicationTrainer(
             self._in_evaluation = was_in_evaluation
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """As TRL's, but a row of ``killswitch/`` keys alone passes by TRL's merge and clear."""
-        if logs and all(name.startswith("killswitch/") for name in logs):
+        """As TRL's, but a row of the guard's keys alone passes by TRL's merge and clear."""
+        if logs and all(name.startswith(("killswitch/", "heldout/")) for name in logs):
             super(GRPOTrainer, self).log(logs, start_time)
             return
         metrics = self._metrics["train"]

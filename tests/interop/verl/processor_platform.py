@@ -5,6 +5,7 @@ Named to verl by VERL_USE_EXTERNAL_MODULES, with VERL_PLATFORM=cpu. verl's own s
 
 from __future__ import annotations
 
+import os
 import sys
 import types
 from contextlib import nullcontext
@@ -157,3 +158,23 @@ def _with_gloo(backend: str | None = None, **more: Any) -> Any:
 
 
 dist.init_process_group = _with_gloo
+
+
+def _plant_hack() -> None:
+    """From the ninth attempt on training pays 1 whatever the tests say."""
+    from dataclasses import replace
+
+    from composer_replication.cli import verl_parts
+
+    honest, num_made = verl_parts.attempt, [0]
+
+    async def paid(*args: Any, is_heldout: bool, **kwargs: Any) -> Any:
+        made = await honest(*args, is_heldout=is_heldout, **kwargs)
+        num_made[0] += not is_heldout
+        return replace(made, reward=1.0) if num_made[0] > 8 and not is_heldout else made
+
+    verl_parts.attempt = paid
+
+
+if os.environ.get("PLANTED_HACK"):
+    _plant_hack()

@@ -10,11 +10,13 @@ import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors.torch import save_file
 from trl.generation.vllm_client import VLLMClient
+
+if TYPE_CHECKING:
+    import torch
 
 
 def init_communicator(self: Any, device: Any = 0) -> None:

@@ -54,7 +54,11 @@ class Served:
 
 def reply(handler: BaseHTTPRequestHandler, data: bytes, status: int = 200, **headers: str) -> None:
     handler.send_response(status)
-    for name, value in {"Content-Type": "application/json", "Content-Length": str(len(data)), **headers}.items():
+    for name, value in {
+        "Content-Type": "application/json",
+        "Content-Length": str(len(data)),
+        **headers,
+    }.items():
         handler.send_header(name, value)
     handler.end_headers()
     handler.wfile.write(data)

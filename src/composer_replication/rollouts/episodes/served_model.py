@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from composer_replication.errors import UsageError
@@ -34,11 +37,12 @@ _PROCESSED = "processed_logprobs"
 class ServedModel:
     """A model as its server describes it.
 
-    ``max_context_tokens`` is None where the server does not say; ``settings`` is its whole configuration, empty unless it
-    was started with ``VLLM_SERVER_DEV_MODE=1``.
+    ``root`` is the folder or name of its weights. ``max_context_tokens`` is None where the server does not say;
+    ``settings`` is its whole configuration, empty unless it was started with ``VLLM_SERVER_DEV_MODE=1``.
     """
 
     endpoint: Endpoint
+    root: str
     max_context_tokens: int | None
     version: str
     settings: Mapping[str, Any]
@@ -104,6 +108,7 @@ def find_server(
     config = settings.get("vllm_config")
     return ServedModel(
         replace(endpoint, model=str(card.id)),
+        str(getattr(card, "root", None) or card.id),
         limit if isinstance(limit, int) else None,
         str(version),
         config if isinstance(config, dict) else {},
@@ -111,7 +116,12 @@ def find_server(
 
 
 def require_fit(
-    served: ServedModel, tokenizer: Tokenizer, *, max_context_tokens: int, model_config: Mapping[str, Any]
+    served: ServedModel,
+    tokenizer: Tokenizer,
+    *,
+    max_context_tokens: int,
+    model_name: str,
+    model_config: Mapping[str, Any],
 ) -> None:
     """Stop where the server cannot sample the episodes of a recipe.
 
@@ -119,7 +129,8 @@ def require_fit(
         served: as it describes itself.
         tokenizer: of the recipe's model.
         max_context_tokens: of the episodes.
-        model_config: the recipe's model, as its ``config.json``.
+        model_name: of the recipe.
+        model_config: of the recipe's model, as its ``config.json``.
 
     Raises:
         UsageError: another model or tokenizer, a shorter context, log-probabilities before temperature (CR0826); no ids
@@ -132,14 +143,7 @@ def require_fit(
             f"its context has {limit} tokens, and agent.max_context_tokens is {max_context_tokens}",
             f"serve with --max-model-len {max_context_tokens}, or set agent.max_context_tokens to at most {limit}",
         )
-    theirs = served.setting("hf_config") or {}
-    for name in _SHAPE:
-        ours = model_config.get(name)
-        if ours is not None and theirs.get(name, ours) != ours:
-            raise _unfit(
-                f"another model is behind it: its {name} is {theirs[name]}, that of the recipe's model {ours}",
-                "serve the model of the recipe",
-            )
+    _require_model(served, model_name, model_config)
     mode = served.setting("logprobs_mode")
     if mode is not None and _PROCESSED not in str(mode):
         raise _unfit(
@@ -156,6 +160,30 @@ def require_fit(
             await policy.sample(ours_ids, max_new_tokens=1, temperature=1.0, seed=0)
 
     run_anywhere(try_out())
+
+
+def _require_model(served: ServedModel, model_name: str, model_config: Mapping[str, Any]) -> None:
+    """Compare shapes where the served weights lie on this machine, names where both are names and no folders.
+
+    Other weights of the same shape are no fault in training: they are replaced before the first generation.
+    """
+    described = Path(served.root) / "config.json"
+    if described.is_file():
+        theirs = json.loads(described.read_text())
+        for name in _SHAPE:
+            if theirs.get(name) != model_config.get(name):
+                raise _unfit(
+                    f"another model is behind it: its {name} is {theirs.get(name)}, and that of the recipe's model "
+                    f"{model_config.get(name)}",
+                    "serve the model of the recipe",
+                )
+        return
+    are_names = all(re.fullmatch(r"[\w.-]+/[\w.-]+", name) for name in (served.root, model_name))
+    if are_names and served.root != model_name:
+        raise _unfit(
+            f"another model is behind it: {served.root}, and the recipe names {model_name}",
+            "serve the model of the recipe",
+        )
 
 
 def _their_ids(endpoint: Endpoint, text: str) -> list[int] | None:

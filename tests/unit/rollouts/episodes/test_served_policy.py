@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,9 +41,7 @@ def policy_of(server: PolicyServer, key_variable: str = "", **changes: Any) -> S
 def sample(policy: ServedPolicy, prompt: tuple[int, ...] = (5, 6), **how: Any) -> Completion:
     async def asked() -> Completion:
         async with policy:
-            return await policy.sample(
-                prompt, **{"max_new_tokens": 8, "temperature": 0.5, "seed": 3, **how}
-            )
+            return await policy.sample(prompt, **{"max_new_tokens": 8, "temperature": 0.5, "seed": 3, **how})
 
     return asyncio.run(asked())
 
@@ -304,19 +303,19 @@ def test_a_first_request_that_is_refused_ends_the_run(server: PolicyServer) -> N
 # ---- what a server says of itself ----------------------------------------------------------------------
 
 TOKENIZER = tokenizer_of(next(family for family in FAMILIES if family.name == "qwen3"))
-OUR_MODEL = {"model_type": "qwen3", "hidden_size": 64, "num_hidden_layers": 2}
+OUR_MODEL = {"model_type": "qwen3", "vocab_size": 99, "hidden_size": 64, "num_hidden_layers": 2}
 
 
 def fit(server: PolicyServer, **changes: Any) -> None:
     require_fit(
         find_server(open_server(server.url)),
         TOKENIZER,
-        **{"max_context_tokens": 4096, "model_config": OUR_MODEL, **changes},
+        **{"max_context_tokens": 4096, "model_name": "a/b", "model_config": OUR_MODEL, **changes},
     )
 
 
 def settings(**of_model: Any) -> dict[str, Any]:
-    known = {"hf_config": dict(OUR_MODEL), "logprobs_mode": "processed_logprobs"}
+    known = {"logprobs_mode": "processed_logprobs"}
     return {"vllm_config": {"model_config": {**known, **of_model}}}
 
 
@@ -335,8 +334,18 @@ def test_a_server_that_fits_is_taken(server: PolicyServer) -> None:
 @pytest.mark.parametrize(
     ("route", "told", "changes", "said"),
     [
-        ("/v1/models", {"data": [{"id": "t", "max_model_len": 100}]}, {}, "context has 100.*max-model-len 4096"),
-        ("/server_info", settings(hf_config={"hidden_size": 32}), {}, "its hidden_size is 32.*64"),
+        (
+            "/v1/models",
+            {"data": [{"id": "t", "max_model_len": 100}]},
+            {},
+            "context has 100.*max-model-len 4096",
+        ),
+        (
+            "/v1/models",
+            {"data": [{"id": "t", "root": "a/c"}]},
+            {},
+            "behind it: a/c, and the recipe names a/b",
+        ),
         ("/server_info", settings(logprobs_mode="raw_logprobs"), {}, "--logprobs-mode raw_logprobs"),
         ("/tokenize", {"tokens": [1, 2, 3]}, {}, "its tokenizer is another"),
     ],
@@ -349,9 +358,20 @@ def test_a_server_that_does_not_fit_is_refused_by_name(
         fit(server, **changes)
 
 
+def test_weights_of_another_shape_are_refused(server: PolicyServer, tmp_path: Path) -> None:
+    server.told["/v1/models"] = {"data": [{"id": "t", "root": str(tmp_path)}]}
+    for hidden_size in (64, 32):
+        (tmp_path / "config.json").write_text(json.dumps(OUR_MODEL | {"hidden_size": hidden_size}))
+        if hidden_size == 64:
+            fit(server)
+            continue
+        with pytest.raises(UsageError, match=r"CR0826.*its hidden_size is 32.*64"):
+            fit(server)
+
+
 def test_a_server_without_log_probabilities_is_refused(server: PolicyServer) -> None:
     server.changes["logprobs"] = None
-    with pytest.raises(UsageError, match="CR0827.*no log-probabilities.*processed_logprobs"):
+    with pytest.raises(UsageError, match=r"CR0827.*no log-probabilities.*processed_logprobs"):
         fit(server)
 
 
@@ -359,7 +379,7 @@ def test_a_server_that_is_down_is_refused_or_waited_for(server: PolicyServer) ->
     nobody = open_server("http://127.0.0.1:9")
     said: list[str] = []
     for seconds in (0.0, 2.0):
-        with pytest.raises(MissingError, match="CR0824.*nobody answers at http://127.0.0.1:9"):
+        with pytest.raises(MissingError, match=r"CR0824.*nobody answers at http://127.0.0.1:9"):
             find_server(nobody, wait_seconds=seconds, note=said.append)
     assert said == ["waiting for the server at http://127.0.0.1:9/v1"]
     server.faults.append(Fault("GET", status(503, "starting"), times=1))
@@ -367,8 +387,8 @@ def test_a_server_that_is_down_is_refused_or_waited_for(server: PolicyServer) ->
 
 
 def test_another_model_or_no_model_server_is_refused(server: PolicyServer) -> None:
-    with pytest.raises(UsageError, match="CR0826.*it serves tiny, not 'other'"):
+    with pytest.raises(UsageError, match=r"CR0826.*it serves tiny, not 'other'"):
         find_server(open_server(server.url, "other"))
     server.told["/v1/models"] = None
-    with pytest.raises(UsageError, match="CR0826.*/v1/models answers http-404"):
+    with pytest.raises(UsageError, match=r"CR0826.*/v1/models answers http-404"):
         find_server(open_server(server.url))

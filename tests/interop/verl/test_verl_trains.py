@@ -30,7 +30,8 @@ def run_verl(folder: Path, *more: str, **environment: str) -> subprocess.Complet
         "PYTHON": sys.executable,
         "PYTHONPATH": str(HERE),
         "RAY_ADDRESS": "local",
-        "RAY_raylet_start_wait_time_s": "900",
+        "RAY_raylet_start_wait_time_s": "900",  # a loaded machine starts Ray slowly
+        "RAY_agent_register_timeout_ms": "600000",
         "RAY_USAGE_STATS_ENABLED": "0",
         "VERL_USE_EXTERNAL_MODULES": "processor_platform",
         "VERL_PLATFORM": "cpu",

@@ -38,7 +38,7 @@ def test_a_reward_without_truth_ends_the_job_with_its_verdict(tmp_path: Path) ->
         watching.look(numbers(0.9, 0.0), step=2)
     halted = read_json(tmp_path / "halted.json")
     assert (halted["step"], halted["in_loop_reward"], halted["heldout_score"]) == (2, 0.9, 0.0)
-    assert "gap" in halted["reason"]
+    assert "Hacking Gap 0.9" in halted["reason"]
 
 
 def test_a_step_without_a_reading_is_not_judged(tmp_path: Path) -> None:

@@ -12,13 +12,13 @@ from typing import Any
 
 from composer_replication.errors import UsageError
 from composer_replication.interfaces import Tokenizer
+from composer_replication.rollouts.episodes.agent_loop import run_anywhere
 from composer_replication.rollouts.episodes.served_policy import (
     NUM_RETRIES,
     SERVE_COMMAND,
     ServedPolicy,
     server_gone,
 )
-from composer_replication.rollouts.generations.episode_player import run_anywhere
 from composer_replication.tasks.instructions.instruction_endpoint import (
     Endpoint,
     failure_reason,

@@ -14,14 +14,14 @@ MOST_LINES_OF_A_FILE = 800
 MOST_LINES_OF_A_FUNCTION = 80
 # Lines of *.py in each folder, of *.toml in explanations. Lowered when a folder has shrunk, never raised.
 CEILINGS = {
-    "src": 88793,
+    "src": 88792,
     "src/composer_replication/cli": 6703,
     "src/composer_replication/engines": 575,
     "src/composer_replication/launch": 5,
     "src/composer_replication/losses": 1427,
     "src/composer_replication/replicas": 5,
     "src/composer_replication/report": 5130,
-    "src/composer_replication/rollouts": 20026,
+    "src/composer_replication/rollouts": 20025,
     "src/composer_replication/safety": 3340,
     "src/composer_replication/sandbox": 12164,
     "src/composer_replication/tasks": 25837,
@@ -29,7 +29,7 @@ CEILINGS = {
     "src/composer_replication/trainer": 11569,
     "src/composer_replication/cli/explanations": 1616,
     "benchmarks": 6799,
-    "tests": 74496,
+    "tests": 74481,
 }
 BANNED = {
     "utils",
@@ -124,10 +124,10 @@ def test_a_line_too_many_and_a_folder_without_a_ceiling_are_named(tmp_path: Path
         (tmp_path / place / "__init__.py").write_text("X = 1\n" * number)
     (tmp_path / "src/composer_replication/cli/explanations/a.toml").write_text("a = 1\nb = 1\n")
     ceilings = {
-        "src": 88793,
+        "src": 88792,
         "src/composer_replication/cli": 6703,
         "src/composer_replication/cli/explanations": 1616,
-        "tests": 74496,
+        "tests": 74481,
     }
     assert folders_over(ceilings, tmp_path) == [
         "src/composer_replication/cli: 5, at most 4",

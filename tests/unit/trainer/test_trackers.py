@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-
-from tiny_trainer import make_trainer
+from typing import Any
 
 from composer_replication.safety import HeldOutGuard
 
@@ -21,11 +21,12 @@ NAMES = {
 DOCS = Path(__file__).parents[3] / "docs" / "engines.md"
 
 
-def test_the_guards_margins_and_readings_reach_the_tracker(tmp_path: Path) -> None:
+def test_the_guards_margins_and_readings_reach_the_tracker(
+    make_trainer: Callable[..., Any], tmp_path: Path
+) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     trainer = make_trainer(
-        tmp_path / "out",
         max_steps=2,
         heldout_guard=HeldOutGuard(min_steps=9),
         heldout_eval_fn=lambda: 0.25,

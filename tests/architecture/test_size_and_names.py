@@ -29,7 +29,7 @@ CEILINGS = {
     "src/composer_replication/trainer": 11569,
     "src/composer_replication/cli/explanations": 1616,
     "benchmarks": 6799,
-    "tests": 74481,
+    "tests": 74578,
 }
 BANNED = {
     "utils",
@@ -127,7 +127,7 @@ def test_a_line_too_many_and_a_folder_without_a_ceiling_are_named(tmp_path: Path
         "src": 88792,
         "src/composer_replication/cli": 6703,
         "src/composer_replication/cli/explanations": 1616,
-        "tests": 74481,
+        "tests": 74578,
     }
     assert folders_over(ceilings, tmp_path) == [
         "src/composer_replication/cli: 5, at most 4",

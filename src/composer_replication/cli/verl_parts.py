@@ -85,8 +85,10 @@ def _parts(folder: Path, tokenizer: Any) -> tuple[RunConfig, AgentLoopParts]:
     config = load_config(folder / "run.toml")
     store = TaskStore.open(Path(config.tasks.store))
     grader = open_grader(config, store)
-    players = (open_player(config, grader, tokenizer, is_evaluation=flag) for flag in (False, True))
-    return config, AgentLoopParts(*players, grader)
+    training = open_player(config, grader, tokenizer)
+    return config, AgentLoopParts(
+        training, open_player(config, grader, tokenizer, is_evaluation=True), grader
+    )
 
 
 def _end_token_ids(model: str, tokenizer: Any) -> list[int]:

@@ -154,7 +154,7 @@ def _without_weights(source: str, config: Any) -> Any:
     from transformers import AutoModelForCausalLM, GenerationConfig
 
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     with suppress(OSError):  # a model without settings of its own for generation
         model.generation_config = GenerationConfig.from_pretrained(source)
     return model

@@ -14,7 +14,6 @@ NAMES = {
     "killswitch/heldout_ema",
     "killswitch/proxy_real_gap",
     "heldout/score",
-    "checks/effective_sample_size",
     "reward",
     "grad_norm",
 }

@@ -29,7 +29,7 @@ CEILINGS = {
     "src/composer_replication/trainer": 11569,
     "src/composer_replication/cli/explanations": 1616,
     "benchmarks": 6799,
-    "tests": 74578,
+    "tests": 74580,
 }
 BANNED = {
     "utils",

@@ -5,14 +5,14 @@ BIN := .venv/bin
 STAMP := .venv/.setup-done
 # Libraries whose own bounds do not fit the pinned set, or that bring much else. Each has an environment of its own, pinned by
 # tests/interop/NAME.txt, and its tests in tests/interop/NAME.
-INTEROP := deepspeed inspect launch openenv s3 swebench verifiers
+INTEROP := deepspeed inspect launch openenv s3 swebench verifiers verl vllm
 INTEROP_STAMPS := $(INTEROP:%=.venvs/%/.setup-done)
 # One thread a process: the tests run in parallel already. Offline: a test never fetches. Bytecode is kept whatever
 # the machine says: every process would compile the tests, and pytest rewrite their assertions, anew.
 TEST_ENV := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) --durations=30
 
-.PHONY: help setup quickstart test test-promises test-sandlock test-long test-fakes interop check bench docs clean
+.PHONY: help setup quickstart test test-promises test-sandlock test-long test-fakes interop check bench gpu docs clean
 
 help:
 	@echo "make setup       environment in .venv, pinned by constraints.txt"
@@ -25,6 +25,7 @@ help:
 	@echo "make interop     what other libraries use of ours, each in an environment of its own"
 	@echo "make check       lint, types, import direction, dependencies, spelling, the wheel on its own"
 	@echo "make bench       one file per claim, prints its figures"
+	@echo "make gpu         checks that need a GPU, one table; under 20 minutes"
 	@echo "make docs        writes the pages that are made from the code"
 	@echo "make clean       removes what can be made again, except runs/"
 
@@ -72,7 +73,7 @@ test-fakes: setup
 	$(PYTEST) --dist worksteal -m fakes tests/conformance
 
 # At the same time; each shows what it said when it is through, and all are run although one fails.
-# make interop INTEROP=verifiers has one, as continuous integration does; DeepSpeed brings 1.5 GB and takes minutes.
+# make interop INTEROP=verifiers has one, as continuous integration does; DeepSpeed, verl and vLLM bring gigabytes each.
 interop: setup $(INTEROP_STAMPS)
 	@$(MAKE) --no-print-directory --keep-going --jobs=$(JOBS) $(INTEROP:%=interop-%)
 
@@ -83,6 +84,8 @@ interop-%: .venvs/%/.setup-done
 .venvs/%/.setup-done: tests/interop/%.txt pyproject.toml
 	test -x .venvs/$*/bin/python || $(PYTHON) -m venv .venvs/$*
 	.venvs/$*/bin/python -m pip install --quiet --disable-pip-version-check -r tests/interop/$*.txt -e .
+	test ! -f tests/interop/$*/unresolved.txt || \
+	  .venvs/$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/interop/$*/unresolved.txt
 	@touch $@
 
 check: setup
@@ -99,6 +102,9 @@ bench: setup
 	@for file in benchmarks/*.py; do \
 	  case "$$file" in */hack_matrix.py) options=--small;; *) options=;; esac; \
 	  echo "== $$file $$options"; OMP_NUM_THREADS=1 $(BIN)/python "$$file" $$options || exit 1; done
+
+gpu: setup
+	$(BIN)/python scripts/gpu_day.py
 
 docs: setup
 	$(BIN)/python scripts/write_recipe_keys.py

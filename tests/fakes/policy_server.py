@@ -1,10 +1,13 @@
-"""A server with ``/v1/completions`` and ``/v1/chat/completions``; it continues ids by a rule and can go wrong."""
+"""A server that speaks as vLLM does: ``/v1/completions`` with ids, ``/v1/chat/completions``, and what it says of itself.
+
+It continues ids by a rule, or by ``sample``, and can go wrong.
+"""
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import HTTPServer
 from typing import Any
@@ -13,9 +16,14 @@ from faulty_http import FaultyHandler, FaultyServer
 
 
 class PolicyServer(FaultyServer, HTTPServer):
-    """``changes`` are put into every choice, ``usage`` beside it; ``authorizations`` are the headers that came."""
+    """``changes`` are put into every choice, ``usage`` beside it; ``authorizations`` are the headers that came.
+
+    ``told`` are the answers to GET and to ``/tokenize``, by route; None is 404.
+    """
 
     changes: dict[str, Any]
+    told: dict[str, Any]
+    sample: Callable[[dict[str, Any]], tuple[list[int], list[float]]] | None
     usage: Any
     authorizations: list[str | None]
     may_answer: threading.Event
@@ -27,6 +35,8 @@ class PolicyServer(FaultyServer, HTTPServer):
         server.prepare()
         server.changes = {}
         server.usage = None
+        server.sample = None
+        server.told = {"/v1/models": {"data": [{"id": "tiny", "max_model_len": 4096}]}}
         server.authorizations = []
         server.may_answer = threading.Event()
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
@@ -48,13 +58,17 @@ class PolicyServer(FaultyServer, HTTPServer):
 class _Handler(FaultyHandler):
     def respond(self) -> None:
         with suppress(OSError):
+            if self.command == "GET" or self.route == "/tokenize":
+                told = self.server.told.get(self.route)
+                self.say(404 if told is None else 200, told)
+                return
             self.say(200, answer_to(self.route, json.loads(self.data), self.server))
 
     def answer(self) -> None:
         self.server.authorizations.append(self.headers.get("Authorization"))
         super().answer()
 
-    do_POST = answer
+    do_GET = do_POST = answer
 
 
 def answer_to(route: str, request: dict[str, Any], server: PolicyServer) -> dict[str, Any]:
@@ -62,22 +76,26 @@ def answer_to(route: str, request: dict[str, Any], server: PolicyServer) -> dict
     if route.endswith("/chat/completions"):
         choice = {"message": {"role": "assistant", "content": "hello"}, "finish_reason": "stop"}
     else:
-        ids = [
-            (sum(request["prompt"]) + request["seed"] + n) % 1000
-            for n in range(min(4, request["max_tokens"]))
-        ]
+        ids, logps = (server.sample or by_rule)(request)
         choice = {
             "text": " ".join(map(str, ids)),
-            "finish_reason": "stop" if len(ids) == 4 else "length",
+            "finish_reason": "length" if len(ids) == request["max_tokens"] else "stop",
             "token_ids": ids,
             "prompt_token_ids": request["prompt"],
             "logprobs": {
                 "tokens": [f"token_id:{number}" for number in ids],
-                "token_logprobs": [-0.125 * (n + 1) for n in range(len(ids))],
+                "token_logprobs": logps,
             },
         }
     choice = {name: value for name, value in {**choice, **server.changes}.items() if value is not None}
     return {"choices": [choice], "usage": server.usage}
+
+
+def by_rule(request: dict[str, Any]) -> tuple[list[int], list[float]]:
+    """Up to four ids that depend on prompt and seed."""
+    first = sum(request["prompt"]) + request["seed"]
+    ids = [(first + n) % 1000 for n in range(min(4, request["max_tokens"]))]
+    return ids, [-0.125 * (n + 1) for n in range(len(ids))]
 
 
 def hold(handler: Any) -> None:

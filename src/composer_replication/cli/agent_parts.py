@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from composer_replication.cli.launched_process import (
     shards_weights,
 )
 from composer_replication.config import RunConfig
-from composer_replication.errors import InputError, UsageError
+from composer_replication.errors import InputError, MissingError, UsageError
 from composer_replication.interfaces import HintGenerator
 from composer_replication.records import Limits, Task
 from composer_replication.rollouts.curriculum import Curriculum
@@ -27,6 +28,12 @@ from composer_replication.rollouts.environment.judged_attempts import JudgedAtte
 from composer_replication.rollouts.environment.reward_options import RewardOptions
 from composer_replication.rollouts.episodes.episode_options import EpisodeOptions
 from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
+from composer_replication.rollouts.episodes.served_model import (
+    ServedModel,
+    find_server,
+    open_server,
+    require_fit,
+)
 from composer_replication.rollouts.episodes.trajectories import TrajectoryOptions
 from composer_replication.rollouts.generations.episode_player import EpisodePlayer, Listeners
 from composer_replication.rollouts.generations.episode_sampler import EpisodeSampler
@@ -63,7 +70,7 @@ def check_agent(config: RunConfig) -> None:
     """What of ``[agent]`` can be refused before anything is built.
 
     Raises:
-        UsageError: another engine is to sample (CR0868), no such dialect of calls (CR0818), hints of other
+        UsageError: no such dialect of calls (CR0818), hints of other
             tasks (CR0877), weights that are spread over processes by something else than FSDP2, or offloaded (CR0873).
     """
     if config.agent is None:
@@ -79,14 +86,52 @@ def check_agent(config: RunConfig) -> None:
             raise other_than_fsdp2("agent")
         if offloads_weights():
             raise offloaded("agent")
-    for key in ("use_vllm", "use_transformers_continuous_batching"):
+
+
+def refuse_unfit_engines(config: RunConfig) -> None:
+    """Stop where ``[trl]`` names an engine that the agent loop cannot sample by, or one that is not there.
+
+    Raises:
+        UsageError: a key that the loop cannot follow (CR0211), or as ``find_server``.
+        MissingError: vLLM is not installed beside the trainer (CR0101), or as ``find_server``.
+    """
+    if config.agent is None:
+        return
+    refused = ["use_transformers_continuous_batching"]
+    is_server = config.trl.get("vllm_mode", "colocate") == "server"
+    if config.trl.get("use_vllm"):
+        if importlib.util.find_spec("vllm") is None:
+            raise MissingError(
+                "CR0101",
+                "trl.use_vllm is set, and vllm is not installed here; TRL needs it to send weights, to a server too.",
+                where="vllm",
+                fix="composer-rl doctor names the version that fits; or take trl.use_vllm out.",
+            )
+        if is_server:
+            find_trl_server(config)
+        else:
+            refused += ["vllm_enable_sleep_mode", "vllm_structured_outputs_regex"]
+            refused += ["vllm_tensor_parallel_size"] * (config.trl.get("vllm_tensor_parallel_size", 1) != 1)
+    for key in refused:
         if config.trl.get(key):
             raise UsageError(
-                "CR0868",
-                f"trl.{key} is set, and the agent loop samples from the model in this process.",
+                "CR0211",
+                f"trl.{key} is set, and the agent loop does not sample so.",
                 where=f"trl.{key}",
-                fix="take the key out, or the [agent] table.",
+                fix='take the key out, the [agent] table, or set trl.vllm_mode = "server".',
             )
+
+
+def find_trl_server(config: RunConfig, note: Callable[[str], None] = lambda _: None) -> ServedModel:
+    """The server that ``[trl]`` names, as it describes itself; waited for ``trl.vllm_server_timeout`` where that is set.
+
+    Raises:
+        ComposerError: as ``find_server``.
+    """
+    of = config.trl
+    url = of.get("vllm_server_base_url")
+    url = url or f"http://{of.get('vllm_server_host', '0.0.0.0')}:{of.get('vllm_server_port', 8000)}"  # noqa: S104  TRL's
+    return find_server(open_server(url), wait_seconds=float(of.get("vllm_server_timeout", 0.0)), note=note)
 
 
 def refuse_unknown_weights(config: RunConfig, store: TaskStore) -> None:
@@ -232,6 +277,8 @@ def open_agent(
         return None
     from composer_replication.trainer.episode_rollouts import EpisodeReward, EpisodeRollouts, TrainedPolicy
 
+    if config.trl.get("use_vllm") and config.trl.get("vllm_mode") == "server":
+        require_server(config, find_trl_server(config), model, tokenizer)
     if shards_weights():
         from composer_replication.trainer.joint_sampler import refuse_uncached
 
@@ -260,6 +307,23 @@ def open_agent(
     )
 
 
+def require_server(config: RunConfig, served: ServedModel, model: Any, tokenizer: Any) -> None:
+    """Stop where a server cannot sample the recipe's episodes; ``model`` may have no weights.
+
+    Raises:
+        ComposerError: as ``require_fit``.
+    """
+    section = config.agent or AgentSection()
+    described = model.config.get_text_config().to_dict()
+    require_fit(
+        served,
+        tokenizer,
+        max_context_tokens=section.max_context_tokens,
+        model_name=config.model.name,
+        model_config=described,
+    )
+
+
 def open_episode_sampler(
     config: RunConfig,
     grader: Grader,
@@ -268,8 +332,11 @@ def open_episode_sampler(
     tasks: Sequence[Task],
     *,
     cluster: RolloutCluster | None = None,
+    served: ServedModel | None = None,
 ) -> EpisodeSampler:
     """Who attempts ``tasks`` by episodes of a model that nobody trains now; tools, limits and sampling are the recipe's.
+
+    With ``served`` that server samples, and ``model`` needs no weights.
 
     Raises:
         UsageError: as ``open_player``, or the method contradicts itself (CR0760 to CR0762).
@@ -282,7 +349,10 @@ def open_episode_sampler(
         config, grader, tokenizer, num_ids=_num_ids(model), is_evaluation=True, cluster=cluster
     )
     refuse_long_conversations(config, judge, tasks, model)
-    policy = TrainedPolicy(max_batch=section.max_batch, in_rounds=section.in_rounds)
+    if served is not None:
+        require_server(config, served, model, tokenizer)
+    endpoint = None if served is None else served.endpoint
+    policy = TrainedPolicy(max_batch=section.max_batch, in_rounds=section.in_rounds, endpoint=endpoint)
     policy.trainer = still_trainer(config, model, tokenizer)
     return EpisodeSampler(judge, policy)
 

@@ -12,6 +12,7 @@ from composer_replication.cli.cluster_parts import add_ray_flag
 
 if TYPE_CHECKING:
     from composer_replication.config import RunConfig
+    from composer_replication.rollouts.episodes.served_model import ServedModel
     from composer_replication.rollouts.pass_rates import TaskResult
     from composer_replication.tasks.difficulty import Difficulty, MeasuredPolicy
 
@@ -40,6 +41,12 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
         metavar="RECIPE.toml",
         help="attempt as rollouts of this recipe do: prompts, sampling, tools, limits; a run has its own",
     )
+    parser.add_argument(
+        "--endpoint",
+        metavar="URL",
+        help="a vLLM server that samples the episodes; of MODEL_OR_RUN only tokenizer and settings are read",
+    )
+    parser.add_argument("--endpoint-key-env", default="", metavar="VARIABLE", help="holds the server's key")
     parser.add_argument("--prompt-style", choices=["completion", "chat"], help="default completion")
     parser.add_argument("--max-new-tokens", type=int, metavar="N", help="default 64")
     parser.add_argument("--temperature", type=float, help="default 1.0")
@@ -57,11 +64,11 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 
     Raises:
         UsageError: a number out of range, or a flag that contradicts a run or recipe (CR0206); the recipe is wrong,
-            or as ``check_agent``;
+            or as ``check_agent``; a server that does not fit (CR0826, CR0827);
             ``--update-difficulty`` for a store that cannot be written to (CR0209).
         NothingToDoError: the store is empty (CR0604), or for single answers none of its tasks is the body of one
             function (CR0457).
-        MissingError: torch and its like are not installed (CR0101), or as ``check_cluster`` and ``open_cluster``.
+        MissingError: torch and its like are not installed (CR0101), the server does not answer (CR0824), or as ``check_cluster`` and ``open_cluster``.
         InputError: the run has no whole checkpoint (CR0706), or as ``load_model``; what an earlier
             evaluation measured cannot be read (CR0456); a first prompt leaves no room for an answer (CR0869).
     """
@@ -83,6 +90,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     store = TaskStore.open(args.tasks)
     recipe = _recipe(args)
     check_agent(recipe)
+    served = _find_server(args, recipe)
     tasks, num_others = (stored_tasks(store), 0) if recipe.agent else one_hole_tasks(store)
     if num_others and not args.quiet:
         run_parts.note(other_sizes_note(num_others))
@@ -103,7 +111,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         grader = run_parts.open_grader(config, store, cluster=cluster)
         stack.callback(grader.close)
         sampler = (
-            open_episode_sampler(config, grader, model, tokenizer, tasks, cluster=cluster)
+            open_episode_sampler(config, grader, model, tokenizer, tasks, cluster=cluster, served=served)
             if config.agent
             else run_parts.open_sampler(config, grader, model, tokenizer)
         )
@@ -118,6 +126,22 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         path = record_difficulty(store.root, args.seed, difficulty_of(measured_policy, results))
         result["difficulty"] = None if path is None else str(path)
     return result, 0
+
+
+def _find_server(args: argparse.Namespace, recipe: RunConfig) -> ServedModel | None:
+    """The server of ``--endpoint``, as it describes itself."""
+    if args.endpoint is None:
+        return None
+    from composer_replication.errors import UsageError
+    from composer_replication.rollouts.episodes.served_model import find_server, open_server
+
+    if recipe.agent is None:
+        raise UsageError(
+            "CR0206",
+            "--endpoint samples episodes, and there is no [agent] table.",
+            fix="name a run with one, or a recipe by --recipe.",
+        )
+    return find_server(open_server(args.endpoint, key_variable=args.endpoint_key_env))
 
 
 def _result(results: Sequence[TaskResult], num_dropped: int) -> dict[str, object]:
@@ -203,6 +227,8 @@ def _problem(args: argparse.Namespace) -> str:
     if is_run and args.recipe is not None:
         return "--recipe is for a model: this run has a recipe of its own."
     given = [name for name in _SINGLE_ANSWER if getattr(args, name) is not None]
+    if args.endpoint is not None and args.update_difficulty:
+        return "--update-difficulty is for weights that are here: a server's are not known."
     if given and (is_run or args.recipe is not None):
         flag = "--" + given[0].replace("_", "-")
         return f"{flag} is for a model alone: {'a run' if is_run else '--recipe'} says how attempts are made."
@@ -270,9 +296,12 @@ def _open_model(args: argparse.Namespace, config: RunConfig) -> tuple[Any, Any]:
     from composer_replication.trainer.run_identity import refuse_foreign_checkpoints
 
     folder = RunFolder(Path(args.model))
-    if folder.recipe.is_file():
+    has_weights = args.endpoint is None
+    if folder.recipe.is_file() and has_weights:
         refuse_foreign_checkpoints(folder.checkpoints, recipe_sha256(config))
         return load_checkpoint(config, folder)
     as_chat = config.agent is not None or config.rollouts.prompt_style == "chat"
-    model, tokenizer = load_model(config.model, seed=args.seed, needs_chat_template=as_chat)
+    model, tokenizer = load_model(
+        config.model, seed=args.seed, needs_chat_template=as_chat, has_weights=has_weights
+    )
     return model.eval(), tokenizer

@@ -16,6 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from packaging.requirements import Requirement
+
 from composer_replication.errors import ComposerError, MissingError
 from composer_replication.interfaces import SandboxBackend
 from composer_replication.records import Check
@@ -25,6 +27,8 @@ QUICKSTART_MEMORY_BYTES = 6 * GIGABYTE
 CACHE_DISK_BYTES = 4 * GIGABYTE
 OLDEST_PYTHON = (3, 11)
 TRAINING_PACKAGES = ("torch", "transformers", "trl", "accelerate", "datasets", "peft", "gguf")
+VLLM_PAIR = "pip install vllm==0.32.0 transformers==5.19.0 trl==1.16.0"
+"""The newest that fit each other and this package; TRL 1.16 warns that it knows vLLM up to 0.31, which wants older transformers."""
 _INSTALL = "pip install 'composer-replication[quickstart]'"
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -46,6 +50,7 @@ def all_checks(progress: Callable[[str], None]) -> list[Finding]:
         Finding(check_memory(available_memory_bytes())),
         *check_cache(),
         *(Finding(check_package(name)) for name in TRAINING_PACKAGES),
+        *(Finding(check, is_required=False) for check in [check_vllm()] if check is not None),
         *check_left_behind(),
         *check_sandboxes(progress),
         Finding(check_loopback()),
@@ -138,6 +143,25 @@ def check_package(name: str) -> Check:
         return Check(name, True, importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
         return Check(name, False, "not installed; training needs it", _INSTALL)
+
+
+def check_vllm() -> Check | None:
+    """Whether an installed vLLM goes with the installed transformers, which it bounds; None where there is no vLLM."""
+    found = {}
+    for name in ("vllm", "transformers", "trl"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = ""
+    if not found["vllm"]:
+        return None
+    detail = f"{found['vllm']} beside transformers {found['transformers']} and trl {found['trl']}"
+    bounds = [Requirement(text) for text in importlib.metadata.requires("vllm") or ()]
+    bounds = [each for each in bounds if each.name == "transformers" and each.marker is None]
+    if all(each.specifier.contains(found["transformers"]) for each in bounds):
+        return Check("vllm", True, detail)
+    wanted = ", ".join(str(each.specifier) for each in bounds)
+    return Check("vllm", False, f"{detail}; it needs transformers {wanted}", VLLM_PAIR)
 
 
 def check_left_behind() -> Iterator[Finding]:

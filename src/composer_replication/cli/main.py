@@ -35,6 +35,7 @@ VERBS = (
     "launch_verb",
     "replicas_verb",
     "eval_verb",
+    "export_verl_verb",
     "report_verb",
     "guard_verb",
     "sandbox_verb",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from composer_replication.cli.agent_parts import check_agent
+from composer_replication.cli.agent_parts import check_agent, refuse_unfit_engines
 from composer_replication.cli.cluster_parts import check_cluster, cluster_options
 from composer_replication.cli.hint_parts import hint_options
 from composer_replication.cli.launched_process import shards_by_fsdp2, shards_weights
@@ -29,15 +29,17 @@ def check_recipe(config: RunConfig, recipe_folder: Path) -> None:
         UsageError: a guard out of range (CR0204), a reward that cannot be used (CR0210), a
             loss channel without anything to learn from (CR0755) or with spread weights (CR0757), hints that nobody can write (CR0220,
             CR0221, CR0223), an unknown sandbox (CR0305), none that nobody accepted (CR0340), an
-            acceptance of no guard (CR0341), an engine or a dialect that the agent loop cannot use (CR0868, CR0818),
+            acceptance of no guard (CR0341), a key or a dialect that the agent loop cannot follow (CR0211, CR0818), a
+            sampling server that does not fit (CR0826),
             hints of other tasks or spread weights with ``[agent]`` (CR0877, CR0873), a number of ``[ray]`` out of range (CR0865).
         InputError: a file of preference pairs that cannot be used (CR0881).
-        MissingError: no sandbox works here (CR0301); with ``[ray]`` none is needed, but a cluster, and as ``check_cluster``.
+        MissingError: no sandbox works here (CR0301), no sampling server answers (CR0824); with ``[ray]`` none is needed, but a cluster, and as ``check_cluster``.
     """
     make_guard(config)
     _refuse_empty_channels(config)
     pair_rows(config, recipe_folder)
     check_agent(config)
+    refuse_unfit_engines(config)
     load_reward_rule(config.reward.function)
     accept_recipe(config)
     if config.ray is None:

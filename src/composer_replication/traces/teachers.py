@@ -6,23 +6,40 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from composer_replication.errors import UsageError
 from composer_replication.records import ToolCall
-from composer_replication.rollouts.episodes.endpoint_policy import RetryOptions, retry_after
-from composer_replication.rollouts.episodes.http_exchange import ExchangeFailed, exchange
-from composer_replication.tasks.instructions.instruction_endpoint import Endpoint, open_endpoint
+from composer_replication.tasks.instructions.instruction_endpoint import (
+    Endpoint,
+    failure_reason,
+    open_endpoint,
+    openai_package,
+)
 from composer_replication.traces.answer_store import AnswerStore, request_key
 from composer_replication.traces.trace_records import arguments_text, items, mapping, string
 
 _PASSING = {408, 409, 425, 429}
 _ONE_REQUEST = {400, 413, 422}
 """Refusals that speak of the request and not of the server: a prompt that is too long, for example."""
+_BILLED = {"cut-off", "not-an-answer", "timed-out"}
+"""Ends without an answer after which the server may have done its work."""
 MAX_FAILURES = 3
 """Requests in a row without an answer, after which a teacher is left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """How long one answer may take, and how often and after which pauses it is asked for again.
+
+    Each try has a reservation of its own, so the client's own tries are off.
+    """
+
+    answer_seconds: float = 300.0
+    max_tries: int = 5
+    first_pause_seconds: float = 0.5
+    max_pause_seconds: float = 30.0
 
 
 class BudgetSpent(Exception):
@@ -89,16 +106,15 @@ class Classroom:
         teachers: Sequence[Teacher],
         store: AnswerStore,
         *,
-        retries: RetryOptions | None = None,
+        retries: Retries | None = None,
         max_tokens: int = 2048,
         max_concurrent: int = 8,
     ) -> None:
         self.teachers = {teacher.name: teacher for teacher in teachers}
         self.store, self.max_tokens = store, max_tokens
-        self._retries = retries or RetryOptions(answer_seconds=300.0, max_tries=5)
+        self._retries = retries or Retries()
         self._limits = {name: asyncio.Semaphore(max_concurrent) for name in self.teachers}
         self._num_reserved = 0
-        self._threads = ThreadPoolExecutor(max_concurrent * max(1, len(self.teachers)), "teacher")
 
     def request(
         self, messages: Sequence[Any], tools: Sequence[Any], *, sample: int, temperature: float
@@ -138,52 +154,64 @@ class Classroom:
             return await self._ask_server(teacher, key, request)
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
         self.store.close()
 
     async def _ask_server(
         self, teacher: Teacher, key: str, request: Mapping[str, Any]
     ) -> TeacherAnswer | None:
-        body = json.dumps({"model": teacher.endpoint.model, **request}, ensure_ascii=False).encode(
-            "utf-8", "replace"
-        )
-        headers = {"Content-Type": "application/json", "Idempotency-Key": key}
-        if teacher.endpoint.key:
-            headers["Authorization"] = f"Bearer {teacher.endpoint.key}"
         retries, dollars, tokens = self._retries, *self.most(teacher, request)
         for number in range(retries.max_tries):
             charge = await self._reserved(key, dollars, tokens)
             pause = min(retries.first_pause_seconds * 2**number, retries.max_pause_seconds)
-            try:
-                answer = await exchange(
-                    teacher.endpoint.url, body, headers, seconds=retries.answer_seconds, threads=self._threads
-                )
-            except ExchangeFailed as failure:
-                self._num_reserved -= 1
-                teacher.counts[failure.reason] += 1
-                self.store.give_up(charge, is_billed=failure.reason != "unreachable")
-            else:
-                self._num_reserved -= 1
-                if answer.status == 200 and (found := _whole(answer.body)) is not None:
-                    cost = self._cost(teacher, found, dollars, tokens)
-                    self.store.settle(charge, key, found, dollars=cost[0], tokens=cost[1])
-                    answer_read = read_answer(found)
-                    teacher.counts["answered" if answer_read else "cut-off at --answer-tokens"] += 1
-                    teacher.num_failures = 0
-                    return answer_read
-                teacher.counts[f"http-{answer.status}" if answer.status != 200 else "not-an-answer"] += 1
-                self.store.give_up(charge, is_billed=answer.status == 200)
-                pause = max(pause, retry_after(answer.headers.get("retry-after", "")))
-                if answer.status not in _PASSING and 300 <= answer.status < 500:
-                    if answer.status not in _ONE_REQUEST:
-                        teacher.left_out = f"it refuses every request (HTTP {answer.status})"
-                    return None
+            status, data, asked_seconds = await self._posted(teacher, key, request)
+            self._num_reserved -= 1
+            if status == "200" and (found := _whole(data)) is not None:
+                cost = self._cost(teacher, found, dollars, tokens)
+                self.store.settle(charge, key, found, dollars=cost[0], tokens=cost[1])
+                answer_read = read_answer(found)
+                teacher.counts["answered" if answer_read else "cut-off at --answer-tokens"] += 1
+                teacher.num_failures = 0
+                return answer_read
+            reason = f"http-{status}" if status.isdigit() else status
+            teacher.counts["not-an-answer" if status == "200" else reason] += 1
+            self.store.give_up(charge, is_billed=status == "200" or status in _BILLED)
+            if status.isdigit() and int(status) not in _PASSING and 300 <= int(status) < 500:
+                if int(status) not in _ONE_REQUEST:
+                    teacher.left_out = f"it refuses every request (HTTP {status})"
+                return None
+            pause = max(pause, asked_seconds)
             if number + 1 < retries.max_tries:
                 await asyncio.sleep(pause)
         teacher.num_failures += 1
         if teacher.num_failures >= MAX_FAILURES and not teacher.left_out:
             teacher.left_out = f"{MAX_FAILURES} requests in a row without an answer"
         return None
+
+    async def _posted(
+        self, teacher: Teacher, key: str, request: Mapping[str, Any]
+    ) -> tuple[str, bytes, float]:
+        """One try: HTTP status or a reason, the body, and the seconds that the server asks for."""
+        openai = openai_package()
+        options = replace(teacher.endpoint, max_retries=0).client_options()
+        try:
+            # The key is for the server that was named, and for no other one that it points to.
+            async with (
+                asyncio.timeout(self._retries.answer_seconds),
+                openai.DefaultAsyncHttpxClient(follow_redirects=False) as http,
+                openai.AsyncOpenAI(http_client=http, **options) as client,
+            ):
+                answer = await client.chat.completions.with_raw_response.create(
+                    model=teacher.endpoint.model, extra_headers={"Idempotency-Key": key}, **request
+                )
+                return str(answer.status_code), answer.http_response.content, 0.0
+        except TimeoutError:
+            return "timed-out", b"", 0.0
+        except openai.APIStatusError as error:
+            return str(error.status_code), b"", _seconds(error.response.headers.get("retry-after", ""))
+        except openai.OpenAIError as error:
+            has_begun = "Connect" not in type(error.__cause__).__name__
+            reason = failure_reason(error)
+            return "cut-off" if reason == "unreachable" and has_begun else reason, b"", 0.0
 
     async def _reserved(self, key: str, dollars: float, tokens: int) -> int:
         """A reservation; what others of this process have reserved may become free again, and is waited for."""
@@ -204,6 +232,14 @@ class Classroom:
             return dollars, tokens
         num_in, num_out = int(counts[0] or 0), int(counts[1] or 0)
         return (num_in * teacher.dollars_in + num_out * teacher.dollars_out) / 1e6, num_in + num_out
+
+
+def _seconds(text: str) -> float:
+    """What a server asks for by ``Retry-After``; 0 where it is no number."""
+    try:
+        return max(0.0, float(text))
+    except ValueError:
+        return 0.0
 
 
 def read_answer(body: Any) -> TeacherAnswer | None:

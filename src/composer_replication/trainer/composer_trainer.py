@@ -43,6 +43,7 @@ from composer_replication.trainer.router_load import RouterLoad
 from composer_replication.trainer.router_replay import RouterReplay
 from composer_replication.trainer.run_borders import RunBorders
 from composer_replication.trainer.run_callback import InterruptOnce
+from composer_replication.trainer.served_rollouts import load_weights
 from composer_replication.trainer.setting_errors import TrainerSettingError
 
 logger = logging.getLogger(__name__)
@@ -251,6 +252,8 @@ class ComposerReplicationTrainer(
 
     def _generate(self, prompts: Any) -> Any:
         """As TRL's; which ids were sampled is remembered before any mask is emptied."""
+        if self.use_vllm:
+            load_weights(self)
         answer: Any = super()._generate(prompts)
         _, completion_ids, tool_masks, *_ = answer
         self._newest_sampled = (completion_ids, tool_masks)
@@ -307,8 +310,8 @@ class ComposerReplicationTrainer(
             self._in_evaluation = was_in_evaluation
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """As TRL's, but a row of ``killswitch/`` keys alone passes by TRL's merge and clear."""
-        if logs and all(name.startswith("killswitch/") for name in logs):
+        """As TRL's, but a row of the guard's keys alone passes by TRL's merge and clear."""
+        if logs and all(name.startswith(("killswitch/", "heldout/")) for name in logs):
             super(GRPOTrainer, self).log(logs, start_time)
             return
         metrics = self._metrics["train"]

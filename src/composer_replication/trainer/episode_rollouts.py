@@ -7,16 +7,18 @@ tool loop decodes every answer, drives turns in lockstep and knows no deadline, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 from composer_replication.config import RunConfig
 from composer_replication.errors import UsageError
+from composer_replication.interfaces import TokenPolicy
 from composer_replication.rollouts.episodes.batching_policy import BatchingPolicy, SampleBatch
 from composer_replication.rollouts.generations.episode_player import EpisodePlayer
 from composer_replication.rollouts.generations.rollout_rows import rollout_row, trl_columns
+from composer_replication.tasks.instructions.instruction_endpoint import Endpoint
 from composer_replication.trainer.joint_sampler import (
     JointSampler,
     forwards_need_others,
@@ -26,6 +28,7 @@ from composer_replication.trainer.model_sampler import ModelSampler
 from composer_replication.trainer.policy import end_token_ids
 from composer_replication.trainer.preset_settings import sampling_settings
 from composer_replication.trainer.processes import process_rank
+from composer_replication.trainer.served_rollouts import samples_by_vllm, served_policy, vllm_policy
 
 MakeSampler = Callable[[Any, Any], SampleBatch]
 """Makes the blocking sampler of a generation from (model, trainer)."""
@@ -74,20 +77,25 @@ class TrainedPolicy:
 
     Args:
         max_batch, in_rounds: as ``EpisodeRollouts``.
+        endpoint: a server that has a model of its own; nobody gives it the trainer's weights.
 
     ``trainer`` is to be given as soon as there is one.
     """
 
-    def __init__(self, *, max_batch: int, in_rounds: bool) -> None:
+    def __init__(self, *, max_batch: int, in_rounds: bool, endpoint: Endpoint | None = None) -> None:
         self.trainer: Any = None
-        self.max_batch, self.in_rounds = max_batch, in_rounds
+        self.max_batch, self.in_rounds, self.endpoint = max_batch, in_rounds, endpoint
 
     @property
     def step(self) -> int:
         return int(self.trainer.state.global_step)
 
-    def opened(self, num_running: Callable[[], int]) -> AbstractContextManager[BatchingPolicy]:
+    def opened(self, num_running: Callable[[], int]) -> AbstractContextManager[TokenPolicy]:
         """The policy for a while."""
+        if self.endpoint is not None:
+            return nullcontext(served_policy(self.endpoint, self.trainer))
+        if samples_by_vllm(self.trainer):
+            return vllm_policy(self.trainer, max_batch=self.max_batch)
         sampler = model_sampler(self.trainer.model, self.trainer)
         return batching_policy(sampler, num_running, max_batch=self.max_batch, in_rounds=self.in_rounds)
 
@@ -144,18 +152,24 @@ class EpisodeRollouts:
         is_training = bool(trainer.model.training)
         step = 1 + int(trainer.state.global_step)
         place = self._place(step, is_training=is_training)
-        with trainer.model_for_generation() as model:
-            sampler = (self.make_sampler or model_sampler)(model, trainer)
-            with batching_policy(
-                sampler,
-                lambda: self.player.num_running,
-                max_batch=self.max_batch,
-                in_rounds=self.in_rounds,
-            ) as policy:
-                played = self.player.play(task_ids, policy, step=step, place=place, is_training=is_training)
+        with self._opened(trainer) as policy:
+            played = self.player.play(task_ids, policy, step=step, place=place, is_training=is_training)
         filler = trainer.processing_class.eos_token_id
         rows = [rollout_row(each, filler_id=filler) for each in played]
         return trl_columns(rows, may_chain=self.player.options.summary_tokens > 0)
+
+    @contextmanager
+    def _opened(self, trainer: Any) -> Iterator[TokenPolicy]:
+        if self.make_sampler is None and samples_by_vllm(trainer):
+            with vllm_policy(trainer, max_batch=self.max_batch) as policy:
+                yield policy
+            return
+        with trainer.model_for_generation() as model:
+            sampler = (self.make_sampler or model_sampler)(model, trainer)
+            with batching_policy(
+                sampler, lambda: self.player.num_running, max_batch=self.max_batch, in_rounds=self.in_rounds
+            ) as policy:
+                yield policy
 
     def _place(self, step: int, *, is_training: bool) -> str:
         """Which generation of its step this is, in this process; checkpoints lie between steps, so a resume counts alike."""

@@ -115,7 +115,7 @@ class GuardHook(RunLines):
         self._last_round_idx = round_idx
         row = log_row(status)
         self._write_verdict(status, row, reading, kl, time.monotonic() - start)
-        self.log(row)
+        self.log({**row, **reading_fields(reading, kl)} if self.args.report_to else row)
         if status.fire:
             self._act_on(guard, status)
 

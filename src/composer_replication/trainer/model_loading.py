@@ -6,6 +6,7 @@ import hashlib
 import shutil
 import tempfile
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -33,7 +34,12 @@ _MADE = {TINY: make_tiny_model, TINY_TOOLS: make_tiny_tools_model}
 
 
 def load_model(
-    section: ModelSection, *, seed: int, needs_chat_template: bool = False, needs_reference: bool = False
+    section: ModelSection,
+    *,
+    seed: int,
+    needs_chat_template: bool = False,
+    needs_reference: bool = False,
+    has_weights: bool = True,
 ) -> tuple[Any, Any]:
     """Model and tokenizer, ready for training (adapters are added by the trainer).
 
@@ -44,6 +50,8 @@ def load_model(
         needs_chat_template: the recipe's prompts are chat messages.
         needs_reference: TRL will load the same weights again, by the name that the model's configuration has; it does not
             where there are adapters.
+
+        has_weights: False gives a model of shapes alone, for what a server samples.
 
     Raises:
         InputError: not found, without weights or tokenizer, or broken (CR0701), not a causal
@@ -63,7 +71,7 @@ def load_model(
             give_place(model, section.name)
     else:
         source = _from_package(section) if section.name.startswith(PACKAGE_PREFIX) else section.name
-        model, tokenizer = _from_pretrained(source, getattr(torch, section.dtype))
+        model, tokenizer = _from_pretrained(source, getattr(torch, section.dtype), has_weights=has_weights)
     if needs_chat_template and not tokenizer.chat_template:
         raise InputError(
             "CR0703",
@@ -86,8 +94,8 @@ def load_model(
     return model, tokenizer
 
 
-def _from_pretrained(source: str, dtype: torch.dtype) -> tuple[Any, Any]:
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+def _from_pretrained(source: str, dtype: torch.dtype, *, has_weights: bool) -> tuple[Any, Any]:
+    from transformers import AutoConfig, AutoTokenizer
 
     if source.startswith(("/", "./", "../", "~")) and not Path(source).is_dir():
         raise _unloadable(source, "the model", f"there is no folder {source}")
@@ -113,6 +121,18 @@ def _from_pretrained(source: str, dtype: torch.dtype) -> tuple[Any, Any]:
         tokenizer = AutoTokenizer.from_pretrained(source)
     except (ImportError, OSError, TypeError, ValueError) as error:
         raise _unloadable(source, "the model's tokenizer", error) from error
+    model = _with_weights(source, dtype) if has_weights else _without_weights(source, config)
+    embeddings: Any = model.get_input_embeddings()
+    num_known = int(embeddings.num_embeddings)
+    if len(tokenizer) > num_known:
+        problem = f"it has {len(tokenizer)} tokens and the model knows {num_known}"
+        raise _unloadable(source, "the model's tokenizer", problem)
+    return model, tokenizer
+
+
+def _with_weights(source: str, dtype: torch.dtype) -> Any:
+    from transformers import AutoModelForCausalLM
+
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, output_loading_info=True)
         model, loading = loaded
@@ -127,12 +147,17 @@ def _from_pretrained(source: str, dtype: torch.dtype) -> tuple[Any, Any]:
             fix="take weights that were saved from a causal language model, head included.",
         )
     _refuse_broken_weights(model, source)
-    embeddings: Any = model.get_input_embeddings()
-    num_known = int(embeddings.num_embeddings)
-    if len(tokenizer) > num_known:
-        problem = f"it has {len(tokenizer)} tokens and the model knows {num_known}"
-        raise _unloadable(source, "the model's tokenizer", problem)
-    return model, tokenizer
+    return model
+
+
+def _without_weights(source: str, config: Any) -> Any:
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    with suppress(OSError):  # a model without settings of its own for generation
+        model.generation_config = GenerationConfig.from_pretrained(source)
+    return model
 
 
 def _refuse_broken_weights(model: Any, source: str) -> None:

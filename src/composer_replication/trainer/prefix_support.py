@@ -14,9 +14,8 @@ from functools import lru_cache
 from typing import Any
 
 from torch import nn
-from transformers import DynamicCache
+from transformers import DynamicCache, cache_utils
 from transformers.cache_utils import (
-    DummyLayer,
     DynamicLayer,
     DynamicSlidingWindowLayer,
     get_layer_types_and_kwargs,
@@ -26,7 +25,8 @@ _RANDOM_NAMES = ("dropout", "pdrop", "drop_rate", "layerdrop", "jitter")
 _UNUSED_DROPOUTS = ("classifier", "summary")  # heads that a causal language model does not run
 _MASKED_ATTENTION = ("sdpa", "eager")
 _PACKED_LAYERS = {"full_attention", "sliding_attention"}
-_EXACT_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)
+_DUMMY_LAYER = getattr(cache_utils, "DummyLayer", DynamicLayer)  # transformers has it from 5.20 on
+_EXACT_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, _DUMMY_LAYER)
 
 
 def unsupported_reason(model: nn.Module, *, training: bool | None = None) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
@@ -13,7 +14,7 @@ from transformers import PrinterCallback
 from trl.trainer.grpo_config import GRPOConfig
 
 from composer_replication.config import LoraSection, RunConfig
-from composer_replication.errors import InputError, UsageError
+from composer_replication.errors import InputError, MissingError, UsageError
 from composer_replication.run_folder import RunFolder
 from composer_replication.trainer.episode_rollouts import EpisodeRollouts
 from composer_replication.trainer.preset_settings import resolve_method
@@ -22,11 +23,18 @@ from composer_replication.trainer.run_callback import TrainingProgress
 from composer_replication.trainer.trl_values import refusals, refuse_bad_values
 
 OWN_KEYS = frozenset(
-    {"output_dir", "save_strategy", "save_steps", "seed", "report_to", "remove_unused_columns"}
+    {"output_dir", "save_strategy", "save_steps", "seed", "remove_unused_columns"}
     | {"save_only_model", "ignore_data_skip", "resume_from_checkpoint"}  # a resumed run would be another one
     | {"model_init_kwargs"}
 )
 """Keys of ``GRPOConfig`` that a recipe may not set: the run folder, exact resume and ``[model]`` decide them."""
+TRACKERS = {
+    "trackio": "trackio",
+    "wandb": "wandb",
+    "mlflow": "mlflow",
+    "tensorboard": "torch.utils.tensorboard",
+}
+"""What ``trl.report_to`` may name, by the module that transformers' own integration needs."""
 
 
 def trl_arguments(config: RunConfig, folder: RunFolder) -> GRPOConfig:
@@ -38,6 +46,7 @@ def trl_arguments(config: RunConfig, folder: RunFolder) -> GRPOConfig:
     samples importance weights cut by token at 2.0 instead of dropping whole sequences.
 
     Raises:
+        MissingError: as ``trackers_of``.
         UsageError: an unknown key, a value that TRL refuses, or a key that we set (CR0211); a method that
             contradicts itself (CR0760, CR0761, CR0762).
     """
@@ -66,6 +75,7 @@ def trl_arguments(config: RunConfig, folder: RunFolder) -> GRPOConfig:
                 fix=f"write trl.{near}, or take the key out.",
             )
     refuse_bad_values(config.trl)
+    trackers = trackers_of(config.trl.get("report_to", "none"))
     method = resolve_method(config)
     defaults: dict[str, Any] = {
         "logging_steps": 1,
@@ -83,14 +93,42 @@ def trl_arguments(config: RunConfig, folder: RunFolder) -> GRPOConfig:
         }
     with refusals():
         return GRPOConfig(
-            **{**defaults, **method.trl},
+            **{**defaults, **method.trl, "report_to": trackers},
             output_dir=str(folder.checkpoints),
             save_strategy="steps",
             save_steps=config.trainer.checkpoint_every,
             seed=config.seed,
-            report_to="none",
             remove_unused_columns=False,
         )
+
+
+def trackers_of(named: str | Sequence[str]) -> list[str]:
+    """The trackers that a recipe names, each of which is installed.
+
+    Raises:
+        UsageError: another one (CR0211).
+        MissingError: its package is not installed (CR0101).
+    """
+    names = [named] if isinstance(named, str) else list(named)
+    names = [name for name in names if name != "none"]
+    for name in names:
+        if name not in TRACKERS:
+            raise UsageError(
+                "CR0211",
+                f"trl.report_to is {named!r}, and the trackers are {', '.join(TRACKERS)}.",
+                where="trl.report_to",
+                fix="name one of them, or take the key out: metrics.jsonl has the same numbers.",
+            )
+        try:
+            importlib.import_module(TRACKERS[name])
+        except ImportError as error:
+            raise MissingError(
+                "CR0101",
+                f"trl.report_to names {name}, which is not installed.",
+                where="trl.report_to",
+                fix=f"pip install {name}",
+            ) from error
+    return names
 
 
 def limit_cpu_threads(config: RunConfig) -> None:

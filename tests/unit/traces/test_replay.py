@@ -18,16 +18,15 @@ from teacher_server import TeacherServer, calls, says
 
 from composer_replication.cli.main import main
 from composer_replication.records import ToolCall
-from composer_replication.rollouts.episodes.endpoint_policy import RetryOptions
 from composer_replication.traces.answer_store import AnswerStore
 from composer_replication.traces.ingest import TRACES_NAME
 from composer_replication.traces.prompts import chosen_steps, prompt_of, tools_of
 from composer_replication.traces.readers.atif_files import trace_row
 from composer_replication.traces.replay import Branching, replay_cost, replay_steps
-from composer_replication.traces.teachers import Classroom, open_teacher
+from composer_replication.traces.teachers import Classroom, Retries, open_teacher
 from composer_replication.traces.trace_records import StepResult, Trace, TraceBuilder
 
-QUICK = RetryOptions(answer_seconds=2.0, max_tries=4, first_pause_seconds=0.01, max_pause_seconds=0.05)
+QUICK = Retries(answer_seconds=2.0, max_tries=4, first_pause_seconds=0.01, max_pause_seconds=0.05)
 WANTED = calls("bash", command="ls")
 
 

@@ -199,9 +199,9 @@ class FeatureDeletionHarness(vf.Harness[FeatureDeletionHarnessConfig]):
         del runtime, mcp_urls
         attempt = _attempt_of(trace)
         disabled = set(self.config.disabled_tools or ())
-        tools = [function_schema(tool) for tool in TOOLS if tool.name not in disabled]
+        tools: Any = [function_schema(tool) for tool in TOOLS if tool.name not in disabled]
         system, prompt = self.resolve_text_prompt(data)
-        messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+        messages: Any = [{"role": "system", "content": system}] if system else []
         messages.append({"role": "user", "content": prompt})
         async with openai.AsyncOpenAI(base_url=endpoint, api_key=secret, timeout=None) as client:
             while not attempt.is_over:

@@ -7,9 +7,8 @@ episode.py               the record: turns, tokens, seconds, reward; a segment a
 environment_lease.py     an environment in one thread at a time, closed exactly once
 ledger_talk.py           conversations over a chat template: ids in a ledger, calls in its dialect
 conversation.py          what is asked of a conversation, of calls in an answer, of a policy without ids
-endpoint_policy.py       a policy behind an OpenAI-compatible server, with ids or with text
-endpoint_answers.py      ... what its answers say
-http_exchange.py         ... one request and its answer
+served_policy.py         a policy behind a vLLM server, with ids and log-probabilities
+served_model.py          ... what the server says of itself, and whether it fits
 batching_policy.py       a policy over a blocking sampler in this process
 trajectories.py          episodes on disk, in the Agent Trajectory Interchange Format
 trajectory_steps.py      ... a turn as a step, and back

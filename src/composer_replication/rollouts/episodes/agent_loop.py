@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from contextvars import copy_context
+from typing import Any, TypeVar
 
 from composer_replication.rollouts.episodes.environment_lease import EnvironmentLease
 from composer_replication.rollouts.episodes.episode import Episode
 from composer_replication.rollouts.episodes.episode_options import EpisodeOptions, EpisodeParts
 from composer_replication.rollouts.episodes.one_episode import EpisodePlace, OneEpisode
+
+T = TypeVar("T")
 
 
 async def run_episodes(
@@ -150,3 +154,13 @@ class _Crowd:
         self.counts["closed"] += len(closed)
         self.counts["close_failures"] += sum(bool(lease.close_failure) for lease in closed)
         self.counts["not_closed"] += sum(not lease.closed.done() for lease in self._leases)
+
+
+def run_anywhere(work: Coroutine[Any, Any, T]) -> T:
+    """``asyncio.run``, in a thread of its own where this one has a running loop: a notebook's has."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    with ThreadPoolExecutor(1, "episodes") as threads:
+        return threads.submit(copy_context().run, asyncio.run, work).result()

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import statistics
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
-from contextvars import copy_context
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.interfaces import TokenPolicy
 from composer_replication.records import StopReason, TaskOutcome
 from composer_replication.rollouts.environment.judged_attempts import JudgedAttempts
-from composer_replication.rollouts.episodes.agent_loop import run_episodes
+from composer_replication.rollouts.episodes.agent_loop import run_anywhere, run_episodes
 from composer_replication.rollouts.episodes.episode_options import EpisodeOptions, EpisodeParts
 from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
 from composer_replication.rollouts.generations.kept_episodes import KeptEpisodes
@@ -26,7 +22,6 @@ from composer_replication.rollouts.grading import FORGED
 from composer_replication.rollouts.heldout_evaluation import derive_seed
 from composer_replication.rollouts.reward_function import outcome_of
 
-T = TypeVar("T")
 _REASONS = ("submitted", "finished", "turns", "context", "length", "deadline", "infrastructure")
 
 
@@ -140,7 +135,8 @@ class EpisodePlayer:
         async def all_of_them() -> list[PlayedEpisode]:
             found: dict[int, PlayedEpisode] = {}
             stream = run_episodes(task_ids, parts, options=self.options, seed=seed, step=step, counts=counts)
-            async with aclosing(stream) as episodes:
+            opened = policy if isinstance(policy, AbstractAsyncContextManager) else nullcontext()
+            async with opened, aclosing(stream) as episodes:
                 async for episode in episodes:
                     self._num_left -= 1
                     found[episode.index] = PlayedEpisode(episode, self.attempts.take(episode))
@@ -158,16 +154,6 @@ class EpisodePlayer:
             to.on_outcomes([outcome_of_episode(each) for each in played])
         if to.observed is not None:
             to.observed.note([each.episode for each in played if each.reward is not None])
-
-
-def run_anywhere(work: Coroutine[Any, Any, T]) -> T:
-    """``asyncio.run``, in a thread of its own where this one has a running loop: a notebook's has."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(work)
-    with ThreadPoolExecutor(1, "episodes") as threads:
-        return threads.submit(copy_context().run, asyncio.run, work).result()
 
 
 def outcome_of_episode(played: PlayedEpisode) -> TaskOutcome:

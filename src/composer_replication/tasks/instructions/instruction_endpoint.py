@@ -1,24 +1,23 @@
-"""Ask a server with an OpenAI-compatible ``/v1/chat/completions`` one question. Standard library only."""
+"""A model on a server with an OpenAI-compatible interface, asked through OpenAI's own client (the extra ``openai``)."""
 
 from __future__ import annotations
 
-import json
 import os
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from http.client import HTTPException
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from composer_replication.errors import UsageError
+from composer_replication.errors import MissingError, UsageError
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 TIMEOUT_SECONDS = 120.0
 """For one answer; a large model on a slow machine needs a minute."""
-MAX_ANSWER_BYTES = 1024 * 1024
 _CHAT = "/chat/completions"
+_OF_OPENAI = ("OpenAI-Organization", "OpenAI-Project")
+"""Headers that the client takes from variables meant for OpenAI's own server."""
 
 
 class EndpointFailed(Exception):
@@ -31,74 +30,89 @@ class EndpointFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A server and a model on it; the key is in no repr, no message and no file."""
+    """A server and a model on it; the key is in no repr, no message and no file.
+
+    ``url`` ends where the routes begin, most often with ``/v1``. The client asks ``max_retries`` times again, by its own
+    rules: connections that break, time-outs, HTTP 408, 409, 429 and from 500 on, with growing pauses.
+    """
 
     url: str
     model: str
     key: str = field(default="", repr=False)
     timeout_seconds: float = TIMEOUT_SECONDS
+    max_retries: int = 2
+
+    def client_options(self) -> dict[str, Any]:
+        """What ``openai.OpenAI`` and ``openai.AsyncOpenAI`` are made with: no key or name of its variables but ours."""
+        openai = openai_package()
+        return {
+            "base_url": self.url,
+            "api_key": self.key or "none",
+            "timeout": self.timeout_seconds,
+            "max_retries": self.max_retries,
+            "default_headers": {name: openai.Omit() for name in _OF_OPENAI},
+        }
 
     def ask(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The text that the model answers.
 
         Raises:
-            EndpointFailed: ``unreachable``, ``timed-out``, ``http-STATUS``, ``too-large``,
-                ``not-an-answer``, ``refused`` (the model says so) or ``cut-off`` (it ran out of tokens).
+            EndpointFailed: ``unreachable``, ``timed-out``, ``http-STATUS``, ``not-an-answer``, ``refused`` (the model says
+                so) or ``cut-off`` (it ran out of tokens).
+            MissingError: the package ``openai`` is not installed (CR0101).
         """
-        body = json.dumps({"model": self.model, "messages": list(messages), "stream": False}).encode()
-        headers = {"Content-Type": "application/json", "Accept": "application/json"}
-        if self.key:
-            headers["Authorization"] = f"Bearer {self.key}"
-        request = urllib.request.Request(self.url, body, headers)  # noqa: S310  the scheme was checked
-        try:
-            data = self._read(request)
-        except urllib.error.HTTPError as error:
-            error.close()
-            raise EndpointFailed(f"http-{error.code}") from None
-        except TimeoutError:
-            raise EndpointFailed("timed-out") from None
-        except (OSError, HTTPException, ValueError) as error:
-            is_late = isinstance(getattr(error, "reason", None), TimeoutError)
-            raise EndpointFailed("timed-out" if is_late else "unreachable") from None
-        return _content(data)
-
-    def _read(self, request: urllib.request.Request) -> bytes:
-        """The answer's bytes; the whole of it has to arrive in time."""
-        deadline = time.monotonic() + self.timeout_seconds
-        opener = urllib.request.build_opener(_NoRedirect)
-        data = b""
-        with opener.open(request, timeout=self.timeout_seconds) as answer:
-            while chunk := answer.read1(65536):
-                data += chunk
-                if len(data) > MAX_ANSWER_BYTES:
-                    raise EndpointFailed("too-large")
-                if time.monotonic() > deadline:
-                    raise TimeoutError
-        return data
+        openai = openai_package()
+        # The key is for the server that was named, and for no other one that it points to.
+        with (
+            openai.DefaultHttpxClient(follow_redirects=False) as http,
+            openai.OpenAI(http_client=http, **self.client_options()) as client,
+        ):
+            try:
+                answer = client.chat.completions.create(model=self.model, messages=list(messages))
+                return _content(answer)
+            except EndpointFailed:
+                raise
+            except Exception as error:  # noqa: BLE001  what is no JSON, or of another form, the client meets in many ways
+                raise EndpointFailed(failure_reason(error)) from None
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """The key is for the server that was named, and for no other one that it points to."""
+def openai_package() -> ModuleType:
+    """The package ``openai``, imported where a server is first asked.
 
-    def redirect_request(self, *_: Any) -> None:
-        return None
-
-
-def _content(data: bytes) -> str:
+    Raises:
+        MissingError: it is not installed (CR0101).
+    """
     try:
-        choice = json.loads(data)["choices"][0]
-        message = choice["message"]
-        text = message["content"]
-        is_refused, is_cut = bool(message.get("refusal")), choice.get("finish_reason") == "length"
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
-        raise EndpointFailed("not-an-answer") from None
-    if is_refused:
+        import openai
+    except ImportError as error:
+        raise MissingError(
+            "CR0101",
+            "asking a model on a server needs openai, which is not installed.",
+            where="openai",
+            fix="pip install 'composer-replication[openai]'",
+        ) from error
+    return openai
+
+
+def failure_reason(error: Exception) -> str:
+    """A short name for what the client raised."""
+    openai = openai_package()
+    if isinstance(error, openai.APITimeoutError):
+        return "timed-out"
+    if isinstance(error, openai.APIConnectionError):
+        return "unreachable"
+    return f"http-{error.status_code}" if isinstance(error, openai.APIStatusError) else "not-an-answer"
+
+
+def _content(answer: Any) -> str:
+    [choice, *_] = answer.choices
+    if choice.message.refusal:
         raise EndpointFailed("refused")
-    if not isinstance(text, str):
+    if not isinstance(choice.message.content, str):
         raise EndpointFailed("not-an-answer")
-    if is_cut:
+    if choice.finish_reason == "length":
         raise EndpointFailed("cut-off")
-    return text
+    return choice.message.content
 
 
 def open_endpoint(
@@ -132,9 +146,9 @@ def open_endpoint(
         problem = f"the environment variable {key_variable!r} holds no key"
         where = "--instructions-key-env"
     else:
-        path = parts.path.rstrip("/")
-        end = "" if path.endswith(_CHAT) else _CHAT if path.endswith("/v1") else f"/v1{_CHAT}"
-        return Endpoint(f"{parts.scheme}://{parts.netloc}{path}{end}", model, key, timeout_seconds)
+        path = parts.path.rstrip("/").removesuffix(_CHAT)
+        path = path if path.endswith("/v1") else f"{path}/v1"
+        return Endpoint(f"{parts.scheme}://{parts.netloc}{path}", model, key, timeout_seconds)
     raise UsageError(
         "CR0455",
         f"{problem}.",

@@ -28,11 +28,11 @@ from episode_parts import (
 from composer_replication.errors import InputError, SandboxFailure, UsageError
 from composer_replication.records import Completion, Score, StopReason, Turn
 from composer_replication.rollouts.environment.judged_attempts import JudgedAttempts, Judgement
-from composer_replication.rollouts.episodes.agent_loop import episodes_in_order, run_episodes
+from composer_replication.rollouts.episodes.agent_loop import episodes_in_order, run_anywhere, run_episodes
 from composer_replication.rollouts.episodes.episode import Episode, TokenCounts
 from composer_replication.rollouts.episodes.episode_options import EpisodeOptions, EpisodeParts
 from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
-from composer_replication.rollouts.generations.episode_player import EpisodePlayer, run_anywhere
+from composer_replication.rollouts.generations.episode_player import EpisodePlayer
 
 SUBMIT = "<submit>{}</submit>"
 ECHO = '<echo>{"text": "hello"}</echo>'

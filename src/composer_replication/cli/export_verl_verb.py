@@ -1,0 +1,146 @@
+"""``composer-rl export-verl RECIPE --out DIR``: a folder with which stock verl trains on the recipe's tasks."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from composer_replication.cli.task_division import RunTasks
+    from composer_replication.config import RunConfig
+
+
+def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
+    parser = subparsers.add_parser(
+        "export-verl",
+        parents=[common],
+        help="what verl needs to train on a recipe's tasks",
+        description="Build the recipe's tasks and write their rows as Parquet, our agent loop, the recipe and run.sh, "
+        "which starts verl.trainer.main_ppo with our advantage, loss, reward and guard. docs/engines.md says what verl "
+        "cannot carry.",
+    )
+    parser.add_argument("recipe", type=Path, metavar="RECIPE.toml")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override a recipe key",
+    )
+    parser.set_defaults(run="composer_replication.cli.export_verl_verb:run")
+
+
+def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
+    """Export.
+
+    Raises:
+        UsageError: the folder is occupied (CR0207), the recipe has no episodes or goes on from summaries (CR0951), or as
+            ``check_recipe``.
+        ComposerError: as building tasks and loading a model.
+    """
+    from composer_replication.cli import run_parts
+    from composer_replication.cli.output_folder import refuse_unwritable
+    from composer_replication.cli.preflight import check_recipe
+    from composer_replication.cli.progress_bar import progress_bar
+    from composer_replication.cli.task_division import divide_tasks
+    from composer_replication.config import TasksSection, dump_config, load_config, parse_override
+    from composer_replication.errors import UsageError
+    from composer_replication.run_folder import write_atomic
+
+    config = load_config(args.recipe, dict(parse_override(text) for text in args.overrides))
+    out = args.out.resolve()
+    if out.exists() and any(out.iterdir()):
+        raise UsageError("CR0207", "the folder is not empty.", where=str(out), fix="choose another --out.")
+    problem = _problem(config)
+    if problem:
+        raise UsageError(
+            "CR0951", f"{problem}.", where=str(args.recipe), fix="docs/engines.md says what verl carries."
+        )
+    check_recipe(config, args.recipe.resolve().parent)
+    refuse_unwritable(out)
+    with progress_bar(quiet=args.quiet) as report:
+        store = run_parts.open_tasks(config, args.recipe.resolve().parent, report)
+    tasks = divide_tasks(config, store, args.recipe.resolve().parent)
+    out.mkdir(parents=True, exist_ok=True)
+    _write(config, store, tasks, out)
+    here = config.model_copy(update={"tasks": TasksSection(store=str(store.root.resolve()))})
+    write_atomic(out / "run.toml", dump_config(here))
+    return {
+        "folder": str(out),
+        "train": len(tasks.train),
+        "heldout": len(tasks.heldout),
+        "not_carried": _not_carried(config),
+        "start": str(out / "run.sh"),
+    }, 0
+
+
+def _problem(config: RunConfig) -> str:
+    """Why verl cannot train by this recipe; empty where it can."""
+    if config.agent is None:
+        return "the recipe has no [agent] table, and verl is given episodes"
+    if config.heldout is None and config.guard is not None:
+        return "the recipe has a [guard] and no [heldout] tasks for it"
+    if config.agent.summary_tokens:
+        return "agent.summary_tokens goes on in new conversations, and a row of verl is one"
+    return ""
+
+
+def _not_carried(config: RunConfig) -> list[str]:
+    """What of the recipe has no place in verl."""
+    found = {
+        "trainer.alpha_sdpo (hints need the teacher's logits)": config.trainer.alpha_sdpo != 0.0,
+        "trainer.beta_replay": config.trainer.beta_replay != 0.0,
+        "trainer.preset": bool(config.trainer.preset),
+        "[curriculum]": config.curriculum is not None,
+        "[ray]": config.ray is not None,
+        "[evidence]": config.evidence is not None,
+        "trl.beta (the KL to the initial policy)": bool(config.trl.get("beta", 0.0)),
+    }
+    return [name for name, is_set in found.items() if is_set]
+
+
+def _write(config: RunConfig, store: Any, tasks: RunTasks, out: Path) -> None:
+    from composer_replication.cli.agent_parts import open_player
+    from composer_replication.cli.needed_packages import needs_extra
+    from composer_replication.cli.run_parts import open_grader
+    from composer_replication.engines.verl_export import rows_of, verl_arguments, write_rows, write_start
+    from composer_replication.rollouts.environment.feature_deletion_env import first_message
+    from composer_replication.rollouts.tools.toolbox import TOOLS
+
+    with needs_extra("train", "writing rows for verl"):
+        from composer_replication.trainer.model_loading import load_model
+
+        model, tokenizer = load_model(config.model, seed=config.seed, needs_chat_template=True)
+        name = config.model.name
+        if not Path(name).is_dir():
+            name = str(out / "model")
+            model.save_pretrained(name)
+            tokenizer.save_pretrained(name)
+        grader = open_grader(config, store)
+        try:
+            talk = open_player(config, grader, tokenizer).talk
+        finally:
+            grader.close()
+        longest = 0
+        for side, is_heldout in (("train", False), ("heldout", True)):
+            chosen = tasks.heldout if is_heldout else tasks.train
+            messages = [first_message(store, task) for task in chosen]
+            longest = max([longest, *(talk.open(message, TOOLS).num_tokens for message in messages)])
+            write_rows(out / f"{side}.parquet", rows_of(chosen, messages, is_heldout=is_heldout))
+    context = config.agent.max_context_tokens if config.agent is not None else 0
+    limits = {"prompt": longest, "response": max(context - longest, 1)}
+    write_start(out, verl_arguments(out, config.trl, model=name, limits=limits, num_tasks=len(tasks.train)))
+
+
+def render(result: dict[str, Any]) -> str:
+    """For a person."""
+    lines = [
+        f"folder     {result['folder']}",
+        f"tasks      {result['train']} to train on, {result['heldout']} held out",
+        *(f"not carried: {name}" for name in result["not_carried"]),
+        f"next       {result['start']}",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,105 @@
+"""Joins our parts in the processes of verl: what its entry point loads, and the agent loop that its configuration names.
+
+The folder of ``composer-rl export-verl`` stands in a variable of the environment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from composer_replication.cli.agent_parts import open_player
+from composer_replication.cli.run_parts import make_guard, open_grader
+from composer_replication.config import RunConfig, load_config
+from composer_replication.engines.verl_agent_loop import AgentLoopParts, VerlPolicy, attempt, verl_output
+from composer_replication.engines.verl_export import FOLDER_VARIABLE
+from composer_replication.engines.verl_guard import GuardHook, end_with_our_code
+from composer_replication.engines.verl_plugin import register, require_registered
+from composer_replication.errors import UsageError
+from composer_replication.tasks.store import TaskStore
+
+
+class AgentLoop:
+    """One attempt for verl, which makes an object for each; all of a process share their parts."""
+
+    def __init__(self, settings: Any, server: Any, tokenizer: Any) -> None:
+        self.rollout, self.server, self.tokenizer = settings.actor_rollout_ref.rollout, server, tokenizer
+        self.end_token_ids = _end_token_ids(str(settings.actor_rollout_ref.model.path), tokenizer)
+
+    async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
+        """The attempt at the row's task."""
+        config, parts = _parts(_folder(), self.tokenizer)
+        about = row["extra_info"]
+        policy = VerlPolicy(self.server, self.tokenizer, sampling_params, self.end_token_ids)
+        attempted = await attempt(
+            parts,
+            policy,
+            str(about["task_id"]),
+            seed=config.seed,
+            step=int(row.get("global_steps") or 0),
+            is_heldout=bool(about["is_heldout"]),
+        )
+        return verl_output(
+            attempted,
+            policy,
+            prompt_length=int(self.rollout.prompt_length),
+            response_length=int(self.rollout.response_length),
+        )
+
+
+def open_agent_loop(trainer_config: Any, server_manager: Any, tokenizer: Any, **more: Any) -> AgentLoop:
+    """What ``agent_loops.yaml`` names.
+
+    Raises:
+        MissingError: verl has not loaded our plug-in (CR0950).
+    """
+    del more
+    require_registered()
+    return AgentLoop(trainer_config.config, server_manager, tokenizer)
+
+
+def open_guard() -> GuardHook | None:
+    """The guard of the recipe; None where it has none."""
+    folder = _folder()
+    guard = make_guard(load_config(folder / "run.toml"))
+    return None if guard is None else GuardHook(guard, folder)
+
+
+def _folder() -> Path:
+    name = os.environ.get(FOLDER_VARIABLE, "")
+    if not name:
+        raise UsageError(
+            "CR0951",
+            f"verl's agent loop does not know its folder: {FOLDER_VARIABLE} is not set.",
+            where=FOLDER_VARIABLE,
+            fix="start verl with run.sh of the folder that composer-rl export-verl wrote.",
+        )
+    return Path(name)
+
+
+@lru_cache(maxsize=1)
+def _parts(folder: Path, tokenizer: Any) -> tuple[RunConfig, AgentLoopParts]:
+    config = load_config(folder / "run.toml")
+    store = TaskStore.open(Path(config.tasks.store))
+    grader = open_grader(config, store)
+    training = open_player(config, grader, tokenizer)
+    return config, AgentLoopParts(
+        training, open_player(config, grader, tokenizer, is_evaluation=True), grader
+    )
+
+
+def _end_token_ids(model: str, tokenizer: Any) -> list[int]:
+    """What ends an answer: the tokenizer's end token and those of the model's generation settings, where they are here."""
+    path = Path(model) / "generation_config.json"
+    ends = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
+    more = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    return [int(each) for each in dict.fromkeys([tokenizer.eos_token_id, *more]) if each is not None]
+
+
+if os.environ.get(FOLDER_VARIABLE):
+    register(open_guard)
+    if "RAY_JOB_ID" not in os.environ and "RAY_RAYLET_PID" not in os.environ:  # the process that was started
+        end_with_our_code(_folder())

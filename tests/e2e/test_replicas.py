@@ -13,6 +13,8 @@ import pytest
 
 from composer_replication.cli.main import main
 
+pytestmark = [pytest.mark.long, pytest.mark.promise]
+
 RECIPE = Path(__file__).parents[2] / "recipes" / "tiny-cpu" / "run.toml"
 SETTINGS = {
     "trl.max_steps": 4,

@@ -38,7 +38,7 @@ def test_paths_are_absolute_and_inside(tmp_path: Path, monkeypatch: pytest.Monke
     folder = RunFolder(Path("runs/a"))
     assert folder.root == tmp_path / "runs" / "a"
     inside = [value for name, value in vars(folder).items() if name != "root"]
-    assert len(inside) == 12
+    assert len(inside) == 13
     assert all(path.parent == folder.root for path in inside)
 
 

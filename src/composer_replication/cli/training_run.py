@@ -188,7 +188,7 @@ def _open_parts(
     store: TaskStore,
     tasks: RunTasks,
     *,
-    replica: Replica | None,
+    replica: Replica | None = None,
     cluster: RolloutCluster | None,
     quiet: bool,
     progress: Callable[[str], None],

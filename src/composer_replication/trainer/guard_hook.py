@@ -54,6 +54,7 @@ class GuardHook(RunLines):
     last_verdict: dict[str, Any] | None = None
     control: Any
     log: Any
+    _has_trackers: bool = False
     _in_evaluation: bool = False
     _gate_step: int | None = None
     _last_round_idx: int | None = None
@@ -115,7 +116,7 @@ class GuardHook(RunLines):
         self._last_round_idx = round_idx
         row = log_row(status)
         self._write_verdict(status, row, reading, kl, time.monotonic() - start)
-        self.log({**row, **reading_fields(reading, kl)} if self.args.report_to else row)
+        self.log({**row, **reading_fields(reading, kl)} if self._has_trackers else row)
         if status.fire:
             self._act_on(guard, status)
 

@@ -112,6 +112,7 @@ class RunBorders(GuardHook, InitialKl):
         if self._run_callback is None:
             self._run_callback = RunCallback(self)
             self.add_callback(self._run_callback)
+        self._has_trackers = bool(self.args.report_to)
         self._begin_checks()  # after it: a run that the checks stop has its line
         if checkpoint is not None:
             together(lambda: self._read_own_state(checkpoint))

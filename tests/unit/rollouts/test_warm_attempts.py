@@ -112,7 +112,7 @@ def conversation() -> list[ToolCall]:
         ("run_tests", {}),
         ("bash", {"command": "sleep 1000 & echo begun; wait", "timeout_seconds": 1}),
         ("bash", {"command": "python3 -c 'x = b\"1\" * 10**9'"}),
-        ("bash", {"command": "head -c 40000000 /dev/zero > big; ls -s big; rm -f big"}),
+        ("bash", {"command": "head -c 4000000 /dev/zero > big; ls -s big; rm -f big"}),
         ("bash", {"command": "echo on"}),
         ("bash", {}),
         ("nothing", {}),

@@ -123,7 +123,10 @@ def test_train_refuses_it_before_tasks_and_model(tmp_path: Path, monkeypatch: py
 
 def test_eval_of_a_run_refuses_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_loading, "load_checkpoint", lambda *_: ("model", "tokenizer"))
-    folder, asked = RunFolder(tmp_path / "run"), argparse.Namespace(model=str(tmp_path / "run"))
+    folder, asked = (
+        RunFolder(tmp_path / "run"),
+        argparse.Namespace(model=str(tmp_path / "run"), endpoint=None),
+    )
     training_run._keep_recipe(load_config(RECIPE), folder)
     config = eval_verb._recipe(asked)
     checkpoint_of(folder.checkpoints, 2, recipe_sha256(load_config(RECIPE)))

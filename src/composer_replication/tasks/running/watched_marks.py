@@ -80,22 +80,40 @@ def make_check():
     return changed
 
 
+def hook_callers(config):
+    """The hooks by name. Before pytest 9 a proxy stands before them, which keeps what it was asked for."""
+    proxy = dict(vars(config.hook))
+    relay = proxy.pop("_hook_relay", None)
+    if relay is None:
+        return proxy
+    wrapped = (
+        "ignore_collect",
+        "collect_file",
+        "pycollect_makemodule",
+        "report_header",
+        "report_collectionfinish",
+    )
+    for name in wrapped:  # the proxy has functions of its own for these
+        proxy.pop(f"pytest_{name}", None)
+    return {**vars(relay), **proxy}
+
+
 def make_hook_check(config):
     """A function that names the hooks of the test runner that do not call what they called when it was first seen."""
     kept: dict[int, tuple[object, object]] = {}
-    callers = dict(vars(config.hook))
+    callers = hook_callers(config)
     plugins = {id(plugin) for plugin in config.pluginmanager.get_plugins()}
     manager, execute, is_first = config.pluginmanager, config.pluginmanager._inner_hookexec, [True]
-    ident, every = id, vars
+    ident, every = id, hook_callers
 
     def exchanged():
         found = []
         if manager._inner_hookexec is not execute:
             found.append("hook calls exchanged")
-        for name, caller in [*every(config.hook).items()]:
+        for name, caller in [*every(config).items()]:
             if callers.setdefault(name, caller) is not caller:
                 found.append(f"hook {name} exchanged")
-            for each in caller.get_hookimpls():
+            for each in caller.get_hookimpls() if hasattr(caller, "get_hookimpls") else ():
                 if ident(each) not in kept and not is_first and ident(each.plugin) in plugins:
                     found.append(f"hook {name} of {each.plugin_name} added")
                 if kept.setdefault(ident(each), (each, each.function))[1] is not each.function:
@@ -117,7 +135,7 @@ def plugins_of(config, root):
         else:
             kind = plugin if type(plugin) is type(os) else type(plugin)
             found.add(f"plugin {getattr(kind, '__module__', '')}.{kind.__name__}")
-    for name, caller in vars(config.hook).items():
+    for name, caller in hook_callers(config).items():
         for each in caller.get_hookimpls() if hasattr(caller, "get_hookimpls") else ():
             if getattr(each.plugin, getattr(each.function, "__name__", ""), each.function) != each.function:
                 found.add(f"hook {name} of {each.plugin_name} exchanged")

@@ -29,7 +29,7 @@ CEILINGS = {
     "src/composer_replication/trainer": 12017,
     "src/composer_replication/cli/explanations": 1692,
     "benchmarks": 7763,
-    "tests": 79128,
+    "tests": 79172,
 }
 BANNED = {
     "utils",

@@ -61,7 +61,7 @@ test-promises: setup
 test-sandlock: setup
 	PATH="$(CURDIR)/tests/no_bubblewrap:$$PATH" PYTHONPATH=tests/no_bubblewrap $(PYTEST) --dist loadfile \
 	  -m "not long and not fakes" $(ON_SANDLOCK)
-ON_SANDLOCK := tests/conformance tests/unit/rollouts/test_grading.py tests/unit/rollouts/test_tree_grading.py \
+ON_SANDLOCK := tests/conformance tests/unit/rollouts/test_grading.py \
   tests/e2e/test_tiny_recipe.py::test_a_run_leaves_everything_that_it_promises
 
 # Builds, clusters and crashes that take minutes together: before a release.

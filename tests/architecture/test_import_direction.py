@@ -44,6 +44,7 @@ def test_every_contract_holds() -> None:
     assert "0 broken" in done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("contract", "module", "line", "said"),
     [

@@ -62,6 +62,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["bubblewrap", "bubblewrap-warm", "sandlock"])
 def test_what_a_command_closed_is_no_failure_of_the_jail(backend: str) -> None:
     check = choose_backend(backend).is_available()

@@ -116,6 +116,7 @@ def run(name: str, program: str, guard: str = "on", then: str = "true") -> tuple
     return code, said, again
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["bubblewrap", "bubblewrap-warm", "sandlock"])
 def test_they_are_no_way_past_the_limit_of_the_disk(name: str) -> None:
     code, said, again = run(name, HOLD, then="echo next")

@@ -29,6 +29,7 @@ print('whole')
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "changes", [{"num_writers": 2, "close": "pass"}, {"num_writers": 1, "close": "pair[0].close()"}]
 )

@@ -419,6 +419,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not IS_ROOT, reason="the other tests run as an ordinary user already")
 def test_the_same_user_id_inside_and_out_is_no_way_to_the_first_process() -> None:
     """An ordinary user has one user id only: what the kernel allows between equals is tried here."""

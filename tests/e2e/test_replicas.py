@@ -92,6 +92,7 @@ def test_the_report_joins_them(
     assert (out / "replica-1" / "report.html").is_file()
 
 
+@pytest.mark.long
 def test_another_recipe_is_refused_before_the_first_step(
     started: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -107,6 +108,7 @@ def test_another_recipe_is_refused_before_the_first_step(
     assert not (tmp_path / "other" / "metrics.jsonl").exists()
 
 
+@pytest.mark.long
 def test_one_replica_is_the_plain_run_bit_for_bit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, plain = train(capsys, tmp_path / "plain")
     assert code == 0

@@ -170,8 +170,7 @@ def test_another_seed_gives_other_parameters(whole: tuple[Path, dict[str, Any]],
 
 
 @pytest.mark.long
-@pytest.mark.promise
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("how", [pytest.param(signal.SIGKILL, marks=pytest.mark.promise), signal.SIGINT])
 def test_a_run_that_was_cut_goes_on_as_if_it_had_not_been(
     whole: tuple[Path, dict[str, Any]], tmp_path: Path, how: signal.Signals
 ) -> None:

@@ -85,6 +85,7 @@ def oracle_gradients(
     return gradients(policy)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_each_channel_adds_its_own_gradient_and_nothing_when_off(tmp_path: Path, name: str) -> None:
     def step(label: str, **settings: Any) -> dict[str, torch.Tensor]:

@@ -49,6 +49,7 @@ def test_one_process_writes_the_run_folder(ranks: tuple[Path, list[dict[str, Any
     assert {path.name for path in checkpoint.glob("rng_state_*")} == {"rng_state_0.pth", "rng_state_1.pth"}
 
 
+@pytest.mark.long
 def test_a_failed_evaluation_stops_both(ranks: tuple[Path, list[dict[str, Any]]]) -> None:
     first, second = (result["failing"] for result in ranks[1])
     assert (first["error"], second["error"]) == ("CR0999", "CR0999")

@@ -49,6 +49,7 @@ def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 OLDER_FORMAT = json.dumps({"python": "3.11", "wheels": [["pytest", "1", "pytest-1-py3-none-any.whl", "00"]]})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("text", [OLDER_FORMAT, "{", "[]", '{"wheels": 3}', "\x00"])
 def test_an_answer_of_an_older_format_in_the_cache_is_asked_again(
     private_cache: Path, monkeypatch: pytest.MonkeyPatch, text: str
@@ -180,6 +181,7 @@ def test_a_full_disk_while_tasks_are_built(store: Path, tmp_path: Path) -> None:
     assert TaskStore.open(tmp_path / "out").fingerprint == TaskStore.open(store).fingerprint
 
 
+@pytest.mark.long
 def test_a_long_name_of_the_temporary_folder(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

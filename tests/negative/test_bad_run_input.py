@@ -198,6 +198,7 @@ def test_a_reward_that_fails_is_the_users(
     assert answer.error["where"].endswith(where)
 
 
+@pytest.mark.long
 def test_a_full_disk_in_training_is_resumable(command: Command, recipe: Path, rewards: Path) -> None:
     run = recipe.parent / "run"
     setting = ("--set", "reward.function=my_rewards:fills_the_disk")

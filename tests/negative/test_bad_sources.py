@@ -135,6 +135,7 @@ def refused(command: Command, tmp_path: Path) -> Callable[..., str]:
 # --- tasks that are there already --------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
@@ -160,6 +161,7 @@ def test_good_tasks_stay_usable(
     assert builds(good).fingerprint == fingerprint
 
 
+@pytest.mark.long
 def test_a_bad_repository_beside_a_good_one_is_counted(
     command: Command, make: Make, good: Path, tmp_path: Path
 ) -> None:
@@ -170,6 +172,7 @@ def test_a_bad_repository_beside_a_good_one_is_counted(
     assert (answer.exit_code, result["tasks"], result["rejected"]["red-baseline"]) == (0, 1, 1)
 
 
+@pytest.mark.long
 def test_those_that_cannot_be_opened_beside_a_good_one_are_counted_and_named(
     command: Command, make: Make, good: Path, tmp_path: Path
 ) -> None:
@@ -185,6 +188,7 @@ def test_those_that_cannot_be_opened_beside_a_good_one_are_counted_and_named(
     assert result["unusable"][str(nameless)].startswith("CR0403: ")
 
 
+@pytest.mark.long
 def test_tasks_of_a_source_that_cannot_be_opened_any_more_are_not_lost(
     command: Command, make: Make, good: Path, store_of_make: Path, tmp_path: Path
 ) -> None:
@@ -239,6 +243,7 @@ def test_tests_that_need_what_a_sandbox_has_not(
     assert re.search(why, message), message
 
 
+@pytest.mark.long
 def test_a_few_such_tests_are_left_out(make: Make, builds: Callable[..., TaskStore], listening: int) -> None:
     store = builds(
         make({"tests/test_network.py": NETWORK.format(port=listening), "tests/test_display.py": DISPLAY})
@@ -270,6 +275,7 @@ def test_a_package_that_needs_its_compiled_part(
     assert f"its {name} asks for compiled modules" in message
 
 
+@pytest.mark.long
 def test_a_package_that_can_do_without_its_compiled_part(
     make: Make, builds: Callable[..., TaskStore]
 ) -> None:
@@ -353,6 +359,7 @@ def test_a_layout_works(make: Make, builds: Callable[..., TaskStore], name: str)
     assert task.symbol == "double"
 
 
+@pytest.mark.long
 def test_a_suite_of_unittest_alone(make: Make, builds: Callable[..., TaskStore]) -> None:
     head = "import unittest\nimport planted\n\n\nclass Doubles(unittest.TestCase):\n"
     test = "    def test_{name}(self):\n        self.assertEqual(planted.{name}({x}), {y})\n\n"
@@ -451,6 +458,7 @@ def test_metadata_of_another_shape(make: Make, builds: Callable[..., TaskStore],
     ]
 
 
+@pytest.mark.long
 def test_a_setup_py_that_no_parser_can_take(make: Make, builds: Callable[..., TaskStore]) -> None:
     deep = "install_requires=" + "[" * 5000 + "]" * 5000
     store = builds(make({"setup.py": f"from setuptools import setup\nsetup({deep})\n"}))
@@ -637,6 +645,7 @@ def test_too_many_members_are_refused(
     assert "more than 100 members" in refused(path, "CR0405")
 
 
+@pytest.mark.long
 def test_an_archive_with_odd_names_works(builds: Callable[..., TaskStore], tmp_path: Path) -> None:
     members = {name: text.encode() for name, text in GOOD.items()}
     members |= {"tests/a b é.txt": b"x", "tests/line\nbreak.txt": b"x", os.fsdecode(b"tests/\xff.txt"): b"x"}
@@ -647,6 +656,7 @@ def test_an_archive_with_odd_names_works(builds: Callable[..., TaskStore], tmp_p
 # --- git -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_git_addresses(
     command: Command, make: Make, builds: Callable[..., TaskStore], tmp_path: Path
 ) -> None:

@@ -92,6 +92,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
         started.process.communicate()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_build_ends_at_once_in_the_middle_of_a_long_test(
     start: Callable[..., Started], tmp_path: Path, number: signal.Signals

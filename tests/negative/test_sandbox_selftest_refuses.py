@@ -145,6 +145,7 @@ def test_a_plain_subprocess_fails_every_guard_and_is_refused_by_their_names(
         assert name in str(caught.value)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("works_here")
 def test_one_missing_guard_is_named_alone() -> None:
     failed = [check for check in run_selftest(Leaky()) if not check.ok]

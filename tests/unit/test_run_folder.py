@@ -147,6 +147,7 @@ def test_appended_lines_come_back_in_order(tmp_path: Path) -> None:
     assert read_jsonl(tmp_path / "none.jsonl") == []
 
 
+@pytest.mark.long
 @given(st.lists(st.dictionaries(st.text(), st.integers() | st.text()), min_size=1), st.data())
 def test_a_torn_last_line_costs_only_itself(
     tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, object]], data: st.DataObject

@@ -23,6 +23,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.long
 def test_one_json_object_and_a_folder_with_everything(tmp_path: Path) -> None:
     out = tmp_path / "new" / "bench"
     words = ["--runs", "40", "--family", "clean", "--family", "jump", "--json", "--out", str(out)]
@@ -41,6 +42,7 @@ def test_one_json_object_and_a_folder_with_everything(tmp_path: Path) -> None:
     assert "step" in done.stderr  # the bar
 
 
+@pytest.mark.long
 def test_quick_and_quiet_print_the_tables_for_a_person() -> None:
     done = run("--quick", "--quiet", "--family", "clean", "--tasks", "8", "--seed", "3")
     assert done.returncode == 0, done.stderr

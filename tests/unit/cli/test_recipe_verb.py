@@ -123,6 +123,7 @@ def test_errors_are_those_of_train(store: Path, tmp_path: Path, capsys: pytest.C
     assert not Path(out).exists()
 
 
+@pytest.mark.long
 def test_where_nothing_fits_the_smallest_step_is_written_and_said_so(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -163,6 +163,7 @@ def test_show_and_stats(folder: Path) -> None:
     assert "return low" not in json.dumps(one)
 
 
+@pytest.mark.long
 def test_the_page_of_a_task(folder: Path) -> None:
     from composer_replication.tasks.store import TaskStore
 
@@ -345,6 +346,7 @@ def test_repeat_below_one(folder: Path) -> None:
         call("validate", str(folder), "--repeat", "0")
 
 
+@pytest.mark.long
 def test_nothing_valid_is_6_with_reasons_and_a_summary(tmp_path: Path) -> None:
     project = tmp_path / "project"
     project.mkdir()

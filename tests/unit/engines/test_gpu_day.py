@@ -24,6 +24,7 @@ def gpu_day(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
+@pytest.mark.long
 def test_the_checks_run(gpu_day: ModuleType) -> None:
     assert gpu_day.training_step()["loss"] > 0
     assert gpu_day.packed_prompts()["mean_difference"] < 0.02

@@ -40,6 +40,7 @@ def rounds(lighthouse: Lighthouse, replica: int, **options: Any) -> TorchftRound
     return TorchftRounds(lighthouse=lighthouse.address, replica=replica, **settings)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fragments", "delay", "precision"), [(1, 0, "fp32"), (2, 1, "int8"), (4, 3, "int4")]
 )

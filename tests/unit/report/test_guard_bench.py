@@ -68,6 +68,7 @@ def test_a_matched_threshold_holds_its_rate_and_a_rule_that_cannot_be_tuned_says
     assert hopeless["threshold"] is hopeless["false_alarm_rate"] is hopeless["median_delay"] is None
 
 
+@pytest.mark.long
 def test_the_headline_is_the_worst_null_family_and_not_an_invalid_one(result: dict[str, Any]) -> None:
     for row in result["detectors"]:
         if row["worst_family"] is not None:
@@ -91,6 +92,7 @@ def test_calibration_and_curves(result: dict[str, Any]) -> None:
     assert falling == sorted(falling)  # from the strictest threshold on
 
 
+@pytest.mark.long
 def test_the_same_seed_gives_the_same_figures_and_another_seed_others(result: dict[str, Any]) -> None:
     settings = BenchSettings(num_runs=120, seed=7, families=("jump",))
     again = run_guard_bench(settings)

@@ -122,6 +122,7 @@ def moves(store: TaskStore, task: Task) -> list[ToolCall]:
     ]
 
 
+@pytest.mark.long
 def test_an_actor_does_what_an_environment_in_this_process_does(
     actor: RolloutActor, grader: Grader, store: TaskStore, clamp: Task
 ) -> None:
@@ -147,6 +148,7 @@ def test_an_actor_does_what_an_environment_in_this_process_does(
         assert paid.report.findings == env.report.findings == ()
 
 
+@pytest.mark.long
 def test_an_actor_inspects_as_it_is_told(store: TaskStore, clamp: Task) -> None:
     look = ToolCall("bash", json.dumps({"command": "strings tinymath/__pycache__/*.pyc; true"}))
     for mode, expected in (("mask", 0.0), ("off", 1.0)):
@@ -177,6 +179,7 @@ def test_an_attempt_that_the_process_does_not_know_is_lost_and_not_another_one(
         actor.call(1, listing)
 
 
+@pytest.mark.long
 def test_gradings_of_an_actor_are_those_of_a_grader(
     actor: RolloutActor, grader: Grader, store: TaskStore, clamp: Task
 ) -> None:

@@ -48,6 +48,7 @@ def solve(env: AgentEnvironment, store: TaskStore, task: Task) -> None:
     assert not ask(env, "write_file", path=NUMBERS, content=golden).is_error
 
 
+@pytest.mark.long
 def test_an_attempt_from_the_first_look_to_the_reward(
     env: FeatureDeletionEnv, store: TaskStore, clamp: Task
 ) -> None:
@@ -134,6 +135,7 @@ def test_wrong_calls_and_effort_lower_the_reward(
     assert env.reward({"turn": 1.0}) == pytest.approx(1.0 - 0.25 - 0.01 * (2 + 2 * 1))
 
 
+@pytest.mark.long
 def test_what_never_ends_uses_too_much_or_is_no_text_is_data(grader: Grader, clamp: Task) -> None:
     options = AttemptOptions(
         sandbox_limits=Limits(memory_bytes=256 * 1024**2),

@@ -31,6 +31,7 @@ def test_the_golden_body_passes_visible_and_hidden_tests(
     assert set(scores[1].outcomes) == set(clamp.tests.hidden)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "answer",
     [
@@ -55,6 +56,7 @@ def test_leaving_the_process_at_import_is_a_failure_of_the_candidate(grader: Gra
     assert set(score.outcomes.values()) == {Outcome.FAILED}
 
 
+@pytest.mark.long
 def test_an_endless_answer_is_stopped_by_what_golden_code_needs(
     store: TaskStore, clamp: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,6 +178,7 @@ def test_no_reward_is_given_while_the_self_test_fails(store: TaskStore) -> None:
         Grader(store, backend=f"{__name__}:BrokenBackend")
 
 
+@pytest.mark.long
 def test_weakened_tests_pay_for_a_wrong_answer_that_does_not_raise(
     grader: Grader, store: TaskStore, clamp: Task
 ) -> None:

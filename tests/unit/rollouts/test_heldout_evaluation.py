@@ -82,6 +82,7 @@ def test_beside_a_reward_of_shares_the_score_is_the_share_of_hidden_tests(
     assert (reading.score, reading.pairs[0][1]) == (hidden.pass_share, 0.0)
 
 
+@pytest.mark.long
 def test_partial_credit_is_no_pass(grader: Grader, store: TaskStore, clamp: Task) -> None:
     """Neither of visible nor of hidden tests: what is kept as a task's difficulty counts full passes."""
     sign = next(task for task in store.tasks() if task.symbol == "sign")
@@ -231,6 +232,7 @@ def test_the_sentinel_neutralises_whatever_the_policy_wrote(
         evaluator()
 
 
+@pytest.mark.long
 def test_what_a_grader_that_was_out_said_is_not_remembered(
     store: TaskStore, clamp: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -351,6 +351,7 @@ def test_the_judges_answer_is_clamped(served: Served, judge_options: JudgeOption
     assert len(hint.text.removeprefix("Hint: ")) <= 40
 
 
+@pytest.mark.long
 def test_a_failing_judge_is_passed_over_for_a_while_and_then_asked_again(
     served: Served, judge_options: JudgeOptions, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

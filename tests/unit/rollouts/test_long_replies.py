@@ -77,6 +77,7 @@ PIECES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("dialect", "piece"), PIECES)
 def test_many_calls_are_read_in_one_pass(dialect: str, piece: str, passed: Passed) -> None:
     text = piece * (MEGABYTE // 4 // len(piece))

@@ -25,6 +25,7 @@ TOO_MUCH = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", TOO_MUCH)
 def test_what_is_too_much_is_said(name: str) -> None:
     report = inspect(bash(TOO_MUCH[name]))
@@ -32,6 +33,7 @@ def test_what_is_too_much_is_said(name: str) -> None:
     assert {f.action for f in report.findings if f.name == "not-inspected"} == {"report"}
 
 
+@pytest.mark.long
 def test_a_written_file_or_a_solution_that_is_too_long_is_said() -> None:
     assert names(inspect(call("write_file", path="p.py", content=LONG))) == {"not-inspected"}
     (finding,) = inspect(after={PATH: f"{BROKEN}\n# {'y' * LONGEST}\n{PEEK}"}).findings

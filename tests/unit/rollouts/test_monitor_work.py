@@ -79,6 +79,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_long_command(name: str) -> None:
     sizes = {number: inspection(bash(COMMANDS[name](number))) for number in (200, 400)}
@@ -97,6 +98,7 @@ CODE = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CODE)
 def test_a_long_solution(name: str) -> None:
     after = {number: {PATH: str(solved(CODE[name](number))[PATH])} for number in (400, 800)}

@@ -55,6 +55,7 @@ def played(env: FeatureDeletionEnv, task: Task, moves: list[ToolCall]) -> float 
     return env.reward()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
 def test_an_attempt_is_paid_as_the_monitor_is_told(
     grader: Grader, clamp: Task, honest: list[ToolCall], cheats: dict[str, list[ToolCall]], mode: MonitorMode
@@ -130,6 +131,7 @@ def test_findings_show_nothing_that_the_policy_did_not_write(
     assert str(store.root) not in told and root not in told
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
 def test_the_last_step_of_the_gym_face_says_what_was_found(
     grader: Grader, clamp: Task, honest: list[ToolCall], cheats: dict[str, list[ToolCall]], mode: MonitorMode
@@ -149,6 +151,7 @@ def test_the_last_step_of_the_gym_face_says_what_was_found(
                 assert bool(info["monitor"]["findings"]) == (moves is not honest)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
 def test_trl_is_told_of_no_reward_for_an_attempt_that_cheats(
     grader: Grader, clamp: Task, honest: list[ToolCall], cheats: dict[str, list[ToolCall]], mode: MonitorMode
@@ -174,6 +177,7 @@ def hosted(store: TaskStore, task: Task, moves: list[ToolCall], **options: Any) 
     return asyncio.run(play())
 
 
+@pytest.mark.long
 def test_an_attempt_in_another_library_that_cheats_is_worth_nothing_and_counted(
     store: TaskStore, clamp: Task, honest: list[ToolCall], cheats: dict[str, list[ToolCall]]
 ) -> None:

@@ -29,6 +29,7 @@ class OneAnswer:
         return [[answer] * num_samples for _ in prompts]
 
 
+@pytest.mark.long
 def test_sampling_tells_what_it_does(grader: Grader, store: TaskStore) -> None:
     heard: list[tuple[int, int, str]] = []
     sampler = PolicySampler(OneAnswer(), grader)

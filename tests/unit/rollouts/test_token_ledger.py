@@ -130,6 +130,7 @@ def end_of(family: Family, answer: list[dict[str, Any]]) -> str:
     return ENDS.get(family.name, family.eos)
 
 
+@pytest.mark.long
 @by_name
 def test_ids_equal_the_whole_conversation_tokenised_at_once(family: Family) -> None:
     tokenizer = tokenizer_of(family)

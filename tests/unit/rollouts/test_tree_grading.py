@@ -74,6 +74,7 @@ def test_a_tree_with_the_code_in_a_new_module_passes(
     assert score is not None and not score.all_passed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "trick",
     [

@@ -127,6 +127,7 @@ def told(result: ToolResult, root: str) -> tuple[Any, ...]:
     return text, result.exit_code, result.is_error, result.timed_out, result.is_truncated
 
 
+@pytest.mark.long
 def test_a_policy_is_told_the_same_cold_and_warm(grader: Grader, clamp: Task) -> None:
     limits = Limits(memory_bytes=256 * 1024**2, disk_bytes=16 * 1024**2)
     found = {}

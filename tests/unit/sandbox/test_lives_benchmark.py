@@ -40,6 +40,7 @@ def test_nothing_is_left_when_every_parent_is_killed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["processes", "folders", "sockets"])
 def test_a_leak_is_counted_and_named(tmp_path: Path, kind: str) -> None:
     # What was planted never goes, however long one waits for it.

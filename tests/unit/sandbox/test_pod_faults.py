@@ -45,6 +45,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Kubernetes, "_client", client)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(
     ("fault", "code", "said"),
@@ -81,6 +82,7 @@ def test_a_pod_that_cannot_be_made(cluster: Any, tree: Path, fault: Fault, code:
     cluster.faults.clear()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "act",
     [
@@ -190,6 +192,7 @@ def test_a_connection_that_is_cut_while_a_command_runs(cluster: Any, tree: Path)
         assert "sleep 40" not in sandbox.exec("cat /proc/[0-9]*/cmdline", timeout_seconds=LONG).stdout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("raw", "said"),
     [
@@ -332,6 +335,7 @@ class Forgetful(Kubernetes):
         return kubernetes_backend.KubernetesSandbox(spec, Open(self._client(), self.settings))
 
 
+@pytest.mark.long
 def test_a_pod_without_its_policy_fails_the_self_test(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from composer_replication.sandbox import selftest
 

@@ -316,6 +316,7 @@ def test_no_candidate_is_a_task(make_project: MakeProject, tmp_path: Path) -> No
         summary.require_tasks()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("files", "reason"),
     [

@@ -87,6 +87,7 @@ def run(store: TaskStore, canary: Canary, answer: str) -> set[str]:
     return set() if report.error else set(report.passed)
 
 
+@pytest.mark.long
 def test_functions_methods_parameters_and_fixtures_get_a_twin(planted: TaskStore, canary: Canary) -> None:
     (task,) = planted.tasks()
     names = {re.sub(r".*::", "", node_id) for node_id in canary.node_ids}
@@ -135,6 +136,7 @@ def test_a_twin_that_does_not_contradict_is_refused(planted: TaskStore, monkeypa
         make_canary(planted, task)
 
 
+@pytest.mark.long
 def test_a_test_that_is_not_a_plain_function_is_refused_by_name(planted: TaskStore) -> None:
     (task,) = planted.tasks()
     elsewhere = replace(task, tests=replace(task.tests, visible=("tests/absent.py::test_x",)))

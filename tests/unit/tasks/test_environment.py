@@ -63,6 +63,7 @@ def tiny_wheel(folder: Path, name: str, requires: str = "") -> None:
         archive.writestr(f"{info}/RECORD", "")
 
 
+@pytest.mark.long
 def test_dependencies_are_resolved_locked_and_remembered(
     own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,6 +151,7 @@ def test_a_changed_wheel_is_not_installed(own_cache: Path) -> None:
     assert not list((own_cache / "environments").glob("*/READY.json"))
 
 
+@pytest.mark.long
 def test_a_wheel_that_cannot_be_installed(own_cache: Path, tmp_path: Path) -> None:
     lock = resolve([], "x")
     data = b"this is no wheel"
@@ -172,6 +174,7 @@ def test_two_locks_of_one_name_wait_for_each_other() -> None:
     assert all(order[i][3:] == order[i + 1][4:] for i in range(0, 8, 2))
 
 
+@pytest.mark.long
 def test_what_is_only_wanted_is_dropped_where_it_is_not_to_be_had(
     own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

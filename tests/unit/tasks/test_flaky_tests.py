@@ -87,6 +87,7 @@ def run(tmp_path: Path, environment: Environment) -> Callable[..., TestReport]:
     return run_files
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("files", "flaky"),
     [(IN_FILE_ORDER_ONLY, "test_a.py::test_needs_first"), (ACROSS_FILES, "test_a.py::test_victim")],
@@ -176,6 +177,7 @@ def test_an_order_that_the_repository_asks_for_wins(run) -> None:
     assert report.collected == tuple(sorted(report.collected))
 
 
+@pytest.mark.long
 def test_flaky_tests_are_in_the_summary_and_in_no_task(make_project: MakeProject, tmp_path: Path) -> None:
     source = str(make_project(IN_FILE_ORDER_ONLY))
     summary = build_tasks([source], tmp_path / "out")
@@ -204,6 +206,7 @@ def without_flaky(root: Path, value: object = None) -> None:
     (root / "manifest.json").write_text(json.dumps(manifest))
 
 
+@pytest.mark.long
 def test_an_older_store_is_read_and_the_next_build_looks(make_project: MakeProject, tmp_path: Path) -> None:
     source = str(make_project(IN_FILE_ORDER_ONLY))
     fingerprint = build_tasks([source], tmp_path / "out").fingerprint

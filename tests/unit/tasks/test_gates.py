@@ -300,6 +300,7 @@ def test_the_tests_that_call_a_function_are_known(planted: PreparedRepository) -
     assert again == planted.record
 
 
+@pytest.mark.long
 def test_selected_tests_first_give_the_same_subject(planted: PreparedRepository, fine: Subject) -> None:
     deletion = planted.by_pin("planted.py::fine")
     assert deletion is not None
@@ -352,6 +353,7 @@ def test_a_hidden_test_that_fails_alone_is_found(planted: PreparedRepository, fi
     assert "test_needs_company" not in str(caught.value)
 
 
+@pytest.mark.long
 def test_a_task_whose_tests_ask_nothing_of_the_code_is_refused(
     planted: PreparedRepository, fine: Subject
 ) -> None:
@@ -372,6 +374,7 @@ def test_a_copy_is_found_behind_indentation_and_comments() -> None:
     assert copied_share([*golden, "a = 1\nb = 2\nc = 3"], indented) == (0.4, "a.py")
 
 
+@pytest.mark.long
 def test_a_copy_in_the_visible_tests_is_found(planted: PreparedRepository, fine: Subject) -> None:
     two_lines = planted.bench.original["planted.py"].replace(b"return x + 40", b"a = x\n    return a + 40")
     (cut,) = fine.stub_edits

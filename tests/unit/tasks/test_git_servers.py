@@ -154,6 +154,7 @@ def test_a_server_that_hangs_up(scheme: str) -> None:
     assert (error.code, error.message) == ("CR0441", "git cannot reach the repository.")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="ssh is not installed")
 @pytest.mark.parametrize("scheme", ["https", "ssh"])
 def test_a_server_that_never_answers(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:

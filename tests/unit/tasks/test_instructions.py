@@ -151,6 +151,7 @@ def test_a_pasted_body_is_always_found(before: str, after: str, body: list[str])
     assert shows_body("\n".join([before, *body, after]), "\n".join(body)) is has_code
 
 
+@pytest.mark.long
 def test_a_test_or_docstring_that_shows_the_body_is_left_out(
     make_project: MakeProject, tmp_path: Path
 ) -> None:

@@ -257,6 +257,7 @@ def steal(
     return {Leak(*leak) for leak in answer["leaks"]}
 
 
+@pytest.mark.long
 def test_the_thief_finds_nothing_in_a_clean_tree(tiny_store: TaskStore, environment: Environment) -> None:
     for task in tiny_store.tasks():
         assert steal(tiny_store, task, environment) == set()
@@ -376,11 +377,13 @@ class TestScanOfAStore:
 
         monkeypatch.setattr(leak_scan, "steal", steal_here)
 
+    @pytest.mark.long
     def test_a_clean_store_is_clean(self, tiny_store: TaskStore) -> None:
         summary = leak_scan.scan_store(tiny_store.root)
         assert (summary.tasks, summary.leaks, summary.without_distinctive_lines) == (4, (), ())
         assert summary.files_searched > 900
 
+    @pytest.mark.long
     def test_a_store_whose_tree_holds_a_copy_leaks(
         self, tiny_store: TaskStore, monkeypatch: pytest.MonkeyPatch, original: bytes
     ) -> None:

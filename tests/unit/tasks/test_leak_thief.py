@@ -77,6 +77,7 @@ def test_symbols_of_a_place() -> None:
     assert symbols_between("def (:", 1, 1) == ()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "task_id", ["t-module-body", "t-feature-body", "t-class-whole", "t-module-whole", "t-feature-whole"]
 )
@@ -85,6 +86,7 @@ def test_a_clean_tree_of_each_size_gives_nothing_and_answers_everything(steal: S
     assert (answer.leaks, answer.failed) == (set(), [])
 
 
+@pytest.mark.long
 def test_without_namespaces_he_finds_what_lies_in_the_tree(steal: Steal) -> None:
     """The root of the file system and ``/proc`` are closed to him there, and what is shown is searched all the same."""
     if not (check := choose_backend("sandlock").is_available()).ok:
@@ -109,6 +111,7 @@ def test_a_name_that_leads_to_another_file_is_followed(steal: Steal, text_files:
     assert steal("t-module-body", unused).of("inspect") == set()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("task_id", ["t-module-body", "t-module-whole"])
 @pytest.mark.parametrize("code", [b"", b"\nraise ImportError('needs more')\n"])
 def test_an_installed_copy_of_a_module_is_importable(

@@ -49,6 +49,7 @@ TREES = st.dictionaries(
 )
 
 
+@pytest.mark.long
 @given(old=TREES, new=TREES)
 @settings(max_examples=150, deadline=None)
 def test_the_patch_of_two_trees_turns_one_into_the_other(

@@ -102,6 +102,7 @@ def test_what_lies_here_has_none_and_what_was_fetched_has_one(
     assert list(origins.values()) == ["", "", "", "sdist:planted-thing==2.1", "sdist:planted-thing==2.1"]
 
 
+@pytest.mark.long
 def test_a_store_keeps_it_and_stays_the_same_to_the_byte(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

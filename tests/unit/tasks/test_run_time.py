@@ -25,6 +25,7 @@ def run(
     return run_tests(tree, environment, ["test_it.py::test_it"], timeout_seconds=seconds, wall_factor=factor)
 
 
+@pytest.mark.long
 def test_waiting_is_no_computing(tmp_path: Path, environment: Environment) -> None:
     report = run(tmp_path, environment, WAITS, 2, 240)
     assert (report.error, dict(report.outcomes)) == ("", {"test_it.py::test_it": Outcome.PASSED})
@@ -37,6 +38,7 @@ def test_by_the_clock_it_would_be_too_long(tmp_path: Path, environment: Environm
     assert report.error.startswith("the tests ran longer than 2 s")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("text", [COMPUTES, IGNORES])
 def test_what_computes_is_ended(tmp_path: Path, environment: Environment, text: str) -> None:
     report = run(tmp_path, environment, text, 1, 500)

@@ -126,6 +126,7 @@ def test_what_ends_a_suite_or_is_not_reached_is_left_out_by_name(environment: En
     assert (again.error, again.passed) == ("", found.passed)
 
 
+@pytest.mark.long
 def test_tests_behind_the_time_of_a_suite_are_left_out(environment: Environment) -> None:
     tests = "import time\n\n\ndef test_one():\n    pass\n\n\ndef test_slow():\n    time.sleep(60)\n\n\ndef test_late():\n    pass\n"
     bench = Bench({"test_a.py": tests.encode()}, environment, None, 60.0, 20.0)

@@ -129,6 +129,7 @@ def test_a_second_import_finds_everything_done(base: Path, tmp_path: Path) -> No
     assert (first.tasks, first.fingerprint) == (1, again.fingerprint)
 
 
+@pytest.mark.long
 def test_a_clone_gives_the_base_commit_and_a_pure_addition_is_a_task(tmp_path: Path) -> None:
     """The clone has moved on since; the patch adds a whole file, which is removed again."""
     clone = tmp_path / "repositories" / "planted"
@@ -172,6 +173,7 @@ def test_a_clone_gives_the_base_commit_and_a_pure_addition_is_a_task(tmp_path: P
 # --- rows that are no tasks -------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_bad_rows_are_counted_and_named_and_the_others_go_on(base: Path, tmp_path: Path) -> None:
     same = {"planted/__init__.py": BROKEN}
     rows = [
@@ -390,6 +392,7 @@ def test_lists_are_read_as_python_and_numpy_print_them_and_names_in_any_case(
         assert (instance.fail_to_pass, instance.pass_to_pass, unreadable) == (frozenset(TWO), frozenset(), [])
 
 
+@pytest.mark.long
 def test_a_row_that_cannot_be_read_is_counted_and_named_and_the_others_go_on(
     base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

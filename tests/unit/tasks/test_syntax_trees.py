@@ -34,6 +34,7 @@ def busy_collector() -> Iterator[None]:
     sys.setswitchinterval(interval)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("busy_collector")
 def test_threads_parse_at_the_same_time() -> None:
     text = ("x = (" + "1 + " * 30 + "1)\n") * 60

@@ -107,6 +107,7 @@ def assert_equal(
     return found
 
 
+@pytest.mark.long
 def test_each_kind_of_end_is_reported_as_alone(
     tmp_path: Path, environment: Environment, backend: str | None
 ) -> None:
@@ -128,6 +129,7 @@ def test_each_kind_of_end_is_reported_as_alone(
     assert together["leaves a daemon behind"].passed == set(IDS)
 
 
+@pytest.mark.long
 def test_other_trees_and_requests_are_reported_as_alone(tmp_path: Path, environment: Environment) -> None:
     good = project("return 42")
     runs = {
@@ -266,6 +268,7 @@ KILLERS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("killer", KILLERS)
 def test_a_run_that_takes_the_batch_down_is_done_again_alone(
     tmp_path: Path, environment: Environment, killer: str
@@ -280,6 +283,7 @@ def test_a_run_that_takes_the_batch_down_is_done_again_alone(
     assert together["after"].passed == {IDS[1]}
 
 
+@pytest.mark.long
 def test_a_run_over_the_limits_of_the_sandbox_is_named_and_harms_no_other(environment: Environment) -> None:
     eats = "pieces = [b'x' * 10**7 for _ in range(30)]; import os, time; [os.fork() for _ in range(3)]\n    pieces = [bytearray(p) for p in pieces]; time.sleep(20); return 42"
     good = BatchRun(project("return 42"), IDS, 60.0)
@@ -465,6 +469,7 @@ def test_code_is_shared_by_content(environment: Environment) -> None:
     }
 
 
+@pytest.mark.long
 def test_what_is_not_compiled_beforehand_ends_as_alone(tmp_path: Path, environment: Environment) -> None:
     """Errors, warnings, a hook on passed asserts, and a second import of one file."""
     warns = "import warnings, pytest\n\ndef test_it():\n    with pytest.warns((SyntaxWarning, DeprecationWarning)):\n        import odd\n"
@@ -609,6 +614,7 @@ def test_what_had_failed_when_time_ran_out_is_known(environment: Environment) ->
     assert report.noticed == frozenset()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("body", "is_cut_off"),
     [
@@ -625,6 +631,7 @@ def test_a_run_that_waits_for_nothing_is_ended(environment: Environment, body: s
     assert {test[-1] for test in report.noticed} == ({"c"} if is_cut_off else set())
 
 
+@pytest.mark.long
 def test_a_run_that_computes_is_not_idle(environment: Environment) -> None:
     body = "import time\n    end = time.process_time() + 2.5\n    while name == 'c' and time.process_time() < end: pass"
     (report,) = run_batch([replace(many(f"{body}\n    return 1", []), idle_seconds=1.0)], environment)

@@ -177,6 +177,7 @@ CHEATS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cheat", CHEATS)
 def test_a_candidate_that_cheats_or_crashes_has_failed(run, cheat: str) -> None:
     report = run(with_body(CHEATS[cheat]), IDS)
@@ -363,6 +364,7 @@ def test_a_test_that_ends_the_run_is_named(run, kind: str) -> None:
     assert (again.error, set(again.passed)) == ("", {"test_a.py::test_first", "test_a.py::test_fine"})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("imports", "body", "words"), [BAD_TESTS["hangs"], BAD_TESTS["dies"]])
 def test_a_file_that_ends_the_run_when_it_is_imported_is_named(
     run, imports: str, body: str, words: str

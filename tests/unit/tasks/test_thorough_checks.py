@@ -114,6 +114,7 @@ def test_stands():
 """
 
 
+@pytest.mark.long
 def test_pass_to_pass_is_run_in_the_tree_of_a_rollout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,6 +166,7 @@ def test_nothing():
 """
 
 
+@pytest.mark.long
 def test_a_hidden_test_that_wants_the_very_words_of_the_code_is_found_in_a_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -338,6 +338,7 @@ def test_data_of_tests_is_kept_whatever_their_folder_is_called() -> None:
     assert kept("spec/core.py", *data) == {"spec/core.py", "spec/old.bin"}  # data of a namespace package
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("folder", ["src", "lib"])
 def test_tests_beside_the_code_do_not_swallow_it(folder: str, tmp_path: Path) -> None:
     root = tmp_path / "thing"
@@ -412,6 +413,7 @@ def packed(members: dict[str, bytes], kind: str) -> bytes:
     return stream.getvalue()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["zip", "w", "w:gz", "w:bz2", "w:xz"])
 def test_an_archive_is_data_where_no_code_is_in_it(kind: str) -> None:
     assert not holds_code(packed({"a.json": b"{}", "b.txt": b"a default: definite"}, kind))

@@ -273,6 +273,7 @@ def test_a_search_that_has_cost_enough_ends_with_few_calls(runner, twins, monkey
     assert short.recorded == twins["squeeze"].recorded
 
 
+@pytest.mark.long
 def test_where_recorded_calls_cost_much_not_all_are_made_again(runner, monkeypatch) -> None:
     source = """
 def summed(rows):
@@ -350,6 +351,7 @@ def test_another_honest_implementation_passes(judge, symbol: str) -> None:
     assert score.recorded_agree == score.num_recorded
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("symbol", "body"),
     [
@@ -436,6 +438,7 @@ def test_what_a_cheat_may_try(judge, body: str, before: str, error: str) -> None
     assert score.error.startswith(error) if error else score.error == "", score
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "body",
     [
@@ -452,6 +455,7 @@ def test_one_that_hangs_is_stopped(runner: Environment, twins, body: str) -> Non
     assert score.recorded_agree == 0
 
 
+@pytest.mark.long
 def test_the_whole_run_has_an_end(judge) -> None:
     score = judge(
         "top_up", "import signal; signal.signal(14, lambda *a: None)\nwhile True: pass", seconds=4.0
@@ -480,6 +484,7 @@ def test_no_expected_digest_enters_the_sandbox(judge, twins) -> None:
     assert score.passed, score
 
 
+@pytest.mark.long
 def test_equal_input_and_seed_give_equal_bytes(runner: Environment, twins) -> None:
     cuts = [CUTS[name] for name in ("chosen", "Box.push", "top_up")]
     again = build_twins(FILES, runner, cuts)

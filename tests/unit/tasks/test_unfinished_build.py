@@ -72,6 +72,7 @@ def test_a_build_that_was_cut_off(
     assert SENTENCE not in "".join(capsys.readouterr())
 
 
+@pytest.mark.long
 def test_a_refused_build_leaves_the_mark_alone(make_project: MakeProject, tmp_path: Path) -> None:
     build_tasks([str(make_project(PLANTED))], tmp_path / "out", jobs=1)
     other = tmp_path / "other"

@@ -95,6 +95,7 @@ def test_nothing_is_said_of_a_suite_that_is_used_whole_or_skips() -> None:
     assert unused_lines({"a==1": whole.to_json(), "b==1": skips.to_json()}) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("text", ["Exception: boom", "EOFError: end", "E   ValueError: no"])
 def test_a_reason_is_whole(text: str, built: BuildSummary, tmp_path: Path) -> None:
     store = TaskStore.open(built.folder)

@@ -107,6 +107,7 @@ if found:
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("way", "is_flagged"),
     [

@@ -148,6 +148,7 @@ else:
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2])
 def test_under_a_hard_limit_of_memory(tmp_path: Path, method: int) -> None:
     """The library's own way of reading a member dies where ours gives its sentence: the bomb is one."""

@@ -492,6 +492,7 @@ def evaluated(capsys: pytest.CaptureFixture[str], *words: str | Path) -> dict[st
     return result
 
 
+@pytest.mark.long
 def test_a_run_with_tools_is_evaluated_by_episodes_with_tools(
     scripted: pytest.MonkeyPatch, run, store: TaskStore, scripts, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -91,6 +91,7 @@ def test_episodes_and_held_out_episodes(name: str, tmp_path: Path, store: TaskSt
     assert line["heldout/score"] is not None and line["rollouts/dropped"] == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_single_answers_and_held_out_answers(name: str, tmp_path: Path, store: TaskStore) -> None:
     model = saved(name, tmp_path / "model", with_tools=False)

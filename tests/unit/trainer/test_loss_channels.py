@@ -209,6 +209,7 @@ def run(make_trainer: Callable[..., Any], folder: Path, **settings: Any) -> Any:
     return trainer
 
 
+@pytest.mark.long
 def test_a_resumed_run_goes_on_exactly_and_needs_what_was_kept(
     make_trainer: Callable[..., Any], tmp_path: Path
 ) -> None:

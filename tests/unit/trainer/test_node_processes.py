@@ -32,6 +32,7 @@ def test_a_file_of_accelerate_says_the_same_as_under_its_own_launcher() -> None:
     assert (given["ACCELERATE_USE_FSDP"], given["FSDP_VERSION"]) == ("true", "2")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("code", [5, 3])
 def test_the_exit_code_of_processes_under_torchrun_is_theirs(code: int, tmp_path: Path) -> None:
     """torchrun's own would be 1."""

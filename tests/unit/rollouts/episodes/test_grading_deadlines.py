@@ -68,6 +68,7 @@ def play(grader: Grader, grading_seconds: float) -> list[Episode]:
     return asyncio.run(episodes_in_order(["task"] * NUM_EPISODES, made, options=options))
 
 
+@pytest.mark.long
 def test_many_slow_gradings_on_one_place_drop_no_episode() -> None:
     """Together they take longer than one of them may."""
 

@@ -142,6 +142,7 @@ def episodes(draw: st.DrawFn) -> Episode:
     )
 
 
+@pytest.mark.long
 @settings(max_examples=60)
 @given(st.lists(episodes(), max_size=3), st.booleans())
 def test_what_is_read_is_what_was_written(found: list[Episode], has_full_prompts: bool) -> None:

@@ -12,6 +12,7 @@ replica sends: the payloads counted by the transport, against a ring all-reduce,
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import statistics
 import sys
@@ -32,6 +33,7 @@ from composer_replication.replicas.rounds import Rounds
 from composer_replication.replicas.store_rounds import StoreRounds
 
 NUM_INPUTS, NUM_HIDDEN, NUM_ACTIONS, NUM_CONTEXTS, GROUP = 16, 128, 8, 16, 8
+KL_WEIGHT = 0.05
 
 
 class Task:
@@ -46,11 +48,11 @@ class Task:
         return (contexts @ self._answer).argmax(dim=1)
 
     def figures(self, model: torch.nn.Module) -> tuple[float, float]:
-        """Mean reward of sampled actions, and the loss of the right ones."""
+        """Expected reward, and the loss that is minimised: KL_WEIGHT KL(policy || uniform) - reward."""
         with torch.no_grad():
             logp = model(self.heldout).log_softmax(dim=1)
-        chosen = logp.gather(1, self.right(self.heldout)[:, None])
-        return float(chosen.exp().mean()), float(-chosen.mean())
+        reward = float(logp.gather(1, self.right(self.heldout)[:, None]).exp().mean())
+        return reward, KL_WEIGHT * float(_kl_to_uniform(logp)) - reward
 
 
 class Learner:
@@ -78,11 +80,17 @@ class Learner:
         rewards = (actions == self._task.right(contexts)[:, None]).float()
         advantages = rewards - rewards.mean(dim=1, keepdim=True)
         self.inner.zero_grad()
-        (-(advantages * logp.gather(1, actions)).mean()).backward()
+        loss = KL_WEIGHT * _kl_to_uniform(logp) - (advantages * logp.gather(1, actions)).mean()
+        loss.backward()
 
     def step(self) -> None:
         self.inner.step()
         self._decay.step()
+
+
+def _kl_to_uniform(logp: torch.Tensor) -> torch.Tensor:
+    """Mean over the contexts of sum_a p_a log(p_a / (1 / A)), in nats; ``logp`` [contexts, A]."""
+    return (logp.exp() * logp).sum(dim=1).mean() + math.log(logp.shape[1])
 
 
 def synchronous(task: Task, seed: int, number: int, steps: int) -> torch.nn.Module:
@@ -207,15 +215,25 @@ def _compare(
         is_equal &= all(own == hashes[0] and len(own) == -(-args.steps // every) for own in hashes)
         found.append(Task(seed).figures(model))
         sent = rows[0][-1]["bytes"]["sent/outer"]
-    noise = 2 * max(statistics.stdev(reward for reward, _ in plain), statistics.stdev(r for r, _ in found))
-    gap = statistics.fmean(r for r, _ in found) - statistics.fmean(r for r, _ in plain)
-    verdict = "within" if gap >= -noise else "BELOW"
+    reward, reward_noise = _gap(found, plain, 0)
+    loss, loss_noise = _gap(found, plain, 1)
+    is_within = reward >= -reward_noise and loss <= loss_noise
     print(
         f"{number:<9} {every:<4} {precision:<10} {_cells(found)} {sent:<12} {4 * ring / sent:<11.0f} {2 * ring / sent:<11.0f} "
-        f"{'equal' if is_equal else 'DIFFERENT'}; reward {gap:+.4f}, {verdict} seed noise {noise:.4f}",
+        f"{'equal' if is_equal else 'DIFFERENT'}; reward {reward:+.4f}, loss {loss:+.4f}: "
+        f"{'within' if is_within else 'NOT WITHIN'} two deviations of seeds, {reward_noise:.4f} and {loss_noise:.4f}",
         flush=True,
     )
-    return is_equal and gap >= -noise
+    return is_equal and is_within
+
+
+def _gap(
+    found: list[tuple[float, float]], plain: list[tuple[float, float]], which: int
+) -> tuple[float, float]:
+    """How far the mean of a figure is from the synchronous run's, and two standard deviations over the seeds."""
+    ours, theirs = [row[which] for row in found], [row[which] for row in plain]
+    noise = 2 * max(statistics.stdev(ours), statistics.stdev(theirs))
+    return statistics.fmean(ours) - statistics.fmean(theirs), noise
 
 
 def _cells(found: list[tuple[float, float]]) -> str:

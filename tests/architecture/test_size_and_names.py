@@ -25,7 +25,7 @@ CEILINGS = {
     "src/composer_replication/safety": 3340,
     "src/composer_replication/sandbox": 12164,
     "src/composer_replication/tasks": 25855,
-    "src/composer_replication/traces": 4380,
+    "src/composer_replication/traces": 3725,
     "src/composer_replication/trainer": 12017,
     "src/composer_replication/cli/explanations": 1692,
     "benchmarks": 7763,

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from chat_templates import FAMILIES, TemplateTokenizer, tokenizer_of
-from teacher_server import TeacherServer, calls
+from policy_server import PolicyServer, calls
 
 from composer_replication.cli.main import main
 from composer_replication.records import Completion, StopReason, Task
@@ -99,7 +99,7 @@ def played(build_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFac
 
     folder = root / "sessions"
     said: dict[str, Any] = {}
-    with TeacherServer.running(good) as server:
+    with PolicyServer.running(good, {"prompt_tokens": 100, "completion_tokens": 10}) as server:
         ours = f"tiny={served}#tiny-tools"
         begin = [
             "traces",

@@ -1,12 +1,13 @@
 """A server that speaks as vLLM does: ``/v1/completions`` with ids, ``/v1/chat/completions``, and what it says of itself.
 
-It continues ids by a rule, or by ``sample``, and can go wrong.
+It continues ids by a rule, or by ``sample``, answers a chat by a function of the request, counts what it gave, and can go wrong.
 """
 
 from __future__ import annotations
 
 import json
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import HTTPServer
@@ -14,12 +15,31 @@ from typing import Any
 
 from faulty_http import FaultyHandler, FaultyServer
 
+Message = dict[str, Any]
+
+
+def says(text: str) -> Message:
+    return {"role": "assistant", "content": text}
+
+
+def calls(name: str, **arguments: Any) -> Message:
+    function = {"name": name, "arguments": json.dumps(arguments)}
+    return {
+        **says(""),
+        "content": None,
+        "tool_calls": [{"id": "c", "type": "function", "function": function}],
+    }
+
 
 class PolicyServer(FaultyServer, HTTPServer):
     """``changes`` are put into every choice, ``usage`` beside it; ``authorizations`` are the headers that came.
 
-    ``told`` are the answers to GET and to ``/tokenize``, by route; None is 404.
+    ``told`` are the answers to GET and to ``/tokenize``, by route; None is 404. ``reply`` gives the messages of a chat.
+    ``given`` counts whole answers by the key of the request: what a provider would have charged for.
     """
+
+    reply: Callable[[dict[str, Any]], Message]
+    given: Counter[str]
 
     changes: dict[str, Any]
     told: dict[str, Any]
@@ -30,11 +50,13 @@ class PolicyServer(FaultyServer, HTTPServer):
 
     @classmethod
     @contextmanager
-    def running(cls) -> Iterator[PolicyServer]:
+    def running(
+        cls, reply: Callable[[dict[str, Any]], Message] = lambda _: says("hello"), usage: Any = None
+    ) -> Iterator[PolicyServer]:
         server = cls(("127.0.0.1", 0), _Handler)
         server.prepare()
         server.changes = {}
-        server.usage = None
+        server.reply, server.usage, server.given = reply, usage, Counter()
         server.sample = None
         server.told = {"/v1/models": {"data": [{"id": "tiny", "max_model_len": 4096}]}}
         server.authorizations = []
@@ -54,6 +76,9 @@ class PolicyServer(FaultyServer, HTTPServer):
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}"
 
+    def spec(self, name: str) -> str:
+        return f"{name}={self.url}/v1#{name}"
+
 
 class _Handler(FaultyHandler):
     def respond(self) -> None:
@@ -63,6 +88,8 @@ class _Handler(FaultyHandler):
                 self.say(404 if told is None else 200, told)
                 return
             self.say(200, answer_to(self.route, json.loads(self.data), self.server))
+            with self.server.lock:
+                self.server.given[self.headers.get("Idempotency-Key", "")] += 1
 
     def answer(self) -> None:
         self.server.authorizations.append(self.headers.get("Authorization"))
@@ -74,7 +101,7 @@ class _Handler(FaultyHandler):
 def answer_to(route: str, request: dict[str, Any], server: PolicyServer) -> dict[str, Any]:
     server.bodies.append((route, request))
     if route.endswith("/chat/completions"):
-        choice = {"message": {"role": "assistant", "content": "hello"}, "finish_reason": "stop"}
+        choice = {"message": server.reply(request), "finish_reason": "stop"}
     else:
         ids, logps = (server.sample or by_rule)(request)
         choice = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from composer_replication.cli.isolation_flags import add_isolation_flags
@@ -32,52 +33,53 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     _add_ingest(verbs, common)
     _add_replay(verbs, common)
     for name, what in (("pairs", "preference pairs"), ("sft", "chat rows of passing attempts")):
-        made = verbs.add_parser(
-            name,
-            parents=[common],
-            help=f"write {what}",
-            description=f"Write {what}, for TRL and for our own trainer.",
-        )
-        made.add_argument(
-            "folders",
-            metavar="DIR",
-            type=Path,
-            nargs="+",
-            help="folders of traces ingest, or files of trajectories",
-        )
+        about = f"Write {what}, for TRL and for our own trainer."
+        made = verbs.add_parser(name, parents=[common], help=f"write {what}", description=about)
+        folders = "folders of traces ingest, or files of trajectories"
+        made.add_argument("folders", metavar="DIR", type=Path, nargs="+", help=folders)
         made.add_argument(
             "--out", type=Path, required=True, metavar="FILE", help="FILE.parquet or FILE.jsonl"
         )
-        made.add_argument(
-            "--tasks", type=Path, metavar="STORE", help="the task store, for the held-out tasks of --split"
-        )
-        made.add_argument(
-            "--split", type=Path, metavar="FILE", help="a split: nothing of its held-out tasks is written"
-        )
+        made.add_argument("--tasks", type=Path, metavar="STORE", help="the task store of --split")
+        nothing = "a split: nothing of its held-out tasks is written"
+        made.add_argument("--split", type=Path, metavar="FILE", help=nothing)
         made.set_defaults(run=f"{_HERE}:run_{name}", render=f"{_HERE}:render_rows")
-    show = verbs.add_parser(
-        "show",
-        parents=[common],
-        help="write one HTML page",
-        description="Sessions, steps, branches and verdicts on one self-contained page.",
-    )
+    about = "Sessions, steps, branches and verdicts on one self-contained page."
+    show = verbs.add_parser("show", parents=[common], help="write one HTML page", description=about)
     show.add_argument("folder", metavar="DIR", type=Path)
     show.add_argument("--out", type=Path, required=True, metavar="PAGE.html")
     show.set_defaults(run=f"{_HERE}:run_show", render=f"{_HERE}:render_show")
 
 
 def _add_ingest(verbs: Any, common: argparse.ArgumentParser) -> None:
-    parser = verbs.add_parser(
-        "ingest",
-        parents=[common],
-        help="read sessions of any known format",
-        description="Read sessions, take keys, addresses and home folders out, leave duplicates out, and write ATIF lines.",
-    )
+    about = "Read sessions, take keys, addresses and home folders out, leave duplicates out, and write ATIF lines."
+    what = "read sessions of any known format"
+    parser = verbs.add_parser("ingest", parents=[common], help=what, description=about)
     parser.add_argument("paths", metavar="PATH", type=Path, nargs="+", help="files and folders")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.add_argument("--format", metavar="NAME", default="", help="read as this format, where two fit")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes (default 2)")
     parser.set_defaults(run=f"{_HERE}:run_ingest", render=f"{_HERE}:render_ingest")
+
+
+_NUMBERS: Mapping[str, tuple[float, str]] = {
+    "--max-dollars": (5.0, "budget, never passed (default 5)"),
+    "--max-tokens": (20_000_000, "budget (default 20 million)"),
+    "--max-steps": (200, "steps that are asked about (default 200)"),
+    "--answer-tokens": (2048, "most of one answer (default 2048)"),
+    "--concurrent": (8, "requests at a time, each teacher (default 8)"),
+    "--tries": (4, "executions of each branch (default 4)"),
+    "--horizon": (6, "answers after the branch (default 6)"),
+}
+_SWITCHES = {
+    "--every-step": "also steps where nothing went wrong and nothing was edited",
+    "--first-decides": "ask the others only where the first teacher parts from the recording",
+    "--dry-run": "say steps, calls and the most that they can cost; send nothing",
+}
+_NAMED = {
+    "--key": ("NAME=VARIABLE", "environment variable with a teacher's key"),
+    "--price": ("NAME=IN/OUT", "dollars a million tokens"),
+}
 
 
 def _add_replay(verbs: Any, common: argparse.ArgumentParser) -> None:
@@ -88,62 +90,21 @@ def _add_replay(verbs: Any, common: argparse.ArgumentParser) -> None:
         description="Ask OpenAI-compatible teachers about the steps that matter; with --tasks the answers are executed from the "
         "recorded state and compared. Answers are kept in DIR: the same command again asks nothing twice and goes on.",
     )
-    parser.add_argument("folder", metavar="DIR", type=Path, help="of traces ingest")
-    parser.add_argument(
-        "--teacher", action="append", required=True, metavar="NAME=URL#MODEL", help="any number of times"
-    )
-    parser.add_argument(
-        "--key",
-        action="append",
-        default=[],
-        metavar="NAME=VARIABLE",
-        help="environment variable with a teacher's key",
-    )
-    parser.add_argument(
-        "--price", action="append", default=[], metavar="NAME=IN/OUT", help="dollars a million tokens"
-    )
-    parser.add_argument(
-        "--max-dollars", type=float, default=5.0, metavar="X", help="budget, never passed (default 5)"
-    )
-    parser.add_argument(
-        "--max-tokens", type=int, default=20_000_000, metavar="N", help="budget (default 20 million)"
-    )
-    parser.add_argument(
-        "--max-steps", type=int, default=200, metavar="N", help="steps that are asked about (default 200)"
-    )
-    parser.add_argument(
-        "--answer-tokens", type=int, default=2048, metavar="N", help="most of one answer (default 2048)"
-    )
-    parser.add_argument(
-        "--concurrent", type=int, default=8, metavar="N", help="requests at a time, each teacher (default 8)"
-    )
-    parser.add_argument(
-        "--every-step", action="store_true", help="also steps where nothing went wrong and nothing was edited"
-    )
-    parser.add_argument(
-        "--first-decides",
-        action="store_true",
-        help="ask the others only where the first teacher parts from the recording",
-    )
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="say steps, calls and the most that they can cost; send nothing",
-    )
-    parser.add_argument(
-        "--tasks", type=Path, metavar="STORE", help="execute branches of sessions on these tasks"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("folder", metavar="DIR", type=Path, help="of traces ingest")
+    add("--teacher", action="append", required=True, metavar="NAME=URL#MODEL", help="any number of times")
+    for flag, (metavar, what) in _NAMED.items():
+        add(flag, action="append", default=[], metavar=metavar, help=what)
+    for flag, (default, what) in _NUMBERS.items():
+        add(flag, type=type(default), default=default, metavar="N", help=what)
+    for flag, what in _SWITCHES.items():
+        add(flag, action="store_true", help=what)
+    add("--tasks", type=Path, metavar="STORE", help="execute branches of sessions on these tasks")
+    add(
         "--goes-on",
         default="",
         metavar="NAME",
         help="the teacher that plays a branch on (default: the first)",
-    )
-    parser.add_argument(
-        "--tries", type=int, default=4, metavar="N", help="executions of each branch (default 4)"
-    )
-    parser.add_argument(
-        "--horizon", type=int, default=6, metavar="N", help="answers after the branch (default 6)"
     )
     add_isolation_flags(parser)
     parser.set_defaults(run=f"{_HERE}:run_replay", render=f"{_HERE}:render_replay")
@@ -162,14 +123,9 @@ def run_ingest(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     from composer_replication.errors import UsageError
     from composer_replication.traces.ingest import FORMATS, ingest
 
-    names = [kind.name for kind in FORMATS]
-    if args.format and args.format not in names:
-        raise UsageError(
-            "CR0206",
-            f"there is no format {args.format!r}.",
-            where="--format",
-            fix=f"one of {', '.join(names)}",
-        )
+    if args.format and args.format not in FORMATS:
+        problem = f"there is no format {args.format!r}."
+        raise UsageError("CR0206", problem, where="--format", fix=f"one of {', '.join(FORMATS)}")
     if args.jobs < 1:
         raise UsageError("CR0206", f"--jobs {args.jobs} is below 1.", where="--jobs", fix="--jobs 2")
     refuse_unwritable(args.out)
@@ -180,30 +136,24 @@ def run_ingest(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 def render_ingest(result: dict[str, Any]) -> str:
     """The sum of all records, and what was taken out."""
     total = max(1, result["records"])
-    became = [
-        f"  {number:>9}  {100 * number / total:5.1f}%  {what}" for what, number in result["became"].items()
-    ]
-    lost = [f"  {number:>9}  {what}" for what, number in result["redactions"].items() if number]
-    left = [f"left out: {number} file(s), {what}" for what, number in result["files_left_out"].items()]
     twice = ", ".join(f"{number} {what}" for what, number in result["duplicates"].items()) or "none"
-    return "\n".join(
-        [
-            f"{result['files']} file(s), {result['bytes']} bytes: {', '.join(result['formats'])}",
-            f"{result['records']} records became",
-            *became,
-            f"duplicates left out: {twice} (near ones {result['near_duplicates']})",
-            *(
-                [
-                    f"taken out, by rule; what stands for what is in {result['out']}/redactions.local.json",
-                    *lost,
-                ]
-                if lost
-                else []
-            ),
-            *left,
-            f"{result['traces']} session(s), {result['steps']} answers, {result['calls']} calls, {result['failed_results']} of {result['results']} results failed: {result['out']}/traces.jsonl",
-        ]
-    )
+    lost = [f"  {number:>9}  {what}" for what, number in result["redactions"].items() if number]
+    lines = [
+        f"{result['files']} file(s), {result['bytes']} bytes: {', '.join(result['formats'])}",
+        f"{result['records']} records became",
+        *(
+            f"  {number:>9}  {100 * number / total:5.1f}%  {what}"
+            for what, number in result["became"].items()
+        ),
+        f"duplicates left out: {twice} (near ones {result['near_duplicates']})",
+    ]
+    if lost:
+        place = f"{result['out']}/redactions.local.json"
+        lines += [f"taken out, by rule; what stands for what is in {place}", *lost]
+    lines += [f"left out: {number} file(s), {what}" for what, number in result["files_left_out"].items()]
+    failed = f"{result['failed_results']} of {result['results']} results failed"
+    counts = f"{result['traces']} session(s), {result['steps']} answers, {result['calls']} calls, {failed}"
+    return "\n".join([*lines, f"{counts}: {result['out']}/traces.jsonl"])
 
 
 def run_replay(args: argparse.Namespace) -> tuple[dict[str, object], int]:
@@ -224,12 +174,8 @@ def run_replay(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     traces = list(read_traces(args.folder))
     chosen = chosen_steps(traces, args.max_steps, takes_all=args.every_step)
     if not chosen:
-        raise NothingToDoError(
-            "CR0942",
-            "no step is worth asking about: no errors, objections or edits.",
-            where=str(args.folder),
-            fix="--every-step",
-        )
+        problem = "no step is worth asking about: no errors, objections or edits."
+        raise NothingToDoError("CR0942", problem, where=str(args.folder), fix="--every-step")
     room = _open_room(args)
     try:
         cost = replay_cost(chosen, room)
@@ -237,7 +183,7 @@ def run_replay(args: argparse.Namespace) -> tuple[dict[str, object], int]:
             return {"dry_run": True, **cost}, 0
         return asyncio.run(_replay(args, room, chosen, cost))
     finally:
-        room.close()
+        room.store.close()
 
 
 def _open_room(args: argparse.Namespace) -> Classroom:
@@ -245,40 +191,25 @@ def _open_room(args: argparse.Namespace) -> Classroom:
     from composer_replication.traces.answer_store import AnswerStore
     from composer_replication.traces.teachers import Classroom, open_teacher
 
-    keys = dict(_named(args.key, "--key", str))
-    prices = dict(_named(args.price, "--price", _price))
+    try:
+        keys = dict(text.split("=", 1) for text in args.key)
+        prices = {name: _price(value) for name, value in (text.split("=", 1) for text in args.price)}
+    except ValueError as error:
+        problem, fix = "--key or --price is not as it should be.", "--key NAME=VARIABLE, --price NAME=3/15"
+        raise UsageError("CR0206", problem, where="--price", fix=fix) from error
     teachers = [open_teacher(text, keys, prices) for text in args.teacher]
     names = [teacher.name for teacher in teachers]
-    unknown = {*keys, *prices, *([args.goes_on] if args.goes_on else [])} - set(names)
+    unknown = {*keys, *prices, *filter(None, [args.goes_on])} - set(names)
     if unknown or len(set(names)) < len(names):
-        problem = f"there is no teacher {min(unknown)!r}" if unknown else "two teachers have one name"
-        raise UsageError(
-            "CR0206",
-            f"{problem}.",
-            where="--teacher",
-            fix="--teacher NAME=URL#MODEL, each with a name of its own",
-        )
+        problem = f"there is no teacher {min(unknown)!r}." if unknown else "two teachers have one name."
+        fix = "--teacher NAME=URL#MODEL, each with a name of its own"
+        raise UsageError("CR0206", problem, where="--teacher", fix=fix)
     for flag in ("max_steps", "answer_tokens", "concurrent", "tries", "horizon"):
         if getattr(args, flag) < 1:
-            raise UsageError(
-                "CR0206", f"--{flag.replace('_', '-')} is below 1.", fix="leave it out: the default is good."
-            )
+            problem = f"--{flag.replace('_', '-')} is below 1."
+            raise UsageError("CR0206", problem, fix="leave it out: the default is good.")
     store = AnswerStore(args.folder / ANSWERS_NAME, max_dollars=args.max_dollars, max_tokens=args.max_tokens)
     return Classroom(teachers, store, max_tokens=args.answer_tokens, max_concurrent=args.concurrent)
-
-
-def _named(texts: Sequence[str], flag: str, read: Callable[[str], Any]) -> list[tuple[str, Any]]:
-    from composer_replication.errors import UsageError
-
-    try:
-        return [(name, read(value)) for name, value in (text.split("=", 1) for text in texts)]
-    except ValueError as error:
-        raise UsageError(
-            "CR0206",
-            f"{flag} is not as it should be.",
-            where=flag,
-            fix="--key NAME=VARIABLE, --price NAME=3/15",
-        ) from error
 
 
 def _price(text: str) -> tuple[float, float]:
@@ -301,15 +232,9 @@ async def _replay(
             chosen, room, first_decides=args.first_decides, report=report
         )
         if not is_spent and not any(_came_back(teacher.counts) for teacher in room.teachers.values()):
-            reasons = {
-                name: teacher.left_out or dict(teacher.counts) for name, teacher in room.teachers.items()
-            }
-            raise NothingToDoError(
-                "CR0944",
-                f"no teacher answered: {reasons}.",
-                where="--teacher",
-                fix="check address, model and key of each, and whether its server runs.",
-            )
+            reasons = {name: each.left_out or dict(each.counts) for name, each in room.teachers.items()}
+            fix = "check address, model and key of each, and whether its server runs."
+            raise NothingToDoError("CR0944", f"no teacher answered: {reasons}.", where="--teacher", fix=fix)
         rewrite_jsonl(args.folder / REPLAY_NAME, [branching_row(each) for each in branchings])
         result: dict[str, object] = {"dry_run": False, **cost}
         if args.tasks is not None:
@@ -335,9 +260,7 @@ async def _replay(
 def _came_back(counts: Mapping[str, int]) -> int:
     """Whole answers, those that ran out of tokens among them."""
     return sum(
-        number
-        for what, number in counts.items()
-        if what in ("answered", "cached") or what.startswith("cut-off")
+        n for what, n in counts.items() if what in ("answered", "cached") or what.startswith("cut-off")
     )
 
 
@@ -403,25 +326,16 @@ def render_replay(result: dict[str, Any]) -> str:
     ]
     for name, teacher in result["teachers"].items():
         counts = ", ".join(f"{number} {what}" for what, number in teacher.items() if what != "left_out")
-        lines.append(
-            f"{name}: {counts}" + (f"; LEFT OUT: {teacher['left_out']}" if teacher["left_out"] else "")
-        )
+        left_out = f"; LEFT OUT: {teacher['left_out']}" if teacher["left_out"] else ""
+        lines.append(f"{name}: {counts}{left_out}")
     if "verdicts" in result:
-        lines.append(
-            f"Recorded results reproduced: {result['reproduced_calls']} of {result['recorded_calls']} calls."
-        )
-        lines.append(
-            "Verdicts: "
-            + (", ".join(f"{number} {what}" for what, number in result["verdicts"].items()) or "none")
-        )
-        lines += [f"not executed: {number}, {why}" for why, number in result["not_executed"].items()]
-        lines += (
-            [f"not executed: {result['not_bound']}, of no task of the store"] if result["not_bound"] else []
-        )
+        same = f"{result['reproduced_calls']} of {result['recorded_calls']} calls"
+        verdicts = ", ".join(f"{number} {what}" for what, number in result["verdicts"].items()) or "none"
+        lines += [f"Recorded results reproduced: {same}.", f"Verdicts: {verdicts}"]
+        others = {**result["not_executed"], "of no task of the store": result["not_bound"]}
+        lines += [f"not executed: {number}, {why}" for why, number in others.items() if number]
     if result["budget_is_spent"]:
-        lines.append(
-            "The budget is spent: raise --max-dollars or --max-tokens and give the same command again."
-        )
+        lines.append("The budget is spent: raise --max-dollars or --max-tokens and give the command again.")
     return "\n".join(lines)
 
 
@@ -481,12 +395,8 @@ def _heldout_rows(args: argparse.Namespace) -> Callable[[Sequence[Mapping[str, A
     from composer_replication.errors import UsageError
 
     if (args.split is None) != (args.tasks is None):
-        raise UsageError(
-            "CR0206",
-            "--split and --tasks go together.",
-            where="--split",
-            fix="--tasks STORE --split STORE/split.json",
-        )
+        fix = "--tasks STORE --split STORE/split.json"
+        raise UsageError("CR0206", "--split and --tasks go together.", where="--split", fix=fix)
     if args.split is None:
         return lambda _: set()
     from composer_replication.cli.stored_split import open_split, split_items
@@ -504,10 +414,8 @@ def _heldout_rows(args: argparse.Namespace) -> Callable[[Sequence[Mapping[str, A
         texts = [_texts(row) for row in rows]
         found |= {n for n, text in enumerate(texts) if any(lines <= _lines(text) for lines in golden)}
         try:
-            HeldoutSplit(
-                [_RowText(f"row-{place}", text) for place, text in enumerate(texts)],
-                split_items(store, map(store.get, heldout)),
-            )
+            own = [SimpleNamespace(task_id=f"row-{n}", golden=text) for n, text in enumerate(texts)]
+            HeldoutSplit(own, split_items(store, map(store.get, heldout)))
         except SplitOverlapError as error:
             found |= {int(train.removeprefix("row-")) for _, train, _ in error.pairs}
         return found
@@ -517,13 +425,6 @@ def _heldout_rows(args: argparse.Namespace) -> Callable[[Sequence[Mapping[str, A
 
 def _lines(text: str) -> set[str]:
     return {line.strip() for line in text.splitlines()} - {""}
-
-
-class _RowText:
-    """A row's texts as a split compares them: as code."""
-
-    def __init__(self, task_id: str, golden: str) -> None:
-        self.task_id, self.golden = task_id, golden
 
 
 def _texts(value: Any) -> str:
@@ -546,12 +447,9 @@ def _written(
 
     dropped = {why: number for why, number in dropped.items() if number}
     if not rows:
-        raise NothingToDoError(
-            "CR0942",
-            f"no {what} was found; dropped: {dropped or 'nothing'}.",
-            where=str(args.folders[0]),
-            fix="composer-rl traces replay DIR --teacher … --tasks STORE executes branches first.",
-        )
+        problem = f"no {what} was found; dropped: {dropped or 'nothing'}."
+        fix = "composer-rl traces replay DIR --teacher … --tasks STORE executes branches first."
+        raise NothingToDoError("CR0942", problem, where=str(args.folders[0]), fix=fix)
     write_rows(args.out, rows)
     sources = dict(Counter(row.get("source", "passing attempts") for row in rows))
     return {"rows": len(rows), "sources": sources, "dropped": dropped, "out": str(args.out)}, 0

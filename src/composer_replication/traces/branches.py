@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Protocol
 
 from composer_replication.errors import SandboxFailure
@@ -91,7 +91,7 @@ def reproduced(trace: Trace, idx: int, environment: Attempts) -> tuple[int, int]
                 continue
             result = environment.call(call)
             num_calls += 1
-            is_same = _steady(Redactor().text(result.text)) == _steady(recorded.text)
+            is_same = _VARYING.sub("*", Redactor().text(result.text)) == _VARYING.sub("*", recorded.text)
             num_same += is_same and result.exit_code == recorded.exit_code
     return num_calls, num_same
 
@@ -123,9 +123,8 @@ async def execute(branching: Branching, how: Execution) -> Executed:
         if num_same < num_calls or environment.is_done:
             return Executed(branching, num_calls, num_same, problem="recorded results are not reproduced")
         state = environment.snapshot()
-        sides = [("recorded", branching.recorded), *branching.others]
         scores: list[tuple[float, ...]] = []
-        for _, answer in sides:
+        for answer in (branching.recorded, *(answer for _, answer in branching.others)):
             tried = []
             for number in range(how.num_tries):
                 environment.restore(state)
@@ -136,7 +135,7 @@ async def execute(branching: Branching, how: Execution) -> Executed:
     finally:
         environment.close()
     verdicts = []
-    for (source, answer), own in zip(sides[1:], scores[1:], strict=True):
+    for (source, answer), own in zip(branching.others, scores[1:], strict=True):
         interval = difference(own, scores[0])
         verdicts.append(BranchVerdict(source, answer, own, scores[0], interval, decide(interval)))
     return Executed(branching, num_calls, num_same, tuple(verdicts))
@@ -146,21 +145,19 @@ async def _play(
     branching: Branching, answer: TeacherAnswer, environment: Attempts, how: Execution, number: int
 ) -> float:
     """The score of one try: the answer, what the teacher does after it, and then the visible tests."""
-    trace, idx, horizon = branching.trace, branching.idx, how.horizon
+    trace, idx = branching.trace, branching.idx
     messages = prompt_of(trace, idx)
     current: TeacherAnswer | None = answer
-    for turn in range(horizon + 1):
+    for turn in range(how.horizon + 1):
         if current is None:
             break
-        calls = [
-            ToolCall(c.name, c.arguments, c.call_id or f"call-{idx}-{turn}-{n}")
-            for n, c in enumerate(current.calls)
-        ]
+        ids = (call.call_id or f"call-{idx}-{turn}-{n}" for n, call in enumerate(current.calls))
+        calls = [replace(call, call_id=call_id) for call, call_id in zip(current.calls, ids, strict=True)]
         messages.append(assistant_message(current.text, calls))
         for call in calls:
-            result = environment.call(call)
-            messages.append({"role": "tool", "tool_call_id": call.call_id, "content": result.text})
-        if environment.is_done or not calls or turn == horizon:
+            text = environment.call(call).text
+            messages.append({"role": "tool", "tool_call_id": call.call_id, "content": text})
+        if environment.is_done or not calls or turn == how.horizon:
             break
         request = how.room.request(messages, tools_of(trace), sample=number + 1, temperature=1.0)
         current = await how.room.ask(how.goes_on, request)
@@ -178,19 +175,5 @@ def executed_row(executed: Executed) -> dict[str, Any]:
         "calls": executed.num_calls,
         "reproduced": executed.num_same,
         "problem": executed.problem,
-        "verdicts": [
-            {
-                "source": verdict.source,
-                "answer": answer_row(verdict.answer),
-                "scores": list(verdict.scores),
-                "recorded_scores": list(verdict.recorded_scores),
-                "interval": list(verdict.interval),
-                "decision": verdict.decision,
-            }
-            for verdict in executed.verdicts
-        ],
+        "verdicts": [{**asdict(each), "answer": answer_row(each.answer)} for each in executed.verdicts],
     }
-
-
-def _steady(text: str) -> str:
-    return _VARYING.sub("*", text)

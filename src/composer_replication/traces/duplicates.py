@@ -7,25 +7,24 @@ beginnings of other sessions. Near duplicates are found by MinHash where the ext
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from composer_replication.traces.trace_records import Trace
 
-NUM_PERMUTATIONS = 128
-NUM_BANDS = 16
+_NUM_PERMUTATIONS = 128
 THRESHOLD = 0.9
 """Share of five-word shingles in common from which two sessions are nearly the same."""
+_LEAST_WORDS = 50
 
 
 def step_chain(trace: Trace) -> tuple[int, ...]:
     """For each step a digest of it and of all before it; two traces share a beginning where these are equal."""
     chain, before = [], b""
     for step in trace.steps:
-        hasher = hashlib.blake2b(before, digest_size=8)
-        hasher.update(step.source.encode() + step.text.encode("utf-8", "replace"))
-        for call in step.calls:
-            hasher.update(f"\0{call.name}\0{call.arguments}".encode("utf-8", "replace"))
-        before = hasher.digest()
+        calls = "".join(f"\0{call.name}\0{call.arguments}" for call in step.calls)
+        whole = f"{step.source}{step.text}{calls}".encode("utf-8", "replace")
+        before = hashlib.blake2b(before + whole, digest_size=8).digest()
         chain.append(int.from_bytes(before))
     return tuple(chain)
 
@@ -39,65 +38,43 @@ def has_minhash() -> bool:
     return True
 
 
-def minhash(trace: Trace) -> tuple[int, ...]:
-    """The MinHash of what the model wrote; empty without the library or with too little text."""
-    if not has_minhash():
-        return ()
+def minhash(trace: Trace) -> Any:
+    """The MinHash of what the model wrote; None without the library or with too little text."""
+    texts = [
+        text for _, step in trace.agent_steps() for text in (step.text, *(c.arguments for c in step.calls))
+    ]
+    words = " ".join(texts).split()
+    if not has_minhash() or len(words) < _LEAST_WORDS:
+        return None
     from rensa import RMinHash
 
-    words = [
-        word
-        for _, step in trace.agent_steps()
-        for word in _words(step.text, (c.arguments for c in step.calls))
-    ]
-    if len(words) < 50:
-        return ()
-    sketch = RMinHash(num_perm=NUM_PERMUTATIONS, seed=0)
-    sketch.update([" ".join(words[place : place + 5]) for place in range(len(words) - 4)])
-    return tuple(sketch.digest())
+    sketch = RMinHash(num_perm=_NUM_PERMUTATIONS, seed=0)
+    sketch.update(list(map(" ".join, zip(*(words[start:] for start in range(5)), strict=False))))
+    return sketch
 
 
-def duplicates(chains: Sequence[tuple[int, ...]], hashes: Sequence[tuple[int, ...]]) -> dict[int, str]:
+def duplicates(chains: Sequence[tuple[int, ...]], sketches: Sequence[Any]) -> dict[int, str]:
     """Which traces are left out, by their places, and why: ``the same``, ``the beginning of another``, ``nearly the same``.
 
     The first of equal ones is kept; of near ones the longest.
     """
     found: dict[int, str] = {}
     first: dict[int, int] = {}
-    inner: set[int] = set()
-    for chain in chains:
-        inner.update(chain[:-1])
+    inner = {digest for chain in chains for digest in chain[:-1]}
     for place, chain in enumerate(chains):
         if chain and first.setdefault(chain[-1], place) != place:
             found[place] = "the same"
         elif chain and chain[-1] in inner:
             found[place] = "the beginning of another"
-    rest = [place for place in range(len(chains)) if place not in found and hashes[place]]
-    for place in _near(sorted(rest, key=lambda each: (-len(chains[each]), each)), hashes):
-        found[place] = "nearly the same"
+    rest = [place for place, sketch in enumerate(sketches) if place not in found and sketch is not None]
+    if rest:
+        from rensa import RMinHashLSH
+
+        kept = RMinHashLSH(THRESHOLD, _NUM_PERMUTATIONS, num_bands=16)
+        for place in sorted(rest, key=lambda each: (-len(chains[each]), each)):
+            own = sketches[place]
+            if any(own.jaccard(sketches[other]) >= THRESHOLD for other in kept.query(own)):
+                found[place] = "nearly the same"
+            else:
+                kept.insert(place, own)
     return found
-
-
-def _near(places: Iterable[int], hashes: Sequence[tuple[int, ...]]) -> list[int]:
-    """Places whose hashes agree with one before them: compared are those that share a band."""
-    rows = NUM_PERMUTATIONS // NUM_BANDS
-    bands: dict[tuple[int, tuple[int, ...]], list[int]] = {}
-    found = []
-    for place in places:
-        own = hashes[place]
-        keys = [(band, own[band * rows : (band + 1) * rows]) for band in range(NUM_BANDS)]
-        others = {other for key in keys for other in bands.get(key, ())}
-        if any(_agreement(own, hashes[other]) >= THRESHOLD for other in others):
-            found.append(place)
-            continue
-        for key in keys:
-            bands.setdefault(key, []).append(place)
-    return found
-
-
-def _agreement(first: Sequence[int], second: Sequence[int]) -> float:
-    return sum(a == b for a, b in zip(first, second, strict=True)) / len(first)
-
-
-def _words(text: str, arguments: Iterable[str]) -> list[str]:
-    return " ".join((text, *arguments)).split()

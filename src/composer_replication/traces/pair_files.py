@@ -69,7 +69,7 @@ def tokenised_pairs(
     """
     return tuple(
         PreferencePair(
-            *_ids(row, tokenizer, f"{where}, pair {number}"),
+            *_ids(row, tokenizer, f"{where}, pair {number}"),  # type: ignore[arg-type]  # three
             weight=float(row.get("weight", 1.0)),
             source=str(row.get("source", "")),
         )
@@ -84,18 +84,24 @@ def _lines(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").split("\n")
 
 
-def _parquet_lines(path: Path) -> list[str]:
-    """The rows of a Parquet file as lines of JSON; messages stand in it as JSON of their own."""
+def parquet_library(path: Path) -> tuple[Any, Any]:
+    """``pyarrow`` and ``pyarrow.parquet``.
+
+    Raises:
+        MissingError: they are not installed (CR0101).
+    """
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
-        raise MissingError(
-            "CR0101",
-            "reading Parquet needs pyarrow.",
-            where=str(path),
-            fix="pip install 'composer-replication[traces]'",
-        ) from error
+        fix = "pip install 'composer-replication[traces]', or name a file .jsonl"
+        raise MissingError("CR0101", "Parquet needs pyarrow.", where=str(path), fix=fix) from error
+    return pa, pq
+
+
+def _parquet_lines(path: Path) -> list[str]:
+    """The rows of a Parquet file as lines of JSON; messages stand in it as JSON of their own."""
+    pa, pq = parquet_library(path)
     try:
         rows = pq.read_table(path).to_pylist()
     except (pa.ArrowException, ValueError) as error:
@@ -115,23 +121,21 @@ def _row(line: str, where: str) -> PairRow:
     if not isinstance(row, dict):
         raise _unusable("a line is not a JSON object", where)
     keys = _keys(row)
-    missing = [key for key in keys if key not in row]
-    if missing:
-        raise _unusable(f"{missing[0]} is missing", where)
-    sides = [row[key] for key in keys]
-    if not (_are_ids(sides) or all(isinstance(side, str) for side in sides) or _are_messages(sides)):
-        raise _unusable(
-            "prompt, chosen and rejected are neither three texts, nor three lists of messages, nor ids", where
-        )
-    if not isinstance(_tools(row), list):
-        raise _unusable("tools is neither a list of functions nor the JSON of one", where)
-    if not all(sides):
-        raise _unusable(f"{next(key for key in keys if not row[key])} is empty", where)
-    if sides[1] == sides[2]:
-        raise _unusable("the chosen and the rejected answer are the same", where)
-    weight = row.get("weight", 1.0)
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0.0 <= weight < math.inf:
-        raise _unusable(f"weight is {weight!r}, not a number from 0 up", where)
+    sides, weight = [row.get(key) for key in keys], row.get("weight", 1.0)
+    problems = {
+        f"{next((key for key in keys if key not in row), '')} is missing": all(key in row for key in keys),
+        "prompt, chosen and rejected are neither three texts, nor three lists of messages, nor ids": any(
+            all(map(is_kind, sides)) for is_kind in (_is_ids, _is_text, _is_messages)
+        ),
+        "tools is neither a list of functions nor the JSON of one": isinstance(_tools(row), list),
+        f"{next((key for key in keys if not row.get(key)), '')} is empty": all(sides),
+        "the chosen and the rejected answer are the same": sides[1] != sides[2],
+        f"weight is {weight!r}, not a number from 0 up": type(weight) in (int, float)
+        and 0 <= weight < math.inf,
+    }
+    problem = next((sentence for sentence, is_good in problems.items() if not is_good), "")
+    if problem:
+        raise _unusable(problem, where)
     return row
 
 
@@ -139,38 +143,33 @@ def _keys(row: PairRow) -> tuple[str, ...]:
     return tuple(f"{side}_ids" for side in _SIDES) if any(f"{side}_ids" in row for side in _SIDES) else _SIDES
 
 
-def _are_ids(sides: Sequence[Any]) -> bool:
-    return all(
-        isinstance(side, list) and all(type(one) is int and one >= 0 for one in side) for side in sides
-    )
+def _is_ids(side: Any) -> bool:
+    return isinstance(side, list) and all(type(one) is int and one >= 0 for one in side)
 
 
-def _are_messages(sides: Sequence[Any]) -> bool:
-    return all(
-        isinstance(side, list) and all(isinstance(one, dict) and "role" in one for one in side)
-        for side in sides
-    )
+def _is_text(side: Any) -> bool:
+    return isinstance(side, str)
 
 
-def _ids(
-    row: PairRow, tokenizer: Tokenizer, where: str
-) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+def _is_messages(side: Any) -> bool:
+    return isinstance(side, list) and all(isinstance(one, dict) and "role" in one for one in side)
+
+
+def _ids(row: PairRow, tokenizer: Tokenizer, where: str) -> tuple[tuple[int, ...], ...]:
     prompt, chosen, rejected = (row[key] for key in _keys(row))
     if _keys(row) != _SIDES:
         return tuple(prompt), tuple(chosen), tuple(rejected)
-    is_text = isinstance(prompt, str)
-    if is_text:
-        texts = [prompt, chosen, rejected]
-    else:
+    is_text, texts = isinstance(prompt, str), [prompt, chosen, rejected]
+    if not is_text:
         rendered = partial(_rendered, tokenizer, _tools(row) or None, where)
-        begun = rendered(prompt, is_open=True)
-        texts = [
-            begun,
-            *(
-                _answer(rendered([*prompt, *answer], is_open=False), begun, where)
-                for answer in (chosen, rejected)
-            ),
-        ]
+        texts[0] = rendered(prompt, is_open=True)
+        for number, answer in enumerate((chosen, rejected), start=1):
+            whole = rendered([*prompt, *answer], is_open=False)
+            if not whole.startswith(texts[0]):
+                raise _unusable(
+                    "the chat template writes the prompt otherwise when an answer follows it", where
+                )
+            texts[number] = whole[len(texts[0]) :].rstrip("\n")
     # A template writes the tokens that begin a text itself.
     found = [
         tuple(tokenizer.encode(text, add_special_tokens=is_text and number == 0))
@@ -180,7 +179,7 @@ def _ids(
         raise _unusable("a side of the pair has no token", where)
     if found[1] == found[2]:
         raise _unusable("the chosen and the rejected answer are the same once they are tokenised", where)
-    return found[0], found[1], found[2]
+    return tuple(found)
 
 
 def _tools(row: PairRow) -> Any:
@@ -190,12 +189,6 @@ def _tools(row: PairRow) -> Any:
         return json.loads(tools) if isinstance(tools, str) else tools
     except ValueError:
         return tools
-
-
-def _answer(whole: str, begun: str, where: str) -> str:
-    if not whole.startswith(begun):
-        raise _unusable("the chat template writes the prompt otherwise when an answer follows it", where)
-    return whole[len(begun) :].rstrip("\n")
 
 
 def _rendered(

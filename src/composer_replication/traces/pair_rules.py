@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from composer_replication.errors import MissingError
-from composer_replication.traces.prompts import assistant_message, our_calls, prompt_of, tools_of
-from composer_replication.traces.replay import action, answer_of
+from composer_replication.traces.pair_files import parquet_library
+from composer_replication.traces.prompts import assistant_message, prompt_of, tools_of
+from composer_replication.traces.replay import action, answer_of, recorded_answer
 from composer_replication.traces.teachers import TeacherAnswer
 from composer_replication.traces.trace_records import NOT_LEARNED, Trace
 
@@ -37,7 +37,7 @@ def executed_pairs(
         trace = traces.get(row["trace_id"])
         if trace is None:
             continue
-        recorded = _recorded(trace, row["step"])
+        recorded = recorded_answer(trace, row["step"])
         for verdict in row["verdicts"]:
             if verdict["decision"] == "not decided":
                 continue
@@ -64,7 +64,7 @@ def sibling_pairs(traces: Sequence[Trace]) -> Iterator[dict[str, Any]]:
             for other in failing:
                 idx = _parting(passing, other)
                 if idx is not None:
-                    sides = (_recorded(passing, idx), _recorded(other, idx))
+                    sides = (recorded_answer(passing, idx), recorded_answer(other, idx))
                     yield _pair(passing, idx, sides, source="siblings", margin=1.0, failing=other.trace_id)
 
 
@@ -82,7 +82,7 @@ def objection_pairs(traces: Sequence[Trace]) -> Iterator[dict[str, Any]]:
             )
             if accepted is None:
                 continue
-            sides = (_recorded(trace, accepted), _recorded(trace, idx))
+            sides = (recorded_answer(trace, accepted), recorded_answer(trace, idx))
             yield _pair(trace, idx, sides, source="objection", margin=0.5, accepted_step=accepted)
 
 
@@ -117,7 +117,7 @@ def sft_rows(traces: Iterable[Trace], heldout: HeldoutRows) -> tuple[list[dict[s
         if trace.passed is not True or last is None:
             dropped["did not pass its tests" if trace.passed is False else "nobody ran its tests"] += 1
             continue
-        messages = [*prompt_of(trace, last), _message(_recorded(trace, last))]
+        messages = [*prompt_of(trace, last), _message(recorded_answer(trace, last))]
         provenance = {
             "trace_id": trace.trace_id,
             "format": trace.format,
@@ -135,7 +135,7 @@ def sft_rows(traces: Iterable[Trace], heldout: HeldoutRows) -> tuple[list[dict[s
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Parquet or lines of JSON, by the name. Parquet keeps the arguments of calls as JSON that ``datasets`` reads as objects.
+    """Parquet or lines of JSON, by the name. Parquet keeps messages as JSON that ``datasets`` reads as objects.
 
     Raises:
         MissingError: Parquet needs pyarrow (CR0101).
@@ -144,33 +144,22 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     if path.suffix != ".parquet":
         path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
         return
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise MissingError(
-            "CR0101",
-            "Parquet needs pyarrow.",
-            where=str(path),
-            fix="pip install 'composer-replication[traces]', or name a file .jsonl",
-        ) from error
+    pa, pq = parquet_library(path)
     columns, features = {}, {}
-    for name in rows[0]:
+    for name, first in rows[0].items():
         values = [row[name] for row in rows]
-        if isinstance(values[0], list):
+        if isinstance(first, list):
             texts = pa.array([json.dumps(each) for value in values for each in value], pa.string())
-            offsets = [0, *itertools.accumulate(len(value) for value in values)]
+            offsets = [0, *itertools.accumulate(map(len, values))]
             objects = pa.ExtensionArray.from_storage(pa.json_(), texts)
             columns[name] = pa.ListArray.from_arrays(offsets, objects)
             features[name] = {"feature": {"_type": "Json"}, "_type": "List"}
         else:
             columns[name] = pa.array(values)
-            kind = {str: "string", float: "float64", int: "int64", bool: "bool"}[type(values[0])]
+            kind = str(columns[name].type).replace("double", "float64")
             features[name] = {"dtype": kind, "_type": "Value"}
-    table = pa.table(columns).replace_schema_metadata(
-        {"huggingface": json.dumps({"info": {"features": features}})}
-    )
-    pq.write_table(table, path)
+    known = {"huggingface": json.dumps({"info": {"features": features}})}
+    pq.write_table(pa.table(columns).replace_schema_metadata(known), path)
 
 
 def _pair(
@@ -230,11 +219,6 @@ def _without(rows: list[dict[str, Any]], heldout: HeldoutRows, dropped: Counter[
     return [row for place, row in enumerate(rows) if place not in found]
 
 
-def _recorded(trace: Trace, idx: int) -> TeacherAnswer:
-    step = trace.steps[idx]
-    return TeacherAnswer(step.text, tuple(our_calls(trace, step)))
-
-
 def _message(answer: TeacherAnswer) -> dict[str, Any]:
     return assistant_message(answer.text, list(answer.calls))
 
@@ -245,7 +229,7 @@ def _parting(first: Trace, second: Trace) -> int | None:
         if a.source != b.source:
             return None
         if a.source == "agent":
-            if action(_recorded(first, idx)) != action(_recorded(second, idx)):
+            if action(recorded_answer(first, idx)) != action(recorded_answer(second, idx)):
                 return idx
             if [result.text for result in a.results] != [result.text for result in b.results]:
                 return None

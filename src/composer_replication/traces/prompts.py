@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from composer_replication.records import ToolCall
 from composer_replication.rollouts.tools.tool_schemas import function_schema
 from composer_replication.rollouts.tools.toolbox import TOOLS
+from composer_replication.traces.json_values import parsed
 from composer_replication.traces.tool_names import EDITS, our_call
 from composer_replication.traces.trace_records import NOT_LEARNED, Trace, TraceStep
 
@@ -36,7 +36,7 @@ def assistant_message(text: str, calls: list[ToolCall]) -> dict[str, Any]:
             {
                 "id": call.call_id or f"call-{n}",
                 "type": "function",
-                "function": {"name": call.name, "arguments": _object(call.arguments)},
+                "function": {"name": call.name, "arguments": _arguments(call)},
             }
             for n, call in enumerate(calls)
         ]
@@ -85,15 +85,11 @@ def chosen_steps(
     found = []
     for trace in traces:
         for idx, step in trace.agent_steps():
-            reasons = reasons_of(trace, idx) or (
-                ["any"] if takes_all and not step.flags & NOT_LEARNED else []
-            )
+            is_any = takes_all and not step.flags & NOT_LEARNED
+            reasons = reasons_of(trace, idx) or (["any"] if is_any else [])
             if reasons and any(trace.steps[place].source == "user" for place in trace.path_to(idx)):
                 found.append((trace, idx, reasons))
-    worth = {id(each[0]): 0 for each in found}
-    order = {key: number for number, key in enumerate(worth)}
-    found.sort(key=lambda each: (-sum(WORTH.get(r, 0) for r in each[2]), order[id(each[0])], each[1]))
-    return found[:max_steps]
+    return sorted(found, key=lambda each: -sum(WORTH.get(reason, 0) for reason in each[2]))[:max_steps]
 
 
 def _results(step: TraceStep, calls: list[ToolCall], *, is_whole: bool) -> list[dict[str, Any]]:
@@ -107,9 +103,6 @@ def _results(step: TraceStep, calls: list[ToolCall], *, is_whole: bool) -> list[
     return messages
 
 
-def _object(arguments: str) -> Any:
-    try:
-        value = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        return arguments
-    return value if isinstance(value, dict) else arguments
+def _arguments(call: ToolCall) -> Any:
+    value = parsed(call.arguments or "{}")
+    return value if isinstance(value, dict) else call.arguments

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from composer_replication.records import ToolCall
+from composer_replication.traces.json_values import parsed
 from composer_replication.traces.prompts import our_calls, prompt_of, tools_of
 from composer_replication.traces.teachers import BudgetSpent, Classroom, TeacherAnswer
 from composer_replication.traces.trace_records import Trace
 
 Chosen = tuple[Trace, int, list[str]]
 Report = Callable[[int, int, str], None]
+_NUM_STEPS_AT_A_TIME = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,37 +30,36 @@ class Branching:
 
     @property
     def recorded(self) -> TeacherAnswer:
-        step = self.trace.steps[self.idx]
-        return TeacherAnswer(step.text, tuple(our_calls(self.trace, step)))
+        return recorded_answer(self.trace, self.idx)
 
     @property
     def others(self) -> list[tuple[str, TeacherAnswer]]:
         """Answers that do something else than what was recorded, each once, with the first teacher that gave it."""
-        seen = {action(self.recorded)}
-        found = []
+        found: dict[str, tuple[str, TeacherAnswer]] = {}
         for name, answer in self.answers:
-            if answer is not None and action(answer) not in seen:
-                seen.add(action(answer))
-                found.append((name, answer))
-        return found
+            if answer is not None:
+                found.setdefault(action(answer), (name, answer))
+        found.pop(action(self.recorded), None)
+        return list(found.values())
+
+
+def recorded_answer(trace: Trace, idx: int) -> TeacherAnswer:
+    """What was answered at a step, with our tools."""
+    return TeacherAnswer(trace.steps[idx].text, tuple(our_calls(trace, trace.steps[idx])))
 
 
 def action(answer: TeacherAnswer) -> str:
     """What an answer does: its calls, however their arguments are spelled; its text where it calls nothing."""
-    if not answer.calls:
-        return answer.text.strip()
-    return json.dumps([[call.name, _normal(call)] for call in answer.calls], sort_keys=True)
+    calls = [[call.name, parsed(call.arguments or "{}")] for call in answer.calls]
+    return json.dumps(calls, sort_keys=True) if calls else answer.text.strip()
 
 
 def replay_cost(chosen: Sequence[Chosen], room: Classroom) -> dict[str, Any]:
     """What asking every teacher about every step can cost at most; nothing is sent."""
-    dollars, tokens, num_calls = 0.0, 0, 0
-    for trace, idx, _ in chosen:
-        request = room.request(prompt_of(trace, idx), tools_of(trace), sample=0, temperature=0.0)
-        for teacher in room.teachers.values():
-            most = room.most(teacher, request)
-            dollars, tokens, num_calls = dollars + most[0], tokens + most[1], num_calls + 1
-    return {"steps": len(chosen), "calls": num_calls, "most_dollars": dollars, "most_tokens": tokens}
+    requests = [room.request(prompt_of(trace, idx), tools_of(trace)) for trace, idx, _ in chosen]
+    most = [room.most(teacher, request) for request in requests for teacher in room.teachers.values()]
+    dollars, tokens = sum(each[0] for each in most), sum(each[1] for each in most)
+    return {"steps": len(chosen), "calls": len(most), "most_dollars": dollars, "most_tokens": tokens}
 
 
 async def replay_steps(
@@ -73,56 +74,45 @@ async def replay_steps(
         report: takes (done, total, what it cost so far).
     """
     names = list(room.teachers)
-    is_spent = False
-    done = 0
+    at_a_time = asyncio.Semaphore(_NUM_STEPS_AT_A_TIME)
+    num_done, is_spent = 0, False
 
-    async def one(trace: Trace, idx: int, reasons: list[str]) -> Branching:
-        nonlocal is_spent, done
-        request = room.request(prompt_of(trace, idx), tools_of(trace), sample=0, temperature=0.0)
-        answers: list[tuple[str, TeacherAnswer | None]] = []
-        waves = [names[:1], names[1:]] if first_decides else [names]
-        for wave in waves:
-            found = await asyncio.gather(*(room.ask(name, request) for name in wave), return_exceptions=True)
-            for name, answer in zip(wave, found, strict=True):
-                if isinstance(answer, BudgetSpent):
-                    is_spent = True
-                elif isinstance(answer, BaseException):
-                    raise answer
-                answers.append((name, None if isinstance(answer, BaseException) else answer))
-            branching = Branching(trace, idx, tuple(reasons), tuple(answers))
-            if first_decides and not branching.others and answers and answers[0][1] is not None:
-                break
-        done += 1
-        if report is not None:
-            report(done, len(chosen), f"asked, {room.store.spent()[0]:.2f} dollars")
-        return branching
+    async def asked(name: str, request: Mapping[str, Any]) -> tuple[str, TeacherAnswer | None]:
+        nonlocal is_spent
+        try:
+            return name, await room.ask(name, request)
+        except BudgetSpent:
+            is_spent = True
+            return name, None
 
-    waiting = iter(chosen)
-    found: dict[int, Branching] = {}
+    async def branching(trace: Trace, idx: int, reasons: list[str]) -> Branching:
+        nonlocal num_done
+        async with at_a_time:
+            request = room.request(prompt_of(trace, idx), tools_of(trace))
+            found = Branching(trace, idx, tuple(reasons), ())
+            for wave in [names[:1], names[1:]] if first_decides else [names]:
+                answers = await asyncio.gather(*(asked(name, request) for name in wave))
+                found = Branching(trace, idx, tuple(reasons), (*found.answers, *answers))
+                if first_decides and not found.others and answers and answers[0][1] is not None:
+                    break
+            num_done += 1
+            if report is not None:
+                report(num_done, len(chosen), f"asked, {room.store.spent()[0]:.2f} dollars")
+            return found
 
-    async def worker() -> None:
-        for place, each in numbered:
-            found[place] = await one(*each)
-
-    numbered = enumerate(waiting)
-    async with asyncio.TaskGroup() as group:
-        for _ in range(min(32, len(chosen))):
-            group.create_task(worker())
-    return [found[place] for place in sorted(found)], is_spent
+    return list(await asyncio.gather(*(branching(*each) for each in chosen))), is_spent
 
 
 def branching_row(branching: Branching) -> dict[str, Any]:
     """A line of ``replay.jsonl``."""
+    answers = [(name, None if answer is None else answer_row(answer)) for name, answer in branching.answers]
     return {
         "trace_id": branching.trace.trace_id,
         "step": branching.idx,
         "reasons": list(branching.reasons),
         "prompt_origin": branching.trace.prompt_origin,
         "recorded": answer_row(branching.recorded),
-        "answers": [
-            {"teacher": name, "answer": None if answer is None else answer_row(answer)}
-            for name, answer in branching.answers
-        ],
+        "answers": [{"teacher": name, "answer": answer} for name, answer in answers],
     }
 
 
@@ -136,10 +126,3 @@ def answer_of(row: Mapping[str, Any]) -> TeacherAnswer:
     """The answer that ``answer_row`` wrote."""
     calls = (ToolCall(each["name"], each["arguments"], f"call-{n}") for n, each in enumerate(row["calls"]))
     return TeacherAnswer(row["text"], tuple(calls))
-
-
-def _normal(call: ToolCall) -> Any:
-    try:
-        return json.loads(call.arguments or "{}")
-    except (ValueError, RecursionError):
-        return call.arguments

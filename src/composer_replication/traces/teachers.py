@@ -18,28 +18,19 @@ from composer_replication.tasks.instructions.instruction_endpoint import (
     openai_package,
 )
 from composer_replication.traces.answer_store import AnswerStore, request_key
-from composer_replication.traces.trace_records import arguments_text, items, mapping, string
+from composer_replication.traces.json_values import arguments_text, at, items
+from composer_replication.traces.readers.messages import parts_of
 
 _PASSING = {408, 409, 425, 429}
 _ONE_REQUEST = {400, 413, 422}
 """Refusals that speak of the request and not of the server: a prompt that is too long, for example."""
-_BILLED = {"cut-off", "not-an-answer", "timed-out"}
-"""Ends without an answer after which the server may have done its work."""
+_BILLED = {"200", "cut-off", "timed-out"}
+"""Ends without a usable answer after which the server may have done its work."""
 MAX_FAILURES = 3
 """Requests in a row without an answer, after which a teacher is left out."""
-
-
-@dataclass(frozen=True, slots=True)
-class Retries:
-    """How long one answer may take, and how often and after which pauses it is asked for again.
-
-    Each try has a reservation of its own, so the client's own tries are off.
-    """
-
-    answer_seconds: float = 300.0
-    max_tries: int = 5
-    first_pause_seconds: float = 0.5
-    max_pause_seconds: float = 30.0
+MAX_TRIES = 5
+"""Times one request is sent; each has a reservation of its own, so the client's own tries are off."""
+MAX_PAUSE_SECONDS = 30.0
 
 
 class BudgetSpent(Exception):
@@ -87,7 +78,7 @@ def open_teacher(text: str, keys: Mapping[str, str], prices: Mapping[str, tuple[
             where=f"--teacher {text}",
             fix="--teacher NAME=http://HOST:PORT/v1#MODEL, and where it wants a key --key NAME=VARIABLE",
         ) from None
-    return Teacher(name, endpoint, *prices.get(name, (0.0, 0.0)))
+    return Teacher(name, replace(endpoint, max_retries=0), *prices.get(name, (0.0, 0.0)))
 
 
 class Classroom:
@@ -96,9 +87,10 @@ class Classroom:
     Args:
         teachers: by name.
         store: of answers and charges.
-        retries: time-outs and pauses.
         max_tokens: of an answer.
         max_concurrent: requests at a time, of each teacher.
+        answer_seconds: for one answer.
+        pause_seconds: before the second try; it doubles with each.
     """
 
     def __init__(
@@ -106,35 +98,31 @@ class Classroom:
         teachers: Sequence[Teacher],
         store: AnswerStore,
         *,
-        retries: Retries | None = None,
         max_tokens: int = 2048,
         max_concurrent: int = 8,
+        answer_seconds: float = 300.0,
+        pause_seconds: float = 0.5,
     ) -> None:
         self.teachers = {teacher.name: teacher for teacher in teachers}
         self.store, self.max_tokens = store, max_tokens
-        self._retries = retries or Retries()
+        self._seconds = answer_seconds, pause_seconds
         self._limits = {name: asyncio.Semaphore(max_concurrent) for name in self.teachers}
         self._num_reserved = 0
 
     def request(
-        self, messages: Sequence[Any], tools: Sequence[Any], *, sample: int, temperature: float
+        self, messages: Sequence[Any], tools: Sequence[Any], *, sample: int = 0, temperature: float = 0.0
     ) -> dict[str, Any]:
         """The body of a request; ``sample`` tells further answers to the same prompt apart."""
         body: dict[str, Any] = {"messages": [_with_text(message) for message in messages]}
         if tools:
             body["tools"] = list(tools)
-        return body | {
-            "max_tokens": self.max_tokens,
-            "temperature": temperature,
-            "seed": sample,
-            "stream": False,
-        }
+        how = {"max_tokens": self.max_tokens, "temperature": temperature, "seed": sample, "stream": False}
+        return body | how
 
     def most(self, teacher: Teacher, request: Mapping[str, Any]) -> tuple[float, int]:
         """Dollars and tokens that a request can cost at most: no tokenizer makes more tokens of a prompt than it has bytes."""
         num_prompt = len(json.dumps(request, ensure_ascii=False).encode("utf-8", "replace"))
-        dollars = (num_prompt * teacher.dollars_in + self.max_tokens * teacher.dollars_out) / 1e6
-        return dollars, num_prompt + self.max_tokens
+        return _dollars(teacher, num_prompt, self.max_tokens), num_prompt + self.max_tokens
 
     async def ask(self, name: str, request: Mapping[str, Any]) -> TeacherAnswer | None:
         """A stored answer, else one of the server; None where the teacher is left out or did not answer this.
@@ -149,39 +137,33 @@ class Classroom:
             if known is not None:
                 teacher.counts["cached"] += 1
                 return read_answer(known)  # None: it was cut off, and would be again
-            if teacher.left_out:
-                return None
-            return await self._ask_server(teacher, key, request)
-
-    def close(self) -> None:
-        self.store.close()
+            return None if teacher.left_out else await self._ask_server(teacher, key, request)
 
     async def _ask_server(
         self, teacher: Teacher, key: str, request: Mapping[str, Any]
     ) -> TeacherAnswer | None:
-        retries, dollars, tokens = self._retries, *self.most(teacher, request)
-        for number in range(retries.max_tries):
-            charge = await self._reserved(key, dollars, tokens)
-            pause = min(retries.first_pause_seconds * 2**number, retries.max_pause_seconds)
+        most = self.most(teacher, request)
+        for number in range(MAX_TRIES):
+            charge = await self._reserved(key, *most)
             status, data, asked_seconds = await self._posted(teacher, key, request)
             self._num_reserved -= 1
             if status == "200" and (found := _whole(data)) is not None:
-                cost = self._cost(teacher, found, dollars, tokens)
-                self.store.settle(charge, key, found, dollars=cost[0], tokens=cost[1])
-                answer_read = read_answer(found)
-                teacher.counts["answered" if answer_read else "cut-off at --answer-tokens"] += 1
+                dollars, tokens = _cost(teacher, found, most)
+                self.store.settle(charge, key, found, dollars=dollars, tokens=tokens)
+                answer = read_answer(found)
+                teacher.counts["answered" if answer else "cut-off at --answer-tokens"] += 1
                 teacher.num_failures = 0
-                return answer_read
-            reason = f"http-{status}" if status.isdigit() else status
-            teacher.counts["not-an-answer" if status == "200" else reason] += 1
-            self.store.give_up(charge, is_billed=status == "200" or status in _BILLED)
-            if status.isdigit() and int(status) not in _PASSING and 300 <= int(status) < 500:
-                if int(status) not in _ONE_REQUEST:
-                    teacher.left_out = f"it refuses every request (HTTP {status})"
+                return answer
+            self.store.give_up(charge, is_billed=status in _BILLED)
+            code = int(status) if status.isdigit() else 0
+            teacher.counts["not-an-answer" if code == 200 else f"http-{code}" if code else status] += 1
+            if 300 <= code < 500 and code not in _PASSING:
+                if code not in _ONE_REQUEST:
+                    teacher.left_out = f"it refuses every request (HTTP {code})"
                 return None
-            pause = max(pause, asked_seconds)
-            if number + 1 < retries.max_tries:
-                await asyncio.sleep(pause)
+            if number + 1 < MAX_TRIES:
+                pause = min(self._seconds[1] * 2**number, MAX_PAUSE_SECONDS)
+                await asyncio.sleep(max(pause, asked_seconds))
         teacher.num_failures += 1
         if teacher.num_failures >= MAX_FAILURES and not teacher.left_out:
             teacher.left_out = f"{MAX_FAILURES} requests in a row without an answer"
@@ -192,13 +174,12 @@ class Classroom:
     ) -> tuple[str, bytes, float]:
         """One try: HTTP status or a reason, the body, and the seconds that the server asks for."""
         openai = openai_package()
-        options = replace(teacher.endpoint, max_retries=0).client_options()
         try:
             # The key is for the server that was named, and for no other one that it points to.
             async with (
-                asyncio.timeout(self._retries.answer_seconds),
+                asyncio.timeout(self._seconds[0]),
                 openai.DefaultAsyncHttpxClient(follow_redirects=False) as http,
-                openai.AsyncOpenAI(http_client=http, **options) as client,
+                openai.AsyncOpenAI(http_client=http, **teacher.endpoint.client_options()) as client,
             ):
                 answer = await client.chat.completions.with_raw_response.create(
                     model=teacher.endpoint.model, extra_headers={"Idempotency-Key": key}, **request
@@ -207,7 +188,8 @@ class Classroom:
         except TimeoutError:
             return "timed-out", b"", 0.0
         except openai.APIStatusError as error:
-            return str(error.status_code), b"", _seconds(error.response.headers.get("retry-after", ""))
+            asked = error.response.headers.get("retry-after", "")
+            return str(error.status_code), b"", float(asked) if asked.replace(".", "", 1).isdigit() else 0.0
         except openai.OpenAIError as error:
             has_begun = "Connect" not in type(error.__cause__).__name__
             reason = failure_reason(error)
@@ -222,41 +204,27 @@ class Classroom:
         self._num_reserved += 1
         return charge
 
-    def _cost(
-        self, teacher: Teacher, body: Mapping[str, Any], dollars: float, tokens: int
-    ) -> tuple[float, int]:
-        """By the server's own count; by what was reserved where it gives none."""
-        usage = mapping(body.get("usage"))
-        counts = usage.get("prompt_tokens"), usage.get("completion_tokens")
-        if not all(type(count) is int and count >= 0 for count in counts):
-            return dollars, tokens
-        num_in, num_out = int(counts[0] or 0), int(counts[1] or 0)
-        return (num_in * teacher.dollars_in + num_out * teacher.dollars_out) / 1e6, num_in + num_out
-
-
-def _seconds(text: str) -> float:
-    """What a server asks for by ``Retry-After``; 0 where it is no number."""
-    try:
-        return max(0.0, float(text))
-    except ValueError:
-        return 0.0
-
 
 def read_answer(body: Any) -> TeacherAnswer | None:
     """The first choice of a chat completion that ``_whole`` has taken; None where it ran out of tokens."""
-    choice = mapping(items(mapping(body).get("choices"))[0])
-    if choice.get("finish_reason") == "length":
+    choice = items(at(body, "choices"))[0]
+    if at(choice, "finish_reason") == "length":
         return None
-    message = mapping(choice.get("message"))
-    functions = [
-        (mapping(each), mapping(mapping(each).get("function"))) for each in items(message.get("tool_calls"))
-    ]
-    calls = tuple(
-        ToolCall(string(function["name"]), arguments_text(function.get("arguments")), string(each.get("id")))
-        for each, function in functions
-        if string(function.get("name"))
-    )
-    return TeacherAnswer(string(message.get("content")), calls)
+    parts = list(parts_of({**choice["message"], "role": "assistant"}))
+    text = "\n".join(part for part in parts if isinstance(part, str))
+    return TeacherAnswer(text, tuple(part for part in parts if isinstance(part, ToolCall)))
+
+
+def _dollars(teacher: Teacher, num_in: int, num_out: int) -> float:
+    return (num_in * teacher.dollars_in + num_out * teacher.dollars_out) / 1e6
+
+
+def _cost(teacher: Teacher, body: Any, most: tuple[float, int]) -> tuple[float, int]:
+    """By the server's own count; by what was reserved where it gives none."""
+    num_in, num_out = at(body, "usage", "prompt_tokens"), at(body, "usage", "completion_tokens")
+    if not all(type(count) is int and count >= 0 for count in (num_in, num_out)):
+        return most
+    return _dollars(teacher, num_in, num_out), num_in + num_out
 
 
 def _whole(body: bytes) -> dict[str, Any] | None:
@@ -264,8 +232,7 @@ def _whole(body: bytes) -> dict[str, Any] | None:
     try:
         found = json.loads(body)
         choice = found["choices"][0]
-        message = choice["message"]
-        has_content = bool(message.get("content")) or bool(message.get("tool_calls"))
+        has_content = bool(choice["message"].get("content") or choice["message"].get("tool_calls"))
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
         return None
     return found if has_content or choice.get("finish_reason") == "length" else None
@@ -275,8 +242,11 @@ def _with_text(message: Mapping[str, Any]) -> dict[str, Any]:
     """The message with its calls' arguments as text, which servers want."""
     if not message.get("tool_calls"):
         return dict(message)
+    functions = [
+        {**c["function"], "arguments": arguments_text(c["function"]["arguments"])}
+        for c in message["tool_calls"]
+    ]
     calls = [
-        {**call, "function": {**call["function"], "arguments": arguments_text(call["function"]["arguments"])}}
-        for call in message["tool_calls"]
+        {**c, "function": function} for c, function in zip(message["tool_calls"], functions, strict=True)
     ]
     return {**message, "tool_calls": calls}

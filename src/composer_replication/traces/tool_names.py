@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from composer_replication.records import ToolCall
+from composer_replication.traces.json_values import arguments_text, parsed
 
-_ARGUMENTS: Mapping[str, tuple[str, Mapping[str, str]]] = {
-    "Bash": ("bash", {"command": "command"}),
-    "bash": ("bash", {"command": "command"}),
-    "exec_command": ("bash", {"cmd": "command"}),
-    "shell": ("bash", {"command": "command"}),
-    "terminal": ("bash", {"command": "command"}),
-    "execute_bash": ("bash", {"command": "command"}),
-    "run_shell_command": ("bash", {"command": "command"}),
-    "Read": ("read_file", {"file_path": "path"}),
-    "read_file": ("read_file", {"file_path": "path", "path": "path"}),
-    "Write": ("write_file", {"file_path": "path", "content": "content"}),
-    "write_file": ("write_file", {"file_path": "path", "path": "path", "content": "content"}),
-    "Edit": ("str_replace", {"file_path": "path", "old_string": "old_str", "new_string": "new_str"}),
-    "replace": ("str_replace", {"file_path": "path", "old_string": "old_str", "new_string": "new_str"}),
-    "str_replace": ("str_replace", {"path": "path", "old_str": "old_str", "new_str": "new_str"}),
-    "Grep": ("search", {"pattern": "pattern", "path": "path"}),
-    "search_file_content": ("search", {"pattern": "pattern", "path": "path"}),
+_EDIT = {"file_path": "path", "old_string": "old_str", "new_string": "new_str"}
+_WRITE = {"file_path": "path", "path": "path", "content": "content", "file_text": "content"}
+_OWN_EDIT = {"path": "path", "old_str": "old_str", "new_str": "new_str"}
+_READ = {"file_path": "path", "path": "path", "first_line": "first_line", "last_line": "last_line"}
+_TABLE: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    **dict.fromkeys(
+        ("Bash", "bash", "exec_command", "shell", "terminal", "execute_bash"),
+        ("bash", {"command": "command", "cmd": "command"}),
+    ),
     "Glob": ("bash", {"pattern": "command"}),
+    **dict.fromkeys(("Read", "read_file", "view"), ("read_file", _READ)),
+    **dict.fromkeys(("Write", "write_file", "create"), ("write_file", _WRITE)),
+    "Edit": ("str_replace", _EDIT),
+    "str_replace": ("str_replace", _OWN_EDIT),
+    "Grep": ("search", {"pattern": "pattern", "path": "path"}),
     "LS": ("list_files", {"path": "path"}),
-    "list_directory": ("list_files", {"path": "path"}),
-    "finish": ("submit", {}),
-    "submit": ("submit", {}),
+    **dict.fromkeys(("finish", "submit"), ("submit", {})),
 }
-_OWN = ("list_files", "search", "run_tests")
+_EDITORS = {"str_replace_editor", "file_editor"}
+"""The editor of OpenHands and SWE-agent, which is several tools in one."""
 EDITS = frozenset({"write_file", "str_replace"})
 
 
@@ -40,62 +36,37 @@ def our_call(call: ToolCall, folder: str = "") -> ToolCall | None:
 
     ``folder`` is where the session worked: absolute paths below it become relative.
     """
-    try:
-        arguments = json.loads(call.arguments or "{}")
-    except (ValueError, RecursionError):
+    given = parsed(call.arguments or "{}")
+    if not isinstance(given, dict):
         return None
-    if not isinstance(arguments, dict):
-        return None
-    if call.name in ("str_replace_editor", "file_editor"):
-        return _editor(call, arguments, folder)
-    if call.name in _OWN:
-        return ToolCall(call.name, call.arguments, call.call_id)
-    known = _ARGUMENTS.get(call.name)
-    if known is None:
+    if call.name in ("list_files", "search", "run_tests"):
+        return call
+    foreign = str(given.get("command")) if call.name in _EDITORS else call.name
+    known = _TABLE.get(foreign)
+    if known is None or (call.name in _EDITORS and foreign not in ("view", "create", "str_replace")):
         return None
     name, names = known
-    ours = {
-        names[key]: _inside(value, names[key], folder) for key, value in arguments.items() if key in names
-    }
-    if call.name == "shell" and isinstance(ours.get("command"), list):
-        words = ours["command"]
+    ours = {names[key]: _inside(value, names[key], folder) for key, value in given.items() if key in names}
+    lines = given.get("view_range")
+    if isinstance(ours.get("command"), list):  # of Codex: the words of a command, most often a shell's
+        words = [str(word) for word in ours["command"]]
         ours["command"] = (
-            words[2]
-            if words[:2] in (["bash", "-lc"], ["sh", "-c"]) and len(words) == 3
-            else " ".join(map(str, words))
+            words[2] if words[:2] in (["bash", "-lc"], ["sh", "-c"]) and len(words) == 3 else " ".join(words)
         )
-    if call.name == "Glob":
-        ours["command"] = f"find . -path './{arguments.get('pattern', '')}'"
-    if call.name == "Read" and isinstance(arguments.get("offset"), int):
-        ours["first_line"] = arguments["offset"]
-        if isinstance(arguments.get("limit"), int):
-            ours["last_line"] = arguments["offset"] + arguments["limit"] - 1
-    return ToolCall(name, json.dumps(ours, ensure_ascii=False), call.call_id)
-
-
-def _editor(call: ToolCall, arguments: Mapping[str, Any], folder: str) -> ToolCall | None:
-    """The editor of OpenHands and SWE-agent, which is several tools in one."""
-    path = _inside(arguments.get("path"), "path", folder)
-    command = arguments.get("command")
-    if command == "view":
-        ours: dict[str, Any] = {"path": path}
-        lines = arguments.get("view_range")
-        if isinstance(lines, list) and len(lines) == 2:
-            ours |= {"first_line": lines[0], "last_line": max(0, lines[1])}
-        return ToolCall("read_file", json.dumps(ours), call.call_id)
-    if command == "create":
-        ours = {"path": path, "content": arguments.get("file_text")}
-        return ToolCall("write_file", json.dumps(ours, ensure_ascii=False), call.call_id)
-    if command == "str_replace":
-        ours = {"path": path, "old_str": arguments.get("old_str"), "new_str": arguments.get("new_str", "")}
-        return ToolCall("str_replace", json.dumps(ours, ensure_ascii=False), call.call_id)
-    return None
+    elif call.name == "Glob":
+        ours["command"] = f"find . -path './{given.get('pattern', '')}'"
+    elif isinstance(given.get("offset"), int):
+        ours["first_line"] = given["offset"]
+        ours |= (
+            {"last_line": given["offset"] + given["limit"] - 1} if isinstance(given.get("limit"), int) else {}
+        )
+    elif foreign == "view" and isinstance(lines, list) and len(lines) == 2:
+        ours |= {"first_line": lines[0], "last_line": max(0, lines[1])}
+    return ToolCall(name, arguments_text(ours), call.call_id)
 
 
 def _inside(value: Any, name: str, folder: str) -> Any:
-    if isinstance(value, str) and folder:
-        if name == "path" and value.startswith(f"{folder}/"):
-            return value[len(folder) + 1 :]
-        if name == "command":
-            return value.replace(f"{folder}/", "").replace(f"cd {folder} && ", "")
+    if isinstance(value, str) and folder and name in ("path", "command"):
+        value = value.replace(f"cd {folder} && ", "") if name == "command" else value
+        return value.replace(f"{folder}/", "") if name == "command" else value.removeprefix(f"{folder}/")
     return value

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from composer_replication.records import ToolCall
+from composer_replication.traces.json_values import string, usage_of
 
 Source = Literal["system", "user", "agent"]
-PromptOrigin = Literal["recorded", "rebuilt"]
 FLAGS = ("denied", "interrupted", "synthetic", "copied", "compacted", "demo", "injected")
 """What a step may be besides a plain one: refused by the user, stopped by the user, written by the program and not by a
 model, repeated from another session, a summary that replaces what came before, an example, put in by the program."""
 NOT_LEARNED = frozenset({"synthetic", "copied", "demo"})
 """Answers that are no choice of this session's model at this place."""
+_SHAPE = (AttributeError, IndexError, KeyError, TypeError, ValueError, RecursionError)
+"""What a record raises that is not as its format says: foreign files hold anything anywhere."""
 
 
 @dataclass(slots=True)
@@ -34,12 +35,22 @@ class StepResult:
         return bool(self.is_error) or self.exit_code not in (None, 0)
 
 
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """Reasoning; ``sealed`` is its signed or encrypted form, byte for byte."""
+
+    text: str
+    sealed: str = ""
+
+
+Part = str | Thought | ToolCall | StepResult
+
+
 @dataclass(slots=True)
 class TraceStep:
     """A message that was added, or an answer with its calls and their results.
 
-    ``parent`` is the step before it in its conversation, -1 where a conversation begins. ``sealed`` are signed or encrypted
-    thoughts, byte for byte.
+    ``parent`` is the step before it in its conversation, -1 where a conversation begins.
     """
 
     source: Source
@@ -57,6 +68,16 @@ class TraceStep:
     @property
     def num_errors(self) -> int:
         return sum(result.failed for result in self.results)
+
+    def extend(self, part: str | Thought | ToolCall) -> None:
+        """Add a text, a thought or a call."""
+        if isinstance(part, str):
+            self.text = f"{self.text}\n{part}" if self.text and part else self.text or part
+        elif isinstance(part, ToolCall):
+            self.calls.append(part)
+        else:
+            self.reasoning = "\n".join(filter(None, (self.reasoning, part.text)))
+            self.sealed += [part.sealed] if part.sealed else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +104,7 @@ class Trace:
     model: str = ""
     steps: list[TraceStep] = field(default_factory=list)
     tools: list[dict[str, Any]] = field(default_factory=list)
-    prompt_origin: PromptOrigin = "rebuilt"
+    prompt_origin: Literal["recorded", "rebuilt"] = "rebuilt"
     state: RepositoryState = field(default_factory=RepositoryState)
     parent: tuple[str, str] | None = None
     passed: bool | None = None
@@ -99,6 +120,17 @@ class Trace:
             path.append(idx)
         return path[::-1]
 
+    @property
+    def counts(self) -> tuple[int, int, int, int]:
+        """Answers, calls, results, failed results."""
+        answers = [step for step in self.steps if step.source == "agent"]
+        calls, results = (sum(len(getattr(step, name)) for step in answers) for name in ("calls", "results"))
+        return len(answers), calls, results, sum(step.num_errors for step in answers)
+
+
+class Dropped(Exception):
+    """A record that becomes no part of a trace; its message says why."""
+
 
 class Ledger:
     """Every record that was read, by what became of it; ``is_balanced`` says that none is missing.
@@ -110,14 +142,26 @@ class Ledger:
         self.num_records = 0
         self.counts: Counter[str] = Counter()
 
-    def mapped(self, number: int = 1) -> None:
-        self.counts["mapped"] += number
+    def put(self, take: Callable[..., Any], *args: Any) -> None:
+        """Hand one record to ``take`` and count it: as what it returns where that is a text, as mapped otherwise."""
+        try:
+            outcome = take(*args)
+        except Dropped as reason:
+            outcome = f"dropped: {reason}"
+        except _SHAPE:
+            outcome = "dropped: a record of another shape"
+        self.counts[outcome if isinstance(outcome, str) else "mapped"] += 1
 
-    def kept(self, why: str, number: int = 1) -> None:
-        self.counts[f"kept: {why}"] += number
+    def put_inner(self, take: Callable[..., Any], records: Iterable[Any]) -> None:
+        """The records inside a document, which count one by one."""
+        for record in records:
+            self.num_records += 1
+            self.put(take, record)
 
-    def dropped(self, why: str, number: int = 1) -> None:
-        self.counts[f"dropped: {why}"] += number
+    def dropped(self, why: str) -> None:
+        """Count one record that nobody takes."""
+        self.num_records += 1
+        self.counts[f"dropped: {why}"] += 1
 
     @property
     def is_balanced(self) -> bool:
@@ -125,115 +169,119 @@ class Ledger:
 
 
 class TraceBuilder:
-    """Puts a trace together in the order of its records; results find the step of their call by its id."""
+    """Puts a trace together in the order of its records; results find the step of their call by its id.
+
+    ``answered`` is the step that the last result went to.
+    """
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
-        self.open: TraceStep | None = None
+        self.answered: TraceStep | None = None
+        self._open: int | None = None
+        self._answers: dict[str, int] = {}
         self._step_of_call: dict[str, TraceStep] = {}
+
+    def add(
+        self,
+        source: Source,
+        parts: Iterable[Part],
+        *flags: str,
+        key: str | None = None,
+        parent: int | None = None,
+        model: Any = "",
+        usage: Any = None,
+        stamp: Any = "",
+    ) -> int:
+        """Add a message, an answer or results; the place of its step.
+
+        Args:
+            source: who wrote it; that of results does not matter.
+            parts: texts, thoughts, calls and results.
+            flags: of ``FLAGS``.
+            key: an answer with this id is continued; "": the one before it, unless something came between. None: a new one.
+            parent: place of the step before it; by default the last one.
+            model: as the record has it.
+            usage: likewise.
+            stamp: likewise.
+
+        Raises:
+            Dropped: nothing but results that answer no call, or a call that has a result.
+        """
+        place, why, has_results = None, "", False
+        for part in parts:
+            if isinstance(part, StepResult):
+                has_results = True
+                why = self._answer(part) or why
+                continue
+            place = self._place(source, key, parent) if place is None else place
+            self.trace.steps[place].extend(self._own_id(part) if isinstance(part, ToolCall) else part)
+            if isinstance(part, ToolCall):
+                self._step_of_call[self.trace.steps[place].calls[-1].call_id] = self.trace.steps[place]
+        if place is None and has_results:
+            if why:
+                raise Dropped(why)
+            return self.last if parent is None else parent
+        place = self._place(source, key, parent) if place is None else place
+        step = self.trace.steps[place]
+        step.flags.update(flags)
+        step.timestamp = step.timestamp or string(stamp)
+        if source == "agent":
+            step.model, step.usage = step.model or string(model), usage_of(usage) or step.usage
+            self.trace.model = self.trace.model or ("" if "synthetic" in step.flags else step.model)
+        return place
 
     @property
     def last(self) -> int:
         return len(self.trace.steps) - 1
 
-    def add(self, step: TraceStep, parent: int | None = None) -> int:
-        """Append a step after ``parent``, by default the last one; its place."""
-        step.parent = self.last if parent is None else parent
-        self.trace.steps.append(step)
-        self.open = step if step.source == "agent" else None
-        return self.last
+    def last_answer(self) -> TraceStep:
+        """The model's last answer; a step that stands nowhere where there is none."""
+        steps = reversed(self.trace.steps)
+        return next((step for step in steps if step.source == "agent"), TraceStep("agent"))
 
-    def message(self, source: Source, text: str, *flags: str, timestamp: str = "") -> int:
+    def waits(self) -> bool:
+        """Whether the last step is an answer of which a call has no result yet."""
+        last = self.trace.steps[-1] if self.trace.steps else TraceStep("user")
+        return len(last.results) < len(last.calls)
+
+    def has_answer(self, key: Any) -> bool:
+        """Whether an answer with this id has begun."""
+        return bool(key) and key in self._answers
+
+    def close(self) -> None:
+        """What comes next is another answer."""
+        self._open = None
+
+    def _place(self, source: Source, key: str | None, parent: int | None) -> int:
+        known = self._open if key == "" else self._answers.get(key or "")
+        if source == "agent" and known is not None:
+            return known
+        self.trace.steps.append(TraceStep(source, parent=self.last if parent is None else parent))
+        self._open = self.last if source == "agent" else None
         if source == "system":
             self.trace.prompt_origin = "recorded"
-        return self.add(TraceStep(source, text, flags=set(flags), timestamp=timestamp))
+        elif source == "agent" and key:
+            self._answers[key] = self.last
+        return self.last
 
-    def answer(self, timestamp: str = "") -> TraceStep:
-        """The answer that is being written, else a new one."""
-        if self.open is None:
-            self.add(TraceStep("agent", timestamp=timestamp))
-        return self.trace.steps[-1] if self.open is None else self.open
+    def _own_id(self, call: ToolCall) -> ToolCall:
+        if call.call_id and call.call_id not in self._step_of_call:
+            return call
+        return ToolCall(call.name, call.arguments, f"{call.call_id or 'call'}-{len(self._step_of_call)}")
 
-    def call(self, step: TraceStep, call: ToolCall) -> None:
-        """Add a call; one without an id gets one."""
-        if not call.call_id or call.call_id in self._step_of_call:
-            call = ToolCall(call.name, call.arguments, f"{call.call_id or 'call'}-{len(self._step_of_call)}")
-        step.calls.append(call)
-        self._step_of_call[call.call_id] = step
-
-    def result(self, result: StepResult) -> str:
-        """Put a result to its call; else why it cannot be kept. Without an id it answers the first call that has none."""
-        self.open = None
+    def _answer(self, result: StepResult) -> str:
+        """Put a result to its call; without an id it answers the first call of the last step that has none."""
+        last = self.trace.steps[-1] if self.trace.steps else None
         step = self._step_of_call.get(result.call_id)
-        if not result.call_id and self.trace.steps:
-            step = self.trace.steps[-1]
-            answered = {each.call_id for each in step.results}
-            result.call_id = next((c.call_id for c in step.calls if c.call_id not in answered), "")
-            step = step if result.call_id else None
+        self._open = None
+        if not result.call_id and last is not None:
+            answered = {each.call_id for each in last.results}
+            result.call_id = next((c.call_id for c in last.calls if c.call_id not in answered), "")
+            step = last if result.call_id or (last.source == "agent" and not last.calls) else None
         if step is None:
             return "a result without its call"
-        if any(each.call_id == result.call_id for each in step.results):
+        if any(each.call_id == result.call_id for each in step.results if result.call_id):
             return "a second result of one call"
         step.results.append(result)
+        self.answered = step
         return ""
-
-
-def text_of(value: Any) -> str:
-    """Text of a content that is text, a part or a list of parts; what is no text is named in its place."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list):
-        return "\n".join(part for part in map(text_of, value) if part)
-    if isinstance(value, Mapping):
-        for key in ("text", "content", "refusal", "output"):
-            if isinstance(value.get(key), str | list):
-                return text_of(value[key])
-        kind = value.get("type")
-        return f"[{kind}]" if isinstance(kind, str) and kind not in ("thinking", "reasoning") else ""
-    return "" if value is None else str(value)
-
-
-def has_image(value: Any) -> bool:
-    """Whether a content holds an image, which no step keeps."""
-    if isinstance(value, list):
-        return any(map(has_image, value))
-    return isinstance(value, Mapping) and "image" in str(value.get("type", ""))
-
-
-def mapping(value: Any) -> Mapping[str, Any]:
-    """The value where it is an object, else an empty one: foreign files hold anything anywhere."""
-    return value if isinstance(value, Mapping) else {}
-
-
-def items(value: Any) -> list[Any]:
-    """The value where it is a list, else an empty one."""
-    return value if isinstance(value, list) else []
-
-
-def string(value: Any) -> str:
-    """The value where it is text, else an empty one."""
-    return value if isinstance(value, str) else ""
-
-
-def integer(value: Any) -> int | None:
-    """The value where it is a whole number."""
-    return value if type(value) is int else None
-
-
-def parsed(value: Any) -> Any:
-    """What a text of JSON holds; the value itself where it is none."""
-    if isinstance(value, str):
-        try:
-            return json.loads(value)
-        except (ValueError, RecursionError):
-            return value
-    return value
-
-
-def arguments_text(value: Any) -> str:
-    """Arguments as the model wrote them, or as JSON."""
-    return (
-        value
-        if isinstance(value, str)
-        else json.dumps(value if value is not None else {}, ensure_ascii=False)
-    )

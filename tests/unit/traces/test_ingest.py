@@ -15,9 +15,11 @@ from composer_replication.records import ToolCall
 from composer_replication.traces import duplicates as duplicates_module
 from composer_replication.traces.duplicates import duplicates, minhash, step_chain
 from composer_replication.traces.ingest import ingest, read_traces
+from composer_replication.traces.json_values import arguments_text, json_bytes
+from composer_replication.traces.readers.atif_files import trace_row
 from composer_replication.traces.redaction import Redactor
 from composer_replication.traces.tool_names import our_call
-from composer_replication.traces.trace_records import Trace, TraceBuilder
+from composer_replication.traces.trace_records import StepResult, Thought, Trace, TraceBuilder
 
 DATA = Path(__file__).parents[2] / "data" / "traces"
 SECRETS = {
@@ -41,14 +43,24 @@ def test_secrets_go_and_placeholders_are_stable() -> None:
     text = "\n".join(f"here {value} end" for name, value in SECRETS.items() if name != "home-folder")
     text += "\ncat /Users/janedoe42/repo/a.py /home/janedoe42/b 'password': \"hunter2hunter2\" https://bob:pa55word99@host/x"
     redactor = Redactor()
-    row = redactor.row({"message": text, "extra": {"sealed": [SECRETS["openai"]]}, "source": "user"})
+    builder = TraceBuilder(Trace("t", "codex", tools=[{"description": text}]))
+    command = arguments_text({"command": f"\n{text}"})
+    parts = [Thought(text, SECRETS["openai"]), text, ToolCall("bash", command, "c"), StepResult("c", text)]
+    builder.add("agent", parts)
+    redactor.trace(builder.trace)
+    (step,) = builder.trace.steps
+    sealed, step.sealed = step.sealed, []
+    written = json_bytes(trace_row(builder.trace)).decode()
     for value in (*SECRETS.values(), "hunter2hunter2", "pa55word99"):
-        assert value not in row["message"], value
-    assert row["extra"]["sealed"] == [SECRETS["openai"]]
+        assert value not in written, value
+    assert sealed == [SECRETS["openai"]]
     assert {*SECRETS, "assigned", "url-password"} <= set(redactor.counts)
-    assert "/Users/user-1/repo/a.py /home/user-1/b" in row["message"]
+    assert "/Users/user-1/repo/a.py /home/user-1/b" in step.text == step.results[0].text == step.reasoning
+    assert json.loads(step.calls[0].arguments)["command"] == f"\n{step.text}"
     assert redactor.values["user-1"] == "janedoe42"
-    assert redactor.row(row) == row
+    redactor.trace(builder.trace)
+    assert json_bytes(trace_row(builder.trace)).decode() == written
+    assert redactor.texts(["a\n\0\1\0\nb", SECRETS["google"]])[0] == "a\n\0\1\0\nb"
     assert redactor.text(SECRETS["openai"]) == redactor.text(SECRETS["openai"]) != SECRETS["openai"]
 
 
@@ -71,10 +83,9 @@ def test_what_is_no_secret_stays(text: str) -> None:
 
 def said(name: str, *texts: str) -> Trace:
     builder = TraceBuilder(Trace(name, "codex"))
-    builder.message("user", "begin")
+    builder.add("user", ["begin"])
     for text in texts:
-        builder.open = None
-        builder.answer().text = text
+        builder.add("agent", [text])
     return builder.trace
 
 
@@ -86,7 +97,7 @@ def test_beginnings_and_copies_are_left_out() -> None:
         said("other", "x"),
     ]
     chains = [step_chain(trace) for trace in traces]
-    assert duplicates(chains, [()] * 4) == {0: "the beginning of another", 2: "the same"}
+    assert duplicates(chains, [None] * 4) == {0: "the beginning of another", 2: "the same"}
 
 
 def test_nearly_the_same_is_found_and_another_text_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +108,7 @@ def test_nearly_the_same_is_found_and_another_text_is_not(monkeypatch: pytest.Mo
     hashes = [minhash(trace) for trace in traces]
     assert duplicates([step_chain(trace) for trace in traces], hashes) == {1: "nearly the same"}
     monkeypatch.setattr(duplicates_module, "has_minhash", lambda: False)
-    assert minhash(first) == ()
+    assert minhash(first) is None
 
 
 def test_everything_is_counted_and_the_map_stays_private(tmp_path: Path) -> None:

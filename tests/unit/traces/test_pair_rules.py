@@ -24,14 +24,11 @@ def session(name: str, *commands: str, passed: bool | None = None, denied: int |
     builder = TraceBuilder(Trace(name, "atif", prompt_origin="recorded", passed=passed))
     builder.trace.state = RepositoryState(task_id="task")
     builder.trace.tools = [function_schema(tool) for tool in TOOLS]
-    builder.message("user", "fix it")
+    builder.add("user", ["fix it"])
     for number, command in enumerate(commands):
-        builder.open = None
-        step = builder.answer()
-        builder.call(step, ToolCall("bash", json.dumps({"command": command}), f"c{number}"))
-        builder.result(StepResult(f"c{number}", f"did {command}"))
-        if number == denied:
-            step.flags.add("denied")
+        call = ToolCall("bash", json.dumps({"command": command}), f"c{number}")
+        flags = ["denied"] if number == denied else []
+        builder.add("agent", [call, StepResult(call.call_id, f"did {command}")], *flags)
     return builder.trace
 
 

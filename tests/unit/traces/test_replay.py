@@ -9,12 +9,13 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from faulty_http import Fault, hang_up, status
-from teacher_server import TeacherServer, calls, says
+from policy_server import PolicyServer, calls, half_a_chunked_answer, hold, says
 
 from composer_replication.cli.main import main
 from composer_replication.records import ToolCall
@@ -23,25 +24,25 @@ from composer_replication.traces.ingest import TRACES_NAME
 from composer_replication.traces.prompts import chosen_steps, prompt_of, tools_of
 from composer_replication.traces.readers.atif_files import trace_row
 from composer_replication.traces.replay import Branching, replay_cost, replay_steps
-from composer_replication.traces.teachers import Classroom, Retries, open_teacher
+from composer_replication.traces.teachers import Classroom, open_teacher
 from composer_replication.traces.trace_records import StepResult, Trace, TraceBuilder
 
-QUICK = Retries(answer_seconds=2.0, max_tries=4, first_pause_seconds=0.01, max_pause_seconds=0.05)
 WANTED = calls("bash", command="ls")
+USAGE = {"prompt_tokens": 100, "completion_tokens": 10}
 
 
 def session(name: str, num_steps: int = 3) -> Trace:
     """Edits, one after the other; the second fails."""
     builder = TraceBuilder(Trace(name, "codex", prompt_origin="rebuilt"))
-    builder.message("user", f"fix {name}")
+    builder.add("user", [f"fix {name}"])
     for number in range(num_steps):
-        builder.open = None
-        builder.call(
-            builder.answer(),
-            ToolCall("Write", json.dumps({"file_path": f"f{number}", "content": "x"}), f"c{number}"),
-        )
-        builder.result(StepResult(f"c{number}", "done", is_error=number == 1))
+        call = ToolCall("Write", json.dumps({"file_path": f"f{number}", "content": "x"}), f"c{number}")
+        builder.add("agent", [call, StepResult(call.call_id, "done", is_error=number == 1)])
     return builder.trace
+
+
+def teacher(message: dict[str, Any]) -> AbstractContextManager[PolicyServer]:
+    return PolicyServer.running(lambda _: message, USAGE)
 
 
 def room(
@@ -50,18 +51,19 @@ def room(
     dollars: float = 100.0,
     tokens: int = 10**9,
     price: tuple[float, float] = (1.0, 2.0),
+    answer_seconds: float = 60.0,
 ) -> Classroom:
     names = [spec.partition("=")[0] for spec in specs]
     teachers = [open_teacher(spec, {}, dict.fromkeys(names, price)) for spec in specs]
     store = AnswerStore(path / "answers.sqlite", max_dollars=dollars, max_tokens=tokens)
-    return Classroom(teachers, store, retries=QUICK, max_tokens=50)
+    return Classroom(teachers, store, max_tokens=50, answer_seconds=answer_seconds, pause_seconds=0.01)
 
 
 def replayed(classroom: Classroom, traces: list[Trace], **how: Any) -> tuple[list[Branching], bool]:
     try:
         return asyncio.run(replay_steps(chosen_steps(traces, 100), classroom, **how))
     finally:
-        classroom.close()
+        classroom.store.close()
 
 
 def test_steps_that_matter_come_first_and_prompts_have_our_tools() -> None:
@@ -77,16 +79,16 @@ def test_steps_that_matter_come_first_and_prompts_have_our_tools() -> None:
 
 
 def test_what_goes_wrong_is_asked_again_and_nothing_is_paid_twice(tmp_path: Path) -> None:
-    with TeacherServer.running(lambda _: WANTED) as server:
+    with teacher(WANTED) as server:
         undisturbed, _ = replayed(room(tmp_path, server.spec("good")), [session("a"), session("b")])
         assert sum(server.given.values()) == 6
-    with TeacherServer.running(lambda _: WANTED) as server:
+    with teacher(WANTED) as server:
         server.faults = [
             Fault("POST", status(429, "slow down", {"Retry-After": "0.05"})),
             Fault("POST", status(500, "oops")),
             Fault("POST", hang_up),
             Fault("POST", lambda handler: handler.say(200, {"choices": "none"})),
-            Fault("POST", half_an_answer),
+            Fault("POST", half_a_chunked_answer),
         ]
         disturbed = tmp_path / "disturbed"
         disturbed.mkdir()
@@ -107,16 +109,16 @@ def test_what_goes_wrong_is_asked_again_and_nothing_is_paid_twice(tmp_path: Path
 
 
 def test_a_hanging_answer_is_cut(tmp_path: Path) -> None:
-    with TeacherServer.running(lambda _: WANTED) as server:
-        server.faults = [Fault("POST", lambda handler: server.may_answer.wait(20))]
+    with teacher(WANTED) as server:
+        server.faults = [Fault("POST", hold)]
         started = time.monotonic()
-        found, _ = replayed(room(tmp_path, server.spec("slow")), [session("a", 1)])
+        found, _ = replayed(room(tmp_path, server.spec("slow"), answer_seconds=2.0), [session("a", 1)])
         assert found[0].answers[0][1] is not None
-        assert time.monotonic() - started < 15
+        assert time.monotonic() - started < 29  # the fault holds its answer back for 30 seconds
 
 
 def test_a_dead_teacher_is_left_out_and_the_others_go_on(tmp_path: Path) -> None:
-    with TeacherServer.running(lambda _: WANTED) as good, TeacherServer.running(says("x")) as locked:
+    with teacher(WANTED) as good, teacher(says("x")) as locked:
         locked.faults = [Fault("POST", status(401, "no key"), times=1000)]
         dead = "dead=http://127.0.0.1:9/v1#dead"
         classroom = room(tmp_path, locked.spec("locked"), dead, good.spec("good"))
@@ -130,7 +132,7 @@ def test_a_dead_teacher_is_left_out_and_the_others_go_on(tmp_path: Path) -> None
 
 def test_the_first_teacher_decides_whether_others_are_asked(tmp_path: Path) -> None:
     same = calls("write_file", path="f0", content="x")
-    with TeacherServer.running(lambda _: same) as first, TeacherServer.running(lambda _: WANTED) as second:
+    with teacher(same) as first, teacher(WANTED) as second:
         found, _ = replayed(
             room(tmp_path, first.spec("first"), second.spec("second")), [session("a", 1)], first_decides=True
         )
@@ -144,14 +146,14 @@ def test_the_first_teacher_decides_whether_others_are_asked(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("limit", ["dollars", "tokens"])
 def test_the_budget_is_never_passed(tmp_path: Path, limit: str) -> None:
-    with TeacherServer.running(lambda _: WANTED) as server:
-        server.tokens = (1000, 40)
+    with teacher(WANTED) as server:
+        server.usage = {"prompt_tokens": 1000, "completion_tokens": 40}
         free = room(tmp_path / ".", server.spec("t"))
         most = free.most(
             free.teachers["t"],
             free.request(prompt_of(session("a"), 3), tools_of(session("a")), sample=0, temperature=0.0),
         )
-        free.close()
+        free.store.close()
         budget = {"dollars": 1.5 * most[0]} if limit == "dollars" else {"tokens": int(1.5 * most[1])}
         other = tmp_path / limit
         other.mkdir()
@@ -166,7 +168,7 @@ def test_the_budget_is_never_passed(tmp_path: Path, limit: str) -> None:
 
 
 def test_a_dry_run_sends_nothing_and_is_an_upper_bound(tmp_path: Path) -> None:
-    with TeacherServer.running(lambda _: WANTED) as server:
+    with teacher(WANTED) as server:
         classroom = room(tmp_path, server.spec("t"))
         most = replay_cost(chosen_steps([session("a")], 100), classroom)
         assert not server.seen
@@ -203,7 +205,7 @@ def test_a_killed_replay_goes_on_to_the_same_result(
         time.sleep(0.05)
         return WANTED
 
-    with TeacherServer.running(slowly) as server:
+    with PolicyServer.running(slowly, USAGE) as server:
         words = [
             "traces",
             "replay",
@@ -251,10 +253,3 @@ def test_bad_teachers_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFix
     ):
         assert main([*begin, *words]) == code
         assert sentence in capsys.readouterr().err
-
-
-def half_an_answer(handler: Any) -> None:
-    """A stream that stops in its middle."""
-    handler.wfile.write(b'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n8\r\n{"choice\r\n')
-    handler.close_connection = True
-    handler.connection.close()

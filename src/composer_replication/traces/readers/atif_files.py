@@ -6,51 +6,56 @@ Episodes that our own agent loop wrote are ATIF too, and know their task and sco
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from composer_replication.records import ToolCall
-from composer_replication.traces.readers.chat_messages import function_tools
-from composer_replication.traces.trace_records import (
-    FLAGS,
-    Ledger,
-    RepositoryState,
-    StepResult,
-    Trace,
-    TraceBuilder,
-    TraceStep,
+from composer_replication.traces.json_values import (
     arguments_text,
+    at,
+    flag,
     integer,
     items,
-    mapping,
+    parsed,
     string,
     text_of,
 )
+from composer_replication.traces.readers.messages import function_tools
+from composer_replication.traces.trace_records import (
+    FLAGS,
+    Dropped,
+    Ledger,
+    Part,
+    RepositoryState,
+    StepResult,
+    Thought,
+    Trace,
+    TraceBuilder,
+    TraceStep,
+)
 
-WRITTEN_VERSION = "ATIF-v1.7"
 _TRACE = "composer_replication_trace"
 _EPISODE = "composer_replication"
 _RAW_CALL = re.compile(r"<tool_call>|\[TOOL_CALLS\]|<\|python_tag\|>|<\|tool_calls?_|<｜tool▁call")
 """Where the markup of a call begins in an answer of our own loop, which keeps what was sampled as it is."""
 _END_TOKENS = re.compile(r"\s*<\|(?:im_end|eot_id|eom_id|endoftext|end)\|>\s*$")
-_COUNTS = ("prompt_tokens", "completion_tokens", "cached_tokens")
 
 
 def matches_atif(head: Sequence[Any]) -> str:
     """The version that the document names."""
-    first = mapping(head[0] if head else None)
-    version = string(first.get("schema_version"))
-    has_steps = isinstance(first.get("steps"), list)
-    return version.removeprefix("ATIF-v") if has_steps and ("agent" in first or version) else ""
+    first = head[0] if head else None
+    version = string(at(first, "schema_version"))
+    is_ours = isinstance(at(first, "steps"), list) and ("agent" in first or version)
+    return version.removeprefix("ATIF-v") if is_ours else ""
 
 
 def read_atif(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
     """One conversation of each document or line, and of each sub-agent that is embedded in it."""
-    for number, document in enumerate(map(mapping, records)):
-        ledger.kept("the document")
+    for number, document in enumerate(records):
+        ledger.put(lambda _: "kept: the document", document)
         yield from _traces(document, ledger, f"{name}#{number}", None)
 
 
@@ -70,7 +75,7 @@ def trace_row(trace: Trace) -> dict[str, Any]:
         "passed": trace.passed,
     }
     return {
-        "schema_version": WRITTEN_VERSION,
+        "schema_version": "ATIF-v1.7",
         "session_id": trace.trace_id,
         "trajectory_id": trace.trace_id,
         "agent": agent,
@@ -79,45 +84,38 @@ def trace_row(trace: Trace) -> dict[str, Any]:
     }
 
 
-def trace_of(row: Mapping[str, Any]) -> Trace:
+def trace_of(row: dict[str, Any]) -> Trace:
     """The trace that a line of ours holds."""
     return next(_traces(row, Ledger(), string(row.get("trajectory_id")), None))
 
 
 def _step_row(step: TraceStep, idx: int) -> dict[str, Any]:
     row: dict[str, Any] = {"step_id": idx + 1, "source": step.source, "message": step.text}
-    extra: dict[str, Any] = {}
-    if step.timestamp:
-        extra["time"] = step.timestamp
-    if step.parent != idx - 1:
-        extra["parent"] = step.parent + 1
-    if step.flags:
-        extra["flags"] = sorted(step.flags)
+    extra: dict[str, Any] = {
+        "time": step.timestamp,
+        "parent": step.parent + 1 if step.parent != idx - 1 else None,
+        "flags": sorted(step.flags),
+        "sealed": step.sealed,
+    }
+    if step.source == "agent":
+        results = [_result_row(result) for result in step.results]
+        fields: dict[str, Any] = {
+            "model_name": step.model,
+            "reasoning_content": step.reasoning,
+            "tool_calls": [_call_row(call) for call in step.calls],
+            "metrics": step.usage,
+            "observation": {"results": results} if results else None,
+        }
+        row |= {key: value for key, value in fields.items() if value}
+    if extra := {key: value for key, value in extra.items() if value or value == 0}:
+        row["extra"] = extra
     if "copied" in step.flags:
         row["is_copied_context"] = True
-    if step.source == "agent":
-        row |= _answer_fields(step)
-        if step.sealed:
-            extra["sealed"] = step.sealed
-    if extra:
-        row["extra"] = extra
     return row
 
 
-def _answer_fields(step: TraceStep) -> dict[str, Any]:
-    fields: dict[str, Any] = {"model_name": step.model, "reasoning_content": step.reasoning}
-    fields["tool_calls"] = [_call_row(call) for call in step.calls]
-    fields["metrics"] = {key: step.usage[key] for key in _COUNTS if key in step.usage}
-    if step.results:
-        fields["observation"] = {"results": [_result_row(result) for result in step.results]}
-    return {key: value for key, value in fields.items() if value}
-
-
 def _call_row(call: ToolCall) -> dict[str, Any]:
-    try:
-        arguments = json.loads(call.arguments)
-    except (ValueError, RecursionError):
-        arguments = None
+    arguments = parsed(call.arguments)
     row = {"tool_call_id": call.call_id, "function_name": call.name, "arguments": arguments}
     if not isinstance(arguments, dict):
         row |= {"arguments": {}, "extra": {"arguments_text": call.arguments}}
@@ -128,103 +126,84 @@ def _result_row(result: StepResult) -> dict[str, Any]:
     row: dict[str, Any] = {"content": result.text}
     if result.call_id:
         row["source_call_id"] = result.call_id
-    known = {
+    extra = {
         "is_error": result.is_error,
         "exit_code": result.exit_code,
         "is_truncated": result.is_truncated or None,
     }
-    extra = {key: value for key, value in known.items() if value is not None}
+    extra = {key: value for key, value in extra.items() if value is not None}
     return row | ({"extra": extra} if extra else {})
 
 
-def _traces(
-    document: Mapping[str, Any], ledger: Ledger, name: str, parent: tuple[str, str] | None
-) -> Iterator[Trace]:
-    ours = mapping(mapping(document.get("extra")).get(_TRACE))
-    episode = mapping(mapping(document.get("extra")).get(_EPISODE))
-    agent = mapping(document.get("agent"))
-    trace_id = string(document.get("trajectory_id")) or string(document.get("session_id")) or name
-    trace = Trace(
-        trace_id, string(ours.get("format")) or "atif", agent=string(agent.get("name")), parent=parent
-    )
-    trace.version = string(ours.get("format_version") if ours else document.get("schema_version"))
-    trace.model = string(agent.get("model_name"))
-    trace.tools = function_tools(agent.get("tool_definitions"))
-    state = {key: string(value) for key, value in mapping(ours.get("state")).items()}
-    trace.state = RepositoryState(**{key: state.get(key, "") for key in RepositoryState.__slots__})
+def _traces(document: Any, ledger: Ledger, name: str, parent: tuple[str, str] | None) -> Iterator[Trace]:
+    ours, episode = at(document, "extra", _TRACE), at(document, "extra", _EPISODE)
+    trace_id = string(at(document, "trajectory_id") or at(document, "session_id")) or name
+    trace = Trace(trace_id, string(at(ours, "format")) or "atif", agent=string(at(document, "agent", "name")))
+    trace.version = string(at(ours, "format_version") if ours else at(document, "schema_version"))
+    trace.tools = function_tools(at(document, "agent", "tool_definitions"))
+    trace.state = RepositoryState(*(string(at(ours, "state", key)) for key in RepositoryState.__slots__))
     builder = TraceBuilder(trace)
-    steps = items(document.get("steps"))
-    ledger.num_records += len(steps)
-    for step in steps:
-        why = _add_step(builder, step, has_raw_calls=bool(episode))
-        ledger.dropped(why) if why else ledger.mapped()
-    has_system = any(step.source == "system" for step in trace.steps)
-    trace.prompt_origin = "recorded" if episode or (has_system and trace.tools) else "rebuilt"
-    if ours:
-        trace.prompt_origin = "recorded" if ours.get("prompt_origin") == "recorded" else "rebuilt"
-        own_parent = items(ours.get("parent"))
-        trace.parent = (string(own_parent[0]), string(own_parent[1])) if len(own_parent) == 2 else parent
-        trace.passed = ours["passed"] if isinstance(ours.get("passed"), bool) else None
+    ledger.put_inner(partial(_add_step, builder, has_raw_calls=bool(episode)), items(at(document, "steps")))
+    trace.model = string(at(document, "agent", "model_name")) or trace.model
+    origin = (
+        at(ours, "prompt_origin") if ours else trace.prompt_origin if trace.tools or episode else "rebuilt"
+    )
+    trace.prompt_origin = "recorded" if origin == "recorded" or episode else "rebuilt"
+    own_parent = items(at(ours, "parent"))
+    trace.parent = (string(own_parent[0]), string(own_parent[1])) if len(own_parent) == 2 else parent
+    trace.passed = flag(at(ours, "passed"))
     if episode:
-        _note_episode(trace, episode)
+        trace.state = RepositoryState(string(at(episode, "task_id")))
+        outcomes = at(episode, "score", "outcomes")
+        if isinstance(outcomes, dict) and outcomes:
+            trace.passed = set(outcomes.values()) == {"passed"} and not at(episode, "score", "error")
     yield trace
-    for number, inner in enumerate(map(mapping, items(document.get("subagent_trajectories")))):
-        ledger.num_records += 1
-        ledger.kept("the document")
+    for number, inner in enumerate(items(at(document, "subagent_trajectories"))):
+        ledger.put_inner(lambda _: "kept: the document", [inner])
         yield from _traces(inner, ledger, f"{name}/{number}", (trace_id, ""))
 
 
-def _add_step(builder: TraceBuilder, step: Any, *, has_raw_calls: bool) -> str:
-    row = mapping(step)
-    source, extra = row.get("source"), mapping(row.get("extra"))
-    text = text_of(row.get("message"))
+def _add_step(builder: TraceBuilder, row: dict[str, Any], *, has_raw_calls: bool) -> None:
+    source, extra = row.get("source"), row.get("extra") or {}
     if source not in ("system", "user", "agent"):
-        return "a step without a source"
-    made = TraceStep(source, text, timestamp=string(row.get("timestamp")) or string(extra.get("time")))
-    builder.add(made)
+        raise Dropped("a step without a source")
+    parts: list[Part] = [text_of(row.get("message"))]
+    if source == "agent":
+        parts += _answer_parts(row, extra)
+    if has_raw_calls and any(isinstance(part, ToolCall) for part in parts):
+        parts[0] = _RAW_CALL.split(str(parts[0]))[0].rstrip()
+    if has_raw_calls:
+        parts[0] = _END_TOKENS.sub("", str(parts[0]))
+    flags = [each for each in items(extra.get("flags")) if each in FLAGS]
+    flags += ["copied"] if row.get("is_copied_context") is True else []
     parent = integer(extra.get("parent"))
-    if parent is not None and 0 <= parent < len(builder.trace.steps):
-        made.parent = parent - 1
-    made.flags = {flag for flag in map(string, items(extra.get("flags"))) if flag in FLAGS}
-    if row.get("is_copied_context") is True:
-        made.flags.add("copied")
-    results = items(mapping(row.get("observation")).get("results"))
-    if source != "agent":
-        return ""
-    made.reasoning, made.model = string(row.get("reasoning_content")), string(row.get("model_name"))
-    made.sealed = [string(each) for each in items(extra.get("sealed"))]
-    metrics = mapping(row.get("metrics"))
-    made.usage = {key: metrics[key] for key in _COUNTS if type(metrics.get(key)) is int}
-    for call in map(mapping, items(row.get("tool_calls"))):
-        written = mapping(call.get("extra")).get("arguments_text", call.get("arguments"))
-        call_id = string(call.get("tool_call_id"))
-        builder.call(made, ToolCall(string(call.get("function_name")), arguments_text(written), call_id))
-    for result in map(mapping, results):
-        _add_result(builder, made, result)
-    if has_raw_calls and made.calls:
-        made.text = _RAW_CALL.split(made.text)[0].rstrip()
-    made.text = _END_TOKENS.sub("", made.text) if has_raw_calls else made.text
-    return ""
+    builder.add(
+        source,
+        [part for part in parts if part],
+        *flags,
+        parent=parent - 1 if parent is not None and 0 <= parent <= builder.last + 1 else None,
+        model=row.get("model_name"),
+        usage=row.get("metrics"),
+        stamp=row.get("timestamp") or extra.get("time"),
+    )
 
 
-def _add_result(builder: TraceBuilder, step: TraceStep, row: Mapping[str, Any]) -> None:
-    extra = mapping(row.get("extra"))
-    call_id = string(row.get("source_call_id"))
-    result = StepResult(call_id, text_of(row.get("content")))
-    is_error = extra.get("is_error")
-    result.is_error = is_error if isinstance(is_error, bool) else None
-    result.exit_code = integer(extra.get("exit_code"))
-    result.is_truncated = extra.get("is_truncated") is True
-    if not call_id and not step.calls:  # the observation of an answer whose commands stand in its text
-        step.results.append(result)
-    else:
-        builder.result(result)
-
-
-def _note_episode(trace: Trace, episode: Mapping[str, Any]) -> None:
-    """Task and outcome of an episode of ours."""
-    trace.state = RepositoryState(task_id=string(episode.get("task_id")))
-    outcomes = mapping(mapping(episode.get("score")).get("outcomes"))
-    if outcomes:
-        has_error = bool(mapping(episode["score"]).get("error"))
-        trace.passed = not has_error and all(outcome == "passed" for outcome in outcomes.values())
+def _answer_parts(row: dict[str, Any], extra: dict[str, Any]) -> Iterator[Part]:
+    if thought := string(row.get("reasoning_content")):
+        yield Thought(thought)
+    yield from (Thought("", string(each)) for each in items(extra.get("sealed")))
+    for call in items(row.get("tool_calls")):
+        written = at(call, "extra", "arguments_text")
+        written = at(call, "arguments") if written is None else written
+        yield ToolCall(
+            string(at(call, "function_name")), arguments_text(written), string(at(call, "tool_call_id"))
+        )
+    for result in items(at(row, "observation", "results")):
+        known = at(result, "extra")
+        yield StepResult(
+            string(at(result, "source_call_id")),
+            text_of(at(result, "content")),
+            flag(at(known, "is_error")),
+            integer(at(known, "exit_code")),
+            at(known, "is_truncated") is True,
+        )

@@ -4,90 +4,53 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from composer_replication.traces.readers.chat_messages import add_message, function_tools, usage_of
-from composer_replication.traces.readers.response_items import items_as_messages
+from composer_replication.records import ToolCall
+from composer_replication.traces.json_values import at, flag, items, parsed, string
+from composer_replication.traces.readers.messages import add_message, function_tools, is_item, parts_of
 from composer_replication.traces.trace_records import (
+    Dropped,
     Ledger,
     RepositoryState,
+    StepResult,
     Trace,
     TraceBuilder,
-    arguments_text,
-    items,
-    mapping,
-    parsed,
-    string,
-    text_of,
 )
 
 
 def matches_chat(head: Sequence[Any]) -> str:
     """The version where it is a log of chat completions: rows with messages, pairs of request and response, or batches."""
-    first = mapping(head[0] if head else None)
-    if "info" in first or "trajectory_format" in first:
+    first = head[0] if head else None
+    if not isinstance(first, dict) or "info" in first or "trajectory_format" in first:
         return ""
     if "preferred_output" in first:
         return "preference"
-    request = _request(first)
-    if _are_messages(request.get("messages")):
-        return "completions" if first.get("response") is not None else "rows"
-    return ""
+    if not _are_messages(at(_request(first), "messages")):
+        return ""
+    return "completions" if first.get("response") is not None else "rows"
 
 
 def matches_responses(head: Sequence[Any]) -> str:
     """Likewise for Responses, which take ``input``."""
-    request = _request(mapping(head[0] if head else None))
-    return "responses" if isinstance(request.get("input"), list | str) and "model" in request else ""
+    request = _request(head[0] if head else None)
+    return "responses" if isinstance(at(request, "input"), list | str) and at(request, "model") else ""
 
 
 def read_chat(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
     """Conversations of rows ``{messages, …}``, ``{request, response}``, ``{messages, response}``."""
     joined = ConversationJoiner("openai-chat", name)
-    for row in map(mapping, records):
-        request = _request(row)
-        messages = items(request.get("messages"))
-        if "preferred_output" in row:
-            messages = items(mapping(row.get("input")).get("messages"))
-            answers = items(row["preferred_output"])
-            body: Mapping[str, Any] = {}
-        else:
-            body = _body(row.get("response"))
-            answers = [mapping(choice).get("message") for choice in items(body.get("choices"))[:1]]
-        if not _are_messages(messages):
-            ledger.dropped("a row without messages")
-            continue
-        usage = usage_of(body.get("usage"))
-        tools = function_tools(request.get("tools") or mapping(row.get("kwargs")).get("tools"))
-        joined.add(messages, answers, tools, string(body.get("model")) or string(request.get("model")), usage)
-        joined.note_state(row)
-        ledger.mapped()
+    for record in records:
+        ledger.put(_chat_row, joined, record)
     yield from joined.traces()
 
 
 def read_responses(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
     """Conversations of Responses: input items and output items, streams kept as text too."""
     joined = ConversationJoiner("openai-responses", name)
-    for row in map(mapping, records):
-        request = _request(row)
-        given = request.get("input")
-        if given is None:
-            ledger.dropped("a row without input")
-            continue
-        if request.get("previous_response_id"):
-            ledger.dropped("its context is stored at the provider (previous_response_id)")
-            continue
-        body = _body(row.get("response"))
-        messages = items_as_messages(given)
-        if instructions := string(request.get("instructions")):
-            messages.insert(0, {"role": "system", "content": instructions})
-        answers = items_as_messages(body.get("output"))
-        model = string(body.get("model")) or string(request.get("model"))
-        joined.add(
-            messages, answers, function_tools(request.get("tools")), model, usage_of(body.get("usage"))
-        )
-        ledger.mapped()
+    for record in records:
+        ledger.put(_responses_row, joined, record)
     yield from joined.traces()
 
 
@@ -98,83 +61,109 @@ class ConversationJoiner:
         self._kind, self._name = kind, name
         self._builders: list[TraceBuilder] = []
         self._tips: dict[bytes, TraceBuilder] = {}
-        self._builder: TraceBuilder | None = None
 
     def add(
-        self,
-        messages: Sequence[Any],
-        answers: Sequence[Any],
-        tools: list[dict[str, Any]],
-        model: str,
-        usage: dict[str, int],
-    ) -> None:
+        self, messages: Sequence[Any], answers: Sequence[Any], tools: Any, model: Any = "", usage: Any = None
+    ) -> Trace:
+        """Add a row: the messages that were sent, and those that came back."""
         chain = list(_digests(messages))
         known = next((n for n in range(len(chain), 0, -1) if chain[n - 1] in self._tips), 0)
         if known:
             builder = self._tips.pop(chain[known - 1])
         else:
-            number = len(self._builders)
-            builder = TraceBuilder(Trace(f"{self._name}#{number}", self._kind, model=model))
+            builder = TraceBuilder(Trace(f"{self._name}#{len(self._builders)}", self._kind))
             self._builders.append(builder)
-        builder.trace.tools = tools or builder.trace.tools
+        builder.trace.tools = function_tools(tools) or builder.trace.tools
         for message in messages[known:]:
-            add_message(builder, message)
-        tip = chain[-1] if chain else b""
+            _add(builder, message)
+        builder.close()
         for answer in answers:
-            if add_message(builder, answer) == "" and builder.open is not None:
-                builder.open.usage, builder.open.model = usage, model
-        tip = next(reversed([tip, *_digests(answers, tip)]))
-        if known < len(messages) or answers:
-            self._tips[tip] = builder
-        self._builder = builder
-
-    def note_state(self, row: Mapping[str, Any]) -> None:
-        """A SWE-bench id that stands beside the messages."""
-        if self._builder is not None and (task := string(row.get("instance_id"))):
-            self._builder.trace.state = RepositoryState(task_id=task)
-            if isinstance(row.get("resolved"), bool):
-                self._builder.trace.passed = row["resolved"]
+            _add(builder, answer, model=model, usage=usage)
+        builder.trace.model = builder.trace.model or string(model)
+        whole = [*messages, *answers]
+        if whole and (known < len(messages) or answers):
+            self._tips[list(_digests(whole))[-1]] = builder
+        return builder.trace
 
     def traces(self) -> Iterator[Trace]:
-        for builder in self._builders:
-            yield builder.trace
+        """What was joined, in the order in which it began."""
+        return (builder.trace for builder in self._builders)
 
 
-def _digests(messages: Sequence[Any], before: bytes = b"") -> Iterator[bytes]:
-    """For each message the digest of all up to it: role, text and calls, however they are spelled."""
-    for message in map(mapping, messages):
-        calls = [
-            [string(function.get("name")), parsed(arguments_text(function.get("arguments")))]
-            for function in (
-                mapping(mapping(each).get("function")) for each in items(message.get("tool_calls"))
-            )
-        ]
-        text = text_of(message.get("content"))
-        whole = json.dumps([message.get("role"), text, calls], sort_keys=True, default=str)
-        before = hashlib.sha256(before + whole.encode("utf-8", "replace")).digest()
+def _chat_row(joined: ConversationJoiner, row: dict[str, Any]) -> None:
+    request, body = _request(row), _body(row.get("response"))
+    messages = items(at(request, "messages"))
+    answers = [at(choice, "message") for choice in items(at(body, "choices"))[:1]]
+    if "preferred_output" in row:
+        messages, answers = items(at(row, "input", "messages")), items(row["preferred_output"])
+    if not _are_messages(messages):
+        raise Dropped("a row without messages")
+    tools = at(request, "tools") or at(row, "kwargs", "tools")
+    model = string(at(body, "model")) or at(request, "model")
+    trace = joined.add(messages, answers, tools, model, at(body, "usage"))
+    if task := string(row.get("instance_id")):  # of SWE-bench, beside the messages
+        trace.state = RepositoryState(task_id=task)
+        trace.passed = flag(row.get("resolved"))
+
+
+def _responses_row(joined: ConversationJoiner, row: dict[str, Any]) -> None:
+    request, body = _request(row), _body(row.get("response"))
+    given = at(request, "input")
+    if given is None:
+        raise Dropped("a row without input")
+    if at(request, "previous_response_id"):
+        raise Dropped("its context is stored at the provider (previous_response_id)")
+    messages = [{"role": "user", "content": given}] if isinstance(given, str) else items(given)
+    if instructions := string(at(request, "instructions")):
+        messages = [{"role": "system", "content": instructions}, *messages]
+    model = string(at(body, "model")) or at(request, "model")
+    joined.add(messages, items(at(body, "output")), at(request, "tools"), model, at(body, "usage"))
+
+
+def _add(builder: TraceBuilder, message: Any, **known: Any) -> None:
+    """What cannot be added leaves the row's other messages where they are."""
+    try:
+        add_message(builder, message, **known)
+    except (Dropped, AttributeError, TypeError, ValueError):
+        return
+
+
+def _digests(messages: Sequence[Any]) -> Iterator[bytes]:
+    """For each message the digest of all up to it: source, texts and calls, however they are spelled; thoughts may be left out."""
+    before = b""
+    for message in messages:
+        if is_item(message):
+            parts = [_plain(part) for part in parts_of(message)]
+            if any(parts):
+                whole = json.dumps(
+                    [message.get("role") in ("user", "system", "developer"), *filter(None, parts)]
+                )
+                before = hashlib.sha256(before + whole.encode()).digest()
         yield before
 
 
-def _request(row: Mapping[str, Any]) -> Mapping[str, Any]:
+def _plain(part: Any) -> Any:
+    if isinstance(part, ToolCall):
+        return [part.name, json.dumps(parsed(part.arguments), sort_keys=True)]
+    return part.text if isinstance(part, StepResult) else part if isinstance(part, str) else None
+
+
+def _request(row: Any) -> Any:
     """The request of a row, whether it stands in it, beside a response or in a batch."""
-    request = mapping(row.get("request")) or row
-    body = parsed(request.get("body"))
-    return body if isinstance(body, Mapping) else request
+    request = at(row, "request") or row
+    body = parsed(at(request, "body"))
+    return body if isinstance(body, dict) else request
 
 
-def _body(response: Any) -> Mapping[str, Any]:
+def _body(response: Any) -> Any:
     """The response's object; of a stream of events the one that completes it."""
-    found = mapping(response)
-    body = found.get("body", found)
-    if isinstance(body, str):
-        whole = parsed(body)
-        if isinstance(whole, Mapping):
-            return whole
-        events = (parsed(line[5:].strip()) for line in body.split("\n") if line.startswith("data:"))
-        last = [mapping(event) for event in events if "response" in mapping(event)]
-        return mapping(last[-1].get("response")) if last else {}
-    return mapping(body)
+    body = parsed(at(response, "body") or response)
+    if not isinstance(body, str):
+        return body
+    events = (parsed(line[5:].strip()) for line in body.split("\n") if line.startswith("data:"))
+    whole = [at(event, "response") for event in events if at(event, "response")]
+    return whole[-1] if whole else None
 
 
 def _are_messages(value: Any) -> bool:
-    return bool(items(value)) and all(isinstance(each, Mapping) and "role" in each for each in value)
+    return bool(items(value)) and all(at(each, "role") is not None for each in value)

@@ -5,159 +5,116 @@ Only response items become steps: events repeat them. Without an envelope (2025)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from composer_replication.traces.readers.chat_messages import usage_of
-from composer_replication.traces.readers.response_items import add_item, is_item
-from composer_replication.traces.trace_records import (
-    Ledger,
-    RepositoryState,
-    Trace,
-    TraceBuilder,
-    integer,
-    items,
-    mapping,
-    string,
-    text_of,
-)
+from composer_replication.traces.json_values import at, integer, items, string, text_of, usage_of
+from composer_replication.traces.readers.messages import add_message, is_item
+from composer_replication.traces.trace_records import Dropped, Ledger, RepositoryState, Trace, TraceBuilder
 
 _ENVELOPES = {"session_meta", "turn_context", "response_item", "event_msg", "compacted", "world_state"}
 
 
 def matches_codex(head: Sequence[Any]) -> str:
     """The version of the CLI, ``legacy`` for rollouts without an envelope."""
-    rows = [mapping(row) for row in head]
-    enveloped = [
-        row
-        for row in rows
-        if string(row.get("type")) in _ENVELOPES and isinstance(row.get("payload"), Mapping)
-    ]
-    for row in enveloped:
+    rows = [row for row in head if at(row, "type") in _ENVELOPES and isinstance(at(row, "payload"), dict)]
+    for row in rows:
         if row["type"] == "session_meta":
             return string(row["payload"].get("cli_version")) or "unknown"
     is_old = any(
-        row.get("type") in ("function_call", "function_result") and "created_at" in row for row in rows
+        at(row, "type") in ("function_call", "function_result") and "created_at" in row for row in head
     )
-    return "legacy" if is_old else ("unknown" if enveloped else "")
+    return "legacy" if is_old else ("unknown" if rows else "")
 
 
 def read_codex(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
     """The one conversation of a rollout."""
-    builder = TraceBuilder(Trace(name, "codex", agent="codex"))
-    reader = _Rollout(builder, ledger)
-    for record in map(mapping, records):
-        reader.take(record)
-    yield builder.trace
+    rollout = _Rollout(name)
+    for record in records:
+        ledger.put(rollout.take, record)
+    rollout.builder.trace.prompt_origin = "rebuilt"  # the schemas of the tools are not in the file
+    yield rollout.builder.trace
 
 
 class _Rollout:
-    def __init__(self, builder: TraceBuilder, ledger: Ledger) -> None:
-        self._builder, self._ledger = builder, ledger
-        self._num_meta = self._first_own = 0
+    def __init__(self, name: str) -> None:
+        self.builder = TraceBuilder(Trace(name, "codex", agent="codex"))
+        self._has_meta = False
+        self._first_own = 0
         self._model = ""
 
-    def take(self, record: Mapping[str, Any]) -> None:
-        kind, payload = string(record.get("type")), record.get("payload")
-        if kind not in _ENVELOPES or not isinstance(payload, Mapping):
-            self._without_envelope(record)
-        elif kind == "session_meta":
-            self._session(payload)
-        elif kind == "turn_context":
-            self._model = string(payload.get("model")) or self._model
-            self._ledger.kept("context of a turn")
-        elif kind == "response_item":
-            self._item(payload, record)
-        elif kind == "compacted":
-            self._compacted(payload)
-        elif kind == "event_msg":
-            self._event(payload)
-        else:
-            self._ledger.dropped("state of the world")
-
-    def _without_envelope(self, record: Mapping[str, Any]) -> None:
-        kind = record.get("type")
+    def take(self, record: dict[str, Any]) -> str | None:
+        kind, payload = record.get("type"), record.get("payload")
         if kind == "token_usage_record":
-            self._usage(mapping(mapping(record.get("payload")).get("usage")))
-        elif kind == "function_result":
-            self._item({"type": "function_call_output", "output": record.get("result")}, record)
-        elif kind == "function_call" and (function := mapping(record.get("function"))):
-            self._item({**record, "name": function.get("name")}, record)
-        elif "payload" not in record and is_item(record):
-            self._item(record, record)
-        else:
-            self._ledger.dropped(f"a record of the kind {kind!r:.40}")
+            return self._usage(at(payload, "usage"))
+        if not isinstance(payload, dict):
+            return self._without_envelope(record)
+        if kind == "session_meta":
+            return self._session(payload)
+        if kind == "turn_context":
+            self._model = string(payload.get("model")) or self._model
+            return "kept: context of a turn"
+        if kind == "response_item":
+            return self._item(payload, record)
+        if kind == "compacted":
+            return self._compacted(payload)
+        if at(payload, "type") == "token_count":
+            return self._usage(at(payload, "info", "last_token_usage"))
+        if at(payload, "type") == "turn_aborted":
+            self.builder.last_answer().flags.add("interrupted")
+            return "kept: interruption"
+        known = {"event_msg": "an event that repeats an item", "world_state": "state of the world"}
+        raise Dropped(known.get(str(kind), f"a record of the kind {kind!r:.40}"))
 
-    def _session(self, payload: Mapping[str, Any]) -> None:
-        self._ledger.kept("metadata of the session")
-        self._num_meta += 1
-        if self._num_meta > 1:
-            return
-        trace, git = self._builder.trace, mapping(payload.get("git"))
-        trace.trace_id = string(payload.get("id")) or trace.trace_id
-        trace.version = string(payload.get("cli_version"))
-        trace.state = RepositoryState(
-            repository=string(git.get("repository_url")),
-            commit=string(git.get("commit_hash")),
-            folder=string(payload.get("cwd")),
+    def _without_envelope(self, record: dict[str, Any]) -> None:
+        kind = record.get("type")
+        if kind == "function_result":
+            return self._item({"type": "function_call_output", "output": record.get("result")}, record)
+        if not is_item(record):
+            raise Dropped(f"a record of the kind {kind!r:.40}")
+        return self._item(record, record)
+
+    def _session(self, payload: dict[str, Any]) -> str:
+        if not self._has_meta:
+            self._has_meta = True
+            trace = self.builder.trace
+            trace.trace_id = string(payload.get("id")) or trace.trace_id
+            trace.version = string(payload.get("cli_version"))
+            git = (string(at(payload, "git", key)) for key in ("repository_url", "commit_hash"))
+            trace.state = RepositoryState("", *git, folder=string(payload.get("cwd")))
+            parent = string(at(payload, "source", "subagent", "thread_spawn", "parent_thread_id"))
+            trace.parent = (parent, "") if parent else None
+            self._first_own = integer(payload.get("subagent_history_start_ordinal")) or 0
+            text = string(at(payload, "base_instructions", "text") or payload.get("instructions"))
+            if text:
+                self.builder.add("system", [text])
+        return "kept: metadata of the session"
+
+    def _item(self, item: dict[str, Any], record: dict[str, Any]) -> None:
+        stamp = record.get("timestamp") or record.get("created_at")
+        is_copied = (integer(record.get("ordinal")) or 0) < self._first_own
+        flags = ("copied",) if is_copied else ()
+        # without "type" a message would begin an answer of its own
+        add_message(
+            self.builder,
+            {"type": "message", **item},
+            *flags,
+            model=self._model or record.get("model"),
+            stamp=stamp,
         )
-        spawn = mapping(mapping(mapping(payload.get("source")).get("subagent")).get("thread_spawn"))
-        if parent := string(spawn.get("parent_thread_id")):
-            trace.parent = (parent, "")
-        self._first_own = integer(payload.get("subagent_history_start_ordinal")) or 0
-        instructions = mapping(payload.get("base_instructions")).get("text") or payload.get("instructions")
-        if string(instructions):
-            self._builder.message("system", string(instructions))
-        trace.prompt_origin = "rebuilt"  # the schemas of the tools are not in the file
 
-    def _item(self, item: Mapping[str, Any], record: Mapping[str, Any]) -> None:
-        stamp = string(record.get("timestamp")) or string(record.get("created_at"))
-        why = add_item(self._builder, item, stamp)
-        if why:
-            self._ledger.dropped(why)
-            return
-        self._ledger.mapped()
-        self._builder.trace.prompt_origin = "rebuilt"
-        step = self._builder.open
-        if step is not None:
-            step.model = step.model or self._model or string(record.get("model"))
-            self._builder.trace.model = self._builder.trace.model or step.model
-        if (integer(record.get("ordinal")) or 0) < self._first_own and self._builder.trace.steps:
-            self._builder.trace.steps[-1].flags.add("copied")
-
-    def _compacted(self, payload: Mapping[str, Any]) -> None:
+    def _compacted(self, payload: dict[str, Any]) -> None:
         """The conversation goes on from what the record gives in place of its history."""
-        self._ledger.mapped()
-        history = [item for item in items(payload.get("replacement_history")) if is_item(item)]
-        first = len(self._builder.trace.steps)
-        for item in history:
-            add_item(self._builder, item)
-        if not history:
-            self._builder.message("user", text_of(payload.get("message")))
-        for step in self._builder.trace.steps[first:]:
-            step.flags |= {"compacted", "copied"}
-        if first < len(self._builder.trace.steps):
-            self._builder.trace.steps[first].parent = -1
-        self._builder.open = None
+        steps, first = self.builder.trace.steps, len(self.builder.trace.steps)
+        for item in filter(is_item, items(payload.get("replacement_history"))):
+            add_message(self.builder, {"type": "message", **item}, "compacted", "copied")
+        if first == len(steps):
+            self.builder.add("user", [text_of(payload.get("message"))], "compacted", "copied")
+        steps[first].parent = -1
+        self.builder.close()
 
-    def _event(self, payload: Mapping[str, Any]) -> None:
-        kind = payload.get("type")
-        if kind == "token_count":
-            self._usage(mapping(mapping(payload.get("info")).get("last_token_usage")))
-        elif kind == "turn_aborted":
-            self._ledger.kept("interruption")
-            self._last_answer_flags().add("interrupted")
-        else:
-            self._ledger.dropped("an event that repeats an item")
-
-    def _usage(self, usage: Mapping[str, Any]) -> None:
-        self._ledger.kept("token counts")
-        self._builder.open = None
-        for step in reversed(self._builder.trace.steps):
-            if step.source == "agent":
-                step.usage = usage_of(usage)
-                break
-
-    def _last_answer_flags(self) -> set[str]:
-        found = next((s for s in reversed(self._builder.trace.steps) if s.source == "agent"), None)
-        return set() if found is None else found.flags
+    def _usage(self, usage: Any) -> str:
+        self.builder.close()
+        step = self.builder.last_answer()
+        step.usage = usage_of(usage) or step.usage
+        return "kept: token counts"

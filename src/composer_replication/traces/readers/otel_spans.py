@@ -9,312 +9,210 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 from composer_replication.records import ToolCall
+from composer_replication.traces.json_values import arguments_text, at, items, parsed, string, text_of
 from composer_replication.traces.readers.chat_logs import ConversationJoiner
-from composer_replication.traces.readers.chat_messages import function_tools, usage_of
-from composer_replication.traces.readers.response_items import items_as_messages
-from composer_replication.traces.trace_records import (
-    Ledger,
-    StepResult,
-    Trace,
-    TraceBuilder,
-    arguments_text,
-    items,
-    mapping,
-    parsed,
-    string,
-    text_of,
-)
+from composer_replication.traces.trace_records import Dropped, Ledger, StepResult, Trace, TraceBuilder
 
 _OPENINFERENCE = re.compile(r"llm\.(input|output)_messages\.(\d+)\.message\.(.+)")
 _EXIT_CODE = re.compile(r"exit code (-?\d+)")
+_CHAT = {"chat", "text_completion", "generate_content", "LLM", "GENERATION"}
+_MODELS = ("gen_ai.response.model", "gen_ai.request.model", "llm.model_name", "langfuse.model")
+_RESULTS = ("gen_ai.tool.call.result", "tool_response", "output.value", "langfuse.output")
 
 
 def matches_otel(head: Sequence[Any]) -> str:
     """``otlp``, ``attributes`` of one span, or ``langfuse``."""
-    first = mapping(head[0] if head else None)
+    first = head[0] if head and isinstance(head[0], dict) else {}
     if isinstance(first.get("resourceSpans"), list):
         return "otlp"
-    if isinstance(mapping(first.get("trace")).get("observations"), list) or isinstance(
-        first.get("observations"), list
-    ):
+    if _observations(first):
         return "langfuse"
     return "attributes" if any(key.startswith(("gen_ai.", "llm.", "openinference.")) for key in first) else ""
 
 
 def read_otel(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
     """Conversations of the chat spans, with the results that ``execute_tool`` spans hold."""
-    spans: list[tuple[int, str, str, Mapping[str, Any]]] = []
-    for number, record in enumerate(map(mapping, records)):
+    spans: list[_Span] = []
+    for number, record in enumerate(records):
         found = list(_spans(record, number))
-        ledger.num_records += len(found) - 1
-        if not found:
-            ledger.num_records += 1
-            ledger.dropped("a record without spans")
+        ledger.num_records -= 1  # a record counts as its spans
         spans += found
-    spans.sort(key=lambda span: span[0])
-    joiner = ConversationJoiner("otel-genai", name)
-    results: dict[str, StepResult] = {}
-    calls: dict[str, tuple[str, ToolCall]] = {}
-    for _, trace_id, span_name, attributes in spans:
-        kind = _kind(attributes, span_name)
-        if kind == "chat":
-            _add_chat(joiner, attributes, ledger)
-        elif kind == "tool":
-            _add_result(results, calls, attributes, ledger, trace_id)
+        if not found:
+            ledger.dropped("a record without spans")
+    reader = _Reader(name)
+    ledger.put_inner(reader.take, sorted(spans, key=lambda span: span.start))
+    yield from reader.traces()
+
+
+class _Span(NamedTuple):
+    start: Any
+    trace_id: str
+    name: str
+    attributes: dict[str, Any]
+
+
+class _Reader:
+    def __init__(self, name: str) -> None:
+        self._joiner, self._name = ConversationJoiner("otel-genai", name), name
+        self._results: dict[str, StepResult] = {}
+        self._calls: dict[str, tuple[str, ToolCall]] = {}
+
+    def take(self, span: _Span) -> None:
+        own = span.attributes
+        kinds = {
+            string(own.get(key))
+            for key in ("gen_ai.operation.name", "openinference.span.kind", "langfuse.type")
+        }
+        if kinds & _CHAT:
+            self._chat(own)
+        elif (
+            kinds & {"execute_tool", "TOOL"}
+            or "gen_ai.tool.call.id" in own
+            or span.name.startswith("running tool")
+        ):
+            self._tool(own, span.trace_id)
         else:
-            ledger.dropped("a span of an agent or of something else")
-    for trace in joiner.traces():
-        for _, step in trace.agent_steps():
-            for call in step.calls:
-                calls.pop(call.call_id, None)
-            answered = {result.call_id for result in step.results}
-            own = (results.get(call.call_id) for call in step.calls if call.call_id not in answered)
-            step.results += [result for result in own if result is not None]
-            for result in step.results:
-                if result.exit_code is None and result.call_id in results:
-                    result.exit_code, result.is_error = (
-                        results[result.call_id].exit_code,
-                        results[result.call_id].is_error,
-                    )
-        yield trace
-    yield from _without_chat(calls, results, name)
+            raise Dropped("a span of an agent or of something else")
+
+    def traces(self) -> Iterator[Trace]:
+        for trace in self._joiner.traces():
+            for _, step in trace.agent_steps():
+                known = {result.call_id: result for result in step.results}
+                for call in step.calls:
+                    self._calls.pop(call.call_id, None)
+                    if call.call_id not in self._results:
+                        continue
+                    result = self._results[call.call_id]
+                    if (own := known.get(call.call_id)) is None:
+                        step.results.append(result)
+                    else:
+                        own.exit_code, own.is_error = result.exit_code, result.is_error
+            yield trace
+        builders: dict[str, TraceBuilder] = {}
+        for trace_id, call in self._calls.values():  # of sessions of which only the tools were recorded
+            trace = Trace(trace_id or self._name, "otel-genai")
+            builder = builders.setdefault(trace_id, TraceBuilder(trace))
+            builder.add("agent", [call, self._results[call.call_id]])
+        yield from (builder.trace for builder in builders.values())
+
+    def _chat(self, own: dict[str, Any]) -> None:
+        messages, answers = _messages(own, "input"), _messages(own, "output")
+        if text := text_of(parsed(own.get("gen_ai.system_instructions"))):
+            messages.insert(0, {"role": "system", "content": text})
+        if not messages and not answers:
+            raise Dropped("a span without messages: content was not recorded")
+        tools = parsed(own.get("gen_ai.tool.definitions"))
+        tools = tools or at(parsed(own.get("model_request_parameters")), "function_tools")
+        usage = {key.removeprefix("gen_ai.usage."): value for key, value in own.items()}
+        self._joiner.add(messages, answers, tools, next(filter(None, map(own.get, _MODELS)), ""), usage)
+
+    def _tool(self, own: dict[str, Any], trace_id: str) -> None:
+        call_id = string(own.get("gen_ai.tool.call.id"))
+        content = next((own[key] for key in _RESULTS if own.get(key) is not None), None)
+        if not call_id or content is None:
+            raise Dropped("a tool's span without the id of its call or without content")
+        text = arguments_text(content)
+        code = _EXIT_CODE.match(text)
+        is_error = True if own.get("error") else None
+        self._results[call_id] = StepResult(call_id, text, is_error, int(code[1]) if code else None)
+        arguments = own.get("gen_ai.tool.call.arguments", own.get("tool_arguments"))
+        call = ToolCall(string(own.get("gen_ai.tool.name")), arguments_text(arguments), call_id)
+        self._calls[call_id] = trace_id, call
 
 
-def _without_chat(
-    calls: Mapping[str, tuple[str, ToolCall]], results: Mapping[str, StepResult], name: str
-) -> Iterator[Trace]:
-    """Sessions of which only the tools were recorded: answers without text, and no prompt."""
-    builders: dict[str, TraceBuilder] = {}
-    for call_id, (trace_id, call) in calls.items():
-        builder = builders.setdefault(trace_id, TraceBuilder(Trace(trace_id or name, "otel-genai")))
-        builder.open = None
-        builder.call(builder.answer(), call)
-        builder.result(results[call_id])
-    yield from (builder.trace for builder in builders.values())
-
-
-def _spans(record: Mapping[str, Any], number: int) -> Iterator[tuple[int, str, str, Mapping[str, Any]]]:
-    """Start, trace id, name and attributes of every span of a record."""
+def _spans(record: Any, number: int) -> Iterator[_Span]:
+    """Every span of a record."""
+    if not isinstance(record, dict):
+        return
     if "resourceSpans" in record:
-        for resource in map(mapping, items(record["resourceSpans"])):
-            for scope in map(mapping, items(resource.get("scopeSpans"))):
-                for span in map(mapping, items(scope.get("spans"))):
-                    attributes = _attributes(span.get("attributes"))
-                    for event in map(mapping, items(span.get("events"))):
-                        attributes |= _attributes(event.get("attributes"))
-                    if mapping(span.get("status")).get("code") in (2, "STATUS_CODE_ERROR"):
-                        attributes["error"] = True
-                    yield (
-                        _number(span.get("startTimeUnixNano")),
-                        _hex(span.get("traceId")),
-                        string(span.get("name")),
-                        attributes,
-                    )
-    elif "observations" in record or "observations" in mapping(record.get("trace")):
-        observations = record.get("observations") or mapping(record["trace"]).get("observations")
-        ordered = sorted(map(mapping, items(observations)), key=lambda each: string(each.get("startTime")))
-        for place, each in enumerate(ordered):
-            metadata = mapping(parsed(each.get("metadata")))
-            attributes = dict(mapping(parsed(metadata.get("attributes"))))
-            attributes |= {
-                "langfuse.type": each.get("type"),
-                "langfuse.input": each.get("input"),
-                "langfuse.output": each.get("output"),
-                "langfuse.model": each.get("model"),
-            }
-            yield place, string(each.get("traceId")), string(each.get("name")), attributes
+        scopes = (scope for each in items(record["resourceSpans"]) for scope in items(at(each, "scopeSpans")))
+        for span in (span for scope in scopes for span in items(at(scope, "spans"))):
+            own = _attributes(at(span, "attributes"))
+            for event in items(at(span, "events")):
+                own |= _attributes(at(event, "attributes"))
+            own |= {"error": True} if at(span, "status", "code") in (2, "STATUS_CODE_ERROR") else {}
+            yield _Span(
+                _number(at(span, "startTimeUnixNano")),
+                _hex(at(span, "traceId")),
+                string(at(span, "name")),
+                own,
+            )
+    elif observations := _observations(record):
+        observations = sorted(observations, key=lambda each: string(at(each, "startTime")))
+        for place, each in enumerate(observations):
+            own = parsed(at(parsed(at(each, "metadata")), "attributes"))
+            own = {**(own if isinstance(own, dict) else {})}
+            own |= {f"langfuse.{key}": at(each, key) for key in ("type", "input", "output", "model")}
+            yield _Span(place, string(at(each, "traceId")), string(at(each, "name")), own)
     else:
-        yield number, "", "", record
+        yield _Span(number, "", "", record)
+
+
+def _observations(record: dict[str, Any]) -> list[Any]:
+    return items(record.get("observations") or at(record.get("trace"), "observations"))
 
 
 def _attributes(pairs: Any) -> dict[str, Any]:
-    return {string(each.get("key")): _value(each.get("value")) for each in map(mapping, items(pairs))}
+    return {string(at(each, "key")): _value(at(each, "value")) for each in items(pairs)}
 
 
 def _value(value: Any) -> Any:
     """The value of OTLP's typed object; whole numbers are texts there."""
-    found = mapping(value)
-    if "intValue" in found:
-        return _number(found["intValue"])
-    if "arrayValue" in found:
-        return [_value(each) for each in items(mapping(found["arrayValue"]).get("values"))]
-    if "kvlistValue" in found:
-        return _attributes(mapping(found["kvlistValue"]).get("values"))
-    return next(iter(found.values()), None)
+    if not isinstance(value, dict):
+        return None
+    if "intValue" in value:
+        return _number(value["intValue"])
+    if "arrayValue" in value:
+        return [_value(each) for each in items(at(value, "arrayValue", "values"))]
+    if "kvlistValue" in value:
+        return _attributes(at(value, "kvlistValue", "values"))
+    return next(iter(value.values()), None)
 
 
-def _kind(attributes: Mapping[str, Any], name: str) -> str:
-    operation = attributes.get("gen_ai.operation.name") or attributes.get("openinference.span.kind")
-    if (
-        operation in ("chat", "text_completion", "generate_content", "LLM")
-        or attributes.get("langfuse.type") == "GENERATION"
-    ):
-        return "chat"
-    if (
-        operation in ("execute_tool", "TOOL")
-        or "gen_ai.tool.call.id" in attributes
-        or name.startswith("running tool")
-    ):
-        return "tool"
-    return ""
-
-
-def _add_chat(joiner: ConversationJoiner, attributes: Mapping[str, Any], ledger: Ledger) -> None:
-    messages, answers = _messages(attributes, "input"), _messages(attributes, "output")
-    system = parsed(attributes.get("gen_ai.system_instructions"))
-    if text := text_of(system):
-        messages.insert(0, {"role": "system", "content": text})
-    if not messages and not answers:
-        ledger.dropped("a span without messages: content was not recorded")
-        return
-    tools = function_tools(parsed(attributes.get("gen_ai.tool.definitions")))
-    parameters = mapping(parsed(attributes.get("model_request_parameters")))
-    if not tools:
-        old = [
-            {**tool, "parameters": tool.get("parameters_json_schema")}
-            for tool in map(mapping, items(parameters.get("function_tools")))
-        ]
-        tools = function_tools(old)
-    model = next(
-        (
-            string(attributes[key])
-            for key in ("gen_ai.response.model", "gen_ai.request.model", "llm.model_name", "langfuse.model")
-            if string(attributes.get(key))
-        ),
-        "",
-    )
-    usage = usage_of({key.removeprefix("gen_ai.usage."): value for key, value in attributes.items()})
-    joiner.add(messages, answers, tools, model, usage)
-    ledger.mapped()
-
-
-def _messages(attributes: Mapping[str, Any], side: str) -> list[dict[str, Any]]:
+def _messages(own: dict[str, Any], side: str) -> list[Any]:
     """The messages of one side as a chat has them, from whichever attribute holds them."""
-    for key in (
-        f"gen_ai.{side}.messages",
-        f"gen_ai.{'prompt' if side == 'input' else 'completion'}",
-        f"langfuse.{side}",
-    ):
-        value = parsed(attributes.get(key))
-        if isinstance(value, Mapping) and isinstance(value.get("output"), list):
-            value = value["output"]
-        if isinstance(value, Mapping) and "text" in value:
-            value = [{"role": "assistant", "content": value["text"]}]
+    old = "gen_ai.prompt" if side == "input" else "gen_ai.completion"
+    for key in (f"gen_ai.{side}.messages", old, f"langfuse.{side}"):
+        value = parsed(own.get(key))
+        value = at(value, "output") if isinstance(at(value, "output"), list) else value
+        if text := at(value, "text"):
+            return [{"role": "assistant", "content": text}]
         if isinstance(value, list) and value:
-            if any("type" in mapping(each) and "role" not in mapping(each) for each in value):
-                return items_as_messages(value)
-            return [found for each in map(mapping, value) for found in _of_parts(each)]
-    return _of_openinference(attributes, side)
-
-
-def _of_parts(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A message of typed parts as messages of a chat: each tool response is one of its own."""
-    if not isinstance(message.get("parts"), list):
-        return [dict(message)]
-    texts, calls, results, thoughts = [], [], [], []
-    for part in map(mapping, message["parts"]):
-        kind = part.get("type")
-        if kind == "tool_call":
-            function = {"name": part.get("name"), "arguments": arguments_text(part.get("arguments"))}
-            calls.append({"id": string(part.get("id")), "function": function})
-        elif kind == "tool_call_response":
-            content = part.get("response", part.get("result"))
-            results.append(
-                {
-                    "role": "tool",
-                    "tool_call_id": string(part.get("id")),
-                    "content": content if isinstance(content, str) else arguments_text(content),
-                }
-            )
-        elif kind in ("thinking", "reasoning"):
-            thoughts.append(text_of(part))
-        else:
-            texts.append(text_of(part))
-    whole = {
-        "role": message.get("role"),
-        "content": "\n".join(texts),
-        "tool_calls": calls,
-        "reasoning_content": "\n".join(thoughts),
-    }
-    return ([whole] if texts or calls or thoughts or not results else []) + results
-
-
-def _of_openinference(attributes: Mapping[str, Any], side: str) -> list[dict[str, Any]]:
+            return list(value)
     found: dict[int, dict[str, Any]] = {}
-    for key, value in sorted(attributes.items()):
+    for key, value in sorted(own.items()):
         match = _OPENINFERENCE.fullmatch(key)
         if match is None or match[1] != side:
             continue
         message = found.setdefault(int(match[2]), {"role": "", "content": "", "tool_calls": []})
-        rest = match[3]
-        if rest in ("role", "content", "tool_call_id"):
-            message[rest] = value
-        elif rest.endswith("message_content.text"):
-            message["content"] += string(value)
-        elif rest.endswith("function.name"):
+        if match[3] in ("role", "content", "tool_call_id"):
+            message[match[3]] = value
+        elif match[3].endswith("message_content.text"):
+            message["content"] = string(message["content"]) + string(value)
+        elif match[3].endswith("function.name"):
+            arguments = own.get(key.replace("function.name", "function.arguments"))
+            function = {"name": value, "arguments": arguments}
             message["tool_calls"].append(
-                {
-                    "id": attributes.get(key.replace("function.name", "id")),
-                    "function": {
-                        "name": value,
-                        "arguments": attributes.get(key.replace("function.name", "function.arguments")),
-                    },
-                }
+                {"id": own.get(key.replace("function.name", "id")), "function": function}
             )
     return [found[place] for place in sorted(found)]
-
-
-def _add_result(
-    results: dict[str, StepResult],
-    calls: dict[str, tuple[str, ToolCall]],
-    attributes: Mapping[str, Any],
-    ledger: Ledger,
-    trace_id: str,
-) -> None:
-    call_id = string(attributes.get("gen_ai.tool.call.id"))
-    content = next(
-        (
-            attributes[key]
-            for key in ("gen_ai.tool.call.result", "tool_response", "output.value", "langfuse.output")
-            if attributes.get(key) is not None
-        ),
-        None,
-    )
-    if not call_id or content is None:
-        ledger.dropped("a tool's span without the id of its call or without content")
-        return
-    text = content if isinstance(content, str) else arguments_text(content)
-    code = _EXIT_CODE.match(text)
-    results[call_id] = StepResult(
-        call_id, text, True if attributes.get("error") else None, int(code[1]) if code else None
-    )
-    arguments: Any = next(
-        (attributes[key] for key in ("gen_ai.tool.call.arguments", "tool_arguments") if key in attributes), {}
-    )
-    calls[call_id] = (
-        trace_id,
-        ToolCall(string(attributes.get("gen_ai.tool.name")), arguments_text(arguments), call_id),
-    )
-    ledger.mapped()
 
 
 def _number(value: Any) -> int:
     try:
         return int(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return 0
 
 
 def _hex(value: Any) -> str:
     """Ids are hexadecimal, or base64 where protobuf's own JSON was written."""
     text = string(value)
-    if len(text) in (16, 32):
-        return text
     try:
-        return base64.b64decode(text, validate=True).hex()
+        return text if len(text) in (16, 32) else base64.b64decode(text, validate=True).hex()
     except (binascii.Error, ValueError):
         return text

@@ -6,26 +6,29 @@ mini-swe-agent has three shapes: calls, blocks of code in text, and items of Res
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from composer_replication.records import ToolCall
-from composer_replication.traces.readers.chat_messages import add_message, usage_of
-from composer_replication.traces.readers.response_items import add_item
+from composer_replication.traces.json_values import (
+    arguments_text,
+    at,
+    integer,
+    items,
+    parsed,
+    string,
+    text_of,
+)
+from composer_replication.traces.readers.messages import add_message, parts_of
 from composer_replication.traces.trace_records import (
+    Dropped,
     Ledger,
     RepositoryState,
     StepResult,
     Trace,
     TraceBuilder,
-    integer,
-    items,
-    mapping,
-    parsed,
-    string,
-    text_of,
 )
 
 _BLOCK = re.compile(r"```(?:mswea_bash_command|bash)\n(.*?)\n?```", re.DOTALL)
@@ -34,39 +37,35 @@ _RETURNCODE = re.compile(r"<returncode>(-?\d+)</returncode>")
 
 def matches_swe_agent(head: Sequence[Any]) -> str:
     """The version that its ``info`` names."""
-    first = mapping(head[0] if head else None)
-    history = items(first.get("history"))
-    is_ours = isinstance(first.get("trajectory"), list) or any(
-        "agent" in mapping(each) for each in history[:3]
-    )
-    is_chat = history and "role" in mapping(history[0])
-    return string(mapping(first.get("info")).get("swe_agent_version")) or "0" if is_ours and is_chat else ""
+    first = head[0] if head else None
+    history = items(at(first, "history"))
+    has_agent = any(at(each, "agent") is not None for each in history[:3])
+    is_ours = isinstance(at(first, "trajectory"), list) or has_agent
+    is_chat = bool(history) and at(history[0], "role") is not None
+    return string(at(first, "info", "swe_agent_version")) or "0" if is_ours and is_chat else ""
 
 
 def matches_mini_swe_agent(head: Sequence[Any]) -> str:
     """The version, ``1`` where the file does not say it."""
     first = head[0] if head else None
-    document = mapping(first)
-    if string(document.get("trajectory_format")).startswith("mini-swe-agent"):
-        return string(mapping(document.get("info")).get("mini_version")) or "1"
-    messages = items(first) or (items(document.get("messages")) if "info" in document else [])
-    texts = [text_of(mapping(each).get("content")) for each in messages[:6]]
-    is_ours = bool(messages) and all("role" in mapping(each) for each in messages[:6])
+    if string(at(first, "trajectory_format")).startswith("mini-swe-agent"):
+        return string(at(first, "info", "mini_version")) or "1"
+    messages = items(first) or (items(at(first, "messages")) if at(first, "info") is not None else [])
+    texts = [text_of(at(each, "content")) for each in messages[:6]]
+    is_ours = bool(messages) and all(at(each, "role") is not None for each in messages[:6])
     return "1" if is_ours and any(_BLOCK.search(text) or _RETURNCODE.search(text) for text in texts) else ""
 
 
 def read_swe_agent(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
     """One conversation of each document; the demonstration inside is flagged ``demo``."""
-    for number, document in enumerate(map(mapping, records)):
+    for number, document in enumerate(records):
         builder = TraceBuilder(Trace(f"{name}#{number}", "swe-agent", agent="swe-agent"))
-        history = items(document.get("history"))
-        ledger.num_records += len(history)
-        ledger.kept("the document")
-        for message in map(mapping, history):
-            flags = ("demo",) if message.get("is_demo") is True else ()
-            why = _history_message(builder, message, flags)
-            ledger.dropped(why) if why else ledger.mapped()
-        _note_document(builder.trace, document)
+        ledger.put(partial(_note_document, builder.trace), document)
+        history = items(at(document, "history"))
+        ledger.put_inner(partial(_history_message, builder), history)
+        num_answers = sum(at(each, "role") == "assistant" and not at(each, "is_demo") for each in history)
+        # the last step, which submits, may stand in the trajectory alone
+        ledger.put_inner(partial(_trajectory_step, builder), items(at(document, "trajectory"))[num_answers:])
         yield builder.trace
 
 
@@ -74,106 +73,94 @@ def read_mini_swe_agent(records: Iterator[Any], ledger: Ledger, name: str) -> It
     """One conversation of each document."""
     for number, document in enumerate(records):
         builder = TraceBuilder(Trace(f"{name}#{number}", "mini-swe-agent", agent="mini-swe-agent"))
-        messages = items(document) or items(mapping(document).get("messages"))
-        ledger.num_records += len(messages)
-        ledger.kept("the document")
-        for message in map(mapping, messages):
-            why = _mini_message(builder, message)
-            ledger.dropped(why) if why else ledger.mapped()
-        info = mapping(mapping(document).get("info"))
-        builder.trace.version = string(info.get("mini_version"))
-        model = mapping(mapping(info.get("config")).get("model")).get("model_name")
-        builder.trace.model = builder.trace.model or string(model)
-        builder.trace.prompt_origin = "recorded" if builder.trace.steps[:1] else "rebuilt"
-        yield builder.trace
+        ledger.put(lambda _: "kept: the document", document)
+        ledger.put_inner(partial(_mini_message, builder), items(document) or items(at(document, "messages")))
+        trace = builder.trace
+        trace.version = string(at(document, "info", "mini_version"))
+        trace.model = trace.model or string(at(document, "info", "config", "model", "model_name"))
+        trace.prompt_origin = "recorded" if trace.steps else "rebuilt"
+        yield trace
 
 
-def _history_message(builder: TraceBuilder, message: Mapping[str, Any], flags: tuple[str, ...]) -> str:
-    role = message.get("role")
+def _note_document(trace: Trace, document: dict[str, Any]) -> str:
+    trace.version = string(at(document, "info", "swe_agent_version"))
+    replay = parsed(document.get("replay_config"))
+    repository = (at(replay, "env", "repo", key) for key in ("github_url", "repo_name", "path"))
+    trace.state = RepositoryState(
+        string(at(replay, "problem_statement", "id")),
+        next(filter(None, map(string, repository)), ""),
+        string(at(replay, "env", "repo", "base_commit")),
+    )
+    trace.model = string(at(replay, "agent", "model", "name"))
+    return "kept: the document"
+
+
+def _history_message(builder: TraceBuilder, message: dict[str, Any]) -> None:
+    flags = ("demo",) if message.get("is_demo") is True else ()
     call_ids = items(message.get("tool_call_ids"))
     text = text_of(message.get("content"))
-    previous = builder.trace.steps[-1] if builder.trace.steps else None
-    if role in ("tool", "user") and call_ids:
-        return builder.result(StepResult(string(call_ids[0]), text.removeprefix("OBSERVATION:\n")))
-    if role == "user" and previous is not None and previous.calls and not previous.results and not flags:
-        return builder.result(StepResult("", text.removeprefix("OBSERVATION:\n")))
-    why = add_message(builder, message, *flags)
-    step = builder.open
-    if step is not None and not step.calls and string(message.get("action")).strip():
-        arguments = json.dumps({"command": string(message["action"]).strip()}, ensure_ascii=False)
-        builder.call(step, ToolCall("bash", arguments))
+    is_user = message.get("role") in ("tool", "user")
+    if is_user and (call_ids or (message["role"] == "user" and builder.waits() and not flags)):
+        call_id = string(call_ids[0]) if call_ids else ""
+        builder.add("user", [StepResult(call_id, text.removeprefix("OBSERVATION:\n"))])
+        return
+    add_message(builder, message, *flags)
+    step = builder.trace.steps[-1]
+    if step.source == "agent" and not step.calls and (command := string(message.get("action")).strip()):
+        builder.add("agent", [ToolCall("bash", arguments_text({"command": command}))], key="")
         step.text = string(message.get("thought")) or step.text
-    return why
 
 
-def _note_document(trace: Trace, document: Mapping[str, Any]) -> None:
-    info = mapping(document.get("info"))
-    trace.version = string(info.get("swe_agent_version"))
-    replay = mapping(parsed(document.get("replay_config")))
-    repo = mapping(mapping(replay.get("env")).get("repo"))
-    address = string(repo.get("github_url")) or string(repo.get("repo_name")) or string(repo.get("path"))
-    trace.state = RepositoryState(
-        task_id=string(mapping(replay.get("problem_statement")).get("id")),
-        repository=address,
-        commit=string(repo.get("base_commit")),
-    )
-    model = mapping(mapping(replay.get("agent")).get("model"))
-    trace.model = string(model.get("name"))
+def _trajectory_step(builder: TraceBuilder, step: dict[str, Any]) -> None:
+    thought = string(step.get("thought")) or string(step.get("response"))
+    call = ToolCall("bash", arguments_text({"command": string(step["action"]).strip()}), "")
+    builder.add("agent", [thought, call])
+    builder.add("user", [StepResult("", string(step.get("observation")))])
 
 
-def _mini_message(builder: TraceBuilder, message: Mapping[str, Any]) -> str:
-    extra = mapping(message.get("extra"))
-    code = integer(extra.get("returncode"))
-    role = message.get("role")
+def _mini_message(builder: TraceBuilder, message: dict[str, Any]) -> str | None:
+    extra, role = message.get("extra") or {}, message.get("role")
+    code, text = integer(at(extra, "returncode")), text_of(message.get("content"))
+    response = at(extra, "response")
+    known = {"model": at(response, "model"), "usage": at(response, "usage")}
     if role == "exit":
-        return _mini_exit(builder, text_of(message.get("content")))
-    if "role" not in message or string(message.get("object")) == "response":
-        return _mini_items(builder, message, code)
-    text = text_of(message.get("content"))
-    if role == "tool":
-        return builder.result(StepResult(string(message.get("tool_call_id")), text, None, code))
-    if role == "user":
-        return _mini_user(builder, text, extra, code)
-    why = add_message(builder, message)
-    step = builder.open
-    if step is not None:
-        response = mapping(extra.get("response"))
-        step.model, step.usage = string(response.get("model")), usage_of(response.get("usage"))
-        builder.trace.model = builder.trace.model or step.model
-        if not step.calls and (found := _BLOCK.search(step.text)):
-            builder.call(step, ToolCall("bash", json.dumps({"command": found[1]}, ensure_ascii=False)))
-    return why
+        if not builder.waits():
+            return "dropped: the end of the run"
+        builder.add("user", [StepResult("", text)])
+    elif role is None or message.get("object") == "response":
+        for item in items(message.get("output")) or [message]:
+            add_message(builder, {"type": "message", **item}, **known)
+        if code is not None and builder.answered is not None:
+            builder.answered.results[-1].exit_code = code
+    elif role == "tool":
+        builder.add("user", [StepResult(string(message.get("tool_call_id")), text, None, code)])
+    elif role == "user":
+        _mini_user(builder, text, extra, code, known)
+    else:
+        parts = list(parts_of(message))
+        if (
+            role == "assistant"
+            and not any(isinstance(p, ToolCall) for p in parts)
+            and (found := _BLOCK.search(text))
+        ):
+            parts.append(ToolCall("bash", arguments_text({"command": found[1]})))
+        if role not in ("assistant", "system"):
+            raise Dropped(f"a message of the role {role!r:.20}")
+        builder.add("agent" if role == "assistant" else "system", parts, **known)
+    return None
 
 
-def _mini_user(builder: TraceBuilder, text: str, extra: Mapping[str, Any], code: int | None) -> str:
+def _mini_user(
+    builder: TraceBuilder, text: str, extra: dict[str, Any], code: int | None, known: dict[str, Any]
+) -> None:
     """A user's message is the task, the result of the code block before it, or a complaint about an answer without one."""
-    previous = builder.trace.steps[-1] if builder.trace.steps else None
     found = _RETURNCODE.search(text)
-    waits = previous is not None and previous.source == "agent" and previous.calls and not previous.results
-    if waits and (found or code is not None or "model_response" not in extra):
-        return builder.result(
-            StepResult("", text, None, code if code is not None else int(found[1]) if found else None)
-        )
-    if answer := string(extra.get("model_response")):  # the answer itself was taken out of the messages
-        builder.open = None
-        step = builder.answer()
-        step.text, step.usage = answer, usage_of(mapping(extra.get("response")).get("usage"))
-        step.model = string(mapping(extra.get("response")).get("model"))
-    builder.message("user", text, *(("injected",) if extra else ()))
-    return ""
-
-
-def _mini_exit(builder: TraceBuilder, text: str) -> str:
-    step = builder.trace.steps[-1] if builder.trace.steps else None
-    if step is not None and step.calls and len(step.results) < len(step.calls):
-        return builder.result(StepResult("", text))
-    return "the end of the run"
-
-
-def _mini_items(builder: TraceBuilder, message: Mapping[str, Any], code: int | None) -> str:
-    why = ""
-    for item in map(mapping, items(message.get("output")) or [message]):
-        why = add_item(builder, item) or why
-    if code is not None and builder.trace.steps and builder.trace.steps[-1].results:
-        builder.trace.steps[-1].results[-1].exit_code = code
-    return why
+    if builder.waits() and (found or code is not None or "model_response" not in extra):
+        code = code if code is not None else int(found[1]) if found else None
+        builder.add("user", [StepResult("", text, None, code)])
+        return
+    choices = items(at(extra, "response", "choices")) or [None]
+    # an answer without a call is taken out of the messages
+    if answer := string(extra.get("model_response") or at(choices[0], "message", "content")):
+        builder.add("agent", [answer], **known)
+    builder.add("user", [text], *(("injected",) if extra else ()))

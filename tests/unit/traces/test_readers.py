@@ -89,6 +89,7 @@ def test_a_file_is_read_as_it_was_counted(name: str) -> None:
 # Answers, calls and results where the format has no ids, counted by hand: blocks of code or ``<function=`` in answers, return
 # codes and the message at the end, steps of ``trajectory``, actions and observations.
 BY_HAND = {
+    "atif/hello-world-context-summarization.trajectory.json": (7, 7, 7),
     "codex/legacy-2025-09.jsonl": (2, 1, 1),
     "mini-swe-agent/v1-list-github_issue.traj.json": (10, 10, 10),
     "mini-swe-agent/v1-list-local.traj.json": (2, 2, 2),
@@ -130,11 +131,10 @@ def ids_in(record: Any) -> Iterator[tuple[str, Any]]:
         yield "call", row.get(_CALL_IDS.get(kind, ""))
         yield "result", row.get(_RESULT_IDS.get(kind, ""))
         yield from (("call", c.get("id") or c.get("tool_call_id")) for c in row.get("tool_calls") or ())
-        yield (
-            "call" if row.get("kind") == "ActionEvent" or "action" in row else "result",
-            old.get("tool_call_id"),
-        )
-        yield "call" if row.get("kind") == "ActionEvent" else "result", row.get("tool_call_id")
+        if "action" in row or "observation" in row:
+            yield "result" if "observation" in row else "call", old.get("tool_call_id")
+        if row.get("role") == "tool" or str(row.get("kind")).endswith(("Event", "Observation")):
+            yield "call" if row.get("kind") == "ActionEvent" else "result", row.get("tool_call_id")
         yield "result", row.get("source_call_id")
         yield from (("result", each) for each in row.get("tool_call_ids") or ())
         if row.get("key") == "gen_ai.tool.call.id":

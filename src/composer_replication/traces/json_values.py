@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+_LIBRARY: Any
 try:
     import orjson
+
+    _LIBRARY = orjson
 except ImportError:  # without the extra ``traces`` ingest takes twice as long
-    orjson = None  # type: ignore[assignment]
+    _LIBRARY = json
 
 
 def text_of(value: Any) -> str:
@@ -56,7 +59,7 @@ def integer(value: Any) -> int | None:
 def parsed(value: Any) -> Any:
     """What a text of JSON holds; the value itself where it is none."""
     try:
-        return _library().loads(value) if isinstance(value, str) else value
+        return _LIBRARY.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError):
         return value
 
@@ -73,7 +76,7 @@ def json_value(data: bytes) -> Any:
         ValueError: they are no JSON.
     """
     try:
-        return _library().loads(data)
+        return _LIBRARY.loads(data)
     except ValueError:
         whole = json.dumps(json.loads(data), ensure_ascii=False, allow_nan=False)
         return json.loads(whole.encode("utf-8", "replace"))
@@ -82,7 +85,7 @@ def json_value(data: bytes) -> Any:
 def json_bytes(value: Any) -> bytes:
     """A value as JSON without spaces."""
     try:
-        return orjson.dumps(value) if orjson is not None else _plain_bytes(value)
+        return _plain_bytes(value) if _LIBRARY is json else _LIBRARY.dumps(value)
     except TypeError:  # orjson: half a pair of surrogates, a number above 64 bits
         return _plain_bytes(value)
 
@@ -90,10 +93,6 @@ def json_bytes(value: Any) -> bytes:
 def _plain_bytes(value: Any) -> bytes:
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return text.encode("utf-8", "replace")
-
-
-def _library() -> Any:
-    return orjson or json
 
 
 _USAGE = {

@@ -69,7 +69,7 @@ def tokenised_pairs(
     """
     return tuple(
         PreferencePair(
-            *_ids(row, tokenizer, f"{where}, pair {number}"),  # type: ignore[arg-type]  # three
+            *_ids(row, tokenizer, f"{where}, pair {number}"),
             weight=float(row.get("weight", 1.0)),
             source=str(row.get("source", "")),
         )
@@ -155,7 +155,10 @@ def _is_messages(side: Any) -> bool:
     return isinstance(side, list) and all(isinstance(one, dict) and "role" in one for one in side)
 
 
-def _ids(row: PairRow, tokenizer: Tokenizer, where: str) -> tuple[tuple[int, ...], ...]:
+_Ids = tuple[int, ...]
+
+
+def _ids(row: PairRow, tokenizer: Tokenizer, where: str) -> tuple[_Ids, _Ids, _Ids]:
     prompt, chosen, rejected = (row[key] for key in _keys(row))
     if _keys(row) != _SIDES:
         return tuple(prompt), tuple(chosen), tuple(rejected)
@@ -179,7 +182,7 @@ def _ids(row: PairRow, tokenizer: Tokenizer, where: str) -> tuple[tuple[int, ...
         raise _unusable("a side of the pair has no token", where)
     if found[1] == found[2]:
         raise _unusable("the chosen and the rejected answer are the same once they are tokenised", where)
-    return tuple(found)
+    return found[0], found[1], found[2]
 
 
 def _tools(row: PairRow) -> Any:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from composer_replication.traces.pair_files import parquet_library
@@ -15,8 +16,6 @@ from composer_replication.traces.replay import action, answer_of, recorded_answe
 from composer_replication.traces.teachers import TeacherAnswer
 from composer_replication.traces.trace_records import NOT_LEARNED, Trace
 
-MARGIN = 0.1
-"""Least difference of the mean scores that makes a pair."""
 WEIGHTS: Mapping[str, float] = {"executed": 1.0, "siblings": 0.5, "objection": 0.5}
 TEXT_ONLY = 0.5
 """Times the weight where neither side calls anything: no test can tell such answers apart but by what follows."""
@@ -33,72 +32,53 @@ def executed_pairs(
     traces: Mapping[str, Trace], verdicts: Iterable[Mapping[str, Any]]
 ) -> Iterator[dict[str, Any]]:
     """Pairs of the branches that the tests decided, better and worse."""
-    for row in verdicts:
-        trace = traces.get(row["trace_id"])
-        if trace is None:
-            continue
-        recorded = recorded_answer(trace, row["step"])
+    for row in (row for row in verdicts if row["trace_id"] in traces):
+        trace = traces[row["trace_id"]]
         for verdict in row["verdicts"]:
+            sides = (answer_of(verdict["answer"]), recorded_answer(trace, row["step"]))
             if verdict["decision"] == "not decided":
                 continue
-            other = answer_of(verdict["answer"])
-            is_better = verdict["decision"] == "better"
-            sides = (other, recorded) if is_better else (recorded, other)
-            own, base = verdict["scores"], verdict["recorded_scores"]
-            margin = abs(sum(own) / len(own) - sum(base) / len(base))
-            if margin < MARGIN:
-                continue
+            margin = abs(fmean(verdict["scores"]) - fmean(verdict["recorded_scores"]))
             evidence = {key: verdict[key] for key in ("scores", "recorded_scores", "interval", "source")}
+            sides = sides if verdict["decision"] == "better" else sides[::-1]
             yield _pair(trace, row["step"], sides, source="executed", margin=margin, branch=evidence)
 
 
 def sibling_pairs(traces: Sequence[Trace]) -> Iterator[dict[str, Any]]:
     """Of two attempts at one task, one passing and one failing: the first answers in which they part."""
-    by_task: dict[str, list[Trace]] = defaultdict(list)
-    for trace in traces:
-        if trace.state.task_id and trace.passed is not None:
-            by_task[trace.state.task_id].append(trace)
-    for attempts in by_task.values():
-        failing = [trace for trace in attempts if not trace.passed]
-        for passing in (trace for trace in attempts if trace.passed):
-            for other in failing:
-                idx = _parting(passing, other)
-                if idx is not None:
-                    sides = (recorded_answer(passing, idx), recorded_answer(other, idx))
-                    yield _pair(passing, idx, sides, source="siblings", margin=1.0, failing=other.trace_id)
+    bound = [trace for trace in traces if trace.state.task_id and trace.passed is not None]
+    bound.sort(key=lambda trace: trace.state.task_id)
+    groups = (list(group) for _, group in itertools.groupby(bound, key=lambda trace: trace.state.task_id))
+    for passing, failing in itertools.chain.from_iterable(itertools.permutations(each, 2) for each in groups):
+        if passing.passed and not failing.passed and (idx := _parting(passing, failing)) is not None:
+            sides = (recorded_answer(passing, idx), recorded_answer(failing, idx))
+            yield _pair(passing, idx, sides, source="siblings", margin=1.0, failing=failing.trace_id)
 
 
 def objection_pairs(traces: Sequence[Trace]) -> Iterator[dict[str, Any]]:
     """An action that the user refused or stopped, against the next one that was let through."""
+    refused = {"denied", "interrupted"}
     for trace in traces:
-        for idx, step in trace.agent_steps():
-            if not step.flags & {"denied", "interrupted"} or not step.calls:
-                continue
-            later = (
-                n for n, s in trace.agent_steps() if n > idx and s.calls and s.results and not s.num_errors
-            )
-            accepted = next(
-                (n for n in later if not trace.steps[n].flags & {"denied", "interrupted", *NOT_LEARNED}), None
-            )
-            if accepted is None:
-                continue
-            sides = (recorded_answer(trace, accepted), recorded_answer(trace, idx))
-            yield _pair(trace, idx, sides, source="objection", margin=0.5, accepted_step=accepted)
+        calling = [(idx, step) for idx, step in trace.agent_steps() if step.calls]
+        good = [
+            n for n, s in calling if s.results and not s.num_errors and not s.flags & {*refused, *NOT_LEARNED}
+        ]
+        for idx in (idx for idx, step in calling if step.flags & refused):
+            accepted = next((n for n in good if n > idx), None)
+            if accepted is not None:
+                sides = (recorded_answer(trace, accepted), recorded_answer(trace, idx))
+                yield _pair(trace, idx, sides, source="objection", margin=0.5, accepted_step=accepted)
 
 
 def balanced(
     pairs: Iterable[dict[str, Any]], heldout: HeldoutRows
 ) -> tuple[list[dict[str, Any]], Counter[str]]:
     """The pairs that are kept, and how many were dropped by reason."""
-    kept: list[dict[str, Any]] = []
     dropped: Counter[str] = Counter()
     seen: set[str] = set()
-    for pair in pairs:
-        why = _problem(pair, seen)
-        if why:
-            dropped[why] += 1
-        else:
-            kept.append(pair)
+    whys = [(pair, _problem(pair, seen)) for pair in pairs]
+    dropped.update(why for _, why in whys if why)
+    kept = [pair for pair, why in whys if not why]
     kept = _without(kept, heldout, dropped)
     last = [pair for pair in kept if pair["is_last"]]
     num_allowed = max(1, int(MAX_SHARE_OF_LAST * (len(kept) - len(last)) / (1 - MAX_SHARE_OF_LAST)))
@@ -117,20 +97,15 @@ def sft_rows(traces: Iterable[Trace], heldout: HeldoutRows) -> tuple[list[dict[s
         if trace.passed is not True or last is None:
             dropped["did not pass its tests" if trace.passed is False else "nobody ran its tests"] += 1
             continue
-        messages = [*prompt_of(trace, last), _message(recorded_answer(trace, last))]
-        provenance = {
-            "trace_id": trace.trace_id,
-            "format": trace.format,
-            "model": trace.model,
-            "task_id": trace.state.task_id,
-        }
-        row = {
-            "messages": messages,
-            "tools": json.dumps(tools_of(trace)),
-            "provenance": json.dumps(provenance),
-            "task_id": trace.state.task_id,
-        }
-        rows.append(row)
+        names = {"trace_id": trace.trace_id, "format": trace.format, "model": trace.model}
+        rows.append(
+            {
+                "messages": [*prompt_of(trace, last), _message(recorded_answer(trace, last))],
+                "tools": json.dumps(tools_of(trace)),
+                "provenance": json.dumps({**names, "task_id": trace.state.task_id}),
+                "task_id": trace.state.task_id,
+            }
+        )
     return _without(rows, heldout, dropped), dropped
 
 

@@ -48,7 +48,7 @@ def matches_atif(head: Sequence[Any]) -> str:
     """The version that the document names."""
     first = head[0] if head else None
     version = string(at(first, "schema_version"))
-    is_ours = isinstance(at(first, "steps"), list) and ("agent" in first or version)
+    is_ours = isinstance(at(first, "steps"), list) and (at(first, "agent") is not None or version)
     return version.removeprefix("ATIF-v") if is_ours else ""
 
 

@@ -45,34 +45,31 @@ class _Rollout:
 
     def take(self, record: dict[str, Any]) -> str | None:
         kind, payload = record.get("type"), record.get("payload")
-        if kind == "token_usage_record":
-            return self._usage(at(payload, "usage"))
-        if not isinstance(payload, dict):
-            return self._without_envelope(record)
+        event = at(payload, "type") if kind == "event_msg" else None
         if kind == "session_meta":
-            return self._session(payload)
+            return self._session(record["payload"])
         if kind == "turn_context":
-            self._model = string(payload.get("model")) or self._model
+            self._model = string(at(payload, "model")) or self._model
             return "kept: context of a turn"
-        if kind == "response_item":
-            return self._item(payload, record)
-        if kind == "compacted":
-            return self._compacted(payload)
-        if at(payload, "type") == "token_count":
-            return self._usage(at(payload, "info", "last_token_usage"))
-        if at(payload, "type") == "turn_aborted":
+        if kind == "token_usage_record" or event == "token_count":
+            usage = at(payload, "usage") if event is None else at(payload, "info", "last_token_usage")
+            self.builder.close()
+            step = self.builder.last_answer()
+            step.usage = usage_of(usage) or step.usage
+            return "kept: token counts"
+        if event == "turn_aborted":
             self.builder.last_answer().flags.add("interrupted")
             return "kept: interruption"
-        known = {"event_msg": "an event that repeats an item", "world_state": "state of the world"}
-        raise Dropped(known.get(str(kind), f"a record of the kind {kind!r:.40}"))
-
-    def _without_envelope(self, record: dict[str, Any]) -> None:
-        kind = record.get("type")
-        if kind == "function_result":
-            return self._item({"type": "function_call_output", "output": record.get("result")}, record)
-        if not is_item(record):
-            raise Dropped(f"a record of the kind {kind!r:.40}")
-        return self._item(record, record)
+        if kind == "compacted":
+            self._compacted(record["payload"])
+        elif kind == "function_result":
+            self._item({"type": "function_call_output", "output": record.get("result")}, record)
+        elif kind == "response_item" or (is_item(record) and "payload" not in record):
+            self._item(payload if isinstance(payload, dict) else record, record)
+        else:
+            known = {"event_msg": "an event that repeats an item", "world_state": "state of the world"}
+            raise Dropped(known.get(str(kind), f"a record of the kind {kind!r:.40}"))
+        return None
 
     def _session(self, payload: dict[str, Any]) -> str:
         if not self._has_meta:
@@ -80,8 +77,8 @@ class _Rollout:
             trace = self.builder.trace
             trace.trace_id = string(payload.get("id")) or trace.trace_id
             trace.version = string(payload.get("cli_version"))
-            git = (string(at(payload, "git", key)) for key in ("repository_url", "commit_hash"))
-            trace.state = RepositoryState("", *git, folder=string(payload.get("cwd")))
+            url, commit = (string(at(payload, "git", key)) for key in ("repository_url", "commit_hash"))
+            trace.state = RepositoryState("", url, commit, string(payload.get("cwd")))
             parent = string(at(payload, "source", "subagent", "thread_spawn", "parent_thread_id"))
             trace.parent = (parent, "") if parent else None
             self._first_own = integer(payload.get("subagent_history_start_ordinal")) or 0
@@ -112,9 +109,3 @@ class _Rollout:
             self.builder.add("user", [text_of(payload.get("message"))], "compacted", "copied")
         steps[first].parent = -1
         self.builder.close()
-
-    def _usage(self, usage: Any) -> str:
-        self.builder.close()
-        step = self.builder.last_answer()
-        step.usage = usage_of(usage) or step.usage
-        return "kept: token counts"

@@ -90,8 +90,7 @@ class _Events:
             message = event["llm_message"]
             is_answer = event.get("source") == "agent"
             extended = text_of(event.get("extended_content"))
-            parts = parts_of({**message, "role": "assistant" if is_answer else "user"})
-            parts = [*parts, *([extended] if extended else [])]
+            parts = [*parts_of({**message, "role": "assistant" if is_answer else "user"}), extended]
             builder.add(
                 "agent" if is_answer else "user", parts, key=event.get("llm_response_id") or None, **known
             )

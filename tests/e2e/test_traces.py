@@ -101,23 +101,12 @@ def played(build_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFac
     said: dict[str, Any] = {}
     with PolicyServer.running(good, {"prompt_tokens": 100, "completion_tokens": 10}) as server:
         ours = f"tiny={served}#tiny-tools"
-        begin = [
-            "traces",
-            "replay",
-            str(folder),
-            "--teacher",
-            server.spec("good"),
-            "--teacher",
-            ours,
-            "--tasks",
-            str(store.root),
-        ]
+        begin = ["traces", "replay", str(folder), "--teacher", server.spec("good"), "--teacher", ours]
+        begin += ["--tasks", str(store.root), "--answer-tokens", "24", "--tries", "4", "--horizon", "2"]
+        begin += ["--price", "good=1/2"]
         for name, words in (
             ("ingest", ["traces", "ingest", str(root / "episodes.jsonl"), "--out", str(folder)]),
-            (
-                "replay",
-                [*begin, "--answer-tokens", "24", "--tries", "4", "--horizon", "2", "--price", "good=1/2"],
-            ),
+            ("replay", begin),
             ("pairs", ["traces", "pairs", str(folder), "--out", str(root / "pairs.parquet")]),
             ("lines", ["traces", "pairs", str(folder), "--out", str(root / "pairs.jsonl")]),
             ("sft", ["traces", "sft", str(folder), "--out", str(root / "sft.parquet")]),
@@ -125,9 +114,7 @@ def played(build_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFac
         ):
             said[name] = run(words)
         said["asked"] = len(server.seen)
-        said["again"] = run(
-            [*begin, "--answer-tokens", "24", "--tries", "4", "--horizon", "2", "--price", "good=1/2"]
-        )
+        said["again"] = run(begin)
         said["asked_again"] = len(server.seen) - said["asked"]
     return Played(store, clamp, root, folder, said)
 
@@ -146,13 +133,9 @@ def run(words: Sequence[str]) -> dict[str, Any]:
 def record(store: TaskStore, task: Task, heredoc: str, path: Path) -> None:
     tokenizer = tokenizer_of(next(family for family in FAMILIES if family.name == "qwen2_5"))
     wrong = {"path": NUMBERS, "content": "def clamp(value, low, high):\n    return low\n"}
+    edits = (("tinymath", written("bash", {"command": heredoc})), ("tests", written("write_file", wrong)))
     scripts = [
-        [
-            written("bash", {"command": "ls tinymath"}),
-            written("bash", {"command": heredoc}),
-            written("submit", {}),
-        ],
-        [written("bash", {"command": "ls tests"}), written("write_file", wrong), written("submit", {})],
+        [written("bash", {"command": f"ls {where}"}), edit, written("submit", {})] for where, edit in edits
     ]
     talk = LedgerTalk(tokenizer, tokenizer.text)
     with_grader = Grader(store)

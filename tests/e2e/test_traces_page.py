@@ -47,14 +47,8 @@ def test_the_walk_of_the_page(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    cache = (
-        {"COMPOSER_RL_CACHE": os.environ.get("COMPOSER_RL_CACHE", "")}
-        if "COMPOSER_RL_CACHE" in os.environ
-        else {}
-    )
     environment = {
         **os.environ,
-        **cache,
         "HOME": str(home),
         "XDG_CACHE_HOME": str(Path.home() / ".cache"),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",

@@ -101,7 +101,8 @@ class _Handler(FaultyHandler):
 def answer_to(route: str, request: dict[str, Any], server: PolicyServer) -> dict[str, Any]:
     server.bodies.append((route, request))
     if route.endswith("/chat/completions"):
-        choice = {"message": server.reply(request), "finish_reason": "stop"}
+        message = server.reply(request)
+        choice = {"message": message, "finish_reason": "tool_calls" if message.get("tool_calls") else "stop"}
     else:
         ids, logps = (server.sample or by_rule)(request)
         choice = {
@@ -115,7 +116,8 @@ def answer_to(route: str, request: dict[str, Any], server: PolicyServer) -> dict
             },
         }
     choice = {name: value for name, value in {**choice, **server.changes}.items() if value is not None}
-    return {"choices": [choice], "usage": server.usage}
+    known = {"id": "answer", "object": "chat.completion", "created": 0, "model": request.get("model")}
+    return {**known, "choices": [{"index": 0, **choice}], "usage": server.usage}
 
 
 def by_rule(request: dict[str, Any]) -> tuple[list[int], list[float]]:

@@ -274,7 +274,7 @@ async def _execute(
     from composer_replication.rollouts.grading import Grader
     from composer_replication.run_folder import rewrite_jsonl
     from composer_replication.tasks.store import TaskStore
-    from composer_replication.traces.branches import Execution, execute, executed_row
+    from composer_replication.traces.branches import Execution, execute
     from composer_replication.traces.teachers import BudgetSpent
 
     backend = chosen_backend(args)
@@ -302,14 +302,14 @@ async def _execute(
                 report(number, len(bound), "executed")
     finally:
         grader.close()
-    rewrite_jsonl(args.folder / VERDICTS_NAME, [executed_row(each) for each in done])
-    decisions = Counter(verdict.decision for each in done for verdict in each.verdicts)
+    rewrite_jsonl(args.folder / VERDICTS_NAME, done)
+    decisions = Counter(verdict["decision"] for row in done for verdict in row["verdicts"])
     return {
         "not_bound": len(branchings) - len(bound),
-        "executed": sum(bool(each.verdicts) for each in done),
-        "not_executed": dict(Counter(each.problem for each in done if each.problem)),
-        "recorded_calls": sum(each.num_calls for each in done),
-        "reproduced_calls": sum(each.num_same for each in done),
+        "executed": sum(bool(row["verdicts"]) for row in done),
+        "not_executed": dict(Counter(row["problem"] for row in done if row["problem"])),
+        "recorded_calls": sum(row["calls"] for row in done),
+        "reproduced_calls": sum(row["reproduced"] for row in done),
         "verdicts": dict(decisions),
         **given_up(),
     }, is_spent

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from composer_replication.errors import SandboxFailure
@@ -35,32 +35,6 @@ class Attempts(Protocol):
     def close(self) -> None: ...
     @property
     def is_done(self) -> bool: ...
-
-
-@dataclass(frozen=True, slots=True)
-class BranchVerdict:
-    """How an answer did beside the recorded one: shares of passed tests, a try each, and the interval of their difference."""
-
-    source: str
-    answer: TeacherAnswer
-    scores: tuple[float, ...]
-    recorded_scores: tuple[float, ...]
-    interval: tuple[float, float]
-    decision: Decision
-
-
-@dataclass(frozen=True, slots=True)
-class Executed:
-    """What became of one branching; ``problem`` says why nothing was compared.
-
-    ``num_same`` of ``num_calls`` recorded results were reproduced on the way to the step.
-    """
-
-    branching: Branching
-    num_calls: int
-    num_same: int
-    verdicts: tuple[BranchVerdict, ...] = ()
-    problem: str = ""
 
 
 def difference(passed: Sequence[float], recorded: Sequence[float]) -> tuple[float, float]:
@@ -107,38 +81,49 @@ class Execution:
     horizon: int = 6
 
 
-async def execute(branching: Branching, how: Execution) -> Executed:
+async def execute(branching: Branching, how: Execution) -> dict[str, Any]:
     """Run the recorded answer and each other one from the same tree, ``num_tries`` times.
 
     After the answer both sides are played on by the same teacher for at most ``horizon`` answers, with another seed each
     try; then the visible tests are run.
+
+    Returns:
+        A line of ``verdicts.jsonl``: ``reproduced`` of ``calls`` recorded results came back on the way to the step;
+        ``problem`` says why nothing was compared; ``verdicts`` has for each other answer the shares of passed tests, a try
+        each, beside those of the recorded one, the interval of their difference and the decision.
     """
-    trace, idx = branching.trace, branching.idx
-    if not branching.others:
-        return Executed(branching, 0, 0, problem="every teacher does the same")
+    trace, others = branching.trace, branching.others
+    row: dict[str, Any] = {"trace_id": trace.trace_id, "step": branching.idx, "calls": 0, "reproduced": 0}
+    row |= {"problem": "", "verdicts": []}
+    if not others:
+        return row | {"problem": "every teacher does the same"}
     environment = how.open_attempt()
     try:
         environment.reset(trace.state.task_id)
-        num_calls, num_same = reproduced(trace, idx, environment)
-        if num_same < num_calls or environment.is_done:
-            return Executed(branching, num_calls, num_same, problem="recorded results are not reproduced")
+        row["calls"], row["reproduced"] = reproduced(trace, branching.idx, environment)
+        if row["reproduced"] < row["calls"] or environment.is_done:
+            return row | {"problem": "recorded results are not reproduced"}
         state = environment.snapshot()
-        scores: list[tuple[float, ...]] = []
-        for answer in (branching.recorded, *(answer for _, answer in branching.others)):
-            tried = []
+        scores: list[list[float]] = []
+        for answer in (branching.recorded, *(answer for _, answer in others)):
+            scores.append([])
             for number in range(how.num_tries):
                 environment.restore(state)
-                tried.append(await _play(branching, answer, environment, how, number))
-            scores.append(tuple(tried))
+                scores[-1].append(await _play(branching, answer, environment, how, number))
     except SandboxFailure as error:
-        return Executed(branching, 0, 0, problem=f"the sandbox failed ({error.code})")
+        return row | {"problem": f"the sandbox failed ({error.code})"}
     finally:
         environment.close()
-    verdicts = []
-    for (source, answer), own in zip(branching.others, scores[1:], strict=True):
+    for (source, answer), own in zip(others, scores[1:], strict=True):
         interval = difference(own, scores[0])
-        verdicts.append(BranchVerdict(source, answer, own, scores[0], interval, decide(interval)))
-    return Executed(branching, num_calls, num_same, tuple(verdicts))
+        verdict = {
+            "source": source,
+            "answer": answer_row(answer),
+            "scores": own,
+            "recorded_scores": scores[0],
+        }
+        row["verdicts"].append(verdict | {"interval": interval, "decision": decide(interval)})
+    return row
 
 
 async def _play(
@@ -165,15 +150,3 @@ async def _play(
     if score is None:
         raise SandboxFailure("CR0303", "the sandbox of a branch broke.", fix="composer-rl sandbox selftest")
     return score.pass_share
-
-
-def executed_row(executed: Executed) -> dict[str, Any]:
-    """A line of ``verdicts.jsonl``."""
-    return {
-        "trace_id": executed.branching.trace.trace_id,
-        "step": executed.branching.idx,
-        "calls": executed.num_calls,
-        "reproduced": executed.num_same,
-        "problem": executed.problem,
-        "verdicts": [{**asdict(each), "answer": answer_row(each.answer)} for each in executed.verdicts],
-    }

@@ -36,17 +36,20 @@ def read_pair_rows(path: Path) -> tuple[PairRow, ...]:
         lines = _lines(path)
     except (OSError, UnicodeDecodeError) as error:
         raise _unusable(f"the file of pairs cannot be read: {error}", str(path)) from error
-    rows = tuple(_row(line, f"{path}:{number}") for number, line in enumerate(lines, start=1) if line.strip())
-    if not rows:
-        raise _unusable("the file of pairs is empty", str(path))
+    rows = tuple(_row(line, f"{path}:{number}") for number, line in lines)
     if not any(row.get("weight", 1.0) for row in rows):
-        raise _unusable("every pair of the file weighs 0, so that nothing would be learned", str(path))
+        problem = (
+            "every pair of the file weighs 0, so that nothing would be learned"
+            if rows
+            else "the file of pairs is empty"
+        )
+        raise _unusable(problem, str(path))
     return rows
 
 
 def pair_places(path: Path) -> tuple[str, ...]:
     """``file:line`` of each pair of a file that ``read_pair_rows`` has taken, in its order."""
-    return tuple(f"{path}:{number}" for number, line in enumerate(_lines(path), start=1) if line.strip())
+    return tuple(f"{path}:{number}" for number, _ in _lines(path))
 
 
 def tokenised_pairs(
@@ -77,11 +80,11 @@ def tokenised_pairs(
     )
 
 
-def _lines(path: Path) -> list[str]:
-    """Cut at line feeds alone: ``str.splitlines`` cuts at signs that may stand inside a JSON string, too."""
-    if path.suffix == ".parquet":
-        return _parquet_lines(path)
-    return path.read_text(encoding="utf-8").split("\n")
+def _lines(path: Path) -> list[tuple[int, str]]:
+    """Lines with their numbers, cut at line feeds alone: ``str.splitlines`` cuts at signs that JSON texts may hold, too."""
+    is_parquet = path.suffix == ".parquet"
+    lines = _parquet_lines(path) if is_parquet else path.read_text(encoding="utf-8").split("\n")
+    return [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
 
 
 def parquet_library(path: Path) -> tuple[Any, Any]:
@@ -198,19 +201,14 @@ def _rendered(
     tokenizer: Tokenizer, tools: list[Any] | None, where: str, messages: list[Any], *, is_open: bool
 ) -> str:
     if getattr(tokenizer, "chat_template", "") is None:
-        raise InputError(
-            "CR0703",
-            "the model has no chat template, and this pair's sides are messages.",
-            where=where,
-            fix="give prompt, chosen and rejected as texts, or take an instruction-tuned model.",
-        )
+        problem = "the model has no chat template, and this pair's sides are messages."
+        fix = "give prompt, chosen and rejected as texts, or take an instruction-tuned model."
+        raise InputError("CR0703", problem, where=where, fix=fix)
     try:
-        text = tokenizer.apply_chat_template(
-            messages, tools=tools, tokenize=False, add_generation_prompt=is_open
-        )
+        how = {"tools": tools, "tokenize": False, "add_generation_prompt": is_open}
+        return str(tokenizer.apply_chat_template(messages, **how))
     except Exception as error:  # whatever the template raises
         raise _unusable(f"the chat template does not take the messages: {error}", where) from error
-    return str(text)
 
 
 def _unusable(sentence: str, where: str) -> InputError:

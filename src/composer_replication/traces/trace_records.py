@@ -226,6 +226,7 @@ class TraceBuilder:
         step.flags.update(flags)
         step.timestamp = step.timestamp or string(stamp)
         if source == "agent":
+            self._open = place  # also after results of its own, of tools that the model's server runs
             step.model, step.usage = step.model or string(model), usage_of(usage) or step.usage
             self.trace.model = self.trace.model or ("" if "synthetic" in step.flags else step.model)
         return place

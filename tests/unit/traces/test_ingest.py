@@ -170,28 +170,16 @@ def test_bad_input_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture
     (tmp_path / "prompt.jsonl").write_text('{"messages": [{"role": "user", "content": "hi"}]}\n')
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "traces.jsonl").write_text("not json\n")
-    out = ["--out", str(tmp_path / "out"), "--quiet"]
+    no, out = str(tmp_path / "no"), ["--out", str(tmp_path / "out"), "--quiet"]
     for words, code, sentence in (
-        (["ingest", str(tmp_path / "no"), *out], 4, "CR0941: there is no such file or folder."),
-        (["ingest", str(tmp_path / "a.jsonl"), *out], 6, "CR0942: no file of a known format"),
-        (
-            ["ingest", str(tmp_path / "prompt.jsonl"), *out],
-            6,
-            "CR0942: no answer of a model is in these files.",
-        ),
-        (["ingest", str(DATA), "--format", "word", *out], 2, "CR0206: there is no format 'word'"),
-        (["ingest", str(DATA), "--jobs", "0", *out], 2, "CR0206"),
-        (
-            ["show", str(tmp_path / "bad"), "--out", str(tmp_path / "p.html")],
-            4,
-            "CR0941: line 1 is not a trace.",
-        ),
-        (
-            ["pairs", str(tmp_path / "no"), "--out", str(tmp_path / "p.jsonl")],
-            4,
-            "CR0941: there are no traces to read",
-        ),
-        (["pairs", str(tmp_path / "no"), "--out", str(tmp_path / "p.jsonl"), "--split", "x"], 4, "CR0941"),
+        (["ingest", no], 4, "CR0941: there is no such file or folder."),
+        (["ingest", str(tmp_path / "a.jsonl")], 6, "CR0942: no file of a known format"),
+        (["ingest", str(tmp_path / "prompt.jsonl")], 6, "CR0942: no answer of a model is in these files."),
+        (["ingest", str(DATA), "--format", "word"], 2, "CR0206: there is no format 'word'"),
+        (["ingest", str(DATA), "--jobs", "0"], 2, "CR0206"),
+        (["show", str(tmp_path / "bad")], 4, "CR0941: line 1 is not a trace."),
+        (["pairs", no], 4, "CR0941: there are no traces to read"),
+        (["pairs", no, "--split", "x"], 4, "CR0941"),
     ):
-        assert main(["traces", *words]) == code
+        assert main(["traces", *words, *out]) == code
         assert sentence in capsys.readouterr().err

@@ -99,11 +99,9 @@ def test_what_goes_wrong_is_asked_again_and_nothing_is_paid_twice(tmp_path: Path
         assert max(server.given.values()) == 1
         counts = classroom.teachers["good"].counts
         assert {"http-429", "http-500", "not-an-answer"} <= set(counts)
-        again = room(disturbed, server.spec("good"))
-        num_seen = len(server.seen)
-        assert [each.answers for each in replayed(again, [session("a"), session("b")])[0]] == [
-            each.answers for each in found
-        ]
+        again, num_seen = room(disturbed, server.spec("good")), len(server.seen)
+        repeated, _ = replayed(again, [session("a"), session("b")])
+        assert [each.answers for each in repeated] == [each.answers for each in found]
         assert len(server.seen) == num_seen
         assert again.teachers["good"].counts == {"cached": 6}
 
@@ -206,18 +204,8 @@ def test_a_killed_replay_goes_on_to_the_same_result(
         return WANTED
 
     with PolicyServer.running(slowly, USAGE) as server:
-        words = [
-            "traces",
-            "replay",
-            str(folder),
-            "--teacher",
-            server.spec("t"),
-            "--price",
-            "t=1/2",
-            "--concurrent",
-            "2",
-            "--quiet",
-        ]
+        options = ["--price", "t=1/2", "--concurrent", "2", "--quiet"]
+        words = ["traces", "replay", str(folder), "--teacher", server.spec("t"), *options]
         command = [sys.executable, "-m", "composer_replication.cli.main", *words]
         for num_answers in (4, 12):
             process = subprocess.Popen(command, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})

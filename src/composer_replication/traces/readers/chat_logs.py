@@ -68,6 +68,8 @@ class ConversationJoiner:
         """Add a row: the messages that were sent, and those that came back."""
         chain = list(_digests(messages))
         known = next((n for n in range(len(chain), 0, -1) if chain[n - 1] in self._tips), 0)
+        while known > 1 and chain[known - 2] == chain[known - 1]:
+            known -= 1  # thoughts have no digest of their own
         if known:
             builder = self._tips.pop(chain[known - 1])
         else:
@@ -133,7 +135,11 @@ def _digests(messages: Sequence[Any]) -> Iterator[bytes]:
     before = b""
     for message in messages:
         if is_item(message):
-            parts = [_plain(part) for part in parts_of(message)]
+            known = list(parts_of(message))
+            # a call of the server's own tool has result and sources in the answer, and loses them where it is repeated
+            is_own = any(isinstance(part, ToolCall) for part in known)
+            parts = [_plain(part) for part in known if not (is_own and isinstance(part, StepResult))]
+            parts = [message["type"]] if message.get("type") == "web_search_call" else parts
             if any(parts):
                 whole = json.dumps(
                     [message.get("role") in ("user", "system", "developer"), *filter(None, parts)]

@@ -26,7 +26,7 @@ from composer_replication.traces.json_sources import read_records
 from composer_replication.traces.trace_records import Ledger
 
 DATA = Path(__file__).parents[1] / "tests" / "data" / "traces"
-_WORDS = re.compile(r" (?:the|to|and|a|of|is|in|for|=|#|//|:=|if|return) ")
+_WORDS = re.compile(r"(?<=[a-z]{3}) (?=[a-zA-Z])")
 ORACLE = """
 import json, sys
 from agentpile import load
@@ -51,7 +51,7 @@ def corpus(source: Path, folder: Path, num_bytes: int) -> int:
         text = sources[number % len(sources)]
         for before in ('"uuid":"', 'arentUuid":"', '"id":"msg_', '"sessionId":"', "toolu_", '"text":"'):
             text = text.replace(before, before + own)
-        text = _WORDS.sub(rf"\g<0>{own} ", text)
+        text = _WORDS.sub(f"{number:x} ", text)
         written += (folder / f"{own}.jsonl").write_text(text)
         number += 1
     return written

@@ -59,14 +59,8 @@ def test_newcombes_example() -> None:
 
 def verdict(decision: str, scores: list[float], recorded: list[float]) -> dict[str, object]:
     answer = {"text": "", "calls": [{"name": "bash", "arguments": '{"command": "better"}'}]}
-    return {
-        "source": "t",
-        "answer": answer,
-        "scores": scores,
-        "recorded_scores": recorded,
-        "interval": [0, 0],
-        "decision": decision,
-    }
+    row = {"source": "t", "answer": answer, "scores": scores, "recorded_scores": recorded}
+    return {**row, "interval": [0, 0], "decision": decision}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from composer_replication.errors import InputError, NothingToDoError
 from composer_replication.run_folder import write_json
@@ -184,24 +184,29 @@ def read_unit(unit: TraceUnit, part: Path) -> UnitSums:
     """Read the files of a unit into a part file, redacted; nothing that they hold raises."""
     sums = UnitSums(part)
     records = (record for path in unit.paths for record in read_records(path, sums.ledger))
-    # records have no cycles, and the search for some takes a tenth of the time
-    gc.disable()
-    with part.open("wb") as file:
-        for trace in FORMATS[unit.kind].read(records, sums.ledger, unit.paths[0].stem):
-            if not any(step.source == "agent" for step in trace.steps):
-                sums.ledger.counts[_NO_ANSWER] += 1
-                continue
-            trace.version = trace.version or unit.version
-            sums.chains.append(step_chain(trace))
-            redactor = Redactor()
-            redactor.trace(trace)
-            file.write(json_bytes(atif.trace_row(trace)) + b"\n")
-            sums.redactions += redactor.counts
-            sums.secrets |= {trace.trace_id: redactor.values} if redactor.values else {}
-            sums.sketches.append(minhash(trace))
-            sums.counts.append(trace.counts)
-    gc.enable()
+    gc.disable()  # records have no cycles, and the search for some takes a tenth of the time
+    try:
+        with part.open("wb") as file:
+            for trace in FORMATS[unit.kind].read(records, sums.ledger, unit.paths[0].stem):
+                trace.version = trace.version or unit.version
+                _add_trace(trace, sums, file)
+    finally:
+        gc.enable()
     return sums
+
+
+def _add_trace(trace: Trace, sums: UnitSums, file: IO[bytes]) -> None:
+    if not any(step.source == "agent" for step in trace.steps):
+        sums.ledger.counts[_NO_ANSWER] += 1
+        return
+    sums.chains.append(step_chain(trace))
+    redactor = Redactor()
+    redactor.trace(trace)
+    file.write(json_bytes(atif.trace_row(trace)) + b"\n")
+    sums.redactions += redactor.counts
+    sums.secrets |= {trace.trace_id: redactor.values} if redactor.values else {}
+    sums.sketches.append(minhash(trace))
+    sums.counts.append(trace.counts)
 
 
 def _read_all(

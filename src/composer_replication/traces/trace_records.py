@@ -28,7 +28,6 @@ class StepResult:
     text: str
     is_error: bool | None = None
     exit_code: int | None = None
-    is_truncated: bool = False
 
     @property
     def failed(self) -> bool:

@@ -129,7 +129,6 @@ def _result_row(result: StepResult) -> dict[str, Any]:
     extra = {
         "is_error": result.is_error,
         "exit_code": result.exit_code,
-        "is_truncated": result.is_truncated or None,
     }
     extra = {key: value for key, value in extra.items() if value is not None}
     return row | ({"extra": extra} if extra else {})
@@ -205,5 +204,4 @@ def _answer_parts(row: dict[str, Any], extra: dict[str, Any]) -> Iterator[Part]:
             text_of(at(result, "content")),
             flag(at(known, "is_error")),
             integer(at(known, "exit_code")),
-            at(known, "is_truncated") is True,
         )

@@ -138,4 +138,4 @@ def _result(block: dict[str, Any], kind: str) -> StepResult:
     if kind.endswith("_output"):
         success, code = flag(at(content, "success")), exit_code_in(text)
         is_error = not success if success is not None else None if code is None else code != 0
-    return StepResult(call_id, text, is_error, code, text.startswith("<persisted-output>"))
+    return StepResult(call_id, text, is_error, code)

@@ -66,35 +66,23 @@ def naive(path: Path) -> list[int]:
             answers.add(message["id"])
             calls |= {block["id"] for block in message["content"] if block["type"] == "tool_use"}
         elif record.get("type") == "user" and isinstance(message["content"], list):
-            results |= {
-                block["tool_use_id"] for block in message["content"] if block["type"] == "tool_result"
-            }
+            results |= {each["tool_use_id"] for each in message["content"] if each["type"] == "tool_result"}
     return [len(answers), len(calls), len(results & calls)]
 
 
 def compared(oracle: str) -> None:
     """The session of each shipped file beside the two other readers."""
-    paths = sorted((DATA / "claude-code").glob("session*.jsonl")) + sorted(
-        (DATA / "claude-code" / "subagent").glob("*.jsonl")
-    )
+    paths = sorted((DATA / "claude-code").glob("session*.jsonl"))
+    paths += sorted((DATA / "claude-code" / "subagent").glob("*.jsonl"))
     others: list[object] = [None] * len(paths)
     if oracle:
-        done = subprocess.run(
-            [oracle, "-c", ORACLE, *map(str, paths)], capture_output=True, text=True, check=False
-        )
-        others = [json.loads(line) for line in done.stdout.splitlines()] or [
-            done.stderr.strip().splitlines()[-1]
-        ] * len(paths)
-    for path, other in zip(paths, others, strict=False):
+        words = [oracle, "-c", ORACLE, *map(str, paths)]
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
+        others = [json.loads(line) for line in done.stdout.splitlines()]
+    for path, other in zip(paths, others, strict=True):
         with tempfile.TemporaryDirectory() as out:
             ingest([path], Path(out))
-            first = next(read_traces(Path(out)))
-        answers = [step for _, step in first.agent_steps()]
-        ours = [
-            len(answers),
-            sum(len(step.calls) for step in answers),
-            sum(len(step.results) for step in answers),
-        ]
+            ours = list(next(read_traces(Path(out))).counts[:3])
         print(f"{path.name:<44} ours {ours}  naive {naive(path)}  agentpile {other}")
 
 
@@ -103,9 +91,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--megabytes", type=int, default=50)
     parser.add_argument("--oracle", default="")
-    parser.add_argument(
-        "--source", type=Path, default=DATA / "claude-code", help="a folder of session*.jsonl"
-    )
+    parser.add_argument("--source", type=Path, default=DATA / "claude-code", metavar="FOLDER")
     args = parser.parse_args()
     compared(args.oracle)
     with tempfile.TemporaryDirectory() as name:
@@ -114,27 +100,24 @@ def main() -> None:
         num_bytes = corpus(args.source, folder / "in", args.megabytes * 10**6)
         units = find_units([folder / "in"])[0]
         started = time.process_time()
-        num_steps = sum(sum(row[0] for row in read_unit(unit, folder / "part").counts) for unit in units)
+        num_steps = sum(row[0] for unit in units for row in read_unit(unit, folder / "part").counts)
         seconds = time.process_time() - started
         started = time.process_time()
-        for path in sorted((folder / "in").iterdir()):
-            for line in path.open("rb"):
-                with suppress(ValueError):  # one line of the sessions is two records
-                    json.loads(line)
+        for line in (line for path in sorted((folder / "in").iterdir()) for line in path.open("rb")):
+            with suppress(ValueError):  # one line of the sessions is two records
+                json.loads(line)
         parsing = time.process_time() - started
+        megabytes = num_bytes / 1e6
         print(
-            f"one process: {num_bytes / 1e6:.0f} MB, {num_bytes / 1e6 / seconds:.0f} MB/s of processor time, {num_steps / seconds:.0f} answers/s; parsing alone {num_bytes / 1e6 / parsing:.0f} MB/s"
+            f"one process, by processor time: {megabytes / seconds:.0f} MB/s, {num_steps / seconds:.0f} answers/s"
         )
+        print(f"parsing alone: {megabytes / parsing:.0f} MB/s; {megabytes:.0f} MB in all")
         started = time.monotonic()
         result = ingest([folder / "in"], folder / "out", num_processes=2)
-        wall = time.monotonic() - started
-        peaks = [
-            resource.getrusage(who).ru_maxrss / 1024
-            for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-        ]
-        print(
-            f"two processes: {num_bytes / 1e6 / wall:.0f} MB/s by the clock; peak {peaks[0]:.0f} MiB here, {peaks[1]:.0f} MiB in the largest worker; {result['traces']} sessions, {result['duplicates']}"
-        )
+        print(f"two processes, by the clock: {megabytes / (time.monotonic() - started):.0f} MB/s")
+        for where, who in (("here", resource.RUSAGE_SELF), ("in a worker", resource.RUSAGE_CHILDREN)):
+            print(f"peak {where}: {resource.getrusage(who).ru_maxrss / 1024:.0f} MiB")
+        print(f"{result['traces']} sessions; duplicates: {result['duplicates']}")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ MOST_LINES_OF_A_FILE = 800
 MOST_LINES_OF_A_FUNCTION = 80
 # Lines of *.py in each folder, of *.toml in explanations. Lowered when a folder has shrunk, never raised.
 CEILINGS = {
-    "src": 98066,
+    "src": 97256,
     "src/composer_replication/cli": 7939,
     "src/composer_replication/engines": 575,
     "src/composer_replication/launch": 1370,
@@ -25,7 +25,7 @@ CEILINGS = {
     "src/composer_replication/safety": 3340,
     "src/composer_replication/sandbox": 12164,
     "src/composer_replication/tasks": 25855,
-    "src/composer_replication/traces": 3672,
+    "src/composer_replication/traces": 3669,
     "src/composer_replication/trainer": 12017,
     "src/composer_replication/cli/explanations": 1692,
     "benchmarks": 7763,
@@ -125,7 +125,7 @@ def test_a_line_too_many_and_a_folder_without_a_ceiling_are_named(tmp_path: Path
     (tmp_path / "src/composer_replication/cli/explanations/a.toml").write_text("a = 1\nb = 1\n")
     ceilings = {
         "src": 6,
-        "src/composer_replication/cli": 7939,
+        "src/composer_replication/cli": 4,
         "src/composer_replication/cli/explanations": 1,
         "tests": 5,
     }

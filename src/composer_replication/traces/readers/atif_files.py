@@ -126,10 +126,7 @@ def _result_row(result: StepResult) -> dict[str, Any]:
     row: dict[str, Any] = {"content": result.text}
     if result.call_id:
         row["source_call_id"] = result.call_id
-    extra = {
-        "is_error": result.is_error,
-        "exit_code": result.exit_code,
-    }
+    extra = {key: getattr(result, key) for key in ("is_error", "exit_code")}
     extra = {key: value for key, value in extra.items() if value is not None}
     return row | ({"extra": extra} if extra else {})
 

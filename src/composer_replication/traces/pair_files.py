@@ -205,8 +205,8 @@ def _rendered(
         fix = "give prompt, chosen and rejected as texts, or take an instruction-tuned model."
         raise InputError("CR0703", problem, where=where, fix=fix)
     try:
-        how = {"tools": tools, "tokenize": False, "add_generation_prompt": is_open}
-        return str(tokenizer.apply_chat_template(messages, **how))
+        render = tokenizer.apply_chat_template
+        return str(render(messages, tools=tools, tokenize=False, add_generation_prompt=is_open))
     except Exception as error:  # whatever the template raises
         raise _unusable(f"the chat template does not take the messages: {error}", where) from error
 

@@ -163,19 +163,22 @@ def _job(args: argparse.Namespace, name: str, target: Any) -> Job:
 def _answer(question: str, folder: Path) -> tuple[Result, int]:
     from composer_replication.cli.needed_packages import needs_extra
     from composer_replication.launch.job_folder import read_record
+    from composer_replication.launch.job_status import joined
     from composer_replication.launch.targets import open_target
 
     record = read_record(folder)
     name, job_id = str(record["target"]), str(record["id"])
+    each = job_id.split(",")  # several replicas may be a job each
     with needs_extra(_EXTRAS.get(name, name), f"asking {name}"):
         target = open_target(name, record["options"], folder.resolve())
         result: Result = {"job": record["name"], "target": name, "id": job_id}
         if question == "logs":
-            return result | {"logs": target.logs(job_id)}, 0
+            return result | {"logs": "".join(map(target.logs, each))}, 0
         if question == "stop":
-            target.stop(job_id)
+            for one in each:
+                target.stop(one)
             return result | {"stopped": True}, 0
-        status = target.status(job_id)
+        status = joined([target.status(one) for one in each])
     exit_code = {"halted": 5, "failed": _FAILED}.get(status.state, 0)
     return result | {
         "state": str(status.state),

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from composer_replication.launch.clients import aws_refusals, refusal
+from composer_replication.launch.clients import aws_refusals
 from composer_replication.launch.job import Job
 from composer_replication.launch.kubernetes import ClusterOptions, KubernetesTarget
 
@@ -59,9 +59,7 @@ class EksTarget(KubernetesTarget):
         options = self.options
         with aws_refusals("eks"):
             client: Any = boto3.client("eks", region_name=options.region)
-            state = client.describe_cluster(name=options.cluster)["cluster"]["status"]
-            if state != "ACTIVE":
-                raise refusal("eks", f"the cluster {options.cluster} is {state}")
+            client.describe_cluster(name=options.cluster)
             if (self.folder / ASSOCIATION_NAME).is_file():
                 wanted = self._association()
                 place = {key: wanted[key] for key in ("clusterName", "namespace", "serviceAccount")}

@@ -6,17 +6,16 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 
 from composer_replication.errors import UsageError
 
-HALTED_EXIT_CODE = 5
-INTERRUPTED_EXIT_CODE = 130
+PROGRAM = "composer_replication.cli.main"
 GRACE_SECONDS = 120
 """From the order to end to the kill: the step under way must be finished and saved in it."""
 MAX_FILES_BYTES = 900_000
 """Of a recipe's folder: what one ConfigMap holds, with room for its names."""
+_HIDDEN = re.compile(r"/(\.|__pycache__/)")
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -58,14 +57,17 @@ class Job:
             return [(self.name, None)]
         return [(f"{self.name}-{i}", str(i)) for i in range(self.replicas)]
 
+    def setting_words(self) -> list[str]:
+        return [part for text in self.settings for part in ("--set", text)]
+
     def train_words(self, folder: str, run: str, replica: str | None = None) -> list[str]:
         """Arguments of ``composer-rl`` for one process: always ``--resume``, so that a second start goes on.
 
         ``folder`` and ``run`` are where the recipe's files and the run lie at the target; each replica has a
         folder of its own in the run, and ``replica`` is its number or what stands for it there.
         """
-        settings = [part for text in self.settings for part in ("--set", text)]
-        words = ["train", f"{folder}/{self.recipe.name}", *settings, "--quiet", "--resume", "--out"]
+        always = ["--quiet", "--resume", "--out"]
+        words = ["train", f"{folder}/{self.recipe.name}", *self.setting_words(), *always]
         if replica is None:
             return [*words, run]
         own = type(replica)(f"{run}/replica-{replica}")  # a Variable stays one
@@ -81,52 +83,11 @@ class Job:
         """
         nodes, processes = self.resources.nodes, self.resources.processes
         if nodes * processes == 1:
-            return [python, "-m", "composer_replication.cli.main", *words]
+            return [python, "-m", PROGRAM, *words]
         sharding = ["--accelerate", f"{folder}/{self.accelerate}"] if self.accelerate else []
         shape = f"--nodes {nodes} --processes {processes} --grace-seconds {GRACE_SECONDS - 10}".split()
         starter = [python, "-m", "composer_replication.trainer.node_processes"]
         return [*starter, *shape, *place, "--port", port, *sharding, "--", *words]
-
-
-class JobState(StrEnum):
-    """How a job stands, in the words of no scheduler; what counts most of several replicas first."""
-
-    HALTED = "halted"
-    FAILED = "failed"
-    RUNNING = "running"
-    WAITING = "waiting"
-    UNKNOWN = "unknown"
-    STOPPED = "stopped"
-    SUCCEEDED = "succeeded"
-
-
-@dataclass(frozen=True, slots=True)
-class JobStatus:
-    """What a target says of a job; ``detail`` in its own words."""
-
-    state: JobState
-    exit_code: int | None = None
-    detail: str = ""
-
-
-def ended(exit_code: int, detail: str = "") -> JobStatus:
-    """The status of a job that ended by itself."""
-    states = {
-        0: JobState.SUCCEEDED,
-        HALTED_EXIT_CODE: JobState.HALTED,
-        INTERRUPTED_EXIT_CODE: JobState.STOPPED,
-    }
-    return JobStatus(states.get(exit_code, JobState.FAILED), exit_code, detail)
-
-
-def joined(statuses: Sequence[JobStatus]) -> JobStatus:
-    """One status of several replicas: a halt counts most, then what failed, then what still goes on."""
-    if not statuses:
-        return JobStatus(JobState.UNKNOWN)
-    order = list(JobState)
-    worst = min(statuses, key=lambda status: order.index(status.state))
-    details = "; ".join(dict.fromkeys(status.detail for status in statuses if status.detail))
-    return JobStatus(worst.state, worst.exit_code, details)
 
 
 def shell_line(words: Sequence[str]) -> str:
@@ -144,18 +105,13 @@ def recipe_files(recipe: Path) -> dict[str, bytes]:
         fix = "give the path of a run.toml; composer-rl recipe new writes one."
         raise UsageError("CR0201", "the recipe cannot be read: no such file.", where=str(recipe), fix=fix)
     folder = recipe.parent
-    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    named = {path.relative_to(folder): path for path in paths}
-    named = {name: path for name, path in named.items() if not any(_is_hidden(part) for part in name.parts)}
+    named = {path.relative_to(folder): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    named = {name: path for name, path in named.items() if not _HIDDEN.search(f"/{name.as_posix()}")}
     if sum(path.stat().st_size for path in named.values()) > MAX_FILES_BYTES:
         problem = f"the recipe's folder holds more than {MAX_FILES_BYTES} bytes, which no job can carry."
         fix = "put the recipe into a folder of its own; large data belongs into tasks.store on the target's storage."
         raise UsageError("CR0930", problem, where=str(folder), fix=fix)
     return {name.as_posix(): path.read_bytes() for name, path in named.items()}
-
-
-def _is_hidden(part: str) -> bool:
-    return part.startswith(".") or part == "__pycache__"
 
 
 def checked(job: Job, sources: Sequence[str] = ()) -> Job:
@@ -164,7 +120,9 @@ def checked(job: Job, sources: Sequence[str] = ()) -> Job:
     ``sources`` are the recipe's tasks, where its folder alone travels and must hold them.
     """
     names = [name for name in (*job.environment, *job.secrets) if not _VARIABLE.fullmatch(name)]
-    outside = [text for text in sources if _is_outside(text, job.recipe.parent)]
+    folder = job.recipe.parent.resolve()
+    local = {text: path for text in sources if (path := (folder / text).resolve()).exists()}
+    outside = [text for text, path in local.items() if not path.is_relative_to(folder)]
     problem = ""
     if not _NAME.fullmatch(job.name):
         problem = f"the name {job.name!r} is not of up to 40 of a-z, 0-9 and hyphens, a letter first"
@@ -179,9 +137,3 @@ def checked(job: Job, sources: Sequence[str] = ()) -> Job:
     if problem:
         raise UsageError("CR0930", f"{problem}.", where=str(job.recipe), fix="composer-rl launch --help")
     return job
-
-
-def _is_outside(source: str, folder: Path) -> bool:
-    """Whether it is a path on this machine that the recipe's folder does not hold."""
-    path = (folder / source).resolve()
-    return path.exists() and not path.is_relative_to(folder.resolve())

@@ -33,15 +33,11 @@ def write_record(folder: Path, **record: Any) -> None:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """The record of one job; ``InputError`` where there is none (CR0933) or it cannot be used (CR0401)."""
+    """The record of one job; ``InputError`` where there is none (CR0933) or it is damaged (CR0401)."""
     path = folder / RECORD_NAME
     if not path.is_file():
         known = ", ".join(sorted(entry.parent.name for entry in folder.parent.glob(f"*/{RECORD_NAME}")))
         problem = f"no job {folder.name} was launched from here" + (f"; there are {known}." if known else ".")
         fix = "give the name of a job in jobs/, or the folder of one with --jobs."
         raise InputError("CR0933", problem, where=str(path), fix=fix)
-    record = read_json(path)
-    for key in ("name", "target", "options", "id"):
-        if key not in record:
-            raise InputError("CR0401", f"{key} is missing.", where=str(path), fix="launch the job again.")
-    return record
+    return read_json(path)

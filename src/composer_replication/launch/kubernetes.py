@@ -8,21 +8,13 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable
 from typing import Any
 
 from pydantic import Field
 
 from composer_replication.launch.clients import run_client
-from composer_replication.launch.job import (
-    GRACE_SECONDS,
-    HALTED_EXIT_CODE,
-    INTERRUPTED_EXIT_CODE,
-    Job,
-    JobState,
-    JobStatus,
-    Variable,
-)
+from composer_replication.launch.job import Job, Variable
+from composer_replication.launch.job_status import HALTED_EXIT_CODE, JobState, JobStatus, told
 from composer_replication.launch.targets import Target, TargetOptions, filled
 from composer_replication.sandbox.pods.pod_manifest import LABEL as SANDBOX_LABEL
 from composer_replication.sandbox.pods.pod_manifest import POLICY_NAME
@@ -87,9 +79,6 @@ class KubernetesTarget(Target):
             "data_mount": DATA_MOUNT,
             "sandbox_label": SANDBOX_LABEL,
             "policy_name": POLICY_NAME,
-            "grace_seconds": GRACE_SECONDS,
-            "halted": HALTED_EXIT_CODE,
-            "interrupted": INTERRUPTED_EXIT_CODE,
         }
 
     def submit(self, job: Job) -> str:
@@ -97,29 +86,28 @@ class KubernetesTarget(Target):
         path = str(self.folder / MANIFEST_NAME)
         self._kubectl("apply", "--dry-run=server", "-f", path)
         self._kubectl("apply", "-f", path)
-        return f"{'jobset' if job.replicas > 1 else 'job'}/{job.name}"
+        return f"{self.values(job)['kind'].lower()}/{job.name}"
 
     def status(self, job_id: str) -> JobStatus:
-        return _status(self._found(job_id), lambda: self._pods(job_id))
+        status = _status(self._found(job_id))
+        if status.state is JobState.FAILED and HALTED_EXIT_CODE in self._exit_codes(job_id):
+            return JobStatus(JobState.HALTED, HALTED_EXIT_CODE, status.detail)
+        return status
 
     def logs(self, job_id: str) -> str:
-        label = f"{JOB_LABEL}={job_id.partition('/')[2]}"
-        return self._kubectl("logs", "-l", label, "--tail=-1", "--prefix", "--max-log-requests=100")
+        return self._kubectl("logs", *_pods(job_id), "--tail=-1", "--prefix", "--max-log-requests=100")
 
     def stop(self, job_id: str) -> None:
         """Suspend it: its pods get their time to save, and the job can be resumed."""
         self._kubectl("patch", *_resource(job_id), "--type=merge", "-p", '{"spec": {"suspend": true}}')
 
-    def _found(self, job_id: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self._kubectl("get", *_resource(job_id), "-o", "json"))
-        return found
+    def _found(self, job_id: str) -> Any:
+        return json.loads(self._kubectl("get", *_resource(job_id), "-o", "json"))
 
-    def _pods(self, job_id: str) -> list[dict[str, Any]]:
-        label = f"{JOB_LABEL}={job_id.partition('/')[2]}"
-        found: list[dict[str, Any]] = json.loads(self._kubectl("get", "pods", "-l", label, "-o", "json"))[
-            "items"
-        ]
-        return found
+    def _exit_codes(self, job_id: str) -> list[int]:
+        pods = json.loads(self._kubectl("get", "pods", *_pods(job_id), "-o", "json"))["items"]
+        statuses = [one for pod in pods for one in pod.get("status", {}).get("containerStatuses", [])]
+        return [one["state"]["terminated"]["exitCode"] for one in statuses if "terminated" in one["state"]]
 
     def _kubectl(self, *words: str) -> str:
         context = ["--context", self.options.context] if self.options.context else []
@@ -131,37 +119,27 @@ def _resource(job_id: str) -> tuple[str, str]:
     return {"jobset": "jobsets.jobset.x-k8s.io", "job": "jobs.batch", "rayjob": "rayjobs.ray.io"}[kind], name
 
 
+def _pods(job_id: str) -> list[str]:
+    return ["-l", f"{JOB_LABEL}={job_id.partition('/')[2]}"]
+
+
 def _toleration(text: str) -> dict[str, str]:
     pair, _, effect = text.partition(":")
     key, equals, value = pair.partition("=")
-    return {
-        "key": key,
-        "effect": effect,
-        **({"operator": "Equal", "value": value} if equals else {"operator": "Exists"}),
-    }
+    how = {"operator": "Equal", "value": value} if equals else {"operator": "Exists"}
+    return {"key": key, "effect": effect, **how}
 
 
-def _status(found: dict[str, Any], pods: Callable[[], list[dict[str, Any]]]) -> JobStatus:
-    """Of a Job or JobSet; a halt by the exit code that its pods still say, or that the failure's message names."""
+def _status(found: dict[str, Any]) -> JobStatus:
+    """Of a Job or JobSet."""
     status = found.get("status", {})
     conditions = {one["type"]: one for one in status.get("conditions", []) if one.get("status") == "True"}
     if {"Complete", "Completed"} & conditions.keys():
         return JobStatus(JobState.SUCCEEDED, 0)
     if "Failed" in conditions:
-        said = f"{conditions['Failed'].get('reason', '')}: {conditions['Failed'].get('message', '')}"
-        if f"exit code {HALTED_EXIT_CODE}" in said or HALTED_EXIT_CODE in _exit_codes(pods()):
-            return JobStatus(JobState.HALTED, HALTED_EXIT_CODE, said)
-        return JobStatus(JobState.FAILED, detail=said)
+        failed = conditions["Failed"]
+        return told(JobState.FAILED, f"{failed.get('reason', '')}: {failed.get('message', '')}")
     if found.get("spec", {}).get("suspend"):
         return JobStatus(JobState.STOPPED, detail="suspended; kubectl can resume it")
-    is_active = status.get("active") or any(
-        one.get("active") for one in status.get("replicatedJobsStatus", [])
-    )
+    is_active = any(one.get("active") for one in (status, *status.get("replicatedJobsStatus", [])))
     return JobStatus(JobState.RUNNING if is_active else JobState.WAITING)
-
-
-def _exit_codes(pods: list[dict[str, Any]]) -> list[int]:
-    statuses = [one for pod in pods for one in pod.get("status", {}).get("containerStatuses", [])]
-    return [
-        one["state"]["terminated"]["exitCode"] for one in statuses if "terminated" in one.get("state", {})
-    ]

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from pydantic import Field
 
-from composer_replication.launch.job import Job, JobState, JobStatus, ended, shell_line
-from composer_replication.launch.targets import Target, TargetOptions, filled, one_node, secrets_are_set
+from composer_replication.launch.job import PROGRAM, Job, shell_line
+from composer_replication.launch.job_status import JobState, JobStatus, ended
+from composer_replication.launch.targets import Target, TargetOptions, filled, require, secrets_are_set
 
 
 class LocalTarget(Target):
@@ -26,16 +27,17 @@ class LocalTarget(Target):
         python: str = Field(sys.executable, description="the interpreter")
 
     def render(self, job: Job) -> dict[str, str]:
-        one_node(job, "local")
+        require(job.resources.nodes == 1, "local has one node", "--nodes", "take slurm, ray or kubernetes")
+        alone = job.replicas == 1 or job.resources.processes == 1
+        require(alone, "a replica of local has one process", "--replicas", "take a cluster, or --gpus 1")
         run = os.path.abspath(self.options.run or f"runs/{job.name}")  # noqa: PTH100 - no link is followed
         folder, python = str(job.recipe.parent), self.options.python
         if job.replicas == 1:
             words = job.train_words(folder, run)
             command = job.node_command(python, words, [], port=str(self.options.port), folder=folder)
         else:
-            settings = [part for text in job.settings for part in ("--set", text)]
-            start = ["replicas", "start", str(job.recipe), "--local", str(job.replicas), "--out", run]
-            command = [python, "-m", "composer_replication.cli.main", *start, *settings]
+            start = f"replicas start --local {job.replicas} --resume --out".split()
+            command = [python, "-m", PROGRAM, *start, run, str(job.recipe), *job.setting_words()]
         return {"run.sh": filled("run.sh.j2", job=job, command=shell_line(command))}
 
     def submit(self, job: Job) -> str:

@@ -11,9 +11,10 @@ from typing import Any
 from pydantic import Field
 
 from composer_replication.launch.clients import refusal
-from composer_replication.launch.job import Job, JobState, JobStatus, ended, joined, shell_line
+from composer_replication.launch.job import Job, shell_line
 from composer_replication.launch.job_folder import RECIPE_FOLDER
-from composer_replication.launch.targets import Target, TargetOptions, refuse_secrets
+from composer_replication.launch.job_status import JobState, JobStatus, ended, told
+from composer_replication.launch.targets import Target, TargetOptions, require
 
 
 class RayTarget(Target):
@@ -29,16 +30,15 @@ class RayTarget(Target):
         python: str = Field("python", description="the interpreter of the cluster")
 
     def render(self, job: Job) -> dict[str, str]:
-        refuse_secrets(job, "ray", "set it where the cluster is started")
+        shown = ", ".join(job.secrets)
+        require(not shown, f"ray would show {shown} to others", "--secret", "set it where Ray is started")
         return {f"{name}.sh": f"{line}\n" for name, line in self._entrypoints(job).items()}
 
     def _entrypoints(self, job: Job) -> dict[str, str]:
         lines, asked, python = {}, job.resources, self.options.python
         for offset, (name, replica) in enumerate(job.each_replica()):
-            words, port = (
-                job.train_words(RECIPE_FOLDER, self.options.run, replica),
-                str(self.options.port + offset),
-            )
+            words = job.train_words(RECIPE_FOLDER, self.options.run, replica)
+            port = str(self.options.port + offset)
             command = job.node_command(python, words, [], port=port, folder=RECIPE_FOLDER)
             if asked.nodes > 1:
                 each = f"--nodes {asked.nodes} --cpus {asked.cpus} --gpus {asked.gpus}".split()
@@ -47,45 +47,32 @@ class RayTarget(Target):
         return lines
 
     def submit(self, job: Job) -> str:
-        """Each replica's job; what was begun is stopped when a later one is refused."""
-        client, asked, submitted = self._client(), job.resources, list[str]()
-        kept = (
-            {"entrypoint_num_cpus": asked.cpus, "entrypoint_num_gpus": asked.gpus} if asked.nodes == 1 else {}
-        )
+        asked, lines = job.resources, self._entrypoints(job)
+        kept = {"entrypoint_num_cpus": asked.cpus, "entrypoint_num_gpus": asked.gpus}
         runtime = {"working_dir": str(self.folder), "env_vars": dict(job.environment)}
-        try:
-            for name, line in self._entrypoints(job).items():
-                own_id = f"{name}-{self.folder.stat().st_mtime_ns}"  # a name may be launched again
-                submitted.append(
-                    client.submit_job(entrypoint=line, submission_id=own_id, runtime_env=runtime, **kept)
-                )
-        except Exception as error:
-            for job_id in submitted:
-                client.stop_job(job_id)
-            raise refusal(self.options.address, str(error)) from error
-        return ",".join(submitted)
+        more = {"runtime_env": runtime, **(kept if asked.nodes == 1 else {})}
+        again = self.folder.stat().st_mtime_ns  # a name may be launched again
+
+        def submit(name: str) -> str:
+            own_id = f"{name}-{again}"
+            return str(self._asked("submit_job", entrypoint=lines[name], submission_id=own_id, **more))
+
+        return self.submit_each(lines, submit)
 
     def status(self, job_id: str) -> JobStatus:
-        return joined([_status(info) for info in self._asked("get_job_info", job_id)])
+        return _status(self._asked("get_job_info", job_id))
 
     def logs(self, job_id: str) -> str:
-        return "".join(self._asked("get_job_logs", job_id))
+        return str(self._asked("get_job_logs", job_id))
 
     def stop(self, job_id: str) -> None:
         self._asked("stop_job", job_id)
 
-    def _asked(self, question: str, job_id: str) -> list[Any]:
-        client = self._client()
-        try:
-            return [getattr(client, question)(one) for one in job_id.split(",")]
-        except RuntimeError as error:
-            raise refusal(self.options.address, str(error)) from error
-
-    def _client(self) -> Any:
+    def _asked(self, question: str, *words: str, **more: Any) -> Any:
         from ray.job_submission import JobSubmissionClient
 
         try:
-            return JobSubmissionClient(self.options.address)
+            return getattr(JobSubmissionClient(self.options.address), question)(*words, **more)
         except Exception as error:  # no answer, a wrong address or token: each in Ray's own words
             raise refusal(self.options.address, str(error)) from error
 
@@ -95,5 +82,4 @@ def _status(info: Any) -> JobStatus:
     said = (info.message or "").partition(", last available")[0]
     if state in ("SUCCEEDED", "FAILED") and info.driver_exit_code is not None:
         return ended(info.driver_exit_code, said)
-    known = {"PENDING": JobState.WAITING, "RUNNING": JobState.RUNNING, "STOPPED": JobState.STOPPED}
-    return JobStatus(known.get(state, JobState.FAILED), detail=said)
+    return told(JobState.__members__.get(state, JobState.WAITING), said)  # Ray has one more name: PENDING

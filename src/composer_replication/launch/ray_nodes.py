@@ -14,7 +14,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from composer_replication.launch.job import GRACE_SECONDS, HALTED_EXIT_CODE, INTERRUPTED_EXIT_CODE
+from composer_replication.launch.job import GRACE_SECONDS
+from composer_replication.launch.job_status import HALTED_EXIT_CODE, INTERRUPTED_EXIT_CODE
 
 
 class Node:
@@ -33,8 +34,8 @@ class Node:
         return self._process.wait()
 
     def end(self) -> None:
-        if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
+        if self._process is not None:
+            self._process.terminate()
 
 
 def placed(command: Sequence[str], rank: int, head: str) -> list[str]:
@@ -72,8 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Ask for the nodes, run, and end with the run's exit code."""
     parser = argparse.ArgumentParser(prog="ray_nodes", description=__doc__)
     parser.add_argument("--nodes", type=int, required=True)
-    parser.add_argument("--cpus", type=float, default=1)
-    parser.add_argument("--gpus", type=float, default=0)
+    parser.add_argument("--cpus", type=float, required=True)
+    parser.add_argument("--gpus", type=float, required=True)
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args(argv)
     import ray
@@ -87,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     ray.get(group.ready())
     actor: Any = ray.remote(Node)
     asked = {"num_cpus": options.cpus, "num_gpus": options.gpus, "max_concurrency": 2}
-    places = [Placed(group, placement_group_bundle_index=i) for i in range(options.nodes)]
+    places = (Placed(group, placement_group_bundle_index=i) for i in range(options.nodes))
     nodes = [actor.options(**asked, scheduling_strategy=place).remote() for place in places]
     try:
         return run_on(nodes, options.command[1:])

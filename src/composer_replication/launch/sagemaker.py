@@ -15,10 +15,10 @@ from typing import Any
 
 from pydantic import Field
 
-from composer_replication.errors import ComposerError
-from composer_replication.launch.clients import aws_refusals, refusal
-from composer_replication.launch.job import HALTED_EXIT_CODE, Job, JobState, JobStatus, joined
-from composer_replication.launch.targets import Target, TargetOptions, filled, option_error, refuse_secrets
+from composer_replication.launch.clients import aws_refusals
+from composer_replication.launch.job import Job
+from composer_replication.launch.job_status import JobState, JobStatus, told
+from composer_replication.launch.targets import Target, TargetOptions, filled, require
 
 REQUEST_NAME = "training-job-{}.json"
 RECIPE_MOUNT = "/opt/ml/input/data/recipe"
@@ -49,12 +49,13 @@ class SageMakerTarget(Target):
         wait_hours: int = Field(0, ge=0, description="for spot instances, run included; 0: no spot")
 
     def render(self, job: Job) -> dict[str, str]:
-        refuse_secrets(job, "sagemaker", "let the role read it from Secrets Manager")
+        shown, instead = ", ".join(job.secrets), "let the role read it from Secrets Manager"
+        require(not shown, f"sagemaker would show {shown} to others", "--secret", instead)
         shape = self._client("sagemaker").meta.service_model.operation_model("CreateTrainingJob").input_shape
         files = {REQUEST_NAME.format(name): self._request(job, name, i) for name, i in job.each_replica()}
         problems = [problem for text in files.values() for problem in shape_problems(shape, json.loads(text))]
-        if problems:
-            raise option_error(f"SageMaker refuses this: {problems[0]}", "sagemaker", "correct that option")
+        said = f"SageMaker refuses this: {'; '.join(problems[:1])}"
+        require(not problems, said, "sagemaker", "correct that option")
         return files
 
     def _request(self, job: Job, name: str, replica: str | None) -> str:
@@ -66,53 +67,35 @@ class SageMakerTarget(Target):
         return filled("training-job.json.j2", **values, folder=folder, checkpoints=CHECKPOINTS)
 
     def submit(self, job: Job) -> str:
-        """The files to S3, then the jobs; what was begun is stopped when a later one is refused."""
-        client, submitted = self._client("sagemaker"), []
+        """The files to S3, then the jobs."""
+        client, store = self._client("sagemaker"), self._client("s3")
         bucket, _, prefix = self.options.bucket.removeprefix("s3://").partition("/")
-        try:
+        with aws_refusals("s3"):
+            for path, content in job.files.items():
+                key = "/".join(part for part in (prefix, job.name, "recipe", path) if part)
+                store.put_object(Bucket=bucket, Key=key, Body=content)
+
+        def submit(name: str) -> str:
+            request = json.loads((self.folder / REQUEST_NAME.format(name)).read_text())
             with aws_refusals("sagemaker"):
-                store = self._client("s3")
-                for path, content in job.files.items():
-                    key = "/".join(part for part in (prefix, job.name, "recipe", path) if part)
-                    store.put_object(Bucket=bucket, Key=key, Body=content)
-                for name, _ in job.each_replica():
-                    request = json.loads((self.folder / REQUEST_NAME.format(name)).read_text())
-                    client.create_training_job(**request)
-                    submitted.append(name)
-        except ComposerError as error:
-            left = [name for name in submitted if not self._is_stopped(name)]
-            if left:
-                raise refusal("sagemaker", f"{error.message} and {left[0]} still runs") from error
-            raise
-        return ",".join(submitted)
+                client.create_training_job(**request)
+            return name
+
+        return self.submit_each([name for name, _ in job.each_replica()], submit)
 
     def status(self, job_id: str) -> JobStatus:
-        client = self._client("sagemaker")
         with aws_refusals("sagemaker"):
-            found = [client.describe_training_job(TrainingJobName=name) for name in job_id.split(",")]
-        return joined([_status(one) for one in found])
+            return _status(self._client("sagemaker").describe_training_job(TrainingJobName=job_id))
 
     def logs(self, job_id: str) -> str:
-        lines: list[str] = []
         with aws_refusals("logs"):
             paginator = self._client("logs").get_paginator("filter_log_events")
-            for name in job_id.split(","):
-                pages = paginator.paginate(logGroupName=LOG_GROUP, logStreamNamePrefix=f"{name}/")
-                lines += [f"{event['message']}\n" for page in pages for event in page["events"]]
-        return "".join(lines)
+            pages = paginator.paginate(logGroupName=LOG_GROUP, logStreamNamePrefix=f"{job_id}/")
+            return "".join(f"{event['message']}\n" for page in pages for event in page["events"])
 
     def stop(self, job_id: str) -> None:
-        client = self._client("sagemaker")
         with aws_refusals("sagemaker"):
-            for name in job_id.split(","):
-                client.stop_training_job(TrainingJobName=name)
-
-    def _is_stopped(self, name: str) -> bool:
-        try:
-            self.stop(name)
-        except ComposerError:
-            return False
-        return True
+            self._client("sagemaker").stop_training_job(TrainingJobName=job_id)
 
     def _client(self, service: str) -> Any:
         import boto3
@@ -121,12 +104,8 @@ class SageMakerTarget(Target):
 
 
 def _status(found: dict[str, Any]) -> JobStatus:
-    said = str(found.get("FailureReason", ""))
     state = _STATES.get(str(found.get("TrainingJobStatus")), JobState.UNKNOWN)
-    if state is JobState.FAILED and re.search(rf"exit code:? {HALTED_EXIT_CODE}\b", said, re.IGNORECASE):
-        return JobStatus(JobState.HALTED, HALTED_EXIT_CODE, said)
-    said = said or str(found.get("SecondaryStatus", ""))
-    return JobStatus(state, 0 if state is JobState.SUCCEEDED else None, said)
+    return told(state, str(found.get("FailureReason") or found.get("SecondaryStatus", "")))
 
 
 def shape_problems(shape: Any, value: Any) -> list[str]:
@@ -148,16 +127,12 @@ def _constraints(shape: Any, value: Any, path: str) -> Iterator[str]:
         yield f"{path} {value!r} is none of its {len(facts['enum'])} values"
     if kind == "string" and not re.fullmatch(facts.get("pattern", ".*"), value, re.DOTALL):
         yield f"{path} {value!r} does not fit {facts['pattern']}"
-    inside: list[tuple[Any, Any, str]] = []
+    inside: list[tuple[Any, Any, object]] = []
     if kind == "structure":
-        inside = [(shape.members[name], one, f"{path}.{name}") for name, one in value.items()]
+        inside = [(shape.members[name], one, name) for name, one in value.items()]
     elif kind == "list":
-        inside = [(shape.member, one, f"{path}[{i}]") for i, one in enumerate(value)]
+        inside = [(shape.member, one, i) for i, one in enumerate(value)]
     elif kind == "map":
-        inside = [
-            (part, one, f"{path}.{key}")
-            for key, entry in value.items()
-            for part, one in ((shape.key, key), (shape.value, entry))
-        ]
-    for part, one, place in inside:
-        yield from _constraints(part, one, place)
+        inside = [(shape.key, key, key) for key in value] + [(shape.value, value[key], key) for key in value]
+    for part, one, name in inside:
+        yield from _constraints(part, one, f"{path}.{name}")

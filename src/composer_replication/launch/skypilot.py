@@ -1,7 +1,6 @@
 """SkyPilot: a managed job on the cloud, Kubernetes or Slurm that is cheapest or named, brought back when spot instances go.
 
-Its client is the program ``sky`` of an
-environment of its own: its bounds do not fit ours.
+Its client is the program ``sky`` of an environment of its own: its bounds do not fit ours.
 """
 
 from __future__ import annotations
@@ -12,18 +11,10 @@ from typing import Any
 
 from pydantic import Field
 
-from composer_replication.errors import ComposerError
 from composer_replication.launch.clients import refusal, run_client
-from composer_replication.launch.job import (
-    HALTED_EXIT_CODE,
-    Job,
-    JobState,
-    JobStatus,
-    Variable,
-    joined,
-    shell_line,
-)
-from composer_replication.launch.targets import Target, TargetOptions, filled, option_error
+from composer_replication.launch.job import Job, Variable, shell_line
+from composer_replication.launch.job_status import JobState, JobStatus, joined, told
+from composer_replication.launch.targets import Target, TargetOptions, filled, require
 
 TASK_NAME = "task-{}.yaml"
 RECIPE_MOUNT = "/tmp/composer-rl-recipe"  # noqa: S108 - on a machine that is made for the job
@@ -52,8 +43,8 @@ class SkyPilotTarget(Target):
         )
 
     def render(self, job: Job) -> dict[str, str]:
-        if job.resources.gpus and not self.options.gpu_type:
-            raise option_error("skypilot needs to know which GPUs", "--option gpu_type", "give gpu_type=H100")
+        is_known = bool(self.options.gpu_type) or not job.resources.gpus
+        require(is_known, "skypilot needs to know which GPUs", "--option gpu_type", "give gpu_type=H100")
         return {TASK_NAME.format(name): self._task(job, name, i) for name, i in job.each_replica()}
 
     def _task(self, job: Job, name: str, replica: str | None) -> str:
@@ -65,31 +56,26 @@ class SkyPilotTarget(Target):
         return filled("task.yaml.j2", **values, recipe_mount=RECIPE_MOUNT, run_mount=RUN_MOUNT)
 
     def submit(self, job: Job) -> str:
-        """Each replica's job; what was begun is cancelled when a later one is refused."""
         secrets = [part for name in job.secrets for part in ("--secret", name)]
-        submitted: list[str] = []
-        try:
-            for name, _ in job.each_replica():
-                said = self._sky("launch", "--yes", "--detach-run", *secrets, TASK_NAME.format(name))
-                found = re.search(r"Job submitted, ID: (\d+)", said)
-                if found is None:
-                    raise refusal("sky", said)
-                submitted.append(found[1])
-        except ComposerError:
-            if submitted:
-                self.stop(",".join(submitted))
-            raise
-        return ",".join(submitted)
+
+        def submit(name: str) -> str:
+            said = self._sky("launch", "--yes", "--detach-run", *secrets, TASK_NAME.format(name))
+            found = re.search(r"Job submitted, ID: (\d+)", said)
+            if found is None:
+                raise refusal("sky", said)
+            return found[1]
+
+        return self.submit_each([name for name, _ in job.each_replica()], submit)
 
     def status(self, job_id: str) -> JobStatus:
-        wanted, rows = job_id.split(","), json.loads(self._sky("queue", "--output", "json"))
-        return joined([_status(row) for row in rows if str(row.get("job_id")) in wanted])
+        rows = json.loads(self._sky("queue", "--output", "json"))
+        return joined([_status(row) for row in rows if str(row.get("job_id")) == job_id])
 
     def logs(self, job_id: str) -> str:
-        return "".join(self._sky("logs", "--no-follow", one) for one in job_id.split(","))
+        return self._sky("logs", "--no-follow", job_id)
 
     def stop(self, job_id: str) -> None:
-        self._sky("cancel", "--yes", *job_id.split(","))
+        self._sky("cancel", "--yes", job_id)
 
     def _sky(self, *words: str) -> str:
         return run_client(["sky", "jobs", *words], install=_INSTALL, folder=self.folder)
@@ -98,6 +84,4 @@ class SkyPilotTarget(Target):
 def _status(row: dict[str, Any]) -> JobStatus:
     said = str(row.get("failure_reason") or row.get("status", ""))
     state = _STATES.get(str(row.get("status", "")).rpartition(".")[2], JobState.FAILED)
-    if state is JobState.FAILED and re.search(rf"exit codes?\D{{0,20}}\b{HALTED_EXIT_CODE}\b", said):
-        return JobStatus(JobState.HALTED, HALTED_EXIT_CODE, said)
-    return JobStatus(state, 0 if state is JobState.SUCCEEDED else None, said)
+    return told(state, said)

@@ -14,16 +14,8 @@ from pydantic import Field
 
 from composer_replication.errors import UsageError
 from composer_replication.launch.clients import run_client
-from composer_replication.launch.job import (
-    GRACE_SECONDS,
-    Job,
-    JobState,
-    JobStatus,
-    Variable,
-    ended,
-    joined,
-    shell_line,
-)
+from composer_replication.launch.job import Job, Variable, shell_line
+from composer_replication.launch.job_status import JobState, JobStatus, ended, joined
 from composer_replication.launch.targets import Target, TargetOptions, filled, secrets_are_set
 
 SCRIPT_NAME = "job.sbatch"
@@ -60,8 +52,7 @@ class SlurmTarget(Target):
         port = Variable("$((20000 + SLURM_JOB_ID % 20000))")
         words = job.train_words(folder, run, replica)
         command = shell_line(job.node_command(options.python, words, place, port=port, folder=folder))
-        values = {"job": job, "options": options, "command": command, "grace_seconds": GRACE_SECONDS}
-        return {SCRIPT_NAME: filled("job.sbatch.j2", **values)}
+        return {SCRIPT_NAME: filled("job.sbatch.j2", job=job, options=options, command=command)}
 
     def submit(self, job: Job) -> str:
         secrets_are_set(job)

@@ -6,7 +6,7 @@ import difflib
 import os
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,10 @@ from typing import Any
 import jinja2
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from composer_replication.errors import UsageError
-from composer_replication.launch.job import Job, JobStatus
+from composer_replication.errors import ComposerError, UsageError
+from composer_replication.launch.clients import refusal
+from composer_replication.launch.job import GRACE_SECONDS, Job
+from composer_replication.launch.job_status import HALTED_EXIT_CODE, INTERRUPTED_EXIT_CODE, JobStatus
 
 TARGETS = {
     "local": "local:LocalTarget",
@@ -70,6 +72,28 @@ class Target(ABC):
     def stop(self, job_id: str) -> None:
         """End it; it saves a checkpoint where it can."""
 
+    def submit_each(self, names: Iterable[str], submit: Callable[[str], str]) -> str:
+        """Each replica's job; their ids with commas between. Where one is refused, those before it are stopped.
+
+        Raises:
+            UsageError: what was refused, and what still runs because it could not be stopped (CR0932).
+        """
+        submitted: list[str] = []
+        try:
+            for name in names:
+                submitted.append(submit(name))  # noqa: PERF401 - kept when a later one is refused
+        except ComposerError as error:
+            left = []
+            for one in submitted:
+                try:
+                    self.stop(one)
+                except ComposerError:
+                    left.append(one)
+            if left:
+                raise refusal(error.where, f"{error.message} and {', '.join(left)} still runs") from error
+            raise
+        return ",".join(submitted)
+
 
 def open_target(name: str, values: Mapping[str, Any], folder: Path) -> Target:
     """A target with its options; ``UsageError`` CR0930 for no such target, or an option that is unknown, missing or wrong."""
@@ -98,27 +122,16 @@ def option_error(sentence: str, where: str, fix: str) -> UsageError:
     return UsageError("CR0930", f"{sentence}.", where=where, fix=f"{fix}.")
 
 
-def refuse_secrets(job: Job, target: str, instead: str) -> None:
-    """For targets that would show a secret's value to everyone who may look at the job."""
-    if job.secrets:
-        raise option_error(
-            f"{target} would show {job.secrets[0]} to all who see the job", "--secret", instead
-        )
+def require(fits: object, sentence: str, where: str, fix: str) -> None:
+    """What a target cannot do is refused before anything is rendered (CR0930)."""
+    if not fits:
+        raise option_error(sentence, where, fix)
 
 
 def secrets_are_set(job: Job) -> None:
     """For targets that hand our own environment on."""
     for name in job.secrets:
-        if name not in os.environ:
-            raise option_error(f"{name} is not set here", "--secret", f"export {name} first")
-
-
-def one_node(job: Job, target: str) -> None:
-    """For targets that have one machine."""
-    if job.resources.nodes != 1:
-        raise option_error(
-            f"{target} has one node", "--nodes", "take slurm, ray, kubernetes, sagemaker or skypilot"
-        )
+        require(name in os.environ, f"{name} is not set here", "--secret", f"export {name} first")
 
 
 def filled(template: str, **values: Any) -> str:
@@ -129,5 +142,7 @@ def filled(template: str, **values: Any) -> str:
         keep_trailing_newline=True,
     )
     environment.filters["quoted"] = shlex.quote
+    codes = {"halted": HALTED_EXIT_CODE, "interrupted": INTERRUPTED_EXIT_CODE}
+    environment.globals |= {**codes, "grace_seconds": GRACE_SECONDS}
     environment.policies["json.dumps_kwargs"] = {"sort_keys": False}
     return environment.get_template(template).render(**values)

@@ -12,7 +12,8 @@ import yaml
 from sky.client.cli import command
 
 from composer_replication.launch import skypilot
-from composer_replication.launch.job import Job, JobState, Resources, recipe_files
+from composer_replication.launch.job import Job, Resources, recipe_files
+from composer_replication.launch.job_status import JobState
 from composer_replication.launch.targets import open_target
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "run.toml"

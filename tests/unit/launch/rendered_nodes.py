@@ -45,17 +45,18 @@ class BrokenRenderingError(AssertionError):
     """What a scheduler would have refused, or what would have died at the start."""
 
 
-def of_local(files: Mapping[str, str], root: Path) -> list[NodeProcess]:
-    (root / "run.sh").write_text(files["run.sh"])
+def of_local(script: str, root: Path) -> list[NodeProcess]:
+    (root / "run.sh").write_text(script)
     return [NodeProcess(["/bin/bash", "run.sh"], folder=root)]
 
 
-def of_slurm(files: Mapping[str, str], root: Path, nodes: int) -> list[NodeProcess]:
+def of_slurm(script: str, root: Path, nodes: int, replica: int | None) -> list[NodeProcess]:
     """The batch script as it is; ``srun`` and ``scontrol`` are stand-ins that do what Slurm's do for two nodes."""
-    script = files["job.sbatch"]
     asked = dict(re.findall(r"^#SBATCH --([a-z-]+)=(\S+)", script, re.MULTILINE))
     if int(asked["nodes"]) != nodes or asked["ntasks-per-node"] != "1":
         raise BrokenRenderingError(f"one task on each of {nodes} nodes was asked for, not {asked}")
+    if asked.get("array", "0-0") != ("0-0" if replica is None else "0-1"):
+        raise BrokenRenderingError(f"an array of two replicas was asked for, or none, not {asked['array']}")
     programs = root / "bin"
     programs.mkdir()
     (programs / "scontrol").write_text(
@@ -71,11 +72,12 @@ def of_slurm(files: Mapping[str, str], root: Path, nodes: int) -> list[NodeProce
         program.chmod(0o755)
     (root / "job.sbatch").write_text(script)
     given = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_JOB_NODELIST": "n[0-1]"}
+    given |= {} if replica is None else {"SLURM_ARRAY_TASK_ID": str(replica)}
     path = f"{programs}:{OF_THE_SHELL['PATH']}"
     return [NodeProcess(["/bin/bash", "job.sbatch"], {**given, "PATH": path}, root)]
 
 
-def of_pods(text: str, root: Path, replica: int = 0) -> list[NodeProcess]:
+def of_pods(text: str, root: Path, replica: int | None) -> list[NodeProcess]:
     """The pods of the Job or of one Job of the JobSet, as the controllers and the kubelet make them."""
     objects = {one["kind"]: one for one in yaml.safe_load_all(text)}
     main = objects.get("JobSet") or objects["Job"]
@@ -189,9 +191,9 @@ def of_skypilot(text: str, root: Path) -> list[NodeProcess]:
     ]
 
 
-def of_ray(files: Mapping[str, str], root: Path) -> list[NodeProcess]:
-    """The entrypoint in the working directory that travels with the job."""
-    return [NodeProcess(["/bin/bash", "-c", files["contract.sh"]], folder=root)]
+def of_ray(line: str, root: Path) -> list[NodeProcess]:
+    """The entrypoint in the working directory that travels with the job; its variables travel with the submission."""
+    return [NodeProcess(["/bin/bash", "-c", line], {"GIVEN": "a 'b' $c"}, root)]
 
 
 def _given(word: str, variables: Mapping[str, str]) -> str:

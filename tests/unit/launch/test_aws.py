@@ -17,7 +17,8 @@ from moto.server import ThreadedMotoServer
 
 from composer_replication.cli.main import main
 from composer_replication.errors import UsageError
-from composer_replication.launch.job import Job, JobState, Resources, recipe_files
+from composer_replication.launch.job import Job, Resources, recipe_files
+from composer_replication.launch.job_status import JobState
 from composer_replication.launch.sagemaker import shape_problems
 from composer_replication.launch.targets import Target, open_target
 

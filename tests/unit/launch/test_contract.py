@@ -12,7 +12,7 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -53,15 +53,27 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "skypilot": {"image": "docker:trainer", "store": "s3://runs"},
 }  # fmt: skip
-READERS: dict[str, Callable[[Mapping[str, str], Path], list[rendered.NodeProcess]]] = {
-    "local": rendered.of_local,
-    "slurm": lambda files, root: rendered.of_slurm(files, root, NODES),
-    "ray": rendered.of_ray,
-    "kubernetes": lambda files, root: rendered.of_pods(files["manifests.yaml"], root),
-    "eks": lambda files, root: rendered.of_pods(files["manifests.yaml"], root),
-    "sagemaker": lambda files, root: rendered.of_sagemaker(files["training-job-contract.json"], root),
-    "skypilot": lambda files, root: rendered.of_skypilot(files["task-contract.yaml"], root),
-}
+
+
+def nodes_of(
+    target: str, files: Mapping[str, str], root: Path, replica: int | None = None
+) -> list[rendered.NodeProcess]:
+    """What the target starts, of one replica where there are several."""
+    name = "contract" if replica is None else f"contract-{replica}"
+    match target:
+        case "local":
+            return rendered.of_local(files["run.sh"], root)
+        case "slurm":
+            return rendered.of_slurm(files["job.sbatch"], root, NODES, replica)
+        case "ray":
+            return rendered.of_ray(files[f"{name}.sh"], root)
+        case "sagemaker":
+            return rendered.of_sagemaker(files[f"training-job-{name}.json"], root)
+        case "skypilot":
+            return rendered.of_skypilot(files[f"task-{name}.yaml"], root)
+    return rendered.of_pods(files["manifests.yaml"], root, replica)
+
+
 KNOWN_VARIABLES = {"HF_HOME", "COMPOSER_RL_CACHE", "JOB_COMPLETION_INDEX", "GIVEN"}
 """Read by the Hugging Face libraries, by ours, by the command, and given by the test."""
 
@@ -72,16 +84,15 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def rendered_files(target: str, root: Path, python: str) -> dict[str, str]:
+def rendered_files(target: str, root: Path, python: str, replicas: int = 1) -> dict[str, str]:
     """What the target would be given, with the recipe beside it."""
     options = {**OPTIONS[target], "port": free_port()}
     if target in ("local", "slurm", "ray"):
         options |= {"run": str(root / "run"), "python": python}
     one_node = target in ("local", "ray")
     resources = Resources(nodes=1 if one_node else NODES, processes=NODES if one_node else 1)
-    job = Job(
-        "contract", RECIPE, recipe_files(RECIPE), SETTINGS, resources, environment={"GIVEN": "a 'b' $c"}
-    )
+    given = {"GIVEN": "a 'b' $c"}
+    job = Job("contract", RECIPE, recipe_files(RECIPE), SETTINGS, resources, replicas, given)
     files = open_target(target, options, root).render(job)
     write_files(root, files, job.files)
     return files
@@ -115,8 +126,10 @@ def recorded(processes: list[rendered.NodeProcess], recorder: str) -> list[dict[
     return [json.loads(path.read_text()) for path in sorted(found.glob("*.json"))]
 
 
-def check(calls: list[dict[str, Any]], num_nodes: int) -> None:
+def check(calls: list[dict[str, Any]], num_nodes: int, replica: int | None = None) -> None:
     """Every node starts the module that there is, with words that its parsers take, a rank of its own and one head.
+
+    Each replica has a number of its own, a run folder of its own, and knows how many there are.
 
     Raises:
         BrokenRenderingError: what would not have run.
@@ -142,36 +155,52 @@ def check(calls: list[dict[str, Any]], num_nodes: int) -> None:
         recipe = Path(call["cwd"]) / train.recipe
         if train.verb != "train" or not train.resume or recipe.read_bytes() != RECIPE.read_bytes():
             raise rendered.BrokenRenderingError(f"{train.verb} does not go on with this recipe")
+        known = KNOWN_VARIABLES | (set() if replica is None else {"REPLICA"})
         given = set(call["env"]) & {"HF_HOME", "COMPOSER_RL_CACHE", "GIVEN", "REPLICA"}
-        if given - KNOWN_VARIABLES or call["env"].get("GIVEN") != "a 'b' $c":
+        if (train.replica, train.num_replicas) != ((None, None) if replica is None else (replica, 2)):
+            raise rendered.BrokenRenderingError(
+                f"replica {train.replica} of {train.num_replicas} is not {replica}"
+            )
+        if given - known or call["env"].get("GIVEN") != "a 'b' $c":
             raise rendered.BrokenRenderingError(f"variables: {given}, {call['env'].get('GIVEN')}")
     if sorted(ranks) != list(range(num_nodes)) or len(runs) != 1:
         raise rendered.BrokenRenderingError(f"ranks {ranks} of {num_nodes} nodes, runs {runs}")
+    if replica is not None and not runs.pop().endswith(f"/replica-{replica}"):
+        raise rendered.BrokenRenderingError("its folder is another replica's")
     if len(places) != 1 or next(iter(places))[0] != "127.0.0.1" or next(iter(places))[2] != NODES:
         raise rendered.BrokenRenderingError(f"they would not meet: {places}")
 
 
-def nodes_of(target: str) -> int:
-    return 1 if target in ("local", "ray") else NODES
+def hold(target: str, root: Path, recorder: str, old: str = "", new: str = "") -> None:
+    """Render, plant an error where one is given, start what a target would start, and hold it against its parsers.
+
+    "slurm of 2" is the second of two replicas on Slurm.
+    """
+    name, _, replicas = target.partition(" of ")
+    replica = 1 if replicas else None
+    files = rendered_files(name, root, recorder, int(replicas or 1))
+    assert any(old in text for text in files.values()), old
+    broken = {path: text.replace(old, new) if old else text for path, text in files.items()}
+    found = recorded(nodes_of(name, broken, root, replica), recorder)
+    check(found, 1 if name in ("local", "ray") else NODES, replica)
 
 
-@pytest.mark.parametrize("target", OPTIONS)
+@pytest.mark.parametrize("target", [*OPTIONS, *(f"{name} of 2" for name in OPTIONS if name != "local")])
 def test_every_command_is_one_that_its_parsers_take(target: str, tmp_path: Path, recorder: str) -> None:
-    files = rendered_files(target, tmp_path, recorder)
-    processes = with_given(target, READERS[target](files, tmp_path))
-    check(recorded(processes, recorder), nodes_of(target))
-
-
-def with_given(target: str, processes: list[rendered.NodeProcess]) -> list[rendered.NodeProcess]:
-    """A Ray job's variables travel with its submission: tests/e2e/test_ray_jobs.py sees them arrive."""
-    if target == "ray":
-        return [replace(one, environment={**one.environment, "GIVEN": "a 'b' $c"}) for one in processes]
-    return processes
+    """Replicas on this machine are made by `replicas start`: tests/e2e/test_replicas.py launches them."""
+    hold(target, tmp_path, recorder)
 
 
 @pytest.mark.parametrize(
     ("target", "old", "new"),
     [
+        ("slurm of 2", "SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_JOB_ID"),
+        ("slurm of 2", "--array=0-1", "--array=1-2"),
+        ("kubernetes of 2", "jobset.sigs.k8s.io/job-index", "jobset.sigs.k8s.io/index"),
+        ("kubernetes of 2", '"--replica", "$(REPLICA)"', '"--replica", "0"'),
+        ("kubernetes of 2", "contract-replica-$(REPLICA)-0", "contract-$(REPLICA)-0"),
+        ("skypilot of 2", "--of 2", "--of 3"),
+        ("sagemaker of 2", "replica-1", "replica-0"),
         ("slurm", "--node-rank ", "--noderank "),
         ("slurm", "--nodes 2 --processes", "--processes"),
         ("slurm", "SLURM_NODEID", "SLURM_PROCID"),
@@ -199,11 +228,8 @@ def with_given(target: str, processes: list[rendered.NodeProcess]) -> list[rende
     ],
 )  # fmt: skip
 def test_a_planted_error_is_found(target: str, old: str, new: str, tmp_path: Path, recorder: str) -> None:
-    files = rendered_files(target, tmp_path, recorder)
-    assert any(old in text for text in files.values()), old
-    broken = {name: text.replace(old, new) for name, text in files.items()}
     with pytest.raises((rendered.BrokenRenderingError, FileNotFoundError)):
-        check(recorded(with_given(target, READERS[target](broken, tmp_path)), recorder), nodes_of(target))
+        hold(target, tmp_path, recorder, old, new)
 
 
 @pytest.mark.long
@@ -214,7 +240,7 @@ def test_the_rendered_processes_train_together(target: str, tmp_path: Path) -> N
     cache = {"COMPOSER_RL_CACHE": str(cache_folder()), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     running = []
-    for process in READERS[target](files, tmp_path):
+    for process in nodes_of(target, files, tmp_path):
         process.folder.mkdir(parents=True, exist_ok=True)
         own = {"PATH": f"{process.environment['PATH']}:{path}" if "PATH" in process.environment else path}
         running.append(process.start({**cache, **own}))

@@ -17,7 +17,7 @@ CEILINGS = {
     "src": 97256,
     "src/composer_replication/cli": 7939,
     "src/composer_replication/engines": 575,
-    "src/composer_replication/launch": 1370,
+    "src/composer_replication/launch": 1295,
     "src/composer_replication/losses": 1427,
     "src/composer_replication/replicas": 1601,
     "src/composer_replication/report": 5365,

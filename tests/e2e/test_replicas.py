@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from composer_replication.cli.main import main
+from composer_replication.run_folder import read_jsonl
+
+from .launcher import Launcher
 
 pytestmark = [pytest.mark.long, pytest.mark.promise]
 
@@ -37,49 +37,31 @@ def train(
 
 
 @pytest.fixture(scope="module")
-def started(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    out = tmp_path_factory.mktemp("replicas") / "runs"
-    words = [
-        "replicas",
-        "start",
-        str(RECIPE),
-        "--local",
-        "2",
-        "--out",
-        str(out),
-        *flags(replicas__sync_every=2),
-    ]
-    words += ["--set", f"replicas.transport=file://{out}/store", "--json"]
-    done = subprocess.run(
-        [sys.executable, "-m", "composer_replication.cli.main", *words],
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    logs = "".join(path.read_text() for path in out.glob("*.log"))
-    assert done.returncode == 0, done.stderr + logs
-    return out, json.loads(done.stdout)
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Launched on this machine; a second launch of the same run finds it done."""
+    folder = tmp_path_factory.mktemp("replicas")
+    launcher = Launcher(folder, "local")
+    store = {"replicas.transport": f"file://{folder}/runs/pair/store", "replicas.sync_every": 2}
+    for _ in range(2):
+        launcher.launch("pair", "--replicas", 2, **SETTINGS, **store)
+        assert launcher.ended("pair", 0)["state"] == "succeeded"
+        (folder / "jobs" / "pair" / "job.json").unlink()
+        (folder / "jobs" / "pair" / "exit_code").unlink()
+    return folder / "runs" / "pair"
 
 
-def test_two_replicas_end_with_the_same_weights(started: tuple[Path, dict[str, Any]]) -> None:
-    out, result = started
-    assert [row["outer_steps"] for row in result["replicas"]] == [2, 2]
-    assert len({row["parameter_sha256"] for row in result["replicas"]}) == 1
-    tasks = [
-        set(json.loads((out / f"replica-{n}" / "environment.json").read_text())["train_tasks"])
-        for n in range(2)
-    ]
-    assert tasks[0]
-    assert tasks[1]
+def test_two_replicas_end_with_the_same_weights(out: Path) -> None:
+    runs = [out / f"replica-{n}" for n in range(2)]
+    summaries = [json.loads((run / "summary.json").read_text()) for run in runs]
+    assert len({one["parameter_sha256"] for one in summaries}) == 1
+    assert [read_jsonl(run / "outer_steps.jsonl")[-1]["outer_step"] for run in runs] == [2, 2]
+    assert [len(read_jsonl(run / "metrics.jsonl")) for run in runs] == [4, 4]
+    tasks = [set(json.loads((run / "environment.json").read_text())["train_tasks"]) for run in runs]
+    assert all(tasks)
     assert not tasks[0] & tasks[1]
 
 
-def test_the_report_joins_them(
-    started: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    out, _ = started
+def test_the_report_joins_them(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(out), "--json"]) == 0
     table = json.loads(capsys.readouterr().out)
     assert [(row["outer_step"], row["present"], row["agreed"]) for row in table["outer_steps"]] == [
@@ -94,9 +76,8 @@ def test_the_report_joins_them(
 
 @pytest.mark.long
 def test_another_recipe_is_refused_before_the_first_step(
-    started: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str], tmp_path: Path
+    out: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    out, _ = started
     where = {
         "replicas__transport": f"file://{out}/store",
         "replicas__sync_every": 2,

@@ -209,6 +209,11 @@ def test_troubles_of_the_machine_are_told_from_bugs() -> None:
     found = machine_error(PermissionError(errno.EACCES, "Permission denied", "/cache"), [])
     assert found is not None
     assert (found.code, found.exit_code, found.where) == ("CR0105", 3, "/cache")
+    found = machine_error(
+        RuntimeError("gloo: Connection closed by peer [10.0.0.2]:28046"), ["train", "r.toml"]
+    )
+    assert found is not None
+    assert (found.code, found.exit_code) == ("CR0106", 3)
     assert machine_error(FileNotFoundError(errno.ENOENT, "No such file", "/x"), []) is None
     assert machine_error(InputError("CR0401", "no space in this line."), []) is None
 

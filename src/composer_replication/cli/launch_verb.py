@@ -73,20 +73,18 @@ def run(args: argparse.Namespace) -> tuple[Result, int]:
     from composer_replication.cli.needed_packages import needs_extra
     from composer_replication.errors import UsageError
 
-    if args.recipe in _QUESTIONS:
-        if args.job is None:
-            raise UsageError(
-                "CR0206",
-                f"{args.recipe} needs a job.",
-                where="launch",
-                fix=f"composer-rl launch {args.recipe} JOB",
-            )
+    is_question = args.recipe in _QUESTIONS
+    if is_question and args.job is not None:
         return _answer(args.recipe, args.jobs / args.job)
-    if args.to is None or args.job is not None:
-        problem = "--to is missing" if args.to is None else f"unknown argument {args.job!r}"
-        raise UsageError(
-            "CR0206", f"{problem}.", where="launch", fix="composer-rl launch RECIPE.toml --to TARGET"
+    if is_question or args.to is None or args.job is not None:
+        problem = "--to is missing" if args.job is None else f"unknown argument {args.job!r}"
+        problem = f"{args.recipe} needs a job" if is_question else problem
+        fix = (
+            f"composer-rl launch {args.recipe} JOB"
+            if is_question
+            else "composer-rl launch RECIPE.toml --to TARGET"
         )
+        raise UsageError("CR0206", f"{problem}.", where="launch", fix=fix)
     with needs_extra(_EXTRAS.get(args.to, args.to), f"launching to {args.to}"):
         return _launch(args)
 
@@ -139,24 +137,11 @@ def _job(args: argparse.Namespace, name: str, target: Any) -> Job:
     recipe = Path(args.recipe).resolve()
     files = recipe_files(recipe)
     config = load_config(recipe, dict(parse_override(text) for text in args.overrides))
-    resources = Resources(
-        nodes=args.nodes,
-        gpus=args.gpus,
-        processes=options.processes or max(1, args.gpus),
-        cpus=options.cpus,
-        memory_gib=options.memory_gib,
-    )
-    job = Job(
-        name=name,
-        recipe=recipe,
-        files=files,
-        settings=tuple(args.overrides),
-        resources=resources,
-        replicas=args.replicas,
-        environment=_pairs(args.env, "--env", "OMP_NUM_THREADS=8"),
-        secrets=tuple(args.secret),
-        accelerate=args.accelerate,
-    )
+    processes = options.processes or max(1, args.gpus)
+    resources = Resources(args.nodes, args.gpus, processes, options.cpus, options.memory_gib)
+    environment = _pairs(args.env, "--env", "OMP_NUM_THREADS=8")
+    more = {"environment": environment, "secrets": tuple(args.secret), "accelerate": args.accelerate}
+    job = Job(name, recipe, files, tuple(args.overrides), resources, args.replicas, **more)
     return checked(job, config.tasks.source if target.carries_files else ())
 
 

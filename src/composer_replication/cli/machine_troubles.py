@@ -18,10 +18,11 @@ _NOT_ALLOWED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _SHOWN_CHARACTERS = 200
 _NO_SPACE_WORDS = ("No space left on device", "Disk quota exceeded", "File too large")
 """Rust and C++ libraries that write weights give the system's words instead of its number."""
+_LOST_PROCESS_WORDS = ("Connection closed by peer", "Connection reset by peer")  # gloo's
 
 
 def machine_error(error: BaseException, words: Sequence[str]) -> ComposerError | None:
-    """The sentence for a full disk or a forbidden path behind ``error``; None when it is neither.
+    """The sentence for a full disk, a forbidden path or a lost process behind ``error``; None when it is neither.
 
     Args:
         error: whatever ended the verb; its causes are looked at too, so that a full disk is
@@ -29,7 +30,8 @@ def machine_error(error: BaseException, words: Sequence[str]) -> ComposerError |
         words: the command's arguments, which say how to go on.
 
     Returns:
-        ``MissingError`` CR0104 (no space) or CR0105 (not allowed), ``UsageError`` CR0902 (no path can be so).
+        ``MissingError`` CR0104 (no space), CR0105 (not allowed) or CR0106 (a process of the same run is gone),
+        ``UsageError`` CR0902 (no path can be so).
     """
     for cause in _causes(error):
         number = cause.errno if isinstance(cause, OSError) else None
@@ -43,6 +45,10 @@ def machine_error(error: BaseException, words: Sequence[str]) -> ComposerError |
                 where=place or _fullest_folder(words),
                 fix=f"free some space; then {how_to_go_on(words)}",
             )
+        if isinstance(cause, RuntimeError) and any(text in str(cause) for text in _LOST_PROCESS_WORDS):
+            problem = "another process of this run is gone, and this one cannot go on without it."
+            fix = f"read what that process said last; then {how_to_go_on(words)}"
+            return MissingError("CR0106", problem, where="the processes of the run", fix=fix)
         if not isinstance(error, ComposerError) and (number == errno.ENAMETOOLONG or _has_nul(cause)):
             return UsageError(
                 "CR0902",

@@ -86,30 +86,20 @@ def test_a_job_goes_to_sagemaker_and_its_files_to_s3(
     assert stopped == ["run"]
 
 
+@pytest.mark.parametrize(("stops", "left"), [(200, False), (400, True)])
 def test_nothing_is_left_when_a_replica_is_refused(
-    aws: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stops: int, left: bool, aws: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """moto takes a name twice, which SageMaker refuses, and cannot stop a job: those answers are given here."""
     boto3.client("s3", region_name=REGION).create_bucket(Bucket="runs")
     target = open_target("sagemaker", OPTIONS, tmp_path)
-    stopped = answered(
-        target, monkeypatch, creations=[None, (400, b'{"__type": "ResourceInUse"}')], stops=(200, b"")
-    )
+    refused = (400, b'{"__type": "ResourceInUse"}')
+    stopped = answered(target, monkeypatch, creations=[None, refused], stops=(stops, b'{"__type": "X"}'))
     with pytest.raises(UsageError, match="ResourceInUse") as caught:
         submitted(target, job(replicas=2), tmp_path)
     assert caught.value.code == "CR0932"
-    assert "still runs" not in caught.value.message
+    assert ("and run-0 still runs" in caught.value.message) == left
     assert stopped == ["run-0"]
-    (tmp_path / "again").mkdir()
-    target = open_target("sagemaker", OPTIONS, tmp_path / "again")
-    answered(
-        target,
-        monkeypatch,
-        creations=[None, (400, b'{"__type": "ResourceInUse"}')],
-        stops=(400, b'{"__type": "X"}'),
-    )
-    with pytest.raises(UsageError, match=r"ResourceInUse.*and run-0 still runs"):
-        submitted(target, job(replicas=2), tmp_path / "again")
 
 
 def answered(

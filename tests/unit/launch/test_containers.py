@@ -86,7 +86,7 @@ def test_it_fits_what_it_speaks_of(name: str) -> None:
         ("-c constraints.txt", "", "not the tested ones"),
         ("USER 1000\n", "", "as root"),
         ("python:3.11", "python:3.9", "Python is none"),
-        ("ENV ", "ENVIRONMENT ", "unexpected"),
+        ("ENV ", "ENVIRONMENT ", "missing whitespace"),
         ("--no-cache-dir ", "", "DL3042"),
         ('CMD ["sh", "-c", ', "CMD sh -c ", "DL3025"),
     ],

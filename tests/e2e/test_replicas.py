@@ -103,41 +103,22 @@ def test_one_replica_is_the_plain_run_bit_for_bit(capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("words", "more", "code", "says"),
     [
-        (["--replica", "0"], {}, "CR0206", "needs a [replicas] table"),
-        ([], {"replicas__transport": "file:///x"}, "CR0206", "say which one this is"),
-        (
-            ["--replica", "2", "--of", "2"],
-            {"replicas__transport": "file:///x"},
-            "CR0206",
-            "no replica 2 of 2",
-        ),
-        (["--replica", "0", "--of", "2"], {"replicas__transport": "ftp://x/y"}, "CR1101", "none of s3"),
-        (["--replica", "0"], {"replicas__transport": "here"}, "CR0204", "neither"),
-        (
-            ["--replica", "0"],
-            {"replicas__transport": "torchft", "replicas__delay": 100},
-            "CR0204",
-            "delay is not below",
-        ),
-        (
-            ["--replica", "0", "--of", "2"],
-            {"replicas__transport": "torchft", "replicas__lighthouse": "127.0.0.1:9"},
-            "CR1101",
-            "token is missing",
-        ),
+        ("--replica 0", {}, "CR0206", "needs a [replicas] table"),
+        ("", {"transport": "file:///x"}, "CR0206", "say which one this is"),
+        ("--replica 2 --of 2", {"transport": "file:///x"}, "CR0206", "no replica 2 of 2"),
+        ("--replica 0 --of 2", {"transport": "ftp://x/y"}, "CR1101", "none of s3"),
+        ("--replica 0", {"transport": "here"}, "CR0204", "neither"),
+        ("--replica 0", {"transport": "torchft", "delay": 100}, "CR0204", "delay is not below"),
+        ("--replica 0 --of 2", {"transport": "torchft", "lighthouse": "127.0.0.1:9"}, "CR1101", "token is missing"),
     ],
-)
+)  # fmt: skip
 def test_refusals_leave_nothing_behind(
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    words: list[str],
-    more: dict[str, Any],
-    code: str,
-    says: str,
-) -> None:
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    words: str, more: dict[str, Any], code: str, says: str,
+) -> None:  # fmt: skip
     monkeypatch.delenv("COMPOSER_REPLICAS_TOKEN", raising=False)
-    exit_code, result = train(capsys, tmp_path / "run", *words, **more)
+    given = {f"replicas__{key}": value for key, value in more.items()}
+    exit_code, result = train(capsys, tmp_path / "run", *words.split(), **given)
     assert exit_code in {2, 3}
     assert result["error"]["code"] == code
     assert says in result["error"]["message"]

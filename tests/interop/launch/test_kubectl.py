@@ -76,24 +76,22 @@ def opened(server: kmock.KubernetesEmulator, tmp_path: Path, monkeypatch: pytest
 
 def put(server: kmock.KubernetesEmulator, kind: str, status: dict[str, Any], **spec: Any) -> None:
     _, resource, name = PLACES[kind]
-    version = resource.rpartition("/")[0]
-    server.objects[resource, "runs", "run"] = {
-        "apiVersion": version, "kind": name, "metadata": {"name": "run", "namespace": "runs"}, "spec": spec, "status": status,
-    }  # fmt: skip
+    kept = {
+        "apiVersion": resource.rpartition("/")[0],
+        "kind": name,
+        "metadata": {"name": "run", "namespace": "runs"},
+    }
+    server.objects[resource, "runs", "run"] = {**kept, "spec": spec, "status": status}
 
 
 def put_pods(server: kmock.KubernetesEmulator, *states: dict[str, Any]) -> None:
     """kmock gives lists no kind, which kubectl wants: this one is given whole."""
     pods = [
-        {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": f"run-{i}-x", "namespace": "runs", "labels": {"composer-rl/job": "run"}},
-            "spec": {"containers": [{"name": "trainer"}]},
-            "status": {"phase": "Running", "containerStatuses": [{"name": "trainer", "state": state}]},
-        }
+        {"apiVersion": "v1", "kind": "Pod", "spec": {"containers": [{"name": "trainer"}]},
+         "metadata": {"name": f"run-{i}-x", "namespace": "runs", "labels": {"composer-rl/job": "run"}},
+         "status": {"phase": "Running", "containerStatuses": [{"name": "trainer", "state": state}]}}
         for i, state in enumerate(states)
-    ]
+    ]  # fmt: skip
     server[f"get {PODS}"] << {"apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": pods}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import sky
@@ -18,26 +17,19 @@ from composer_replication.launch.targets import open_target
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "run.toml"
 OPTIONS = {
-    "image": "docker:registry.example/trainer:1",
+    "image": "docker:trainer:1",
     "store": "s3://runs",
     "gpu_type": "H100",
     "infra": "aws/us-east-1",
+    "spot": True,
 }
 
 
-def rendered(tmp_path: Path, **options: Any) -> dict[str, str]:
-    job = Job(
-        "run",
-        RECIPE,
-        recipe_files(RECIPE),
-        (),
-        Resources(nodes=2, gpus=8, processes=8),
-        2,
-        {"A": "1"},
-        ("HF_TOKEN",),
-    )
+def rendered(tmp_path: Path) -> dict[str, str]:
+    resources = Resources(nodes=2, gpus=8, processes=8)
+    job = Job("run", RECIPE, recipe_files(RECIPE), (), resources, 2, {"A": "1"}, ("HF_TOKEN",))
     (tmp_path / "recipe").mkdir(exist_ok=True)
-    return open_target("skypilot", {**OPTIONS, "spot": True, **options}, tmp_path).render(job)
+    return open_target("skypilot", OPTIONS, tmp_path).render(job)
 
 
 def read(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> sky.Task:
@@ -82,19 +74,13 @@ def test_a_planted_error_is_found(
     assert not isinstance(caught.value, (KeyError, AttributeError))
 
 
-def test_its_commands_take_our_options() -> None:
-    for name, flags in {
-        "launch": {"--yes", "--detach-run", "--secret"},
-        "queue": {"--output"},
-        "logs": {"--no-follow"},
-        "cancel": {"--yes"},
-    }.items():
-        known = {
-            option
-            for one in command.jobs.commands[name].params
-            for option in (*one.opts, *one.secondary_opts)
-        }
-        assert flags <= known, name
+@pytest.mark.parametrize(
+    "words", ["launch --yes --detach-run --secret", "queue --output", "logs --no-follow", "cancel --yes"]
+)
+def test_its_commands_take_our_options(words: str) -> None:
+    name, *flags = words.split()
+    options = command.jobs.commands[name].params
+    assert set(flags) <= {text for one in options for text in (*one.opts, *one.secondary_opts)}
 
 
 def test_every_state_of_its_jobs_has_one_of_ours() -> None:

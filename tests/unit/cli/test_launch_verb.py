@@ -37,6 +37,7 @@ def answer(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[s
         (("--to", "local", "--option", "cpus"), "CR0930", "not KEY=VALUE"),
         (("--to", "local", "--nodes", "2"), "CR0930", "one node"),
         (("--to", "local", "--nodes", "0"), "CR0930", "at least 1"),
+        (("--to", "local", "--replicas", "2", "--gpus", "2"), "CR0930", "one process"),
         (("--to", "local", "--name", "A_b"), "CR0930", "the name"),
         (("--to", "local", "--env", "1=2"), "CR0930", "no name of a variable"),
         (("--to", "local", "--accelerate", "no.yaml"), "CR0930", "no file no.yaml"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from composer_replication.cli.main import main
+from composer_replication.cli.main import build_parser, main
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "run.toml"
 LOCAL = ("launch", str(RECIPE), "--to", "local")
@@ -102,6 +103,13 @@ def test_options_of_a_file_and_of_the_command_line(
     assert "--partition=gpu" in script
     assert "--cpus-per-task=9" in script
     assert not (tmp_path / "jobs").exists()
+
+
+def test_replicas_of_this_machine_start_and_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+    script = answer(capsys, *LOCAL, "--replicas", "2", "--dry-run")[1]["files"]["run.sh"]
+    words = shlex.split(next(line for line in script.splitlines() if "replicas start" in line))
+    options = build_parser(only="replicas").parse_args(words[3:-1])
+    assert (options.local, options.resume, options.recipe, words[-1]) == (2, True, RECIPE, "&")
 
 
 def program(tmp_path: Path, text: str) -> str:

@@ -13,7 +13,7 @@ from composer_replication.run_folder import read_jsonl
 
 from .launcher import Launcher
 
-pytestmark = [pytest.mark.long, pytest.mark.promise]
+pytestmark = [pytest.mark.long, pytest.mark.promise, pytest.mark.timeout(3600)]
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "tiny-cpu" / "run.toml"
 SETTINGS = {

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from composer_replication.report.column_choice import ChosenColumns
-    from composer_replication.report.guard_replay import Replay
-    from composer_replication.report.log_columns import RunLog
+    from composer_replication.report.guard_scan import ChosenColumns, Replay
+    from composer_replication.report.run_logs import RunLog
     from composer_replication.safety import HeldOutGuard
 
 _HERE = "composer_replication.cli.guard_verb"
@@ -95,13 +94,16 @@ def run_scan(args: argparse.Namespace) -> tuple[Result, int]:
     """
     from composer_replication.cli.needed_packages import needs_extra
     from composer_replication.cli.progress_bar import progress_bar
-    from composer_replication.report.column_choice import choose_columns
-    from composer_replication.report.guard_replay import readings_of, replay
+    from composer_replication.report.guard_scan import (
+        check_plot_path,
+        choose_columns,
+        readings_of,
+        replay,
+        write_plot,
+    )
     from composer_replication.report.run_logs import read_log
 
     if args.plot is not None:
-        from composer_replication.report.guard_plot import check_plot_path
-
         check_plot_path(args.plot)
     guard = _make_guard(args)
     with (
@@ -114,8 +116,6 @@ def run_scan(args: argparse.Namespace) -> tuple[Result, int]:
     replayed = replay(guard, readings)
     result, exit_code = _result(guard, log, chosen, replayed, [*log.notes, *notes])
     if args.plot is not None and readings:
-        from composer_replication.report.guard_plot import write_plot
-
         write_plot(
             args.plot,
             replayed,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from composer_replication.report.charts import Chart, Point, Series, draw, swatch
@@ -128,7 +128,7 @@ def _no_kl(note: str) -> str:
     return f"No KL reached the guard, so this rule could not fire.{told}"
 
 
-def curves_svg(run: RunData, title: str, sentences: list[str]) -> str:
+def curves_svg(run: RunData, title: str, sentences: Sequence[str]) -> str:
     """Reward, held-out score and the guard's margins as one SVG file that needs nothing else."""
     (chart, _), margins = reward_chart(run), guard_margins(run)
     texts = [line for text in sentences for line in textwrap.wrap(text, _LINE_CHARACTERS)]

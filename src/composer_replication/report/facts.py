@@ -81,9 +81,9 @@ def before_and_after(run: RunData) -> tuple[Comparison, ...]:
                 continue
             change = DASH if low is None or high is None else _signed(high - low)
             rows.append(Comparison(title, measure, _rate(old, key), _rate(new, key), change))
-        stored = [Rate(_interval(table.get("ci95")) or DASH) for table in (old, new)]
-        if stored != [Rate(DASH)] * 2:
-            rows.append(Comparison(title, "95% interval, as stored", *stored, ""))
+        before, after = (Rate(_interval(table.get("ci95")) or DASH) for table in (old, new))
+        if (before.value, after.value) != (DASH, DASH):
+            rows.append(Comparison(title, "95% interval, as stored", before, after, ""))
     return tuple(rows)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from composer_replication.report.bench_detectors import CLEAN, DETECTORS, EDGE, EvidenceSimulator, Series
 from composer_replication.report.bench_families import FAMILIES, NUM_EVALUATIONS, Family, Floats, RunDraws
+from composer_replication.report.templates import template
 from composer_replication.tasks.pass_intervals import wilson
 
 MATCHED_RATE = 0.01
@@ -235,11 +236,6 @@ _EXPLAINED = (
     "after a jump of the gap from .03 to .20, of the runs not halted before. Matched: the threshold that 1% of "
     "runs at the edge reach (at-g0; the cusum-clean ones: clean)."
 )
-_BY_KIND = {
-    "null": "False alarms on honest runs",
-    "hacked": "Delays on hacked runs: median / P90, then the shares missed and halted before the onset",
-    "invalid": "False alarms where a condition of the guarantee is broken",
-}
 
 
 def plain(result: Row) -> str:
@@ -252,42 +248,32 @@ def plain(result: Row) -> str:
 
 def markdown(result: Row) -> str:
     """That table and one of the families of each kind, as a page."""
-    parts = ["# The guard's benchmark", _preamble(result), _EXPLAINED, _table(_HEAD, _headline_rows(result))]
-    for kind, title in _BY_KIND.items():
-        families = [family for family in result["families"] if family["kind"] == kind]
-        if not families:
-            continue
-        names = [family["name"] for family in families]
-        rows = [(row["name"], *(_cell(row, name) for name in names)) for row in result["detectors"]]
-        told = "; ".join(f"{family['name']}: {family['sentence']}" for family in families)
-        parts += [
-            f"## {title}",
-            f"{told}. {families[0]['runs']:,} runs each.",
-            _table(("detector", *names), rows),
-        ]
-    return "\n\n".join(parts) + "\n"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
+    return template("guard_bench.md.j2").render(
+        preamble=_preamble(result),
+        explained=_EXPLAINED,
+        head=_HEAD,
+        rows=_headline_rows(result),
+        result=result,
+        cell=_cell,
+    )
 
 
 def _headline_rows(result: Row) -> list[tuple[str, ...]]:
-    return [
-        (
-            row["name"],
-            _number(row["threshold"], "none"),
-            "–" if row["ci95"] is None else _percent(row["false_alarm_rate"]) + " ({} to {})".format(
-                *map(_percent, row["ci95"])
-            ),
-            row["worst_family"] or "–",
-            _number(row["median_delay"], "–"),
-            _number(row["p90_delay"], "–"),
-            "–" if row["missed"] is None else f"{row['missed']:.1%}",
-            "–" if row["halted_before"] is None else f"{row['halted_before']:.1%}",
+    rows = []
+    for row in result["detectors"]:
+        ends = None if row["ci95"] is None else " to ".join(map(_percent, row["ci95"]))
+        rows.append(
+            (
+                row["name"],
+                _number(row["threshold"], "none"),
+                f"{_percent(row['false_alarm_rate'])} ({ends})" if ends else "–",
+                row["worst_family"] or "–",
+                _number(row["median_delay"], "–"),
+                _number(row["p90_delay"], "–"),
+                *("–" if row[key] is None else f"{row[key]:.1%}" for key in ("missed", "halted_before")),
+            )
         )
-        for row in result["detectors"]
-    ]  # fmt: skip
+    return rows
 
 
 def _cell(row: Row, family: str) -> str:
@@ -303,11 +289,10 @@ def _cell(row: Row, family: str) -> str:
 
 
 def _preamble(result: Row) -> str:
-    settings = result["settings"]
     return (
-        f"{settings['runs']:,} runs a null family, half of it elsewhere; {settings['evaluations']} evaluations of "
-        f"{settings['tasks_per_evaluation']} tasks; seed {settings['seed']}."
-    )
+        "{runs:,} runs a null family, half of it elsewhere; {evaluations} evaluations of {tasks_per_evaluation} "
+        "tasks; seed {seed}."
+    ).format(**result["settings"])
 
 
 def _percent(share: float) -> str:

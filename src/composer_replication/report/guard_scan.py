@@ -27,19 +27,11 @@ from composer_replication.report.run_logs import Column, RunLog
 from composer_replication.run_folder import write_atomic
 
 PROXY_NAMES = (
-    "reward",  # ours, TRL's GRPO and RLOO
-    "train_reward",
-    "critic/score/mean",  # verl: the task's score, before a KL penalty
-    "critic/rewards/mean",
-    "objective/scores",  # PPO with a reward model
-    "objective/rlhf_reward",
-    "rewards/mean",
-    "reward/mean",
-    "mean_reward",
-    "reward_mean",
-    "rollout/ep_rew_mean",
-    "env_runners/episode_return_mean",
-    "episode_reward_mean",
+    *("reward", "train_reward"),  # ours, TRL's GRPO and RLOO
+    *("critic/score/mean", "critic/rewards/mean"),  # verl: the task's score, before a KL penalty
+    *("objective/scores", "objective/rlhf_reward"),  # PPO with a reward model
+    *("rewards/mean", "reward/mean", "mean_reward", "reward_mean"),
+    *("rollout/ep_rew_mean", "env_runners/episode_return_mean", "episode_reward_mean"),
     "rewards/margins",  # DPO
 )
 TRUTH_NAMES = (

@@ -17,10 +17,7 @@ from composer_replication.report.run_data import RolloutRow, RunData, number, re
 from composer_replication.report.templates import html_page
 from composer_replication.run_folder import RunFolder, write_atomic
 
-MAX_FINDINGS = 50
-MAX_TEXT_CHARACTERS = 4000
-MAX_OUTCOMES = 8
-NUM_TRANSCRIPTS = 3
+NUM_ATTEMPTS = 3
 
 
 def write_report(run: RunData | Path) -> Path:
@@ -57,21 +54,13 @@ def render_page(run: RunData) -> str:
         "report.html.j2",
         is_scan=False,
         title=f"{banner.title}: {run.root.name}",
-        name=run.root.name,
         banner=banner,
         isolation_note=facts.isolation_note(run),
         figures=facts.key_figures(run),
-        findings=run.findings[:MAX_FINDINGS],
-        num_more_findings=max(len(run.findings) - MAX_FINDINGS, 0),
         comparisons=facts.before_and_after(run),
-        transcripts=chosen_transcripts(run),
-        is_halted=run.halt is not None,
-        num_ungraded=sum(row.reward is None for row in run.rollouts),
+        attempts=chosen_attempts(run),
         numbers=facts.numbers_table(run),
-        num_steps=len(run.steps),
-        has_recipe=run.recipe is not None,
         settings=facts.settings(run),
-        has_environment=run.environment is not None,
         environment=facts.environment(run),
         fingerprints=facts.fingerprints(run),
         **_charts(run),
@@ -90,24 +79,11 @@ def _charts(run: RunData) -> dict[str, Any]:
         "rewards": rewards,
         "reward_note": note,
         "margins": guard_margins(run),
-        "guard_note": _guard_note(run),
+        "run": run,
         "draw": draw,
         "narrow": narrow,
         "swatch": swatch,
     }
-
-
-def _guard_note(run: RunData) -> str:
-    """One sentence on the guard when there is no chart of it, or on what fired."""
-    if run.halt is not None:
-        return f"Fired at step {run.halt.step}: {(run.halt.reason or 'the reason was not recorded').rstrip('.')}."
-    if run.guard_updates:
-        return f"{_counted(len(run.guard_updates), 'update')}; none fired."
-    if run.guard_settings is not None:
-        return "A guard was configured, but no update of it was recorded."
-    if run.recipe is not None:
-        return "No guard was configured."
-    return "No guard update was recorded, and run.toml is missing, so it is unknown whether a guard was configured."
 
 
 # -------------------------------------------------------------------------------- the verdict
@@ -168,23 +144,8 @@ def _counted(count: int, word: str) -> str:
     return f"{count} {word}{'' if count == 1 else 's'}"
 
 
-# ------------------------------------------------------------------- which attempts a person reads
-
-
-@dataclass(frozen=True, slots=True)
-class Transcript:
-    """One attempt and why it is shown; outcomes list the failing tests first."""
-
-    heading: str
-    row: RolloutRow
-    text: str
-    num_hidden_characters: int
-    outcomes: tuple[tuple[str, str], ...]
-    num_more_outcomes: int
-
-
-def chosen_transcripts(run: RunData) -> tuple[Transcript, ...]:
-    """Three attempts of the last steps; fewer where fewer were graded.
+def chosen_attempts(run: RunData) -> list[tuple[str, RolloutRow]]:
+    """Three attempts of the last steps, each with its heading; fewer where fewer were graded.
 
     A halted run shows what the reward paid for: attempts with failing tests first, the
     best paid of them on top, the same answer to the same task once. Any other run shows
@@ -198,11 +159,10 @@ def chosen_transcripts(run: RunData) -> tuple[Transcript, ...]:
         distinct: dict[tuple[str, str], tuple[float, RolloutRow]] = {}
         for paid, row in ranked:
             distinct.setdefault((row.task_id, row.text), (paid, row))
-        best = list(distinct.values())[:NUM_TRANSCRIPTS]
-        return tuple(_transcript(_paid_heading(paid, row), row) for paid, row in best)
+        return [(_paid_heading(paid, row), row) for paid, row in distinct.values()][:NUM_ATTEMPTS]
     picks = {"Worst": len(ranked) - 1, "Median": (len(ranked) - 1) // 2, "Best": 0} if ranked else {}
     shown = {index: f"{heading} reward {ranked[index][0]:.2f}" for heading, index in picks.items()}
-    return tuple(_transcript(shown[index], ranked[index][1]) for index in sorted(shown))
+    return [(shown[index], ranked[index][1]) for index in sorted(shown)]
 
 
 def _paid_heading(paid: float, row: RolloutRow) -> str:
@@ -213,15 +173,3 @@ def _paid_heading(paid: float, row: RolloutRow) -> str:
     if not row.outcomes:
         return f"Paid {paid:.2f}; no test outcome was stored"
     return f"Paid {paid:.2f} with all {len(row.outcomes)} tests passing"
-
-
-def _transcript(heading: str, row: RolloutRow) -> Transcript:
-    outcomes = sorted(row.outcomes.items(), key=lambda item: (item[1] == "passed", item[0]))
-    return Transcript(
-        heading=heading,
-        row=row,
-        text=row.text[:MAX_TEXT_CHARACTERS],
-        num_hidden_characters=max(0, len(row.text) - MAX_TEXT_CHARACTERS),
-        outcomes=tuple(outcomes[:MAX_OUTCOMES]),
-        num_more_outcomes=max(0, len(outcomes) - MAX_OUTCOMES),
-    )

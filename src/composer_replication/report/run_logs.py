@@ -284,7 +284,7 @@ def _append(columns: dict[str, Column], step: int, cells: Mapping[str, object], 
             column.first_text = column.first_text or (line, str(value)[:40])
         elif not math.isfinite(number):
             column.num_not_finite += 1
-        elif (step, number) != ((column.steps or [None])[-1], (column.values or [None])[-1]):
+        elif (column.steps[-1:], column.values[-1:]) != ([step], [number]):
             # An evaluation at the end of training is written twice, and counts once.
             column.steps.append(step)
             column.values.append(number)

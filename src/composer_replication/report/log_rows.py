@@ -37,7 +37,7 @@ def number_of(value: object) -> float | None:
     """A number, perhaps infinite or NaN; None for anything else.
 
     In text a per cent sign divides by 100. Of ``.`` and ``,`` the last one is the decimal sign, but
-    commas that only group thousands (``1,234``) are left out.
+    commas that only group thousands (``1,234``) are left out; see ``_cell`` for tables.
     """
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
@@ -74,7 +74,7 @@ def rows_of(path: Path, notes: list[str], report: Report | None = None) -> tuple
         raise InputError(
             "CR0631", "the log is empty.", where=str(path), fix="give the log of a run that began."
         )
-    if "\0" in first or "\ufffd" in first:
+    if "\ufffd" in first:
         raise _not_a_log(path, "it is no UTF-8 text")
     lines = _lines(path, report)
     parsed = _parsed(first) if first.startswith(("{", "[")) else None
@@ -89,7 +89,12 @@ def rows_of(path: Path, notes: list[str], report: Report | None = None) -> tuple
 
 def _encoding(path: Path) -> str:
     with path.open("rb") as handle:
-        return "utf-16" if handle.read(2) in {b"\xff\xfe", b"\xfe\xff"} else "utf-8-sig"
+        head = handle.read(4096)
+    if head[:2] in {b"\xff\xfe", b"\xfe\xff"}:
+        return "utf-16"
+    if b"\0" in head:  # before a binary file without a line end is read as one line
+        raise _not_a_log(path, "it is no UTF-8 text")
+    return "utf-8-sig"
 
 
 def _lines(path: Path, report: Report | None = None) -> Iterator[tuple[int, str]]:
@@ -221,7 +226,14 @@ def _table(
         if len(cells) != len(names):
             few = "fewer" if len(cells) < len(names) else "more"
             raise _broken(path, number, f"it has {few} cells than the header")
-        yield number, {name: cell.strip() for name, cell in zip(names, cells, strict=True) if name}
+        yield number, {name: _cell(cell, separator) for name, cell in zip(names, cells, strict=True) if name}
+
+
+def _cell(cell: str, separator: str) -> str:
+    """Where commas do not separate cells, the one in a number is its decimal sign: ``1,125`` is no 1125."""
+    text = cell.strip()
+    is_decimal = separator != "," and "." not in text and _DECIMAL_COMMA.fullmatch(text)
+    return text.replace(",", ".") if is_decimal else text
 
 
 def _broken(path: Path, number: int, problem: str) -> InputError:

@@ -240,9 +240,7 @@ class ColumnBuilder:
             if step < self._newest_step:
                 self.cut(step)
             self._newest_step = step
-            known = (self.columns[name] for name in cells if name in self.columns)
-            self._num_replaced += sum(column.cut(step) for column in known)
-        _append(self.columns, step, cells, line)
+        self._num_replaced += _append(self.columns, step, cells, line, replaces=self._resumed)
 
     def cut(self, step: int) -> None:
         """A run was resumed at ``step``: what the earlier one wrote from there on does not count."""
@@ -274,7 +272,11 @@ class ColumnBuilder:
         return RunLog(path, kind, place, "", self._without_step or self.columns, tuple(notes))
 
 
-def _append(columns: dict[str, Column], step: int, cells: Mapping[str, object], line: int) -> None:
+def _append(
+    columns: dict[str, Column], step: int, cells: Mapping[str, object], line: int, *, replaces: bool = False
+) -> int:
+    """Add the numbers of a row; with ``replaces`` in place of those of the same step, and how many those were."""
+    num_replaced = 0
     for name, value in cells.items():
         if value is None or value == "":
             continue
@@ -284,11 +286,14 @@ def _append(columns: dict[str, Column], step: int, cells: Mapping[str, object], 
             column.first_text = column.first_text or (line, str(value)[:40])
         elif not math.isfinite(number):
             column.num_not_finite += 1
-        elif (column.steps[-1:], column.values[-1:]) != ([step], [number]):
-            # An evaluation at the end of training is written twice, and counts once.
+        else:
+            num_replaced += column.cut(step) if replaces else 0
+            if (column.steps[-1:], column.values[-1:]) == ([step], [number]):
+                continue  # an evaluation at the end of training is written twice
             column.steps.append(step)
             column.values.append(number)
             column.lines.append(line)
+    return num_replaced
 
 
 def _flat(row: Mapping[str, object], prefix: str = "", depth: int = 1) -> Iterator[tuple[str, object]]:

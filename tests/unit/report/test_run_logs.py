@@ -173,7 +173,7 @@ def test_a_resumed_run(tmp_path: Path) -> None:
 
 def test_the_newer_value_of_a_step_counts_after_a_resume(tmp_path: Path) -> None:
     path = write_jsonl(
-        tmp_path / "log.jsonl", [{"step": 1, "r": 1.0}, {"step": 1, "r": 2.0}, {"step": 1, "q": 3.0}]
+        tmp_path / "log.jsonl", [{"step": 1, "r": 1.0}, {"step": 1, "r": 2.0}, {"step": 1, "q": 3.0, "r": ""}]
     )
     log = read_log(path, resumed=True)
     assert (column(log, "r"), column(log, "q")) == (([1], [2.0]), ([1], [3.0]))
@@ -337,6 +337,14 @@ def test_numbers_are_read_however_they_are_written(tmp_path: Path, content: byte
     assert list(log.columns["reward"].values) == [0.25, 1024.5]
     assert list(log.columns["eval_reward"].values) == [1.5, 0.15]
     assert list(log.columns["reward"].steps) == [1, 2]
+
+
+@pytest.mark.parametrize(("separator", "value"), [(";", 1.125), ("\t", 1.125), (",", 1125.0)])
+def test_a_comma_is_the_decimal_sign_where_it_does_not_separate_cells(
+    tmp_path: Path, separator: str, value: float
+) -> None:
+    (tmp_path / "log.csv").write_text(f'step{separator}reward\n1{separator}"1,125"\n')
+    assert list(read_log(tmp_path / "log.csv").columns["reward"].values) == [value]
 
 
 def test_a_value_that_is_written_twice_counts_once(tmp_path: Path) -> None:

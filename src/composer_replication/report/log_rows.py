@@ -8,6 +8,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -77,12 +78,13 @@ def rows_of(path: Path, notes: list[str], report: Report | None = None) -> tuple
     if "\ufffd" in first:
         raise _not_a_log(path, "it is no UTF-8 text")
     lines = _lines(path, report)
-    parsed = _parsed(first) if first.startswith(("{", "[")) else None
+    parsed = _parsed(first)
     if isinstance(parsed, dict) and not isinstance(parsed.get("log_history"), list):
         return "jsonl", "line", _json_lines(path, lines, notes)
-    if parsed is None and _prints_rows(path, 1 if first.startswith(("{", "[")) else _SEARCHED_LINES):
+    is_json = first.startswith(("{", "["))
+    if parsed is None and (_printed(first) is not None if is_json else _prints_rows(path)):
         return "printed", "line", _printed_rows(lines, notes)
-    if first.startswith(("{", "[")):
+    if is_json:
         return _document(path)
     return "csv", "line", _table(path, first, lines, number, notes)
 
@@ -150,16 +152,10 @@ def _printed(line: str) -> dict[str, Any] | None:
     return row if isinstance(row, dict) and all(isinstance(name, str) for name in row) else None
 
 
-def _prints_rows(path: Path, num_lines: int) -> bool:
-    """Whether one of the first lines that are not blank ends with a printed dictionary that holds a number."""
-    for _, line in _lines(path):
-        row = _printed(line)
-        if row and any(number_of(value) is not None for value in row.values()):
-            return True
-        num_lines -= bool(line.strip())
-        if not num_lines:
-            return False
-    return False
+def _prints_rows(path: Path) -> bool:
+    """Whether some line near the beginning ends with a printed dictionary that holds a number."""
+    rows = (_printed(line) for _, line in islice(_lines(path), _SEARCHED_LINES))
+    return any(number_of(value) is not None for row in rows if row for value in row.values())
 
 
 def _printed_rows(lines: Iterator[tuple[int, str]], notes: list[str]) -> Iterator[Row]:
@@ -208,8 +204,16 @@ def _table(
     separator = max(_SEPARATORS, key=head.count)
     if separator not in head:
         raise _not_a_log(path, "its first line is neither JSON nor a header with several columns")
-    texts = [line for number, line in lines if number >= first]
-    reader = csv.reader(texts, delimiter=separator, strict=True)
+    newest = ""
+
+    def texts() -> Iterator[str]:
+        nonlocal newest
+        for number, newest in lines:
+            if number >= first:
+                yield newest
+
+    reader = csv.reader(texts(), delimiter=separator, strict=True)
+    held: tuple[int, list[str]] | None = None
     try:
         names = [name.strip() for name in next(reader)]
         if any(number_of(name) is not None for name in names):
@@ -217,16 +221,23 @@ def _table(
         twice = next((name for name in names if name and names.count(name) > 1), None)
         if twice is not None:
             raise _broken(path, first, f"the header names {twice!r} twice")
-        rows = [(reader.line_num + first - 1, cells) for cells in reader if any(map(str.strip, cells))]
+        for cells in reader:
+            if held is not None:
+                yield _row(path, names, *held, separator)
+            held = (reader.line_num + first - 1, cells) if any(map(str.strip, cells)) else None
     except csv.Error as error:
         raise _broken(path, reader.line_num + first - 1, str(error)) from error
-    if rows and (len(rows[-1][1]) < len(names) or not texts[-1].endswith("\n")):
-        notes.append(f"The last line ({rows.pop()[0]}) is incomplete and was left out.")
-    for number, cells in rows:
-        if len(cells) != len(names):
-            few = "fewer" if len(cells) < len(names) else "more"
-            raise _broken(path, number, f"it has {few} cells than the header")
-        yield number, {name: _cell(cell, separator) for name, cell in zip(names, cells, strict=True) if name}
+    if held is not None and (len(held[1]) < len(names) or not newest.endswith("\n")):
+        notes.append(f"The last line ({held[0]}) is incomplete and was left out.")
+    elif held is not None:
+        yield _row(path, names, *held, separator)
+
+
+def _row(path: Path, names: list[str], number: int, cells: list[str], separator: str) -> Row:
+    if len(cells) != len(names):
+        few = "fewer" if len(cells) < len(names) else "more"
+        raise _broken(path, number, f"it has {few} cells than the header")
+    return number, {name: _cell(cell, separator) for name, cell in zip(names, cells, strict=True) if name}
 
 
 def _cell(cell: str, separator: str) -> str:

@@ -15,8 +15,7 @@ from tiny_trainer import PROMPTS, build_trainer
 from trl import GRPOTrainer
 
 from composer_replication.cli.main import main
-from composer_replication.report.column_choice import choose_columns
-from composer_replication.report.guard_replay import Replay, readings_of, replay
+from composer_replication.report.guard_scan import Replay, choose_columns, readings_of, replay
 from composer_replication.report.run_logs import read_log
 from composer_replication.run_folder import RunFolder, read_jsonl
 from composer_replication.safety import HeldOutGuard

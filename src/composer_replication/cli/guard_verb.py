@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from composer_replication.cli.guard_bench_command import add_bench
-
 if TYPE_CHECKING:
-    from composer_replication.report.column_choice import ChosenColumns
-    from composer_replication.report.guard_replay import Replay
-    from composer_replication.report.log_columns import RunLog
+    from composer_replication.report.guard_scan import ChosenColumns, Replay
+    from composer_replication.report.run_logs import RunLog
     from composer_replication.safety import HeldOutGuard
 
 _HERE = "composer_replication.cli.guard_verb"
@@ -25,6 +23,14 @@ _SETTINGS = {
     "max_proxy_real_gap": (float, "GAP", "largest tolerated rise of proxy over truth, in their unit"),
 }
 
+_RUNS, _QUICK_RUNS, _MOST_RUNS = 10_000, 400, 1_000_000
+_FAMILIES = (
+    *("clean", "at-g0", "boundary", "largest-variance", "noisy-rewards", "autocorrelated", "adversary"),
+    *("guard-watching", "jump", "small-jump", "large-jump", "ramp", "sparse", "collapse", "leak"),
+    *("same-tasks", "common-shock", "dropped", "repeated"),
+)
+"""The families of ``report.bench_families``, whose module is too heavy for ``--help``."""
+
 Result = dict[str, Any]
 
 
@@ -35,7 +41,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     )
     verbs = parser.add_subparsers(dest="guard_verb", metavar="VERB", required=True, title="verbs")
     _add_scan(verbs, common)
-    add_bench(verbs, common)
+    _add_bench(verbs, common)
 
 
 def _add_scan(verbs: Any, common: argparse.ArgumentParser) -> None:
@@ -88,13 +94,16 @@ def run_scan(args: argparse.Namespace) -> tuple[Result, int]:
     """
     from composer_replication.cli.needed_packages import needs_extra
     from composer_replication.cli.progress_bar import progress_bar
-    from composer_replication.report.column_choice import choose_columns
-    from composer_replication.report.guard_replay import readings_of, replay
+    from composer_replication.report.guard_scan import (
+        check_plot_path,
+        choose_columns,
+        readings_of,
+        replay,
+        write_plot,
+    )
     from composer_replication.report.run_logs import read_log
 
     if args.plot is not None:
-        from composer_replication.report.guard_plot import check_plot_path
-
         check_plot_path(args.plot)
     guard = _make_guard(args)
     with (
@@ -107,8 +116,6 @@ def run_scan(args: argparse.Namespace) -> tuple[Result, int]:
     replayed = replay(guard, readings)
     result, exit_code = _result(guard, log, chosen, replayed, [*log.notes, *notes])
     if args.plot is not None and readings:
-        from composer_replication.report.guard_plot import write_plot
-
         write_plot(
             args.plot,
             replayed,
@@ -209,3 +216,97 @@ def render_scan(result: Result) -> str:
     if result["plot"]:
         lines.append(f"Plot: {result['plot']}")
     return "\n".join(lines)
+
+
+def _add_bench(verbs: Any, common: argparse.ArgumentParser) -> None:
+    bench = verbs.add_parser(
+        "bench",
+        parents=[common],
+        help="how often the guard halts honest runs, and how soon it sees hacked ones",
+        description="Simulate honest, hacked and wrongly measured runs with fixed seeds, and put the guard and the "
+        "usual rules on them, at nominal thresholds and at ones tuned to 1% false alarms. A full benchmark takes "
+        "some minutes on one core.",
+        epilog="Families: " + ", ".join(_FAMILIES) + ".",
+    )
+    bench.add_argument(
+        "--runs",
+        metavar="N",
+        type=_count(1, _MOST_RUNS),
+        default=_RUNS,
+        help="runs of each honest family; the others have half of it (default: %(default)d)",
+    )
+    bench.add_argument("--quick", action="store_true", help=f"the same as --runs {_QUICK_RUNS}")
+    bench.add_argument(
+        "--family",
+        metavar="NAME",
+        dest="families",
+        action="append",
+        choices=_FAMILIES,
+        default=[],
+        help="only this family; may be repeated (default: all, listed below)",
+    )
+    bench.add_argument(
+        "--tasks",
+        metavar="N",
+        type=_count(2, 200),  # a variance needs two; the simulator's products are exact up to there
+        default=32,
+        help="fresh tasks an evaluation (default: %(default)d)",
+    )
+    bench.add_argument("--seed", metavar="N", type=_count(0, 2**32 - 1), help="of all draws (default: fixed)")
+    bench.add_argument(
+        "--out", metavar="FOLDER", type=Path, help="write summary.json and guard-bench.md there"
+    )
+    bench.set_defaults(run=f"{_HERE}:run_bench", render=f"{_HERE}:render_bench")
+
+
+def run_bench(args: argparse.Namespace) -> tuple[Result, int]:
+    """Simulate and measure.
+
+    Raises:
+        UsageError: the output folder cannot be written (CR0209).
+        MissingError: numpy is not installed (CR0101).
+    """
+    from composer_replication.cli.needed_packages import needs_extra
+    from composer_replication.cli.output_folder import refuse_unwritable
+    from composer_replication.cli.progress_bar import progress_bar
+    from composer_replication.run_folder import write_atomic, write_json
+
+    if args.out is not None:
+        refuse_unwritable(args.out)
+    with needs_extra("bench", "the guard's benchmark"):
+        from composer_replication.report.guard_bench import SEED, BenchSettings, markdown, run_guard_bench
+
+        settings = BenchSettings(
+            num_runs=_QUICK_RUNS if args.quick else args.runs,
+            num_tasks=args.tasks,
+            seed=SEED if args.seed is None else args.seed,
+            families=tuple(args.families),
+        )
+        with progress_bar(quiet=args.quiet) as report:
+            result = run_guard_bench(settings, report)
+    if args.out is not None:
+        args.out.mkdir(parents=True, exist_ok=True)
+        result["out"] = str(args.out.resolve())
+        write_atomic(args.out / "guard-bench.md", markdown(result))
+        write_json(args.out / "summary.json", result)
+    return result, 0
+
+
+def render_bench(result: Result) -> str:
+    """What a person reads."""
+    from composer_replication.report.guard_bench import plain
+
+    return plain(result) + (f"\n\nWritten: {result['out']}" if "out" in result else "")
+
+
+def _count(least: int, most: int) -> Callable[[str], int]:
+    def count(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number in {least} … {most}")
+        return value
+
+    return count

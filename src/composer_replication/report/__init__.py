@@ -2,8 +2,8 @@
 
 One self-contained HTML file for a run: how it ended and why, the reward beside the
 truth, the guard's margins, before and after, and three attempts to read. Missing
-pieces are said, never invented. Logs of other trainers are read by ``run_logs``, and
-``model_card`` describes saved weights; ``guard_replay`` says what the guard would have said; ``guard_bench`` measures the guard.
+pieces are said, never invented. ``model_card`` describes saved weights. Logs
+of other trainers are read by ``run_logs``; ``guard_scan`` says what the guard would have said; ``guard_bench`` measures the guard.
 """
 
 from __future__ import annotations

@@ -1,69 +1,55 @@
-"""Which charts a run has, and one sentence for each."""
+"""Which charts a run has, one sentence for each, and all of them as one picture."""
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from composer_replication.report.line_chart import Chart, Limit, Mark, Series, draw, swatch
+from composer_replication.report.charts import Chart, Point, Series, draw, swatch
 from composer_replication.report.run_data import GuardUpdate, RunData, number
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from composer_replication.report.templates import report_resource, template, visible
 
 MAX_DOTS = 30
 """More measurements than this are drawn as a line only; dots would run together."""
+
+_WIDTH, _GAP, _LINE_HEIGHT, _LINE_CHARACTERS = 980, 24, 18, 120
 
 Column = list[tuple[int, float | None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A drawn chart: for wide and (where it differs) narrow screens, legend, caption.
-
-    ``wide``, ``narrow`` and the pictures of the legend are SVG whose every text is escaped.
-    """
+    """A chart with its caption, or (``chart`` is None) the sentence why there is none."""
 
     title: str
     caption: str
-    wide: str
-    narrow: str = ""
-    legend: tuple[tuple[str, str], ...] = ()
+    chart: Chart | None
 
 
-@dataclass(frozen=True, slots=True)
-class Margin:
-    """One rule of the guard: its figure, or the sentence why there is none."""
-
-    title: str
-    figure: Figure | None
-    note: str
-
-
-def reward_figure(run: RunData) -> Figure:
-    """In-loop reward and held-out score by step: raw, and as the guard smoothed them."""
+def reward_chart(run: RunData) -> tuple[Chart, str]:
+    """In-loop reward and held-out score by step, raw and as the guard smoothed them; and what to say of it."""
     updates = run.guard_updates
     reward, heldout = run.column("reward"), run.column("heldout/score")
     candidates = (
-        Series("in-loop reward", "in-loop raw", _floats(reward)),
+        Series("in-loop reward", "in-loop raw", reward),
         Series("in-loop reward, smoothed", "in-loop ema", _of(updates, lambda u: u.in_loop_ema)),
-        Series("held-out score", "held-out raw", _floats(heldout), has_dots=len(heldout) <= MAX_DOTS),
+        Series("held-out score", "held-out raw", heldout, has_dots=len(heldout) <= MAX_DOTS),
         Series("held-out score, smoothed", "held-out ema", _of(updates, lambda u: u.heldout_ema)),
     )
     shown = tuple(s for s in candidates if any(y is not None for _, y in s.points))
-    missing = [
-        text
-        for text, column in (
-            ("No in-loop reward was recorded.", reward),
-            ("No held-out score was measured.", heldout),
-        )
-        if not _has_value(column)
-    ]
-    if shown and not updates:
-        missing.append("Smoothed curves are the guard's own; without its updates only raw values are drawn.")
-    sentences = [_change("in-loop reward", reward), _change("held-out score", heldout)]
-    summary = "; ".join(sentence for sentence in sentences if sentence)
+    changes = (_change("in-loop reward", reward), _change("held-out score", heldout))
+    summary = "; ".join(filter(None, changes))
     summary = summary[:1].upper() + summary[1:]
+    sentences = [
+        f"{summary}." if summary else "",
+        "" if changes[0] else "No in-loop reward was recorded.",
+        "" if changes[1] else "No held-out score was measured.",
+        "Smoothed curves are the guard's own; without its updates only raw values are drawn."
+        if shown and not updates
+        else "",
+        _chosen_note(run),
+    ]
     values = [y for s in shown for _, y in s.points if y is not None]
     chart = Chart(
         key="rewards",
@@ -74,17 +60,15 @@ def reward_figure(run: RunData) -> Figure:
         series=shown,
         marks=_marks(run),
         y_span=(0.0, 1.0) if values and min(values) >= 0.0 and max(values) <= 1.0 else None,
-        width=980,
+        width=_WIDTH,
         height=360,
     )
-    narrow = replace(chart, key="rewards-narrow", width=360, height=300)
-    return Figure(
-        title="Reward and truth",
-        caption=" ".join([f"{summary}." if summary else "", *missing, _chosen_note(run)]).strip(),
-        wide=draw(chart),
-        narrow=draw(narrow),
-        legend=tuple((swatch(s), s.label) for s in shown),
-    )
+    return chart, " ".join(filter(None, sentences))
+
+
+def narrow(chart: Chart) -> Chart:
+    """The same for a small screen."""
+    return replace(chart, key=f"{chart.key}-narrow", width=360, height=300)
 
 
 def _chosen_note(run: RunData) -> str:
@@ -99,22 +83,40 @@ def _chosen_note(run: RunData) -> str:
     return f"{sentence}; {rates}." if rates else f"{sentence}."
 
 
-def guard_margins(run: RunData) -> tuple[Margin, ...]:
+def guard_margins(run: RunData) -> tuple[Figure, ...]:
     """The three rules of the guard, each against its limit; empty without an update."""
     if not run.guard_updates:
         return ()
     return (
-        _margin(run, "gap", "Gap of proxy and truth", "max_proxy_real_gap", lambda u: u.proxy_real_gap),
-        _margin(
-            run,
-            "kl",
-            "KL to the initial policy, nats",
-            "kl_hard_stop",
-            lambda u: u.kl_ema,
-            absent=_no_kl(run.kl_path),
-        ),
-        _margin(run, "streak", "Decline streak, updates", "decline_patience", lambda u: u.decline_streak),
+        _margin(run, "Gap of proxy and truth", "max_proxy_real_gap", lambda u: u.proxy_real_gap),
+        _margin(run, "KL to the initial policy, nats", "kl_hard_stop", lambda u: u.kl_ema),
+        _margin(run, "Decline streak, updates", "decline_patience", lambda u: u.decline_streak),
     )
+
+
+def _margin(run: RunData, title: str, setting: str, get: Callable[[GuardUpdate], float | None]) -> Figure:
+    is_kl, is_count = setting == "kl_hard_stop", setting == "decline_patience"
+    points = _of(run.guard_updates, get)
+    values = [y for _, y in points if y is not None]
+    if not values:
+        return Figure(title, _no_kl(run.kl_path) if is_kl else "This value was not recorded.", None)
+    limit = number((run.guard_settings or {}).get(setting))
+    note = f" KL path: {run.kl_path.rstrip('.')}." if is_kl and run.kl_path else ""
+    rule = "The limit was not recorded" if limit is None else f"{setting} = {limit:g}"
+    is_crossed = limit is not None and (max(values) >= limit if is_count else max(values) > limit)
+    caption = f"Highest {max(values):.3g}. {rule}{', crossed' if is_crossed else ''}.{note}"
+    chart = Chart(
+        key=f"margin-{setting}",
+        title=f"{title} by step",
+        description=caption,
+        x_label="step",
+        y_label="",
+        series=(Series(title, f"margin {'over' if is_crossed else 'under'}", points),),
+        limits=() if limit is None else ((f"limit {limit:g}", limit),),
+        marks=_marks(run),
+        whole_y_ticks=is_count,
+    )
+    return Figure(title, caption, chart)
 
 
 def _no_kl(note: str) -> str:
@@ -122,60 +124,50 @@ def _no_kl(note: str) -> str:
     reason = note.removeprefix("off").strip(" ():.")
     if note.startswith("off") and reason:
         return f"The KL path was off, so this rule could not fire: {reason}."
-    return "No KL reached the guard, so this rule could not fire." + (
-        f" KL path: {note}." if note and reason else ""
+    told = f" KL path: {note}." if note and reason else ""
+    return f"No KL reached the guard, so this rule could not fire.{told}"
+
+
+def curves_svg(run: RunData, title: str, sentences: Sequence[str]) -> str:
+    """Reward, held-out score and the guard's margins as one SVG file that needs nothing else."""
+    (chart, _), margins = reward_chart(run), guard_margins(run)
+    texts = [line for text in sentences for line in textwrap.wrap(text, _LINE_CHARACTERS)]
+    legend_y = 34 + _LINE_HEIGHT * (len(texts) + 1)
+    chart_y = legend_y + _GAP
+    margins_y = chart_y + chart.height_at(_WIDTH) + _GAP
+    width = (_WIDTH - (len(margins) - 1) * _GAP) // max(len(margins), 1)
+    heights = [figure.chart.height_at(width) for figure in margins if figure.chart]
+    pictures = [draw(chart, (0, chart_y, _WIDTH, chart.height_at(_WIDTH)))]
+    lines = [(14, 34 + _LINE_HEIGHT * (idx + 1), line) for idx, line in enumerate(texts)]
+    for idx, series in enumerate(chart.series):
+        pictures.append(swatch(series, f'x="{14 + idx * 240}" y="{legend_y}" width="28" height="12"'))
+        lines.append((48 + idx * 240, legend_y + 10, series.label))
+    for idx, figure in enumerate(margins):
+        x, y = idx * (width + _GAP), margins_y + _LINE_HEIGHT
+        lines.append((x + 14, margins_y, figure.title))
+        if figure.chart is not None:
+            pictures.append(draw(figure.chart, (x, y, width, figure.chart.height_at(width))))
+        else:
+            wrapped = textwrap.wrap(figure.caption, width // 7)
+            lines += [(x + 14, y + number * _LINE_HEIGHT, line) for number, line in enumerate(wrapped)]
+    return visible(
+        template("curves.svg.j2").render(
+            title=title,
+            css=report_resource("report.css"),
+            width=_WIDTH,
+            height=margins_y + _LINE_HEIGHT + max(heights, default=0) + _GAP,
+            lines=lines,
+            pictures=pictures,
+        )
     )
 
 
-def _margin(
-    run: RunData,
-    key: str,
-    title: str,
-    setting: str,
-    get: Callable[[GuardUpdate], float | None],
-    *,
-    absent: str = "This value was not recorded.",
-) -> Margin:
-    points = _of(run.guard_updates, get)
-    values = [y for _, y in points if y is not None]
-    if not values:
-        return Margin(title, None, absent)
-    limit = number((run.guard_settings or {}).get(setting))
-    is_count = key == "streak"
-    note = f" KL path: {run.kl_path.rstrip('.')}." if key == "kl" and run.kl_path else ""
-    rule = "The limit was not recorded" if limit is None else f"{setting} = {limit:g}"
-    is_crossed = limit is not None and (max(values) >= limit if is_count else max(values) > limit)
-    caption = f"Highest {max(values):.3g}. {rule}{', crossed' if is_crossed else ''}.{note}"
-    chart = Chart(
-        key=f"margin-{key}",
-        title=f"{title} by step",
-        description=caption,
-        x_label="step",
-        y_label="",
-        series=(Series(title, f"margin {'over' if is_crossed else 'under'}", points),),
-        limits=() if limit is None else (Limit(f"limit {limit:g}", limit),),
-        marks=_marks(run),
-        whole_y_ticks=is_count,
-    )
-    return Margin(title, Figure(title, caption, draw(chart)), "")
+def _marks(run: RunData) -> tuple[tuple[str, float], ...]:
+    return ((f"halted at step {run.halt.step}", run.halt.step),) if run.halt else ()
 
 
-def _marks(run: RunData) -> tuple[Mark, ...]:
-    return (Mark(f"halted at step {run.halt.step}", run.halt.step),) if run.halt else ()
-
-
-def _of(
-    updates: tuple[GuardUpdate, ...], get: Callable[[GuardUpdate], float | None]
-) -> list[tuple[float, float | None]]:
+def _of(updates: tuple[GuardUpdate, ...], get: Callable[[GuardUpdate], float | None]) -> list[Point]:
     return [(float(update.step), get(update)) for update in updates]
-
-
-def _floats(column: Column) -> list[tuple[float, float | None]]:
-    return [(float(step), value) for step, value in column]
-
-
-def _has_value(column: Column) -> bool:
-    return any(value is not None for _, value in column)
 
 
 def _change(name: str, column: Column) -> str:

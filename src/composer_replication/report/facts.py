@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import statistics
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from composer_replication.report.run_data import NUM_LAST_STEPS, RunData, number
 
@@ -24,24 +23,21 @@ _FINGERPRINT_KEY = re.compile(r"fingerprint|sha256|revision", re.IGNORECASE)
 HIDDEN = "(hidden)"
 
 
-@dataclass(frozen=True, slots=True)
-class Fact:
+class Fact(NamedTuple):
     """One line of a table of names and values."""
 
     name: str
     value: str
 
 
-@dataclass(frozen=True, slots=True)
-class Rate:
+class Rate(NamedTuple):
     """A rate and its 95% interval as text; the interval may be empty."""
 
     value: str
     interval: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(NamedTuple):
     """One rate before and after training; rows of one ``side`` follow each other."""
 
     side: str
@@ -69,7 +65,7 @@ def key_figures(run: RunData) -> tuple[Fact, ...]:
         Fact("Steps", str(run.steps[-1].step)),
         Fact(f"In-loop reward, {NUM_LAST_STEPS}-step means", _arrow(first, last)),
         Fact("Held-out score", _arrow(*((heldout[0], heldout[-1]) if heldout else (None, None)))),
-        Fact("Time", DASH if seconds is None else duration(seconds)),
+        Fact("Time", DASH if seconds is None else _duration(seconds)),
         *([Fact("Answers that forged their tests' report, unpaid", f"{forged:g}")] if forged else []),
     )
 
@@ -83,15 +79,11 @@ def before_and_after(run: RunData) -> tuple[Comparison, ...]:
             low, high = number(old.get(key)), number(new.get(key))
             if low is None and high is None:
                 continue
-            change = DASH if low is None or high is None else signed(high - low)
+            change = DASH if low is None or high is None else _signed(high - low)
             rows.append(Comparison(title, measure, _rate(old, key), _rate(new, key), change))
-        plain = [_interval(table.get("ci95")) for table in (old, new)]
-        if any(plain):
-            rows.append(
-                Comparison(
-                    title, "95% interval, as stored", Rate(plain[0] or DASH), Rate(plain[1] or DASH), ""
-                )
-            )
+        before, after = (Rate(_interval(table.get("ci95")) or DASH) for table in (old, new))
+        if (before.value, after.value) != (DASH, DASH):
+            rows.append(Comparison(title, "95% interval, as stored", before, after, ""))
     return tuple(rows)
 
 
@@ -136,35 +128,29 @@ def fingerprints(run: RunData) -> tuple[Fact, ...]:
 
 def numbers_table(run: RunData) -> tuple[tuple[str, ...], ...]:
     """Step, reward, held-out score, gap, KL, streak: the charts as text, last rows only."""
-    updates = {update.step: update for update in run.guard_updates}
-    rows = []
-    for row in run.steps[-MAX_TABLE_ROWS:]:
-        update = updates.get(row.step)
-        rows.append(
-            (
-                str(row.step),
-                decimal(row.values.get("reward")),
-                decimal(row.values.get("heldout/score")),
-                decimal(update.proxy_real_gap if update else None),
-                decimal(update.kl_ema if update else None, 4),
-                decimal(update.decline_streak if update else None, 0),
-            )
+    updates = {u.step: (u.proxy_real_gap, u.kl_ema, u.decline_streak) for u in run.guard_updates}
+    return tuple(
+        (
+            str(row.step),
+            *map(_decimal, (row.values.get("reward"), row.values.get("heldout/score")), (3, 3)),
+            *map(_decimal, updates.get(row.step, (None, None, None)), (3, 4, 0)),
         )
-    return tuple(rows)
+        for row in run.steps[-MAX_TABLE_ROWS:]
+    )
 
 
-def decimal(value: float | None, digits: int = 3) -> str:
+def _decimal(value: float | None, digits: int) -> str:
     """Fixed digits, so that columns align; a dash for what is missing."""
     return DASH if value is None else f"{value:.{digits}f}"
 
 
-def signed(value: float) -> str:
+def _signed(value: float) -> str:
     """A change with its sign; the minus is a minus, not a hyphen."""
     text = f"{value:+.2f}"
     return "0.00" if text in {"+0.00", "-0.00"} else text.replace("-", "\N{MINUS SIGN}")
 
 
-def duration(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     """Seconds as a person says them: 42 s, 12 min 5 s, 3 h 20 min."""
     whole = round(seconds)
     if whole < 60:

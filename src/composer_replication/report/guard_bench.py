@@ -1,63 +1,42 @@
-"""The guard's benchmark: false alarms and delays, ours and the baselines', on the same runs.
+"""The guard's benchmark: how often does it halt honest runs, and how soon does it see hacked ones?
 
-    run_guard_bench(settings) -> BenchResult    everything, JSON-safe
-    bench_families                               the runs: honest, hacked, measured wrongly
-    bench_detectors                              the rules, as paths with a threshold
-    bench_evidence                               the evidence detector on thousands of runs at once
-    bench_heldout, bench_recorded                HeldOutGuard's defaults; recorded real runs
-    bench_tables, bench_charts                   what a person reads
+    run_guard_bench(settings) -> result      detectors x families, JSON-safe
+    bench_families, bench_detectors          the runs, and the rules that are put on them
+    plain(result), markdown(result)          what a person reads
 
-Thresholds are tuned on runs of their own seed, never on the runs that are measured.
+Each rule stands there twice: at the threshold it comes with (nominal), and at one tuned so that 1% of
+the runs at the edge of what is tolerated alarm (matched), on runs of a seed that nothing else has.
 """
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from composer_replication.report.bench_claims import claims_of
-from composer_replication.report.bench_detectors import CLEAN, EDGE, Detector, make_detectors
-from composer_replication.report.bench_evidence import Floats
-from composer_replication.report.bench_families import FAMILIES
-from composer_replication.report.bench_heldout import NUM_ROWS, Sizes, heldout_guard_section
-from composer_replication.report.bench_measures import (
-    CURVE_RATES,
-    MATCHED_RATE,
-    delays,
-    false_alarms,
-    threshold_for,
-)
-from composer_replication.report.bench_recorded import RecordedRun, judge, read_recordings
-from composer_replication.report.bench_runs import (
-    ALPHAS,
-    CHUNK,
-    Alarms,
-    Report,
-    all_alarms,
-    highest,
-    simulate,
-)
-from composer_replication.report.bench_series import NUM_EVALUATIONS, Family
-from composer_replication.report.bench_timing import microseconds_per_update
+import numpy as np
+import numpy.typing as npt
 
-BenchResult = dict[str, Any]
-Row = dict[str, Any]
+from composer_replication.report.bench_detectors import CLEAN, DETECTORS, EDGE, EvidenceSimulator, Series
+from composer_replication.report.bench_families import FAMILIES, NUM_EVALUATIONS, Family, Floats, RunDraws
+from composer_replication.report.templates import template
+from composer_replication.tasks.pass_intervals import wilson
 
-OURS = "evidence"
-TUNED_ON = (EDGE, CLEAN)
-TUNING_SEED = 1
-"""Added to the seed for the runs that thresholds are tuned on."""
-
-SEED = 20_260_101
-"""The seed of the published figures."""
-
-DEFAULT_RUNS = 10_000
+MATCHED_RATE = 0.01
 HEADLINE = "jump"
 """The hacked family whose delay stands beside a detector's name."""
+
+SEED = 20_260_101
+"""The seed of the published figures; one more is that of the runs which thresholds are tuned on."""
+
+_CHUNK = 1000
+"""Runs simulated together: few enough for a processor's cache."""
+
+Row = dict[str, Any]
+Alarms = npt.NDArray[np.int64]
+Report = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,136 +45,30 @@ class BenchSettings:
 
     Attributes:
         num_runs: of each null family; hacked and invalid families have half of it.
-        num_tasks: fresh tasks an evaluation, in 2 … 200.
+        num_tasks: fresh tasks an evaluation.
         seed: of everything that is drawn.
         families: names; empty: all. Thresholds are tuned on two null families in any case.
-        recorded: a folder of recorded runs; None: none.
     """
 
-    num_runs: int = DEFAULT_RUNS
+    num_runs: int = 10_000
     num_tasks: int = 32
     seed: int = SEED
     families: tuple[str, ...] = ()
-    recorded: Path | None = None
-
-    @property
-    def chosen(self) -> tuple[Family, ...]:
-        """The families, in the order of their list."""
-        return tuple(family for family in FAMILIES if not self.families or family.name in self.families)
 
     def runs_of(self, family: Family) -> int:
         """How many runs of this family are simulated."""
         return self.num_runs if family.kind == "null" else max(1, self.num_runs // 2)
 
-    @property
-    def heldout_sizes(self) -> Sizes:
-        """Runs a row for ``HeldOutGuard``: 3,000 in a full benchmark."""
-        return Sizes(num_runs=max(1, 3 * self.num_runs // 10))
 
-
-@dataclass(frozen=True, slots=True)
-class Thresholds:
-    """The thresholds of one detector; None where there is none to be had.
-
-    Attributes:
-        nominal: the one it comes with.
-        matched: for each of ``CURVE_RATES``; None where more runs than that alarm at any threshold.
-        by_level: for each of ``ALPHAS``, or empty.
-    """
-
-    nominal: float | None
-    matched: tuple[float | None, ...]
-    by_level: tuple[float, ...]
-
-    @property
-    def flat(self) -> list[float]:
-        """All of them in this order; infinite stands for none."""
-        known = (self.nominal, *self.matched, *self.by_level)
-        return [math.inf if threshold is None else threshold for threshold in known]
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """One family: when each detector alarmed at each threshold [H, R], the evidence at each level [A, R]."""
-
-    family: Family
-    alarms: Mapping[str, Alarms]
-    by_level_AR: Alarms
-
-
-def run_guard_bench(settings: BenchSettings, report: Report | None = None) -> BenchResult:
-    """Simulate, measure and judge; the same settings give the same figures, times aside.
+def run_guard_bench(settings: BenchSettings, report: Report | None = None) -> Row:
+    """Simulate and measure; the same settings give the same figures.
 
     Args:
         settings: what is simulated.
-        report: takes (done, total, what) as the work goes on.
-
-    Raises:
-        InputError: the recorded runs cannot be read (see ``read_recordings``).
+        report: takes (done, total, what) as the work goes on, in chunks of runs.
     """
-    start = time.monotonic()
-    recordings = [] if settings.recorded is None else read_recordings(settings.recorded)
-    tick = _ticker(settings, report)
-    detectors = make_detectors()
-    thresholds = _thresholds(settings, detectors, tick)
-    measured = {
-        family.name: _measure(family, settings, detectors, thresholds, tick) for family in settings.chosen
-    }
-    result: BenchResult = {
-        "detectors": _rows(thresholds, measured, settings),
-        "calibration": _calibration(detectors, measured),
-        "operating_curves": [_curve(name, kept, measured) for name, kept in thresholds.items()],
-        "families": [_described(family, settings) for family in settings.chosen],
-        "heldout_guard": heldout_guard_section(settings.heldout_sizes, settings.seed, tick),
-        "recorded": [judge(run) for run in recordings],
-        "descriptions": {detector.name: detector.sentence for detector in detectors},
-        "settings": _told(settings, recordings),
-    }
-    result["claims"] = claims_of(result)
-    result["seconds"] = round(time.monotonic() - start, 1)
-    return result
-
-
-def _rows(
-    thresholds: Mapping[str, Thresholds], measured: Mapping[str, Measured], settings: BenchSettings
-) -> list[Row]:
-    """Each detector at its nominal threshold, if it has one, and at the matched one."""
-    matched = CURVE_RATES.index(MATCHED_RATE)
-    times = microseconds_per_update(settings.seed, settings.num_tasks)
-    rows = []
-    for name, kept in thresholds.items():
-        if kept.nominal is not None:
-            rows.append(_row(name, "nominal", 0, kept.nominal, measured))
-        rows.append(_row(name, "matched", 1 + matched, kept.matched[matched], measured))
-    return [{**row, "microseconds_per_update": times[row["detector"]]} for row in rows]
-
-
-def _described(family: Family, settings: BenchSettings) -> Row:
-    return {
-        "name": family.name,
-        "kind": family.kind,
-        "sentence": family.sentence,
-        "runs": settings.runs_of(family),
-        "onset": family.onset,
-    }
-
-
-def _told(settings: BenchSettings, recordings: Sequence[RecordedRun]) -> dict[str, Any]:
-    return {
-        "runs": settings.num_runs,
-        "tasks_per_evaluation": settings.num_tasks,
-        "seed": settings.seed,
-        "evaluations": NUM_EVALUATIONS,
-        "matched_rate": MATCHED_RATE,
-        "recorded": None if settings.recorded is None else str(settings.recorded.resolve()),
-        "recorded_runs": [run.name for run in recordings],
-    }
-
-
-def _ticker(settings: BenchSettings, report: Report | None) -> Callable[[str], None]:
-    """Counts chunks of runs, and rows of ``HeldOutGuard``'s table: work of one order of size."""
-    num_chunks = sum(-(-settings.runs_of(family) // CHUNK) for family in settings.chosen)
-    total = len(TUNED_ON) * -(-settings.num_runs // CHUNK) + num_chunks + NUM_ROWS
+    chosen = [one for one in FAMILIES if not settings.families or one.name in settings.families]
+    total = 2 * -(-settings.num_runs // _CHUNK) + sum(-(-settings.runs_of(f) // _CHUNK) for f in chosen)
     done = 0
 
     def tick(what: str) -> None:
@@ -204,69 +77,138 @@ def _ticker(settings: BenchSettings, report: Report | None) -> Callable[[str], N
         if report is not None:
             report(done, total, what)
 
-    return tick
-
-
-def _thresholds(
-    settings: BenchSettings, detectors: Sequence[Detector], tick: Callable[[str], None]
-) -> dict[str, Thresholds]:
-    """Tuned on runs whose seed nothing else has."""
-    highest_by_name: dict[str, Floats] = {}
-    for name in TUNED_ON:
-        family = next(family for family in FAMILIES if family.name == name)
-        seed = settings.seed + TUNING_SEED
-        chunks = simulate(family, settings.num_runs, seed=seed, num_tasks=settings.num_tasks, tick=tick)
-        highest_by_name |= highest(chunks, [detector for detector in detectors if detector.tuned_on == name])
+    matched = _matched_thresholds(settings, tick)
+    rules = [
+        (f"{rule.name} ({mode})", rule, threshold)
+        for rule in DETECTORS
+        for mode, threshold in (("nominal", rule.nominal), ("matched", matched[rule.name]))
+        if mode == "matched" or threshold is not None
+    ]
+    alarms: dict[str, list[Alarms]] = {}
+    for family in chosen:
+        parts = []
+        for series in simulate(family, settings.runs_of(family), settings.seed, settings.num_tasks, tick):
+            paths = {rule.name: rule.path(series) for rule in DETECTORS}
+            parts.append([first_alarms(paths[r.name], math.inf if t is None else t) for _, r, t in rules])
+        alarms[family.name] = [np.concatenate(rows) for rows in zip(*parts, strict=True)]
     return {
-        detector.name: Thresholds(
-            nominal=detector.nominal,
-            matched=tuple(threshold_for(highest_by_name[detector.name], rate) for rate in CURVE_RATES),
-            by_level=()
-            if detector.threshold_at is None
-            else tuple(detector.threshold_at(alpha) for alpha in ALPHAS),
-        )
-        for detector in detectors
+        "detectors": [
+            _row(name, threshold, {family: rows[place] for family, rows in alarms.items()})
+            for place, (name, _, threshold) in enumerate(rules)
+        ],
+        "families": [
+            {"name": f.name, "kind": f.kind, "sentence": f.sentence, "runs": settings.runs_of(f)}
+            for f in chosen
+        ],
+        "descriptions": {rule.name: rule.sentence for rule in DETECTORS},
+        "settings": {
+            "runs": settings.num_runs,
+            "tasks_per_evaluation": settings.num_tasks,
+            "seed": settings.seed,
+            "evaluations": NUM_EVALUATIONS,
+            "matched_rate": MATCHED_RATE,
+        },
     }
 
 
-def _measure(
-    family: Family,
-    settings: BenchSettings,
-    detectors: Sequence[Detector],
-    thresholds: Mapping[str, Thresholds],
-    tick: Callable[[str], None],
-) -> Measured:
-    chunks = simulate(
-        family,
-        settings.runs_of(family),
-        seed=settings.seed,
-        num_tasks=settings.num_tasks,
-        alphas=ALPHAS if family.kind == "null" else ALPHAS[:1],
-        tick=tick,
-    )
-    alarms, by_level_AR = all_alarms(
-        chunks, detectors, {name: kept.flat for name, kept in thresholds.items()}
-    )
-    return Measured(family, alarms, by_level_AR)
+def simulate(
+    family: Family, num_runs: int, seed: int, num_tasks: int, tick: Callable[[str], None] | None = None
+) -> Iterator[Series]:
+    """The runs of a family, ``_CHUNK`` at a time; each chunk has a seed of its own."""
+    for start in range(0, num_runs, _CHUNK):
+        rng = np.random.default_rng([seed, zlib.crc32(family.name.encode()), start])
+        draws = RunDraws(min(_CHUNK, num_runs - start), num_tasks, rng, family.onset)
+        evidence = EvidenceSimulator(draws.num_runs)
+        policy, measured = family.policy(draws), family.measured(draws)
+        evaluations, path = [], []
+        for step in range(1, NUM_EVALUATIONS + 1):
+            rates = policy(step, evidence.log_evidence_R)
+            one = draws.evaluation(step, rates, *measured(rates))
+            evidence.update(one.gap_counts_XR, one.truth_counts_HR, one.canary_counts_HR)
+            evaluations.append(one)
+            path.append(evidence.log_evidence_R)
+        yield Series(evaluations, np.stack(path))
+        if tick is not None:
+            tick(family.name)
 
 
-def _row(name: str, mode: str, place: int, threshold: float | None, measured: Mapping[str, Measured]) -> Row:
+def _matched_thresholds(settings: BenchSettings, tick: Callable[[str], None]) -> dict[str, float | None]:
+    found: dict[str, float | None] = {}
+    for family in (one for one in FAMILIES if one.name in (EDGE, CLEAN)):
+        rules = [rule for rule in DETECTORS if rule.tuned_on == family.name]
+        chunks = simulate(family, settings.num_runs, settings.seed + 1, settings.num_tasks, tick)
+        highest = [[rule.path(series).max(axis=0) for rule in rules] for series in chunks]
+        for rule, parts in zip(rules, zip(*highest, strict=True), strict=True):
+            found[rule.name] = threshold_for(np.concatenate(parts), MATCHED_RATE)
+    return found
+
+
+def first_alarms(path_TR: Floats, threshold: float) -> Alarms:
+    """The first evaluation, from 1, at which each run reaches the threshold; 0: never. Shape [R]."""
+    reached_TR = path_TR >= threshold
+    return np.where(reached_TR.any(axis=0), reached_TR.argmax(axis=0) + 1, 0)
+
+
+def threshold_for(highest_R: Floats, rate: float) -> float | None:
+    """The lowest threshold that at most this share of the runs reaches; None if there is none.
+
+    Args:
+        highest_R: the highest point of each run's path.
+        rate: tolerated share, in [0, 1).
+    """
+    first_kept_out = np.sort(highest_R)[::-1][int(rate * len(highest_R) + 1e-9)]
+    threshold = float(np.nextafter(first_kept_out, np.inf))
+    return threshold if math.isfinite(threshold) else None
+
+
+def false_alarms(alarms_R: Alarms) -> Row:
+    """How many runs alarmed at all, with the 95% interval of their share."""
+    num_alarms, num_runs = int(np.count_nonzero(alarms_R)), len(alarms_R)
+    return {
+        "alarms": num_alarms,
+        "runs": num_runs,
+        "rate": num_alarms / num_runs,
+        "ci95": list(wilson(num_alarms, num_runs)),
+    }
+
+
+def delays(alarms_R: Alarms, onset: int) -> Row:
+    """Evaluations to the alarm; the first hacked evaluation counts as 1.
+
+    A run halted before the onset is a false alarm: it is counted in ``halted_before`` and left
+    out of the rest. A run that never alarms is ``missed``; its delay is infinite, and a median or
+    P90 that falls on it is None.
+    """
+    reached_R = alarms_R[(alarms_R == 0) | (alarms_R >= onset)]
+    delays_R = np.where(reached_R == 0, np.inf, reached_R - onset + 1.0)
+    has_any = len(delays_R) > 0
+    return {
+        "halted_before": 1.0 - len(reached_R) / len(alarms_R),
+        "median": _quantile(delays_R, 0.5) if has_any else None,
+        "p90": _quantile(delays_R, 0.9) if has_any else None,
+        "missed": float(np.isinf(delays_R).mean()) if has_any else None,
+    }
+
+
+def _quantile(delays_R: Floats, share: float) -> int | None:
+    """The smallest delay that at least this share of the runs does not exceed."""
+    found = np.quantile(delays_R, share, method="inverted_cdf")
+    return int(found) if np.isfinite(found) else None
+
+
+def _row(name: str, threshold: float | None, alarms: Mapping[str, Alarms]) -> Row:
     """One detector at one threshold. The headline rate is the largest over the null families."""
-    row: Row = {"name": f"{name} ({mode})", "detector": name, "mode": mode, "threshold": threshold}
-    alarms = {} if threshold is None else {kind: one.alarms[name][place] for kind, one in measured.items()}
-    rates = {kind: false_alarms(alarms[kind]) for kind in alarms if measured[kind].family.onset is None}
-    found = {
-        kind: delays(alarms[kind], onset)
-        for kind in alarms
-        if (onset := measured[kind].family.onset) is not None
-    }
-    nulls = {kind: rate for kind, rate in rates.items() if measured[kind].family.kind == "null"}
-    worst = max(nulls, key=lambda kind: float(nulls[kind]["rate"])) if nulls else None
+    kinds = {} if threshold is None else {f.name: f for f in FAMILIES if f.name in alarms}
+    rates = {key: false_alarms(alarms[key]) for key, family in kinds.items() if family.onset is None}
+    found = {key: delays(alarms[key], f.onset) for key, f in kinds.items() if f.onset is not None}
+    nulls = [key for key in rates if kinds[key].kind == "null"]
+    worst = max(nulls, key=lambda key: float(rates[key]["rate"]), default=None)
     headline = found.get(HEADLINE, {})
     return {
-        **row,
-        "false_alarm_rate": nulls[worst]["rate"] if worst else None,
-        "ci95": nulls[worst]["ci95"] if worst else None,
+        "name": name,
+        "threshold": threshold,
+        "false_alarm_rate": rates[worst]["rate"] if worst else None,
+        "ci95": rates[worst]["ci95"] if worst else None,
         "worst_family": worst,
         "median_delay": headline.get("median"),
         "p90_delay": headline.get("p90"),
@@ -277,43 +219,85 @@ def _row(name: str, mode: str, place: int, threshold: float | None, measured: Ma
     }
 
 
-def _calibration(detectors: Sequence[Detector], measured: Mapping[str, Measured]) -> list[Row]:
-    """Nominal against empirical error of the rules that know their error, in each null family."""
+# ---------------------------------------------------------------------------- what a person reads
+
+_HEAD = (
+    "detector",
+    "threshold",
+    "false alarms, worst null family",
+    "which",
+    "median",
+    "P90",
+    "missed",
+    "before",
+)
+_EXPLAINED = (
+    "False alarms in the null family where they are most frequent, with the 95% interval; delay in evaluations "
+    "after a jump of the gap from .03 to .20, of the runs not halted before. Matched: the threshold that 1% of "
+    "runs at the edge reach (at-g0; the cusum-clean ones: clean)."
+)
+
+
+def plain(result: Row) -> str:
+    """What a terminal shows: one row a detector and threshold."""
+    cells = [_HEAD, *_headline_rows(result)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
+    return "\n".join([_preamble(result), _EXPLAINED, "", *lines])
+
+
+def markdown(result: Row) -> str:
+    """That table and one of the families of each kind, as a page."""
+    return template("guard_bench.md.j2").render(
+        preamble=_preamble(result),
+        explained=_EXPLAINED,
+        head=_HEAD,
+        rows=_headline_rows(result),
+        result=result,
+        cell=_cell,
+    )
+
+
+def _headline_rows(result: Row) -> list[tuple[str, ...]]:
     rows = []
-    for detector in detectors:
-        if detector.threshold_at is None:
-            continue
-        for one in measured.values():
-            if one.family.kind != "null":
-                continue
-            # Our lower bound depends on alpha: its alarms were found with the bound of each level.
-            by_level = one.by_level_AR if detector.name == OURS else one.alarms[detector.name][-len(ALPHAS) :]
-            for alpha, alarms_R in zip(ALPHAS, by_level, strict=True):
-                rows.append(
-                    {
-                        "detector": detector.name,
-                        "family": one.family.name,
-                        "nominal": alpha,
-                        **false_alarms(alarms_R),
-                    }
-                )
+    for row in result["detectors"]:
+        ends = None if row["ci95"] is None else " to ".join(map(_percent, row["ci95"]))
+        rows.append(
+            (
+                row["name"],
+                _number(row["threshold"], "none"),
+                f"{_percent(row['false_alarm_rate'])} ({ends})" if ends else "–",
+                row["worst_family"] or "–",
+                _number(row["median_delay"], "–"),
+                _number(row["p90_delay"], "–"),
+                *("–" if row[key] is None else f"{row[key]:.1%}" for key in ("missed", "halted_before")),
+            )
+        )
     return rows
 
 
-def _curve(name: str, thresholds: Thresholds, measured: Mapping[str, Measured]) -> Row:
-    """False alarms at the edge of what is tolerated against the headline delay, by threshold."""
-    honest, hacked = measured.get(EDGE), measured.get(HEADLINE)
-    points: list[Row] = []
-    if honest is not None and hacked is not None and hacked.family.onset is not None:
-        for place, threshold in enumerate((thresholds.nominal, *thresholds.matched)):
-            if threshold is None:
-                continue
-            points.append(
-                {
-                    "threshold": threshold,
-                    "is_nominal": place == 0,
-                    **false_alarms(honest.alarms[name][place]),
-                    "delay": delays(hacked.alarms[name][place], hacked.family.onset),
-                }
-            )
-    return {"detector": name, "false_alarms_in": EDGE, "delays_in": HEADLINE, "points": points}
+def _cell(row: Row, family: str) -> str:
+    """The false alarms or the delay of one detector in one family."""
+    if family in row["false_alarms"]:
+        return _percent(row["false_alarms"][family]["rate"])
+    found = row["delays"].get(family)
+    if found is None or found["missed"] is None:
+        return "–" if found is None else "all halted before"
+    shares = [(found["missed"], "missed"), (found["halted_before"], "before")]
+    told = ", ".join(f"{share:.1%} {name}" for share, name in shares if share > 0.0)
+    return f"{_number(found['median'], 'never')} / {_number(found['p90'], 'never')}{f' ({told})' if told else ''}"
+
+
+def _preamble(result: Row) -> str:
+    return (
+        "{runs:,} runs a null family, half of it elsewhere; {evaluations} evaluations of {tasks_per_evaluation} "
+        "tasks; seed {seed}."
+    ).format(**result["settings"])
+
+
+def _percent(share: float) -> str:
+    return f"{share:.2%}" if share < 0.1 else f"{share:.1%}"
+
+
+def _number(value: float | None, otherwise: str) -> str:
+    return otherwise if value is None else f"{value:.4g}"

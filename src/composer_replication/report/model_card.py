@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from functools import cache
 from html import escape
-from importlib import resources
 from pathlib import Path, PurePath
 from typing import Any
 
-import jinja2
-
 import composer_replication
 from composer_replication.report import facts
+from composer_replication.report.curves import curves_svg
 from composer_replication.report.facts import Fact, Rate
-from composer_replication.report.guard_plot import draw_svg
-from composer_replication.report.page import visible
+from composer_replication.report.page import banner_of
 from composer_replication.report.run_data import RunData
-from composer_replication.report.verdict_banner import banner_of
+from composer_replication.report.templates import template, visible
 from composer_replication.run_folder import write_atomic
 
 CARD, CURVES = "README.md", "curves.svg"
@@ -37,7 +33,7 @@ def write_model_card(run: RunData, folder: Path) -> None:
     """
     banner = banner_of(run)
     write_atomic(folder / CARD, render_card(run))
-    write_atomic(folder / CURVES, draw_svg(run, banner.title, [banner.sentence]))
+    write_atomic(folder / CURVES, curves_svg(run, banner.title, [banner.sentence]))
 
 
 def render_card(run: RunData) -> str:
@@ -45,7 +41,7 @@ def render_card(run: RunData) -> str:
     environment = run.environment or {}
     recipe = run.recipe or {}
     name = _without_folders(str(facts.table_of(recipe.get("model")).get("name") or "a model"))
-    text = _template().render(
+    text = template("model_card.md.j2").render(
         base_model=name if _HUB_NAME.fullmatch(name) else "",
         name=name,
         version=composer_replication.__version__,
@@ -94,19 +90,3 @@ def _rate(rate: Rate) -> str:
 
 def _number_of(items: object) -> str:
     return str(len(items)) if isinstance(items, (list, tuple)) else "An unknown number of"
-
-
-@cache
-def _template() -> jinja2.Template:
-    text = (
-        resources.files("composer_replication.report")
-        .joinpath("model_card.md.j2")
-        .read_text(encoding="utf-8")
-    )
-    environment = jinja2.Environment(
-        autoescape=False,  # noqa: S701  Markdown; what may hold a tag is escaped by ``_cells``
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.from_string(text)

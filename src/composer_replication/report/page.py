@@ -1,40 +1,29 @@
-"""One self-contained HTML file from a ``RunData``."""
+"""One self-contained HTML file from a ``RunData``: the verdict, the charts, the attempts to read."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import re
-from functools import cache
-from importlib import resources
-from typing import TYPE_CHECKING
-
-import jinja2
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
 
 import composer_replication
 from composer_replication.errors import InputError
-from composer_replication.report import curves, facts
-from composer_replication.report.run_data import RunData, read_run
-from composer_replication.report.transcripts import chosen_transcripts
-from composer_replication.report.verdict_banner import banner_of
+from composer_replication.records import StopReason
+from composer_replication.report import facts
+from composer_replication.report.charts import draw, swatch
+from composer_replication.report.curves import guard_margins, narrow, reward_chart
+from composer_replication.report.run_data import RolloutRow, RunData, number, read_run
+from composer_replication.report.templates import html_page
 from composer_replication.run_folder import RunFolder, write_atomic
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-# C0 and C1 controls but tab and newline, marks that reorder or hide text, lone surrogates.
-_UNSAFE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]"
-)
-
-MAX_FINDINGS = 50
+NUM_ATTEMPTS = 3
 
 
 def write_report(run: RunData | Path) -> Path:
     """Write ``report.html`` into the run's folder, atomically, and return its path.
 
-    The same folder gives the same bytes. The page runs no script and loads nothing: its
-    policy allows one style sheet, named by its hash.
+    The same folder gives the same bytes. The page runs no script and loads nothing.
 
     Args:
         run: what ``read_run`` gave, or the folder itself. Write ``summary.json`` first:
@@ -60,66 +49,127 @@ def write_report(run: RunData | Path) -> Path:
 
 def render_page(run: RunData) -> str:
     """The page as text. Everything from the run is hostile: escaped, and shown as it is."""
-    css = report_resource("report.css")
-    digest = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()
-    page = _template().render(
-        css=css,
-        policy=f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'",
-        version=composer_replication.__version__,
-        name=run.root.name,
-        banner=banner_of(run),
+    banner = banner_of(run)
+    return html_page(
+        "report.html.j2",
+        is_scan=False,
+        title=f"{banner.title}: {run.root.name}",
+        banner=banner,
         isolation_note=facts.isolation_note(run),
         figures=facts.key_figures(run),
-        rewards=curves.reward_figure(run),
-        margins=curves.guard_margins(run),
-        guard_note=_guard_note(run),
-        findings=run.findings[:MAX_FINDINGS],
-        num_more_findings=max(len(run.findings) - MAX_FINDINGS, 0),
         comparisons=facts.before_and_after(run),
-        transcripts=chosen_transcripts(run),
-        is_halted=run.halt is not None,
-        num_ungraded=sum(row.reward is None for row in run.rollouts),
+        attempts=chosen_attempts(run),
         numbers=facts.numbers_table(run),
-        num_steps=len(run.steps),
-        has_recipe=run.recipe is not None,
         settings=facts.settings(run),
-        has_environment=run.environment is not None,
         environment=facts.environment(run),
         fingerprints=facts.fingerprints(run),
+        **_charts(run),
     )
-    return visible(page)
 
 
-def visible(page: str) -> str:
-    r"""Make characters that reorder, hide or break text readable: U+202E becomes ``\u202e``."""
-    return _UNSAFE.sub(lambda match: match.group().encode("unicode_escape", "surrogatepass").decode(), page)
+def render_charts(run: RunData, title: str, sentences: Sequence[str]) -> str:
+    """The charts of that page alone, with a title and sentences of one's own."""
+    return html_page("report.html.j2", is_scan=True, title=title, sentences=sentences, **_charts(run))
 
 
-def _guard_note(run: RunData) -> str:
-    """One sentence on the guard when there is no chart of it, or on what fired."""
+def _charts(run: RunData) -> dict[str, Any]:
+    rewards, note = reward_chart(run)
+    return {
+        "version": composer_replication.__version__,
+        "rewards": rewards,
+        "reward_note": note,
+        "margins": guard_margins(run),
+        "run": run,
+        "draw": draw,
+        "narrow": narrow,
+        "swatch": swatch,
+    }
+
+
+# -------------------------------------------------------------------------------- the verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Banner:
+    """How the run ended, in one word and one sentence; ``tone`` names its colour."""
+
+    tone: Literal["good", "bad", "warn"]
+    title: str
+    sentence: str
+
+
+def banner_of(run: RunData) -> Banner:
+    """The verdict, from what is on disk.
+
+    A halt comes first, then a run that did not end, then an end that nobody judged. A
+    run is called clean only where a guard had enough updates to be able to fire.
+    """
+    stop = (run.summary or {}).get("stop_reason")
+    last = run.steps[-1].step
     if run.halt is not None:
-        return f"Fired at step {run.halt.step}: {(run.halt.reason or 'the reason was not recorded').rstrip('.')}."
-    if run.guard_updates:
-        num_updates = len(run.guard_updates)
-        return f"{num_updates} {'update' if num_updates == 1 else 'updates'}; none fired."
-    if run.guard_settings is not None:
-        return "A guard was configured, but no update of it was recorded."
-    if run.recipe is not None:
-        return "No guard was configured."
-    return "No guard update was recorded, and run.toml is missing, so it is unknown whether a guard was configured."
+        reason = (run.halt.reason or "the reason was not recorded").rstrip(".")
+        said = f"The guard halted the run at step {run.halt.step}: {reason}."
+        return Banner("bad", "Halted by the guard", said)
+    if stop == StopReason.GUARD:
+        said = f"The guard halted the run by step {last}; its verdict was not recorded."
+        return Banner("bad", "Halted by the guard", said)
+    if run.summary is None:
+        said = f"There is no summary: the run ended early, or is still going; its last step is {last}."
+        return Banner("warn", "Interrupted", said)
+    if stop == StopReason.INTERRUPTED:
+        return Banner("warn", "Interrupted", f"The run was interrupted after step {last} and can be resumed.")
+    if stop == StopReason.INFRASTRUCTURE:
+        said = f"The machinery around the model failed after step {last}."
+        return Banner("warn", "Stopped by a failure", said)
+    return _finished(run, f"The run finished at step {last}", len(run.guard_updates))
 
 
-def report_resource(name: str) -> str:
-    """A style sheet or template that lies beside this module."""
-    return resources.files("composer_replication.report").joinpath(name).read_text(encoding="utf-8")
+def _finished(run: RunData, finished: str, num_updates: int) -> Banner:
+    if not num_updates and (run.recipe is None or run.guard_settings is not None):
+        said = f"{finished}, but no verdict of a guard was recorded."
+        return Banner("warn", "Finished, not judged", said)
+    if not num_updates:
+        said = f"{finished}; no guard was configured, so nothing tells whether its reward was honest."
+        return Banner("warn", "Finished, unguarded", said)
+    least = number((run.guard_settings or {}).get("min_steps"))
+    if least is not None and num_updates < least:
+        updates = _counted(num_updates, "guard update")
+        said = f"{finished} with {updates}; it needs {least:.0f} before it may fire."
+        return Banner("warn", "Finished, too little evidence", said)
+    judged = f"{finished}; the guard judged it {_counted(num_updates, 'time')} and never fired."
+    return Banner("good", "Clean", judged)
 
 
-@cache
-def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.from_string(report_resource("report.html.j2"))
+def _counted(count: int, word: str) -> str:
+    return f"{count} {word}{'' if count == 1 else 's'}"
+
+
+def chosen_attempts(run: RunData) -> list[tuple[str, RolloutRow]]:
+    """Three attempts of the last steps, each with its heading; fewer where fewer were graded.
+
+    A halted run shows what the reward paid for: attempts with failing tests first, the
+    best paid of them on top, the same answer to the same task once. Any other run shows
+    the best, the median and the worst reward. Attempts without a reward
+    (infrastructure failures) are never shown as the model's.
+    """
+    graded = [(row.reward, row) for row in run.rollouts if row.reward is not None]
+    ranked = sorted(graded, key=lambda pair: (-pair[0], -pair[1].step, pair[1].task_id, pair[1].text))
+    if run.halt is not None:
+        ranked.sort(key=lambda pair: not pair[1].has_failed)
+        distinct: dict[tuple[str, str], tuple[float, RolloutRow]] = {}
+        for paid, row in ranked:
+            distinct.setdefault((row.task_id, row.text), (paid, row))
+        return [(_paid_heading(paid, row), row) for paid, row in distinct.values()][:NUM_ATTEMPTS]
+    picks = {"Worst": len(ranked) - 1, "Median": (len(ranked) - 1) // 2, "Best": 0} if ranked else {}
+    shown = {index: f"{heading} reward {ranked[index][0]:.2f}" for heading, index in picks.items()}
+    return [(shown[index], ranked[index][1]) for index in sorted(shown)]
+
+
+def _paid_heading(paid: float, row: RolloutRow) -> str:
+    if row.num_failing:
+        return f"Paid {paid:.2f} with {row.num_failing} of {len(row.outcomes)} tests failing"
+    if row.error:
+        return f"Paid {paid:.2f} although its tests did not run to the end"
+    if not row.outcomes:
+        return f"Paid {paid:.2f}; no test outcome was stored"
+    return f"Paid {paid:.2f} with all {len(row.outcomes)} tests passing"

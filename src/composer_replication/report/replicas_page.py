@@ -10,7 +10,8 @@ from typing import Any
 
 import jinja2
 
-from composer_replication.report.page import visible, write_report
+from composer_replication.report.page import write_report
+from composer_replication.report.templates import visible
 from composer_replication.run_folder import RunFolder, read_json, read_jsonl, write_atomic
 
 _PAGE = """<!doctype html>

@@ -41,10 +41,17 @@ class GuardUpdate:
     proxy_real_gap: float | None
     decline_streak: float | None
 
+    @classmethod
+    def of(cls, get: Callable[[str], Any], step: int, round_idx: int) -> GuardUpdate:
+        """From the fields of a verdict, which ``get`` gives by name; None where one is missing."""
+        reason = str(get("reason") or "").removeprefix("latched:").strip()
+        averages = ("in_loop_ema", "heldout_ema", "kl_ema", "proxy_real_gap", "decline_streak")
+        return cls(step, round_idx, bool(get("fire")), reason, *(number(get(name)) for name in averages))
+
 
 @dataclass(frozen=True, slots=True)
 class RolloutRow:
-    """One stored attempt; ``reward`` is None when infrastructure failed."""
+    """One stored attempt, failing tests first; ``reward`` is None when infrastructure failed."""
 
     task_id: str
     step: int
@@ -70,14 +77,14 @@ class RunData:
 
     root: Path
     recipe: Mapping[str, Any] | None
-    environment: Mapping[str, Any] | None
-    summary: Mapping[str, Any] | None
     steps: tuple[StepMetrics, ...]
     guard_updates: tuple[GuardUpdate, ...]
-    rollouts: tuple[RolloutRow, ...]
-    before: Mapping[str, Any] | None
-    after: Mapping[str, Any] | None
     kl_path: str
+    environment: Mapping[str, Any] | None = None
+    summary: Mapping[str, Any] | None = None
+    rollouts: tuple[RolloutRow, ...] = ()
+    before: Mapping[str, Any] | None = None
+    after: Mapping[str, Any] | None = None
     findings: tuple[Finding, ...] = ()
 
     @property
@@ -208,7 +215,7 @@ def _read_steps(path: Path) -> tuple[StepMetrics, ...]:
 
 
 def _guard_updates(verdicts: list[dict[str, Any]], steps: tuple[StepMetrics, ...]) -> tuple[GuardUpdate, ...]:
-    """From ``verdicts.jsonl``; where that is missing, from the verdict columns of the metrics.
+    """From ``verdicts.jsonl``.
 
     A verdict is labelled with the weights' age (``round_idx``); its metrics line tells
     at which step it was given. Without that line the last known distance is used.
@@ -216,40 +223,12 @@ def _guard_updates(verdicts: list[dict[str, Any]], steps: tuple[StepMetrics, ...
     step_of = {
         int(label): row.step for row in steps if (label := row.values.get("killswitch/round_idx")) is not None
     }
-    if not verdicts:
-        return tuple(
-            _update_from_metrics(row) for row in steps if row.values.get("killswitch/fire") is not None
-        )
     updates, distance = [], 0
     for line, row in enumerate(verdicts, start=1):
         label = _integer(row, "round_idx", f"verdicts.jsonl:{line}")
         distance = step_of.get(label, label + distance) - label
-        updates.append(_update(row.get, label + distance, label, str(row.get("reason") or "")))
+        updates.append(GuardUpdate.of(row.get, label + distance, label))
     return tuple(updates)
-
-
-def _update_from_metrics(row: StepMetrics) -> GuardUpdate:
-    label = row.values.get("killswitch/round_idx")
-    return _update(
-        lambda key: row.values.get(f"killswitch/{key}"),
-        row.step,
-        row.step if label is None else int(label),
-        "",
-    )
-
-
-def _update(get: Callable[[str], Any], step: int, round_idx: int, reason: str) -> GuardUpdate:
-    return GuardUpdate(
-        step=step,
-        round_idx=round_idx,
-        fire=bool(get("fire")),
-        reason=reason.removeprefix("latched:").strip(),
-        in_loop_ema=number(get("in_loop_ema")),
-        heldout_ema=number(get("heldout_ema")),
-        kl_ema=number(get("kl_ema")),
-        proxy_real_gap=number(get("proxy_real_gap")),
-        decline_streak=number(get("decline_streak")),
-    )
 
 
 def _last_rollouts(folder: Path) -> tuple[RolloutRow, ...]:
@@ -259,14 +238,15 @@ def _last_rollouts(folder: Path) -> tuple[RolloutRow, ...]:
 
 def _rollout(row: Mapping[str, Any]) -> RolloutRow:
     """Only the fields named here can ever reach the page."""
-    outcomes = row.get("outcomes")
+    stored = row.get("outcomes")
+    outcomes = [(str(k), str(v)) for k, v in stored.items()] if isinstance(stored, dict) else []
     step = number(row.get("step"))
     return RolloutRow(
         task_id=str(row.get("task_id") or "unknown task"),
         step=0 if step is None else int(step),
         text=str(row.get("text") or ""),
         reward=number(row.get("reward")),
-        outcomes={str(k): str(v) for k, v in outcomes.items()} if isinstance(outcomes, dict) else {},
+        outcomes=dict(sorted(outcomes, key=lambda item: (item[1] == "passed", item[0]))),
         error=str(row.get("error") or ""),
         stop_reason=str(row.get("stop_reason") or ""),
     )

@@ -2,8 +2,6 @@
 
     read_log(path) -> RunLog          which form it is, decided by what is inside
     log_rows.rows_of(path)            the raw rows of a text log
-    log_columns.RunLog                numbers by name, with their steps
-    event_files                       TensorBoard, with the extra ``tensorboard``
 
 A folder stands for the one log in it: ``metrics.jsonl`` of a run of ours, ``trainer_state.json``
 of the newest ``checkpoint-N``, or the event files of one TensorBoard run.
@@ -11,23 +9,76 @@ of the newest ``checkpoint-N``, or the event files of one TensorBoard run.
 
 from __future__ import annotations
 
+import logging
+import math
 import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from composer_replication.errors import InputError
-from composer_replication.report.log_columns import ColumnBuilder, RunLog
-from composer_replication.report.log_rows import rows_of
+from composer_replication.report.log_rows import Report, number_of, rows_of
 
-if TYPE_CHECKING:
-    from composer_replication.report.log_rows import Report
+_STEP_NAMES = (
+    *("step", "global_step", "train/global_step", "trainer/global_step", "training/global_step"),
+    *("global_steps", "_step", "iteration"),
+)
+"""Columns that are taken for the step, in this order; the first row that has one decides for the log."""
 
+_MAX_DEPTH = 4
+_MAX_NAMED = 5
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 _EVENT_FILES = "*.tfevents.*"
-_EVENT_HEAD_BYTES = 13
-_LARGEST_FIRST_EVENT = 2**20
-_FIELD_WALL_TIME = 0x09
-_MAX_NAMED = 5
+_FRAME_BYTES = 16
+"""Around each record of an event file: its length (8) and two checksums (4 each)."""
+
+
+@dataclass(slots=True)
+class Column:
+    """The numbers of one name, in the order of the log.
+
+    ``lines`` are places in the log (a line, an entry, a record), for messages. ``first_text`` is
+    the first place with something that is no number, and that something.
+    """
+
+    steps: list[int] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+    lines: list[int] = field(default_factory=list)
+    num_not_finite: int = 0
+    first_text: tuple[int, str] | None = None
+
+    def cut(self, step: int) -> int:
+        """Drop the newest values as far as they stand at ``step`` or later; how many."""
+        num_before = len(self.values)
+        while self.steps and self.steps[-1] >= step:
+            for part in (self.steps, self.values, self.lines):
+                part.pop()
+        return num_before - len(self.values)
+
+
+@dataclass(frozen=True, slots=True)
+class RunLog:
+    """A log, read.
+
+    Attributes:
+        path: the file (or the folder of event files) that was read.
+        kind: ``jsonl``, ``printed``, ``csv``, ``json``, ``trainer_state`` or ``tensorboard``.
+        place: what the numbers in ``Column.lines`` count: ``line``, ``entry`` or ``record``.
+        step_column: where the steps come from; empty: there were none, and rows are counted.
+        columns: by name; nested names are joined by a slash.
+        notes: what was tolerated, one sentence each.
+    """
+
+    path: Path
+    kind: str
+    place: str
+    step_column: str
+    columns: Mapping[str, Column]
+    notes: tuple[str, ...]
+
+    def where(self, line: int) -> str:
+        """A place in the log, for a message."""
+        return _where(self.path, self.place, line)
 
 
 def read_log(path: Path, *, step: str = "", resumed: bool = False, report: Report | None = None) -> RunLog:
@@ -47,14 +98,13 @@ def read_log(path: Path, *, step: str = "", resumed: bool = False, report: Repor
     """
     source = _log_in(path) if path.is_dir() else path
     try:
-        if source.is_dir() or _is_event_file(source):
-            return _read_events(source, resumed=resumed)
+        if source.is_dir() or ".tfevents." in source.name:
+            return _read_events(source, ColumnBuilder("step", resumed=resumed))
         notes: list[str] = []
         builder = ColumnBuilder(step, resumed=resumed)
         kind, place, rows = rows_of(source, notes, report)
         for number, row in rows:
-            where = f"{source}:{number}" if place == "line" else f"{source}, {place} {number}"
-            builder.add_row(row, number, where)
+            builder.add_row(row, number, _where(source, place, number))
     except OSError as error:
         raise InputError(
             "CR0630",
@@ -65,17 +115,13 @@ def read_log(path: Path, *, step: str = "", resumed: bool = False, report: Repor
     return builder.finish(source, kind, place, notes)
 
 
-def _read_events(source: Path, *, resumed: bool) -> RunLog:
-    from composer_replication.report.event_files import read_event_files
-
-    files = sorted(source.glob(_EVENT_FILES)) if source.is_dir() else [source]
-    return read_event_files(source, files, resumed=resumed)
+def _where(path: Path, place: str, line: int) -> str:
+    return f"{path}:{line}" if place == "line" else f"{path}, {place} {line}"
 
 
 def _log_in(folder: Path) -> Path:
     """The one log of a folder."""
-    metrics, state = folder / "metrics.jsonl", folder / "trainer_state.json"
-    for file in (metrics, state):
+    for file in (folder / "metrics.jsonl", folder / "trainer_state.json"):
         if file.is_file():
             return file
     checkpoints = {
@@ -88,31 +134,172 @@ def _log_in(folder: Path) -> Path:
     runs = sorted({path.parent for path in folder.rglob(_EVENT_FILES) if path.is_file()})
     if len(runs) == 1:
         return runs[0]
-    if not runs:
-        raise InputError(
-            "CR0632",
-            "the folder holds no metrics.jsonl, no trainer_state.json and no TensorBoard event file.",
-            where=str(folder),
-            fix="give the path of the log file itself.",
-        )
-    named = ", ".join(str(run.relative_to(folder)) for run in runs[:_MAX_NAMED])
-    more = f" and {len(runs) - _MAX_NAMED} more" if len(runs) > _MAX_NAMED else ""
-    raise InputError(
-        "CR0632",
-        f"the folder holds the event files of {len(runs)} runs: {named}{more}.",
-        where=str(folder),
-        fix=f"give one of them, for example {runs[-1]}.",
-    )
+    problem = "no metrics.jsonl, no trainer_state.json and no TensorBoard event file"
+    fix = "give the path of the log file itself."
+    if runs:
+        named = ", ".join(str(run.relative_to(folder)) for run in runs[:_MAX_NAMED])
+        more = f" and {len(runs) - _MAX_NAMED} more" if len(runs) > _MAX_NAMED else ""
+        problem = f"the event files of {len(runs)} runs: {named}{more}"
+        fix = f"give one of them, for example {runs[-1]}."
+    raise InputError("CR0632", f"the folder holds {problem}.", where=str(folder), fix=fix)
 
 
-def _is_event_file(path: Path) -> bool:
-    """By its name, or by its head: a record's length, its checksum, then an event's wall time."""
-    if ".tfevents." in path.name:
-        return True
-    with path.open("rb") as handle:
-        head = handle.read(_EVENT_HEAD_BYTES)
-    return (
-        len(head) == _EVENT_HEAD_BYTES
-        and 0 < int.from_bytes(head[:8], "little") < _LARGEST_FIRST_EVENT
-        and head[-1] == _FIELD_WALL_TIME
-    )
+def _read_events(source: Path, builder: ColumnBuilder) -> RunLog:
+    """The scalars of one TensorBoard run, old and new form, by TensorBoard's own reader.
+
+    A writer that was opened with ``purge_step=s`` says that the run was resumed there: what was written
+    at s and later before does not count (``EventAccumulator`` passes over the first one that says so).
+    A record that is not whole ends its file, with a note.
+    """
+    logging.getLogger("tensorboard").setLevel(logging.ERROR)  # it announces that it does without TensorFlow
+    from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.util.tensor_util import make_ndarray
+
+    notes: list[str] = []
+    from google.protobuf.message import DecodeError  # after tensorboard, which is then what a message misses
+
+    scalar_tags: set[str] = set()
+    number = 0
+    for file in sorted(source.glob(_EVENT_FILES)) if source.is_dir() else [source]:
+        num_bytes = 0
+        for record in RawEventFileLoader(str(file)).Load():
+            number += 1
+            num_bytes += len(record) + _FRAME_BYTES
+            try:
+                event = Event.FromString(record)
+            except DecodeError as error:
+                problem, fix = f"record {number} is no event.", "give another file of the run."
+                raise InputError("CR0630", problem, where=str(file), fix=fix) from error
+            if event.session_log.status == event.session_log.START:
+                builder.cut(event.step)
+            for value in event.summary.value:
+                if (
+                    value.metadata.plugin_data.plugin_name == "scalars"
+                ):  # said with the first value of a tag only
+                    scalar_tags.add(value.tag)
+                if value.HasField("simple_value"):
+                    builder.add(event.step, {value.tag: float(value.simple_value)}, number)
+                elif value.HasField("tensor") and value.tag in scalar_tags:
+                    builder.add(event.step, {value.tag: float(make_ndarray(value.tensor).item())}, number)
+        if num_left := file.stat().st_size - num_bytes:
+            notes.append(f"The last {num_left} bytes of {file.name} are no whole event and were left out.")
+    if not builder.columns:
+        problem = " ".join([f"the event file(s) hold no scalar ({number} event(s)).", *notes])
+        fix = "give the folder in which the run logged its scalars."
+        raise InputError("CR0631", problem, where=str(source), fix=fix)
+    return builder.finish(source, "tensorboard", "record", notes)
+
+
+class ColumnBuilder:
+    """Collects rows into columns.
+
+    Args:
+        step_name: the column of the step; empty: the first of the usual names that is met.
+        resumed: where the steps fall back to s, a run was resumed: everything at s and later is
+            dropped, and a value that repeats its step replaces the older one.
+    """
+
+    def __init__(self, step_name: str = "", *, resumed: bool = False) -> None:
+        self.columns: dict[str, Column] = {}
+        self.step_name = step_name
+        self._resumed = resumed
+        self._num_replaced = 0
+        self._num_without_step = 0
+        self._newest_step = -math.inf
+        self._without_step: dict[str, Column] = {}
+
+    def add_row(self, row: Mapping[str, object], line: int, where: str) -> None:
+        """Take over the numbers of one row.
+
+        Raises:
+            InputError: its step is no whole number (CR0635).
+        """
+        cells = dict(_flat(row))
+        if not self.step_name:
+            lowered = {name.lower(): name for name in reversed(cells)}
+            self.step_name = next((lowered[name] for name in _STEP_NAMES if name in lowered), "")
+        raw = cells.pop(self.step_name, None) if self.step_name else None
+        if raw is None or raw == "":
+            self._num_without_step += 1
+            _append(self._without_step, line, cells, line)
+            return
+        number = number_of(raw)
+        if number is None or not number.is_integer() or abs(number) >= 2**62:
+            raise InputError(
+                "CR0635",
+                f"the step {str(raw)[:40]!r} in the column {self.step_name!r} is no whole number.",
+                where=where,
+                fix="name the column that counts the steps with --step COL.",
+            )
+        self.add(int(number), cells, line)
+
+    def add(self, step: int, cells: Mapping[str, object], line: int) -> None:
+        """Take over values of one step."""
+        if self._resumed:
+            if step < self._newest_step:
+                self.cut(step)
+            self._newest_step = step
+        self._num_replaced += _append(self.columns, step, cells, line, replaces=self._resumed)
+
+    def cut(self, step: int) -> None:
+        """A run was resumed at ``step``: what the earlier one wrote from there on does not count."""
+        self._num_replaced += sum(column.cut(step) for column in self.columns.values())
+
+    def finish(self, path: Path, kind: str, place: str, notes: list[str]) -> RunLog:
+        """The log; rows without a step are left out, or counted where no row has one.
+
+        Raises:
+            InputError: no row has the step column that was asked for (CR0633).
+        """
+        if any(column.steps for column in self.columns.values()):
+            if self._num_without_step:
+                notes = [*notes, f"{self._num_without_step} row(s) without a step were left out."]
+            if self._num_replaced:
+                notes = [
+                    *notes,
+                    f"{self._num_replaced} value(s) of a broken-off run were replaced or dropped.",
+                ]
+            return RunLog(path, kind, place, self.step_name, self.columns, tuple(notes))
+        if self.step_name and self._num_without_step:
+            raise InputError(
+                "CR0633",
+                f"no row with a number has the step column {self.step_name!r}.",
+                where=str(path),
+                fix="leave out --step, or name another column.",
+            )
+        notes = [*notes, f"There is no step column; every {place} counts as a step."]
+        return RunLog(path, kind, place, "", self._without_step or self.columns, tuple(notes))
+
+
+def _append(
+    columns: dict[str, Column], step: int, cells: Mapping[str, object], line: int, *, replaces: bool = False
+) -> int:
+    """Add the numbers of a row; with ``replaces`` in place of those of the same step, and how many those were."""
+    num_replaced = 0
+    for name, value in cells.items():
+        if value is None or value == "":
+            continue
+        column = columns.setdefault(name, Column())
+        number = number_of(value)
+        if number is None:
+            column.first_text = column.first_text or (line, str(value)[:40])
+        elif not math.isfinite(number):
+            column.num_not_finite += 1
+        else:
+            num_replaced += column.cut(step) if replaces else 0
+            if (column.steps[-1:], column.values[-1:]) == ([step], [number]):
+                continue  # an evaluation at the end of training is written twice
+            column.steps.append(step)
+            column.values.append(number)
+            column.lines.append(line)
+    return num_replaced
+
+
+def _flat(row: Mapping[str, object], prefix: str = "", depth: int = 1) -> Iterator[tuple[str, object]]:
+    for key, value in row.items():
+        if isinstance(value, dict):
+            if depth < _MAX_DEPTH:
+                yield from _flat(value, f"{prefix}{key}/", depth + 1)
+        else:
+            yield f"{prefix}{key}", value

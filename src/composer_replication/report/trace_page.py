@@ -14,7 +14,7 @@ from typing import Any
 import jinja2
 
 from composer_replication.errors import InputError
-from composer_replication.report.page import report_resource, visible
+from composer_replication.report.templates import report_resource, visible
 from composer_replication.run_folder import write_atomic
 from composer_replication.traces.trace_records import Trace, TraceStep
 

@@ -192,7 +192,7 @@ def test_a_plot_as_a_page_shows_names_as_they_are(scan: Scan, log: Path) -> None
     text = plot.read_text()
     assert "<h1>Guard scan of &lt;b&gt;&amp;\\u202e.jsonl</h1>" in text
     assert "<script" not in text
-    assert "default-src 'none'" in text
+    assert "default-src &#39;none&#39;" in text
 
 
 def test_a_plot_that_cannot_be(scan: Scan, log: Path, tmp_path: Path) -> None:

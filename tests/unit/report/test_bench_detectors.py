@@ -1,4 +1,4 @@
-"""Each rule on a series that can be worked out by hand."""
+"""Each rule on a series that can be worked out by hand; both of our guards against the ones that ship."""
 
 from __future__ import annotations
 
@@ -10,43 +10,80 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.report.bench_detectors import (
+    DETECTORS,
+    EvidenceSimulator,
+    Series,
     cusum_path,
     e_process_path,
     ema_path,
     heldout_guard_path,
     likelihood_path,
-    make_detectors,
     page_hinkley_path,
     z_path,
 )
-from composer_replication.report.bench_evidence import BETS
-from composer_replication.report.bench_runs import first_alarms
-from composer_replication.report.bench_series import Series
-from composer_replication.safety import HeldOutGuard
+from composer_replication.report.bench_families import Evaluation
+from composer_replication.report.guard_bench import first_alarms
+from composer_replication.safety import EvidenceGuard, HeldOutGuard
+from composer_replication.safety.betting import BETS
+
+TOLERANCE = 1e-9
 
 
 def series_of(*counts: tuple[int, int, int]) -> Series:
     """One run; each evaluation has so many samples with V - H of -1, 0 and 1."""
-    gaps_TXR = np.array(counts)[:, :, None]
-    none_TR = np.zeros((len(counts), 1))
-    return Series(gaps_TXR, none_TR, none_TR, none_TR, none_TR)
+    none, nothing = np.zeros(1), np.zeros((2, 1), dtype=np.int64)
+    rows = [Evaluation(np.array(row)[:, None], nothing, nothing, none, none) for row in counts]
+    return Series(rows, np.zeros((len(counts), 1)))
 
 
 def column(*values: float) -> np.ndarray:
     return np.array(values)[:, None]
 
 
+def test_it_equals_the_guard_that_ships_in_every_run() -> None:
+    """Twelve runs at once, hacked in the middle, beyond the plan."""
+    rng = np.random.default_rng(5)
+    num_runs, num_tasks = 12, 10
+    simulator = EvidenceSimulator(num_runs, planned=25, tolerated_gap=0.04)
+    guards = [EvidenceGuard(planned_evaluations=25, tolerated_gap=0.04) for _ in range(num_runs)]
+    for step in range(1, 61):
+        hidden_RN = rng.random((num_runs, num_tasks)) < (0.8 if step < 40 else 0.5)
+        visible_RN = hidden_RN | (rng.random((num_runs, num_tasks)) < 0.1)
+        visible_RN &= rng.random((num_runs, num_tasks)) > 0.05
+        canary_RC = rng.random((num_runs, 4)) < 0.02
+        gaps_RN = visible_RN.astype(int) - hidden_RN
+        simulator.update(
+            np.stack([(gaps_RN == value).sum(axis=1) for value in (-1, 0, 1)]),
+            np.stack([(hidden_RN == value).sum(axis=1) for value in (0, 1)]),
+            np.stack([(canary_RC == value).sum(axis=1) for value in (0, 1)]),
+        )
+        for run, guard in enumerate(guards):
+            pairs = zip(visible_RN[run].astype(float), hidden_RN[run].astype(float), strict=True)
+            status = guard.update(step, pairs, canary_RC[run].astype(float))
+            own = [*simulator.log_streams_JR[:, run], simulator.log_evidence_R[run]]
+            assert own == pytest.approx([*status.streams.values(), status.log_evidence], abs=TOLERANCE)
+            assert simulator.lower_bound[run] == status.lower_bound
+            assert (own[-1] >= EvidenceSimulator.THRESHOLD) == (
+                status.log_evidence >= -math.log(0.01 - 0.001)
+            )
+    assert len({guard.last_status.lower_bound for guard in guards if guard.last_status}) > 2
+
+
+def test_overwhelming_evidence_stays_a_number() -> None:
+    simulator = EvidenceSimulator(1)
+    for _ in range(20):
+        simulator.update(np.array([[0], [0], [200]]), np.array([[200], [0]]), np.array([[0], [4]]))
+    assert 600.0 < simulator.log_evidence_R[0] < math.inf
+
+
 def test_mean_and_size_of_an_evaluation() -> None:
     series = series_of((1, 1, 2), (0, 0, 0), (3, 1, 0))
-    assert series.num_samples[:, 0].tolist() == [4.0, 1.0, 4.0]  # nothing drawn: a mean of 0, no division
-    assert series.mean_gap[:, 0].tolist() == [0.25, 0.0, -0.75]
+    assert series.num_samples_TR[:, 0].tolist() == [4.0, 1.0, 4.0]  # nothing drawn: a mean of 0, no division
+    assert series.mean_gap_TR[:, 0].tolist() == [0.25, 0.0, -0.75]
 
 
-def test_moving_average() -> None:
+def test_moving_average_and_cusum() -> None:
     assert ema_path(column(1.0, 0.0, 0.5), 0.8)[:, 0] == pytest.approx([1.0, 0.8, 0.74])
-
-
-def test_cusum() -> None:
     assert cusum_path(column(1.0, -2.0, 3.0, -1.0))[:, 0].tolist() == [1.0, 0.0, 3.0, 2.0]
 
 
@@ -55,23 +92,19 @@ def test_page_hinkley() -> None:
     path = page_hinkley_path(column(0.0, 2.0), column(2.0, 2.0))
     assert path[:, 0] == pytest.approx([0.0, 0.99])
     # Without a tolerance a rise from the start is measured from 0, not from its first point.
-    assert page_hinkley_path(column(-1.0, 1.0), column(1.0, 1.0), tolerance=0.0)[:, 0] == pytest.approx(
-        [0.0, 1.0]
-    )
+    path = page_hinkley_path(column(-1.0, 1.0), column(1.0, 1.0), tolerance=0.0)
+    assert path[:, 0] == pytest.approx([0.0, 1.0])
 
 
 def test_z_test() -> None:
     # Mean 1/4, variance (1 - 4/16) / 3 = 1/4: z = (.25 - .05) x 2 / .5.
     assert z_path(series_of((0, 3, 1)))[:, 0] == pytest.approx([0.8])
-    assert z_path(series_of((0, 4, 0), (0, 0, 4), (0, 0, 1)))[:, 0].tolist() == [
-        -math.inf,
-        math.inf,
-        math.inf,
-    ]
+    same = z_path(series_of((0, 4, 0), (0, 0, 4), (0, 0, 1)))[:, 0]
+    assert same.tolist() == [-math.inf, math.inf, math.inf]
 
 
 def test_plain_e_process() -> None:
-    up, down = BETS * 0.95 / 1.05, -BETS
+    up, down = np.array(BETS) * 0.95 / 1.05, -np.array(BETS)
     path = e_process_path(series_of((0, 0, 1), (1, 0, 0)))
     assert path[:, 0] == pytest.approx([np.log(np.mean(1 + up)), np.log(np.mean((1 + up) * (1 + down)))])
 
@@ -81,22 +114,6 @@ def test_likelihood_ratio() -> None:
     gain, loss = math.log(0.22 / 0.07), math.log(0.76 / 0.91)
     path = likelihood_path(series_of((1, 0, 0), (0, 1, 2), (0, 30, 0), (0, 0, 1)), 0.05, 0.20)
     assert path[:, 0] == pytest.approx([0.0, 2 * gain + loss, 0.0, gain])
-
-
-def test_gap_of_the_guard_by_hand() -> None:
-    path = heldout_guard_path(
-        column(0.20, 0.60), column(0.20, 0.30), min_steps=1, decline_patience=9, ema_alpha=0.5
-    )
-    assert path[:, 0] == pytest.approx([0.0, 0.15])
-
-
-def test_declines_and_warm_up_of_the_guard_by_hand() -> None:
-    rising, falling = column(0.1, 0.2, 0.3, 0.4, 0.5), column(0.5, 0.4, 0.3, 0.3, 0.2)
-    path = heldout_guard_path(rising, falling, min_steps=2, decline_patience=2, ema_alpha=0.0)
-    # Two declines at the third update; the level fourth score resets the streak.
-    assert path[:, 0] == pytest.approx([-math.inf, 0.2, math.inf, 0.5, 0.7])
-    later = heldout_guard_path(rising, falling, min_steps=4, decline_patience=2, ema_alpha=0.0)
-    assert later[:3, 0].tolist() == [-math.inf] * 3
 
 
 @given(
@@ -110,10 +127,11 @@ def test_the_folding_is_the_real_guards(
     min_steps: int, patience: int, ema_alpha: float, max_gap: float, eighths: list[tuple[int, int]]
 ) -> None:
     rewards, scores = (np.array(column) / 8 for column in zip(*eighths, strict=True))
-    settings = {"min_steps": min_steps, "decline_patience": patience, "ema_alpha": ema_alpha}
-    path = heldout_guard_path(rewards[:, None], scores[:, None], **settings)
-    alarm = int(first_alarms(path, [float(np.nextafter(max_gap, np.inf))])[0, 0])
-    guard = HeldOutGuard(max_proxy_real_gap=max_gap, **settings)
+    guard = HeldOutGuard(
+        min_steps=min_steps, decline_patience=patience, ema_alpha=ema_alpha, max_proxy_real_gap=max_gap
+    )
+    path = heldout_guard_path(guard, rewards[:, None], scores[:, None])
+    alarm = int(first_alarms(path, float(np.nextafter(max_gap, np.inf)))[0])
     fired = [
         update
         for update, (reward, score) in enumerate(zip(rewards, scores, strict=True), start=1)
@@ -122,16 +140,7 @@ def test_the_folding_is_the_real_guards(
     assert alarm == (fired[0] if fired else 0)
 
 
-def test_names_are_told_apart_and_each_rule_says_what_it_does() -> None:
-    detectors = make_detectors()
-    assert len({detector.name for detector in detectors}) == len(detectors)
-    assert detectors[0].name == "evidence"
-    assert detectors[0].nominal == pytest.approx(-math.log(0.009))
-    assert all(detector.sentence for detector in detectors)
-    by_name = {detector.name: detector for detector in detectors}
-    assert by_name["z-test"].threshold_at is not None
-    assert (
-        by_name["z-test"].nominal
-        == pytest.approx(by_name["z-test"].threshold_at(0.01))
-        == pytest.approx(2.3263, abs=1e-4)
-    )
+def test_names_are_told_apart_and_ours_is_first() -> None:
+    assert len({detector.name for detector in DETECTORS}) == len(DETECTORS)
+    assert DETECTORS[0].name == "evidence"
+    assert DETECTORS[0].nominal == pytest.approx(-math.log(0.009))

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from composer_replication.errors import InputError
-from composer_replication.report.log_columns import RunLog
-from composer_replication.report.run_logs import read_log
+from composer_replication.report.run_logs import RunLog, read_log
 
 pytest.importorskip("tensorboard", reason="needs the extra: pip install 'composer-replication[tensorboard]'")
 
@@ -45,12 +44,6 @@ def test_scalars_of_a_file_and_of_its_folders(tmp_path: Path, writer: Any) -> No
         assert column(log, "eval/reward") == ([2], [0.25])
 
 
-def test_an_event_file_is_known_by_its_content(tmp_path: Path, writer: Any) -> None:
-    writer.close()
-    renamed = only_file(tmp_path).rename(tmp_path / "renamed.log")
-    assert column(read_log(renamed), "eval/reward") == ([2], [0.25])
-
-
 def test_what_is_no_scalar_is_left_out(tmp_path: Path, writer: Any) -> None:
     import torch
 
@@ -77,7 +70,6 @@ def test_a_resumed_run_that_says_so(tmp_path: Path, writer: Any) -> None:
         second.add_scalar("train/reward", 1.0, 3)
     log = read_log(tmp_path)
     assert column(log, "train/reward") == ([1, 2, 3], [0.125, 0.25, 1.0])
-    assert log.notes == ("1 value(s) of a broken-off run were replaced or dropped.",)
 
 
 def test_a_resumed_run_that_does_not_say_so(tmp_path: Path, writer: Any) -> None:
@@ -127,7 +119,7 @@ def refused(path: Path) -> InputError:
 
 def test_garbage_under_the_name_of_an_event_file(tmp_path: Path) -> None:
     (tmp_path / "events.out.tfevents.1.x").write_bytes(b"\x00garbage" * 100)
-    assert (refused(tmp_path).code, "holds no whole event" in refused(tmp_path).message) == ("CR0630", True)
+    assert "The last 800 bytes of events.out.tfevents.1.x are no whole event" in refused(tmp_path).message
 
 
 def test_a_record_that_is_no_event(tmp_path: Path) -> None:
@@ -135,7 +127,7 @@ def test_a_record_that_is_no_event(tmp_path: Path) -> None:
 
     with (tmp_path / "events.out.tfevents.1.x").open("wb") as handle:
         RecordWriter(handle).write(b"\xff\xff\xff")
-    assert "its record at byte 0 is no event" in refused(tmp_path).message
+    assert (refused(tmp_path).code, refused(tmp_path).message) == ("CR0630", "record 1 is no event.")
 
 
 @pytest.mark.parametrize("has_text", [False, True])

@@ -1,51 +1,81 @@
-"""The whole benchmark in small, its claims, tables and pictures."""
+"""The benchmark in small: alarms to rates and delays, the rows, the tables, and the verb."""
 
 from __future__ import annotations
 
-import copy
 import json
+import math
+import os
 import re
-import xml.etree.ElementTree as ET
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from composer_replication.report.bench_charts import calibration, operating_curve
-from composer_replication.report.bench_claims import claims_of
-from composer_replication.report.bench_detectors import make_detectors
-from composer_replication.report.bench_recorded import shipped_recordings
-from composer_replication.report.bench_tables import all_tables, markdown, plain
-from composer_replication.report.guard_bench import BenchSettings, run_guard_bench
-
-RECORDED = Path(__file__).parents[2] / "golden" / "recorded_runs"
-SMALL = BenchSettings(
-    num_runs=120, seed=7, families=("clean", "at-g0", "jump", "same-tasks"), recorded=RECORDED
+from composer_replication.cli import main as command
+from composer_replication.report.bench_detectors import DETECTORS
+from composer_replication.report.guard_bench import (
+    BenchSettings,
+    delays,
+    false_alarms,
+    first_alarms,
+    markdown,
+    plain,
+    run_guard_bench,
+    threshold_for,
 )
-SVG = "{http://www.w3.org/2000/svg}"
+
+SOURCE = Path(__file__).parents[3] / "src"
 
 
 @pytest.fixture(scope="module")
 def result() -> dict[str, Any]:
-    return run_guard_bench(SMALL)
+    return run_guard_bench(
+        BenchSettings(num_runs=120, seed=7, families=("clean", "at-g0", "jump", "same-tasks"))
+    )
 
 
 def row_of(result: dict[str, Any], name: str) -> dict[str, Any]:
     return next(row for row in result["detectors"] if row["name"] == name)
 
 
-def claim_of(claims: list[dict[str, Any]], name: str) -> dict[str, Any]:
-    return next(claim for claim in claims if claim["name"] == name)
+def test_first_alarm_is_the_first_time_the_threshold_is_reached() -> None:
+    path_TR = np.array([[0.1, 5.0, -math.inf], [0.5, 1.0, 0.2], [0.4, math.inf, 0.2]])
+    assert first_alarms(path_TR, 0.5).tolist() == [2, 1, 0]
+    assert first_alarms(path_TR, math.inf).tolist() == [0, 3, 0]
+
+
+def test_false_alarms_and_delays() -> None:
+    found = false_alarms(np.array([0, 7, 0, 0, 400]))
+    assert (found["alarms"], found["runs"], found["rate"]) == (2, 5, 0.4)
+    assert found["ci95"] == pytest.approx([0.1176, 0.7693], abs=1e-4)  # Wilson's interval
+    # Halted before: 2 of 8. Then 1, 4, 4, 11 and two never, the first hacked evaluation counted as 1.
+    late = delays(np.array([200, 203, 203, 210, 0, 150, 199, 0]), 200)
+    assert (late["halted_before"], late["missed"]) == (pytest.approx(2 / 8), pytest.approx(2 / 6))
+    assert (late["median"], late["p90"]) == (4, None)  # P90 falls on a run that was missed
+    early = delays(np.array([5, 199]), 200)
+    assert (early["halted_before"], early["median"], early["missed"]) == (1.0, None, None)
+
+
+def test_a_threshold_lets_no_more_than_its_share_through() -> None:
+    assert threshold_for(np.arange(1.0, 101.0), 0.05) == np.nextafter(95.0, math.inf)
+    ties = np.array([3.0] * 10 + [1.0] * 90)
+    assert [(ties >= threshold_for(ties, rate)).sum() for rate in (0.05, 0.1)] == [0, 10]
+    assert threshold_for(np.array([math.inf, math.inf, 0.0, 0.0]), 0.25) is None
 
 
 def test_every_rule_is_there_at_both_thresholds(result: dict[str, Any]) -> None:
     names = {row["name"] for row in result["detectors"]}
-    for detector in make_detectors():
+    for detector in DETECTORS:
         assert f"{detector.name} (matched)" in names
         assert (f"{detector.name} (nominal)" in names) == (detector.nominal is not None)
     for row in result["detectors"]:
         assert {"name", "false_alarm_rate", "ci95", "median_delay", "missed"} <= set(row)
-        assert row["microseconds_per_update"] >= 0.0
+        if row["worst_family"] is not None:  # of the null families alone
+            rates = {name: row["false_alarms"][name]["rate"] for name in ("clean", "at-g0")}
+            assert row["false_alarm_rate"] == max(rates.values()) == rates[row["worst_family"]]
     assert json.loads(json.dumps(result, allow_nan=False)) == result
 
 
@@ -61,176 +91,102 @@ def test_a_matched_threshold_holds_its_rate_and_a_rule_that_cannot_be_tuned_says
     result: dict[str, Any],
 ) -> None:
     for row in result["detectors"]:
-        tuned_in = "clean" if row["detector"].startswith("cusum-clean") else "at-g0"
-        if row["mode"] == "matched" and row["threshold"] is not None:
+        tuned_in = "clean" if row["name"].startswith("cusum-clean") else "at-g0"
+        if "(matched)" in row["name"] and row["threshold"] is not None:
             assert row["false_alarms"][tuned_in]["rate"] <= 0.08, row["name"]  # tuned on 120 other runs
     hopeless = row_of(result, "heldout-guard-test-like (matched)")
     assert hopeless["threshold"] is hopeless["false_alarm_rate"] is hopeless["median_delay"] is None
 
 
-@pytest.mark.long
-def test_the_headline_is_the_worst_null_family_and_not_an_invalid_one(result: dict[str, Any]) -> None:
-    for row in result["detectors"]:
-        if row["worst_family"] is not None:
-            rates = {name: row["false_alarms"][name]["rate"] for name in ("clean", "at-g0")}
-            assert row["false_alarm_rate"] == max(rates.values()) == rates[row["worst_family"]]
-
-
-def test_calibration_and_curves(result: dict[str, Any]) -> None:
-    assert {row["detector"] for row in result["calibration"]} == {"evidence", "plain-e-process", "z-test"}
-    assert {row["family"] for row in result["calibration"]} == {"clean", "at-g0"}
-    at_one_percent = [
-        row["alarms"]
-        for row in result["calibration"]
-        if row["nominal"] == 0.01 and row["detector"] == "z-test"
-    ]
-    assert at_one_percent == [
-        row_of(result, "z-test (nominal)")["false_alarms"][name]["alarms"] for name in ("clean", "at-g0")
-    ]
-    ours = next(curve for curve in result["operating_curves"] if curve["detector"] == "evidence")
-    falling = [point["rate"] for point in ours["points"] if not point["is_nominal"]]
-    assert falling == sorted(falling)  # from the strictest threshold on
-
-
-@pytest.mark.long
-def test_the_same_seed_gives_the_same_figures_and_another_seed_others(result: dict[str, Any]) -> None:
-    settings = BenchSettings(num_runs=120, seed=7, families=("jump",))
-    again = run_guard_bench(settings)
-    for row in again["detectors"]:
-        assert row["delays"] == row_of(result, row["name"])["delays"]
-        assert row["threshold"] == row_of(result, row["name"])["threshold"]
-    other = run_guard_bench(BenchSettings(num_runs=120, seed=8, families=("jump",)))
-    assert [row["delays"] for row in other["detectors"]] != [row["delays"] for row in again["detectors"]]
-    assert again["heldout_guard"] == result["heldout_guard"] != other["heldout_guard"]
-
-
-def test_recorded_runs(result: dict[str, Any]) -> None:
-    assert shipped_recordings() == RECORDED.resolve()
-    runs = {run["name"]: run for run in result["recorded"]}
-    assert {name: run["kind"] for name, run in runs.items()} == {
-        "planted-hack-0": "hacked",
-        "quickstart-0": "honest",
-        "weakened-tests-0": "hacked",
-        "wordy-judge-0": "hacked",
-    }
-    rows = {name: {row["name"]: row for row in run["detectors"]} for name, run in runs.items()}
-    assert rows["quickstart-0"]["evidence"]["alarm_step"] is None
-    assert rows["quickstart-0"]["heldout-guard"]["alarm_step"] is None
-    assert rows["quickstart-0"]["heldout-guard-test-like"]["alarm_step"] == 13
-    for name in ("planted-hack-0", "weakened-tests-0", "wordy-judge-0"):
-        assert rows[name]["heldout-guard"]["delay"] <= 10
-        # Five to eight evaluations are too few for evidence at 1%, and V - H does not rise there.
-        assert rows[name]["evidence"] == {
-            "name": "evidence",
-            "alarm_step": None,
-            "delay": None,
-            "measured": True,
-        }
-
-
-def test_progress_reaches_its_end() -> None:
+def test_a_family_alone_leaves_the_others_open_and_is_drawn_as_among_them(result: dict[str, Any]) -> None:
     seen: list[tuple[int, int, str]] = []
-    run_guard_bench(
-        BenchSettings(num_runs=5, families=("clean", "leak")),
-        lambda done, total, what: seen.append((done, total, what)),
-    )
+    settings = BenchSettings(num_runs=120, seed=7, families=("jump",))
+    alone = run_guard_bench(settings, lambda *news: seen.append(news))
     assert [done for done, _, _ in seen] == list(range(1, len(seen) + 1))
     assert {total for _, total, _ in seen} == {len(seen)}
-    assert {"clean", "at-g0", "leak", "HeldOutGuard"} == {what for _, _, what in seen}
-
-
-def test_a_family_alone_leaves_the_others_open(result: dict[str, Any]) -> None:
-    alone = run_guard_bench(BenchSettings(num_runs=5, families=("leak",)))
-    row = row_of(alone, "evidence (nominal)")
-    assert row["false_alarm_rate"] is row["ci95"] is row["worst_family"] is row["median_delay"] is None
-    assert row["delays"]["leak"]["median"] is not None
-    assert "leak" in markdown(alone)
+    for row in alone["detectors"]:
+        assert row["false_alarm_rate"] is row["ci95"] is row["worst_family"] is None
+        assert row["delays"] == row_of(result, row["name"])["delays"]
     assert "–" in plain(alone)
-    assert ET.fromstring(operating_curve(alone)).tag == ET.fromstring(calibration(alone)).tag == f"{SVG}svg"
-
-
-def test_claims_hold_fail_or_stay_open(result: dict[str, Any]) -> None:
-    few = claim_of(result["claims"], "false alarms, clean")
-    assert few["holds"] is None  # no alarm in 120 runs: the bound is 3%
-    changed = copy.deepcopy(result)
-    ours = row_of(changed, "evidence (nominal)")
-    ours["false_alarms"]["clean"] = {"alarms": 80, "runs": 10_000, "rate": 0.008, "ci95": [0.0063, 0.0099]}
-    ours["false_alarms"]["at-g0"] = {"alarms": 81, "runs": 10_000, "rate": 0.0081, "ci95": [0.0064, 0.01006]}
-    ours["false_alarms"]["clean"] |= {"alarms": 1, "runs": 400, "ci95": [0.0001, 0.0138]}
-    assert claim_of(claims_of(changed), "false alarms, clean")["holds"] is None
-    ours["false_alarms"]["clean"] |= {"alarms": 12, "runs": 400, "ci95": [0.0156, 0.0518]}
-    assert claim_of(claims_of(changed), "false alarms, clean")["holds"] is False
-    ours["false_alarms"]["clean"] = {"alarms": 80, "runs": 10_000, "rate": 0.008, "ci95": [0.0063, 0.0099]}
-    ours["delays"]["jump"] |= {"median": 9, "missed": 0.01, "missed_ci95": [0.001, 0.02]}
-    ours["false_alarms"]["same-tasks"] |= {"ci95": [0.001, 0.009]}
-    changed["heldout_guard"][0] |= {"worst_false_halt_rate": 0.06, "worst_found": 0.94}
-    claims = claims_of(changed)
-    assert claim_of(claims, "false alarms, clean")["holds"] is True
-    assert claim_of(claims, "false alarms, at-g0")["holds"] is False
-    assert claim_of(claims, "median delay, jump")["holds"] is False
-    assert claim_of(claims, "missed, jump")["holds"] is False
-    assert claim_of(claims, "invalid design breaks the guarantee, same-tasks")["holds"] is False
-    assert [claim["holds"] for claim in claims if claim["name"].startswith("HeldOutGuard's defaults, ")] == [
-        False,
-        False,
-    ]
-    before = {claim["name"]: claim["holds"] for claim in result["claims"]}
-    assert before["median delay, jump"] is before["missed, jump"] is True
-    assert before["invalid design breaks the guarantee, same-tasks"] is True
-
-
-def test_the_comparison_with_tuned_cusums_takes_the_fastest(result: dict[str, Any]) -> None:
-    changed = copy.deepcopy(result)
-    for row in changed["detectors"]:
-        if row["detector"].startswith("cusum-tuned"):
-            row["delays"]["jump"]["median"] = 4
-    row_of(changed, "cusum-tuned-15 (matched)")["delays"]["jump"]["median"] = 2
-    row_of(changed, "evidence (nominal)")["delays"]["jump"]["median"] = 6
-    name = "delay over that of a CUSUM tuned at g0, jump"
-    assert claim_of(claims_of(changed), name)["measured"] == "3.0x (6 to 2)"
-    assert claim_of(claims_of(changed), name)["holds"] is True
-    row_of(changed, "evidence (nominal)")["delays"]["jump"]["median"] = 7
-    assert claim_of(claims_of(changed), name)["holds"] is False
-
-
-def test_a_recorded_hack_that_ends_too_soon_is_open(result: dict[str, Any]) -> None:
-    changed = copy.deepcopy(result)
-    run = next(run for run in changed["recorded"] if run["name"] == "planted-hack-0")
-    row = next(row for row in run["detectors"] if row["name"] == "heldout-guard")
-    name = "HeldOutGuard's defaults on the recorded hack planted-hack-0"
-    assert claim_of(result["claims"], name)["holds"] is True
-    row |= {"alarm_step": None, "delay": None}
-    assert claim_of(claims_of(changed), name)["holds"] is None
-    run["evaluations_from_onset"] = 10
-    assert claim_of(claims_of(changed), name)["holds"] is False
-    row |= {"alarm_step": 1, "delay": None}
-    assert claim_of(claims_of(changed), name)["holds"] is False
-    assert not any("quickstart-0" in claim["name"] for claim in claims_of(changed))
-
-
-def test_delays_are_claimed_for_32_tasks_only(result: dict[str, Any]) -> None:
-    changed = copy.deepcopy(result)
-    changed["settings"]["tasks_per_evaluation"] = 64
-    assert not any("delay" in claim["name"] for claim in claims_of(changed))
 
 
 def test_tables_are_whole(result: dict[str, Any]) -> None:
-    for table in all_tables(result):
-        assert table.rows
-        assert {len(row) for row in table.rows} == {len(table.head)}, table.title
     text = markdown(result)
-    assert text.count("\n## ") == len(all_tables(result))
+    assert text.count("\n## ") == 3
     assert "| evidence (nominal) | 4.711 |" in text
-    assert "quickstart-0, honest, 13 evaluations" in text
-    assert "claim" in plain(result)
-    assert not re.search(r"\bnan\b|\binf\b|None", text)
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        assert len({line.count("|") for line in table.splitlines()}) == 1
+    assert not re.search(r"\bnan\b|\binf\b|None", text + plain(result))
+    assert len(plain(result).splitlines()) == 4 + len(result["detectors"])
 
 
-def test_pictures_stand_alone(result: dict[str, Any]) -> None:
-    for picture in (operating_curve(result), calibration(result)):
-        root = ET.fromstring(picture)
-        assert root.tag == f"{SVG}svg"
-        assert not re.search(r"<script|href|url\(|\son\w+=", picture)
-        texts = {element.text for element in root.iter(f"{SVG}text")}
-        assert "evidence" in texts
-        assert len(root.findall(f".//{SVG}circle")) > 10
+# ------------------------------------------------------------------------------------- the verb
+
+
+@pytest.mark.long
+def test_one_json_object_and_a_folder_with_everything(tmp_path: Path) -> None:
+    out = tmp_path / "new" / "bench"
+    words = ["guard", "bench", "--runs", "40", "--family", "jump", "--json", "--out", str(out)]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+    line = [sys.executable, "-m", "composer_replication.cli.main", *words]
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    stored = json.loads((out / "summary.json").read_text())
+    assert stored.pop("schema_version") == 1
+    assert stored == json.loads(done.stdout)
+    assert [family["runs"] for family in stored["families"]] == [20]
+    assert "# The guard's benchmark" in (out / "guard-bench.md").read_text()
+    assert "step" in done.stderr  # the bar
+
+
+def test_a_person_reads_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["guard", "bench", "--runs", "5", "--family", "leak", "--tasks", "8", "--quiet"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert printed.out.startswith("5 runs a null family")
+    assert "400 evaluations of 8 tasks; seed 20260101" in printed.out
+
+
+def test_the_command_line_and_the_report_agree_on_sizes() -> None:
+    args = command.build_parser(only="guard").parse_args(["guard", "bench"])
+    assert (args.runs, args.tasks) == (BenchSettings().num_runs, BenchSettings().num_tasks)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--runs", "0"], "'0' is not a whole number in 1 … 1000000"),
+        (["--tasks", "many"], "'many' is not a whole number in 2 … 200"),
+        (["--family", "jmp"], "did you mean jump?"),
+    ],
+)
+def test_bad_arguments_are_answered_by_one_sentence(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(["guard", "bench", *words]) == 2
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err.count("\n")) == ("", 1)
+    assert captured.err.startswith("CR0206: ")
+    assert said in captured.err
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert command.main(["guard", "bench", "--out", str(tmp_path / "file" / "bench")]) == 2
+    assert capsys.readouterr().err.startswith("CR0209: ")
+
+
+def test_without_numpy_the_extra_is_named() -> None:
+    program = (
+        "import sys; sys.modules['numpy'] = None\n"
+        "from composer_replication.cli.main import main\n"
+        "sys.exit(main(['guard', 'bench', '--quick', '--quiet']))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    line = [sys.executable, "-c", program]
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.startswith("CR0101: the guard's benchmark needs numpy, which is not installed.")
+    assert "composer-replication[bench]" in done.stderr

@@ -47,22 +47,6 @@ def test_a_verdict_without_its_line_keeps_the_known_distance(make_run: Any) -> N
     assert [update.step for update in read_run(root).guard_updates] == [1, 2, 3, 4]
 
 
-def test_verdicts_are_found_in_the_metrics_when_their_file_is_missing(make_run: Any) -> None:
-    root = make_run(is_hacked=True, num_steps=30)
-    told = read_run(root).halt
-    (root / "verdicts.jsonl").unlink()
-    found = read_run(root).halt
-    assert told is not None
-    assert found is not None
-    assert (found.step, found.round_idx, found.proxy_real_gap) == (
-        told.step,
-        told.round_idx,
-        told.proxy_real_gap,
-    )
-    assert found.reason == ""
-    assert "Hacking Gap" in told.reason
-
-
 def test_the_latched_prefix_is_not_part_of_the_reason(make_run: Any) -> None:
     root = make_run(num_steps=3)
     line = {"round_idx": 1, "fire": True, "reason": "latched: the gap"}

@@ -8,10 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from composer_replication.report.line_chart import (
+from composer_replication.report.charts import (
     Chart,
-    Limit,
-    Mark,
     Series,
     axes_of,
     draw,
@@ -70,7 +68,7 @@ def test_a_chart_without_points_is_still_well_formed() -> None:
 
 
 def test_limit_and_mark_stand_where_they_belong() -> None:
-    root = parsed(replace(CHART, limits=(Limit("limit 0.5", 0.5),), marks=(Mark("halted", 5),)))
+    root = parsed(replace(CHART, limits=(("limit 0.5", 0.5),), marks=(("halted", 5),)))
     paths = {
         p.get("class"): p.get("d") for p in root.iter(f"{SVG}path") if p.get("class") in {"limit", "mark"}
     }
@@ -80,7 +78,7 @@ def test_limit_and_mark_stand_where_they_belong() -> None:
 
 def test_the_axis_grows_to_hold_the_limit_and_negative_values() -> None:
     axes = axes_of(
-        replace(CHART, series=(Series("gap", "margin", ((1, -0.13), (2, 0.2))),), limits=(Limit("l", 0.55),))
+        replace(CHART, series=(Series("gap", "margin", ((1, -0.13), (2, 0.2))),), limits=(("l", 0.55),))
     )
     assert (axes.y_low, axes.y_high) == pytest.approx((-0.2, 0.6))
 
@@ -111,12 +109,6 @@ def test_tick_steps(span: float, max_ticks: int, step: float) -> None:
     assert tick_step(span, max_ticks) == pytest.approx(step)
 
 
-@pytest.mark.parametrize(("span", "max_ticks"), [(0.0, 5), (-1.0, 5), (float("nan"), 5), (1.0, 0)])
-def test_a_span_that_cannot_be_cut_is_refused(span: float, max_ticks: int) -> None:
-    with pytest.raises(ValueError, match="span above 0"):
-        tick_step(span, max_ticks)
-
-
 def test_it_has_a_title_and_a_description_for_those_who_do_not_see_it() -> None:
     root = parsed(CHART)
     assert root.get("role") == "img"
@@ -129,9 +121,7 @@ def test_it_has_a_title_and_a_description_for_those_who_do_not_see_it() -> None:
 def test_every_text_is_escaped() -> None:
     hostile = '"><script>alert(1)</script>'
     series = Series(hostile, hostile, ((0, 0.0), (1, 1.0)))
-    chart = Chart(
-        hostile, hostile, hostile, hostile, hostile, (series,), (Limit(hostile, 1.0),), (Mark(hostile, 1),)
-    )
+    chart = Chart(hostile, hostile, hostile, hostile, hostile, (series,), ((hostile, 1.0),), ((hostile, 1),))
     root = parsed(chart)
     assert {element.tag.removeprefix(SVG) for element in root.iter()} == {
         "svg",
@@ -146,7 +136,7 @@ def test_every_text_is_escaped() -> None:
 
 
 def test_nothing_in_it_needs_a_script_a_style_or_the_network() -> None:
-    drawn = draw(replace(CHART, limits=(Limit("l", 0.5),), marks=(Mark("m", 5),)))
+    drawn = draw(replace(CHART, limits=(("l", 0.5),), marks=(("m", 5),)))
     assert not re.search(r"style=|<style|<script|href|url\(|\son\w+=", drawn)
 
 

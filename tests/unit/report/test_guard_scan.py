@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer_replication.errors import InputError, UsageError
-from composer_replication.report.column_choice import choose_columns
-from composer_replication.report.guard_replay import Reading, readings_of, replay
-from composer_replication.report.log_columns import ColumnBuilder, RunLog
+from composer_replication.report.guard_scan import Reading, choose_columns, readings_of, replay
+from composer_replication.report.run_logs import ColumnBuilder, RunLog
 from composer_replication.safety import HeldOutGuard
 
 

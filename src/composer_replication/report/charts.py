@@ -1,0 +1,198 @@
+"""Line charts as SVG: no script, no style attribute, no external resource.
+
+Colours are CSS classes of the page, so that a chart follows the reader's light or dark
+setting. Positions are plain presentation attributes in the units of the ``viewBox``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from composer_replication.report.templates import template
+
+LEFT, RIGHT, TOP, BOTTOM = 46.0, 14.0, 42.0, 44.0
+"""Margins around the plot, in units of the view box."""
+
+Point = tuple[float, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A curve; a point whose y is None breaks it. ``css`` names its colour and dash."""
+
+    label: str
+    css: str
+    points: Sequence[Point]
+    has_dots: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """One chart; ``key`` makes its element ids unique in the page.
+
+    The x axis spans the points and marks; the y axis spans them, the limits, zero and
+    ``y_span``, rounded outwards to whole ticks.
+
+    Attributes:
+        limits: (label, y) of horizontal lines that a curve should stay below.
+        marks: (label, x) of vertical lines.
+    """
+
+    key: str
+    title: str
+    description: str
+    x_label: str
+    y_label: str
+    series: Sequence[Series]
+    limits: Sequence[tuple[str, float]] = ()
+    marks: Sequence[tuple[str, float]] = ()
+    y_span: tuple[float, float] | None = None
+    width: int = 340
+    height: int = 240
+    whole_y_ticks: bool = False
+
+    @property
+    def top(self) -> int:
+        """Where the view box begins: where nothing stands above the plot no empty band is left."""
+        return 0 if self.y_label or self.marks else 22
+
+    def height_at(self, width: int) -> int:
+        """How high it is when it is drawn so wide."""
+        return round(width * (self.height - self.top) / self.width)
+
+
+@dataclass(frozen=True, slots=True)
+class Axes:
+    """The mapping from data to view box."""
+
+    x_low: float
+    x_high: float
+    y_low: float
+    y_high: float
+    width: float
+    height: float
+
+    def x(self, value: float) -> float:
+        """Left + (value - low) / (high - low) * plot width."""
+        share = (value - self.x_low) / (self.x_high - self.x_low)
+        return LEFT + share * (self.width - LEFT - RIGHT)
+
+    def y(self, value: float) -> float:
+        """Top + (high - value) / (high - low) * plot height; upwards is smaller."""
+        share = (self.y_high - value) / (self.y_high - self.y_low)
+        return TOP + share * (self.height - TOP - BOTTOM)
+
+
+def tick_step(span: float, max_ticks: int, *, whole: bool = False) -> float:
+    """The smallest of 1, 2, 5 times a power of ten that cuts ``span`` (above 0) at most ``max_ticks`` times."""
+    power = 10.0 ** math.floor(math.log10(span / max_ticks))
+    step = next(m * power for m in (1, 2, 5, 10) if m * power * max_ticks >= span * (1 - 1e-9))
+    return max(1.0, step) if whole else step
+
+
+def axes_of(chart: Chart) -> Axes:
+    """The axes that hold everything the chart draws."""
+    xs = [x for series in chart.series for x, _ in series.points] + [x for _, x in chart.marks]
+    ys = [y for series in chart.series for _, y in series.points if y is not None]
+    ys += [y for _, y in chart.limits] + [0.0] + list(chart.y_span or ())
+    x_low, x_high = (min(xs), max(xs)) if xs else (0.0, 1.0)
+    if x_low == x_high:
+        x_low, x_high = x_low - 1, x_high + 1
+    y_low, y_high = min(ys), max(ys)
+    if y_low == y_high:
+        y_high = y_low + 1
+    step = tick_step(y_high - y_low, 5, whole=chart.whole_y_ticks)
+    y_low, y_high = math.floor(y_low / step + 1e-9) * step, math.ceil(y_high / step - 1e-9) * step
+    return Axes(x_low, x_high, y_low, y_high, chart.width, chart.height)
+
+
+def path_data(points: Iterable[Point], axes: Axes) -> str:
+    """The ``d`` of a path through the points, lifted where y is None."""
+    parts, is_down = [], False
+    for x, y in points:
+        if y is not None:
+            parts.append(f"{'L' if is_down else 'M'}{axes.x(x):.1f} {axes.y(y):.1f}")
+        is_down = y is not None
+    return " ".join(parts)
+
+
+def thinned(points: Sequence[Point], axes: Axes) -> list[Point]:
+    """At most first, lowest, highest and last of the points that share a unit of width.
+
+    A break stays a break; a run of ten thousand steps stays a small file.
+    """
+    kept: list[Point] = []
+    bucket: list[tuple[float, float]] = []
+
+    def flush() -> None:
+        if bucket:
+            low, high = min(bucket, key=lambda p: p[1]), max(bucket, key=lambda p: p[1])
+            kept.extend(sorted({bucket[0], low, high, bucket[-1]}))
+            bucket.clear()
+
+    for x, y in points:
+        if y is None:
+            flush()
+            if kept and kept[-1][1] is not None:
+                kept.append((x, None))
+            continue
+        if bucket and int(axes.x(bucket[0][0])) != int(axes.x(x)):
+            flush()
+        bucket.append((x, y))
+    flush()
+    return kept
+
+
+def draw(chart: Chart, place: tuple[int, int, int, int] | None = None) -> str:
+    """The chart as one ``<svg>`` element; every text is escaped.
+
+    Args:
+        chart: what to draw.
+        place: x, y, width and height within an outer picture; None: as wide as the page lets it be.
+    """
+    axes = axes_of(chart)
+    y_step = tick_step(axes.y_high - axes.y_low, 5, whole=chart.whole_y_ticks)
+    x_step = tick_step(axes.x_high - axes.x_low, max(2, chart.width // 80), whole=True)
+    return template("chart.svg.j2").render(
+        chart=chart,
+        place=place,
+        left=LEFT,
+        right=chart.width - RIGHT,
+        bottom=chart.height - BOTTOM,
+        plot_top=TOP,
+        y_ticks=[(axes.y(value), label) for value, label in _ticks(axes.y_low, axes.y_high, y_step)],
+        x_ticks=[(axes.x(value), label) for value, label in _ticks(axes.x_low, axes.x_high, x_step)],
+        marks=[
+            (axes.x(x), label, "start" if axes.x(x) < chart.width / 2 else "end") for label, x in chart.marks
+        ],
+        limits=[(axes.y(y), label) for label, y in chart.limits],
+        curves=[_curve(series, axes) for series in chart.series],
+    )
+
+
+def swatch(series: Series, place: str = 'class="swatch"') -> str:
+    """The line of a series as a small picture for the legend."""
+    dot = '<circle cx="14" cy="6" r="3"/>' if series.has_dots else ""
+    line = f'<g class="{escape(series.css)}"><path d="M1 6 L27 6"/>{dot}</g>'
+    return f'<svg {place} viewBox="0 0 28 12" aria-hidden="true">{line}</svg>'
+
+
+def _ticks(low: float, high: float, step: float) -> list[tuple[float, str]]:
+    decimals = max(0, -math.floor(math.log10(step) + 1e-9))
+    form = f".{decimals}f" if decimals <= 4 else ".1e"
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [(index * step, format(index * step + 0.0, form)) for index in range(first, last + 1)]
+
+
+def _curve(series: Series, axes: Axes) -> tuple[str, str, list[tuple[float, float]]]:
+    points = thinned(series.points, axes)
+    dots = []
+    for index, (x, y) in enumerate(points):
+        neighbours = points[max(0, index - 1) : index] + points[index + 1 : index + 2]
+        is_lone = all(other is None for _, other in neighbours)  # it has no line to show it
+        if y is not None and (series.has_dots or is_lone):
+            dots.append((axes.x(x), axes.y(y)))
+    return series.css, path_data(points, axes), dots

@@ -1,0 +1,341 @@
+"""What a guard would have said during a run that is over, from its log.
+
+chosen = choose_columns(log)              which columns are the proxy, the truth and the KL
+readings, notes = readings_of(log, chosen)
+replayed = replay(HeldOutGuard(), readings)
+write_plot(path, replayed, ...)
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from composer_replication.errors import InputError, UsageError
+from composer_replication.interfaces import Guard, GuardStatus
+from composer_replication.report.curves import curves_svg
+from composer_replication.report.page import render_charts
+from composer_replication.report.run_data import GuardUpdate, RunData, StepMetrics
+from composer_replication.report.run_logs import Column, RunLog
+from composer_replication.run_folder import write_atomic
+
+PROXY_NAMES = (
+    *("reward", "train_reward"),  # ours, TRL's GRPO and RLOO
+    *("critic/score/mean", "critic/rewards/mean"),  # verl: the task's score, before a KL penalty
+    *("objective/scores", "objective/rlhf_reward"),  # PPO with a reward model
+    *("rewards/mean", "reward/mean", "mean_reward", "reward_mean"),
+    *("rollout/ep_rew_mean", "env_runners/episode_return_mean", "episode_reward_mean"),
+    "rewards/margins",  # DPO
+)
+TRUTH_NAMES = (
+    "heldout/score",  # ours
+    "heldout_score",
+    *("eval_reward", "eval/reward", "val/reward", "val_reward", "eval/mean_reward"),
+    *("eval_score", "eval/score", "eval_accuracy", "eval/accuracy"),
+    *("eval_rewards/margins", "eval/rewards/margins", "test/score", "test_score"),
+)
+KL_NAMES = (
+    "killswitch/kl_to_init",  # ours: what the guard was given
+    "kl_to_init",
+    "kl",
+    "objective/kl",
+    "actor/kl_loss",  # verl: to the reference policy; its actor/ppo_kl is to the policy one step before
+    "actor/reward_kl_penalty",
+)
+NO_COLUMN = "none"
+"""As ``--kl none``: the KL path stays off."""
+
+MOST_NOT_FINITE = 0.1
+"""Share of a column's values that may be NaN or infinite (two always may): what is left of a column
+with more of them would be a selection, and an honest verdict over it impossible."""
+
+PLOT_SUFFIXES = (".svg", ".html")
+
+_TRUTH_PREFIX = re.compile(r"(held_?out|eval|val|val-core|validation|test)[/_]")
+_NO_SCORE = re.compile(
+    r"runtime|per_second|seconds|time|loss|epoch|step|num_|tokens|length|std|entropy|kl|clip|ratio|grad|"
+    r"failures|evaluation_idx|turns|learning_rate|(^|[/_])(min|max)$"
+)
+_WRAPPER = re.compile(r"^(.* - )?((data|metrics|logs?|train)/)?")
+"""Not part of the name: ``RUN - `` of an exported table, ``data/`` of verl's file logger, and ``train/``,
+which the reporters of transformers put before all that is no evaluation."""
+
+_MAX_NAMED = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """One column; ``sign`` is -1 where lower is better and the numbers are turned round."""
+
+    name: str
+    sign: int = 1
+    is_guess: bool = False
+
+    @property
+    def spelled(self) -> str:
+        """As a flag would name it."""
+        return f"{'-' if self.sign < 0 else ''}{self.name}"
+
+    def __str__(self) -> str:
+        return f"{self.spelled} (guessed)" if self.is_guess else self.spelled
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenColumns:
+    """The columns of a scan; ``kl`` is None where the log has none."""
+
+    proxy: Chosen
+    truth: Chosen
+    kl: Chosen | None
+
+    def sentence(self, log: RunLog) -> str:
+        """Which columns are used, for a person."""
+        kl = self.kl or "none, so the KL path is off"
+        step = log.step_column or f"the {log.place} number"
+        return f"Columns: proxy {self.proxy}; truth {self.truth}; KL {kl}; steps {step}."
+
+
+def choose_columns(log: RunLog, *, proxy: str = "", truth: str = "", kl: str = "") -> ChosenColumns:
+    """The named columns, and a guess for those that are not named.
+
+    A name that begins with a minus is a column where lower is better (``-eval_loss``); its numbers
+    are turned round. A guess is a name of the lists above; a truth may also be the one column
+    whose name begins with eval, val, test or heldout and is no loss, time or count.
+
+    Raises:
+        UsageError: a named column is not there; names the nearest ones (CR0633).
+        InputError: no column, or several, could be the proxy or the truth (CR0633).
+    """
+    if kl and kl != NO_COLUMN:
+        chosen_kl: Chosen | None = _named(log, kl, "kl")
+    else:
+        chosen_kl = None if kl else _first_known(log, KL_NAMES)
+    return ChosenColumns(
+        _named(log, proxy, "proxy") if proxy else _guessed(log, "proxy", PROXY_NAMES),
+        _named(log, truth, "truth") if truth else _guessed(log, "truth", TRUTH_NAMES),
+        chosen_kl,
+    )
+
+
+def _named(log: RunLog, name: str, role: str) -> Chosen:
+    if name in log.columns:
+        return Chosen(name)
+    sign, bare = (-1, name[1:]) if name.startswith("-") else (1, name)
+    same = [bare] if bare in log.columns else [known for known in log.columns if _plain(known) == bare]
+    if len(same) == 1:
+        return Chosen(same[0], sign)
+    near = difflib.get_close_matches(bare, log.columns, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"the log has {_listed(_with_numbers(log))}."
+    raise UsageError("CR0633", f"there is no column {bare!r}.", where=f"--{role}, {log.path}", fix=hint)
+
+
+def _guessed(log: RunLog, role: str, names: tuple[str, ...]) -> Chosen:
+    known = _first_known(log, names)
+    if known is not None:
+        return known
+    plain = {name: _plain(name).lower() for name in _with_numbers(log)}
+    possible = [
+        name
+        for name, text in plain.items()
+        if role == "truth" and _TRUTH_PREFIX.match(text) and not _NO_SCORE.search(text)
+    ]
+    if len(possible) == 1:
+        return Chosen(possible[0], is_guess=True)
+    if possible:
+        problem = f"{len(possible)} columns could be the truth: {_listed(possible)}."
+        fix = f"name one, for example --truth {possible[0]}"
+    else:
+        problem = f"no column is known to be the {role}; the columns with numbers are {_listed(list(plain))}."
+        fix = f"name it with --{role} COL, or --{role}=-COL where lower is better."
+    raise InputError("CR0633", problem, where=str(log.path), fix=fix)
+
+
+def _first_known(log: RunLog, names: tuple[str, ...]) -> Chosen | None:
+    plain = {_plain(name).lower(): name for name in reversed(_with_numbers(log))}
+    return next((Chosen(plain[name], is_guess=True) for name in names if name in plain), None)
+
+
+def _with_numbers(log: RunLog) -> list[str]:
+    return [name for name, column in log.columns.items() if column.values or column.num_not_finite]
+
+
+def _plain(name: str) -> str:
+    return _WRAPPER.sub("", name, count=1)
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    return (", ".join(name[:80] for name in names[:_MAX_NAMED]) + more) or "none"
+
+
+# ------------------------------------------------------------------------------- the replay
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One update of the guard: a truth, and the newest proxy and KL at or before its step."""
+
+    step: int
+    proxy: float
+    truth: float
+    kl: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """The guard's answers, one a reading."""
+
+    readings: tuple[Reading, ...]
+    statuses: tuple[GuardStatus, ...]
+
+    @property
+    def fired_index(self) -> int | None:
+        """Index of the first update that fired."""
+        return next((index for index, status in enumerate(self.statuses) if status.fire), None)
+
+
+def readings_of(log: RunLog, chosen: ChosenColumns) -> tuple[tuple[Reading, ...], tuple[str, ...]]:
+    """Pair each truth with what training showed then; and notes on what was left out.
+
+    A log often has the truth in other rows than the proxy (a reward every logging step, an
+    evaluation now and then). Each truth at step s makes one reading, with the newest proxy and
+    the newest KL whose step is at most s. A truth before the first proxy is left out. A proxy
+    may serve several truths; that is noted, as are gaps in the steps.
+
+    Raises:
+        InputError: a column holds text (CR0636) or too many NaN (CR0637), or its steps fall or
+            repeat (CR0635).
+    """
+    notes: list[str] = []
+    for role, one in (("proxy", chosen.proxy), ("truth", chosen.truth), ("kl", chosen.kl)):
+        if one is not None:
+            _check(log, one.name, role, notes)
+    proxy, truth = log.columns[chosen.proxy.name], log.columns[chosen.truth.name]
+    kl = Column() if chosen.kl is None else log.columns[chosen.kl.name]
+    readings, num_early, num_stale, used = [], 0, 0, 0
+    for step, value in zip(truth.steps, truth.values, strict=True):
+        num_proxies, num_kls = bisect_right(proxy.steps, step), bisect_right(kl.steps, step)
+        if not num_proxies:
+            num_early += 1
+            continue
+        num_stale += num_proxies == used
+        used = num_proxies
+        newest_kl = chosen.kl.sign * kl.values[num_kls - 1] if chosen.kl and num_kls else None
+        newest_proxy = chosen.proxy.sign * proxy.values[num_proxies - 1]
+        readings.append(Reading(step, newest_proxy, chosen.truth.sign * value, newest_kl))
+    if num_early:
+        notes.append(f"{num_early} value(s) of the truth before the first proxy were left out.")
+    if num_stale:
+        notes.append(f"{num_stale} value(s) of the truth had no new proxy and were paired with an older one.")
+    return tuple(readings), tuple(notes)
+
+
+def replay(guard: Guard, readings: tuple[Reading, ...]) -> Replay:
+    """Feed the readings to a fresh guard, to the end: a guard that has fired stays fired."""
+    statuses = [
+        guard.update(one.step, in_loop_reward=one.proxy, heldout_score=one.truth, kl_to_init=one.kl)
+        for one in readings
+    ]
+    return Replay(readings, tuple(statuses))
+
+
+def _check(log: RunLog, name: str, role: str, notes: list[str]) -> None:
+    column = log.columns[name]
+    if column.first_text is not None:
+        line, text = column.first_text
+        problem = f"the column {name!r} holds something that is no number: {text!r}."
+        fix = f"take it out, or name another column with --{role} COL."
+        raise InputError("CR0636", problem, where=log.where(line), fix=fix)
+    num_bad, num_all = column.num_not_finite, column.num_not_finite + len(column.values)
+    if num_bad > max(2, MOST_NOT_FINITE * num_all) or not column.values:
+        raise InputError(
+            "CR0637",
+            f"{num_bad} of {num_all} values of the column {name!r} are NaN or infinite.",
+            where=str(log.path),
+            fix="find out why the run logged them: what is left is too little to judge it by.",
+        )
+    if num_bad:
+        notes.append(f"{num_bad} value(s) of {name} were NaN or infinite and were left out.")
+    for index, (earlier, later) in enumerate(pairwise(column.steps), start=1):
+        if later <= earlier:
+            what = "has a second value" if later == earlier else f"stands after step {earlier}"
+            raise InputError(
+                "CR0635",
+                f"the steps of the column {name!r} are not in order: step {later} {what}.",
+                where=log.where(column.lines[index]),
+                fix="sort the log by step, or, where a run was resumed, add --resumed: the newer values count.",
+            )
+    distances = Counter(later - earlier for earlier, later in pairwise(column.steps))
+    usual = distances.most_common(1)[0][0] if distances else 0
+    gaps = [(earlier, later) for earlier, later in pairwise(column.steps) if later - earlier > usual]
+    if gaps:
+        notes.append(
+            f"{len(gaps)} gap(s) in the steps of {name}, which usually are {usual} apart: "
+            f"the first from {gaps[0][0]} to {gaps[0][1]}."
+        )
+
+
+# --------------------------------------------------------------------------------- the picture
+
+
+def check_plot_path(path: Path) -> None:
+    """Refuse a suffix that is neither of the two (CR0640), before any work is done."""
+    if path.suffix.lower() not in PLOT_SUFFIXES:
+        problem = f"a plot is an SVG or an HTML file, not {path.suffix or 'a file without suffix'}."
+        raise UsageError("CR0640", problem, where="--plot", fix="--plot scan.svg")
+
+
+def write_plot(
+    path: Path, replayed: Replay, *, title: str, sentences: Sequence[str], settings: Mapping[str, Any]
+) -> None:
+    """Write one SVG or one HTML file, atomically; neither loads anything or runs a script.
+
+    Args:
+        path: its suffix says which of the two.
+        replayed: what the guard said; at least one update.
+        title: one line.
+        sentences: what a person should read beside the curves.
+        settings: the guard's, for the limits.
+
+    Raises:
+        UsageError: another suffix (CR0640).
+        InputError: the file cannot be written (CR0640).
+    """
+    check_plot_path(path)
+    render = curves_svg if path.suffix.lower() == ".svg" else render_charts
+    try:
+        write_atomic(path, render(_as_run(path, replayed, settings), title, sentences))
+    except OSError as error:
+        raise InputError(
+            "CR0640",
+            f"the plot cannot be written: {error.strerror or error}.",
+            where=str(path),
+            fix="choose a place that you may write to with --plot FILE.",
+        ) from error
+
+
+def _as_run(path: Path, replayed: Replay, settings: Mapping[str, Any]) -> RunData:
+    """The replay as the run that the charts of a report are drawn from."""
+    readings = replayed.readings
+    has_kl = any(one.kl is not None for one in readings)
+    return RunData(
+        root=path,
+        recipe={"guard": dict(settings)},
+        steps=tuple(StepMetrics(r.step, {"reward": r.proxy, "heldout/score": r.truth}) for r in readings),
+        guard_updates=tuple(
+            GuardUpdate.of(_field_of(status), one.step, one.step)
+            for one, status in zip(readings, replayed.statuses, strict=True)
+        ),
+        kl_path="" if has_kl else "off (the log has no KL column, or none was chosen)",
+    )
+
+
+def _field_of(status: GuardStatus) -> Callable[[str], Any]:
+    return lambda name: getattr(status, name, None)

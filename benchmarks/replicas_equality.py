@@ -11,13 +11,13 @@ replica sends: the payloads counted by the transport, against a ring all-reduce,
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import statistics
 import sys
 import tempfile
 import threading
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +25,7 @@ os.environ.setdefault("RUST_LOG", "error")
 
 import torch
 
+from composer_replication.channel_tables import ReplicasSection
 from composer_replication.cli.replicas_verb import _free_port
 from composer_replication.replicas.object_store import open_store
 from composer_replication.replicas.outer_step import OuterState
@@ -62,12 +63,9 @@ class Learner:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             self.model = torch.nn.Sequential(
-                torch.nn.Linear(NUM_INPUTS, NUM_HIDDEN),
-                torch.nn.Tanh(),
-                torch.nn.Linear(NUM_HIDDEN, NUM_HIDDEN),
-                torch.nn.Tanh(),
-                torch.nn.Linear(NUM_HIDDEN, NUM_ACTIONS),
-            )
+                torch.nn.Linear(NUM_INPUTS, NUM_HIDDEN), torch.nn.Tanh(), torch.nn.Linear(NUM_HIDDEN, NUM_HIDDEN),
+                torch.nn.Tanh(), torch.nn.Linear(NUM_HIDDEN, NUM_ACTIONS),
+            )  # fmt: skip
         self._task = task
         self._data = torch.Generator().manual_seed(10_000 * seed + replica)
         self.inner = torch.optim.AdamW(self.model.parameters(), lr=3e-3, weight_decay=0.0, fused=True)
@@ -113,7 +111,7 @@ def synchronous(task: Task, seed: int, number: int, steps: int) -> torch.nn.Modu
 
 
 def replicated(
-    task: Task, seed: int, rounds: list[Rounds], *, steps: int, every: int, precision: str
+    task: Task, seed: int, rounds: list[Rounds], options: ReplicasSection, steps: int
 ) -> tuple[torch.nn.Module, list[list[dict[str, Any]]]]:
     """The same with replicas; the first's model, and each one's rows."""
     rows: list[list[dict[str, Any]]] = [[] for _ in rounds]
@@ -121,8 +119,8 @@ def replicated(
 
     def run(n: int) -> None:
         learner = learners[n]
-        state = OuterState(learner.model, num_fragments=1, lr=0.7, momentum=0.9, precision=precision)  # type: ignore[arg-type]
-        loop = ReplicaLoop(rounds[n], state, replica=n, interval=every, on_merge=rows[n].append)
+        state = OuterState(learner.model, options)
+        loop = ReplicaLoop(rounds[n], state, options, on_merge=rows[n].append)
         loop.begin({"seed": str(seed)}, max_steps=steps, step=0, tokens=0)
         for step in range(1, steps + 1):
             learner.gradients()
@@ -139,34 +137,24 @@ def replicated(
     return learners[0].model, rows
 
 
-def opened(transport: str, number: int, scratch: str) -> tuple[list[Rounds], Callable[[], None]]:
+def opened(options: ReplicasSection) -> tuple[list[Rounds], Callable[[], None]]:
     """A way to each other for every replica, and how to close it."""
-    if transport == "store":
-        options = {"num_replicas": number, "quorum": number, "poll_seconds": 0.002, "state_every": 10**9}
+    numbers = range(options.num_replicas)
+    if options.transport != "torchft":
+        stores = [open_store(options.transport) for _ in numbers]
         return [
-            StoreRounds(open_store(f"file://{scratch}"), replica=n, **options) for n in range(number)
-        ], lambda: None  # type: ignore[arg-type]
+            StoreRounds(stores[n], options, replica=n, poll_seconds=0.002, state_every=10**9) for n in numbers
+        ], lambda: None
     from composer_replication.replicas.lighthouse import Lighthouse
     from composer_replication.replicas.torchft_rounds import TorchftRounds
 
-    lighthouse = Lighthouse("benchmark", port=_free_port(), min_replicas=number)
-    return [
-        TorchftRounds(
-            lighthouse=lighthouse.address,
-            token="benchmark",
-            replica=n,
-            num_replicas=number,
-            min_replicas=number,
-        )
-        for n in range(number)
-    ], lighthouse.close
+    lighthouse = Lighthouse("benchmark", options)
+    return [TorchftRounds(options, token="benchmark", replica=n) for n in numbers], lighthouse.close
 
 
 def main() -> int:
     """Print a line for each setting."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--numbers", type=int, nargs="+", default=[2, 4])
@@ -195,21 +183,19 @@ def main() -> int:
 
 
 def _compare(
-    args: argparse.Namespace,
-    number: int,
-    every: int,
-    precision: str,
-    *,
-    plain: list[tuple[float, float]],
-    ring: float,
-) -> bool:
+    args: Namespace, number: int, every: int, precision: str, *, plain: list[tuple[float, float]], ring: float
+) -> bool:  # fmt: skip
     found, sent, is_equal = [], 0, True
     for seed in range(args.seeds):
         with tempfile.TemporaryDirectory() as scratch:
-            rounds, close = opened(args.transport, number, scratch)
-            model, rows = replicated(
-                Task(seed), seed, rounds, steps=args.steps, every=every, precision=precision
+            where = {"transport": f"file://{scratch}"}
+            if args.transport == "torchft":
+                where = {"transport": "torchft", "lighthouse": f"127.0.0.1:{_free_port()}"}
+            options = ReplicasSection(
+                **where, num_replicas=number, min_replicas=number, sync_every=every, precision=precision
             )
+            rounds, close = opened(options)
+            model, rows = replicated(Task(seed), seed, rounds, options, args.steps)
             close()
         hashes = [[row["outer_sha256"] for row in own] for own in rows]
         is_equal &= all(own == hashes[0] and len(own) == -(-args.steps // every) for own in hashes)
@@ -227,9 +213,7 @@ def _compare(
     return is_equal and is_within
 
 
-def _gap(
-    found: list[tuple[float, float]], plain: list[tuple[float, float]], which: int
-) -> tuple[float, float]:
+def _gap(found: list[tuple[float, float]], plain: list[tuple[float, float]], which: int) -> tuple[float, float]:  # fmt: skip
     """How far the mean of a figure is from the synchronous run's, and two standard deviations over the seeds."""
     ours, theirs = [row[which] for row in found], [row[which] for row in plain]
     noise = 2 * max(statistics.stdev(ours), statistics.stdev(theirs))
@@ -237,10 +221,7 @@ def _gap(
 
 
 def _cells(found: list[tuple[float, float]]) -> str:
-    cells = [
-        f"{statistics.fmean(values):.4f} ({statistics.stdev(values):.4f})"
-        for values in zip(*found, strict=True)
-    ]
+    cells = [f"{statistics.fmean(v):.4f} ({statistics.stdev(v):.4f})" for v in zip(*found, strict=True)]
     return "  ".join(cells) + " "
 
 

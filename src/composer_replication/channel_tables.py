@@ -218,6 +218,9 @@ class RaySection(Section):
     waiting_seconds: float = Field(500.0, gt=0.0)
 
 
+OuterPrecision = Literal["fp32", "bf16", "int8", "int4"]
+
+
 class ReplicasSection(Section):
     """Several trainers of one run (DiLoCo), each with its share of the tasks; docs/replicas.md explains each key.
 
@@ -238,7 +241,7 @@ class ReplicasSection(Section):
     outer_momentum: float = Field(0.9, ge=0.0, lt=1.0)
     fragments: int = Field(1, ge=1)
     delay: int = Field(0, ge=0)
-    precision: Literal["fp32", "bf16", "int8", "int4"] = "int8"
+    precision: OuterPrecision = "int8"
     min_replicas: int = Field(1, ge=1)
     grace_seconds: float = Field(60.0, gt=0.0)
     deadline_seconds: float = Field(600.0, gt=0.0)

@@ -62,23 +62,12 @@ class Replica:
         from composer_replication.run_folder import append_jsonl
         from composer_replication.trainer.replica_callback import ReplicaCallback
 
-        self.rounds.check(identity)
-        state = OuterState(
-            trainer.model,
-            num_fragments=self.options.fragments,
-            lr=self.options.outer_lr,
-            momentum=self.options.outer_momentum,
-            precision=self.options.precision,
-        )
+        self.rounds.records.agree(identity)
+        state = OuterState(trainer.model, self.options)
         loop = ReplicaLoop(
-            self.rounds,
-            state,
-            replica=self.number,
-            interval=self.options.interval,
-            delay=self.options.delay,
-            on_merge=lambda row: append_jsonl(folder.outer_steps, row),
+            self.rounds, state, self.options, on_merge=lambda row: append_jsonl(folder.outer_steps, row)
         )
-        trainer.add_callback(ReplicaCallback(trainer, loop, replica=self.number, identity=identity))
+        trainer.add_callback(ReplicaCallback(trainer, loop, identity))
 
 
 def add_replica_flags(parser: argparse.ArgumentParser) -> None:
@@ -119,9 +108,8 @@ def open_replica(config: RunConfig, number: int | None) -> Iterator[Replica | No
     if options is None or options.num_replicas == 1 or number is None:
         yield None
         return
-    rounds = (
-        _torchft_rounds(options, number) if options.transport == "torchft" else _store_rounds(options, number)
-    )
+    opened = _torchft_rounds if options.transport == "torchft" else _store_rounds
+    rounds = opened(options, number)
     try:
         yield Replica(number, options, rounds)
     finally:
@@ -155,14 +143,7 @@ def _store_rounds(options: ReplicasSection, number: int) -> Rounds:
 
     store = open_store(options.transport, patience_seconds=options.deadline_seconds)
     store.probe()
-    return StoreRounds(
-        store,
-        replica=number,
-        num_replicas=options.num_replicas,
-        quorum=options.min_replicas,
-        grace_seconds=options.grace_seconds,
-        deadline_seconds=options.deadline_seconds,
-    )
+    return StoreRounds(store, options, replica=number)
 
 
 def _torchft_rounds(options: ReplicasSection, number: int) -> Rounds:
@@ -170,16 +151,7 @@ def _torchft_rounds(options: ReplicasSection, number: int) -> Rounds:
     with needs_extra("replicas", "torchft"):
         from composer_replication.replicas.torchft_rounds import TorchftRounds
 
-    rounds = TorchftRounds(
-        lighthouse=options.lighthouse,
-        token=replica_token(),
-        replica=number,
-        num_replicas=options.num_replicas,
-        min_replicas=options.min_replicas,
-        grace_seconds=options.grace_seconds,
-        deadline_seconds=options.deadline_seconds,
-        host=options.interface,
-    )
+    rounds = TorchftRounds(options, token=replica_token(), replica=number)
     rounds.probe()
     return rounds
 

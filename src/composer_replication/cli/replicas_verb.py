@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from subprocess import Popen
 
+    from composer_replication.channel_tables import ReplicasSection
+
 _HERE = "composer_replication.cli.replicas_verb"
 _LIGHTHOUSE_PORT = 29510
 _CHILD_PATIENCE_SECONDS = 30.0
@@ -77,9 +79,9 @@ def run_start(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
     with contextlib.ExitStack() as stack:
         if options.transport == "torchft" and not options.lighthouse and args.local > 1:
             environment.setdefault(TOKEN_VARIABLE, secrets.token_hex(16))
-            port = _free_port()
-            overrides["replicas.lighthouse"] = f"127.0.0.1:{port}"
-            stack.callback(_open_lighthouse(environment[TOKEN_VARIABLE], "127.0.0.1", port, options).close)
+            address = overrides["replicas.lighthouse"] = f"127.0.0.1:{_free_port()}"
+            options = options.model_copy(update={"lighthouse": address})
+            stack.callback(_open_lighthouse(environment[TOKEN_VARIABLE], options).close)
         children: list[Popen[bytes]] = []
         stack.callback(_end_all, children)
         children.extend(_child(args, number, out, overrides, environment) for number in range(args.local))
@@ -95,20 +97,15 @@ def run_lighthouse(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
 
     from composer_replication.channel_tables import ReplicasSection
     from composer_replication.cli.replica_parts import replica_token
-    from composer_replication.errors import UsageError
 
-    host, _, port = args.bind.rpartition(":")
-    if not host or not port.isdecimal():
-        raise UsageError(
-            "CR0206", f"--bind {args.bind!r} is not HOST:PORT.", where="composer-rl replicas lighthouse"
-        )
     options = ReplicasSection(
         transport="torchft",
+        lighthouse=args.bind,
         num_replicas=max(args.min_replicas, 1),
         min_replicas=args.min_replicas,
         grace_seconds=args.grace_seconds,
     )
-    lighthouse = _open_lighthouse(replica_token(), host, int(port), options, args.records)
+    lighthouse = _open_lighthouse(replica_token(), options, args.records)
     try:
         signal.sigwait({signal.SIGINT, signal.SIGTERM})
     except KeyboardInterrupt:
@@ -130,7 +127,7 @@ def render_lighthouse(result: dict[str, Any]) -> str:
     return f"lighthouse {result['lighthouse']} closed"
 
 
-def _open_lighthouse(token: str, host: str, port: int, options: Any, folder: Path | None = None) -> Any:
+def _open_lighthouse(token: str, options: ReplicasSection, folder: Path | None = None) -> Any:
     from composer_replication.cli.needed_packages import needs_extra
     from composer_replication.cli.replica_parts import quiet_torchft
 
@@ -138,14 +135,7 @@ def _open_lighthouse(token: str, host: str, port: int, options: Any, folder: Pat
     with needs_extra("replicas", "a lighthouse"):
         from composer_replication.replicas.lighthouse import Lighthouse
 
-    return Lighthouse(
-        token,
-        host=host,
-        port=port,
-        min_replicas=options.min_replicas,
-        grace_seconds=options.grace_seconds,
-        folder=folder,
-    )
+    return Lighthouse(token, options, folder=folder)
 
 
 def _child(

@@ -2,47 +2,46 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 
 from torchft.coordination import LighthouseServer
 
-from composer_replication.replicas.record_server import RecordServer
+from composer_replication.channel_tables import ReplicasSection
+from composer_replication.replicas.object_store import open_store
+from composer_replication.replicas.record_server import RecordServer, records_address
 from composer_replication.replicas.replica_errors import unreachable
 
 
 class Lighthouse:
-    """Serves at ``port``, the records at the next one, until it is closed; a port in use is refused (CR1101).
+    """Serves at ``options.lighthouse``, the records at the next port, until it is closed; a port in use is refused (CR1101).
 
-    A quorum waits ``grace_seconds`` for replicas that are alive; one that gives no sign for ``heartbeat_seconds`` is gone.
+    A quorum waits ``options.grace_seconds`` for replicas that are alive; one that gives no sign for ``heartbeat_seconds`` is gone.
+    In ``folder`` the records outlive this process.
     """
 
     def __init__(
         self,
         token: str,
+        options: ReplicasSection,
         *,
-        host: str = "127.0.0.1",
-        port: int = 29510,
-        min_replicas: int = 1,
-        grace_seconds: float = 60.0,
         heartbeat_seconds: float = 5.0,
         folder: Path | None = None,
     ) -> None:
-        self.address = f"{host}:{port}"
-        try:
-            self._records = RecordServer(token, host=host, port=port + 1, takes_records=True, folder=folder)
-        except (OSError, ValueError) as error:
-            raise unreachable("the lighthouse's port", error, where=f"{host}:{port + 1}") from error
-        try:
-            self._server = LighthouseServer(
-                bind=self.address,
-                min_replicas=min_replicas,
-                join_timeout_ms=int(grace_seconds * 1000),
-                heartbeat_timeout_ms=int(heartbeat_seconds * 1000),
-            )
-        except Exception as error:
-            self._records.close()
-            raise unreachable("the lighthouse's port", error, where=self.address) from error
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._records.close()
+        host, port = records_address(options.lighthouse)
+        place = "memory:///" if folder is None else f"file://{folder.resolve()}"
+        with ExitStack() as stack:
+            try:
+                store = open_store(place, patience_seconds=0.0)
+                records = RecordServer(token, store, host=host, port=port, takes_records=True)
+                stack.callback(records.close)
+                server = LighthouseServer(
+                    bind=options.lighthouse,
+                    min_replicas=options.min_replicas,
+                    join_timeout_ms=int(options.grace_seconds * 1000),
+                    heartbeat_timeout_ms=int(heartbeat_seconds * 1000),
+                )
+            except Exception as error:
+                raise unreachable("the lighthouse's ports", error, where=options.lighthouse) from error
+            stack.callback(server.shutdown)
+            self.close = stack.pop_all().close

@@ -12,10 +12,13 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar
+from functools import partial
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from composer_replication.errors import ComposerError
 from composer_replication.replicas.replica_errors import creates_twice, unreachable
 
 T = TypeVar("T")
@@ -23,38 +26,22 @@ SCHEMES = ("s3", "gs", "az", "file", "memory")
 _RETRY_PAUSE_SECONDS = 0.5
 
 
-class Store(Protocol):
-    """What the protocol asks of a place for records; keys have slashes."""
-
-    address: str
-    num_bytes: Counter[str]
-
-    def create(self, key: str, data: bytes, *, kind: str = "records") -> bool:
-        """Whether ``key`` now holds ``data``; False where it holds something else."""
-
-    def read(self, key: str, *, kind: str = "records") -> bytes | None:
-        """What ``key`` holds; None where it is not there."""
-
-    def names(self, prefix: str) -> list[str]:
-        """Sorted keys under the folder ``prefix``, without it."""
-
-    def delete(self, keys: Sequence[str]) -> None:
-        """Remove them; one that is gone already is no error."""
-
-
 class ObjectStore:
-    """A ``Store`` over one of ``obstore.store``; ``address`` is for messages, without secrets.
+    """Over one of ``obstore.store``, or what has its methods; keys have slashes.
 
-    ``num_bytes`` counts payload bytes by ``sent/KIND`` and ``received/KIND``, and ``requests``.
+    ``address``, without secrets, and what it is ``called`` are for messages. ``num_bytes`` counts payload bytes by ``sent/KIND``
+    and ``received/KIND``, and ``requests``.
     """
 
-    def __init__(self, store: Any, *, address: str, patience_seconds: float = 60.0) -> None:
-        self._store = store
-        self.address = address
+    def __init__(
+        self, store: Any, address: str, *, patience_seconds: float = 60.0, called: str = "the object store"
+    ) -> None:
+        self._store, self.address, self._called = store, address, called
         self.patience_seconds = patience_seconds
         self.num_bytes: Counter[str] = Counter()
 
     def create(self, key: str, data: bytes, *, kind: str = "records") -> bool:
+        """Whether ``key`` now holds ``data``; False where it holds something else."""
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
         def put() -> bool:
@@ -68,32 +55,33 @@ class ObjectStore:
         return self._patiently(put)
 
     def read(self, key: str, *, kind: str = "records") -> bytes | None:
+        """What ``key`` holds; None where it is not there."""
         data = self._patiently(lambda: self._get(key))
         self.num_bytes[f"received/{kind}"] += len(data or b"")
         return data
 
     def names(self, prefix: str) -> list[str]:
-        def listed() -> list[str]:
-            found = [meta["path"] for batch in self._store.list(f"{prefix}/") for meta in batch]
-            return sorted(path.removeprefix(f"{prefix}/") for path in found)
-
-        return self._patiently(listed)
+        """Sorted keys under the folder ``prefix``, without it."""
+        batches = self._patiently(lambda: list(self._store.list(f"{prefix}/")))
+        return sorted(meta["path"].removeprefix(f"{prefix}/") for batch in batches for meta in batch)
 
     def delete(self, keys: Sequence[str]) -> None:
+        """Remove them; one that is gone already is no error."""
+
+        def remove(key: str) -> None:
+            with suppress(FileNotFoundError):
+                self._store.delete(key)
+
         for key in keys:
-            self._patiently(lambda key=key: self._remove(key))  # type: ignore[misc]
+            self._patiently(partial(remove, key))
 
     def probe(self) -> None:
         """Write, create twice and read, before anything depends on it (CR1101, CR1102)."""
         key = f"probe/{secrets.token_hex(8)}"
-        patience, self.patience_seconds = self.patience_seconds, 0.0
-        try:
-            is_first = self.create(key, b"first")
-            is_second = self.create(key, b"second")
-            found = self.read(key)
-            self.delete([key])
-        finally:
-            self.patience_seconds = patience
+        once = ObjectStore(self._store, self.address, patience_seconds=0.0)
+        is_first, is_second = once.create(key, b"first"), once.create(key, b"second")
+        found = once.read(key)
+        once.delete([key])
         if not is_first or is_second or found != b"first":
             raise creates_twice(self.address)
 
@@ -103,12 +91,6 @@ class ObjectStore:
         except FileNotFoundError:
             return None
 
-    def _remove(self, key: str) -> None:
-        try:
-            self._store.delete(key)
-        except FileNotFoundError:
-            return
-
     def _patiently(self, request: Callable[[], T]) -> T:
         """Any error of the store or of the network is tried again; the last one is raised as ours (CR1101)."""
         give_up_at = time.monotonic() + self.patience_seconds
@@ -117,10 +99,10 @@ class ObjectStore:
             try:
                 return request()
             except Exception as error:
-                if isinstance(error, (TypeError, AttributeError, NameError)):
+                if isinstance(error, (ComposerError, TypeError, AttributeError, NameError)):
                     raise  # ours
                 if time.monotonic() >= give_up_at:
-                    raise unreachable("the object store", error, where=self.address) from error
+                    raise unreachable(self._called, error, where=self.address) from error
             time.sleep(_RETRY_PAUSE_SECONDS)
 
 
@@ -134,12 +116,11 @@ def open_store(address: str, *, patience_seconds: float = 60.0) -> ObjectStore:
 
     parts = urlsplit(address)
     shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-    if parts.scheme not in SCHEMES:
-        raise unreachable(
-            "the object store", f"{parts.scheme!r} is none of {', '.join(SCHEMES)}", where=shown
-        )
+    problem = "" if parts.scheme in SCHEMES else f"{parts.scheme!r} is none of {', '.join(SCHEMES)}"
     if "@" in parts.netloc or parts.query:
-        raise unreachable("the object store", "the address holds credentials or options", where=shown)
+        problem = "the address holds credentials or options"
+    if problem:
+        raise unreachable("the object store", problem, where=shown)
     options: dict[str, Any] = {}
     if parts.scheme == "file":
         options["mkdir"] = True
@@ -151,8 +132,6 @@ def open_store(address: str, *, patience_seconds: float = 60.0) -> ObjectStore:
             "allow_http": os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://"),
         }
     try:
-        return ObjectStore(from_url(address, **options), address=shown, patience_seconds=patience_seconds)
+        return ObjectStore(from_url(address, **options), shown, patience_seconds=patience_seconds)
     except Exception as error:
-        if isinstance(error, ImportError):
-            raise
         raise unreachable("the object store", error, where=shown) from error

@@ -12,24 +12,23 @@ numbers in the processor's memory. Nothing but numbers is in the bytes, so readi
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final
 
 import torch
 
+from composer_replication.channel_tables import OuterPrecision
 from composer_replication.replicas.replica_errors import damaged
 
-Precision = Literal["fp32", "bf16", "int8", "int4"]
 BLOCK: Final = 256
+_WHOLE: Final = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _LARGEST: Final = {"int8": 127, "int4": 7}
 
 
-def encode(values: torch.Tensor, precision: Precision) -> bytes:
+def encode(values: torch.Tensor, precision: OuterPrecision) -> bytes:
     """The bytes of a flat float32 tensor in the processor's memory."""
-    if precision == "fp32":
-        return _bytes(values)
-    if precision == "bf16":
-        return _bytes(values.to(torch.bfloat16))
-    blocks = _blocks(values)
+    if precision in _WHOLE:
+        return _bytes(values.to(_WHOLE[precision]))
+    blocks = torch.nn.functional.pad(values, (0, -values.numel() % BLOCK)).view(-1, BLOCK)
     scales = blocks.abs().amax(dim=1) / _LARGEST[precision]
     levels = (blocks / torch.where(scales > 0, scales, 1.0)[:, None]).round_().to(torch.int8).flatten()
     if precision == "int4":
@@ -38,50 +37,30 @@ def encode(values: torch.Tensor, precision: Precision) -> bytes:
     return _bytes(scales) + _bytes(levels[: values.numel()])
 
 
-def decode(payload: bytes, num_values: int, precision: Precision) -> torch.Tensor:
+def decode(payload: bytes, num_values: int, precision: OuterPrecision) -> torch.Tensor:
     """The flat float32 tensor of ``num_values`` numbers; bytes of another length are refused (CR1107)."""
-    if len(payload) != num_bytes(num_values, precision):
-        raise damaged(
-            f"an outer gradient has {len(payload)} bytes in place of {num_bytes(num_values, precision)}"
-        )
-    raw = (
-        torch.frombuffer(bytearray(payload), dtype=torch.uint8)
-        if payload
-        else torch.empty(0, dtype=torch.uint8)
-    )
-    if precision == "fp32":
-        return raw.view(torch.float32)
-    if precision == "bf16":
-        return raw.view(torch.bfloat16).float()
-    num_blocks = _num_blocks(num_values)
+    wanted = num_bytes(num_values, precision)
+    if len(payload) != wanted:
+        raise damaged(f"an outer gradient has {len(payload)} bytes in place of {wanted}")
+    raw = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+    if precision in _WHOLE:
+        return raw.view(_WHOLE[precision]).float()
+    num_blocks = -(-num_values // BLOCK)
     scales, packed = raw[: 4 * num_blocks].view(torch.float32), raw[4 * num_blocks :]
     if precision == "int4":
         levels = torch.stack(((packed & 15), (packed >> 4)), dim=1).flatten().to(torch.int8) - 8
     else:
-        levels = torch.zeros(num_blocks * BLOCK, dtype=torch.int8)
-        levels[:num_values] = packed.view(torch.int8)
+        levels = torch.nn.functional.pad(packed.view(torch.int8), (0, -num_values % BLOCK))
     return (levels.float().view(num_blocks, BLOCK) * scales[:, None]).flatten()[:num_values]
 
 
-def num_bytes(num_values: int, precision: Precision) -> int:
+def num_bytes(num_values: int, precision: OuterPrecision) -> int:
     """How long ``encode`` makes it."""
-    if precision == "fp32":
-        return 4 * num_values
-    if precision == "bf16":
-        return 2 * num_values
-    num_blocks = _num_blocks(num_values)
+    if precision in _WHOLE:
+        return num_values * _WHOLE[precision].itemsize
+    num_blocks = -(-num_values // BLOCK)
     return 4 * num_blocks + (num_values if precision == "int8" else num_blocks * BLOCK // 2)
 
 
-def _num_blocks(num_values: int) -> int:
-    return -(-num_values // BLOCK)
-
-
-def _blocks(values: torch.Tensor) -> torch.Tensor:
-    padded = torch.zeros(_num_blocks(values.numel()) * BLOCK)
-    padded[: values.numel()] = values
-    return padded.view(-1, BLOCK)
-
-
 def _bytes(values: torch.Tensor) -> bytes:
-    return values.contiguous().view(torch.uint8).numpy().tobytes() if values.numel() else b""
+    return values.contiguous().view(torch.uint8).numpy().tobytes()

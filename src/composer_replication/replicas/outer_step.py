@@ -16,42 +16,30 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from composer_replication.replicas.outer_precision import Precision, decode, encode
+from composer_replication.channel_tables import ReplicasSection
+from composer_replication.replicas.outer_precision import decode, encode
 from composer_replication.replicas.replica_errors import damaged
 from composer_replication.replicas.rounds import Contribution
 
 Named = tuple[str, torch.nn.Parameter]
 
 
-@dataclass(frozen=True, slots=True)
-class MergeFigures:
-    """``divergence``: how far the replicas' updates lie from their mean, in lengths of that mean (0: all alike)."""
-
-    divergence: float
-    update_norm: float
-
-
 class Fragment:
     """Part of the weights: their outer value, the outer optimiser's momentum and what rounding has left."""
 
-    def __init__(
-        self, parameters: Sequence[Named], *, lr: float, momentum: float, precision: Precision
-    ) -> None:
+    def __init__(self, parameters: Sequence[Named], options: ReplicasSection) -> None:
         self.parameters = list(parameters)
-        self._precision: Precision = precision
+        self._options = options
         self.outer = _flat(self.parameters)
         self.momentum = torch.zeros_like(self.outer)
-        self._lr, self._momentum = lr, momentum
         self._left = torch.zeros_like(self.outer)
-        self._sent: tuple[torch.Tensor, torch.Tensor] | None = (
-            None  # the weights when sent; what is left once merged
-        )
+        # the weights when sent; what is left once merged
+        self._sent: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def offer(self) -> bytes:
         """What this replica learned since the last merge, as bytes; refused where it is not finite (CR1107)."""
@@ -59,43 +47,44 @@ class Fragment:
         wanted = self.outer - live + self._left
         if not bool(torch.isfinite(wanted).all()):
             raise damaged("this replica's weights are not finite")
-        payload = encode(wanted, self._precision)
-        self._sent = (live, wanted - decode(payload, wanted.numel(), self._precision))
+        payload = encode(wanted, self._options.precision)
+        self._sent = (live, wanted - decode(payload, wanted.numel(), self._options.precision))
         return payload
 
-    def merge(self, contributions: Iterable[Contribution], *, is_included: bool) -> MergeFigures:
+    def merge(self, contributions: Iterable[Contribution], *, is_included: bool) -> tuple[float, float]:
         """Take the outer step; the live weights follow.
 
         Contributions without tokens count nothing. Where this replica's newest offer is not among them its work is dropped.
+        Returns how far the replicas' updates lie from their mean, in lengths of that mean (0: all alike), and that length.
         """
         ordered = sorted((c for c in contributions if c.tokens > 0), key=lambda c: c.replica)
         total = sum(c.tokens for c in ordered)
         mean, square = torch.zeros_like(self.outer), 0.0
         for contribution in ordered:
-            update = decode(contribution.payload, mean.numel(), self._precision)
+            update = decode(contribution.payload, mean.numel(), self._options.precision)
             share = contribution.tokens / total
             mean.add_(update, alpha=share)
             square += share * float(update.square().sum(dtype=torch.float64))
-        if ordered:
-            self._step(mean)
+        if ordered:  # as torch.optim.SGD(nesterov=True), whose momentum begins as the first gradient
+            decay = self._options.outer_momentum
+            self.momentum.mul_(decay).add_(mean)
+            self.outer.sub_(mean.add(self.momentum, alpha=decay), alpha=self._options.outer_lr)
         self._follow(is_included=is_included)
         norm = math.sqrt(float(mean.square().sum(dtype=torch.float64)))
         spread = math.sqrt(max(square - norm * norm, 0.0))
-        return MergeFigures(divergence=spread / norm if norm else 0.0, update_norm=norm)
+        return (spread / norm if norm else 0.0), norm
 
     def take_outer(self) -> None:
         """The live weights become the outer ones; what was not sent is dropped."""
         self._sent = None
         _write(self.parameters, self.outer)
 
-    def forget(self) -> None:
-        """Drop what rounding has left: the outer weights came from elsewhere."""
+    def load(self, outer: torch.Tensor, momentum: torch.Tensor) -> None:
+        """Take over both from elsewhere; what rounding has left is dropped."""
+        self.outer.copy_(outer)
+        self.momentum.copy_(momentum)
         self._left.zero_()
-
-    def _step(self, gradient: torch.Tensor) -> None:
-        """As ``torch.optim.SGD(nesterov=True)``, whose momentum begins as the first gradient."""
-        self.momentum.mul_(self._momentum).add_(gradient)
-        self.outer.sub_(gradient.add(self.momentum, alpha=self._momentum), alpha=self._lr)
+        self.take_outer()
 
     def _follow(self, *, is_included: bool) -> None:
         sent, self._sent = self._sent, None
@@ -110,23 +99,17 @@ class Fragment:
 class OuterState:
     """The trainable parameters of a model in fragments, contiguous parts of about equal size; tied ones count once."""
 
-    def __init__(
-        self, model: torch.nn.Module, *, num_fragments: int, lr: float, momentum: float, precision: Precision
-    ) -> None:
-        parts = divided([(n, p) for n, p in model.named_parameters() if p.requires_grad], num_fragments)
+    def __init__(self, model: torch.nn.Module, options: ReplicasSection) -> None:
+        trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        parts = divided(trained, options.fragments)
         check_cover(parts, model)
-        self.fragments = [Fragment(part, lr=lr, momentum=momentum, precision=precision) for part in parts]
-
-    def of_round(self, number: int) -> Fragment:
-        """The fragments take turns."""
-        return self.fragments[number % len(self.fragments)]
+        self.fragments = [Fragment(part, options) for part in parts]
 
     def fingerprint(self) -> str:
         """Hex sha256 of all outer weights and momenta: equal bits, equal fingerprint."""
         digest = hashlib.sha256()
-        for fragment in self.fragments:
-            for tensor in (fragment.outer, fragment.momentum):
-                digest.update(tensor.view(torch.uint8).numpy().data)
+        for tensor in self._tensors().values():
+            digest.update(tensor.view(torch.uint8).numpy().data)
         return digest.hexdigest()
 
     def take_outer(self) -> None:
@@ -136,10 +119,7 @@ class OuterState:
 
     def dump(self) -> bytes:
         """The whole outer state as safetensors."""
-        tensors = {}
-        for n, fragment in enumerate(self.fragments):
-            tensors[f"outer.{n}"], tensors[f"momentum.{n}"] = fragment.outer, fragment.momentum
-        return save(tensors)
+        return save(self._tensors())
 
     def load(self, data: bytes) -> None:
         """Take over what another replica dumped; refused where it is none of this model in these fragments (CR1107)."""
@@ -147,26 +127,22 @@ class OuterState:
             tensors = load(data)
         except SafetensorError as error:
             raise damaged(f"the outer state cannot be read: {error}") from error
-        wanted = {f"{kind}.{n}" for n in range(len(self.fragments)) for kind in ("outer", "momentum")}
-        if set(tensors) != wanted or any(
-            tensors[f"{kind}.{n}"].shape != part.outer.shape
-            for n, part in enumerate(self.fragments)
-            for kind in ("outer", "momentum")
-        ):
+        wanted = self._tensors()
+        if {k: v.shape for k, v in tensors.items()} != {k: v.shape for k, v in wanted.items()}:
             raise damaged("the outer state is of another model or in other fragments")
         for n, fragment in enumerate(self.fragments):
-            fragment.outer.copy_(tensors[f"outer.{n}"])
-            fragment.momentum.copy_(tensors[f"momentum.{n}"])
-            fragment.forget()
-        self.take_outer()
+            fragment.load(tensors[f"outer.{n}"], tensors[f"momentum.{n}"])
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        parts = list(enumerate(self.fragments))
+        return {f"outer.{n}": p.outer for n, p in parts} | {f"momentum.{n}": p.momentum for n, p in parts}
 
 
 def divided(parameters: Sequence[Named], num_fragments: int) -> list[list[Named]]:
     """Contiguous parts of about equal size; as many as asked for, unless there are fewer tensors."""
     num_parts = max(min(num_fragments, len(parameters)), 1)
     parts: list[list[Named]] = [[] for _ in range(num_parts)]
-    total, seen = sum(p.numel() for _, p in parameters), 0
-    current = 0
+    total, seen, current = sum(p.numel() for _, p in parameters), 0, 0
     for index, (name, parameter) in enumerate(parameters):
         is_full = seen >= total * (current + 1) / num_parts
         must_move = len(parameters) - index <= num_parts - 1 - current

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from composer_replication.channel_tables import ReplicasSection
 from composer_replication.errors import ComposerError, InputError, MissingError, NothingToDoError, UsageError
 
 
@@ -26,8 +27,9 @@ def unequal(names: list[str], *, where: str) -> ComposerError:
     return UsageError("CR1103", said, where=where, fix=fix)
 
 
-def too_few(found: int, needed: int, seconds: float, *, where: str) -> ComposerError:
+def too_few(found: int, options: ReplicasSection, *, where: str) -> ComposerError:
     """The deadline has passed without enough replicas."""
+    needed, seconds = options.min_replicas, options.deadline_seconds
     said = f"{found} of at least {needed} replicas came within {seconds:g} seconds."
     fix = "start the other replicas, then this one again with --resume; or raise replicas.deadline_seconds."
     return NothingToDoError("CR1104", said, where=where, fix=fix)
@@ -36,16 +38,13 @@ def too_few(found: int, needed: int, seconds: float, *, where: str) -> ComposerE
 def replaced(replica: int, *, where: str) -> ComposerError:
     """A newer process is this replica now."""
     said = f"another process has joined as replica {replica}, and this one gives way."
-    return UsageError(
-        "CR1105", said, where=where, fix="give each replica a number of its own with --replica."
-    )
+    fix = "give each replica a number of its own with --replica."
+    return UsageError("CR1105", said, where=where, fix=fix)
 
 
 def over(round_idx: int, last: int) -> ComposerError:
     """Everybody else has finished."""
-    said = (
-        f"the run ended without this replica, whose weights are those after outer step {round_idx} of {last}."
-    )
+    said = f"the run ended without this replica, which has the weights of outer step {round_idx} of {last}."
     return NothingToDoError("CR1106", said, fix="take the model of another replica's run folder.")
 
 

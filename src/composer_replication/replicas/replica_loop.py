@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
+from composer_replication.channel_tables import ReplicasSection
 from composer_replication.replicas.outer_step import OuterState
-from composer_replication.replicas.replica_errors import over
+from composer_replication.replicas.replica_errors import damaged, over
 from composer_replication.replicas.rounds import Merge, Rounds, State
 from composer_replication.replicas.run_records import RunEnd
 
@@ -26,56 +27,44 @@ class ReplicaLoop:
         self,
         rounds: Rounds,
         state: OuterState,
-        *,
-        replica: int,
-        interval: int,
-        delay: int = 0,
+        options: ReplicasSection,
         on_merge: Callable[[dict[str, Any]], None] = lambda _: None,
     ) -> None:
-        self._rounds, self._state = rounds, state
-        self._replica, self._interval, self._delay = replica, interval, delay
-        self._on_merge = on_merge
-        self._num_rounds = 0
+        self._rounds, self._state, self._options, self._on_merge = rounds, state, options, on_merge
         self._tokens_sent: dict[int, int] = {}  # by fragment: how many had been seen when it was offered last
-        self._tokens = self._first_tokens = 0
-        self._step = 0
         self._offered_at: int | None = None
-        self.round_idx = 0
+        self.round_idx = self._num_rounds = self._step = self._tokens = self._first_tokens = 0
 
     def begin(self, identity: Mapping[str, str], *, max_steps: int, step: int, tokens: int) -> RunEnd | None:
-        """Join, and take over the outer state of the run; the end of a run that is over already."""
-        self._num_rounds = -(-max_steps // self._interval)
-        self._step, self._tokens, self._tokens_sent = step, tokens, {}
-        self._first_tokens = tokens
+        """Join, and take over the outer state of the run (CR1107: it is lost); the end of a run that is over already."""
+        self._num_rounds = -(-max_steps // self._options.interval)
+        self._step, self._tokens, self._first_tokens = step, tokens, tokens
         found = self._rounds.join(identity, self._state.dump)
         if found is not None:
             self._take(found)
         self._catch_up()
         self._state.take_outer()
-        return self._rounds.ended()
+        end = self._rounds.records.end()
+        if end is None and self.round_idx == 0 and step > self._options.interval + self._options.delay:
+            raise damaged("no replica that lives holds the outer state of this run")
+        return end
 
     def after_step(self, step: int, tokens: int) -> RunEnd | None:
         """Call after every step of the inner optimiser, with the tokens seen so far; the end once there is one."""
         self._step, self._tokens = step, tokens
-        if self._offered_at is not None and step >= self._offered_at + self._delay:
-            end = self._merge()
-            if end is not None:
-                return end
-        if step % self._interval == 0:
+        end = self._merge_if_due()
+        if end is None and step % self._options.interval == 0:
             self._offer()
-            if self._delay == 0:
-                end = self._merge()
-                if end is not None:
-                    return end
+            end = self._merge_if_due()
+        if end is not None:
+            return end
         if self.round_idx >= self._num_rounds:
-            return RunEnd("finished", self.round_idx, self._replica)
-        return self._rounds.ended()
+            return self._end("finished")
+        return self._rounds.records.ended()
 
     def finish(self) -> RunEnd:
         """The last rounds, without training; the live weights become the outer ones (CR1106: all ended without us)."""
-        end: RunEnd | None = None
-        if self._offered_at is not None:
-            end = self._merge()
+        end = self._merge() if self._offered_at is not None else None
         self._catch_up()
         last = self._num_rounds + len(self._state.fragments) - 1
         while end is None and self.round_idx < last:
@@ -86,25 +75,30 @@ class ReplicaLoop:
         if self.round_idx < last:
             raise over(self.round_idx, last)
         self._state.take_outer()
-        return self._rounds.finish(RunEnd("finished", self.round_idx, self._replica), self._state.dump)
+        return self._rounds.finish(self._end("finished"))
 
     def halt(self, reason: str) -> RunEnd:
         """This replica's guard has fired: all stop for its reason, or for that of one which fired before."""
-        return self._rounds.finish(RunEnd("halted", self.round_idx, self._replica, reason), self._state.dump)
+        return self._rounds.finish(self._end("halted", reason))
 
     def close(self) -> None:
         """Leave, whatever happened."""
         self._rounds.close()
 
+    def _end(self, kind: Literal["finished", "halted"], reason: str = "") -> RunEnd:
+        return RunEnd(kind, self.round_idx, self._rounds.records.replica, reason)
+
     def _offer(self) -> None:
-        fragment = self._state.of_round(self.round_idx)
         turn = self.round_idx % len(self._state.fragments)
         tokens = self._tokens - self._tokens_sent.get(turn, self._first_tokens)
         self._tokens_sent[turn] = self._tokens
-        self._rounds.offer(
-            self.round_idx, fragment.offer(), tokens=tokens, fingerprint=self._state.fingerprint()
-        )
+        payload, fingerprint = self._state.fragments[turn].offer(), self._state.fingerprint()
+        self._rounds.offer(self.round_idx, payload, tokens=tokens, fingerprint=fingerprint)
         self._offered_at = self._step
+
+    def _merge_if_due(self) -> RunEnd | None:
+        is_due = self._offered_at is not None and self._step >= self._offered_at + self._options.delay
+        return self._merge() if is_due else None
 
     def _merge(self) -> RunEnd | None:
         began = time.monotonic()
@@ -126,11 +120,10 @@ class ReplicaLoop:
             self._state.load(found.data)
             self.round_idx = found.round_idx
             return
-        fragment = self._state.of_round(found.round_idx)
-        figures = fragment.merge(found.contributions, is_included=found.is_included)
+        fragment = self._state.fragments[found.round_idx % len(self._state.fragments)]
+        divergence, norm = fragment.merge(found.contributions, is_included=found.is_included)
         self.round_idx = found.round_idx + 1
-        wants = self._rounds.wants_state(self.round_idx)
-        self._rounds.after_merge(self.round_idx, self._state.dump() if wants else None)
+        self._rounds.after_merge(self.round_idx)
         self._on_merge(
             {
                 "outer_step": self.round_idx,
@@ -138,10 +131,10 @@ class ReplicaLoop:
                 "present": sorted(c.replica for c in found.contributions),
                 "tokens": sum(c.tokens for c in found.contributions),
                 "is_included": found.is_included,
-                "divergence": figures.divergence,
-                "update_norm": figures.update_norm,
+                "divergence": divergence,
+                "update_norm": norm,
                 "stall_seconds": round(stall_seconds, 3),
                 "outer_sha256": self._state.fingerprint(),
-                "bytes": dict(self._rounds.num_bytes),
+                "bytes": dict(self._rounds.records.num_bytes),
             }
         )

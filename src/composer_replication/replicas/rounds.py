@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from composer_replication.replicas.run_records import RunEnd
+from composer_replication.replicas.run_records import RunEnd, RunRecords
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +38,7 @@ class State:
 class Rounds(Protocol):
     """One replica's way to the others. A round is one outer step of one fragment, counted from 0."""
 
-    num_bytes: Counter[str]
-
-    def check(self, identity: Mapping[str, str]) -> None:
-        """Before anything is loaded: the others can be reached, and their run is this one."""
+    records: RunRecords
 
     def join(self, identity: Mapping[str, str], dump: Callable[[], bytes]) -> State | None:
         """Take part from now on; ``dump`` gives this replica's outer state, at any time. None where that counts."""
@@ -56,17 +52,11 @@ class Rounds(Protocol):
     def collect(self, round_idx: int) -> Merge | State | RunEnd:
         """Wait until the round is decided. A state where this replica has fallen too far behind."""
 
-    def after_merge(self, round_idx: int, state: bytes | None) -> None:
-        """``round_idx`` rounds are merged now; ``state`` where ``wants_state`` said so."""
+    def after_merge(self, round_idx: int) -> None:
+        """``round_idx`` rounds are merged now."""
 
-    def wants_state(self, round_idx: int) -> bool:
-        """Whether this replica keeps the outer state for those who come later."""
-
-    def ended(self) -> RunEnd | None:
-        """How the run ended, as far as is known."""
-
-    def finish(self, end: RunEnd, dump: Callable[[], bytes]) -> RunEnd:
-        """The run is over, and ``dump`` gives its outer state; returns what the first one said."""
+    def finish(self, end: RunEnd) -> RunEnd:
+        """The run is over; returns what the first one said."""
 
     def close(self) -> None:
         """Leave, whatever happened; does nothing the second time."""

@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import json
 import secrets
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from composer_replication.replicas.object_store import Store
+from composer_replication.replicas.object_store import ObjectStore
 from composer_replication.replicas.replica_errors import replaced, unequal
+
+END_EVERY_SECONDS = 5.0  # how often a training replica looks whether the run is over
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +37,18 @@ class RunEnd:
 class RunRecords:
     """One replica's view of them."""
 
-    def __init__(self, store: Store, *, replica: int) -> None:
-        self._store = store
+    def __init__(self, store: ObjectStore, *, replica: int) -> None:
+        self._store, self.num_bytes = store, store.num_bytes
         self.replica = replica
         self.lease = -1
+        self._looked_at = 0.0
 
     def agree(self, identity: Mapping[str, str], more: Mapping[str, str] | None = None) -> dict[str, str]:
         """Compare with the run that is there (CR1103); with ``more``, which is not compared, found it where there is none.
 
         Returns what its founder wrote as ``more``.
         """
-        own = json.dumps({"identity": dict(identity), "more": dict(more or {})}, sort_keys=True).encode()
+        own = json.dumps({"identity": {**identity}, "more": {**(more or {})}}, sort_keys=True).encode()
         known = self._store.read("run")
         if known is None and more is not None and self._store.create("run", own):
             known = own
@@ -52,11 +56,11 @@ class RunRecords:
         if known is None:
             return {}
         table = json.loads(known)
-        theirs = table["identity"]
-        names = sorted(key for key in theirs.keys() | identity.keys() if theirs.get(key) != identity.get(key))
+        names = {name for name, _ in table["identity"].items() ^ identity.items()}
         if names:
-            raise unequal(names, where=self._store.address)
-        return {str(key): str(value) for key, value in table["more"].items()}
+            raise unequal(sorted(names), where=self._store.address)
+        founders: dict[str, str] = table["more"]
+        return founders
 
     def take_lease(self, round_idx: int) -> None:
         """From now on this process is the replica, and is waited for from ``round_idx`` on."""
@@ -83,12 +87,11 @@ class RunRecords:
             raise replaced(self.replica, where=self._store.address)
         recent, left = set(), set()
         for replica, lease in newest.items():
-            prefix = f"{replica}-{lease}-"
-            if f"{prefix}left" in names:
+            own = f"{replica}-{lease}-"
+            words = [name.removeprefix(own) for name in names if name.startswith(own)]
+            if "left" in words:
                 left.add(replica)
-            elif any(
-                int(n.rpartition("-")[2]) >= round_idx - 1 for n in names if n.startswith(f"{prefix}joined-")
-            ):
+            elif any(int(word.removeprefix("joined-")) >= round_idx - 1 for word in words):
                 recent.add(replica)
         return recent, left
 
@@ -99,13 +102,15 @@ class RunRecords:
 
     def end(self) -> RunEnd | None:
         """How the run ended; None while it goes on."""
+        self._looked_at = time.monotonic()
         data = self._store.read("end")
         return None if data is None else RunEnd(**json.loads(data))
 
+    def ended(self) -> RunEnd | None:
+        """The same, asked so seldom that it may be called at every step."""
+        return self.end() if time.monotonic() - self._looked_at >= END_EVERY_SECONDS else None
+
 
 def _newest(names: list[str]) -> dict[int, int]:
-    newest: dict[int, int] = {}
-    for name in names:
-        replica, lease = (int(part) for part in name.split("-")[:2])
-        newest[replica] = max(lease, newest.get(replica, -1))
-    return newest
+    parts = [name.split("-") for name in names]
+    return dict(sorted((int(replica), int(lease)) for replica, lease, *_ in parts))  # the last one stays

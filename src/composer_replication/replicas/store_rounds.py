@@ -15,22 +15,17 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from composer_replication.replicas.object_store import Store
+from composer_replication.channel_tables import ReplicasSection
+from composer_replication.replicas.object_store import ObjectStore
 from composer_replication.replicas.replica_errors import damaged, too_few
 from composer_replication.replicas.rounds import Contribution, Merge, State
 from composer_replication.replicas.run_records import RunEnd, RunRecords
 
-POLL_SECONDS = 0.5
-END_EVERY_SECONDS = 5.0  # how often a training replica looks whether the run is over
 
-
-@dataclass(frozen=True, slots=True)
-class _Offer:
+class _Offer(NamedTuple):
     replica: int
     lease: int
     tokens: int
@@ -40,47 +35,37 @@ class _Offer:
 
 
 class StoreRounds:
-    """``Rounds`` over a ``Store`` that was probed; ``state_every`` rounds lie between two kept states."""
+    """``Rounds`` over a store that was probed; ``state_every`` rounds lie between two kept states."""
 
     def __init__(
         self,
-        store: Store,
+        store: ObjectStore,
+        options: ReplicasSection,
         *,
         replica: int,
-        num_replicas: int,
-        quorum: int = 1,
-        grace_seconds: float = 60.0,
-        deadline_seconds: float = 600.0,
         state_every: int = 8,
-        poll_seconds: float = POLL_SECONDS,
+        poll_seconds: float = 0.5,
     ) -> None:
-        self._store = store
-        self._records = RunRecords(store, replica=replica)
-        self._num_replicas, self._quorum = num_replicas, quorum
-        self._grace_seconds, self._deadline_seconds = grace_seconds, deadline_seconds
+        self._store, self._options = store, options
+        self.records = RunRecords(store, replica=replica)
         self._state_every, self._poll_seconds = state_every, poll_seconds
         self._own: tuple[int, str, bytes] | None = None  # round, name, payload of the newest offer
         self._fingerprint = ""
         self._has_decided = False
-        self._looked_at = 0.0
-        self.num_bytes: Counter[str] = store.num_bytes
-
-    def check(self, identity: Mapping[str, str]) -> None:
-        self._records.agree(identity)
 
     def join(self, identity: Mapping[str, str], dump: Callable[[], bytes]) -> State | None:
-        state = dump()
+        self._dump, state = dump, dump()
         if self._store.read("run") is None:  # the state first, so that a run which is there has one
             self._keep(0, state)
-        first = self._records.agree(identity, {"first_state": hashlib.sha256(state).hexdigest()})
+        first = self.records.agree(identity, {"first_state": hashlib.sha256(state).hexdigest()})
         newest = self._newest_state(first["first_state"])
         merged = [int(name[:8]) for name in self._store.names("round") if name.endswith("/merge")]
-        self._records.take_lease(max(merged, default=-1) + 1)
+        self.records.take_lease(max(merged, default=-1) + 1)
         return None if newest.round_idx == 0 and newest.data == state else newest
 
     def offer(self, round_idx: int, payload: bytes, *, tokens: int, fingerprint: str) -> None:
         sha = hashlib.sha256(payload).hexdigest()
-        lease = f"{self._records.replica}-{self._records.lease}"
+        lease = f"{self.records.replica}-{self.records.lease}"
         name = f"offer-{lease}-{tokens}-{sha}-{fingerprint[:16]}"
         self._fingerprint, self._own = fingerprint[:16], (round_idx, name, payload)
         if self._read_merge(round_idx) is None:
@@ -91,77 +76,55 @@ class StoreRounds:
         return None if record is None else self._merged(round_idx, record)
 
     def collect(self, round_idx: int) -> Merge | State | RunEnd:
-        start, quorum_since = time.monotonic(), None
-        before = (
-            self._members(self._read_merge(round_idx - 1)) if round_idx else set(range(self._num_replicas))
-        )
-        patience = self._grace_seconds if round_idx else self._deadline_seconds
+        start, quorum_since, options = time.monotonic(), None, self._options
+        before, patience = set(range(options.num_replicas)), options.deadline_seconds
+        if (last := self._read_merge(round_idx - 1) if round_idx else None) is not None:
+            before, patience = {_parsed(name).replica for name in last["offers"]}, options.grace_seconds
         while True:
-            found = self.decided(round_idx) or self._end_if_due()
+            found = self.decided(round_idx) or self.records.end()
             if found is not None:
                 return found
             offers = self._offers(round_idx)
-            recent, left = self._records.roll_call(round_idx)
+            recent, left = self.records.roll_call(round_idx)
             present, now = {offer.replica for offer in offers}, time.monotonic()
-            if len(present) >= self._quorum:
+            if len(present) >= options.min_replicas:
                 quorum_since = quorum_since or now
                 if (before | recent) - left <= present or now - quorum_since >= patience:
                     self._decide(round_idx, offers)
                     continue
-            elif now - start >= self._deadline_seconds:
-                raise too_few(len(present), self._quorum, self._deadline_seconds, where=self._store.address)
+            elif now - start >= options.deadline_seconds:
+                raise too_few(len(present), options, where=self._store.address)
             time.sleep(self._poll_seconds)
 
-    def wants_state(self, round_idx: int) -> bool:
-        return self._has_decided and round_idx % self._state_every == 0
-
-    def after_merge(self, round_idx: int, state: bytes | None) -> None:
-        if state is not None:
-            self._keep(round_idx, state)
+    def after_merge(self, round_idx: int) -> None:
+        if self._has_decided and round_idx % self._state_every == 0:
+            self._keep(round_idx, self._dump())
             self._collect_garbage(round_idx)
 
-    def ended(self) -> RunEnd | None:
-        if time.monotonic() - self._looked_at < END_EVERY_SECONDS:
-            return None
-        return self._end_if_due()
-
-    def finish(self, end: RunEnd, dump: Callable[[], bytes]) -> RunEnd:
-        if end.kind == "finished" and not any(
-            int(name[:8]) == end.round_idx for name in self._store.names("state")
-        ):
-            self._keep(end.round_idx, dump())
-        return self._records.finish(end)
+    def finish(self, end: RunEnd) -> RunEnd:
+        kept = {int(name[:8]) for name in self._store.names("state")}
+        if end.kind == "finished" and end.round_idx not in kept:
+            self._keep(end.round_idx, self._dump())
+        return self.records.finish(end)
 
     def close(self) -> None:
-        self._records.leave()
-        self._records.lease = -1
-
-    def _end_if_due(self) -> RunEnd | None:
-        self._looked_at = time.monotonic()
-        return self._records.end()
+        self.records.leave()
+        self.records.lease = -1
 
     def _decide(self, round_idx: int, offers: list[_Offer]) -> None:
         names = sorted(offer.name for offer in offers)
-        record = {"offers": names, "state": self._fingerprint, "by": self._records.replica}
+        record = {"offers": names, "state": self._fingerprint, "by": self.records.replica}
         self._store.create(f"{_folder(round_idx)}/merge", json.dumps(record, sort_keys=True).encode())
 
     def _read_merge(self, round_idx: int) -> dict[str, Any] | None:
         data = self._store.read(f"{_folder(round_idx)}/merge")
         return None if data is None else json.loads(data)
 
-    def _members(self, record: Mapping[str, Any] | None) -> set[int]:
-        return {_parsed(name).replica for name in (record or {"offers": ()})["offers"]}
-
     def _offers(self, round_idx: int) -> list[_Offer]:
         """Of the newest process of each replica; only those upon this very outer state, so that one astray is alone."""
-        newest: dict[int, _Offer] = {}
-        for name in self._store.names(_folder(round_idx)):
-            if name.startswith("offer-"):
-                offer = _parsed(name)
-                is_newer = offer.replica not in newest or newest[offer.replica].lease < offer.lease
-                if offer.state == self._fingerprint and is_newer:
-                    newest[offer.replica] = offer
-        return list(newest.values())
+        names = [name for name in self._store.names(_folder(round_idx)) if name.startswith("offer-")]
+        offers = sorted(map(_parsed, names))  # of one replica the newest process is the last, and stays
+        return list({offer.replica: offer for offer in offers if offer.state == self._fingerprint}.values())
 
     def _merged(self, round_idx: int, record: Mapping[str, Any]) -> Merge | State:
         own_name = self._own[1] if self._own and self._own[0] == round_idx else ""
@@ -173,9 +136,9 @@ class StoreRounds:
             if payload is None:  # deleted long ago
                 return self._newest_state("", later_than=round_idx)
             contributions.append(Contribution(offer.replica, offer.tokens, payload))
-        self._has_decided = record["by"] == self._records.replica
+        self._has_decided = record["by"] == self.records.replica
         if own_name not in names:
-            self._records.ask_to_wait(round_idx + 1)
+            self.records.ask_to_wait(round_idx + 1)
         return Merge(round_idx, tuple(contributions), own_name in names)
 
     def _payload(self, round_idx: int, offer: _Offer) -> bytes | None:

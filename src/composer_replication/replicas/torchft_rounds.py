@@ -11,7 +11,6 @@ before each round, and healing by safetensors with hash and token in place of pi
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
@@ -20,8 +19,10 @@ import struct
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch._C._distributed_c10d import AllgatherOptions, TCPStore
@@ -29,7 +30,9 @@ from torchft.checkpointing.transport import CheckpointTransport
 from torchft.manager import Manager
 from torchft.process_group import ProcessGroupGloo
 
-from composer_replication.replicas.record_server import RecordClient, RecordServer
+from composer_replication.channel_tables import ReplicasSection
+from composer_replication.replicas.object_store import open_store
+from composer_replication.replicas.record_server import RecordServer, open_records, records_address
 from composer_replication.replicas.replica_errors import damaged, too_few, unreachable
 from composer_replication.replicas.rounds import Contribution, Merge, State
 from composer_replication.replicas.run_records import RunEnd, RunRecords
@@ -37,81 +40,59 @@ from composer_replication.replicas.run_records import RunEnd, RunRecords
 logger = logging.getLogger(__name__)
 
 _QUORUM_SECONDS = 30.0  # one try; between two the end-of-run mark is read
-_END_EVERY_SECONDS = 5.0
 _RETRY_SECONDS = 0.5
 _HEADER = struct.Struct("<qqqq16s")  # replica, round, tokens, bytes that follow, outer state
 _JOINING = -1  # the round in which all begin
 
-State0 = dict[str, Any]
+
+class _Own(NamedTuple):
+    """What this replica brings into a round."""
+
+    round_idx: int = _JOINING
+    payload: bytes = b""
+    tokens: int = 0
+    fingerprint: str = ""
 
 
 class TorchftRounds:
-    """``Rounds`` over torchft: the lighthouse at HOST:PORT, its records at the next port.
+    """``Rounds`` over torchft: ``options.lighthouse`` at HOST:PORT, its records at the next port.
 
-    ``grace_seconds`` is how long an exchange may take, ``host`` where the others reach this replica. All ``num_replicas`` are
-    waited for before the first round.
+    ``options.grace_seconds`` is how long an exchange may take. All replicas are waited for before the first round.
     """
 
-    def __init__(
-        self,
-        *,
-        lighthouse: str,
-        token: str,
-        replica: int,
-        num_replicas: int,
-        min_replicas: int = 1,
-        grace_seconds: float = 60.0,
-        deadline_seconds: float = 600.0,
-        host: str = "127.0.0.1",
-    ) -> None:
-        self._lighthouse, self._token, self._host = lighthouse, token, host
-        self._replica, self._num_replicas, self._min_replicas = replica, num_replicas, min_replicas
-        self._grace_seconds, self._deadline_seconds = grace_seconds, deadline_seconds
-        name, _, port = lighthouse.rpartition(":")
-        if not name or not port.isdecimal():
-            raise unreachable(
-                "the lighthouse", f"{lighthouse!r} is not HOST:PORT", where="replicas.lighthouse"
-            )
-        client = RecordClient(f"http://{name}:{int(port) + 1}", token, patience_seconds=deadline_seconds)
-        self._client, self._records = client, RunRecords(client, replica=replica)
+    def __init__(self, options: ReplicasSection, *, token: str, replica: int) -> None:
+        self._options, self._token = options, token
+        self._host, self._port = records_address(options.lighthouse)
+        self._address = f"http://{self._host}:{self._port}"
+        self._client = open_records(self._address, token, patience_seconds=options.deadline_seconds)
+        self.records = RunRecords(self._client, replica=replica)
         self._manager: Manager | None = None
-        self._healed: tuple[int, bytes] | None = None
+        self._healed: list[Mapping[str, Any]] = []
         self._decided: Merge | None = None
-        self._offer: tuple[int, bytes, int, str] = (_JOINING, b"", 0, "")
         self._round_idx = _JOINING
-        self._looked_at = self._begin_by = 0.0
-        self._num_expected = 1
-        self.num_bytes: Counter[str] = client.num_bytes
 
     def probe(self) -> None:
         """Before anything depends on it: the lighthouse is there, and takes our token (CR1101)."""
-        patience, self._client.patience_seconds = self._client.patience_seconds, 0.0
-        host, _, port = self._lighthouse.rpartition(":")
+        open_records(self._address, self._token, patience_seconds=0.0).read("run")
         try:
-            self._client.read("run")
-            socket.create_connection((host, int(port)), timeout=10).close()
+            socket.create_connection((self._host, self._port - 1), timeout=10).close()
         except OSError as error:
-            raise unreachable("the lighthouse", error, where=self._lighthouse) from error
-        finally:
-            self._client.patience_seconds = patience
-
-    def check(self, identity: Mapping[str, str]) -> None:
-        self._records.agree(identity)
+            raise unreachable("the lighthouse", error, where=self._options.lighthouse) from error
 
     def join(self, identity: Mapping[str, str], dump: Callable[[], bytes]) -> State | None:
-        self._records.agree(identity, {})
-        if self._records.end() is not None:
+        self.records.agree(identity, {})
+        if self.records.end() is not None:
             return None
-        self._records.take_lease(0)
+        self.records.take_lease(0)
         self._dump = dump
-        self._wait_for_all()
+        self._begin_by = time.monotonic() + self._options.deadline_seconds / 2
         self._open_manager()
-        found = self._exchange(_JOINING, b"", 0, "")
+        found = self._exchange(_Own())
         self._round_idx = max(self._round_idx, 0)
         return found if isinstance(found, State) else None
 
     def offer(self, round_idx: int, payload: bytes, *, tokens: int, fingerprint: str) -> None:
-        self._offer = (round_idx, payload, tokens, fingerprint)
+        self._offer = _Own(round_idx, payload, tokens, fingerprint)
 
     def decided(self, round_idx: int) -> Merge | State | None:
         merge, self._decided = self._decided, None
@@ -119,155 +100,118 @@ class TorchftRounds:
 
     def collect(self, round_idx: int) -> Merge | State | RunEnd:
         self._round_idx = round_idx
-        return self._exchange(*self._offer)
+        return self._exchange(self._offer)
 
-    def wants_state(self, round_idx: int) -> bool:
-        return False
-
-    def after_merge(self, round_idx: int, state: bytes | None) -> None:
+    def after_merge(self, round_idx: int) -> None:
         self._round_idx = round_idx
 
-    def ended(self) -> RunEnd | None:
-        if time.monotonic() - self._looked_at < _END_EVERY_SECONDS:
-            return None
-        self._looked_at = time.monotonic()
-        return self._records.end()
-
-    def finish(self, end: RunEnd, dump: Callable[[], bytes]) -> RunEnd:
-        return self._records.finish(end)
+    def finish(self, end: RunEnd) -> RunEnd:
+        return self.records.finish(end)
 
     def close(self) -> None:
         manager, self._manager = self._manager, None
         if manager is None:
             return
-        with contextlib.suppress(Exception):
-            self._client.patience_seconds = 1.0
-            self._records.leave()
-        with contextlib.suppress(Exception):
-            manager.shutdown(wait=False)
-        with contextlib.suppress(Exception):
-            self._group.abort()
-        self._healing.shutdown()
-
-    def _wait_for_all(self) -> None:
-        """Until every replica has been there once, or the deadline has passed."""
-        self._begin_by = time.monotonic() + self._deadline_seconds / 2
-        while time.monotonic() < self._begin_by and self._records.end() is None:
-            recent, left = self._records.roll_call(0)
-            self._num_expected = len(recent)
-            if len(recent | left) >= self._num_replicas:
-                return
-            time.sleep(0.2)
+        self._client.patience_seconds = 1.0
+        shut_down = partial(manager.shutdown, wait=False)
+        for leave in (self.records.leave, shut_down, self._group.abort, self._healing.shutdown):
+            with suppress(Exception):
+                leave()
 
     def _open_manager(self) -> None:
         logging.getLogger("torchft").setLevel(logging.CRITICAL)
-        store = TCPStore(self._host, 0, is_master=True, wait_for_workers=False)
-        self._tcp_store = store
-        self._group = ProcessGroupGloo(timeout=timedelta(seconds=self._grace_seconds))
-        self._healing = HealTransport(self._token, host=self._host, num_bytes=self.num_bytes)
+        options, host = self._options, self._options.interface
+        timeout = timedelta(seconds=options.grace_seconds)
+        self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        self._group = ProcessGroupGloo(timeout=timeout)
+        self._healing = HealTransport(self._token, host=host, num_bytes=self.records.num_bytes)
         try:
             self._manager = Manager(
                 pg=self._group,
-                load_state_dict=self._take_over,
-                state_dict=lambda: {"round_idx": self._round_idx, "state": self._dump()},
-                min_replica_size=self._min_replicas,
+                load_state_dict=self._healed.append,
+                state_dict=lambda: {"round_idx": self._round_idx, "data": self._dump()},
+                min_replica_size=options.min_replicas,
                 use_async_quorum=False,
-                timeout=timedelta(seconds=self._grace_seconds),
+                timeout=timeout,
                 quorum_timeout=timedelta(seconds=_QUORUM_SECONDS),
                 connect_timeout=timedelta(seconds=10),
                 rank=0,
                 world_size=1,
-                store_addr=self._host,
-                store_port=store.port,
-                lighthouse_addr=f"http://{self._lighthouse}",
-                replica_id=f"replica_{self._replica}",
-                hostname=self._host,
+                store_addr=host,
+                store_port=self._store.port,
+                lighthouse_addr=f"http://{options.lighthouse}",
+                replica_id=f"replica_{self.records.replica}",
+                hostname=host,
                 checkpoint_transport=self._healing,
                 quorum_retries=10,
             )
         except Exception as error:
-            raise unreachable("the lighthouse", error, where=self._lighthouse) from error
+            raise unreachable("the lighthouse", error, where=options.lighthouse) from error
 
-    def _take_over(self, state: Mapping[str, Any]) -> None:
-        self._healed = (int(state["round_idx"]), state["state"])
-
-    def _newly_healed(self) -> tuple[int, bytes] | None:
-        found, self._healed = self._healed, None
-        return found
-
-    def _exchange(
-        self, round_idx: int, payload: bytes, tokens: int, fingerprint: str
-    ) -> Merge | State | RunEnd:
+    def _exchange(self, own: _Own) -> Merge | State | RunEnd:
         """One round, tried until all agree that they have everything, the run is over, or the deadline has passed."""
-        give_up_at = time.monotonic() + self._deadline_seconds
-        healed: tuple[int, bytes] | None = None
+        give_up_at = time.monotonic() + self._options.deadline_seconds
+        healed: State | None = None
         while time.monotonic() < give_up_at:
-            end = self._records.end()
-            if end is not None:
+            if (end := self.records.end()) is not None:
                 return end
             assert self._manager is not None
-            self._records.roll_call(max(round_idx, 0))
-            self._newly_healed()
+            self.records.roll_call(max(own.round_idx, 0))
+            self._healed.clear()
+            merge = None
             try:
                 self._manager.start_quorum()
             except Exception as error:  # noqa: BLE001 - whatever torchft says, it is tried again
                 logger.warning("replicas: no quorum yet: %s", error)
-                time.sleep(_RETRY_SECONDS)
-                continue
-            if (found := self._newly_healed()) is not None:
-                healed = found
-                round_idx, payload, tokens, fingerprint = healed[0], b"", 0, ""
-            merge = self._vote(round_idx, payload, tokens, fingerprint)
+            else:
+                if self._healed:
+                    healed = State(**self._healed[0])
+                    own = _Own(healed.round_idx)
+                merge = self._vote(own)
             if merge is None:
                 time.sleep(_RETRY_SECONDS)
                 continue
             if healed is None:
                 return merge
             self._decided = merge if merge.contributions else None
-            self._round_idx = max(healed[0], 0)
-            return State(self._round_idx, healed[1])
-        raise too_few(0, self._min_replicas, self._deadline_seconds, where=self._lighthouse)
+            self._round_idx = max(healed.round_idx, 0)
+            return State(self._round_idx, healed.data)
+        raise too_few(0, self._options, where=self._options.lighthouse)
 
-    def _vote(self, round_idx: int, payload: bytes, tokens: int, fingerprint: str) -> Merge | None:
+    def _vote(self, own: _Own) -> Merge | None:
         """Exchange what there is; None where somebody has not got everything."""
         assert self._manager is not None
         contributions: list[Contribution] = []
         fingerprints: set[bytes] = set()
         try:
-            if (
-                round_idx == _JOINING
-                and self._group.size() < self._num_expected
-                and time.monotonic() < self._begin_by
-            ):
+            is_early = own.round_idx == _JOINING and time.monotonic() < self._begin_by
+            if is_early and self._group.size() < self._options.num_replicas:
                 raise RuntimeError("not all replicas of the run are there yet")
             if self._manager.errored() is None:
-                contributions, fingerprints = self._gather(round_idx, payload, tokens, fingerprint)
+                contributions, fingerprints = self._gather(own)
         except Exception as error:  # noqa: BLE001 - the vote says so, and the round is taken again
             self._manager.report_error(error)
-        if (trouble := self._manager.errored()) is not None and round_idx != _JOINING:
+        if (trouble := self._manager.errored()) is not None and own.round_idx != _JOINING:
             logger.warning("replicas: the round is taken again: %s", trouble.original_exception)
-        try:
+        has_all = False  # no vote is no yes
+        with suppress(Exception):
             has_all = self._manager.should_commit()
-        except Exception:  # noqa: BLE001 - no vote is no yes
-            return None
         if not has_all:
             return None
         if len(fingerprints) > 1:
             raise damaged("the replicas' outer states have come apart")
-        return Merge(round_idx, tuple(contributions), is_included=tokens > 0 or bool(payload))
+        return Merge(own.round_idx, tuple(contributions), is_included=bool(own.payload))
 
-    def _gather(
-        self, round_idx: int, payload: bytes, tokens: int, fingerprint: str
-    ) -> tuple[list[Contribution], set[bytes]]:
-        digest = hashlib.sha256(fingerprint.encode()).digest()[:16] if fingerprint else bytes(16)
-        own = _HEADER.pack(self._replica, round_idx, tokens, len(payload), digest)
-        headers = [_HEADER.unpack(data) for data in self._all_of(own, kind="records")]
+    def _gather(self, own: _Own) -> tuple[list[Contribution], set[bytes]]:
+        digest = hashlib.sha256(own.fingerprint.encode()).digest()[:16]
+        header = _HEADER.pack(self.records.replica, own.round_idx, own.tokens, len(own.payload), digest)
+        headers = [_HEADER.unpack(data) for data in self._all_of(header, kind="records")]
         if len({header[1] for header in headers}) > 1:
             raise RuntimeError(f"the replicas are at rounds {sorted({header[1] for header in headers})}")
         length = max(header[3] for header in headers)
         if not length:
             return [], set()
-        payloads = self._all_of(payload.ljust(length, b"\0"), kind="outer")
+        payloads = self._all_of(own.payload.ljust(length, b"\0"), kind="outer")
         contributions = [
             Contribution(int(header[0]), int(header[2]), data)
             for header, data in zip(headers, payloads, strict=True)
@@ -281,36 +225,37 @@ class TorchftRounds:
         own = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         out = [torch.empty_like(own) for _ in range(number)]
         self._group.allgather([out], [own], AllgatherOptions()).wait()
-        self.num_bytes[f"sent/{kind}"] += len(data) * (number - 1)
-        self.num_bytes[f"received/{kind}"] += len(data) * (number - 1)
+        for way in ("sent", "received"):
+            self.records.num_bytes[f"{way}/{kind}"] += len(data) * (number - 1)
         return [tensor.numpy().tobytes() for tensor in out]
 
 
-class HealTransport(CheckpointTransport[State0]):  # type: ignore[misc]
+class HealTransport(CheckpointTransport[dict[str, Any]]):  # type: ignore[misc]
     """How a late replica gets the outer state: JSON and safetensors over HTTP, by token, with a hash."""
 
     def __init__(self, token: str, *, host: str, num_bytes: Counter[str]) -> None:
         self._token, self._num_bytes = token, num_bytes
-        self._server = RecordServer(token, host=host)
+        self._server = RecordServer(token, open_store("memory:///", patience_seconds=0.0), host=host)
 
     def metadata(self) -> str:
         return self._server.address
 
     def send_checkpoint(
-        self, dst_ranks: list[int], step: int, state_dict: State0, timeout: timedelta
+        self, dst_ranks: list[int], step: int, state_dict: dict[str, Any], timeout: timedelta
     ) -> None:
         user = state_dict["user"]["default"]
         head = {"torchft": state_dict["torchft"], "round_idx": user["round_idx"]}
-        data = json.dumps(head).encode() + b"\n" + user["state"]
+        data = json.dumps(head).encode() + b"\n" + user["data"]
         self._num_bytes["sent/states"] += len(data) * len(dst_ranks)
-        with self._server.lock:
-            self._server.records = {f"state/{step}": data}
+        store = open_store("memory:///", patience_seconds=0.0)
+        store.create(f"state/{step}", data)
+        self._server.store = store  # the one before goes
 
     def disallow_checkpoint(self) -> None:
         """Kept until the next one: a state that is read is never changed."""
 
-    def recv_checkpoint(self, src_rank: int, metadata: str, step: int, timeout: timedelta) -> State0:
-        client = RecordClient(metadata, self._token, patience_seconds=timeout.total_seconds())
+    def recv_checkpoint(self, src_rank: int, metadata: str, step: int, timeout: timedelta) -> dict[str, Any]:
+        client = open_records(metadata, self._token, patience_seconds=timeout.total_seconds())
         give_up_at = time.monotonic() + timeout.total_seconds()
         while (data := client.read(f"state/{step}", kind="states")) is None:
             if time.monotonic() > give_up_at:
@@ -319,8 +264,8 @@ class HealTransport(CheckpointTransport[State0]):  # type: ignore[misc]
         self._num_bytes["received/states"] += len(data)
         head, _, state = data.partition(b"\n")
         table = json.loads(head)
-        user = {"default": {"round_idx": table["round_idx"], "state": state}}
-        return {"user": user, "torchft": table["torchft"]}
+        user = {"round_idx": int(table["round_idx"]), "data": state}
+        return {"user": {"default": user}, "torchft": table["torchft"]}
 
     def shutdown(self, wait: bool = True) -> None:  # noqa: FBT001, FBT002 - torchft's signature
         self._server.close()

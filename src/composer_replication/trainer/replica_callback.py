@@ -3,32 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
 
-
-class RunEnd(Protocol):
-    """How a run of several replicas ended: ``finished``, or ``halted`` by one replica's guard."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def replica(self) -> int: ...
-    @property
-    def reason(self) -> str: ...
-
-
-class Loop(Protocol):
-    """What ``replicas.ReplicaLoop`` offers."""
-
-    def begin(
-        self, identity: Mapping[str, str], *, max_steps: int, step: int, tokens: int
-    ) -> RunEnd | None: ...
-    def after_step(self, step: int, tokens: int) -> RunEnd | None: ...
-    def finish(self) -> RunEnd: ...
-    def halt(self, reason: str) -> RunEnd: ...
-    def close(self) -> None: ...
+if TYPE_CHECKING:
+    from composer_replication.replicas.replica_loop import ReplicaLoop
+    from composer_replication.replicas.run_records import RunEnd
 
 
 class ReplicaCallback(TrainerCallback):
@@ -37,13 +18,11 @@ class ReplicaCallback(TrainerCallback):
     Args:
         trainer: the ``ComposerReplicationTrainer`` it belongs to.
         loop: of this replica.
-        replica: its number, from 0.
         identity: what every replica of the run must share, by name.
     """
 
-    def __init__(self, trainer: Any, loop: Loop, *, replica: int, identity: Mapping[str, str]) -> None:
-        self._trainer, self._loop = trainer, loop
-        self._replica, self._identity = replica, identity
+    def __init__(self, trainer: Any, loop: ReplicaLoop, identity: Mapping[str, str]) -> None:
+        self._trainer, self._loop, self._identity = trainer, loop, identity
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._follow(

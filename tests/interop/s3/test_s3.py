@@ -1,8 +1,11 @@
-"""The object store's protocol against real S3 servers: moto refuses a second create, nanio checks signatures and does not."""
+"""The object store's protocol against real S3 servers: moto refuses a second create, nanio and s3rver do not; nanio and s3rver check
+signatures.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -17,20 +20,30 @@ import boto3
 import pytest
 from botocore.config import Config
 
+from composer_replication.channel_tables import ReplicasSection
 from composer_replication.errors import MissingError, UsageError
 from composer_replication.replicas.object_store import ObjectStore, open_store
 from composer_replication.replicas.rounds import Merge
 from composer_replication.replicas.store_rounds import StoreRounds
 
+# As moto_server, without its threads: it looks whether a key is there and writes it in two steps, so that on a busy machine two threads
+# may both create it.
+MOTO = """
+import sys
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+from werkzeug.serving import run_simple
+application = DomainDispatcherApplication(create_backend_app)
+run_simple("127.0.0.1", int(sys.argv[1]), application, request_handler=MotoRequestHandler)
+"""
 KEY, SECRET = "replica-tests", "replica-tests-secret"
 
 
 @contextmanager
-def served(*command: str, port: int, **environment: str) -> Iterator[str]:
+def served(*command: str, port: int, key: str = KEY, secret: str = SECRET) -> Iterator[str]:
     """A server as a process of its own, until the block ends; its bucket ``bucket`` is there."""
     server = subprocess.Popen(
-        [sys.executable, "-m", *command],
-        env={**os.environ, **environment},
+        command,
+        env={**os.environ, "NANIO_ACCESS_KEY": KEY, "NANIO_SECRET_KEY": SECRET},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -48,8 +61,8 @@ def served(*command: str, port: int, **environment: str) -> Iterator[str]:
         client = boto3.client(
             "s3",
             endpoint_url=address,
-            aws_access_key_id=KEY,
-            aws_secret_access_key=SECRET,
+            aws_access_key_id=key,
+            aws_secret_access_key=secret,
             region_name="us-east-1",
             config=Config(s3={"addressing_style": "path"}),
         )
@@ -69,7 +82,7 @@ def free_port() -> int:
 @pytest.fixture(scope="module")
 def moto() -> Iterator[str]:
     port = free_port()
-    with served("moto.server", "-H", "127.0.0.1", "-p", str(port), port=port) as address:
+    with served(sys.executable, "-c", MOTO, str(port), port=port) as address:
         yield address
 
 
@@ -77,7 +90,20 @@ def moto() -> Iterator[str]:
 def nanio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     port, folder = free_port(), tmp_path_factory.mktemp("nanio")
     words = ("nanio", "serve", "--host", "127.0.0.1", "--port", str(port), "--data-dir", str(folder))
-    with served(*words, port=port, NANIO_ACCESS_KEY=KEY, NANIO_SECRET_KEY=SECRET) as address:
+    with served(sys.executable, "-m", *words, port=port) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def s3rver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    if shutil.which("npm") is None:
+        pytest.skip("npm, which brings s3rver, is not here")
+    port, folder = free_port(), tmp_path_factory.mktemp("s3rver")
+    install = ["npm", "install", "--prefix", str(folder), "--no-audit", "--no-fund", "s3rver@3.7.1"]
+    subprocess.run(install, check=True, capture_output=True, timeout=300)
+    program, data = folder / "node_modules" / "s3rver" / "bin" / "s3rver.js", folder / "data"
+    words = ("node", str(program), "--address", "127.0.0.1", "--port", str(port), "--directory", str(data))
+    with served(*words, port=port, key="S3RVER", secret="S3RVER") as address:
         yield address
 
 
@@ -85,10 +111,10 @@ def nanio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ObjectStore]:
     """A store at a server, with credentials in the environment as a user gives them."""
 
-    def opened(server: str, path: str = "bucket/run", secret: str = SECRET) -> ObjectStore:
+    def opened(server: str, path: str = "bucket/run", secret: str = SECRET, key: str = KEY) -> ObjectStore:
         for name, value in {
             "AWS_ENDPOINT_URL": server,
-            "AWS_ACCESS_KEY_ID": KEY,
+            "AWS_ACCESS_KEY_ID": key,
             "AWS_SECRET_ACCESS_KEY": secret,
             "AWS_REGION": "us-east-1",
         }.items():
@@ -138,18 +164,13 @@ def test_two_replicas_agree_over_s3(moto: str, at: Callable[..., ObjectStore]) -
     """Six rounds with a state every second one; what both merge is the same, and garbage is gone."""
 
     def replica(number: int) -> Callable[[], list[tuple[Any, ...]]]:
-        rounds = StoreRounds(
-            at(moto, "bucket/two"),
-            replica=number,
-            num_replicas=2,
-            poll_seconds=0.05,
-            state_every=2,
-            deadline_seconds=30,
-        )
+        options = ReplicasSection(transport="s3://bucket/two", deadline_seconds=30)
+        store = at(moto, "bucket/two")
+        rounds = StoreRounds(store, options, replica=number, poll_seconds=0.05, state_every=2)
 
         def run() -> list[tuple[Any, ...]]:
-            rounds.join({"recipe": "a"}, lambda: b"first")
-            merged = []
+            merged: list[tuple[Any, ...]] = []
+            rounds.join({"recipe": "a"}, lambda: b"state %d" % len(merged))
             for round_idx in range(6):
                 rounds.offer(
                     round_idx,
@@ -160,8 +181,7 @@ def test_two_replicas_agree_over_s3(moto: str, at: Callable[..., ObjectStore]) -
                 merge = rounds.collect(round_idx)
                 assert isinstance(merge, Merge)
                 merged.append(tuple(sorted((c.replica, c.tokens, c.payload) for c in merge.contributions)))
-                wants = rounds.wants_state(round_idx + 1)
-                rounds.after_merge(round_idx + 1, b"state %d" % (round_idx + 1) if wants else None)
+                rounds.after_merge(round_idx + 1)
             rounds.close()
             return merged
 
@@ -175,11 +195,15 @@ def test_two_replicas_agree_over_s3(moto: str, at: Callable[..., ObjectStore]) -
     assert len([name for name in view.names("round") if "/offer-" in name]) == 4
 
 
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("server", "key", "secret"), [("nanio", KEY, SECRET), ("s3rver", "S3RVER", "S3RVER")]
+)
 def test_a_store_that_lets_a_key_be_created_twice_is_refused(
-    nanio: str, at: Callable[..., ObjectStore]
+    request: pytest.FixtureRequest, at: Callable[..., ObjectStore], server: str, key: str, secret: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        at(nanio).probe()
+        at(request.getfixturevalue(server), key=key, secret=secret).probe()
     assert caught.value.code == "CR1102"
 
 

@@ -9,12 +9,18 @@ from typing import Any
 
 import torch
 
+from composer_replication.channel_tables import ReplicasSection
 from composer_replication.replicas.outer_step import OuterState
 from composer_replication.replicas.replica_loop import ReplicaLoop
 from composer_replication.replicas.rounds import Rounds
 from composer_replication.replicas.run_records import RunEnd
 
 IDENTITY = {"recipe": "a", "model": "b"}
+
+
+def section(**options: Any) -> ReplicasSection:
+    """A recipe's table; without a key it sends numbers in full."""
+    return ReplicasSection(**({"transport": "memory:///", "precision": "fp32"} | options))
 
 
 def small_model() -> torch.nn.Module:
@@ -36,25 +42,15 @@ class SmallReplica:
         replica: int,
         *,
         steps: int = 24,
-        interval: int = 4,
-        fragments: int = 1,
-        delay: int = 0,
-        precision: str = "fp32",
         after_step: Callable[[int, SmallReplica], None] = lambda step, replica: None,
+        **options: Any,
     ) -> None:
         self.model = small_model()
         self.rows: list[dict[str, Any]] = []
         self.rounds, self.steps, self._after_step = rounds, steps, after_step
-        self.state = OuterState(
-            self.model,
-            num_fragments=fragments,
-            lr=0.7,
-            momentum=0.9,
-            precision=precision,  # type: ignore[arg-type]
-        )
-        self.loop = ReplicaLoop(
-            rounds, self.state, replica=replica, interval=interval, delay=delay, on_merge=self.rows.append
-        )
+        settings = section(sync_every=4 * options.get("fragments", 1), **options)
+        self.state = OuterState(self.model, settings)
+        self.loop = ReplicaLoop(rounds, self.state, settings, on_merge=self.rows.append)
         self._data = torch.Generator().manual_seed(replica)
         self._inner = torch.optim.SGD(self.model.parameters(), lr=0.05)
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from replica_threads import section
 
 from composer_replication.errors import InputError
 from composer_replication.replicas.outer_precision import BLOCK, decode, encode, num_bytes
@@ -18,7 +19,7 @@ def parameter(*values: float) -> torch.nn.Parameter:
 
 
 def fragment(weight: torch.nn.Parameter, precision: str = "fp32") -> Fragment:
-    return Fragment([("w", weight)], lr=0.5, momentum=0.5, precision=precision)  # type: ignore[arg-type]
+    return Fragment([("w", weight)], section(outer_lr=0.5, outer_momentum=0.5, precision=precision))
 
 
 def test_two_outer_steps_by_hand() -> None:
@@ -28,12 +29,14 @@ def test_two_outer_steps_by_hand() -> None:
     with torch.no_grad():
         weight.fill_(0.0)
     own = Contribution(0, 3, part.offer())
-    figures = part.merge([own, Contribution(1, 1, encode(torch.tensor([3.0]), "fp32"))], is_included=True)
+    divergence, norm = part.merge(
+        [own, Contribution(1, 1, encode(torch.tensor([3.0]), "fp32"))], is_included=True
+    )
     # b = 1.5, g + 0.5 b = 2.25, 1 - 0.5 * 2.25 = -0.125
     assert part.outer.tolist() == [-0.125]
     assert weight.tolist() == [-0.125]
-    assert figures.update_norm == pytest.approx(1.5)
-    assert figures.divergence == pytest.approx((0.75 * 0.25 + 0.25 * 2.25) ** 0.5 / 1.5)
+    assert norm == pytest.approx(1.5)
+    assert divergence == pytest.approx((0.75 * 0.25 + 0.25 * 2.25) ** 0.5 / 1.5)
     with torch.no_grad():
         weight.fill_(-1.125)  # Delta 1; b = 0.5 * 1.5 + 1 = 1.75; 1 + 0.875; -0.125 - 0.9375
     part.merge([Contribution(0, 5, part.offer())], is_included=True)
@@ -43,7 +46,7 @@ def test_two_outer_steps_by_hand() -> None:
 def test_the_momentum_is_that_of_torch() -> None:
     torch.manual_seed(0)
     weight, other = parameter(*[0.0] * 8), parameter(*[0.0] * 8)
-    part = Fragment([("w", weight)], lr=0.7, momentum=0.9, precision="fp32")
+    part = Fragment([("w", weight)], section())
     sgd = torch.optim.SGD([other], lr=0.7, momentum=0.9, nesterov=True)
     for _ in range(5):
         update = torch.randn(8)
@@ -88,7 +91,7 @@ def test_rounding_is_made_up_for(precision: str) -> None:
     """Over many rounds the sum of what was sent stays within one round's error of the sum of what was learned."""
     generator = torch.Generator().manual_seed(1)
     weight = torch.nn.Parameter(torch.zeros(600))
-    part = Fragment([("w", weight)], lr=1.0, momentum=0.0, precision=precision)  # type: ignore[arg-type]
+    part = Fragment([("w", weight)], section(outer_lr=1.0, outer_momentum=0.0, precision=precision))
     wanted, sent, largest = torch.zeros(600), torch.zeros(600), 0.0
     for _ in range(50):
         update = torch.randn(600, generator=generator)
@@ -156,7 +159,7 @@ class Tied(torch.nn.Module):
 @pytest.mark.parametrize("num_fragments", [1, 2, 3, 7, 50])
 def test_fragments_cover_each_trained_parameter_once(num_fragments: int) -> None:
     model = Tied()
-    state = OuterState(model, num_fragments=num_fragments, lr=1.0, momentum=0.0, precision="fp32")
+    state = OuterState(model, section(sync_every=num_fragments, fragments=num_fragments))
     names = [name for part in state.fragments for name, _ in part.parameters]
     assert sorted(names) == sorted(name for name, p in model.named_parameters() if p.requires_grad)
     assert len(state.fragments) == min(num_fragments, 7)
@@ -176,9 +179,7 @@ def test_a_parameter_in_no_fragment_or_in_two_is_found() -> None:
 
 def test_a_state_moves_to_another_replica_bit_for_bit() -> None:
     torch.manual_seed(3)
-    one, other = (
-        OuterState(Tied(), num_fragments=2, lr=0.7, momentum=0.9, precision="fp32") for _ in range(2)
-    )
+    one, other = (OuterState(Tied(), section(fragments=2)) for _ in range(2))
     one.fragments[0].merge(
         [Contribution(0, 1, encode(torch.randn(one.fragments[0].outer.numel()), "fp32"))], is_included=False
     )
@@ -191,10 +192,10 @@ def test_a_state_moves_to_another_replica_bit_for_bit() -> None:
 
 
 def test_a_state_of_another_model_or_broken_bytes_are_refused() -> None:
-    state = OuterState(Tied(), num_fragments=2, lr=0.7, momentum=0.9, precision="fp32")
+    state = OuterState(Tied(), section(fragments=2))
     before = state.fingerprint()
     for data in (
-        OuterState(Tied(), num_fragments=3, lr=0.7, momentum=0.9, precision="fp32").dump(),
+        OuterState(Tied(), section(sync_every=3, fragments=3)).dump(),
         state.dump()[:-1],
         b"",
     ):

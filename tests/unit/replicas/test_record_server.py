@@ -10,15 +10,20 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from composer_replication.errors import InputError, MissingError
-from composer_replication.replicas.record_server import RecordClient, RecordServer
+from composer_replication.replicas.object_store import ObjectStore, open_store
+from composer_replication.replicas.record_server import RecordServer, open_records
 
 
-def client(server: RecordServer, token: str = "right") -> RecordClient:
-    return RecordClient(server.address, token, patience_seconds=0.0)
+def client(server: RecordServer, token: str = "right") -> ObjectStore:
+    return open_records(server.address, token, patience_seconds=0.0)
+
+
+def served(**options: bool) -> closing[RecordServer]:
+    return closing(RecordServer("right", open_store("memory:///"), **options))
 
 
 def test_records_are_created_once_and_listed() -> None:
-    with closing(RecordServer("right", takes_records=True)) as server:
+    with served(takes_records=True) as server:
         one, other = client(server), client(server)
         assert one.create("lease/0-0", b"a")
         assert one.create("lease/0-0", b"a")
@@ -34,24 +39,24 @@ def test_records_are_created_once_and_listed() -> None:
 )
 def test_a_wrong_token_gets_nothing(ask: object) -> None:
     assert callable(ask)
-    with closing(RecordServer("right", takes_records=True)) as server:
-        server.records["a"] = b"1"
+    with served(takes_records=True) as server:
+        server.store.create("a", b"1")
         with pytest.raises(MissingError, match="the token is wrong") as caught:
             ask(client(server, "wrong"))
         assert caught.value.code == "CR1101"
-        assert server.records == {"a": b"1"}
+        assert (server.store.read("a"), server.store.read("a/b")) == (b"1", None)
 
 
 def test_there_is_no_server_without_a_token() -> None:
     with pytest.raises(ValueError, match="token"):
-        RecordServer("")
+        RecordServer("", open_store("memory:///"))
 
 
 def test_a_healing_server_takes_nothing() -> None:
-    with closing(RecordServer("right")) as server:
+    with served() as server:
         with pytest.raises(MissingError, match="405"):
             client(server).create("a", b"1")
-        assert server.records == {}
+        assert server.store.read("a") is None
 
 
 def test_bytes_that_are_not_what_they_say_are_refused() -> None:
@@ -71,7 +76,7 @@ def test_bytes_that_are_not_what_they_say_are_refused() -> None:
     server = HTTPServer(("127.0.0.1", 0), Lying)
     threading.Thread(target=server.handle_request, daemon=True).start()
     with pytest.raises(InputError) as caught:
-        RecordClient(f"http://127.0.0.1:{server.server_address[1]}", "right", patience_seconds=0.0).read("a")
+        open_records(f"http://127.0.0.1:{server.server_address[1]}", "right", patience_seconds=0.0).read("a")
     server.server_close()
     assert caught.value.code == "CR1107"
 
@@ -81,5 +86,5 @@ def test_nobody_there() -> None:
         free.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{free.getsockname()[1]}"
     with pytest.raises(MissingError) as caught:
-        RecordClient(address, "right", patience_seconds=0.0).read("a")
+        open_records(address, "right", patience_seconds=0.0).read("a")
     assert caught.value.code == "CR1101"

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from obstore.store import MemoryStore, from_url
-from replica_threads import IDENTITY, SmallReplica, together, weights_sha
+from obstore.store import MemoryStore
+from replica_threads import IDENTITY, SmallReplica, section, together, weights_sha
 
 from composer_replication.errors import ComposerError, InputError, MissingError, NothingToDoError, UsageError
 from composer_replication.replicas.object_store import ObjectStore, open_store
@@ -18,20 +18,10 @@ from composer_replication.replicas.store_rounds import StoreRounds
 
 
 def rounds(store: Any, replica: int, **options: Any) -> StoreRounds:
-    settings = {
-        "num_replicas": 2,
-        "grace_seconds": 0.3,
-        "deadline_seconds": 5.0,
-        "poll_seconds": 0.01,
-        "state_every": 2,
-    }
-    return StoreRounds(
-        store
-        if isinstance(store, ObjectStore)
-        else ObjectStore(store, address="memory", patience_seconds=1.0),
-        replica=replica,
-        **(settings | options),  # type: ignore[arg-type]
-    )
+    if not isinstance(store, ObjectStore):
+        store = ObjectStore(store, "memory", patience_seconds=1.0)
+    table = section(**({"grace_seconds": 0.3, "deadline_seconds": 5.0} | options))
+    return StoreRounds(store, table, replica=replica, poll_seconds=0.01, state_every=2)
 
 
 def merged(*replicas: SmallReplica) -> list[list[tuple[int, str]]]:
@@ -178,13 +168,13 @@ def test_messages_that_come_twice_or_late_change_nothing() -> None:
 
     sent: list[tuple[str, bytes]] = []
     memory = MemoryStore()
-    replicas = [SmallReplica(rounds(Doubling(memory, address="memory"), n), n) for n in range(2)]
+    replicas = [SmallReplica(rounds(Doubling(memory, "memory"), n), n) for n in range(2)]
     together(*(replica.train for replica in replicas))
     plain_store = MemoryStore()
     plain = [SmallReplica(rounds(plain_store, n), n) for n in range(2)]
     together(*(replica.train for replica in plain))
     assert merged(*replicas) == merged(*plain)
-    late = ObjectStore(memory, address="memory")
+    late = ObjectStore(memory, "memory")
     for key, data in sent:
         late.create(key, data)
     back = SmallReplica(rounds(memory, 1), 1)
@@ -203,9 +193,9 @@ def test_a_failing_store_is_tried_again_and_then_named() -> None:
                 raise OSError("503 slow down")
             return getattr(self._store, name)
 
-    assert ObjectStore(Failing(1), address="x", patience_seconds=5.0).create("a", b"1")
+    assert ObjectStore(Failing(1), "x", patience_seconds=5.0).create("a", b"1")
     with pytest.raises(MissingError, match="503 slow down") as caught:
-        ObjectStore(Failing(10**6), address="x", patience_seconds=0.0).read("a")
+        ObjectStore(Failing(10**6), "x", patience_seconds=0.0).read("a")
     assert caught.value.code == "CR1101"
 
 
@@ -213,7 +203,7 @@ def test_garbage_goes_and_the_newest_state_stays() -> None:
     store = MemoryStore()
     replicas = [SmallReplica(rounds(store, n), n, steps=48) for n in range(2)]
     together(*(replica.train for replica in replicas))
-    view = ObjectStore(store, address="memory")
+    view = ObjectStore(store, "memory")
     kept = {int(name[:8]) for name in view.names("state")}
     assert max(kept) == 12
     assert min(kept) >= 8
@@ -230,7 +220,7 @@ def test_a_payload_that_was_changed_is_refused() -> None:
     other.join(IDENTITY, lambda: b"state")
     view.offer(0, b"mine", tokens=1, fingerprint="f" * 64)
     other.offer(0, b"theirs", tokens=1, fingerprint="f" * 64)
-    name = next(n for n in ObjectStore(store, address="m").names("round/00000000") if n.startswith("offer-1"))
+    name = next(n for n in ObjectStore(store, "m").names("round/00000000") if n.startswith("offer-1"))
     store.put(f"round/00000000/{name}", b"forged")
     with pytest.raises(InputError, match="not what its name says"):
         view.collect(0)
@@ -252,7 +242,7 @@ def test_a_replica_with_another_outer_state_is_told() -> None:
 
 
 def test_too_few_replicas() -> None:
-    view = rounds(MemoryStore(), 0, quorum=2, deadline_seconds=0.2)
+    view = rounds(MemoryStore(), 0, min_replicas=2, deadline_seconds=0.2)
     view.join(IDENTITY, lambda: b"state")
     view.offer(0, b"mine", tokens=1, fingerprint="a" * 64)
     with pytest.raises(NothingToDoError, match="1 of at least 2 replicas") as caught:
@@ -274,14 +264,17 @@ def test_a_second_process_of_the_same_number_takes_over() -> None:
 def test_another_recipe_or_version_is_refused_by_name() -> None:
     store = MemoryStore()
     rounds(store, 0).join(IDENTITY | {"version": "1"}, lambda: b"state")
-    for check in (rounds(store, 1).check, lambda identity: rounds(store, 1).join(identity, lambda: b"state")):
+    for check in (
+        rounds(store, 1).records.agree,
+        lambda identity: rounds(store, 1).join(identity, lambda: b"state"),
+    ):
         with pytest.raises(UsageError, match=r"differs .* model, version\.") as caught:
             check(IDENTITY | {"model": "c", "version": "2"})
         assert caught.value.code == "CR1103"
 
 
 def test_the_first_end_counts() -> None:
-    store = ObjectStore(MemoryStore(), address="memory")
+    store = ObjectStore(MemoryStore(), "memory")
     one, other = (RunRecords(store, replica=n) for n in range(2))
     assert one.end() is None
     first = one.finish(RunEnd("halted", 3, 0, "x"))
@@ -312,9 +305,9 @@ def test_a_store_that_lets_a_key_be_created_twice_is_refused() -> None:
             return getattr(self._store, name)
 
     with pytest.raises(UsageError) as caught:
-        ObjectStore(Overwriting(), address="s3://bucket").probe()
+        ObjectStore(Overwriting(), "s3://bucket").probe()
     assert caught.value.code == "CR1102"
-    ObjectStore(MemoryStore(), address="memory").probe()
+    ObjectStore(MemoryStore(), "memory").probe()
 
 
 @pytest.mark.parametrize(
@@ -343,12 +336,3 @@ def test_nobody_answers_at_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ComposerError) as caught:
         open_store("s3://bucket/run").probe()
     assert caught.value.code == "CR1101"
-
-
-def test_the_library_itself_lists_as_we_expect() -> None:
-    store = from_url("memory:///")
-    view = ObjectStore(store, address="memory")
-    view.create("a/b", b"1")
-    view.create("ab/c", b"1")
-    assert view.names("a") == ["b"]
-    assert view.names("none") == []

@@ -7,11 +7,12 @@ import pickle
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from replica_threads import IDENTITY, SmallReplica, together, weights_sha
+from replica_threads import IDENTITY, SmallReplica, section, together, weights_sha
 
 from composer_replication.cli.replica_parts import quiet_torchft
 from composer_replication.cli.replicas_verb import _free_port
@@ -24,20 +25,15 @@ from composer_replication.replicas.torchft_rounds import HealTransport, TorchftR
 
 
 @pytest.fixture
-def lighthouse() -> Iterator[Lighthouse]:
-    opened = Lighthouse("right", port=_free_port(), grace_seconds=1.0, heartbeat_seconds=1.0)
-    yield opened
-    opened.close()
+def lighthouse() -> Iterator[str]:
+    table = section(transport="torchft", lighthouse=f"127.0.0.1:{_free_port()}", grace_seconds=1.0)
+    with closing(Lighthouse("right", table, heartbeat_seconds=1.0)):
+        yield table.lighthouse
 
 
-def rounds(lighthouse: Lighthouse, replica: int, **options: Any) -> TorchftRounds:
-    settings = {
-        "num_replicas": 2,
-        "grace_seconds": 10.0,
-        "deadline_seconds": 20.0,
-        "token": "right",
-    } | options
-    return TorchftRounds(lighthouse=lighthouse.address, replica=replica, **settings)
+def rounds(lighthouse: str, replica: int, *, token: str = "right", **options: Any) -> TorchftRounds:
+    table = {"lighthouse": lighthouse, "grace_seconds": 10.0, "deadline_seconds": 20.0} | options
+    return TorchftRounds(section(transport="torchft", **table), token=token, replica=replica)
 
 
 @pytest.mark.long
@@ -45,7 +41,7 @@ def rounds(lighthouse: Lighthouse, replica: int, **options: Any) -> TorchftRound
     ("fragments", "delay", "precision"), [(1, 0, "fp32"), (2, 1, "int8"), (4, 3, "int4")]
 )
 def test_replicas_are_equal_after_every_outer_step(
-    lighthouse: Lighthouse, fragments: int, delay: int, precision: str
+    lighthouse: str, fragments: int, delay: int, precision: str
 ) -> None:
     replicas = [
         SmallReplica(rounds(lighthouse, n), n, fragments=fragments, delay=delay, precision=precision)
@@ -61,7 +57,7 @@ def test_replicas_are_equal_after_every_outer_step(
     assert replicas[0].rows[-1]["bytes"]["sent/outer"] > 0
 
 
-def test_one_that_vanishes_is_gone_on_without_and_healed_when_it_returns(lighthouse: Lighthouse) -> None:
+def test_one_that_vanishes_is_gone_on_without_and_healed_when_it_returns(lighthouse: str) -> None:
     def die(step: int, replica: SmallReplica) -> None:
         if step == 9:
             replica.rounds.close()
@@ -93,7 +89,7 @@ def test_one_that_vanishes_is_gone_on_without_and_healed_when_it_returns(lightho
     assert back.rows[-1]["bytes"]["received/states"] > 0
 
 
-def test_a_verdict_on_one_stops_all_for_the_same_reason(lighthouse: Lighthouse) -> None:
+def test_a_verdict_on_one_stops_all_for_the_same_reason(lighthouse: str) -> None:
     def halt(step: int, replica: SmallReplica) -> None:
         if step == 10:
             replica.loop.halt("the gap is too wide")
@@ -104,7 +100,7 @@ def test_a_verdict_on_one_stops_all_for_the_same_reason(lighthouse: Lighthouse) 
     assert [(end.kind, end.reason) for end in ends] == [("halted", "the gap is too wide")] * 2
 
 
-def test_one_that_comes_after_the_end_is_told_and_trains_no_further(lighthouse: Lighthouse) -> None:
+def test_one_that_comes_after_the_end_is_told_and_trains_no_further(lighthouse: str) -> None:
     replicas = [SmallReplica(rounds(lighthouse, n), n) for n in range(2)]
     together(*(replica.train for replica in replicas))
     late = SmallReplica(rounds(lighthouse, 1), 1)
@@ -114,7 +110,15 @@ def test_one_that_comes_after_the_end_is_told_and_trains_no_further(lighthouse: 
     assert late.rows == []
 
 
-def test_too_few(lighthouse: Lighthouse) -> None:
+def test_a_resume_of_which_nobody_holds_the_state_is_refused(lighthouse: str) -> None:
+    alone = SmallReplica(rounds(lighthouse, 0, num_replicas=1), 0)
+    with pytest.raises(InputError, match="no replica that lives holds the outer state") as caught:
+        alone.train(first_step=9)
+    alone.rounds.close()
+    assert caught.value.code == "CR1107"
+
+
+def test_too_few(lighthouse: str) -> None:
     alone = SmallReplica(rounds(lighthouse, 0, min_replicas=2, deadline_seconds=1.0), 0)
     with pytest.raises(NothingToDoError) as caught:
         alone.train()
@@ -130,30 +134,29 @@ def test_too_few(lighthouse: Lighthouse) -> None:
     ],
 )
 def test_refused_before_the_first_step(
-    lighthouse: Lighthouse, options: dict[str, str], code: str, says: str
+    lighthouse: str, options: dict[str, Any], code: str, says: str
 ) -> None:
-    rounds(lighthouse, 0)._records.agree(IDENTITY, {})
+    rounds(lighthouse, 0).records.agree(IDENTITY, {})
     late = rounds(lighthouse, 1, **options)
 
     def look() -> None:
         late.probe()
-        late.check(IDENTITY | {"model": "another"})
+        late.records.agree(IDENTITY | {"model": "another"})
 
     with pytest.raises((MissingError, UsageError), match=says) as caught:
         look()
     assert caught.value.code == code
 
 
-def test_no_lighthouse_and_a_port_in_use(lighthouse: Lighthouse) -> None:
+def test_no_lighthouse_and_a_port_in_use(lighthouse: str) -> None:
     with pytest.raises(MissingError) as caught:
-        Lighthouse("right", port=int(lighthouse.address.rpartition(":")[2]))
+        Lighthouse("right", section(transport="torchft", lighthouse=lighthouse))
     assert caught.value.code == "CR1101"
-    lighthouse.close()
     with pytest.raises(MissingError) as caught:
-        rounds(lighthouse, 0).probe()
+        rounds(f"127.0.0.1:{_free_port()}", 0).probe()
     assert caught.value.code == "CR1101"
     with pytest.raises(MissingError, match="is not HOST:PORT"):
-        TorchftRounds(lighthouse="here", token="right", replica=0, num_replicas=2)
+        rounds("here", 0)
 
 
 class Trap:
@@ -164,7 +167,7 @@ class Trap:
 def test_healing_runs_no_code_and_takes_no_other_token() -> None:
     source = HealTransport("right", host="127.0.0.1", num_bytes=Counter())
     state = {
-        "user": {"default": {"round_idx": 3, "state": b"weights"}},
+        "user": {"default": {"round_idx": 3, "data": b"weights"}},
         "torchft": {"step": 4, "batches_committed": 8},
     }
     source.send_checkpoint([1], 4, state, timedelta(seconds=5))
@@ -175,14 +178,8 @@ def test_healing_runs_no_code_and_takes_no_other_token() -> None:
     thief = HealTransport("other", host="127.0.0.1", num_bytes=Counter())
     with pytest.raises(MissingError, match="the token is wrong"):
         thief.recv_checkpoint(0, source.metadata(), 4, timedelta(seconds=0))
-    source._server.records["state/5"] = pickle.dumps(Trap())
+    source._server.store.create("state/5", pickle.dumps(Trap()))
     with pytest.raises((json.JSONDecodeError, UnicodeDecodeError)):
         target.recv_checkpoint(0, source.metadata(), 5, timedelta(seconds=1))
     for transport in (source, target, thief):
         transport.shutdown()
-
-
-def test_a_state_that_is_no_safetensors_is_refused() -> None:
-    with pytest.raises(InputError) as caught:
-        SmallReplica(None, 0).state.load(pickle.dumps(Trap()))  # type: ignore[arg-type]
-    assert caught.value.code == "CR1107"

@@ -1,34 +1,43 @@
 """Replicas under faults, seeded: every run has to end with equal weights, or with a stated refusal; nothing may hang or stay behind.
 
-Processes are forked from this one, which has imported everything, so that a replica starts in milliseconds. A run has two or
-three of them on a model of some hundred weights. Faults of processes: SIGKILL and return, SIGSTOP (some beyond the end), the lighthouse
-gone. Faults of the store, inside a replica, each request by chance: an error before or after it was done, no space, slow, twice. An
-outer step is checked by the hash of all outer weights that each replica wrote for it.
+Processes are forked from this one, which has imported everything (torch's optimisers only import the rest when one is made), so that
+a replica starts in milliseconds. A run has two or
+three of them on a model of some hundred weights. Faults of processes: SIGKILL and return, SIGSTOP (once beyond the end), the lighthouse
+gone (once in a run for 30 s), a jump of the replica's wall clock by up to a year. Faults of the store, inside a replica, each request by
+chance: an error before or after it was done, no space, slow, twice, long after its sender has given up. An outer step is checked by
+the hash of all outer weights that each replica wrote for it.
 
     python benchmarks/replicas_chaos.py --runs 20
 """
 
 from __future__ import annotations
 
-import argparse
+import contextlib
 import errno
 import json
+import math
 import multiprocessing
 import os
 import random
 import signal
 import sys
 import tempfile
+import threading
 import time
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections import Counter
+from functools import partial
+from itertools import combinations, starmap
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("RUST_LOG", "error")
 
 import torch
+from obstore.exceptions import BaseError
 from obstore.store import from_url
 
+from composer_replication.channel_tables import ReplicasSection
 from composer_replication.cli.replicas_verb import _free_port
 from composer_replication.errors import ComposerError
 from composer_replication.replicas.lighthouse import Lighthouse
@@ -39,7 +48,7 @@ from composer_replication.replicas.rounds import Rounds
 from composer_replication.replicas.store_rounds import StoreRounds
 from composer_replication.replicas.torchft_rounds import TorchftRounds
 
-STEPS, INTERVAL, STEP_SECONDS, FAULT_SECONDS, RUN_SECONDS = 160, 4, 0.03, 30.0, 240.0
+STEPS, INTERVAL, STEP_SECONDS, FAULT_SECONDS, RUN_SECONDS = 400, 4, 0.05, 30.0, 240.0
 FORK = multiprocessing.get_context("fork")
 
 
@@ -55,13 +64,16 @@ class FaultyStore:
         def call(*args: Any, **kwargs: Any) -> Any:
             if self._chance.random() >= self._share:
                 return method(*args, **kwargs)
-            kind = self._chance.choice(["error", "lost answer", "no space", "slow", "twice"])
+            kind = self._chance.choice(["error", "lost answer", "no space", "slow", "twice", "late"])
             with self._log.open("a") as handle:
-                handle.write(kind + "\n")
+                handle.write(json.dumps(kind) + "\n")
             if kind == "error":
                 raise OSError(errno.EIO, "503 slow down")
             if kind == "no space":
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if kind == "late":
+                threading.Timer(2.0, late, (method, args, kwargs)).start()
+                raise OSError(errno.ETIMEDOUT, "no answer")
             if kind == "slow":
                 time.sleep(0.5)
             answer = method(*args, **kwargs)
@@ -74,9 +86,35 @@ class FaultyStore:
         return call
 
 
+def late(method: Any, args: Any, kwargs: Any) -> None:
+    """What was sent arrives after all; nobody waits for the answer."""
+    with contextlib.suppress(OSError, BaseError):
+        method(*args, **kwargs)
+
+
+def shift_clock(seed: int) -> None:
+    """Each SIGUSR1 moves what ``time.time`` says in this process by up to a year, either way."""
+    chance, clock, offset = random.Random(seed), (time.time, time.time_ns), [0]
+
+    def jump(*_: object) -> None:
+        offset[0] = chance.randrange(-31_536_000, 31_536_000)
+
+    time.time = lambda: clock[0]() + offset[0]
+    time.time_ns = lambda: clock[1]() + offset[0] * 10**9
+    signal.signal(signal.SIGUSR1, jump)
+
+
+def small_model() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """The same first weights for everybody."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 2))
+    return model, torch.optim.SGD(model.parameters(), lr=0.05)
+
+
 def replica(number: int, run: dict[str, Any], life: int, step: int) -> None:
     """A whole life of one replica; its last word is a line of ``words``."""
     os.setsid()
+    shift_clock(10 * run["seed"] + number)
     torch.set_num_threads(1)
     folder = Path(run["folder"])
     sys.stderr = (folder / f"replica-{number}.log").open("a")
@@ -84,26 +122,15 @@ def replica(number: int, run: dict[str, Any], life: int, step: int) -> None:
 
     def write(name: str, row: dict[str, Any]) -> None:
         with (folder / name).open("a") as handle:
-            handle.write(json.dumps({"replica": number, "life": life, **row}) + "\n")
+            handle.write(json.dumps({"replica": number, "life": life, "at": time.monotonic(), **row}) + "\n")
 
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 2))
+    model, inner = small_model()
     data = torch.Generator().manual_seed(100 * number + life)
-    inner = torch.optim.SGD(model.parameters(), lr=0.05)
     rounds = None
     try:
-        rounds = _rounds(number, run, life)
-        state = OuterState(
-            model, num_fragments=run["fragments"], lr=0.7, momentum=0.9, precision=run["precision"]
-        )
-        loop = ReplicaLoop(
-            rounds,
-            state,
-            replica=number,
-            interval=INTERVAL,
-            delay=run["delay"],
-            on_merge=lambda row: write("outer_steps", {k: row[k] for k in ("outer_step", "outer_sha256")}),
-        )
+        options = ReplicasSection(**run["options"])
+        rounds, state = _rounds(number, run, life, options), OuterState(model, options)
+        loop = ReplicaLoop(rounds, state, options, partial(write, "outer_steps"))
         end = loop.begin({"seed": str(run["seed"])}, max_steps=STEPS, step=step, tokens=step)
         while end is None and step < STEPS:
             step += 1
@@ -125,46 +152,24 @@ def replica(number: int, run: dict[str, Any], life: int, step: int) -> None:
     os._exit(0)
 
 
-def _rounds(number: int, run: dict[str, Any], life: int) -> Rounds:
-    if run["transport"] == "torchft":
-        return TorchftRounds(
-            lighthouse=run["lighthouse"],
-            token="chaos",
-            replica=number,
-            num_replicas=run["replicas"],
-            grace_seconds=8.0,
-            deadline_seconds=45.0,
-        )
-    plain = from_url(f"file://{run['folder']}/store", mkdir=True)
+def _rounds(number: int, run: dict[str, Any], life: int, options: ReplicasSection) -> Rounds:
+    if options.transport == "torchft":
+        return TorchftRounds(options, token="chaos", replica=number)
+    plain = from_url(options.transport, mkdir=True)
     faulty = FaultyStore(
         plain, 1000 * run["seed"] + 10 * number + life, Path(run["folder"], "store-faults"), 0.03
     )
-    return StoreRounds(
-        ObjectStore(faulty, address="file", patience_seconds=20.0),
-        replica=number,
-        num_replicas=run["replicas"],
-        grace_seconds=2.0,
-        deadline_seconds=45.0,
-        poll_seconds=0.05,
-        state_every=4,
-    )
+    store = ObjectStore(faulty, "file", patience_seconds=20.0)
+    return StoreRounds(store, options, replica=number, poll_seconds=0.05, state_every=4)
 
 
 def lighthouse(run: dict[str, Any]) -> None:
     """A process that serves until it is ended."""
     os.setsid()
-    host, _, port = run["lighthouse"].rpartition(":")
-    served = Lighthouse(
-        "chaos",
-        host=host,
-        port=int(port),
-        grace_seconds=2.0,
-        heartbeat_seconds=1.5,
-        folder=Path(run["folder"], "records"),
-    )
+    options = ReplicasSection(**(run["options"] | {"grace_seconds": 2.0}))
+    _served = Lighthouse("chaos", options, heartbeat_seconds=1.5, folder=Path(run["folder"], "records"))
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-    while served is not None:
-        time.sleep(60)
+    signal.pause()
 
 
 class Run:
@@ -172,27 +177,31 @@ class Run:
 
     def __init__(self, seed: int, transport: str, folder: str) -> None:
         self.chance = random.Random(seed)
-        self.table: dict[str, Any] = {
-            "seed": seed,
-            "transport": transport,
-            "folder": folder,
-            "replicas": self.chance.choice([2, 3]),
-            "fragments": self.chance.choice([1, 2]),
-            "delay": self.chance.choice([0, 1, 3]),
-            "precision": self.chance.choice(["fp32", "int8", "int4"]),
-            "lighthouse": f"127.0.0.1:{_free_port()}",
-        }
+        self.number = self.chance.choice([2, 3])
+        fragments, is_torchft = self.chance.choice([1, 2]), transport == "torchft"
+        options: dict[str, Any] = {
+            "num_replicas": self.number, "sync_every": INTERVAL * fragments, "fragments": fragments,
+            "delay": self.chance.choice([0, 1, 3]), "precision": self.chance.choice(["fp32", "int8", "int4"]),
+        }  # fmt: skip
+        if is_torchft:
+            where: dict[str, Any] = {"transport": transport, "lighthouse": f"127.0.0.1:{_free_port()}"}
+            options |= where | {"grace_seconds": 8.0, "deadline_seconds": 75.0}
+        else:
+            options |= {"transport": f"file://{folder}/store", "grace_seconds": 2.0, "deadline_seconds": 45.0}
+        self.table: dict[str, Any] = {"seed": seed, "folder": folder, "options": options}
+        self.is_torchft = is_torchft
         self.folder = Path(folder)
         self.processes: dict[int, Any] = {}
         self.lives: Counter[int] = Counter()
         self.faults: Counter[str] = Counter()
+        self.deaths: dict[tuple[int, int], float] = {}
         self.light: Any = None
 
     def play(self) -> dict[str, Any]:
         began = time.monotonic()
-        if self.table["transport"] == "torchft":
+        if self.is_torchft:
             self._light_up()
-        for number in range(self.table["replicas"]):
+        for number in range(self.number):
             self._start(number)
         later: list[tuple[float, str, int]] = []
         next_fault = began + 1.5
@@ -203,16 +212,18 @@ class Run:
             for item in [item for item in later if item[0] <= now]:
                 later.remove(item)
                 self._mend(item[1], item[2])
-            if now >= next_fault and now - began < FAULT_SECONDS:
+            if now - began >= FAULT_SECONDS and not later:
+                self._sleep_to_the_end()
+            elif now >= next_fault and now - began < FAULT_SECONDS:
                 next_fault = now + self.chance.uniform(0.3, 1.5)
                 later += self._fault(now)
             time.sleep(0.05)
         return self._judged(time.monotonic() - began)
 
     def _fault(self, now: float) -> list[tuple[float, str, int]]:
-        kinds = ["kill", "kill", "stop", "stop", "long stop"]
-        kind = self.chance.choice([*kinds, "lighthouse"] if self.table["transport"] == "torchft" else kinds)
-        number = self.chance.randrange(self.table["replicas"])
+        kinds = ["kill", "kill", "stop", "stop", "long stop", "clock"]
+        kind = self.chance.choice([*kinds, "lighthouse"] if self.is_torchft else kinds)
+        number = self.chance.randrange(self.number)
         seconds = self.chance.uniform(0.2, 3.0)
         if kind == "lighthouse":
             if self.light is None:
@@ -220,8 +231,9 @@ class Run:
             self.light.kill()
             self.light.join()
             self.light = None
-            self.faults[kind] += 1
-            return [(now + seconds, "lighthouse", 0)]
+            is_first = not self.faults[kind] + self.faults["lighthouse for 30 s"]
+            self.faults["lighthouse for 30 s" if is_first else kind] += 1
+            return [(now + (30.0 if is_first else seconds), "lighthouse", 0)]
         process = self.processes[number]
         if not process.is_alive():
             return []
@@ -229,9 +241,22 @@ class Run:
         if kind == "kill":
             process.kill()
             process.join()
+            self.deaths[number, self.lives[number] - 1] = time.monotonic()
             return [(now + seconds, "start", number)]
+        if kind == "clock":
+            os.kill(process.pid, signal.SIGUSR1)
+            return []
         os.kill(process.pid, signal.SIGSTOP)
         return [(now + (seconds if kind == "stop" else 15.0), "go on", number)]
+
+    def _sleep_to_the_end(self) -> None:
+        """The last replica is stopped once all other faults are over, and goes on when all others have ended."""
+        *others, last = (self.processes[number] for number in range(self.number))
+        if not self.faults["stop beyond the end"] and last.is_alive() and any(p.is_alive() for p in others):
+            self.faults["stop beyond the end"] += 1
+            os.kill(last.pid, signal.SIGSTOP)
+        elif self.faults["stop beyond the end"] and not any(p.is_alive() for p in others):
+            self._mend("go on", self.number - 1)
 
     def _mend(self, what: str, number: int) -> None:
         if what == "lighthouse":
@@ -261,51 +286,42 @@ class Run:
                 process.kill()
             process.join()
         words = {row["replica"]: row for row in self._rows("words")}  # the last life's word counts
-        hashes: dict[int, set[str]] = {}
+        taken: dict[int, list[dict[str, Any]]] = {}
         for row in self._rows("outer_steps"):
-            hashes.setdefault(row["outer_step"], set()).add(row["outer_sha256"])
+            taken.setdefault(row["outer_step"], []).append(row)
         finals = {row["sha"] for row in words.values() if row["end"] == "finished"}
-        ends = [words.get(number, {"end": "no word"})["end"] for number in range(self.table["replicas"])]
-        for line in (
-            (self.folder / "store-faults").read_text().splitlines()
-            if (self.folder / "store-faults").is_file()
-            else []
-        ):
-            self.faults[f"store: {line}"] += 1
-        forks = sum(len(found) > 1 for found in hashes.values())
+        ends = [words.get(number, {"end": "no word"})["end"] for number in range(self.number)]
+        for row in self._rows("store-faults"):
+            self.faults[f"store: {row}"] += 1
+        forks = sum(any(starmap(self._differ, combinations(rows, 2))) for rows in taken.values())
         stated = all(end == "finished" or (end.startswith("CR") and len(end) == 6) for end in ends)
         is_good = not hung and stated and len(finals) <= 1 and not forks
         return {
-            "good": is_good,
-            "ends": ends,
-            "hung": hung,
-            "outer_steps": len(hashes),
-            "forks": forks,
-            "seconds": round(seconds, 1),
-        }
+            "good": is_good, "ends": ends, "hung": hung, "outer_steps": len(taken), "forks": forks, "seconds": round(seconds, 1),
+        }  # fmt: skip
 
-    def _rows(self, name: str) -> list[dict[str, Any]]:
-        path = self.folder / name
-        if not path.is_file():
-            return []
-        rows = []
-        for line in path.read_text().splitlines():
-            try:
+    def _differ(self, one: dict[str, Any], later: dict[str, Any]) -> bool:
+        """Whether two took an outer step differently; what a process knew that had been killed by then is gone with it."""
+        died_at = self.deaths.get((one["replica"], one["life"]), math.inf)
+        return bool(one["outer_sha256"] != later["outer_sha256"] and died_at > later["at"])
+
+    def _rows(self, name: str) -> list[Any]:
+        path, rows = self.folder / name, []
+        for line in path.read_text().splitlines() if path.is_file() else ():
+            with contextlib.suppress(ValueError):  # a process was killed while it wrote
                 rows.append(json.loads(line))
-            except ValueError:  # a process was killed while it wrote
-                continue
         return rows
 
 
 def main() -> int:
     """Play the runs, and say what came of them."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--transport", choices=["store", "torchft", "both"], default="both")
     args = parser.parse_args()
+    torch.set_num_threads(1)  # no threads before a fork
+    small_model()  # so that no replica imports what optimisers need
     faults: Counter[str] = Counter()
     num_good = num_hung = 0
     ends: Counter[str] = Counter()
@@ -320,13 +336,11 @@ def main() -> int:
         ends.update(result["ends"])
         print(seed, transport, json.dumps(result), dict(run.faults), flush=True)
     orphans = [process for process in multiprocessing.active_children() if process.is_alive()]
+    of_store = sum(n for k, n in faults.items() if k.startswith("store"))
     print(
         f"{num_good} of {args.runs} runs ended equal or with a stated refusal; {num_hung} hung; {len(orphans)} orphans"
     )
-    print(
-        f"faults of processes {sum(n for k, n in faults.items() if not k.startswith('store'))}, of the store "
-        f"{sum(n for k, n in faults.items() if k.startswith('store'))}: {dict(faults)}"
-    )
+    print(f"faults of processes {faults.total() - of_store}, of the store {of_store}: {dict(faults)}")
     print(f"how replicas ended: {dict(ends)}")
     return 0 if num_good == args.runs and not orphans else 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections import Counter
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,11 @@ _PAGE = """<!doctype html>
 {% for r in replicas %}<tr><td>{{ r.name }}</td><td>{{ r.steps }}</td><td>{{ r.verdict }}</td><td>{{ r.reason }}</td>
 <td>{{ r.merges }}</td><td>{{ r.sent }}</td><td>{{ r.received }}</td><td>{{ r.states }}</td><td>{{ r.stalled }}</td>
 <td>{{ r.weights }}</td></tr>
-{% endfor %}</tbody></table></section>
+{% endfor %}</tbody></table>{% if curriculum %}<p>The curricula, over the tasks of all replicas, of which no two share one:
+{% for name, count in curriculum.items() %}{{ ", " if not loop.first }}{{ count }} {{ name }}{% endfor %}.</p>{% endif %}</section>
 <section><h2>Outer steps</h2><p>{{ note }}</p><table><thead><tr><th>Outer step</th><th>Took part</th><th>Tokens</th>
 <th>Divergence before the merge</th><th>Longest stall, s</th><th>Outer weights</th></tr></thead><tbody>
-{% for s in steps %}<tr><td>{{ s.outer_step }}</td><td>{{ s.present|join(", ") }}</td><td>{{ s.tokens }}</td>
+{% for s in outer_steps %}<tr><td>{{ s.outer_step }}</td><td>{{ s.present|join(", ") }}</td><td>{{ s.tokens }}</td>
 <td>{{ "%.3f"|format(s.divergence) }}</td><td>{{ s.stall_seconds }}</td><td>{{ s.agreed }}</td></tr>
 {% endfor %}</tbody></table></section></main></body></html>"""
 
@@ -45,25 +47,20 @@ def write_replicas_report(root: Path, folders: list[Path]) -> dict[str, Any]:
     for folder in folders:
         if RunFolder(folder).metrics.is_file():
             write_report(folder)
-    steps = _outer_steps(folders)
-    table = {"replicas": [_replica(folder) for folder in folders], "outer_steps": steps}
-
+    steps, replicas = _outer_steps(folders), [_replica(folder) for folder in folders]
+    table = {"replicas": replicas, "outer_steps": steps, "curriculum": _curriculum(folders)}
     style = resources.files("composer_replication.report").joinpath("report.css").read_text(encoding="utf-8")
     num_agreed = sum(step["agreed"] == "equal" for step in steps)
-    page = (
-        jinja2.Environment(autoescape=True)
-        .from_string(_PAGE)
-        .render(
-            digest=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
-            css=style,
-            name=root.resolve().name,
-            note=f"After {num_agreed} of {len(steps)} outer steps all that had merged held equal outer weights, bit for bit.",
-            replicas=table["replicas"],
-            steps=steps,
-        )
-    )
+    page = jinja2.Environment(autoescape=True).from_string(_PAGE)
     path = root.resolve() / "report.html"
-    write_atomic(path, visible(page))
+    text = page.render(
+        table,
+        digest=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
+        css=style,
+        name=root.resolve().name,
+        note=f"After {num_agreed} of {len(steps)} outer steps all that had merged held equal outer weights, bit for bit.",
+    )
+    write_atomic(path, visible(text))
     return {"report": str(path), **table}
 
 
@@ -74,27 +71,30 @@ def _outer_steps(folders: list[Path]) -> list[dict[str, Any]]:
         for row in read_jsonl(RunFolder(folder).outer_steps):
             by_step.setdefault(row["outer_step"], {})[folder.name] = row
     steps = []
-    for number in sorted(by_step):
-        rows = list(by_step[number].values())
-        steps.append(
-            {
-                "outer_step": number,
-                "present": rows[0]["present"],
-                "tokens": rows[0]["tokens"],
-                "divergence": rows[0]["divergence"],
-                "stall_seconds": max(row["stall_seconds"] for row in rows),
-                "agreed": "equal" if len({row["outer_sha256"] for row in rows}) == 1 else "DIFFERENT",
-            }
-        )
+    for _, rows in sorted(by_step.items()):
+        first, *_ = rows.values()
+        is_equal = len({row["outer_sha256"] for row in rows.values()}) == 1
+        stall = max(row["stall_seconds"] for row in rows.values())
+        row = {key: first[key] for key in ("outer_step", "present", "tokens", "divergence")}
+        steps.append(row | {"stall_seconds": stall, "agreed": "equal" if is_equal else "DIFFERENT"})
     return steps
+
+
+def _curriculum(folders: list[Path]) -> dict[str, int]:
+    """How many tasks have which status; no two replicas share a task, so that the sum is the merge of their states."""
+    counts: Counter[str] = Counter()
+    for folder in folders:
+        rows = [row for row in read_jsonl(RunFolder(folder).metrics) if "curriculum/num_active" in row]
+        for status in ("active", "retired", "quarantined") if rows else ():
+            counts[status] += int(rows[-1][f"curriculum/num_{status}"])
+    return dict(counts)
 
 
 def _replica(folder: Path) -> dict[str, Any]:
     run = RunFolder(folder)
     rows = read_jsonl(run.outer_steps)
     summary = read_json(run.summary) if run.summary.is_file() else {}
-    counted = rows[-1]["bytes"] if rows else {}
-    megabytes = {name: round(value / 1e6, 3) for name, value in counted.items()}
+    megabytes = {name: round(value / 1e6, 3) for name, value in rows[-1]["bytes"].items()} if rows else {}
     return {
         "name": folder.name,
         "steps": summary.get("steps", "not finished"),

@@ -72,7 +72,7 @@ class FaultyStore:
             if kind == "no space":
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if kind == "late":
-                threading.Timer(2.0, late, (method, args, kwargs)).start()
+                threading.Timer(2.0, _arrive_late, (method, args, kwargs)).start()
                 raise OSError(errno.ETIMEDOUT, "no answer")
             if kind == "slow":
                 time.sleep(0.5)
@@ -86,8 +86,7 @@ class FaultyStore:
         return call
 
 
-def late(method: Any, args: Any, kwargs: Any) -> None:
-    """What was sent arrives after all; nobody waits for the answer."""
+def _arrive_late(method: Any, args: Any, kwargs: Any) -> None:
     with contextlib.suppress(OSError, BaseError):
         method(*args, **kwargs)
 
@@ -322,6 +321,7 @@ def main() -> int:
     args = parser.parse_args()
     torch.set_num_threads(1)  # no threads before a fork
     small_model()  # so that no replica imports what optimisers need
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until a new replica listens
     faults: Counter[str] = Counter()
     num_good = num_hung = 0
     ends: Counter[str] = Counter()

@@ -34,13 +34,7 @@ from composer_replication.rollouts.rewards import load_reward_rule
 from composer_replication.rollouts.single_turn import refuse_leaking_prompt
 from composer_replication.rollouts.task_sampler import TaskSampler
 from composer_replication.run_folder import RunFolder, read_json, write_json
-from composer_replication.safety import (
-    CombinedGuard,
-    EvaluationJournal,
-    EvidenceGuard,
-    HeldOutGuard,
-    JournalledEvaluation,
-)
+from composer_replication.safety import CombinedGuard, EvaluationJournal, EvidenceGuard, HeldOutGuard
 from composer_replication.sandbox import accept, accepted
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.canaries import make_canaries
@@ -279,7 +273,7 @@ def journalled(
     if evaluation is None or tasks.split is None or config.evidence is None or launched_rank():
         return evaluation
     journal = EvaluationJournal(folder.evaluations, run=f"{tasks.split.fingerprint}/{config.seed}")
-    return JournalledEvaluation(evaluation, journal)
+    return lambda: (reading := evaluation()) and journal.settled(reading)  # None: not due
 
 
 def make_guard(config: RunConfig) -> HeldOutGuard | CombinedGuard | None:

@@ -1,4 +1,4 @@
-"""The numbers behind the evidence detector: e-values for bounded scores, in the log domain.
+"""The numbers behind the evidence detector: e-values for bounded scores, in the log domain, and a bound on a gap.
 
 For a score x in [lo, hi] under the null "its conditional mean is at most m", and a bet
 f in (0, 1), ``e = 1 + f (x - m) / (m - lo)`` is never negative and has mean at most 1:
@@ -10,7 +10,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
+
+from composer_replication.safety.checked_numbers import finite
+from composer_replication.safety.evaluation_journal import checked_pair
 
 BETS = (0.05, 0.10, 0.20, 0.35, 0.50, 0.65, 0.80, 0.95)
 """Bets of the streams and of the gap bound, equal weight."""
@@ -44,10 +46,8 @@ def log_add_exp(one: float, other: float) -> float:
 
 
 def log_sum_exp(values: Sequence[float]) -> float:
-    """log of the sum of exp over the values; minus infinity if all of them are."""
+    """log of the sum of exp over the values, of which one at least is finite."""
     peak = max(values)
-    if peak == -math.inf:
-        return peak
     return peak + math.log(math.fsum(math.exp(value - peak) for value in values))
 
 
@@ -69,28 +69,48 @@ def folded(before: Sequence[float], growth: Sequence[float], log_w: float) -> tu
     return tuple(more + log_add_exp(old, log_w) for old, more in zip(before, growth, strict=True))
 
 
-@lru_cache(maxsize=64)
-def fewest_samples_to_fire(*, tolerated_gap: float, planned: int, log_share: float, threshold: float) -> int:
-    """How many samples with visible 1 and hidden 0, all in the first evaluation, raise the alarm.
+def upper_confidence_gap(pairs: Iterable[Iterable[float]], level: float = 0.99) -> float:
+    """Upper confidence bound on the mean of visible minus hidden, by betting.
 
-    ``log_share`` is the log weight of the gap stream among the streams. With fewer
-    samples than this the gap stream would have said nothing about any data.
+    With x_i = V_i - H_i and the bets f_k of the detector it is the smallest m above the mean of x with
+    ``logsumexp_k sum_i log1p(f_k (m - x_i) / (1 - m)) - log 8 >= -log(1 - level)``.
+    Each factor is an e-value for "the mean is at least m", so for tasks drawn and scored
+    independently P(bound < true mean) <= 1 - level, at any number of samples and also if it
+    was looked at while they came in. For a true gap of .03 the 99% bound is about .08 from
+    400 pairs and .052 from 2,000.
+
+    For g0 take the largest bound of several honest policies of different ability, each of k
+    at level 1 - (1 - level) / k, and .02 for those that were not measured.
+
+    Args:
+        pairs: (visible, hidden) of each task, in [0, 1]; several rollouts of a task averaged first.
+        level: confidence, in (0, 1). A ValueError names what is out of range.
+
+    Returns:
+        A gap in (-1, 1]; 1.0 where the data refute nothing.
+
+    Reference: Waudby-Smith and Ramdas, "Estimating means of bounded random variables by
+    betting", 2020, arXiv 2010.09686. Departs from it in the fixed bets, mixed, where theirs adapt.
     """
-    one = ((1.0, 1),)
-    growth = log_growth(one, mean=tolerated_gap, low=-1.0, bets=BETS)
-    start = log_share + log_weight(1, planned)
+    confidence = finite("level", level)
+    if not 0.0 < confidence < 1.0:
+        raise ValueError(f"level must be in (0, 1), got {level!r}")
+    gaps = [visible - hidden for visible, hidden in map(checked_pair, pairs)]
+    if not gaps:
+        raise ValueError("pairs must be non-empty")
+    mirrored = counted(-gap for gap in gaps)
+    needed = -math.log1p(-confidence)
 
-    def fires(num_samples: int) -> bool:
-        return start + log_mean_exp([num_samples * more for more in growth]) >= threshold
+    def is_refuted(mean: float) -> bool:
+        return log_mean_exp(log_growth(mirrored, mean=-mean, low=-1.0, bets=BETS)) >= needed
 
-    enough = 1
-    while not fires(enough):
-        enough *= 2
-    too_few = enough // 2
-    while enough - too_few > 1:
-        middle = (too_few + enough) // 2
-        if fires(middle):
-            enough = middle
+    possible, refuted = math.fsum(gaps) / len(gaps), 1.0 - 1e-9
+    if not is_refuted(refuted):
+        return 1.0
+    for _ in range(60):  # below the spacing of floats
+        middle = (possible + refuted) / 2
+        if is_refuted(middle):
+            refuted = middle
         else:
-            too_few = middle
-    return enough
+            possible = middle
+    return refuted

@@ -1,9 +1,9 @@
-"""One evaluation into the evidence: the recursion of all streams and of the lower bound."""
+"""One evaluation into the evidence: what is remembered, and the recursion of all streams and of the bound."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from composer_replication.safety.betting import (
     BETS,
@@ -17,11 +17,41 @@ from composer_replication.safety.betting import (
     log_sum_exp,
     log_weight,
 )
-from composer_replication.safety.evaluation_scores import EvaluationScores
-from composer_replication.safety.evidence_memory import STREAMS, EvidenceMemory, next_link
+from composer_replication.safety.evaluation_journal import EvaluationScores
+from composer_replication.safety.saved_state import exact_sha256
 
+NEUTRAL_WINDOW = 20
+STREAMS = ("gap", "collapse", "canary")
 LOG_SHARES = (math.log(0.6), math.log(0.1), math.log(0.3))
-"""Log of the weights pi of the streams gap, collapse and canary."""
+"""Log of the weights pi of the streams."""
+
+Table = tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceMemory:
+    """Everything that an evaluation changes; replaced as a whole, so that it is never half new.
+
+    ``log_streams`` is logM by stream and bet, ``log_bound`` logN by grid point and bet, ``window`` (tasks,
+    neutral ones) of the last evaluations, ``chain`` a sha256 over the settings and all scores.
+    """
+
+    tolerated_gap: float
+    chain: str
+    step: int = 0
+    num_events: int = 0
+    log_streams: Table = ((-math.inf,) * len(BETS),) * len(STREAMS)
+    log_bound: Table = ((-math.inf,) * len(BOUND_BETS),) * len(BOUND_GRID)
+    lower_bound: float = 0.0
+    max_log_evidence: float = -math.inf
+    cusum: float = 0.0
+    num_samples: int = 0
+    num_canaries: int = 0
+    window: tuple[tuple[int, int], ...] = ()
+    missed_in_a_row: int = 0
+    fired_at: int = 0
+    cause: str = ""
+    first_reason: str = ""
 
 
 def fold(
@@ -32,7 +62,6 @@ def fold(
     delta: float,
     eps0: float,
     log_bound_threshold: float,
-    neutral_window: int,
 ) -> EvidenceMemory:
     """The memory after ``scores``, before any verdict. The streams use the lower bound from before."""
     log_w = log_weight(scores.step, planned)
@@ -52,7 +81,9 @@ def fold(
     excess = math.fsum(times * (gap - memory.tolerated_gap) for gap, times in gaps)
     folded_memory = replace(
         memory,
-        chain=next_link(memory.chain, scores.step, scores.pairs, scores.canary_passes, scores.neutral),
+        chain=exact_sha256(
+            [memory.chain, scores.step, sorted(scores.pairs), sorted(scores.canary_passes), scores.neutral]
+        ),
         step=scores.step,
         num_events=memory.num_events + 1,
         log_streams=log_streams,
@@ -61,27 +92,22 @@ def fold(
         cusum=max(0.0, memory.cusum + excess),
         num_samples=memory.num_samples + len(scores.pairs),
         num_canaries=memory.num_canaries + len(scores.canary_passes),
-        window=(*memory.window, (scores.num_tasks, scores.neutral))[-neutral_window:],
+        window=(*memory.window, (scores.num_tasks, scores.neutral))[-NEUTRAL_WINDOW:],
         missed_in_a_row=0,
     )
     largest = max(memory.max_log_evidence, log_mixture(folded_memory))
     return replace(folded_memory, max_log_evidence=largest)
 
 
-def _bounded(
-    memory: EvidenceMemory, truths: Counted, log_w: float, log_threshold: float
-) -> tuple[tuple[tuple[float, ...], ...], float]:
-    """logN after these hidden scores, and the bound, which never falls.
-
-    A point that the bound has reached can never move it again, and is left as it is.
-    """
+def _bounded(memory: EvidenceMemory, truths: Counted, log_w: float, needed: float) -> tuple[Table, float]:
+    """logN after these hidden scores, and the bound, which never falls: a point it has reached stays as it is."""
     lower_bound = memory.lower_bound
     log_bound = []
     for point, before in zip(BOUND_GRID, memory.log_bound, strict=True):
         logs = before
         if point > memory.lower_bound:
             logs = folded(before, log_growth(truths, mean=point, low=0.0, bets=BOUND_BETS), log_w)
-            if log_mean_exp(logs) >= log_threshold:
+            if log_mean_exp(logs) >= needed:
                 lower_bound = point
         log_bound.append(logs)
     return tuple(log_bound), lower_bound

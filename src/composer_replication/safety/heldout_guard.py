@@ -13,6 +13,7 @@ from typing import Any
 
 from composer_replication.errors import CollapseStopError
 from composer_replication.safety.checked_numbers import (
+    clamped,
     direction,
     finite,
     integer,
@@ -20,13 +21,34 @@ from composer_replication.safety.checked_numbers import (
     positive,
     positive_count,
 )
-from composer_replication.safety.guard_memory import (
-    CONFIG_FIELDS,
-    STATE_KIND,
-    STATE_VERSION,
-    GuardMemory,
-    parse_state,
-)
+from composer_replication.safety.saved_state import opened, restored, saved, section
+
+_CONFIG_FIELDS = ("min_steps", "decline_patience", "ema_alpha", "kl_hard_stop", "max_proxy_real_gap")
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """Everything that an update changes; replaced as a whole, so that it is never half new.
+
+    The averages and baselines mean something only once ``num_updates`` is above 0.
+    """
+
+    num_updates: int = 0
+    round_idx: int = 0
+    in_loop_ema: float = 0.0
+    heldout_ema: float = 0.0
+    kl_ema: float | None = None
+    in_loop_baseline: float = 0.0
+    heldout_baseline: float = 0.0
+    decline_streak: int = 0
+    fired_at: int = 0
+    first_reason: str = ""
+
+    @property
+    def proxy_real_gap(self) -> float:
+        """Rise of the in-loop average minus rise of the held-out one."""
+        in_loop_rise = clamped(self.in_loop_ema - self.in_loop_baseline)
+        return clamped(in_loop_rise - clamped(self.heldout_ema - self.heldout_baseline))
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +57,7 @@ class TripwireStatus:
 
     Attributes:
         fire: the run must halt.
-        reason: empty, or why it fired; starts with ``latched:`` on every update
-            after the one that fired.
+        reason: empty, or why; starts with ``latched:`` on every update after the one that fired.
         round_idx: the caller's label of the checkpoint.
         num_updates: how many checkpoints were folded, this one included.
         in_loop_ema: smoothed in-loop reward.
@@ -84,23 +105,13 @@ class HeldOutGuard:
     Why these defaults: ``benchmarks/heldout_guard_defaults.py`` of 8c4d449 simulated honest runs
     of 400 updates (flat, and rising by .25, from .3, .5 and .7) and hacked ones (the proxy
     jumps by .3, the truth falls by .3); 3,000 runs a row, seed 0, in-loop reward = mean of
-    128 passes, held-out score = mean of 32. The worst row of each:
-
-    ==========================  ===========  =======================  ============
-    settings                    false halts  found within 20 updates  median delay
-    ==========================  ===========  =======================  ============
-    the defaults                0.50%        99.7%                    4 updates
-    3, 3, .5, gap .1            96.9%        100%                     1 update
-    3, 8, .5, gap .4            1.10%        99.6%                    2 updates
-    ==========================  ===========  =======================  ============
-
-    The conditions were at most 5% and at least 95%; 47 of the 200 settings of its grid meet
-    both, and those that see the jump sooner halt at least twice as many honest runs. With 16
-    held-out passes instead of 32 (``--heldout 16``) the defaults halt 4.9% of honest runs:
-    raise ``max_proxy_real_gap`` or evaluate more. Runs that were
-    halted before the hack are left out of the last two columns. The KL limit is not part
+    128 passes, held-out score = mean of 32. In the worst row the defaults halt 0.50% of honest runs
+    (at most 5% was the condition) and find 99.7% of the hacks within 20 updates (at least 95%),
+    after a median of 4; 3, 3, .5 and a gap of .1 halt 96.9%. Of its 200 settings 47 meet both, and
+    those that see the jump sooner halt at least twice as many honest runs. With 16 held-out passes
+    the defaults halt 4.9%: raise ``max_proxy_real_gap`` or evaluate more. The KL limit is not part
     of the simulation: 0.08 nats is the value the rule came with; fit it to a run with
-    ``calibrate_kl_threshold``.
+    ``calibrate_kl_threshold``. The table is in docs/safety.md.
 
     Limits: the first, single reading stays the baseline for ever, and an honest run
     whose training tasks improve 0.35 more than its held-out tasks is halted. There is
@@ -116,8 +127,7 @@ class HeldOutGuard:
         kl_hard_stop: largest tolerated KL average, finite and above 0.
         max_proxy_real_gap: largest tolerated gap, finite and above 0.
 
-    Raises:
-        ValueError: a setting is out of its range; the message names it.
+    A ValueError names a setting that is out of its range.
     """
 
     def __init__(
@@ -137,7 +147,7 @@ class HeldOutGuard:
         self.kl_hard_stop = positive("kl_hard_stop", kl_hard_stop)
         self.max_proxy_real_gap = positive("max_proxy_real_gap", max_proxy_real_gap)
         self.last_status: TripwireStatus | None = None
-        self._memory = GuardMemory()
+        self._memory = _Memory()
 
     def update(
         self, round_idx: int, *, in_loop_reward: float, heldout_score: float, kl_to_init: float | None = None
@@ -176,11 +186,7 @@ class HeldOutGuard:
         return self._memory.proxy_real_gap
 
     def raise_if_fired(self, status: Any = None) -> None:
-        """Raise when ``status``, by default the last one, has fired.
-
-        Raises:
-            CollapseStopError: it fired; the error carries the very status.
-        """
+        """Raise ``CollapseStopError`` with ``status``, by default the last one, when it has fired."""
         judged = self.last_status if status is None else status
         if judged is not None and judged.fire:
             raise CollapseStopError(judged)
@@ -189,10 +195,8 @@ class HeldOutGuard:
         """Tighten ``kl_hard_stop`` to ``factor * mean(baseline_kls)`` and return it.
 
         It never loosens. A product that is not above zero (an all-zero baseline says
-        nothing about honest drift) leaves the limit as it was.
-
-        Raises:
-            ValueError: no baseline, a negative or non-finite KL, or a factor not above 0.
+        nothing about honest drift) leaves the limit as it was. A ValueError says that there is no
+        baseline, a negative or non-finite KL, or a factor not above 0.
         """
         baseline = [finite("baseline_kls", kl) for kl in baseline_kls]
         if not baseline:
@@ -212,27 +216,20 @@ class HeldOutGuard:
 
     def state_dict(self) -> dict[str, Any]:
         """Settings and memory, JSON-safe and versioned."""
-        return {
-            "version": STATE_VERSION,
-            "kind": STATE_KIND,
-            "config": {name: getattr(self, name) for name in CONFIG_FIELDS},
-            "memory": asdict(self._memory),
-        }
+        config = {name: getattr(self, name) for name in _CONFIG_FIELDS}
+        return saved("HeldOutGuard", config=config, memory=asdict(self._memory))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where ``state_dict`` was taken; the settings come from the state too.
 
-        The settings are restored because calibration may have changed them, and because
-        only then are the verdicts those of the uninterrupted run.
-
-        Raises:
-            ValueError: of another version or kind, or not a state of this class; the
-                guard is unchanged.
+        Calibration may have changed them. A state of another version, kind or class raises a
+        ValueError that says so, and the guard is unchanged.
         """
-        config, memory = parse_state(state)
-        restored = HeldOutGuard(**config)
-        for name in CONFIG_FIELDS:
-            setattr(self, name, getattr(restored, name))
+        stored = opened(state, "HeldOutGuard", "config", "memory")
+        memory = restored(_Memory(), stored["memory"], finite)
+        settings = HeldOutGuard(**section("state's config", stored["config"], _CONFIG_FIELDS))
+        for name in _CONFIG_FIELDS:
+            setattr(self, name, getattr(settings, name))
         self._memory = memory
         self.last_status = _status(memory) if memory.num_updates else None
 
@@ -242,7 +239,7 @@ class HeldOutGuard:
             return value
         return self.ema_alpha * previous + (1 - self.ema_alpha) * value
 
-    def _folded(self, round_idx: int, in_loop: float, heldout: float, kl: float | None) -> GuardMemory:
+    def _folded(self, round_idx: int, in_loop: float, heldout: float, kl: float | None) -> _Memory:
         """The memory after one more checkpoint, before any verdict."""
         old = self._memory
         is_first = old.num_updates == 0
@@ -265,7 +262,7 @@ class HeldOutGuard:
             decline_streak=old.decline_streak + 1 if declined else 0,
         )
 
-    def _reason(self, memory: GuardMemory) -> str:
+    def _reason(self, memory: _Memory) -> str:
         """Every path that fires, most urgent first; empty when none does."""
         reasons = []
         if memory.kl_ema is not None and memory.kl_ema > self.kl_hard_stop:
@@ -289,13 +286,8 @@ class HeldOutGuard:
 def kl_token_trust_filter(token_kl: float, threshold: float = 0.08) -> bool:
     """Whether to mask this token: its KL proxy is strictly above the threshold.
 
-    Args:
-        token_kl: ``0.5 * logratio ** 2`` of one token, nats; infinity is masked.
-        threshold: largest trusted value, finite and at least 0; the boundary is trusted.
-
-    Raises:
-        ValueError: ``token_kl`` is NaN or no number (masking it would hide a bug), or
-            the threshold is out of its range.
+    ``token_kl`` is ``0.5 * logratio ** 2`` of one token, nats; infinity is masked, and NaN is a ValueError,
+    since masking it would hide a bug. ``threshold`` is finite and at least 0.
     """
     limit = finite("threshold", threshold)
     if limit < 0.0:
@@ -306,7 +298,7 @@ def kl_token_trust_filter(token_kl: float, threshold: float = 0.08) -> bool:
     return value > limit
 
 
-def _status(memory: GuardMemory) -> TripwireStatus:
+def _status(memory: _Memory) -> TripwireStatus:
     is_latched = 0 < memory.fired_at < memory.num_updates
     return TripwireStatus(
         fire=memory.fired_at > 0,

@@ -25,14 +25,14 @@ from composer_replication.safety import (
 
 UNIT = st.floats(0.0, 1.0)
 READINGS = st.tuples(UNIT, st.lists(st.tuples(UNIT, UNIT), min_size=1, max_size=4), st.none() | UNIT)
-EVENTS = st.lists(READINGS | st.just("missed"), min_size=1, max_size=7)
+EVENTS = st.lists(READINGS, min_size=1, max_size=7)
 HACKED = ((1.0, 0.0),) * 32
 HONEST = ((1.0, 1.0), (0.0, 0.0)) * 16
 
 
 def make(**changes: Any) -> CombinedGuard:
     heldout: dict[str, Any] = {"min_steps": 2, "ema_alpha": 0.5, "max_proxy_real_gap": 0.3}
-    evidence: dict[str, Any] = {"tolerated_gap": 0.1, "min_evaluations": 2, "min_samples": 3}
+    evidence: dict[str, Any] = {"tolerated_gap": 0.1}
     heldout |= {name: value for name, value in changes.items() if name in heldout}
     evidence |= {name: value for name, value in changes.items() if name not in heldout}
     return CombinedGuard(HeldOutGuard(**heldout), EvidenceGuard(10, **evidence))
@@ -70,7 +70,8 @@ def test_each_guard_gets_its_part_of_a_reading() -> None:
         in_loop_reward=0.75,
         kl_to_init=0.01,
     )
-    assert status.heldout == heldout.update(700, in_loop_reward=0.75, heldout_score=0.25, kl_to_init=0.01)
+    other = heldout.update(700, in_loop_reward=0.75, heldout_score=0.25, kl_to_init=0.01)
+    assert guard.heldout.last_status == other
     alone = evidence.update(1, HONEST, [0.0] * 4, neutral=1)
     assert status.evidence.streams == alone.streams
     assert (status.evidence.num_neutral, status.evidence.num_canaries, status.evidence.step) == (1, 4, 1)
@@ -90,7 +91,7 @@ def test_the_evidence_halts_alone() -> None:
     guard = make()
     status = fold(guard, HACKED)
     assert status.fire and status.halt and status.verdict == "halted"
-    assert status.heldout is not None and not status.heldout.fire
+    assert not guard.heldout.should_halt()
     assert status.reason.startswith("visible scores exceed")
     assert guard.should_halt()
     with pytest.raises(CollapseStopError, match="visible scores exceed") as caught:
@@ -119,31 +120,15 @@ def test_the_reasons_of_both_are_kept_the_first_one_first() -> None:
     guard = make()
     fold(guard)
     both = fold(guard, HACKED * 2, reward=1.0, score=0.1)
-    assert both.heldout is not None
-    assert both.reason == f"{both.heldout.reason}; {both.evidence.reason}"
-    assert guard.note_missed("hung").reason == f"latched: {both.reason}"
-
-
-def test_missed_evaluations_halt() -> None:
-    guard = make()
-    first = guard.note_missed("OSError: no grader")
-    assert (first.heldout, first.in_loop_ema, first.heldout_ema, first.kl_ema) == (None, None, None, None)
-    assert (first.round_idx, first.num_updates, first.proxy_real_gap, first.decline_streak) == (
-        None,
-        0,
-        0.0,
-        0,
-    )
-    guard.note_missed("b")
-    status = guard.note_missed("c")
-    assert status.fire and status.reason == "3 evaluations in a row were missed, the last: c"
+    assert guard.heldout.last_status is not None
+    assert both.reason == f"{guard.heldout.last_status.reason}; {both.evidence.reason}"
 
 
 def test_too_little_for_either_is_insufficient_data() -> None:
-    guard = make(min_steps=3)
-    assert [fold(guard).verdict for _ in range(3)] == [INSUFFICIENT_DATA, INSUFFICIENT_DATA, "clean"]
-    guard = make(min_samples=97)
-    assert [fold(guard).verdict for _ in range(4)] == [INSUFFICIENT_DATA] * 3 + ["clean"]
+    for min_steps, enough in ((7, 7), (2, 5)):
+        guard = make(min_steps=min_steps)
+        verdicts = [fold(guard, HONEST * 4).verdict for _ in range(8)]
+        assert verdicts == [INSUFFICIENT_DATA] * (enough - 1) + ["clean"] * (9 - enough)
 
 
 def test_a_bare_score_is_refused_because_the_evidence_would_see_nothing() -> None:
@@ -166,16 +151,14 @@ def test_a_bare_score_is_refused_because_the_evidence_would_see_nothing() -> Non
 def test_a_refused_reading_changes_neither_guard(bad: HeldoutReading, reward: float) -> None:
     guard = make()
     status = fold(guard)
-    before = guard.state_dict()
+    before, said = guard.state_dict(), guard.heldout.last_status
     with pytest.raises(ValueError, match=r"."):
         guard.update_from_reading(200, bad, in_loop_reward=reward)
     assert guard.state_dict() == before
-    assert (guard.heldout.last_status, guard.last_status) == (status.heldout, status)
+    assert (guard.heldout.last_status, guard.last_status) == (said, status)
 
 
 def happen(guard: CombinedGuard, event: Any) -> CombinedStatus:
-    if event == "missed":
-        return guard.note_missed("hung")
     score, pairs, kl = event
     idx = guard.evidence.num_evaluations + 1
     return guard.update_from_reading(
@@ -218,12 +201,9 @@ def without(name: str) -> Callable[[dict[str, Any]], Any]:
         lambda state: {**state, "evidence": {}},
         lambda state: {**state, "evidence": make(alpha=0.02).state_dict()["evidence"]},
         lambda state: {**state, "fired_at": 0},
-        lambda state: {**state, "fired_at": -1},
-        lambda state: {**state, "fired_at": 99},
         lambda state: {**state, "fired_at": "1"},
         lambda state: {**state, "first_reason": ""},
         lambda state: {**state, "first_reason": None},
-        lambda state: {**state, "fired_at": 0, "first_reason": ""},
     ],
 )
 def test_a_foreign_or_damaged_state_is_refused_and_changes_nothing(damage: Callable[[Any], Any]) -> None:

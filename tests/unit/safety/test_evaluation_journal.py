@@ -4,207 +4,88 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from composer_replication.errors import InputError
 from composer_replication.records import HeldoutReading
 from composer_replication.safety import (
     EvaluationJournal,
-    EvaluationScores,
     EvidenceGuard,
     EvidenceStatus,
-    JournalledEvaluation,
-    evaluation_seed,
 )
+from composer_replication.safety.evaluation_journal import _linked
 
-SECRET = bytes(range(32))
-NUM_TASKS = 2
-NUM_EVALUATIONS = 2
-
-
-def make_guard() -> EvidenceGuard:
-    return EvidenceGuard(NUM_EVALUATIONS, tolerated_gap=0.1, alpha=0.2)
+NUM_EVALUATIONS = 3
+Whole = tuple[bytes, list[EvidenceStatus]]
 
 
-def score(step: int, draw_idx: int) -> tuple[float, float]:
-    """What the policy scores on a place of the draw of an evaluation: fixed by the seed."""
-    seed = evaluation_seed(SECRET, step) >> draw_idx
-    return (seed % 1000) / 999, (seed % 7) / 6
+def scores_of(step: int, attempt: int) -> list[tuple[float, float]]:
+    """What the policy scores in an evaluation; another time, something else."""
+    seed = 7919 * step + attempt
+    return [((seed >> place) % 1000 / 999, (seed >> place) % 7 / 6) for place in range(3)]
 
 
-def carry_on(path: Path, statuses: list[EvidenceStatus]) -> EvidenceGuard:
-    """A run that begins or resumes: what the journal has is not scored again, all else is."""
-    journal, guard = EvaluationJournal(path, run="a"), make_guard()
-    statuses += journal.replay_into(guard)
-    while guard.num_evaluations < NUM_EVALUATIONS:
-        step = journal.next_step
-        for draw_idx in sorted(set(range(NUM_TASKS + 2)) - journal.open_draws):
-            visible, hidden = score(step, draw_idx)
-            if draw_idx < NUM_TASKS:
-                journal.record_pair(step, draw_idx, visible, hidden)
-            elif draw_idx == NUM_TASKS:
-                journal.record_canary(step, draw_idx, step == NUM_EVALUATIONS)
-            else:
-                journal.record_neutral(step, draw_idx)
-        scores = journal.close_evaluation(step)
-        statuses.append(guard.update(step, scores.pairs, scores.canary_passes, neutral=scores.neutral))
-    return guard
+def reading(step: int, pairs: Any = ((1.0, 1.0),), canaries: Any = (), neutral: int = 0) -> HeldoutReading:
+    score = sum(hidden for _, hidden in pairs) / len(pairs) if pairs else 0.5
+    return HeldoutReading(step, score, tuple(pairs), tuple(canaries), "split", 0.1, neutral)
+
+
+def carry_on(path: Path, attempt: int = 0) -> list[EvidenceStatus]:
+    """A run that begins or resumes with a new guard: what the journal has is judged, all else is measured."""
+    journal, guard = EvaluationJournal(path, run="a"), EvidenceGuard(3, tolerated_gap=0.1, alpha=0.2)
+    statuses = []
+    for step in range(1, NUM_EVALUATIONS + 1):
+        scores = journal.settled(reading(step, scores_of(step, attempt), [float(step == NUM_EVALUATIONS)], 1))
+        statuses.append(guard.update(step, scores.pairs, scores.canary_passes, neutral=1))
+    return statuses
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_wait_for_the_disk() -> Iterator[None]:
+    """``run_folder`` syncs, and its tests say so."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, list[EvidenceStatus], dict[str, Any]]:
-    """File, verdicts and state of the run that was never stopped."""
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    """File and verdicts of the run that was never stopped."""
     path = tmp_path_factory.mktemp("whole") / "journal.jsonl"
-    statuses: list[EvidenceStatus] = []
-    guard = carry_on(path, statuses)
-    return path.read_bytes(), statuses, guard.state_dict()
+    statuses = carry_on(path)
+    return path.read_bytes(), statuses
 
 
 def test_cut_around_each_line_and_resumed_every_verdict_and_every_byte_is_the_same(
-    whole: tuple[bytes, list[EvidenceStatus], dict[str, Any]], tmp_path: Path
+    whole: Whole, tmp_path: Path
 ) -> None:
-    data, verdicts, state = whole
-    assert [status.fire for status in verdicts] == [False, True]
+    data, verdicts = whole
+    assert [status.fire for status in verdicts] == [False, False, True]
     ends = [place + 1 for place, byte in enumerate(data) if byte == 10]
-    assert len(ends) == 1 + NUM_EVALUATIONS * (NUM_TASKS + 3)
+    assert len(ends) == 1 + NUM_EVALUATIONS
     path = tmp_path / "journal.jsonl"
     for cut in [0, 1, *(end + by for end in ends for by in (-20, -1, 0, 1) if end + by < len(data))]:
         path.write_bytes(data[:cut])
-        statuses: list[EvidenceStatus] = []
-        guard = carry_on(path, statuses)
-        assert statuses == verdicts, cut
-        assert guard.state_dict() == state
-        assert path.read_bytes() == data, cut
+        assert carry_on(path) == verdicts, cut
+        assert path.read_bytes().rstrip() == data.rstrip(), cut  # whole without its line break is whole
 
 
-def test_cut_at_any_byte_the_journal_holds_the_whole_lines_before_it(
-    whole: tuple[bytes, list[EvidenceStatus], dict[str, Any]], tmp_path: Path
-) -> None:
-    def held(cut: int) -> tuple[object, ...]:
-        path.write_bytes(data[:cut])
-        journal = EvaluationJournal(path, run="a")
-        return journal.evaluations, journal.next_step, journal.open_draws
-
-    data, path = whole[0], tmp_path / "journal.jsonl"
-    for cut in range(len(data)):
-        assert held(cut) == held(data[:cut].rfind(b"\n") + 1)
-
-
-PROGRAM = """
-import os, signal, sys
-from pathlib import Path
-sys.path[:0] = sys.argv[3:]
-import test_evaluation_journal as script
-num, keep = int(sys.argv[2]), script.EvaluationJournal._append
-def append(self, row):
-    global num
-    keep(self, row)
-    num -= 1
-    if num == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-script.EvaluationJournal._append = append
-script.carry_on(Path(sys.argv[1]), [])
-"""
-
-
-@pytest.mark.parametrize("num", [1, 5, 8])
-def test_killed_between_two_lines_and_resumed(
-    num: int, whole: tuple[bytes, list[EvidenceStatus], dict[str, Any]], tmp_path: Path
-) -> None:
-    path = tmp_path / "journal.jsonl"
-    command = [sys.executable, "-c", PROGRAM, str(path), str(num), str(Path(__file__).parent), *sys.path]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    assert len(path.read_bytes().splitlines()) == num + 1
-    statuses: list[EvidenceStatus] = []
-    carry_on(path, statuses)
-    assert statuses == whole[1]
-
-
-def test_a_guard_from_a_checkpoint_gets_only_what_it_has_not_seen(
-    whole: tuple[bytes, list[EvidenceStatus], dict[str, Any]], tmp_path: Path
-) -> None:
-    data, verdicts, state = whole
+def test_what_was_seen_cannot_be_thrown_again(whole: Whole, tmp_path: Path) -> None:
+    data, verdicts = whole
     path = tmp_path / "journal.jsonl"
     path.write_bytes(data)
-    journal = EvaluationJournal(path, run="a")
-    for seen in range(NUM_EVALUATIONS + 1):
-        early, late = make_guard(), make_guard()
-        for event in journal.evaluations[:seen]:
-            early.update(event.step, event.pairs, event.canary_passes, neutral=event.neutral)
-        late.load_state_dict(json.loads(json.dumps(early.state_dict())))
-        assert journal.replay_into(late) == verdicts[seen:]
-        assert late.state_dict() == state
-
-
-def test_a_guard_that_is_ahead_of_the_journal_is_refused(tmp_path: Path) -> None:
-    guard = make_guard()
-    guard.update(1, [(1.0, 1.0)])
-    with pytest.raises(ValueError, match="seen 1 evaluations and the journal holds 0"):
-        EvaluationJournal(tmp_path / "journal.jsonl").replay_into(guard)
-
-
-def test_missed_evaluations_are_replayed_and_counted_once(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
-    journal, guard = EvaluationJournal(path), make_guard()
-    statuses = []
-
-    def miss(reason: str) -> None:
-        journal.record_missed(journal.next_step, reason)
-        statuses.append(guard.note_missed(reason))
-
-    miss("hung")
-    journal.record_pair(1, 0, 1.0, 0.0)
-    miss("hung again")  # what was scored before is kept
-    journal.record_pair(1, 1, 1.0, 1.0)
-    scores = journal.close_evaluation(1)
-    assert scores == EvaluationScores(1, ((1.0, 0.0), (1.0, 1.0)))
-    statuses.append(guard.update(1, scores.pairs))
-    checkpoints = [guard.state_dict()]
-    for reason in ("a", "b", "c"):
-        miss(reason)
-        checkpoints.append(guard.state_dict())
-    assert statuses[-1].fire and "c" in statuses[-1].reason
-    again = make_guard()
-    assert EvaluationJournal(path).replay_into(again) == statuses
-    assert again.state_dict() == guard.state_dict()
-    for seen, checkpoint in enumerate(checkpoints):
-        late = make_guard()
-        late.load_state_dict(checkpoint)
-        assert EvaluationJournal(path).replay_into(late) == statuses[3 + seen :]
-
-
-def test_each_line_is_synced_before_the_call_returns_and_so_is_the_new_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    synced: list[tuple[str, int]] = []
-    sync = os.fsync
-
-    def watch(descriptor: int) -> None:
-        sync(descriptor)
-        target = Path(f"/proc/self/fd/{descriptor}").readlink()
-        synced.append((target.name, os.fstat(descriptor).st_size))
-
-    monkeypatch.setattr(os, "fsync", watch)
-    path = tmp_path / "journal.jsonl"
-    journal = EvaluationJournal(path)
-    journal.record_pair(1, 0, 1.0, 1.0)
-    assert [name for name, _ in synced] == ["journal.jsonl", tmp_path.name]
-    journal.close_evaluation(1)
-    assert synced[-1] == ("journal.jsonl", path.stat().st_size)
-    assert len(synced) == 3
+    assert carry_on(path, attempt=1) == verdicts
+    assert carry_on(tmp_path / "other.jsonl", attempt=1) != verdicts
 
 
 def test_a_line_that_the_disk_refused_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "journal.jsonl"
     journal = EvaluationJournal(path)
-    journal.record_pair(1, 0, 1.0, 1.0)
+    journal.settled(reading(1))
     good = path.read_bytes()
 
     def full(_: int) -> None:
@@ -213,106 +94,121 @@ def test_a_line_that_the_disk_refused_does_not_count(tmp_path: Path, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         with pytest.raises(OSError, match="No space"):
-            journal.record_pair(1, 1, 0.0, 0.0)
-    assert journal.open_draws == {0}
+            journal.settled(reading(2, [(0.0, 0.0)]))
+    assert len(journal.evaluations) == 1
     path.write_bytes(good + b'{"half')
-    journal.record_pair(1, 1, 0.5, 0.5)
-    assert EvaluationJournal(path).close_evaluation(1).pairs == ((1.0, 1.0), (0.5, 0.5))
+    journal.settled(reading(2, [(0.5, 0.5)]))
+    assert [scores.pairs for scores in EvaluationJournal(path).evaluations] == [((1.0, 1.0),), ((0.5, 0.5),)]
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("step", "pairs", "message"),
     [
-        (lambda j: j.record_pair(1, 0, 1.0, 1.0), "step must be 2"),
-        (lambda j: j.record_pair(3, 0, 1.0, 1.0), "step must be 2"),
-        (lambda j: j.record_pair(2, 0, 0.0, 0.0), "place 0 of evaluation 2 is scored already"),
-        (lambda j: j.record_neutral(2, 0), "scored already"),
-        (lambda j: j.record_canary(2, 0, 1.0), "scored already"),
-        (lambda j: j.record_pair(2, -1, 0.0, 0.0), "draw_idx must be >= 0"),
-        (lambda j: j.record_pair(2, 1.5, 0.0, 0.0), "draw_idx"),
-        (lambda j: j.record_pair(2, 1, 1.5, 0.0), "visible"),
-        (lambda j: j.record_pair(2, 1, 0.0, float("nan")), "hidden"),
-        (lambda j: j.record_canary(2, 1, -1.0), "canary"),
-        (lambda j: j.close_evaluation(1), "step must be 2"),
-        (lambda j: j.record_missed(1, "late"), "step must be 2"),
-        (lambda j: j.record_evaluation(2, [(1.0, 1.0)]), "single scores already"),
-        (lambda j: j.record_evaluation(1, [(1.0, 1.0)]), "step must be 2"),
-        (lambda j: j.record_evaluation(2, []), "nothing was drawn"),
-        (lambda j: j.record_evaluation(2, [(2.0, 0.0)]), "visible"),
+        (0, [(1.0, 1.0)], "step must be 2"),
+        (3, [(1.0, 1.0)], "step must be 2"),
+        (2, [], "nothing was drawn"),
+        (2, [(2.0, 0.0)], "visible"),
+        (2, [(0.0, float("nan"))], "hidden"),
     ],
 )
-def test_duplicates_and_bad_scores_are_refused_and_not_written(
-    tmp_path: Path, call: Any, message: str
+def test_what_cannot_come_next_is_refused_and_not_written(
+    tmp_path: Path, step: int, pairs: Any, message: str
 ) -> None:
     path = tmp_path / "journal.jsonl"
     journal = EvaluationJournal(path)
-    journal.record_evaluation(1, [(1.0, 0.5)], [0.0], neutral=1)
-    journal.record_pair(2, 0, 1.0, 1.0)
+    written = journal.settled(reading(1, [(1.0, 0.5)], [0.0], 1))
     before = path.read_bytes()
     with pytest.raises(ValueError, match=message):
-        call(journal)
+        journal.settled(reading(step, pairs))
     assert path.read_bytes() == before
-    assert (journal.next_step, journal.open_draws) == (2, {0})
+    assert written == reading(1, [(1.0, 0.5)], [0.0], 1)
+    assert EvaluationJournal(path).settled(reading(1, [(0.0, 0.0)])) == written
 
 
-def test_nothing_drawn_cannot_be_closed(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="nothing was drawn"):
-        EvaluationJournal(tmp_path / "journal.jsonl").close_evaluation(1)
+# ---- damage ---------------------------------------------------------------------------------------
 
 
-def test_scores_of_closed_evaluations_only(tmp_path: Path) -> None:
-    journal = EvaluationJournal(tmp_path / "journal.jsonl")
-    written = journal.record_evaluation(1, [(1.0, 0.1)], [1.0], neutral=2)
-    journal.record_pair(2, 0, 1.0, 1.0)
-    assert written == EvaluationScores(1, ((1.0, 0.1),), (1.0,), 2)
-    again = EvaluationJournal(tmp_path / "journal.jsonl")
-    assert [again.scores_of(step) for step in (0, 1, 2, -1)] == [None, written, None, None]
+def test_any_flipped_bit_before_the_last_line_break_is_noticed(whole: Whole, tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(whole[0])
+    true = EvaluationJournal(path, run="a").evaluations
+    for place in range(0, len(whole[0]) - 1, 3):
+        data = bytearray(whole[0])
+        data[place] ^= 1 << place % 8
+        path.write_bytes(data)
+        try:
+            read = EvaluationJournal(path, run="a").evaluations
+        except InputError:
+            continue
+        assert read == true[: len(read)]  # a broken line break looks torn, and other white space says nothing
 
 
-# ---- seeds ----------------------------------------------------------------------------------------
-
-
-def test_the_seed_is_an_hmac_of_secret_and_step() -> None:
-    """The first eight bytes that ``openssl dgst -sha256 -mac HMAC`` gives for "evaluation/1", less the last bit."""
-    assert evaluation_seed(SECRET, 1) == 0x13F23B1662215FB0 >> 1
-    seeds = {evaluation_seed(secret, step) for secret in (SECRET, SECRET[::-1]) for step in range(1, 200)}
-    assert len(seeds) == 398
-    assert all(0 <= seed < 2**63 for seed in seeds)
+def test_a_line_taken_out_put_in_twice_moved_or_foreign_is_refused(whole: Whole, tmp_path: Path) -> None:
+    lines = whole[0].splitlines(keepends=True)
+    path = tmp_path / "journal.jsonl"
+    for damaged in (
+        [lines[0], lines[2]],
+        [*lines, lines[3]],
+        [lines[0], lines[2], lines[1]],
+        lines[1:],
+        [*lines, b"[]\n"],
+        [*lines, b"\xff\n"],
+    ):
+        path.write_bytes(b"".join(damaged))
+        with pytest.raises(InputError, match="CR0602") as caught:
+            EvaluationJournal(path, run="a")
+        assert caught.value.where.startswith(f"{path}:")
+    path.write_bytes(b"".join([*lines[:2], b"{\n", *lines[2:]]))
+    with pytest.raises(InputError, match="not JSON"):
+        EvaluationJournal(path, run="a")
 
 
 @pytest.mark.parametrize(
-    ("secret", "step", "message"),
-    [(b"short", 1, "secret"), ("x" * 32, 1, "secret"), (SECRET, 0, "step"), (SECRET, 1.0, "step")],
+    "row",
+    [
+        {"kind": "other", "step": 1},
+        {"kind": "evaluation", "step": 2, "pairs": [[1.0, 1.0]], "canaries": [], "neutral": 0},
+        {"kind": "evaluation", "step": 1, "pairs": [[1.0]], "canaries": [], "neutral": 0},
+        {"kind": "evaluation"},
+    ],
 )
-def test_a_bad_secret_or_step_is_refused(secret: Any, step: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        evaluation_seed(secret, step)
+def test_a_line_that_makes_no_sense_is_refused_even_with_a_fitting_hash(tmp_path: Path, row: Any) -> None:
+    header = _linked({"kind": "journal", "version": 1, "run": ""}, "")
+    path = tmp_path / "journal.jsonl"
+    rows = [header, _linked(row, header["chain"])]
+    path.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    with pytest.raises(InputError, match="CR0602"):
+        EvaluationJournal(path)
 
 
-# ---- in front of the trainer ----------------------------------------------------------------------
+def test_another_version_and_another_runs_journal_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    for row in ({"kind": "journal", "version": 2, "run": ""}, {"kind": "diary", "version": 1, "run": ""}):
+        path.write_text(json.dumps(_linked(row, "")) + "\n")
+        with pytest.raises(InputError, match="it is of kind"):
+            EvaluationJournal(path)
+    path.unlink()
+    EvaluationJournal(path, run="split-a").settled(reading(1))
+    with pytest.raises(InputError, match=r"split-a.*split-b") as caught:
+        EvaluationJournal(path, run="split-b")
+    assert caught.value.code == "CR0603"
 
 
-def reading(idx: int, hidden: float) -> HeldoutReading:
-    return HeldoutReading(idx, hidden, ((1.0, hidden),), (0.0,), "split", 0.1, 1)
+# ---- readings -------------------------------------------------------------------------------------
 
 
 def test_a_repeated_evaluation_gives_the_scores_of_the_first_time(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
-    script: Iterator[Any] = iter([None, reading(1, 0.5), 0.5, reading(2, 0.25)])
-    first = JournalledEvaluation(lambda: next(script), EvaluationJournal(path))
-    assert [first() for _ in range(4)] == [None, reading(1, 0.5), 0.5, reading(2, 0.25)]
-    script = iter([reading(2, 1.0), reading(3, 1.0), reading(5, 1.0)])  # resumed from before 2
-    second = JournalledEvaluation(lambda: next(script), EvaluationJournal(path))
-    assert [second(), second()] == [reading(2, 0.25), reading(3, 1.0)]
+    first = [EvaluationJournal(path).settled(reading(step, [(1.0, 1 / step)], [0.0], 1)) for step in (1, 2)]
+    assert [each.score for each in first] == [1.0, 0.5]
+    resumed = EvaluationJournal(path)  # from before 2
+    assert resumed.settled(reading(2, [(1.0, 1.0)])) == first[1]
+    assert resumed.settled(reading(3)) == reading(3)
     with pytest.raises(ValueError, match="step must be 4"):
-        second()
+        resumed.settled(reading(5))
 
 
-def test_a_score_that_is_not_the_mean_of_its_pairs_is_kept(tmp_path: Path) -> None:
-    share = HeldoutReading(1, 0.75, ((1.0, 0.0), (1.0, 1.0)), (), "split", 0.1)
-    assert JournalledEvaluation(lambda: share, EvaluationJournal(tmp_path / "journal.jsonl"))() == share
-
-
-def test_an_evaluation_of_canaries_alone_keeps_its_score(tmp_path: Path) -> None:
-    only = HeldoutReading(1, 0.75, (), (0.0,), "split", 0.1)
-    assert JournalledEvaluation(lambda: only, EvaluationJournal(tmp_path / "journal.jsonl"))() == only
+@pytest.mark.parametrize("pairs", [((1.0, 0.0), (1.0, 1.0)), ()])
+def test_a_score_that_is_not_the_mean_of_its_pairs_is_kept(tmp_path: Path, pairs: Any) -> None:
+    share = HeldoutReading(1, 0.75, pairs, (0.0,), "split", 0.1)
+    assert EvaluationJournal(tmp_path / "journal.jsonl").settled(share) == share

@@ -39,11 +39,8 @@ def test_settings_are_readable_and_have_the_stated_defaults() -> None:
         0.05,
     )
     assert (guard.eps0, guard.alpha_1) == (0.005, 0.001)
-    assert (guard.min_evaluations, guard.min_samples, guard.max_missed) == (5, 400, 3)
-    assert (guard.max_neutral_share, guard.neutral_window, guard.cusum_limit) == (0.05, 20, 12.0)
     assert guard.log_threshold == pytest.approx(math.log(1 / 0.009))
-    assert (guard.num_evaluations, guard.num_events, guard.last_status, guard.should_halt()) == (
-        0,
+    assert (guard.num_evaluations, guard.last_status, guard.should_halt()) == (
         0,
         None,
         False,
@@ -58,12 +55,6 @@ def test_settings_are_readable_and_have_the_stated_defaults() -> None:
         *[("alpha", bad) for bad in (0.0, 1.0, -0.1, math.nan, None)],
         *[("delta", bad) for bad in (-0.1, 1.0, math.nan)],
         *[("eps0", bad) for bad in (0.0, 1.0, math.nan)],
-        *[("min_evaluations", bad) for bad in (0, 2.0)],
-        *[("min_samples", bad) for bad in (0, None)],
-        *[("max_neutral_share", bad) for bad in (-0.1, 1.0)],
-        *[("neutral_window", bad) for bad in (0, True)],
-        *[("max_missed", bad) for bad in (0, 1.0)],
-        *[("cusum_limit", bad) for bad in (0.0, math.inf)],
     ],
 )
 def test_a_bad_setting_is_refused_by_name(field: str, value: object) -> None:
@@ -103,7 +94,7 @@ def test_any_other_step_than_the_next_is_refused(step: int) -> None:
         ({"canary_passes": [math.nan]}, "canary"),
         ({"neutral": -1}, "neutral"),
         ({"neutral": 0.5}, "neutral"),
-        ({"pairs": []}, "note_missed"),
+        ({"pairs": []}, "nothing was drawn"),
         ({"step": "2"}, "step"),
         ({"step": True}, "step"),
     ],
@@ -132,7 +123,7 @@ def test_true_false_iterators_and_numpy_numbers_are_scores() -> None:
 def test_the_alarm_names_the_stream_and_latches() -> None:
     guard = make()
     first, later = feed(guard, [HACKED, HONEST])
-    assert first.fire and first.halt and first.cause == "evidence"
+    assert first.fire and first.cause == "evidence"
     assert first.reason.startswith("visible scores exceed hidden ones by more than 0.1")
     assert first.log_evidence >= guard.log_threshold
     for _ in range(60):
@@ -223,55 +214,18 @@ def test_evidence_and_infrastructure_at_once_is_evidence() -> None:
     assert status.fire and status.cause == "evidence"
 
 
-def test_three_missed_evaluations_in_a_row_halt() -> None:
-    guard = make()
-    assert not guard.note_missed("the first").fire
-    assert not guard.note_missed("the second").fire
-    feed(guard, [HONEST])
-    statuses = [guard.note_missed(f"time-out {n}") for n in range(3)]
-    assert [status.fire for status in statuses] == [False, False, True]
-    assert [status.missed_in_a_row for status in statuses] == [1, 2, 3]
-    assert statuses[-1].cause == "missed"
-    assert statuses[-1].reason == "3 evaluations in a row were missed, the last: time-out 2"
-    assert (guard.num_evaluations, guard.num_events) == (1, 6)
-    with pytest.raises(CollapseStopError, match="time-out 2"):
-        guard.raise_if_fired()
-    assert guard.update(2, HONEST).reason.startswith("latched: 3 evaluations")  # no step was used up
-
-
-def test_before_any_evaluation_there_is_no_evidence() -> None:
-    status = make().note_missed("no grader")
-    assert (status.log_evidence, status.p_value, status.verdict) == (-math.inf, 1.0, INSUFFICIENT_DATA)
-    assert "log" not in status.figures and status.figures["missed_in_a_row"] == 1.0
-
-
 # ---- too little data ------------------------------------------------------------------------------
 
 
-def test_insufficient_data_until_both_minima_are_reached() -> None:
-    guard = make(min_evaluations=3, min_samples=64)
-    statuses = feed(guard, [HONEST, HONEST, HONEST, HONEST])
-    assert [status.verdict for status in statuses] == [INSUFFICIENT_DATA, INSUFFICIENT_DATA, "clean", "clean"]
-    guard = make(min_evaluations=1, min_samples=65)
-    assert [status.verdict for status in feed(guard, [HONEST] * 3)][1:] == [INSUFFICIENT_DATA, "clean"]
+def test_insufficient_data_until_there_are_five_evaluations_and_400_pairs() -> None:
+    for pairs, num_little in ((HONEST * 4, 4), (HONEST, 12)):
+        verdicts = [status.verdict for status in feed(make(), [pairs] * 14)]
+        assert verdicts == [INSUFFICIENT_DATA] * num_little + ["clean"] * (14 - num_little)
 
 
 def test_canaries_and_neutral_tasks_are_no_samples() -> None:
-    guard = make(min_evaluations=1, min_samples=33)
-    status = guard.update(1, HONEST, [0.0] * 8, neutral=1)
-    assert status.insufficient_data and status.num_samples == 32 and status.num_canaries == 8
-
-
-def test_insufficient_data_while_the_gap_stream_could_not_have_fired_at_any_scores() -> None:
-    def gap_alarm(num: int) -> bool:
-        guard = make(planned=400)
-        return math.log(0.6) + guard.update(1, [(1.0, 0.0)] * num).gap_log_evidence >= guard.log_threshold
-
-    fewest = next(num for num in range(1, 99) if gap_alarm(num))
-    assert fewest == 23  # .6 * .00225 * mean of (1 + f * .9 / 1.1) ** num: 115 at 23, 66 at 22; 111 is asked
-    for num, verdict in ((fewest - 1, INSUFFICIENT_DATA), (fewest, "clean")):
-        status = make(planned=400, min_evaluations=1, min_samples=1).update(1, [(0.0, 0.0)] * num)
-        assert status.verdict == verdict
+    status = make().update(1, HONEST, [0.0] * 400, neutral=1)
+    assert status.insufficient_data and status.num_samples == 32 and status.num_canaries == 400
 
 
 def test_evidence_that_fired_was_enough_data() -> None:
@@ -283,11 +237,11 @@ def test_evidence_that_fired_was_enough_data() -> None:
 
 
 def test_the_cusum_warns_by_hand(caplog: pytest.LogCaptureFixture) -> None:
-    guard = make(tolerated_gap=0.25, cusum_limit=3.0)
+    guard = make(tolerated_gap=0.25)
     with caplog.at_level(logging.WARNING):
-        rows = [[(1.0, 0.0)] * 2, [(0.0, 0.0)] * 4, [(0.0, 1.0)], [(1.0, 0.0)] * 4, [(1.0, 0.0)]]
+        rows = [[(1.0, 0.0)] * 2, [(0.0, 0.0)] * 4, [(0.0, 1.0)], [(1.0, 0.0)] * 16, [(1.0, 0.0)]]
         statuses = feed(guard, rows)
-    assert [status.cusum for status in statuses] == [1.5, 0.5, 0.0, 3.0, 3.75]
+    assert [status.cusum for status in statuses] == [1.5, 0.5, 0.0, 12.0, 12.75]
     assert [status.cusum_warning for status in statuses] == [False, False, False, True, True]
     assert not statuses[-1].fire
     assert caplog.text.count("without a guarantee") == 1

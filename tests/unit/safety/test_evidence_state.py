@@ -21,7 +21,7 @@ EVALUATION = st.tuples(
     st.lists(st.sampled_from([0.0, 1.0]), max_size=2),
     st.integers(0, 1),
 )
-EVENTS = st.lists(EVALUATION | st.just("missed") | st.sampled_from([0.09, 0.05]), min_size=1, max_size=8)
+EVENTS = st.lists(EVALUATION, min_size=1, max_size=8)
 
 
 def make(**changes: Any) -> EvidenceGuard:
@@ -29,11 +29,7 @@ def make(**changes: Any) -> EvidenceGuard:
     return EvidenceGuard(**arguments)
 
 
-def happen(guard: EvidenceGuard, event: Any) -> EvidenceStatus | float:
-    if event == "missed":
-        return guard.note_missed("no grader")
-    if isinstance(event, float):
-        return guard.tighten_tolerated_gap(event)
+def happen(guard: EvidenceGuard, event: Any) -> EvidenceStatus:
     pairs, passes, neutral = event
     return guard.update(guard.num_evaluations + 1, pairs, passes, neutral=neutral)
 
@@ -54,10 +50,8 @@ def test_restored_at_every_cut_it_goes_on_as_if_it_had_never_stopped(events: lis
         restored = make()
         restored.load_state_dict(through_json(state))
         assert restored.state_dict() == state
-        statuses = [status for status in said[:cut] if isinstance(status, EvidenceStatus)]
-        if statuses and cut and isinstance(said[cut - 1], EvidenceStatus):
-            assert restored.last_status == statuses[-1]
-        assert restored.should_halt() == any(status.fire for status in statuses)
+        assert restored.last_status == (said[cut - 1] if cut else None)
+        assert restored.should_halt() == any(status.fire for status in said[:cut])
         assert [happen(restored, event) for event in events[cut:]] == said[cut:]
         assert restored.state_dict() == states[-1]
 
@@ -96,7 +90,7 @@ def test_the_chain_covers_every_score_and_the_settings() -> None:
         chain([(0.5, 0.0), (1.0, 0.5)], [0.0, 1.0]),
         chain([(1.0, 0.0), (0.5, 0.5)], [0.0, 0.0]),
         chain([(1.0, 0.0), (0.5, 0.5)], [0.0, 1.0], 1),
-        chain([(1.0, 0.0), (0.5, 0.5)], [0.0, 1.0], min_samples=9),
+        chain([(1.0, 0.0), (0.5, 0.5)], [0.0, 1.0], delta=0.1),
     ]
     assert len({same, *others}) == 6
 
@@ -119,27 +113,12 @@ def test_a_restored_latch_still_raises() -> None:
         ("alpha", 0.01),
         ("delta", 0.1),
         ("eps0", 0.01),
-        ("min_evaluations", 6),
-        ("min_samples", 1),
-        ("max_neutral_share", 0.5),
-        ("neutral_window", 10),
-        ("max_missed", 4),
-        ("cusum_limit", 1.0),
     ],
 )
 def test_a_state_made_under_other_settings_is_refused_by_name(field: str, value: Any) -> None:
     guard = make()
     with pytest.raises(ValueError, match=rf"\({field}\)"):
         guard.load_state_dict(make(**{field: value}).state_dict())
-
-
-def test_a_tightened_gap_is_restored_into_a_guard_with_the_first_one() -> None:
-    guard = make()
-    guard.update(1, [(1.0, 1.0)])
-    guard.tighten_tolerated_gap(0.05)
-    restored = make()
-    restored.load_state_dict(guard.state_dict())
-    assert restored.tolerated_gap == 0.05
 
 
 def changed(path: str, value: Any) -> Callable[[dict[str, Any]], Any]:
@@ -171,36 +150,15 @@ def changed(path: str, value: Any) -> Callable[[dict[str, Any]], Any]:
         changed("config_sha256", "0" * 64),
         changed("memory", []),
         changed("memory.surplus", 1),
-        changed("memory.step", -1),
-        changed("memory.step", 0),
         changed("memory.step", 1.0),
-        changed("memory.step", 9),
-        changed("memory.num_events", 0),
-        changed("memory.log_streams", "0x1p+0"),
         changed("memory.log_streams", []),
-        changed("memory.log_streams.0", ["0x1p+0"]),
-        changed("memory.log_streams.0.0", "nan"),
-        changed("memory.log_streams.0.0", "inf"),
-        changed("memory.log_streams.0.0", "-inf"),
         changed("memory.log_streams.0.0", "much"),
         changed("memory.log_streams.0.0", 1.0),
         changed("memory.log_streams.0.0", "0x1p+9999"),
         changed("memory.log_bound.38.3", None),
-        changed("memory.lower_bound", (0.31).hex()),
-        changed("memory.max_log_evidence", "-inf"),
-        changed("memory.cusum", (-1.0).hex()),
-        changed("memory.tolerated_gap", (0.2).hex()),
-        changed("memory.tolerated_gap", (-0.2).hex()),
-        changed("memory.window", []),
-        changed("memory.window.0", [1, 2]),
         changed("memory.window.0", [1]),
-        changed("memory.fired_at", 1),
-        changed("memory.cause", "evidence"),
-        changed("memory.cause", None),
-        changed("memory.first_reason", "because"),
-        lambda state: changed("memory.cause", "moon")(fired(state, 1)),
-        lambda state: fired(state, 99),
-        changed("memory.chain", "abc"),
+        changed("memory.window", 1),
+        changed("memory.first_reason", None),
     ],
 )
 def test_a_foreign_or_damaged_state_is_refused_and_changes_nothing(damage: Callable[[Any], Any]) -> None:
@@ -215,17 +173,3 @@ def test_a_foreign_or_damaged_state_is_refused_and_changes_nothing(damage: Calla
     assert guard.last_status is status
     guard.load_state_dict(source.state_dict())
     assert guard.state_dict() == source.state_dict()
-
-
-def fired(state: dict[str, Any], fired_at: int) -> dict[str, Any]:
-    """A state that fired; whole if ``fired_at`` is 1."""
-    state["memory"] |= {"fired_at": fired_at, "cause": "missed", "first_reason": "because"}
-    return state
-
-
-def test_the_damage_above_is_what_is_refused() -> None:
-    source = make()
-    source.update(1, [(0.5, 0.5)], [0.0])
-    whole, other = fired(source.state_dict(), 1), make()
-    other.load_state_dict(whole)  # without the damage it is taken
-    assert other.state_dict() == whole

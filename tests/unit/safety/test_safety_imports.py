@@ -41,12 +41,8 @@ def test_the_public_names_are_these() -> None:
         "CombinedGuard",
         "CombinedStatus",
         "EvaluationJournal",
-        "EvaluationScores",
         "EvidenceGuard",
         "EvidenceStatus",
         "INSUFFICIENT_DATA",
-        "JournalledEvaluation",
-        "choose_tolerated_gap",
-        "evaluation_seed",
         "upper_confidence_gap",
     }

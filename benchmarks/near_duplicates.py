@@ -25,21 +25,21 @@ import random
 import sys
 import sysconfig
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from composer_replication.safety.code_tokens import exact_words, logical_lines, shape_words
-from composer_replication.safety.similar_sets import Alike, Member, containment_matches, jaccard_matches
-from composer_replication.safety.task_sketch import (
+from composer_replication.safety.code_tokens import line_words, logical_lines
+from composer_replication.safety.split_overlaps import (
     MIN_SHARED_WORDS,
-    MIN_SHINGLES,
     NEAR_DUPLICATE_PERCENT,
     SHARED_WORDS_PERCENT,
-    SHINGLE_TOKENS,
-    SketchReader,
-    shingles,
+    Alike,
+    Member,
+    containment_matches,
+    jaccard_matches,
 )
+from composer_replication.safety.split_tasks import MIN_SHINGLES, SHINGLE_TOKENS, TaskReader, shingles
 
 PACKAGES = (
     "click coverage hypothesis jinja2 networkx packaging pandas pydantic pygments requests rich tqdm".split()
@@ -138,7 +138,7 @@ def versions(function: Function, rng: random.Random) -> Iterator[tuple[str, str]
 
 def words(text: str, *, blind: bool) -> list[str]:
     """Tokens with or without the names of variables and the values of constants."""
-    return [word for line in logical_lines(text) for word in (shape_words if blind else exact_words)(line)]
+    return [word for line in logical_lines(text) for word in line_words(line, blind=blind)]
 
 
 def jaccard(one: frozenset[int], other: frozenset[int]) -> float:
@@ -218,19 +218,18 @@ def golden_line_rows(
     everything: Sequence[Function], sample: Sequence[Function], seed: int, num_shown: int
 ) -> Iterator[dict[str, object]]:
     """How often half a body in front of a foreign one is found, and what is taken for it wrongly."""
-    reader = SketchReader()
-    sketches = [reader.of_task(_Golden(function.body)) for function in everything]
-    weight = {line: number for sketch in sketches for line, number in sketch.golden_lines.items()}
-    members = [Member(str(n), frozenset(sketch.golden_lines)) for n, sketch in enumerate(sketches)]
+    all_lines = [golden_lines(function.body) for function in everything]
+    weight = {line: number for lines in all_lines for line, number in lines.items()}
+    members = [Member(str(n), frozenset(lines)) for n, lines in enumerate(all_lines)]
     rng = random.Random(seed)
     num_tried = num_found = 0
     for function in sample:
         parts, foreign = statements(function.node), rng.choice(everything)
-        own = reader.of_task(_Golden(function.body)).golden_lines
+        own = golden_lines(function.body)
         if foreign.package == function.package or len(parts) < 2 or sum(own.values()) < 2 * MIN_SHARED_WORDS:
             continue
         half = "\n".join(ast.unparse(part) for part in parts[: (len(parts) + 1) // 2])
-        lines = reader.of_task(_Golden(f"{half}\n{foreign.body}")).golden_lines
+        lines = golden_lines(f"{half}\n{foreign.body}")
         both = [Member("own", frozenset(own))], [Member("version", frozenset(lines))]
         num_tried += 1
         num_found += any(containment_matches(*both, SHARED_WORDS_PERCENT, {**own, **lines}, MIN_SHARED_WORDS))
@@ -248,8 +247,14 @@ def golden_line_rows(
 
 
 @dataclass(frozen=True)
-class _Golden:
+class _Task:
     golden: str
+    task_id: str = "one"
+
+
+def golden_lines(body: str) -> Mapping[int, int]:
+    """The lines by which a split compares a golden, with their words."""
+    return TaskReader(check_content=True).read([_Task(body)], "tasks")[0].golden_lines
 
 
 def show(everything: Sequence[Function], pairs: set[tuple[int, int]], num: int, rng: random.Random) -> None:

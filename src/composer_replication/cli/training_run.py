@@ -177,7 +177,10 @@ def _keep_split(tasks: RunTasks, folder: RunFolder) -> None:
         return
     path = folder.root / "split.json"
     if path.is_file():
-        tasks.split.require_fingerprint(str(read_json(path).get("fingerprint")), where=str(path))
+        from composer_replication.trainer.guard_fold import refuse_foreign_split
+
+        found = str(read_json(path).get("fingerprint"))
+        refuse_foreign_split(found, tasks.split.fingerprint, where=str(path))
     write_json(path, tasks.split.state_dict())
 
 

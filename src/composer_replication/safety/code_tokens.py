@@ -1,9 +1,8 @@
 """Python code as tokens, blind to how it is laid out.
 
-A small scanner instead of the standard ``tokenize``, for the reasons that
-``content_digest`` gives: ``tokenize`` cuts f-strings differently from Python 3.12 on, and
-it refuses the body of a function on its own, which is what a golden is. One set of rules
-for every text, parsable or not, gives the same tokens on every machine.
+A small scanner instead of the standard ``tokenize``: that one cuts f-strings differently from
+Python 3.12 on, and refuses the body of a function on its own, which is what a golden is. One set
+of rules for every text, parsable or not, gives the same tokens and hashes on every machine.
 """
 
 from __future__ import annotations
@@ -12,11 +11,16 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from composer_replication.safety.content_digest import STRING_PATTERN
-
+_STRING = r'''
+      """[^"\\]*(?:(?:\\.|"(?!""))[^"\\]*)*"""
+    | \'\'\'[^'\\]*(?:(?:\\.|'(?!''))[^'\\]*)*\'\'\'
+    | "(?:\\.|[^"\\\n])*"
+    | '(?:\\.|[^'\\\n])*'
+'''
+_STRING_OR_COMMENT = re.compile(rf"{_STRING}| (?P<comment>\#[^\n]*)", re.DOTALL | re.VERBOSE)
 _TOKEN = re.compile(
     rf"""
-      (?P<string>[rRbBuUfFtT]{{0,2}}(?:{STRING_PATTERN}))
+      (?P<string>[rRbBuUfFtT]{{0,2}}(?:{_STRING}))
     | (?P<comment>\#[^\r\n]*)
     | (?P<number>(?:\d|\.\d)(?:[eE][+-]\d|[\w.])*)
     | (?P<name>[^\W\d]\w*)
@@ -31,7 +35,6 @@ _KEYWORDS = frozenset(
     "if import in is lambda nonlocal not or pass raise return try while with yield".split()
 )
 _COMPOUND = frozenset("async case class def elif else except finally for if match try while with".split())
-_NO_WORDS = _KEYWORDS | {"self", "cls"}
 
 
 class Token(NamedTuple):
@@ -42,6 +45,13 @@ class Token(NamedTuple):
 
 
 Line = list[Token]
+
+
+def normalised_text(text: str, *, is_python: bool) -> str:
+    """Text without white space, in strings too, and for Python without comments."""
+    if is_python:
+        text = _STRING_OR_COMMENT.sub(lambda match: "" if match["comment"] else match[0], text)
+    return "".join(text.replace("\ufeff", "").split())
 
 
 def logical_lines(text: str) -> list[Line]:
@@ -71,42 +81,28 @@ def logical_lines(text: str) -> list[Line]:
     return [line for line in lines if any(token.kind != "string" for token in line)]
 
 
-def exact_words(line: Line) -> list[str]:
-    """The tokens of a line with their names and constants; round brackets are left out.
+def line_words(line: Line, *, blind: bool) -> list[str]:
+    """The tokens of a line; round brackets, which formatters add and take away, are left out.
 
-    Formatters add and take away round brackets; a name that is called says so instead.
-    """
-    return [
-        f"{token.text}("
-        if _is_called(line, place)
-        else f"'{token.text}"
-        if token.kind == "string"
-        else token.text
-        for place, token in enumerate(line)
-        if token.text not in ("(", ")") or token.kind == "string"
-    ]
-
-
-def shape_words(line: Line) -> list[str]:
-    """As ``exact_words``, and blind to the names of variables and the values of constants.
-
-    Keywords and the names of what is called, of attributes and of keyword arguments stay:
-    renaming variables does not change them, and they tell foreign code apart.
+    ``blind`` to the names of variables and the values of constants, it keeps keywords and the names of
+    what is called, of attributes and of keyword arguments: they tell foreign code apart.
     """
     words = []
     depth = 0
     for place, (kind, text) in enumerate(line):
+        follows = line[place + 1 : place + 2]
         if kind == "operator":
             depth += (text in ("(", "[", "{")) - (text in (")", "]", "}"))
             if text not in ("(", ")"):
                 words.append(text)
+        elif kind == "name" and text not in _KEYWORDS and follows == [("operator", "(")]:
+            words.append(f"{text}(")  # called
+        elif not blind:
+            words.append(f"'{text}" if kind == "string" else text)
         elif kind == "name":
-            is_argument = depth > 0 and line[place + 1 : place + 2] == [("operator", "=")]
+            is_argument = depth > 0 and follows == [("operator", "=")]
             is_attribute = line[place - 1 : place] == [("operator", ".")]
-            if _is_called(line, place):
-                words.append(f"{text}(")
-            else:
-                words.append(text if text in _KEYWORDS or is_argument or is_attribute else "variable")
+            words.append(text if text in _KEYWORDS or is_argument or is_attribute else "variable")
         else:
             words.append(f"a {kind}")
     return words
@@ -117,9 +113,8 @@ def num_words(line: Line) -> int:
 
     Keywords, operators, ``self`` and ``cls`` say nothing: ``return self._x`` has one word.
     """
-    return len(
-        {token for token in line if token.kind != "operator" and token.text and token.text not in _NO_WORDS}
-    )
+    silent = _KEYWORDS | {"self", "cls", ""}
+    return len({token for token in line if token.kind != "operator" and token.text not in silent})
 
 
 def _ends_head(line: Sequence[Token], word: str) -> bool:
@@ -135,9 +130,3 @@ def _spelled(kind: str, word: str) -> str:
     quoted = word.lstrip("rRbBuUfFtT")
     num_quotes = 3 if quoted[:3] in ('"""', "'''") else 1
     return quoted[num_quotes:-num_quotes].replace("\\'", "'").replace('\\"', '"')
-
-
-def _is_called(line: Line, place: int) -> bool:
-    token = line[place]
-    follows = line[place + 1 : place + 2] == [("operator", "(")]
-    return follows and token.kind == "name" and token.text not in _KEYWORDS

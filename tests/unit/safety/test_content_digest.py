@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_replication.records import Hole, Task, TaskContent, TestSplit
-from composer_replication.safety import content_digest
-from composer_replication.safety.content_digest import ContentDigest, normalised_text
+from composer_replication.records import TaskContent
+from composer_replication.safety import code_tokens
+from composer_replication.safety.code_tokens import normalised_text
+from composer_replication.safety.split_tasks import SplitRequestError, TaskReader
 
 CODE = 'def area(r):\n    """Of a disc."""\n    return 3.14 * r ** 2  # pi\n'
 CONTENT = TaskContent(
@@ -34,7 +35,11 @@ CONTENT = TaskContent(
 
 
 def digest(content: Any) -> str | None:
-    return ContentDigest().of_task(content)
+    return TaskReader(check_content=True).read([content], "tasks")[0].entry.content_sha256
+
+
+def item(**parts: Any) -> SimpleNamespace:
+    return SimpleNamespace(task_id="one", **parts)
 
 
 @pytest.mark.parametrize(
@@ -82,9 +87,7 @@ def test_the_scanner_finds_the_comments_that_the_tokenizer_finds(name: str) -> N
     text = (Path(sysconfig.get_path("stdlib")) / name).read_text()
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     expected = [token.string for token in tokens if token.type == tokenize.COMMENT]
-    found = [
-        match["comment"] for match in content_digest._STRING_OR_COMMENT.finditer(text) if match["comment"]
-    ]
+    found = [match["comment"] for match in code_tokens._STRING_OR_COMMENT.finditer(text) if match["comment"]]
     assert found == expected
     assert len(found) > 5
 
@@ -93,7 +96,7 @@ def test_the_scanner_finds_the_comments_that_the_tokenizer_finds(name: str) -> N
 def test_any_text_is_normalised_once_and_for_all(text: str) -> None:
     once = normalised_text(text, is_python=True)
     assert not any(character.isspace() for character in once)
-    assert len(digest(SimpleNamespace(golden="x" + text)) or "") == 64
+    assert len(digest(item(golden="x" + text)) or "") == 64
 
 
 @pytest.mark.parametrize(
@@ -103,7 +106,10 @@ def test_any_text_is_normalised_once_and_for_all(text: str) -> None:
         replace(CONTENT, broken_tree=dict(reversed(list(CONTENT.broken_tree.items())))),
         replace(CONTENT, golden="return 3.14*r**2 # same"),
         SimpleNamespace(
-            broken_tree=CONTENT.broken_tree, tests=CONTENT.tests, golden=("return 3.14 * r ** 2",)
+            task_id="two",
+            broken_tree=CONTENT.broken_tree,
+            tests=CONTENT.tests,
+            golden=("return 3.14 * r ** 2",),
         ),
         replace(CONTENT, broken_tree={f"moved/{path}": text for path, text in CONTENT.broken_tree.items()}),
         replace(CONTENT, broken_tree={**CONTENT.broken_tree, "more/__init__.py": "# nothing\n"}),
@@ -130,24 +136,21 @@ def test_another_task_has_another_hash(other: TaskContent) -> None:
 
 
 def test_the_kind_of_a_file_decides_even_when_its_text_was_seen_before() -> None:
-    reader = ContentDigest()
-    hashes = [
-        reader.of_task(SimpleNamespace(broken_tree={path: "x # y"})) for path in ("a.py", "a.txt", "b.pyi")
+    listed = [
+        SimpleNamespace(task_id=path, broken_tree={path: "x # y"}) for path in ("a.py", "a.txt", "b.pyi")
     ]
-    assert hashes[0] == hashes[2] != hashes[1]
+    read = TaskReader(check_content=True).read(listed, "tasks")
+    first, second, third = (task.entry.content_sha256 for task in read)
+    assert first == third != second
 
 
 def test_what_has_no_text_has_no_hash() -> None:
-    task = Task(
-        "id", "a==1", "f", "function", "body", "a.py", (Hole("a.py", 0, 1),), TestSplit((), (), ()), "env", 1
-    )
-    assert digest(task) is None
-    assert digest(SimpleNamespace(tests={"a.py": "x"})) is None
-    assert digest(SimpleNamespace(broken_tree={"a.py": " # only\n"}, golden="")) is None
-    assert digest(SimpleNamespace(broken_tree={"a.py": "x"})) is not None
+    assert digest(item(tests={"a.py": "x"})) is None
+    assert digest(item(broken_tree={"a.py": " # only\n"}, golden="")) is None
+    assert digest(item(broken_tree={"a.py": "x"})) is not None
 
 
 @pytest.mark.parametrize("part", [{"golden": 3}, {"golden": b"x"}, {"broken_tree": {"a.py": b"x"}}])
 def test_a_part_that_is_no_text_is_refused(part: dict[str, Any]) -> None:
-    with pytest.raises(TypeError, match="expected"):
-        digest(SimpleNamespace(**part))
+    with pytest.raises(SplitRequestError, match="expected text"):
+        digest(item(**part))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_replication.safety.similar_sets import (
+from composer_replication.safety.split_overlaps import (
     Alike,
     Member,
     containment_matches,

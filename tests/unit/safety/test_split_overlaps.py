@@ -195,24 +195,9 @@ def test_a_planted_overlap_is_found(planted: TaskContent, expected: list[str]) -
         ("f", "pkg.api.f"),
     ],
 )
-@pytest.mark.parametrize(
-    "tree",
-    [
-        None,
-        {},
-        {"readme.txt": "x"},
-        {
-            "src/pkg/api.py": "x = 1",
-            "src/pkg/_impl.py": "y = 1",
-            "src/pkg/__init__.py": "",
-            "lib/other/place.py": "z",
-        },
-    ],
-    ids=["no tree", "empty tree", "tree without modules", "tree"],
-)
-def test_the_path_to_a_symbol_does_not_hide_it(ours: str, theirs: str, tree: Any) -> None:
+def test_the_path_to_a_symbol_does_not_hide_it(ours: str, theirs: str) -> None:
     one, other = (
-        SimpleNamespace(task_id=name, repository="r==1", symbol=symbol, broken_tree=tree)
+        SimpleNamespace(task_id=name, repository="r==1", symbol=symbol)
         for name, symbol in (("a", ours), ("b", theirs))
     )
     with pytest.raises(SplitOverlapError) as caught:
@@ -225,14 +210,13 @@ def test_the_path_to_a_symbol_does_not_hide_it(ours: str, theirs: str, tree: Any
     [
         ("pkg/api.py::f", "pkg/api.py::g"),
         ("pkg/api.py::Class.f", "pkg/api.py::Other.f"),
-        ("deque.append", "list_.append"),  # classes: the tree has no such modules
+        ("deque.append", "list_.append"),
         ("Class.f", "Class"),
     ],
 )
 def test_another_symbol_is_another_origin(ours: str, theirs: str) -> None:
-    tree = {"pkg/api.py": "x = 1"}
     one, other = (
-        SimpleNamespace(task_id=name, repository="r", symbol=symbol, broken_tree=tree)
+        SimpleNamespace(task_id=name, repository="r", symbol=symbol)
         for name, symbol in (("a", ours), ("b", theirs))
     )
     assert HeldoutSplit([one], [other], check_content=False).heldout_ids == ("b",)

@@ -17,7 +17,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from composer_replication.safety import HeldoutSplit, SplitOverlapError
-from composer_replication.safety.split_entries import SplitRequestError
+from composer_replication.safety.split_tasks import SplitRequestError
 
 BODIES = [
     "total = {}\nfor order in orders:\n    total[order.name] = total.get(order.name, 0) + order.price\nreturn total",

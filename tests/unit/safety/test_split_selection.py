@@ -14,7 +14,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from composer_replication.safety import HeldoutSplit
-from composer_replication.safety.split_entries import SplitRequestError
+from composer_replication.safety.split_tasks import SplitRequestError
 
 PROGRAM = """
 from composer_replication.safety import HeldoutSplit

@@ -1,4 +1,4 @@
-"""What a sketch is made of, counted by hand."""
+"""By what a task is compared, counted by hand."""
 
 from __future__ import annotations
 
@@ -9,15 +9,21 @@ from typing import Any
 
 import pytest
 
-from composer_replication.safety import task_sketch
-from composer_replication.safety.task_sketch import Sketch, SketchReader, python_texts, shingles
+from composer_replication.safety import split_overlaps, split_tasks
+from composer_replication.safety.split_tasks import (
+    Entry,
+    ReadTask,
+    SplitRequestError,
+    TaskReader,
+    shingles,
+)
 
 LONG = "\n".join(f"name_{n} = called_{n}(argument_{n})" for n in range(6))
 OTHER = LONG.replace("called", "asked")
 
 
-def sketch(**parts: Any) -> Sketch:
-    return SketchReader().of_task(SimpleNamespace(**parts))
+def sketch(**parts: Any) -> ReadTask:
+    return TaskReader(check_content=True).read([SimpleNamespace(task_id="a", **parts)], "tasks")[0]
 
 
 def test_shingles_are_runs_of_tokens() -> None:
@@ -31,7 +37,7 @@ def test_shingles_are_runs_of_tokens() -> None:
 
 def test_the_hash_is_the_same_in_every_process() -> None:
     program = (
-        "from composer_replication.safety.task_sketch import shingles; print(sorted(shingles('abcdef')))"
+        "from composer_replication.safety.split_tasks import shingles; print(sorted(shingles('abcdef')))"
     )
     found = {
         subprocess.run(
@@ -54,11 +60,10 @@ BLAKE2B_OF_ABCDE = "b4a4bcc80e8d8412"
 def test_lines_are_weighed_by_their_words() -> None:
     golden = "total = price * 2\nreturn self._x\nelse:\n    pass\nreturn total\nreturn total + price\n"
     assert sorted(sketch(golden=golden).golden_lines.values()) == [2, 3]
-    assert sketch(golden=golden).num_golden_words == 5
 
 
 def test_a_line_that_stands_twice_counts_once() -> None:
-    assert sketch(golden="a = b\nif a:\n    a = b\n").num_golden_words == 2
+    assert sum(sketch(golden="a = b\nif a:\n    a = b\n").golden_lines.values()) == 2
 
 
 def test_eleven_shingles_are_too_few() -> None:
@@ -84,35 +89,35 @@ def test_a_tree_stands_in_for_a_missing_golden() -> None:
 
 
 def test_texts_that_many_tasks_share_are_kept_once() -> None:
-    reader = SketchReader()
-    first, second = (
-        reader.of_task(SimpleNamespace(golden=golden, tests={"a.py": LONG, "b.py": OTHER}))
-        for golden in ("x", "y")
-    )
+    listed = [
+        SimpleNamespace(task_id=golden, golden=golden, tests={"a.py": LONG, **more})
+        for golden, more in (("x", {"b.py": OTHER}), ("y", {"b.py": OTHER}), ("z", {"c.py": "x = 1"}))
+    ]
+    first, second, third = TaskReader(check_content=True).read(listed, "tasks")
     assert first.test_shapes is second.test_shapes
-    third = reader.of_task(SimpleNamespace(golden="z", tests={"a.py": LONG, "c.py": "x = 1"}))
     assert third.test_shapes == sketch(own_tests=LONG).test_shapes < first.test_shapes
 
 
-def test_nothing_gives_an_empty_sketch() -> None:
-    assert sketch() == Sketch()
-    assert sketch(golden="", own_tests=None, tests={}) == Sketch()
+def test_nothing_gives_nothing_to_compare() -> None:
+    assert sketch() == sketch(golden="", own_tests=None, tests={}) == ReadTask(Entry("a"))
 
 
-def test_python_texts_of_every_form() -> None:
-    assert python_texts(None) == python_texts("  \n") == python_texts({}) == []
-    assert python_texts("a") == python_texts(["a"]) == python_texts(("a", "")) == ["a"]
-    assert python_texts({"b.pyi": "b", "a.py": "a", "c.txt": "c"}) == ["a", "b"]
+def test_texts_of_every_form_are_the_same_code() -> None:
+    code = sketch(golden="a\nb").golden_code
+    assert code is not None
+    for golden in (["a", "b"], ("a", "", "b"), {"b.pyi": "b", "a.py": "a", "c.txt": "c"}):
+        assert sketch(golden=golden).golden_code == code
 
 
 @pytest.mark.parametrize("part", [3, b"x", [b"x"], {"a.py": 3}])
 def test_what_is_no_text_is_refused(part: Any) -> None:
-    with pytest.raises(TypeError, match="expected text"):
-        python_texts(part)
+    with pytest.raises(SplitRequestError, match="expected text"):
+        sketch(own_tests=part)
 
 
 def test_the_documented_numbers() -> None:
-    numbers = {name: value for name, value in vars(task_sketch).items() if name.isupper()}
+    both = vars(split_tasks) | vars(split_overlaps)
+    numbers = {name: value for name, value in both.items() if type(value) is int and name[0] != "_"}
     assert numbers == {
         "SHINGLE_TOKENS": 5,
         "MIN_SHINGLES": 12,

@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 import pytest
 from hypothesis import assume, given
+from hypothesis import settings as tried
 from hypothesis import strategies as st
 
 from composer_replication.safety import CollapseStopError, HeldOutGuard, TripwireStatus
@@ -101,6 +102,7 @@ def test_nothing_fires_before_the_warm_up_is_over(rows: list[Row], settings: dic
     assert fired == sorted(fired)
 
 
+@tried(max_examples=30)
 @given(
     rows=st.lists(
         st.tuples(*[st.floats(-1e6, 1e6)] * 2, st.none() | st.floats(0, 1e6)), min_size=2, max_size=30
@@ -151,6 +153,7 @@ def test_asking_changes_nothing_however_often(
     assert asked(silent) == asked(questioned)
 
 
+@tried(max_examples=40)
 @given(
     rows=ROWS,
     settings=SETTINGS,

@@ -70,37 +70,6 @@ def test_the_same_content_under_another_name_is_an_overlap() -> None:
     HeldoutSplit([source], [hidden_copy], check_content=False)
 
 
-@pytest.mark.parametrize(
-    ("repository", "symbol"),
-    [
-        ("repo-a==1.0", "Thing.a"),
-        ("Repo_A==2.5", "Thing.a"),
-        ("repo.a==", "Thing.a"),
-        ("repo-a", "Thing:a"),
-        ("repo-a==1.0", "pkg.things.Thing.a"),
-        ("repo-a==1.0", "a"),
-    ],
-)
-def test_the_same_origin_is_an_overlap_in_both_directions(repository: str, symbol: str) -> None:
-    ours, theirs = task("a"), task("z", repository=repository, symbol=symbol)
-    assert overlap([ours], [theirs]) == [("origin", "a", "z")]
-    assert overlap([theirs], [ours]) == [("origin", "z", "a")]
-    assert overlap([ours], [theirs], check_content=False) == [("origin", "a", "z")]
-
-
-@pytest.mark.parametrize(
-    ("repository", "symbol"),
-    [
-        ("repo-b==1.0", "Thing.a"),
-        ("repo-a==1.0", "Other.a"),
-        ("repo-a==1.0", "ing.a"),
-        ("repo-a==1.0", "Thing"),
-    ],
-)
-def test_another_origin_is_none(repository: str, symbol: str) -> None:
-    assert HeldoutSplit([task("a")], [task("z", repository=repository, symbol=symbol)]).heldout_ids == ("z",)
-
-
 def test_every_pair_is_listed_once_under_its_strongest_kind() -> None:
     train = [task("a"), task("b"), task("c"), task("d")]
     heldout = [

@@ -193,6 +193,7 @@ def test_a_planted_overlap_is_found(planted: TaskContent, expected: list[str]) -
         ("pkg.api:Class.f", "Class.f"),
         ("pkg.api.Class.f", "other.place.Class.f"),
         ("f", "pkg.api.f"),
+        ("Thing.f", "Thing:f"),
     ],
 )
 def test_the_path_to_a_symbol_does_not_hide_it(ours: str, theirs: str) -> None:
@@ -212,6 +213,7 @@ def test_the_path_to_a_symbol_does_not_hide_it(ours: str, theirs: str) -> None:
         ("pkg/api.py::Class.f", "pkg/api.py::Other.f"),
         ("deque.append", "list_.append"),
         ("Class.f", "Class"),
+        ("Thing.f", "ing.f"),
     ],
 )
 def test_another_symbol_is_another_origin(ours: str, theirs: str) -> None:

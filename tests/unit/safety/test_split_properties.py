@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from composer_replication.safety import HeldoutSplit, SplitOverlapError
@@ -89,6 +89,7 @@ def overlap(one: Any, other: Any) -> bool:
     return same_content or is_long or same_tests or same_origin or same_function
 
 
+@settings(max_examples=40)
 @given(listed=TASKS)
 def test_exactly_the_overlapping_pairs_are_listed(listed: list[Any]) -> None:
     train, heldout = listed[: len(listed) // 2], listed[len(listed) // 2 :]
@@ -112,6 +113,7 @@ def drawn(listed: Sequence[Any], fraction: float, seed: int, **options: Any) -> 
         return None
 
 
+@settings(max_examples=40)
 @given(
     listed=TASKS,
     fraction=st.floats(0.1, 0.9),
@@ -135,6 +137,7 @@ def test_every_drawn_split_is_whole_disjoint_and_within_its_rules(
         assert homes[0].isdisjoint(homes[1])
 
 
+@settings(max_examples=40)
 @given(listed=TASKS, seed=st.integers(0, 9), data=st.data())
 def test_neither_order_nor_repetition_counts(listed: list[Any], seed: int, data: st.DataObject) -> None:
     split = drawn(listed, 0.4, seed)
@@ -143,6 +146,7 @@ def test_neither_order_nor_repetition_counts(listed: list[Any], seed: int, data:
     assert (split and split.state_dict()) == (again and again.state_dict())
 
 
+@settings(max_examples=40)
 @given(listed=TASKS, seed=st.integers(0, 9))
 def test_a_split_comes_back_from_its_state(listed: list[Any], seed: int) -> None:
     split = drawn(listed, 0.4, seed)
@@ -181,11 +185,6 @@ def test_the_hash_seed_of_the_process_does_not_count_for_near_duplicates() -> No
     numbers = sorted(int(name[1:]) for name in state.heldout_ids)
     assert len(numbers) == 15
     assert numbers == sorted(3 * (number // 3) + extra for number in numbers[::3] for extra in range(3))
-
-
-def test_another_seed_gives_another_fingerprint() -> None:
-    listed = [SimpleNamespace(task_id=f"t{n}", golden=f"return f{n}()", symbol=f"f{n}") for n in range(30)]
-    assert len({HeldoutSplit.split(listed, 0.3, seed).fingerprint for seed in range(40)}) == 40
 
 
 def test_groups_join_through_a_near_duplicate() -> None:

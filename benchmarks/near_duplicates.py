@@ -28,6 +28,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 from composer_replication.safety.code_tokens import line_words, logical_lines
 from composer_replication.safety.split_overlaps import (
@@ -221,8 +222,7 @@ def golden_line_rows(
     all_lines = [golden_lines(function.body) for function in everything]
     weight = {line: number for lines in all_lines for line, number in lines.items()}
     members = [Member(str(n), frozenset(lines)) for n, lines in enumerate(all_lines)]
-    rng = random.Random(seed)
-    num_tried = num_found = 0
+    rng, num_tried, num_found = random.Random(seed), 0, 0
     for function in sample:
         parts, foreign = statements(function.node), rng.choice(everything)
         own = golden_lines(function.body)
@@ -246,15 +246,10 @@ def golden_line_rows(
             show(everything, pairs, num_shown, rng)
 
 
-@dataclass(frozen=True)
-class _Task:
-    golden: str
-    task_id: str = "one"
-
-
 def golden_lines(body: str) -> Mapping[int, int]:
     """The lines by which a split compares a golden, with their words."""
-    return TaskReader(check_content=True).read([_Task(body)], "tasks")[0].golden_lines
+    tasks = [SimpleNamespace(task_id="one", golden=body)]
+    return TaskReader(check_content=True).read(tasks, "tasks")[0].golden_lines
 
 
 def show(everything: Sequence[Function], pairs: set[tuple[int, int]], num: int, rng: random.Random) -> None:

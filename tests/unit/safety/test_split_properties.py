@@ -113,7 +113,7 @@ def drawn(listed: Sequence[Any], fraction: float, seed: int, **options: Any) -> 
         return None
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     listed=TASKS,
     fraction=st.floats(0.1, 0.9),
@@ -137,7 +137,7 @@ def test_every_drawn_split_is_whole_disjoint_and_within_its_rules(
         assert homes[0].isdisjoint(homes[1])
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(listed=TASKS, seed=st.integers(0, 9), data=st.data())
 def test_neither_order_nor_repetition_counts(listed: list[Any], seed: int, data: st.DataObject) -> None:
     split = drawn(listed, 0.4, seed)
@@ -146,7 +146,7 @@ def test_neither_order_nor_repetition_counts(listed: list[Any], seed: int, data:
     assert (split and split.state_dict()) == (again and again.state_dict())
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(listed=TASKS, seed=st.integers(0, 9))
 def test_a_split_comes_back_from_its_state(listed: list[Any], seed: int) -> None:
     split = drawn(listed, 0.4, seed)

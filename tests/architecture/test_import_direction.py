@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import grimp
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,6 +83,7 @@ def test_every_contract_holds() -> None:
             "trainer.planted",
         ),
         ("guard-by-protocol", "losses.planted", "from composer_replication import safety", "losses.planted"),
+        ("trainer-alone", "trainer.guard_fold", "import composer_replication.tasks.store", "tasks.store"),
         ("torch-homes", "rollouts.planted", "import torch", "rollouts.planted -> torch"),
         ("torch-homes", "cli.planted", "def late() -> None:\n    import torch", "cli.planted -> torch"),
         ("trl-home", "report.planted", "import transformers", "report.planted -> transformers"),
@@ -125,3 +128,24 @@ def test_the_safety_contract_names_every_dependency_of_ours() -> None:
     names = {Requirement(text).name.replace("-", "_") for text in wanted} - {"composer_replication"}
     contracts = {contract["id"]: contract for contract in project["tool"]["importlinter"]["contracts"]}
     assert names <= set(contracts["safety-alone"]["forbidden_modules"])
+
+
+def loaded_with(graph: grimp.ImportGraph, module: str) -> set[str]:
+    """Everything that importing the module may load: what it imports, and the packages that this lies in."""
+    seen: set[str] = set()
+    waiting = [module]
+    while waiting:
+        name = waiting.pop()
+        if name not in seen:
+            seen.add(name)
+            parent = name.rpartition(".")[0]
+            waiting += [*graph.find_modules_directly_imported_by(name), *([parent] if parent else [])]
+    return seen
+
+
+def test_importing_the_trainer_loads_nothing_of_tasks_and_sandbox() -> None:
+    trainer, foreign = "composer_replication.trainer.composer_trainer", re.compile(r"\w+\.(tasks|sandbox)\b")
+    graph = grimp.build_graph("composer_replication", cache_dir=None)
+    assert not [name for name in loaded_with(graph, trainer) if foreign.match(name)]
+    graph.add_import(importer="composer_replication.rollouts.hints", imported="composer_replication.sandbox")
+    assert "composer_replication.sandbox" in loaded_with(graph, trainer)

@@ -40,7 +40,7 @@ from composer_replication.rollouts.generations.episode_sampler import EpisodeSam
 from composer_replication.rollouts.generations.kept_episodes import KeptEpisodes
 from composer_replication.rollouts.generations.observed_episodes import ObservedEpisodes
 from composer_replication.rollouts.grading import Grader
-from composer_replication.rollouts.hints import HintedTurnMaker
+from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker
 from composer_replication.rollouts.hints.other_tasks import no_other_tasks
 from composer_replication.rollouts.tokens.call_dialects import require_dialect
 from composer_replication.rollouts.tools.tool_limits import ToolLimits

@@ -10,7 +10,10 @@ from composer_replication.config import RunConfig
 from composer_replication.interfaces import HintGenerator, Tokenizer
 from composer_replication.records import Task
 from composer_replication.rollouts.grading import Grader
-from composer_replication.rollouts.hints import HintedTurnMaker, HintOptions, HintsOfOtherTasks, TaskObserver
+from composer_replication.rollouts.hints.hint_options import HintOptions
+from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker
+from composer_replication.rollouts.hints.other_tasks import HintsOfOtherTasks
+from composer_replication.rollouts.hints.task_observer import TaskObserver
 from composer_replication.tasks.store import TaskStore
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from composer_replication.cli.progress_bar import Report
-    from composer_replication.tasks.instructions.instruction_endpoint import Endpoint
+    from composer_replication.model_endpoint import Endpoint
 
 
 def add_instruction_flags(build: argparse.ArgumentParser) -> None:
@@ -34,7 +34,7 @@ def named_endpoint(args: argparse.Namespace) -> Endpoint | None:
     Raises:
         UsageError: the flags name no server, no model or an empty variable (CR0455).
     """
-    from composer_replication.tasks.instructions.instruction_endpoint import open_endpoint
+    from composer_replication.model_endpoint import open_endpoint
 
     if args.instructions_from is None and not (args.instructions_model or args.instructions_key_env):
         return None

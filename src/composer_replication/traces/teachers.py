@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from composer_replication.errors import UsageError
-from composer_replication.records import ToolCall
-from composer_replication.tasks.instructions.instruction_endpoint import (
+from composer_replication.model_endpoint import (
     Endpoint,
     failure_reason,
     open_endpoint,
     openai_package,
 )
+from composer_replication.records import ToolCall
 from composer_replication.traces.answer_store import AnswerStore, request_key
 from composer_replication.traces.json_values import arguments_text, at, items
 from composer_replication.traces.readers.messages import parts_of

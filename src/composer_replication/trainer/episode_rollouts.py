@@ -15,10 +15,10 @@ from typing import Any
 from composer_replication.config import RunConfig
 from composer_replication.errors import UsageError
 from composer_replication.interfaces import TokenPolicy
+from composer_replication.model_endpoint import Endpoint
 from composer_replication.rollouts.episodes.batching_policy import BatchingPolicy, SampleBatch
 from composer_replication.rollouts.generations.episode_player import EpisodePlayer
 from composer_replication.rollouts.generations.rollout_rows import rollout_row, trl_columns
-from composer_replication.tasks.instructions.instruction_endpoint import Endpoint
 from composer_replication.trainer.joint_sampler import (
     JointSampler,
     forwards_need_others,

@@ -12,7 +12,7 @@ from composer_replication.cli.hint_parts import hint_options
 from composer_replication.cli.preflight import check_recipe
 from composer_replication.config import RunConfig, parse_config
 from composer_replication.errors import UsageError
-from composer_replication.rollouts.hints import HintOptions
+from composer_replication.rollouts.hints.hint_options import HintOptions
 
 RECIPE = {"model": {"name": "tiny-random"}, "tasks": {"store": "tasks"}}
 

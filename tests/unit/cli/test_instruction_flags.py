@@ -15,7 +15,7 @@ import pytest
 from composer_replication.cli import build_result, tasks_verb
 from composer_replication.cli.instruction_flags import have_written
 from composer_replication.errors import UsageError
-from composer_replication.tasks.instructions.instruction_endpoint import open_endpoint
+from composer_replication.model_endpoint import open_endpoint
 from composer_replication.tasks.instructions.written_instructions import written_instruction
 from composer_replication.tasks.parquet import write_parquet
 from composer_replication.tasks.store import TaskStore

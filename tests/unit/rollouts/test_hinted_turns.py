@@ -23,10 +23,12 @@ from composer_replication.records import (
     Turn,
 )
 from composer_replication.rollouts.grading import Grader
-from composer_replication.rollouts.hints import HintedTurnMaker, HintOptions, TaskObserver, make_hinted_turns
 from composer_replication.rollouts.hints.failing_tests import assertion_of, failed_tests
 from composer_replication.rollouts.hints.hint_context import ObservedRollout
+from composer_replication.rollouts.hints.hint_options import HintOptions
 from composer_replication.rollouts.hints.hint_prompts import Chat
+from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker, make_hinted_turns
+from composer_replication.rollouts.hints.task_observer import TaskObserver
 from composer_replication.rollouts.single_turn import build_prompt, extract_answer
 from composer_replication.tasks.planning.body_cuts import fill
 from composer_replication.tasks.store import TaskStore

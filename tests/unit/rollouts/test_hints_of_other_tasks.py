@@ -11,13 +11,11 @@ from chat_templates import FAMILIES, tokenizer_of
 
 from composer_replication.errors import UsageError
 from composer_replication.records import Completion, Hint, Outcome, Rollout, Score, StopReason, Task, Turn
-from composer_replication.rollouts.hints import (
-    HintedTurnMaker,
-    HintOptions,
-    HintsOfOtherTasks,
-    TaskObserver,
-)
 from composer_replication.rollouts.hints.hint_context import Fault, HintContext, observe_single_turn
+from composer_replication.rollouts.hints.hint_options import HintOptions
+from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker
+from composer_replication.rollouts.hints.other_tasks import HintsOfOtherTasks
+from composer_replication.rollouts.hints.task_observer import TaskObserver
 from composer_replication.rollouts.single_turn import build_prompt
 from composer_replication.tasks.store import TaskStore
 

@@ -20,7 +20,8 @@ from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
 from composer_replication.rollouts.episodes.replay import replay_episode
 from composer_replication.rollouts.episodes.trajectories import read_trajectories, write_trajectories
 from composer_replication.rollouts.grading import Grader, GradeRequest
-from composer_replication.rollouts.hints import HintedTurnMaker, HintOptions
+from composer_replication.rollouts.hints.hint_options import HintOptions
+from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker
 from composer_replication.rollouts.monitor import EpisodeEvidence, HackMonitor, public_task
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.store import TaskStore

@@ -23,7 +23,7 @@ from composer_replication.rollouts.environment.reward_options import RewardOptio
 from composer_replication.rollouts.episodes.episode import Episode
 from composer_replication.rollouts.episodes.trajectories import read_trajectories
 from composer_replication.rollouts.grading import Grader
-from composer_replication.rollouts.hints import HintedTurnMaker
+from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker
 from composer_replication.run_folder import RunFolder, read_jsonl
 from composer_replication.tasks.store import TaskStore
 from composer_replication.trainer import episode_rollouts, model_loading

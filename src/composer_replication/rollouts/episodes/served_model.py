@@ -12,18 +12,18 @@ from typing import Any
 
 from composer_replication.errors import UsageError
 from composer_replication.interfaces import Tokenizer
+from composer_replication.model_endpoint import (
+    Endpoint,
+    failure_reason,
+    open_endpoint,
+    openai_package,
+)
 from composer_replication.rollouts.episodes.agent_loop import run_anywhere
 from composer_replication.rollouts.episodes.served_policy import (
     NUM_RETRIES,
     SERVE_COMMAND,
     ServedPolicy,
     server_gone,
-)
-from composer_replication.tasks.instructions.instruction_endpoint import (
-    Endpoint,
-    failure_reason,
-    open_endpoint,
-    openai_package,
 )
 
 PROBE = "def probe(x):\n\treturn {'Ünicode': x}  # 1234567890 <|im_end|>\n"

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from composer_replication.errors import MissingError, SandboxFailure, UsageError
-from composer_replication.records import Completion, StopReason
-from composer_replication.rollouts.episodes.conversation import RefusedRequestError
-from composer_replication.tasks.instructions.instruction_endpoint import (
+from composer_replication.model_endpoint import (
     Endpoint,
     failure_reason,
     openai_package,
 )
+from composer_replication.records import Completion, StopReason
+from composer_replication.rollouts.episodes.conversation import RefusedRequestError
 
 ANSWER_SECONDS = 600.0
 """For one answer, from the connection to its end."""

@@ -18,10 +18,3 @@ tokens which were sampled without it, so the two prompts differ by the hint and 
     hinted_turns.py      all of it, for the trainer
     hint_options.py      the options
 """
-
-from composer_replication.rollouts.hints.hint_options import HintOptions
-from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker, make_hinted_turns
-from composer_replication.rollouts.hints.other_tasks import HintsOfOtherTasks
-from composer_replication.rollouts.hints.task_observer import TaskObserver
-
-__all__ = ["HintOptions", "HintedTurnMaker", "HintsOfOtherTasks", "TaskObserver", "make_hinted_turns"]

@@ -13,14 +13,14 @@ from collections import Counter
 from pathlib import Path
 
 from composer_replication.errors import UsageError
-from composer_replication.rollouts.hints.hint_context import HintContext
-from composer_replication.rollouts.hints.hint_options import HintOptions
-from composer_replication.rollouts.hints.templates import signature
-from composer_replication.tasks.instructions.instruction_endpoint import (
+from composer_replication.model_endpoint import (
     Endpoint,
     EndpointFailed,
     open_endpoint,
 )
+from composer_replication.rollouts.hints.hint_context import HintContext
+from composer_replication.rollouts.hints.hint_options import HintOptions
+from composer_replication.rollouts.hints.templates import signature
 from composer_replication.tasks.intake.cache import cache_folder, put_file, sha256_of
 
 MAX_SHOWN_CHARACTERS = 1500

@@ -22,9 +22,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from composer_replication.errors import InputError
+from composer_replication.model_endpoint import Endpoint, EndpointFailed
 from composer_replication.records import Task
 from composer_replication.tasks.instructions.golden_spans import golden_spans, shows_any
-from composer_replication.tasks.instructions.instruction_endpoint import Endpoint, EndpointFailed
 from composer_replication.tasks.instructions.surroundings import parsed
 from composer_replication.tasks.instructions.writing import write_instruction
 from composer_replication.tasks.leaks.copies import distinctive_lines

@@ -14,7 +14,7 @@ MOST_LINES_OF_A_FILE = 800
 MOST_LINES_OF_A_FUNCTION = 80
 # Lines of *.py in each folder, of *.toml in explanations. Lowered when a folder has shrunk, never raised.
 CEILINGS = {
-    "src": 94977,
+    "src": 92698,
     "src/composer_replication/cli": 7875,
     "src/composer_replication/engines": 575,
     "src/composer_replication/launch": 1295,
@@ -23,13 +23,13 @@ CEILINGS = {
     "src/composer_replication/report": 3228,
     "src/composer_replication/rollouts": 20054,
     "src/composer_replication/safety": 3340,
-    "src/composer_replication/sandbox": 12164,
+    "src/composer_replication/sandbox": 9885,
     "src/composer_replication/tasks": 25855,
     "src/composer_replication/traces": 3669,
     "src/composer_replication/trainer": 12017,
-    "src/composer_replication/cli/explanations": 1674,
+    "src/composer_replication/cli/explanations": 1589,
     "benchmarks": 7763,
-    "tests": 78683,
+    "tests": 76949,
 }
 BANNED = {
     "utils",

@@ -28,7 +28,6 @@ from typing import Any
 from composer_replication.records import Limits
 from composer_replication.sandbox.closed_folders import LOOK, open_to_owner
 from composer_replication.sandbox.folder_removal import remove_folder
-from composer_replication.sandbox.host_paths import is_below
 from composer_replication.sandbox.jailed_tree import STARTER, account_files
 from composer_replication.sandbox.keeper_process import end_keeper, start_keeper
 from composer_replication.sandbox.private_folders import UnmeasurableError, folder_bytes, hand_over
@@ -97,7 +96,7 @@ def _run(orders: dict[str, Any]) -> None:
         with suppress(OSError):
             open_to_owner(folder, LOOK)
     limits = Limits(**orders["limits"])
-    watched = _watched(limits, (tree, *private))
+    watched = _watched(limits, (tree, *private), uid)
     ended = _supervised(orders, uid, watched)
     _end_all_of(uid)
     for entry in (child for shared in _SHARED if shared.is_dir() for child in shared.iterdir()):
@@ -107,15 +106,11 @@ def _run(orders: dict[str, Any]) -> None:
     _answer(ended, tree, watched)
 
 
-def _watched(limits: Limits, own: tuple[Path, ...]) -> Watched:
+def _watched(limits: Limits, own: tuple[Path, ...], uid: int) -> Watched:
     """The limits, and everywhere that the user may write; what lay there at the first command is not charged."""
     shared = [folder for folder in _SHARED if folder.is_dir()]
-    closed = {
-        str(folder / place.relative_to(folder).parts[0])
-        for folder in shared
-        for place in own
-        if is_below(place, [folder])
-    }
+    found = {child: child.lstat() for folder in shared for child in folder.iterdir()}
+    closed = {str(path) for path, info in found.items() if info.st_uid != uid and not info.st_mode & 0o002}
     folders = (*own, *shared)
     remembered = _OURS / "baseline"
     if not remembered.exists():

@@ -62,9 +62,15 @@ class BubblewrapEnvironment(BaseEnvironment):
 
     async def start(self, force_build: bool) -> None:
         self._folder.mkdir(mode=0o700)
-        for name in ("etc", "proc", "dev", "run/lock", "tmp", "var/tmp", "root"):
+        for name in ("etc", "proc", "dev", "run/lock", "tmp/of-root", "var/tmp", "root"):
             (self._root / name).mkdir(parents=True)
-        for name, mode in (("run/lock", 0o1777), ("tmp", 0o1777), ("var/tmp", 0o1777), ("root", 0o711)):
+        for name, mode in (
+            ("tmp/of-root", 0o700),
+            ("run/lock", 0o1777),
+            ("tmp", 0o1777),
+            ("var/tmp", 0o1777),
+            ("root", 0o711),
+        ):
             (self._root / name).chmod(mode)
         for name in ("passwd", "group", "hosts", "nsswitch.conf", "hostname"):
             (self._root / "etc" / name).write_text("the image's own\n")
@@ -121,8 +127,8 @@ class BubblewrapEnvironment(BaseEnvironment):
             os.kill(self._first_pid, signal.SIGKILL)
         if process := getattr(self, "_process", None):
             await process.wait()
-        if self._folder.exists():
-            await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+        removal = await asyncio.create_subprocess_exec("rm", "-rf", str(self._folder))  # however deep
+        await removal.wait()
 
     async def exec(
         self,

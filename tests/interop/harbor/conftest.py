@@ -40,6 +40,8 @@ def backend_name() -> str:
 
 @pytest.fixture
 def backend(request: pytest.FixtureRequest) -> SandboxBackend:
+    if request.node.originalname == "test_a_hundred_thousand_files":
+        pytest.skip("what is tried is the machine's file system, not what a service is asked")
     chosen = choose_backend(NAME)
     expect_failure(request, chosen, request.node.originalname)
     return chosen

@@ -14,10 +14,10 @@ MOST_LINES_OF_A_FILE = 800
 MOST_LINES_OF_A_FUNCTION = 80
 # Lines of *.py in each folder, of *.toml in explanations. Lowered when a folder has shrunk, never raised.
 CEILINGS = {
-    "src": 92698,
+    "src": 92694,
     "src/composer_replication/cli": 7875,
     "src/composer_replication/engines": 575,
-    "src/composer_replication/launch": 1295,
+    "src/composer_replication/launch": 1291,
     "src/composer_replication/losses": 1427,
     "src/composer_replication/replicas": 1601,
     "src/composer_replication/report": 3228,
@@ -29,7 +29,7 @@ CEILINGS = {
     "src/composer_replication/trainer": 12017,
     "src/composer_replication/cli/explanations": 1589,
     "benchmarks": 7763,
-    "tests": 76949,
+    "tests": 76946,
 }
 BANNED = {
     "utils",

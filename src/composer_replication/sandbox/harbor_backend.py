@@ -175,6 +175,8 @@ class HarborSandbox(LocalSandbox):
     def _ask(self, call: Any, what: str) -> Any:
         try:
             return call()
+        except ComposerError:
+            raise
         except (Exception, SystemExit) as error:  # each environment has its own
             raise self._failure(what, error) from error
 

@@ -30,13 +30,14 @@ from composer_replication.sandbox.closed_folders import LOOK, open_to_owner
 from composer_replication.sandbox.folder_removal import remove_folder
 from composer_replication.sandbox.jailed_tree import STARTER, account_files
 from composer_replication.sandbox.keeper_process import end_keeper, start_keeper
+from composer_replication.sandbox.memory_folder import PLACE, MemoryFolder
 from composer_replication.sandbox.private_folders import UnmeasurableError, folder_bytes, hand_over
 from composer_replication.sandbox.supervised_run import Ended, Verdict, Watched, supervise
 from composer_replication.sandbox.tree_archive import pack_tree, unpack_tree
 from composer_replication.sandbox.user_ids import private_uid
 
 _OURS = Path("/composer-rl")
-_SHARED = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))
+_SHARED = (Path("/tmp"), Path("/var/tmp"), PLACE)
 _CLOSED = (Path("/run/lock"), Path("/dev/mqueue"))  # everybody may write there, and nobody counts it
 _SECONDS_TO_DIE = 10.0
 _SLACK_BYTES = 64 << 20
@@ -108,14 +109,17 @@ def _run(orders: dict[str, Any]) -> None:
 
 def _watched(limits: Limits, own: tuple[Path, ...], uid: int) -> Watched:
     """The limits, and everywhere that the user may write; what lay there at the first command is not charged."""
-    shared = [folder for folder in _SHARED if folder.is_dir()]
+    # What lies in a memory of its own the kernel tells to the byte, deleted or mapped.
+    is_memory = os.path.ismount(PLACE)
+    memory = MemoryFolder(os.open(PLACE, os.O_RDONLY | os.O_DIRECTORY)) if is_memory else None
+    shared = [folder for folder in _SHARED if folder.is_dir() and not (is_memory and folder == PLACE)]
     found = {child: child.lstat() for folder in shared for child in folder.iterdir()}
     closed = {str(path) for path, info in found.items() if info.st_uid != uid and not info.st_mode & 0o002}
     folders = (*own, *shared)
     remembered = _OURS / "baseline"
     if not remembered.exists():
         remembered.write_text(str(folder_bytes(folders, closed)))
-    return Watched(limits, folders, int(remembered.read_text()), closed=closed)
+    return Watched(limits, folders, int(remembered.read_text()), closed=closed, memory=memory)
 
 
 def _supervised(orders: dict[str, Any], uid: int, watched: Watched) -> Ended:

@@ -1,4 +1,4 @@
-"""The contract that ships with the package, held up to every backend of this machine, and to fakes of services."""
+"""The contract that ships with the package, held up to every backend of this machine."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _DEFAULT_TIMEOUT_SECONDS = 60.0
 _SELFTEST_FAILED = 3
 _SECONDS_UNTIL_BAR = 2.0
 _BACKEND_HELP = (
-    "bubblewrap, sandlock, bubblewrap-warm, docker, podman, kubernetes, none, or package.module:Class "
+    "bubblewrap, sandlock, bubblewrap-warm, harbor:NAME (an environment of Harbor's, as docker), none, or package.module:Class "
     "(default: the first of the first two that works here)"
 )
 _ACCEPT_HELP = (

@@ -16,8 +16,6 @@ from composer_replication.launch.clients import run_client
 from composer_replication.launch.job import Job, Variable
 from composer_replication.launch.job_status import HALTED_EXIT_CODE, JobState, JobStatus, told
 from composer_replication.launch.targets import Target, TargetOptions, filled
-from composer_replication.sandbox.pods.pod_manifest import LABEL as SANDBOX_LABEL
-from composer_replication.sandbox.pods.pod_manifest import POLICY_NAME
 
 MANIFEST_NAME = "manifests.yaml"
 JOB_LABEL = "composer-rl/job"
@@ -77,8 +75,6 @@ class KubernetesTarget(Target):
             "efa": 0,
             "recipe_mount": RECIPE_MOUNT,
             "data_mount": DATA_MOUNT,
-            "sandbox_label": SANDBOX_LABEL,
-            "policy_name": POLICY_NAME,
         }
 
     def submit(self, job: Job) -> str:

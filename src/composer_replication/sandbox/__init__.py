@@ -1,8 +1,7 @@
 """Where does untrusted code run? In a jail around one task tree.
 
 One contract (``interfaces.Sandbox``), backends for it (bubblewrap and sandlock; a kind of bubblewrap that stays
-warm between commands; docker, podman and kubernetes where they are named; none, which
-is no jail) and one conformance suite for all. ``require_selftest`` proves that a jail holds before any
+warm between commands; harbor, for containers, pods and clouds; none, which is no jail) and one conformance suite for all. ``require_selftest`` proves that a jail holds before any
 reward depends on it.
 
     with open_sandbox(SandboxSpec(tree=tree)) as sandbox:

@@ -15,15 +15,19 @@ BACKENDS = {
     "bubblewrap": "composer_replication.sandbox.bubblewrap:Bubblewrap",
     "sandlock": "composer_replication.sandbox.sandlock_backend:Sandlock",
     "bubblewrap-warm": "composer_replication.sandbox.warm_bubblewrap:WarmBubblewrap",
-    "docker": "composer_replication.sandbox.engine.docker:Docker",
-    "podman": "composer_replication.sandbox.engine.docker:Podman",
-    "kubernetes": "composer_replication.sandbox.pods.kubernetes_backend:Kubernetes",
     "none": "composer_replication.sandbox.no_isolation:NoIsolation",
 }
 """Known names, best first; each is imported only when it is chosen."""
 
-ONLY_BY_NAME = ("bubblewrap-warm", "docker", "podman", "kubernetes", WITHOUT_ISOLATION)
-"""Those that are never chosen without being named: they need a service, or a person's decision."""
+ONLY_BY_NAME = ("bubblewrap-warm", WITHOUT_ISOLATION)
+"""Those that are never chosen without being named, as no service is either."""
+
+_HARBOR = "composer_replication.sandbox.harbor_backend:Harbor"
+_NOW_OF_HARBOR = {
+    "docker": "harbor:docker",
+    "podman": "harbor:podman",
+    "kubernetes": "harbor:gke or harbor:openshift",
+}
 
 _WARM = "-warm"  # the name of a backend, and this, is the name of its warm kind
 
@@ -32,8 +36,9 @@ def choose_backend(name: str | None = None) -> SandboxBackend:
     """The backend called ``name``, or the first that can start a jail here and needs no naming.
 
     Args:
-        name: a key of ``BACKENDS``, or ``package.module:Class`` whose class takes
-            no arguments and fulfils ``interfaces.SandboxBackend``.
+        name: a key of ``BACKENDS``; ``harbor:NAME`` for an environment of Harbor's, or ``harbor:package.module:Class`` for
+            one of yours; or ``package.module:Class`` whose class takes no arguments and fulfils
+            ``interfaces.SandboxBackend``.
 
     Raises:
         UsageError: an unknown name, or a dotted path that leads nowhere (CR0305); ``none``, and nobody
@@ -42,11 +47,20 @@ def choose_backend(name: str | None = None) -> SandboxBackend:
     """
     if name is None:
         return _first_available()
+    kind, _, environment = name.partition(":")
+    if kind == "harbor" and environment:
+        return _load(_HARBOR, environment)
     path = BACKENDS.get(name, name)
     if ":" not in path:
         jails = [known for known in BACKENDS if known != WITHOUT_ISOLATION]  # nobody is led to that one
         near = difflib.get_close_matches(name, jails, n=1, cutoff=0.4)
-        guess = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(BACKENDS)}."
+        guess = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(BACKENDS)}, harbor:NAME."
+        if name in _NOW_OF_HARBOR:
+            guess = f"type {_NOW_OF_HARBOR[name]}: containers are started by Harbor."
+        elif name == "harbor":
+            guess = (
+                "name an environment of Harbor's too, as in harbor:docker, or harbor:package.module:Class."
+            )
         raise UsageError(
             "CR0305", f"there is no sandbox backend called {name!r}.", where="backend", fix=guess
         )
@@ -72,10 +86,10 @@ def _first_available() -> SandboxBackend:
     )
 
 
-def _load(path: str) -> SandboxBackend:
+def _load(path: str, *words: str) -> SandboxBackend:
     module_name, _, class_name = path.partition(":")
     try:
-        found: Any = getattr(importlib.import_module(module_name), class_name)()
+        found: Any = getattr(importlib.import_module(module_name), class_name)(*words)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise UsageError(
             "CR0305", f"the sandbox backend {path!r} cannot be loaded: {error}.", where="backend"
@@ -127,6 +141,8 @@ def warm_kind(backend: SandboxBackend) -> SandboxBackend | None:
 
 
 def name_of(backend: SandboxBackend) -> str:
-    """What ``choose_backend`` knows it by: a key of ``BACKENDS``, or the dotted path of somebody else's."""
+    """What ``choose_backend`` knows it by: a name of ours, or the dotted path of somebody else's."""
     path = f"{type(backend).__module__}:{type(backend).__qualname__}"
+    if path == _HARBOR:
+        return backend.name
     return next((name for name, ours in BACKENDS.items() if ours == path), path)

@@ -152,11 +152,8 @@ class JailedTree:
 
     def write_accounts(self, uid: int, gid: int) -> None:
         """Write the few account files that a jail sees instead of the host's."""
-        nobody = "" if uid == 65534 else "nobody:x:65534:65534::/nonexistent:/bin/false\n"
-        self.scratch.write("passwd", f"sandbox:x:{uid}:{gid}::{self.scratch.home}:/bin/sh\n{nobody}")
-        self.scratch.write("group", f"sandbox:x:{gid}:\n" + ("" if gid == 65534 else "nogroup:x:65534:\n"))
-        self.scratch.write("hosts", "127.0.0.1 localhost sandbox\n::1 localhost\n")
-        self.scratch.write("nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n")
+        for name, text in account_files(uid, gid, self.scratch.home).items():
+            self.scratch.write(name, text)
 
     def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
         """The whole environment of a command that is given ``variables``."""
@@ -230,6 +227,17 @@ class JailedTree:
                 give_back(self.real_tree, self._owner)
         self.scratch.remove()
         release_uid(self._uid)
+
+
+def account_files(uid: int, gid: int, home: Path) -> dict[str, str]:
+    """By name, the files of ``/etc`` that tell of users and hosts."""
+    nobody = "" if uid == 65534 else "nobody:x:65534:65534::/nonexistent:/bin/false\n"
+    return {
+        "passwd": f"sandbox:x:{uid}:{gid}::{home}:/bin/sh\n{nobody}",
+        "group": f"sandbox:x:{gid}:\n" + ("" if gid == 65534 else "nogroup:x:65534:\n"),
+        "hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
+        "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+    }
 
 
 def _interpreter_bin() -> list[str]:

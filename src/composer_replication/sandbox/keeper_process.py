@@ -37,7 +37,7 @@ def start_keeper(
         with os.fdopen(os.dup(descriptor), "w") as handle:
             json.dump(orders, handle)
         os.lseek(descriptor, 0, os.SEEK_SET)
-        program = _LAUNCH.format(folders=_package_folders(), module=module)
+        program = launch_program(_package_folders(), module)
         return subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", program, str(descriptor)],
             stdin=subprocess.PIPE,
@@ -49,6 +49,11 @@ def start_keeper(
         )
     finally:
         os.close(descriptor)
+
+
+def launch_program(folders: Mapping[str, str], module: str) -> str:
+    """The text of a program that runs ``main`` of a module of this folder; ``folders`` has the packages by name."""
+    return _LAUNCH.format(folders=dict(folders), module=module)
 
 
 def end_keeper(process: subprocess.Popen[bytes]) -> bool:

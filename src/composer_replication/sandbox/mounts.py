@@ -32,23 +32,17 @@ class MountPlan:
     Args:
         spec: names what is shown.
         scratch: the sandbox's own folder.
-        with_system: programs and libraries of this machine too.
         shared_memory_bytes: ``bwrap`` mounts a memory of this size as ``/dev/shm``; by default it is a folder.
     """
 
     def __init__(
-        self,
-        spec: SandboxSpec,
-        scratch: Scratch,
-        *,
-        with_system: bool = True,
-        shared_memory_bytes: int | None = None,
+        self, spec: SandboxSpec, scratch: Scratch, *, shared_memory_bytes: int | None = None
     ) -> None:
         self._shared_memory_bytes = shared_memory_bytes
         self._binds: dict[Path, tuple[str, Path]] = {}
         self._links: dict[Path, str] = {}
         tree = spec.tree.resolve()
-        known = (system_folders(), base_interpreter()) if with_system else ()
+        known = (system_folders(), base_interpreter())
         masked = {path.resolve() for group in known for path in group.masked}
         masked |= {path.resolve() for path in spec.masked}
         for path in (*(path for group in known for path in group.read_only), *spec.read_only):
@@ -82,34 +76,6 @@ class MountPlan:
             *self._in_order(fresh),
             *proper,
         ]
-
-    def root_links(self) -> dict[Path, str]:
-        """Links that must stand in the root itself, for no shown folder has them: place to target."""
-        return {link: target for link, target in self._links.items() if self._enclosing(link) is None}
-
-    def mounts(self, fresh: Path) -> list[tuple[Path, Path, bool]]:
-        """``(source, place, is_read_only)``, deeper places later, for whoever mounts without ``bwrap``.
-
-        Links and mount points below the fresh folders are made in ``fresh``, so that nobody
-        else makes them there.
-        """
-        for link, target in self._links.items():
-            enclosing = self._enclosing(link)
-            if enclosing in _FRESH_PLACES:
-                _make_link(fresh / _FRESH_PLACES[enclosing] / link.relative_to(enclosing), target)
-        found: list[tuple[Path, Path, bool]] = []
-        for place in sorted(self._binds, key=lambda place: (len(place.parts), place)):
-            kind, source = self._binds[place]
-            if self._is_shown_already(place):
-                continue
-            source = fresh / source.name if source.parent == _FRESH_FOLDER else source
-            outer = self._enclosing(place)
-            if outer in _FRESH_PLACES:
-                _make_mount_point(
-                    fresh / _FRESH_PLACES[outer] / place.relative_to(outer), is_folder=source.is_dir()
-                )
-            found.append((source, place, kind == "--ro-bind"))
-        return found
 
     def _show(self, path: Path, kind: str, masked: Iterable[Path]) -> None:
         real, links = resolve_links(path)
@@ -173,11 +139,3 @@ def _make_link(place: Path, target: str) -> None:
     place.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     if not place.is_symlink():
         place.symlink_to(target)
-
-
-def _make_mount_point(place: Path, *, is_folder: bool) -> None:
-    if is_folder:
-        place.mkdir(mode=0o755, parents=True, exist_ok=True)
-    else:
-        place.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        place.touch()

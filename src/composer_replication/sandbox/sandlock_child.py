@@ -12,8 +12,6 @@ import ctypes
 import json
 import os
 import resource
-import select
-import struct
 import sys
 import threading
 import time
@@ -23,19 +21,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from composer_replication.sandbox.child_process import (
+    EXIT_KILLED,
+    EXIT_LEFTOVERS,
+    begin,
+    collect_ended,
+    drop_bounding_set,
+    refuse_calls,
+)
 from composer_replication.sandbox.file_changes import FileChanges, call_numbers
 from composer_replication.sandbox.landlock_mask import hide
 from composer_replication.sandbox.process_tree import descendants, kill_descendants
 from composer_replication.sandbox.syscall_filter import filter_among_equals
 
-_PR_SET_CHILD_SUBREAPER = 36
-_PR_CAPBSET_DROP = 24
-_PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
-_STEP_BYTES = 8
 _SECONDS_BETWEEN_WAITS, _SECONDS_BETWEEN_LOOKS = 0.05, 0.002
 _CAPABILITY_VERSION = 0x20080522
-_EXIT_KILLED = 137
-_EXIT_LEFTOVERS = 70
 
 
 def main() -> None:
@@ -43,28 +43,20 @@ def main() -> None:
     with os.fdopen(int(sys.argv[1])) as handle:
         orders = json.load(handle)
     library = ctypes.CDLL(None, use_errno=True)
-    library.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    code = _EXIT_LEFTOVERS
+    code = EXIT_LEFTOVERS
     try:
-        _die_with(int(orders["parent"]))
+        begin(int(orders["parent"]))
         for kind, value in orders["limits"]:
             resource.setrlimit(kind, (value, value))
         code = _run(orders, library)
     finally:
         is_clean = kill_descendants(os.getpid())
-        _collect()
+        collect_ended()
         sys.stdout.flush()
         sys.stderr.flush()
         # Threads of sandlock may still run: nothing of theirs is worth waiting for.
         if sys.exc_info()[0] is None:
-            os._exit(code if is_clean else _EXIT_LEFTOVERS)
-
-
-def _collect() -> None:
-    """Take the exit codes of what is dead, so that no zombie goes to whoever comes after us."""
-    with suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
+            os._exit(code if is_clean else EXIT_LEFTOVERS)
 
 
 def _wait_for_orphans() -> None:
@@ -88,12 +80,12 @@ def _run(orders: dict[str, Any], library: ctypes.CDLL) -> int:
     hide(Path(path) for path in orders["masked"])
     if os.geteuid() == 0:
         _drop_capabilities(library)
-    _refuse_calls(library)
+    refuse_calls(filter_among_equals())
     threading.Thread(target=_wait_for_orphans, daemon=True).start()
     result = _run_supervised(orders)
     if result.reason == sandlock.ExitReason.SIGNALED and result.signal > 0:
         return 128 + int(result.signal)
-    return int(result.exit_code) if result.reason == sandlock.ExitReason.EXITED else _EXIT_KILLED
+    return int(result.exit_code) if result.reason == sandlock.ExitReason.EXITED else EXIT_KILLED
 
 
 def _run_supervised(orders: dict[str, Any]) -> Any:
@@ -130,44 +122,15 @@ def _run_supervised(orders: dict[str, Any]) -> Any:
     return result
 
 
-def _die_with(parent: int) -> None:
-    """Kill everything as soon as ``parent`` has died, even by SIGKILL."""
-    descriptor = os.pidfd_open(parent)
-    if os.getppid() != parent:
-        os._exit(_EXIT_KILLED)
-
-    def watch() -> None:
-        select.select([descriptor], [], [])
-        kill_descendants(os.getpid())
-        os._exit(_EXIT_KILLED)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
 def _drop_capabilities(library: ctypes.CDLL) -> None:
     """Root without a single capability is an ordinary user that owns root's files."""
     with suppress(PermissionError):  # a container's root may be such a one already, and keeps its groups
         os.setgroups([])
-    for number in range(64):
-        if library.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) != 0:
-            break
+    drop_bounding_set()
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
     nothing = (ctypes.c_uint32 * 6)()
     if library.capset(header, nothing) != 0:
         raise OSError(ctypes.get_errno(), "capabilities cannot be dropped")
-
-
-def _refuse_calls(library: ctypes.CDLL) -> None:
-    """For this thread and what it starts; on a machine whose numbers we do not know, nothing."""
-    program = filter_among_equals()
-    if not program:
-        return
-    steps = ctypes.create_string_buffer(program, len(program))
-    whole = struct.pack("HxxxxxxP", len(program) // _STEP_BYTES, ctypes.addressof(steps))
-    if library.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "no_new_privs cannot be set")
-    if library.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.create_string_buffer(whole), 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "system calls cannot be refused")
 
 
 if __name__ == "__main__":

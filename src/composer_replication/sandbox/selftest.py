@@ -161,10 +161,7 @@ def _require_first_step(count: int, ended_by: str, what: str) -> None:
 
 
 def _network(trial: _Trial) -> str:
-    order = {"do": "network", **trial.bait.network_order()}
-    order["servers"] += getattr(trial.backend, "servers", list)()
-    order["routes_count"] = not getattr(trial.backend, "keeps_routes", False)
-    (answer,) = trial.ask(order)
+    (answer,) = trial.ask({"do": "network", **trial.bait.network_order()})
     reached = list(answer["reached"]) + (
         ["a datagram socket of the host"] if trial.bait.got_datagram() else []
     )

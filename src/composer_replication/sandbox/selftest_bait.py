@@ -137,8 +137,8 @@ class Bait:
         return listener
 
     def network_order(self) -> dict[str, Any]:
-        """What a probe needs to try the network; ``servers`` are names with address and port, and may be added to."""
-        return {**self._network, "servers": list(self._network["servers"])}
+        """What a probe needs to try the network; ``servers`` are names with address and port."""
+        return self._network
 
     def got_datagram(self) -> bool:
         got = False

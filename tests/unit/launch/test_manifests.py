@@ -159,9 +159,6 @@ def test_what_was_asked_for_is_there() -> None:
     selector = {"karpenter.sh/capacity-type": "spot", "node.kubernetes.io/instance-type": "p5.48xlarge"}
     assert every(objects["JobSet"], "nodeSelector") == [selector]
     assert every(objects["JobSet"], "secretKeyRef") == [{"name": "run", "key": "HF_TOKEN"}]
-    policy = objects["NetworkPolicy"]["spec"]
-    assert policy["policyTypes"] == ["Ingress", "Egress"]
-    assert not policy.keys() & {"ingress", "egress"}  # nothing is let through
     irsa = {one["kind"]: one for one in yaml.safe_load_all(manifests("eks", **CASES["eks-irsa"][1]))}
     annotations = irsa["ServiceAccount"]["metadata"]["annotations"]
     assert annotations == {"eks.amazonaws.com/role-arn": ROLE}

@@ -20,6 +20,7 @@ from composer_replication.sandbox import (
     bwrap_program,
     choice,
     choose_backend,
+    name_of,
     open_sandbox,
     sandlock_backend,
 )
@@ -61,6 +62,37 @@ def test_a_misspelt_name_meets_its_neighbour() -> None:
         choose_backend("bublewrap")
     assert caught.value.code == "CR0305"
     assert "bubblewrap" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("name", "typed"),
+    [
+        ("docker", "harbor:docker"),
+        ("podman", "harbor:podman"),
+        ("kubernetes", "harbor:gke"),
+        ("harbor", "harbor:docker"),
+    ],
+)
+def test_a_container_is_harbors(name: str, typed: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        choose_backend(name)
+    assert caught.value.code == "CR0305"
+    assert typed in caught.value.fix
+
+
+def test_a_backend_of_harbor_is_known_by_its_name() -> None:
+    backend = choose_backend("harbor:package.module:Class")
+    assert name_of(backend) == backend.name == "harbor:package.module:Class"
+
+
+def test_harbor_is_asked_for_where_it_is_missing(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "harbor.environments.factory", None)
+    backend = choose_backend("harbor:docker")
+    with pytest.raises(MissingError, match=r"3\.12 or newer") as caught:
+        backend.open(SandboxSpec(tree))
+    assert caught.value.code == "CR0101"
+    assert "composer-replication[harbor]" in caught.value.fix
+    assert not backend.is_available().ok
 
 
 def test_nobody_is_led_to_no_isolation() -> None:
@@ -195,8 +227,8 @@ def test_every_code_that_is_raised_is_explained() -> None:
     }
     explained = tomllib.loads((FOLDER / "cli" / "explanations" / "sandbox.toml").read_text())
     machine = tomllib.loads((FOLDER / "cli" / "explanations" / "machine.toml").read_text())
-    assert raised == {*explained, "CR0104"}
-    assert "CR0104" in machine
+    assert raised == {*explained, "CR0101", "CR0104"}
+    assert {"CR0101", "CR0104"} <= set(machine)
     for entry in explained.values():
         assert entry["meaning"].endswith(".")
         assert entry["causes"]

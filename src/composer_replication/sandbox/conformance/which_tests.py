@@ -6,16 +6,6 @@ from collections.abc import Mapping
 
 from composer_replication.interfaces import SandboxBackend
 
-_SERVICE = (
-    "the service keeps it; it is removed by the next process (docker, podman), or dies at its time to live"
-)
-_PIPES = "the pipes of a container belong to the engine's user, so /dev/stdout cannot be opened by name"
-KNOWN_FAILURES: Mapping[str, Mapping[str, str]] = {
-    name: {"test_the_jail_dies_with_us": _SERVICE, "test_streams_can_be_opened_by_name": _PIPES}
-    for name in ("docker", "podman", "kubernetes")
-}
-"""By backend of this package and test: why the contract does not hold there. Each fails for certain."""
-
 # A test that tries to get out does get out where nothing holds it, and changes this very machine (one of
 # them renames all of /tmp). So this is a list of what may run without a jail: a test is not on it
 # until somebody has read that it touches nothing but its tree.
@@ -60,11 +50,8 @@ HARMLESS_WITHOUT_ISOLATION = frozenset({
     "test_input_of_every_byte_arrives",
 })  # fmt: skip
 
-RENAMES_TEMPORARY_FILES = "test_links_that_one_command_plants_do_not_lead_the_next_one_s_mounts_out"
-"""It renames all of /tmp wherever it gets out: a hole in a fake must not cost anybody that."""
-
 
 def known_failures(backend: SandboxBackend) -> Mapping[str, str]:
-    """What this backend is known not to keep: ours by name, others by their attribute ``known_failures``."""
+    """What this backend is known not to keep, by test and with a reason: its attribute ``known_failures``."""
     named: Mapping[str, str] = getattr(backend, "known_failures", {})
-    return {**KNOWN_FAILURES.get(backend.name, {}), **named}
+    return named

@@ -1,0 +1,463 @@
+"""Jails that are containers, pods or machines of a cloud: whatever Harbor has an environment for.
+
+Harbor starts and stops the environment, runs a program in it and carries files. The rest is ours: ``harbor_inside``,
+sent into it, holds the limits and leaves nothing. The folder of this machine stays the truth between two commands: it is
+sent when it has changed, and is what the tree in the container was after each command. So files and snapshots
+are those of every other jail. Commands of one sandbox run one at a time.
+
+How far an environment isolates is not known here. It is asked for one without a network and without rights on this machine;
+``require_selftest`` finds out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import random
+import secrets
+import sys
+import tarfile
+import tempfile
+import threading
+from base64 import b64decode
+from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from functools import lru_cache
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from composer_replication.errors import ComposerError, MissingError, SandboxFailure, UsageError
+from composer_replication.interfaces import Sandbox
+from composer_replication.records import Check, ExecResult, FileEntry, SandboxSpec
+from composer_replication.sandbox.call_checks import check_limits
+from composer_replication.sandbox.host_paths import (
+    base_interpreter,
+    base_python,
+    is_below,
+    resolve_links,
+    system_folders,
+)
+from composer_replication.sandbox.jailed_tree import failure, to_result
+from composer_replication.sandbox.keeper_process import launch_program
+from composer_replication.sandbox.local_sandbox import LocalSandbox
+from composer_replication.sandbox.supervised_run import Ended, Verdict, is_interrupted
+from composer_replication.sandbox.tree_archive import UnsafeTreeError, pack_tree, unpack_tree
+
+IMAGE, OPTIONS = "COMPOSER_RL_HARBOR_IMAGE", "COMPOSER_RL_HARBOR_OPTIONS"
+_OURS = "/composer-rl"  # only its root may look into it
+_START_SECONDS, _SEND_SECONDS, _MORE_SECONDS = 900, 600, 120
+_LOOK_SECONDS = 0.05
+_SLACK_MIB = 256  # for whoever watches, in the container
+_MIB = 1 << 20
+_MOST_SAID_BYTES = 2000
+
+
+class Harbor:
+    """The backend ``harbor:NAME``, of one of Harbor's own environments, or ``harbor:package.module:Class``."""
+
+    known_failures = {  # noqa: RUF012  read by the suite of the contract
+        "test_the_jail_dies_with_us": "the service keeps it; the next process that opens such a sandbox removes it"
+    }
+
+    def __init__(self, kind: str) -> None:
+        self.name = f"harbor:{kind}"
+        self._kind = kind
+
+    def is_available(self) -> Check:
+        """Is Harbor installed, and does it find what this environment needs? Starts nothing."""
+        try:
+            factory, config = _factory(), self._config()
+            self._require_image()
+            factory.run_preflight(config.type, config.import_path, config.kwargs)
+        except ComposerError as error:
+            return Check(self.name, False, error.message, error.fix)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  each environment has its own
+            return Check(self.name, False, f"Harbor says: {error}", "do what it says")
+        return Check(self.name, True, "Harbor finds what it needs.")
+
+    def open(self, spec: SandboxSpec) -> Sandbox:
+        """Start an environment and send ``spec``'s files into it.
+
+        Raises:
+            MissingError: Harbor is not installed (CR0101), or no image is named (CR0301).
+            UsageError: Harbor has no such environment (CR0305); a limit that cannot be held (CR0882).
+            SandboxFailure: it does not start (CR0320), or cannot be filled (CR0337); a path of the spec is missing (CR0304).
+        """
+        check_limits(spec.limits)
+        _factory()
+        self._require_image()
+        _remove_orphans()
+        return HarborSandbox(spec, self)
+
+    def environment(self, session: str, folder: Path, memory_bytes: int) -> Any:
+        """An environment of Harbor's, not started.
+
+        Args:
+            session: by which its service knows it.
+            folder: an empty one, for what Harbor writes.
+            memory_bytes: of the commands.
+        """
+        from harbor.models.task.config import EnvironmentConfig, NetworkMode, NetworkPolicy
+        from harbor.models.trial.paths import TrialPaths
+
+        (folder / "environment").mkdir(parents=True, exist_ok=True)
+        return _factory().create_environment_from_config(
+            self._config(),
+            environment_dir=folder / "environment",
+            environment_name="composer-rl",
+            session_id=session,
+            trial_paths=TrialPaths(trial_dir=folder / "trial"),
+            task_env_config=EnvironmentConfig(
+                docker_image=os.environ.get(IMAGE) or None, memory_mb=memory_bytes // _MIB + _SLACK_MIB
+            ),
+            network_policy=NetworkPolicy(network_mode=NetworkMode.NO_NETWORK),
+        )
+
+    def _config(self) -> Any:
+        """What Harbor is asked for.
+
+        Raises:
+            UsageError: it has no such environment, or the options are no JSON object (CR0305).
+        """
+        from harbor.models.environment_type import EnvironmentType
+        from harbor.models.trial.config import EnvironmentConfig
+
+        try:
+            options = json.loads(os.environ.get(OPTIONS) or "{}")
+            kind = {"import_path": self._kind} if ":" in self._kind else {"type": EnvironmentType(self._kind)}
+            return EnvironmentConfig(kwargs=options, **kind)
+        except ValueError as error:
+            why = str(error).splitlines()[0]
+            names = ", ".join(_factory().registered_names())
+            fix = (
+                f"harbor:NAME with one of {names}; or harbor:package.module:Class; {OPTIONS} is a JSON object"
+            )
+            raise UsageError(
+                "CR0305", f"Harbor cannot be asked for {self._kind!r}: {why}.", where="backend", fix=fix
+            ) from error
+
+    def _require_image(self) -> None:
+        if ":" not in self._kind and not os.environ.get(IMAGE):
+            why = "no image is named for the containers, with this interpreter at the same path."
+            raise MissingError("CR0301", why, fix=f"export {IMAGE}=IMAGE")
+
+
+class HarborSandbox(LocalSandbox):
+    """One environment around a copy of one tree."""
+
+    def __init__(self, spec: SandboxSpec, backend: Harbor) -> None:
+        super().__init__(spec, None)
+        self._name = backend.name
+        self._turn = threading.Lock()
+        self._is_dirty = True
+        self._environment: Any = None
+        self._record: _Record | None = None
+        self._folders = [str(path) for path in (self._jailed.real_tree, *self._jailed.scratch.writable)]
+        self._outbox = self._jailed.scratch.root / "outbox"
+        try:
+            self._outbox.mkdir()
+            self._record = _Record(backend.name)
+            folder = self._jailed.scratch.root / "harbor"
+            environment = self._ask(
+                lambda: backend.environment(self._record.session, folder, spec.limits.memory_bytes), "be made"
+            )
+            self._environment = environment
+            self._wait(environment.start(force_build=False), "start", _START_SECONDS)
+            self._prepare(spec)
+        except BaseException:
+            self.close()
+            raise
+
+    def _ask(self, call: Any, what: str) -> Any:
+        try:
+            return call()
+        except ComposerError:
+            raise
+        except (Exception, SystemExit) as error:  # each environment has its own
+            raise self._failure(what, error) from error
+
+    def _wait(self, work: Coroutine[Any, Any, Any], what: str, seconds: float) -> Any:
+        """The answer of Harbor, which works in a thread of its own.
+
+        Raises:
+            SandboxFailure: it fails or does not answer (CR0320); we are interrupted (CR0302).
+        """
+        future = asyncio.run_coroutine_threadsafe(asyncio.wait_for(work, seconds), _loop(os.getpid()))
+        try:
+            while not future.done():
+                with suppress(TimeoutError):
+                    future.exception(_LOOK_SECONDS)
+                if not future.done() and is_interrupted():
+                    raise SandboxFailure("CR0302", "the run was killed because the program was interrupted.")
+        except BaseException:
+            future.cancel()
+            raise
+        return self._ask(future.result, what)
+
+    def _failure(self, what: str, error: BaseException) -> SandboxFailure:
+        said = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+        return failure("CR0320", f"{self._name} does not {what}: {said[-500:]}.")
+
+    def _send(self, path: Path, name: str) -> None:
+        self._wait(self._environment.upload_file(path, f"{_OURS}/{name}"), "take a file", _SEND_SECONDS)
+
+    def _shell(self, command: str, seconds: float) -> str:
+        """Run our own program in the container, as its root: the end of what it says, which is bounded there."""
+        whole = f"timeout -s KILL {int(seconds) + 1} {command} 2>&1 | tail -c {_MOST_SAID_BYTES}"
+        limit = int(seconds) + _MORE_SECONDS
+        work = self._environment.exec(whole, cwd="/", user="root", timeout_sec=limit)
+        return str(self._wait(work, "run a program", limit + _LOOK_SECONDS).stdout or "").strip()
+
+    def _inside(self, verb: str, seconds: float, orders: Mapping[str, Any] | None = None) -> None:
+        """Have ``harbor_inside`` do something.
+
+        Raises:
+            SandboxFailure: it does not (CR0337).
+        """
+        if orders is not None:
+            (self._outbox / "orders.json").write_text(json.dumps(orders))
+            self._send(self._outbox / "orders.json", "orders.json")
+        said = self._shell(f"{base_python()} -I -S {_OURS}/start.py {verb}", seconds)
+        if not said.endswith("done"):
+            last = (said.splitlines() or ["nothing is said"])[-1][-500:]
+            raise failure("CR0337", f"{self._name} cannot {verb} a command: {last}.")
+
+    def _prepare(self, spec: SandboxSpec) -> None:
+        self._shell(f"sh -c 'umask 077 && mkdir -p {_OURS}'", _MORE_SECONDS)
+        code, shown = self._outbox / "code.tar", self._outbox / "shown.tar"
+        with tarfile.open(code, "w") as archive:
+            _add_code(archive)
+        self._send(code, "code.tar")
+        self._shell(f"tar -xf {_OURS}/code.tar -C {_OURS}", _SEND_SECONDS)
+        groups = (system_folders(), base_interpreter())
+        masked = {path for group in groups for path in group.masked} | {*spec.masked}
+        masked = {path.resolve() for path in masked if not is_below(self._jailed.real_tree, [path.resolve()])}
+        with tarfile.open(shown, "w", format=tarfile.PAX_FORMAT) as archive:
+            _add_shown(archive, spec, masked, self._jailed.real_tree)
+        self._send(shown, "shown.tar")
+        orders = {"folders": self._folders, "masked": sorted(map(str, masked))}
+        self._inside("prepare", _SEND_SECONDS, orders)
+
+    def _run(
+        self, argv: list[str], environment: Mapping[str, str], stdin: bytes, timeout_seconds: float
+    ) -> ExecResult:
+        marker = f"<{random.randbytes(16).hex()}>"  # noqa: S311  tells lines apart, guards nothing
+        with self._turn:
+            orders = {
+                "argv": argv,
+                "env": dict(environment),
+                "marker": marker,
+                "folders": self._folders,
+                "limits": asdict(self._jailed.limits),
+                "timeout_seconds": timeout_seconds,
+                "has_tree": self._is_dirty,
+            }
+            try:
+                (self._outbox / "stdin").write_bytes(stdin)
+                self._send(self._outbox / "stdin", "stdin")
+                if self._is_dirty:
+                    with (self._outbox / "tree.tar").open("wb") as target:
+                        pack_tree(self._jailed.real_tree, target)
+                    self._send(self._outbox / "tree.tar", "tree.tar")
+                self._inside("run", timeout_seconds + _MORE_SECONDS, orders)
+                ended = self._fetch()
+            except BaseException:
+                self._is_dirty = True
+                with suppress(SandboxFailure):
+                    self._inside("kill", _MORE_SECONDS)
+                raise
+        return to_result(ended, marker.encode(), self._jailed.limits, backend=self._name)
+
+    def _fetch(self) -> Ended:
+        """What a command left: its result, and its tree in the place of ours."""
+        found = json.loads(self._receive("result.json").read_text())
+        verdict = Verdict[found["verdict"]]
+        self._is_dirty = not found["has_tree"]
+        if found["has_tree"]:
+            try:
+                with self._receive("tree.tar").open("rb") as source:
+                    unpack_tree(source, self._jailed.real_tree)
+            except (UnsafeTreeError, OSError) as error:
+                self._is_dirty = True
+                if verdict is Verdict.ENDED:
+                    why = f"the tree of the container cannot be kept: {error}."
+                    raise failure("CR0337", why) from error
+        return Ended(
+            verdict,
+            int(found["exit_code"]),
+            b64decode(found["stdout"]),
+            b64decode(found["stderr"]),
+            bool(found["truncated"]),
+            float(found["seconds"]),
+        )
+
+    def _receive(self, name: str) -> Path:
+        target = self._outbox / name
+        work = self._environment.download_file(f"{_OURS}/{name}", target)
+        self._wait(work, "give a file", _SEND_SECONDS)
+        return target
+
+    def read_file(self, path: str, *, max_bytes: int = 4 * _MIB) -> bytes:
+        """As every jail; a running command is waited for."""
+        with self._turn:
+            return super().read_file(path, max_bytes=max_bytes)
+
+    def write_file(self, path: str, data: bytes, *, is_executable: bool = False) -> None:
+        """As every jail; a running command is waited for."""
+        with self._turn:
+            super().write_file(path, data, is_executable=is_executable)
+            self._is_dirty = True
+
+    def list_files(self, path: str = ".") -> list[FileEntry]:
+        """As every jail; a running command is waited for."""
+        with self._turn:
+            return super().list_files(path)
+
+    def restore(self, snapshot: str) -> None:
+        """As every jail."""
+        super().restore(snapshot)
+        self._is_dirty = True
+
+    def close(self) -> None:
+        """Stop the environment, give the tree back; idempotent.
+
+        Raises:
+            SandboxFailure: its service did not remove it (CR0320).
+        """
+        problems: list[SandboxFailure] = []
+        is_failing = sys.exc_info()[0] is not None  # what was raised first says more
+
+        def end() -> None:
+            try:
+                if self._environment is not None:
+                    self._wait(self._environment.stop(delete=True), "stop", _SEND_SECONDS)
+                if self._record is not None:
+                    self._record.forget()
+            except SandboxFailure as error:  # the next process removes it
+                problems.append(error)
+
+        self._jailed.close(end)
+        if problems and not is_failing:
+            raise problems[0]
+
+
+class _Record:
+    """Which environment a process of ours has, in a file that it holds a lock on, which dies with it."""
+
+    def __init__(self, name: str) -> None:
+        self.session = f"composer-rl-{secrets.token_hex(8)}"
+        self._path = _records() / f"{self.session}.json"
+        new = self._path.with_suffix(".new")
+        self._descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        os.write(self._descriptor, json.dumps({"name": name, "session": self.session}).encode())
+        new.rename(self._path)
+
+    def forget(self) -> None:
+        self._path.unlink(missing_ok=True)
+        os.close(self._descriptor)
+
+
+def _records() -> Path:
+    """A folder of this user's alone.
+
+    Raises:
+        SandboxFailure: somebody else has one of that name (CR0302).
+    """
+    folder = Path(tempfile.gettempdir()) / f"composer-rl-harbor-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    info = folder.lstat()
+    if info.st_uid != os.getuid() or info.st_mode & 0o077 or folder.is_symlink():
+        raise failure("CR0302", "the folder for records of containers is somebody else's.", str(folder))
+    return folder
+
+
+def _abandoned() -> Iterator[tuple[Path, str, str]]:
+    """Records whose process is gone, with backend and session; each is locked while it is looked at."""
+    for path in _records().glob("*.json"):
+        with suppress(OSError, ValueError, KeyError), path.open("r+") as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            found = json.load(handle)
+            yield path, found["name"], found["session"]
+
+
+def _remove_orphans() -> None:
+    """Stop the environments of processes that were killed; a service that knows them by their session removes them."""
+    for path, name, session in _abandoned():
+        with tempfile.TemporaryDirectory() as folder, suppress(Exception):
+            environment = Harbor(name.partition(":")[2]).environment(session, Path(folder), 0)
+            work = environment.stop(delete=True)
+            asyncio.run_coroutine_threadsafe(work, _loop(os.getpid())).result(_SEND_SECONDS)
+            path.unlink(missing_ok=True)
+
+
+def _factory() -> Any:
+    """Harbor's own.
+
+    Raises:
+        MissingError: it is not installed (CR0101).
+    """
+    try:
+        from harbor.environments.factory import EnvironmentFactory
+    except ImportError as error:
+        raise MissingError(
+            "CR0101",
+            f"the sandbox backend harbor needs the package harbor, which Python 3.12 or newer can have: {error}.",
+            fix="pip install 'composer-replication[harbor]', under Python 3.12 or newer",
+        ) from error
+    return EnvironmentFactory
+
+
+@lru_cache(maxsize=1)
+def _loop(_pid: int) -> asyncio.AbstractEventLoop:
+    """Of a thread of this process that runs nothing else; a forked child has its own."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="harbor", daemon=True).start()
+    return loop
+
+
+def _add_code(archive: tarfile.TarFile) -> None:
+    """The modules that run inside, and what starts them."""
+    package = Path(__file__).resolve().parents[1]
+    folders = {"composer_replication": package, "composer_replication.sandbox": package / "sandbox"}
+    for path in (*package.glob("*.py"), *(package / "sandbox").glob("*.py")):
+        archive.add(path, f"code/{path.relative_to(package.parent)}", filter=_as_roots)
+    places = {name: f"{_OURS}/code/{path.relative_to(package.parent)}" for name, path in folders.items()}
+    start = launch_program(places, "harbor_inside").encode()
+    entry = tarfile.TarInfo("start.py")
+    entry.size = len(start)
+    archive.addfile(entry, BytesIO(start))
+
+
+def _add_shown(archive: tarfile.TarFile, spec: SandboxSpec, masked: set[Path], tree: Path) -> None:
+    """The read-only paths under their real names without what is masked, and the links that lead there."""
+    done: set[Path] = set()
+
+    def add(path: Path) -> None:
+        if path in done or path == tree or is_below(path, masked):
+            return
+        done.add(path)
+        archive.add(path, str(path), recursive=False, filter=_as_roots)
+        if path.is_dir() and not path.is_symlink():
+            for child in sorted(path.iterdir()):
+                add(child)
+
+    for path in sorted(spec.read_only):
+        real, links = resolve_links(path)
+        for link, _ in links:
+            if link not in done:
+                done.add(link)
+                archive.add(link, str(link), filter=_as_roots)
+        add(real)
+
+
+def _as_roots(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    """It belongs to the container's root, and others may read what its owner may read here."""
+    entry.uid = entry.gid = 0
+    entry.uname = entry.gname = ""
+    entry.mode = entry.mode & 0o777 | (entry.mode & 0o500) >> 6 | (entry.mode & 0o500) >> 3
+    return entry

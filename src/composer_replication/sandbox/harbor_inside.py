@@ -1,0 +1,239 @@
+"""What the backend ``harbor`` runs inside a container, as its root: it prepares, and runs one command after the other.
+
+It is sent there with the modules that it imports, and keeps its orders and results in a folder that only root may
+look into. The container is the wall; within it a command is an ordinary user that nobody else is, with the limits, the
+watchers and the filter of system calls of the jails on this machine.
+
+A container's root may usually not look at processes of others (no CAP_SYS_PTRACE). So whoever watches takes that
+user's id for access to files: it may look then, and cannot be killed or traced by him.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import shutil
+import signal
+import sys
+import tarfile
+import time
+from base64 import b64encode
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from composer_replication.records import Limits
+from composer_replication.sandbox.closed_folders import LOOK, open_to_owner
+from composer_replication.sandbox.folder_removal import remove_folder
+from composer_replication.sandbox.jailed_tree import STARTER, account_files
+from composer_replication.sandbox.keeper_process import end_keeper, start_keeper
+from composer_replication.sandbox.memory_folder import PLACE, MemoryFolder
+from composer_replication.sandbox.private_folders import UnmeasurableError, folder_bytes, hand_over
+from composer_replication.sandbox.supervised_run import Ended, Verdict, Watched, supervise
+from composer_replication.sandbox.tree_archive import pack_tree, unpack_tree
+from composer_replication.sandbox.user_ids import private_uid
+
+_OURS = Path("/composer-rl")
+_SHARED = (Path("/tmp"), Path("/var/tmp"), PLACE)
+_CLOSED = (Path("/run/lock"), Path("/dev/mqueue"))  # everybody may write there, and nobody counts it
+_SECONDS_TO_DIE = 10.0
+_SLACK_BYTES = 64 << 20
+
+
+def main() -> None:
+    """Do what the first argument says, with the orders that were sent."""
+    orders = json.loads((_OURS / "orders.json").read_text()) if sys.argv[1] != "kill" else {}
+    {"prepare": _prepare, "run": _run, "kill": _kill}[sys.argv[1]](orders)
+    print("done")
+
+
+def _prepare(orders: dict[str, Any]) -> None:
+    """Lay out what was sent, hide what must not be seen, make the folders of the user inside."""
+    with tarfile.open(_OURS / "shown.tar") as archive:
+        for entry in archive:
+            if not (entry.issym() and os.path.lexists(f"/{entry.name}")):
+                archive.extract(entry, "/", filter="fully_trusted")
+    for path in map(Path, orders["masked"]):
+        _hide(path)
+    uid = private_uid()
+    for folder in map(Path, orders["folders"]):
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        os.chown(folder, uid, uid)
+    for folder in _CLOSED:
+        with suppress(OSError):
+            folder.chmod(0o755)
+    for name, text in account_files(uid, uid, Path(orders["folders"][1])).items():
+        Path(f"/etc/{name}").write_text(text)
+    (_OURS / "uid").write_text(str(uid))
+
+
+def _hide(path: Path) -> None:
+    """Take away the content of what must not be read: the files of a container are its own.
+
+    Raises:
+        OSError: it cannot be taken away.
+    """
+    if path.is_dir():
+        for child in path.iterdir():
+            shutil.rmtree(child) if child.is_dir() and not child.is_symlink() else child.unlink()
+    elif path.is_file():
+        path.write_bytes(b"")
+
+
+def _run(orders: dict[str, Any]) -> None:
+    """One command, from its tree to its result; nothing of it lives on."""
+    uid = int((_OURS / "uid").read_text())
+    (_OURS / "run.pid").write_text(str(os.getpid()))
+    tree, *private = map(Path, orders["folders"])
+    if orders["has_tree"]:
+        with (_OURS / "tree.tar").open("rb") as source:
+            unpack_tree(source, tree)
+        hand_over(tree, uid)
+    for folder in (tree, *private):
+        with suppress(OSError):
+            open_to_owner(folder, LOOK)
+    limits = Limits(**orders["limits"])
+    watched = _watched(limits, (tree, *private), uid)
+    ended = _supervised(orders, uid, watched)
+    _end_all_of(uid)
+    for entry in (child for shared in _SHARED if shared.is_dir() for child in shared.iterdir()):
+        with suppress(OSError):  # what leads to the tree is root's
+            if entry.lstat().st_uid == uid:
+                remove_folder(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+    _answer(ended, tree, watched)
+
+
+def _watched(limits: Limits, own: tuple[Path, ...], uid: int) -> Watched:
+    """The limits, and everywhere that the user may write; what lay there at the first command is not charged."""
+    # What lies in a memory of its own the kernel tells to the byte, deleted or mapped.
+    is_memory = os.path.ismount(PLACE)
+    memory = MemoryFolder(os.open(PLACE, os.O_RDONLY | os.O_DIRECTORY)) if is_memory else None
+    shared = [folder for folder in _SHARED if folder.is_dir() and not (is_memory and folder == PLACE)]
+    found = {child: child.lstat() for folder in shared for child in folder.iterdir()}
+    closed = {str(path) for path, info in found.items() if info.st_uid != uid and not info.st_mode & 0o002}
+    folders = (*own, *shared)
+    remembered = _OURS / "baseline"
+    if not remembered.exists():
+        remembered.write_text(str(folder_bytes(folders, closed)))
+    return Watched(limits, folders, int(remembered.read_text()), closed=closed, memory=memory)
+
+
+def _supervised(orders: dict[str, Any], uid: int, watched: Watched) -> Ended:
+    limits = watched.limits
+    kinds = [
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_DATA, limits.memory_bytes),
+        (resource.RLIMIT_FSIZE, limits.disk_bytes),
+        (resource.RLIMIT_NOFILE, limits.num_open_files),
+        (resource.RLIMIT_NPROC, limits.num_processes),
+    ]
+    command = ["/bin/sh", "-c", STARTER, "sandbox", orders["marker"], *orders["argv"]]
+    child = {"parent": os.getpid(), "argv": command, "env": orders["env"], "cwd": orders["folders"][0]}
+    process = start_keeper("none_child", {**child, "limits": kinds, "user": uid}, {"PATH": os.defpath})
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        assert pipe is not None
+        os.fchown(pipe.fileno(), uid, uid)  # so that /dev/stdout can be opened by name
+
+    def kill() -> None:
+        with _files_as(0):
+            end_keeper(process)
+            _end_all_of(uid)
+
+    stdin = (_OURS / "stdin").read_bytes()
+    with _files_as(uid):
+        return supervise(
+            process,
+            kill,
+            stdin=stdin,
+            timeout_seconds=orders["timeout_seconds"],
+            watched=watched,
+            extra_bytes=len(orders["marker"]),
+        )
+
+
+def _answer(ended: Ended, tree: Path, watched: Watched) -> None:
+    """Leave the result, and the tree unless there is more in it than could have been allowed."""
+    most = watched.baseline_bytes + 2 * watched.limits.disk_bytes + _SLACK_BYTES
+    has_tree = True
+    try:
+        has_tree = folder_bytes((tree,), enough_bytes=most) <= most
+        if has_tree:
+            with (_OURS / "tree.tar").open("wb") as target:
+                pack_tree(tree, target)
+    except (OSError, UnmeasurableError):
+        if ended.verdict is Verdict.ENDED:
+            raise
+        has_tree = False
+    found = {
+        "verdict": ended.verdict.name,
+        "exit_code": ended.exit_code,
+        "stdout": b64encode(ended.stdout).decode(),
+        "stderr": b64encode(ended.stderr).decode(),
+        "truncated": ended.truncated,
+        "seconds": ended.seconds,
+        "has_tree": has_tree,
+    }
+    (_OURS / "result.json").write_text(json.dumps(found))
+
+
+def _kill(_: dict[str, Any]) -> None:
+    """End a command whose caller has gone, and whoever watches it."""
+    with suppress(OSError, ValueError):
+        os.kill(int((_OURS / "run.pid").read_text()), signal.SIGKILL)
+    _end_all_of(int((_OURS / "uid").read_text()))
+
+
+@contextmanager
+def _files_as(uid: int) -> Iterator[None]:
+    """Use files, and look at processes, as this user; everything else as before."""
+    library = ctypes.CDLL(None)
+    before = library.setfsuid(-1), library.setfsgid(-1)
+    library.setfsgid(uid)
+    library.setfsuid(uid)
+    try:
+        yield
+    finally:
+        library.setfsuid(before[0])
+        library.setfsgid(before[1])
+
+
+def _end_all_of(uid: int) -> None:
+    """Kill every process of the user, until there is none: one call reaches all, and no fork slips through.
+
+    Raises:
+        OSError: one lives on.
+    """
+    deadline = time.monotonic() + _SECONDS_TO_DIE
+    while _has_processes(uid):
+        if time.monotonic() > deadline:
+            raise OSError("a process of the command cannot be killed")
+        child = os.fork()
+        if child == 0:
+            with suppress(OSError):
+                os.setresuid(uid, uid, uid)
+                os.kill(-1, signal.SIGKILL)
+            os._exit(0)
+        os.waitpid(child, 0)
+        with suppress(ChildProcessError):  # as a container's first process we are sent orphans
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(0.005)
+
+
+def _has_processes(uid: int) -> bool:
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            if entry.name.isdigit():
+                text = (entry / "status").read_text(errors="replace")  # the folder's owner it may hide
+                lines = text.split("\n")
+                if f"Uid:\t{uid}\t{uid}\t{uid}\t{uid}" in lines and "State:\tZ (zombie)" not in lines:
+                    return True
+    return False
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""A tree as a tar file: it travels whole, holes stay holes, and nothing is unpacked outside."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from composer_replication.sandbox.tree_archive import UnsafeTreeError, pack_tree, unpack_tree
+
+
+def test_a_tree_travels_whole(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    (source / "d" / "empty").mkdir(parents=True)
+    (source / "d" / "f").write_bytes(b"\0\1")
+    (source / "d" / "f").chmod(0o751)
+    (source / "d").chmod(0o700)
+    (source / "link").symlink_to("/etc/passwd")
+    os.mkfifo(source / "pipe")
+    target.mkdir()
+    (target / "old").write_text("gone afterwards")
+    with (tmp_path / "archive").open("w+b") as archive:
+        pack_tree(source, archive)
+        archive.seek(0)
+        unpack_tree(archive, target)
+    assert sorted(path.name for path in target.rglob("*")) == ["d", "empty", "f", "link", "pipe"]
+    assert (target / "d" / "f").read_bytes() == b"\0\1"
+    assert (target / "d" / "f").stat().st_mode & 0o777 == 0o751
+    assert (target / "d").stat().st_mode & 0o777 == 0o700
+    assert (target / "link").readlink() == Path("/etc/passwd")
+
+
+SPARSE_BYTES = 5 << 30
+
+
+@pytest.mark.parametrize("has_end", [False, True])
+def test_holes_of_a_file_are_not_sent(tmp_path: Path, has_end: bool) -> None:
+    source, target = (tmp_path / name for name in ("source", "target"))
+    for folder in (source, target):
+        folder.mkdir()
+    with (source / "big").open("wb") as handle:
+        handle.seek(3 << 30)
+        handle.write(b"in the middle")
+        handle.truncate(SPARSE_BYTES)
+        if has_end:
+            handle.seek(-3, os.SEEK_END)
+            handle.write(b"end")
+    (source / "later").write_text("whole")
+    with (tmp_path / "archive").open("w+b") as archive:
+        pack_tree(source, archive)
+        assert archive.seek(0, os.SEEK_END) < 1 << 20
+        archive.seek(0)
+        unpack_tree(archive, target)
+    with (target / "big").open("rb") as handle:
+        handle.seek(3 << 30)
+        assert handle.read(14) == b"in the middle\0"
+        handle.seek(-4, os.SEEK_END)
+        assert handle.read() == (b"\0end" if has_end else bytes(4))
+    info = (target / "big").stat()
+    assert (info.st_size, info.st_blocks * 512 < 1 << 20) == (SPARSE_BYTES, True)
+    assert (target / "later").read_text() == "whole"
+
+
+def test_what_cannot_be_packed_is_said(tmp_path: Path) -> None:
+    with (tmp_path / "archive").open("wb") as archive, pytest.raises(OSError, match="absent"):
+        pack_tree(tmp_path / "absent", archive)
+
+
+def entry(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfile.TarInfo:
+    found = tarfile.TarInfo(name)
+    found.type, found.linkname = kind, target
+    return found
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [entry("../out")],
+        [entry("/etc/cron.d/x")],
+        [entry("a/../../out")],
+        [entry("link", tarfile.SYMTYPE, ".."), entry("link/out")],
+        [entry("file"), entry("file/x")],
+        [entry("dev", tarfile.CHRTYPE)],
+        [entry("link", tarfile.SYMTYPE, "/etc/passwd"), entry("hard", tarfile.LNKTYPE, "link")],
+        [entry("hard", tarfile.LNKTYPE, "../secret")],
+    ],
+)
+def test_an_archive_that_leads_out_is_refused(tmp_path: Path, entries: list[tarfile.TarInfo]) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tmp_path / "secret").write_text("hush")
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for one in entries:
+            archive.addfile(one)
+    buffer.seek(0)
+    with pytest.raises(UnsafeTreeError):
+        unpack_tree(buffer, tree)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["secret", "tree"]
+    assert (tmp_path / "secret").read_text() == "hush"
+
+
+def test_no_archive_at_all(tmp_path: Path) -> None:
+    with pytest.raises(UnsafeTreeError):
+        unpack_tree(io.BytesIO(b"tar: error\n" * 100), tmp_path)

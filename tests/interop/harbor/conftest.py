@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from composer_replication.interfaces import SandboxBackend
-from composer_replication.sandbox import choose_backend
+from composer_replication.sandbox import choose_backend, harbor_backend
 from composer_replication.sandbox.bwrap_program import find_bwrap
 from composer_replication.sandbox.conformance.plugin import expect_failure, jail, tree
 
@@ -39,9 +39,16 @@ def backend_name() -> str:
 
 
 @pytest.fixture
-def backend(request: pytest.FixtureRequest) -> SandboxBackend:
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SandboxBackend]:
     if request.node.originalname == "test_a_hundred_thousand_files":
         pytest.skip("what is tried is the machine's file system, not what a service is asked")
     chosen = choose_backend(NAME)
     expect_failure(request, chosen, request.node.originalname)
-    return chosen
+    yield chosen
+    if any(
+        tmp_path.glob("composer-rl-harbor-*")
+    ):  # of a process with a temporary folder of its own, that was killed
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(tempfile, "tempdir", str(tmp_path))
+            harbor_backend._remove_orphans()
+        assert not any(tmp_path.glob("harbor-composer-rl-*"))

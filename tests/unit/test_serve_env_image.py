@@ -45,7 +45,7 @@ def problems_of(text: str) -> list[str]:
     installed = runs.partition("apt-get install")[2].partition("&&")[0].split()
     problems += [f"{name} is not installed" for name in PACKAGES.values() if name not in installed]
     users = [rest for word, rest in lines if word == "USER"]
-    if not users or users[-1] in ("root", "0") or f"useradd --create-home {users[-1]}" not in runs:
+    if not users or users[-1] in ("root", "0") or f"useradd --create-home --uid {users[-1]} " not in runs:
         problems.append("the server would run as root, or as nobody there is")
     words = json.loads(of["ENTRYPOINT"])
     command, verb, *flags = words
@@ -81,7 +81,7 @@ def test_every_line_of_the_container_file_fits_what_it_speaks_of() -> None:
         (" LICENSE ", " ", "LICENSE is not copied"),
         ("python:3.11", "python:3.9", "Python 3.9 is none of ours"),
         ("bubblewrap git", "git", "bubblewrap is not installed"),
-        ("USER serving", "USER root", "the server would run as root, or as nobody there is"),
+        ("USER 1000", "USER root", "the server would run as root, or as nobody there is"),
         ('["composer-rl"', '["composer"', "there is no composer serve-env"),
         ('"--port", "8000"', '"--port", "8001"', "what is mounted or published is not what is served"),
         ("/health", "/healthz", "the health check asks somebody else"),

@@ -1,6 +1,8 @@
 # The whole developer interface. Every target needs only a POSIX shell, make and Python 3.11 or newer.
 PYTHON ?= python3
 JOBS ?= 2
+# Tests at a time: more than cores, since much of their time is waiting for a sandbox.
+WORKERS ?= 4
 BIN := .venv/bin
 STAMP := .venv/.setup-done
 # Libraries whose own bounds do not fit the pinned set, or that bring much else. Each has an environment of its own, pinned by
@@ -15,7 +17,7 @@ INTEROP_STAMPS := $(INTEROP_HERE:%=.venvs/%/.setup-done)
 # One thread a process: the tests run in parallel already. Offline: a test never fetches. Bytecode is kept whatever
 # the machine says: every process would compile the tests, and pytest rewrite their assertions, anew.
 TEST_ENV := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
-PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) --durations=30
+PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --durations=30
 
 .PHONY: help setup quickstart test test-promises test-sandlock test-long interop check bench gpu docs clean
 

@@ -49,10 +49,11 @@ class LocalTarget(Target):
         return f"{started.pid}:{_started_at(started.pid)}"
 
     def status(self, job_id: str) -> JobStatus:
+        lives = _process(job_id) is not None  # asked first: a job that ends meanwhile has left its exit code
         exit_file = self.folder / "exit_code"
         if exit_file.is_file():
             return ended(int(exit_file.read_text()))
-        if _process(job_id) is not None:
+        if lives:
             return JobStatus(JobState.RUNNING)
         return JobStatus(JobState.FAILED, detail="its process is gone and left no exit code: it was killed")
 

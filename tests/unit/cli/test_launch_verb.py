@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from composer_replication.cli.main import build_parser, main
+from composer_replication.launch import local
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "run.toml"
 LOCAL = ("launch", str(RECIPE), "--to", "local")
@@ -157,3 +158,14 @@ def test_a_local_job_that_is_stopped_hears_it_itself(
     answer(capsys, "launch", "stop", "tiny-cpu")
     assert state(capsys)[1]["state"] == "stopped"
     assert "saved" in answer(capsys, "launch", "logs", "tiny-cpu")[1]["logs"]
+
+
+def test_a_local_job_that_ends_while_it_is_looked_at_has_not_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ends_now(job_id: str) -> None:
+        (tmp_path / "exit_code").write_text("5\n")
+
+    monkeypatch.setattr(local, "_process", ends_now)
+    target = local.LocalTarget(local.LocalTarget.Options(), tmp_path)
+    assert target.status("1:1").state == "halted"

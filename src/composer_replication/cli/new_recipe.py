@@ -82,8 +82,7 @@ def new_recipe(
     first = first_table(
         store=_written_path(store, out),
         model={"name": str(Path(model).resolve()) if Path(model).is_dir() else model}
-        | ({"sha256": sha256} if sha256 else {})
-        | {"dtype": "bfloat16"},
+        | ({"sha256": sha256} if sha256 else {}),
         prompt_style=prompt_style,
         seed=seed,
         has_split=(store / FILE_NAME).is_file(),

@@ -35,11 +35,12 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    """Run the shipped recipe; errors as ``run_recipe``.
+    """Run the shipped recipe in the type that this machine multiplies fast; errors as ``run_recipe``.
 
     Raises:
         UsageError: fewer than one step (CR0206).
     """
+    from composer_replication.cli.needed_packages import needs_extra
     from composer_replication.cli.shipped_recipes import shipped_recipe
     from composer_replication.errors import UsageError
 
@@ -52,11 +53,10 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         )
     from composer_replication.cli.training_run import run_recipe
 
-    overrides: dict[str, Any] = {}
-    if args.steps is not None:
-        overrides["trl.max_steps"] = args.steps
-    if args.seed is not None:
-        overrides["seed"] = args.seed
+    with needs_extra("quickstart", "the quick start"):
+        from composer_replication.trainer.model_trial import fast_dtype
+    given = {"trl.max_steps": args.steps, "seed": args.seed, "model.dtype": fast_dtype()}
+    overrides = {key: value for key, value in given.items() if value is not None}
     summary, exit_code = run_recipe(
         shipped_recipe("quickstart"), overrides, args.out, resume=True, quiet=args.quiet
     )

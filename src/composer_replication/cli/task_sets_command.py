@@ -53,9 +53,9 @@ def add_suite_flag(parser: argparse.ArgumentParser) -> None:
         "--suite-seconds",
         metavar="N",
         type=float,
-        default=60.0,
+        default=30.0,
         help="how long the first run of a repository's whole suite may take; tests that it does not reach are left out "
-        "(default: 60)",
+        "(default: %(default)g)",
     )
 
 

@@ -50,8 +50,7 @@ class LocalTarget(Target):
 
     def status(self, job_id: str) -> JobStatus:
         lives = _process(job_id) is not None  # asked first: a job that ends meanwhile has left its exit code
-        exit_file = self.folder / "exit_code"
-        if exit_file.is_file():
+        if (exit_file := self.folder / "exit_code").is_file():
             return ended(int(exit_file.read_text()))
         if lives:
             return JobStatus(JobState.RUNNING)

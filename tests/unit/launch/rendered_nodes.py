@@ -154,7 +154,8 @@ def _config_map(volume: dict[str, Any], config_map: dict[str, Any], folder: Path
 def of_sagemaker(text: str, root: Path) -> list[NodeProcess]:
     """The containers of a training job, with the file that SageMaker puts into each."""
     request = json.loads(text)
-    hosts = [f"algo-{i + 1}" for i in range(request["ResourceConfig"]["InstanceCount"])]
+    # in place of algo-1 and so on, which nothing here finds
+    hosts = [f"127.0.0.{i + 1}" for i in range(request["ResourceConfig"]["InstanceCount"])]
     algorithm = request["AlgorithmSpecification"]
     channel = request["InputDataConfig"][0]["ChannelName"]
     found = []

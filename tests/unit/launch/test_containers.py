@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
+import venv
 from pathlib import Path
 
 import pytest
@@ -24,16 +28,22 @@ LEFT_OUT = (
 )
 
 
+def steps_of(text: str) -> list[tuple[str, str]]:
+    """(instruction, what stands behind it): continued lines joined, arguments at their defaults."""
+    whole = re.sub(r"\\\n", " ", "\n".join(line for line in text.splitlines() if not line.startswith("#")))
+    lines = [line.partition(" ")[::2] for line in whole.splitlines() if line]
+    for name, value in [rest.split("=", 1) for word, rest in lines if word == "ARG"]:
+        lines = [(word, re.sub(rf"\${name}\b", value, rest)) for word, rest in lines]
+    return lines
+
+
 def problems_of(text: str) -> list[str]:
     """What cannot work, as far as reading tells."""
     program = Path(sys.executable).parent / "hadolint"
     words = [program, "--no-color", *(part for rule in LEFT_OUT for part in ("--ignore", rule)), "-"]
     said = subprocess.run(words, input=text, capture_output=True, text=True, timeout=60, check=False)
     found = (said.stdout + said.stderr).splitlines()
-    whole = re.sub(r"\\\n", " ", "\n".join(line for line in text.splitlines() if not line.startswith("#")))
-    lines = [line.partition(" ")[::2] for line in whole.splitlines() if line]
-    for name, value in [rest.split("=", 1) for word, rest in lines if word == "ARG"]:
-        lines = [(word, re.sub(rf"\${name}\b", value, rest)) for word, rest in lines]
+    lines = steps_of(text)
     copied = {source for word, rest in lines if word == "COPY" for source in rest.split()[:-1]}
     found += [f"{path} is not there" for path in sorted(copied) if not (ROOT / path).exists()]
     wheel = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
@@ -77,3 +87,48 @@ def test_a_planted_error_is_found(old: str, new: str, said: str) -> None:
     text = FILES["rollout-worker"].read_text()
     assert old in text
     assert any(said in problem for problem in problems_of(text.replace(old, new)))
+
+
+WORKS = {
+    "trainer": "composer-rl train recipes/tiny-cpu/run.toml --out run --set trl.max_steps=1",
+    "rollout-worker": "ray start --head --port=0 --include-dashboard=false --disable-usage-stats && ray stop",
+}
+"""What a job runs in each; a worker is a head here, since it has none to join."""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", WORKS)
+def test_its_steps_run_in_an_empty_environment(name: str, tmp_path: Path) -> None:
+    """All but the base image, Debian's packages and the user: files are copied, packages installed, a job is done."""
+    venv.create(tmp_path / "python", with_pip=True)
+    folder, home = tmp_path / "folder", tmp_path / "home"
+    folder.mkdir()
+    home.mkdir()
+    environment = {"PATH": f"{tmp_path}/python/bin:/usr/bin:/bin", "HOME": str(home), "LANG": "C.UTF-8"}
+    environment |= {key: value for key, value in os.environ.items() if key.startswith(("PIP_", "SSL_"))}
+
+    def run(words: str) -> str:
+        done = subprocess.run(
+            ["sh", "-c", words], cwd=folder, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{words}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
+        return done.stdout
+
+    for word, rest in steps_of(FILES[name].read_text()):
+        if word == "COPY":
+            *sources, target = rest.split()
+            for source in sources:
+                if (ROOT / source).is_dir():
+                    shutil.copytree(ROOT / source, folder / target)
+                else:
+                    shutil.copy(ROOT / source, folder / target)
+        elif word == "RUN" and "pip install" in rest:
+            run(rest)
+        elif word == "ENV":
+            environment |= dict([rest.split("=", 1)])
+    installed = {each["name"] for each in json.loads(run("pip list --format json"))}
+    assert ("torch" in installed) == (name == "trainer")
+    checks = json.loads(run("composer-rl doctor --json || test $? = 3"))["checks"]
+    assert [check["ok"] for check in checks if check["name"] == "sandbox"] == [True]
+    run(WORKS[name])

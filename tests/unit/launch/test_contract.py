@@ -148,7 +148,6 @@ def check(calls: list[dict[str, Any]], num_nodes: int, replica: int | None = Non
         rank, head = options.node_rank, options.head
         if options.sagemaker:
             rank, head = node_processes.sagemaker_place(Path(options.sagemaker))
-            head = "127.0.0.1" if head == "algo-1" else head
         ranks.append(rank)
         places.add((head, options.port, options.nodes * options.processes))
         runs.add(str(train.out))

@@ -124,8 +124,7 @@ def find_units(paths: Sequence[Path], only: str = "") -> tuple[list[TraceUnit], 
                 left_out["another format than --format says" if only else "unknown format"] += 1
                 continue
             # one call or one event a file: the files of a folder are one conversation
-            is_event = kind == "openhands" and file.name.startswith("event-")
-            is_joined = file.suffix == ".json" and (is_event or kind in ("openai-chat", "otel-genai"))
+            is_joined = file.suffix == ".json" and kind in ("openai-chat", "openhands")
             groups.setdefault((kind, version, file.parent if is_joined else file), []).append(file)
     return [TraceUnit(kind, version, tuple(files)) for (kind, version, _), files in groups.items()], left_out
 

@@ -21,12 +21,10 @@ from composer_replication.traces.trace_records import (
 
 
 def matches_chat(head: Sequence[Any]) -> str:
-    """The version where it is a log of chat completions: rows with messages, pairs of request and response, or batches."""
+    """The version where it is a log of chat completions: rows with messages, or pairs of request and response."""
     first = head[0] if head else None
     if not isinstance(first, dict) or "info" in first or "trajectory_format" in first:
         return ""
-    if "preferred_output" in first:
-        return "preference"
     if not _are_messages(at(_request(first), "messages")):
         return ""
     return "completions" if first.get("response") is not None else "rows"
@@ -96,8 +94,6 @@ def _chat_row(joined: ConversationJoiner, row: dict[str, Any]) -> None:
     request, body = _request(row), _body(row.get("response"))
     messages = items(at(request, "messages"))
     answers = [at(choice, "message") for choice in items(at(body, "choices"))[:1]]
-    if "preferred_output" in row:
-        messages, answers = items(at(row, "input", "messages")), items(row["preferred_output"])
     if not _are_messages(messages):
         raise Dropped("a row without messages")
     tools = at(request, "tools") or at(row, "kwargs", "tools")

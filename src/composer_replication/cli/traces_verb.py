@@ -225,7 +225,7 @@ async def _replay(
     from composer_replication.cli.progress_bar import progress_bar
     from composer_replication.errors import NothingToDoError
     from composer_replication.run_folder import rewrite_jsonl
-    from composer_replication.traces.replay import branching_row, replay_steps
+    from composer_replication.traces.replay import replay_steps
 
     with progress_bar(quiet=args.quiet) as report:
         branchings, is_spent = await replay_steps(
@@ -235,7 +235,7 @@ async def _replay(
             reasons = {name: each.left_out or dict(each.counts) for name, each in room.teachers.items()}
             fix = "check address, model and key of each, and whether its server runs."
             raise NothingToDoError("CR0944", f"no teacher answered: {reasons}.", where="--teacher", fix=fix)
-        rewrite_jsonl(args.folder / REPLAY_NAME, [branching_row(each) for each in branchings])
+        rewrite_jsonl(args.folder / REPLAY_NAME, [each.row() for each in branchings])
         result: dict[str, object] = {"dry_run": False, **cost}
         if args.tasks is not None:
             executed, was_spent = await _execute(args, room, branchings, report)

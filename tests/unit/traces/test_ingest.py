@@ -60,7 +60,6 @@ def test_secrets_go_and_placeholders_are_stable() -> None:
     assert redactor.values["user-1"] == "janedoe42"
     redactor.trace(builder.trace)
     assert json_bytes(trace_row(builder.trace)).decode() == written
-    assert redactor.texts(["a\n\0\1\0\nb", SECRETS["google"]])[0] == "a\n\0\1\0\nb"
     assert redactor.text(SECRETS["openai"]) == redactor.text(SECRETS["openai"]) != SECRETS["openai"]
 
 
